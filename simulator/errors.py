@@ -1,0 +1,93 @@
+"""What can go wrong, as types. Every error a user can cause derives from one root and lists *all* its faults.
+
+ShardwiseError
+├── InputError            a file, a flag or a table is wrong; carries every fault with its place   (exit code 3)
+│   ├── ModelError        the model's description
+│   ├── ClusterError      devices, links, tiers
+│   ├── PlanError         degrees, divisibilities, contradictory options
+│   ├── StackError        the software stack's file
+│   ├── CalibrationError  a number is missing, or a calibration file is malformed
+│   └── TableError        a table of measurements
+└── EngineError           a program that cannot run: a cycle, a collective nobody else joins (a defect of ours)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong: where it stands, what it is, and what would be right (empty if unknown)."""
+
+    place: str
+    problem: str
+    remedy: str = ""
+
+    @override
+    def __str__(self) -> str:
+        tail = f" ({self.remedy})" if self.remedy else ""
+        return f"{self.place}: {self.problem}{tail}"
+
+
+class ShardwiseError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class InputError(ShardwiseError):
+    """Bad input, with every fault found. `faults` is never empty."""
+
+    noun = "input"
+
+    def __init__(self, faults: Iterable[Fault] | Fault) -> None:
+        self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
+        super().__init__(str(self))
+
+    @override
+    def __str__(self) -> str:
+        count = len(self.faults)
+        head = f"{count} fault{'s' if count != 1 else ''} in the {self.noun}"
+        return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
+
+
+class ModelError(InputError):
+    """The model cannot be built."""
+
+    noun = "model"
+
+
+class ClusterError(InputError):
+    """The cluster cannot be built."""
+
+    noun = "cluster"
+
+
+class PlanError(InputError):
+    """The plan is illegal. (A plan that does not fit in memory is an answer, not an error.)"""
+
+    noun = "plan"
+
+
+class StackError(InputError):
+    """The software stack cannot be read."""
+
+    noun = "stack"
+
+
+class CalibrationError(InputError):
+    """A number is missing from the calibration, or its file is malformed."""
+
+    noun = "calibration"
+
+
+class TableError(InputError):
+    """A table of measurements cannot be read at all (single bad rows are reported, not raised)."""
+
+    noun = "table"
+
+
+class EngineError(ShardwiseError):
+    """The engine was handed a program that cannot finish."""

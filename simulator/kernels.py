@@ -1,0 +1,114 @@
+"""Kernels: the work a device does, with exact FLOP and bytes. No times here; `calibration` turns them into seconds.
+
+Three shapes of work cover a training step: a matrix product, fused attention, and a stream over memory.
+A `Kernel` is what one launch does; `launches` counts the launches where a framework splits one idea into several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Layout = Literal["tn", "nn", "nt"]
+Direction = Literal["forward", "backward"]
+
+DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int64": 8}
+
+# What a stream over memory does; calibration gives each its own fraction of the memory's speed.
+StreamOp = Literal[
+    "elementwise",  # add, multiply, activation, residual; simple vectorised kernels
+    "cast",
+    "copy",  # clone, contiguous, cat, split_with_sizes_copy, chunk_cat
+    "norm_forward",
+    "norm_backward",
+    "softmax",  # log-softmax over rows, forward or backward
+    "reduce",  # column sums: bias gradients
+    "embedding_forward",
+    "embedding_backward",
+    "optimizer",
+    "memset",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemm:
+    """`batch` independent products C[m,n] = A[m,k] B[k,n]. 2 m n k FLOP each.
+
+    layout: tn is y = x Wᵀ (forward), nn the data gradient, nt the weight gradient (cuBLAS names, row-major inputs).
+    accumulate_fp32: the output is added to an fp32 buffer (Megatron's fused weight gradient).
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: Dtype
+    layout: Layout = "tn"
+    batch: int = 1
+    accumulate_fp32: bool = False
+
+    @property
+    def flop(self) -> int:
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes read and written once each, outputs in bf16 for fp8 inputs."""
+        e = DTYPE_BYTES[self.dtype]
+        out = 8 if self.accumulate_fp32 else max(2, e)
+        return self.batch * (e * (self.m * self.k + self.k * self.n) + out * self.m * self.n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Fused (flash) attention. Causal masks halve the FLOP; backward does 5 products where forward does 2 (×2.5)."""
+
+    batch: int
+    seq_q: int
+    seq_kv: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    causal: bool
+    direction: Direction
+    dtype: Dtype
+
+    @property
+    def flop(self) -> int:
+        full = 4 * self.batch * self.num_heads * self.seq_q * self.seq_kv * self.head_dim
+        forward = full // 2 if self.causal else full
+        return forward if self.direction == "forward" else 5 * forward // 2
+
+    @property
+    def num_bytes(self) -> int:
+        """Q, K, V and O once each (forward); twice that plus the gradients of Q, K, V (backward)."""
+        e = DTYPE_BYTES[self.dtype]
+        q = self.batch * self.seq_q * self.num_heads * self.head_dim * e
+        kv = 2 * self.batch * self.seq_kv * self.num_kv_heads * self.head_dim * e
+        return 2 * q + kv if self.direction == "forward" else 2 * (2 * q + kv)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A memory-bound kernel: bytes it must read and bytes it must write."""
+
+    op: StreamOp
+    read_bytes: int
+    write_bytes: int
+    launches: int = 1
+
+    @property
+    def flop(self) -> int:
+        return 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+
+Kernel = Gemm | Attention | Stream
+
+
+def launches(kernel: Kernel) -> int:
+    """Kernel launches the host pays for."""
+    return kernel.launches if isinstance(kernel, Stream) else 1

@@ -1,0 +1,194 @@
+"""Plan: how a model is placed and run. It validates itself; what needs the model or the cluster is checked on meeting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from simulator.errors import Fault, PlanError
+from simulator.schema import Strict, read_toml
+
+DataParallel = Literal["ddp", "fsdp1", "fsdp2", "zero_redundancy", "deepspeed", "megatron"]
+ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+
+_STRATEGY_ZERO = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3}
+_LEGAL_ZERO: dict[str, tuple[int, ...]] = {
+    "ddp": (0,),
+    "fsdp1": (0, 2, 3),
+    "fsdp2": (2, 3),
+    "zero_redundancy": (1,),
+    "deepspeed": (0, 1, 2, 3),
+    "megatron": (0, 1),
+}
+
+
+class Plan(Strict):
+    """One way to train a model on a number of devices.
+
+    dp_replicate × dp_shard × cp × tp × pp = devices. `zero` says what is sharded over dp_shard: 0 nothing, 1 optimizer
+    state, 2 gradients too, 3 parameters too. `data_parallel` says whose implementation runs it (empty: the usual one
+    for the stage: ddp, zero_redundancy, fsdp2, fsdp2).
+
+    micro_batch_size is sequences per rank and micro-batch; num_micro_batches accumulates gradients.
+    precision is the compute dtype; master_dtype what the optimizer sees; reduce_dtype what gradients travel in
+    (empty: PyTorch's default for the implementation).
+    """
+
+    dp_replicate: int = Field(ge=1, default=1)
+    dp_shard: int = Field(ge=1, default=1)
+    cp: int = Field(ge=1, default=1)
+    tp: int = Field(ge=1, default=1)
+    pp: int = Field(ge=1, default=1)
+    ep: int = Field(ge=1, default=1)
+
+    zero: int = Field(ge=0, le=3, default=3)
+    data_parallel: DataParallel | None = None
+    sharding_strategy: ShardingStrategy | None = None  # FSDP's own word for zero; given instead of it
+
+    micro_batch_size: int = Field(ge=1, default=1)
+    num_micro_batches: int = Field(ge=1, default=1)
+    seq_len: int = Field(ge=1, default=2048)
+
+    precision: Precision = "bf16"
+    master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum", "adam8bit"] = "adamw"
+    optimizer_impl: Literal["foreach", "fused", "loop"] = "fused"
+    optimizer_dtype: Literal["fp32", "bf16"] = "fp32"
+
+    recompute: Literal["none", "full", "selective", "every_k"] = "none"
+    recompute_every: int = Field(ge=1, default=1)  # every_k: each k-th block is checkpointed
+
+    reshard_after_forward: bool | int | None = None  # FSDP2; None: all groups but the root
+    forward_prefetch: int = Field(ge=0, default=0)
+    backward_prefetch: int = Field(ge=0, default=1)
+    limit_all_gathers: bool = True  # FSDP1: at most two all-gathers in flight
+    sync_every_micro_batch: bool = True  # FSDP: reduce-scatter in every micro-batch (False: no_sync until the last)
+    gradient_as_bucket_view: bool = False  # DDP
+    bucket_bytes: int = Field(gt=0, default=25 * 2**20)  # DDP
+    reduce_bucket_numel: int = Field(gt=0, default=500_000_000)  # DeepSpeed, elements
+    prefetch_bucket_numel: int = Field(gt=0, default=50_000_000)  # DeepSpeed stage 3, elements
+    param_persistence_numel: int = Field(ge=0, default=100_000)  # DeepSpeed stage 3, elements
+
+    stack: str = "torch-2.6-eager"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _strategy_is_an_alias(cls, data: object) -> object:
+        if not isinstance(data, dict) or data.get("sharding_strategy") not in _STRATEGY_ZERO:
+            return data
+        stage = _STRATEGY_ZERO[data["sharding_strategy"]]
+        if data.get("zero", stage) != stage:
+            msg = f"sharding_strategy {data['sharding_strategy']} means zero = {stage}, not {data['zero']}: give one"
+            raise ValueError(msg)
+        return {**data, "zero": stage, "data_parallel": data.get("data_parallel") or "fsdp1"}
+
+    @property
+    def num_devices(self) -> int:
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def num_data_parallel(self) -> int:
+        """Ranks that read different sequences."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences a step."""
+        return self.num_data_parallel * self.micro_batch_size * self.num_micro_batches
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch_size * self.seq_len
+
+    @property
+    def implementation(self) -> DataParallel:
+        """Whose data parallelism runs."""
+        if self.data_parallel is not None:
+            return self.data_parallel
+        return {0: "ddp", 1: "zero_redundancy", 2: "fsdp2", 3: "fsdp2"}[self.zero]  # type: ignore[return-value]
+
+    @property
+    def gradient_dtype(self) -> str:
+        """What gradients travel in: the reduce dtype, or the implementation's default."""
+        if self.reduce_dtype is not None:
+            return self.reduce_dtype
+        if self.implementation in ("deepspeed", "megatron"):
+            return self.compute_dtype
+        if self.implementation in ("ddp", "zero_redundancy"):
+            return self.master_dtype
+        return "fp32" if self.implementation == "fsdp2" else self.compute_dtype
+
+    @property
+    def compute_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
+        """Dtype of activations and of gathered parameters (fp8 products keep bf16 activations)."""
+        if self.precision in ("fp32", "tf32"):
+            return "fp32"
+        return "fp16" if self.precision == "fp16" else "bf16"
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """A plan from a TOML file. Raises PlanError with every fault."""
+        file = Path(path)
+        plan = cls.parse(read_toml(file, PlanError), str(file), PlanError)
+        plan.check(str(file))
+        return plan
+
+    def check(self, place: str = "plan") -> None:
+        """Raise PlanError with every contradiction inside the plan itself."""
+        faults = [*self._implementation_faults(place), *self._option_faults(place)]
+        if faults:
+            raise PlanError(faults)
+
+    def _implementation_faults(self, place: str) -> list[Fault]:
+        legal = _LEGAL_ZERO[self.implementation]
+        if self.zero in legal:
+            return []
+        stages = " or ".join(map(str, legal))
+        return [
+            Fault(
+                place=f"{place}: zero",
+                problem=f"{self.implementation} has no ZeRO stage {self.zero}",
+                remedy=f"zero = {stages}, or another data_parallel",
+            )
+        ]
+
+    def _option_faults(self, place: str) -> list[Fault]:
+        faults: list[Fault] = []
+        if self.zero > 0 and self.dp_shard == 1 and self.dp_replicate > 1:
+            faults.append(
+                Fault(
+                    place=f"{place}: dp_shard",
+                    problem=f"zero = {self.zero} shards over dp_shard, which is 1, while dp_replicate = {self.dp_replicate}",
+                    remedy=f"dp_shard = {self.dp_replicate}, dp_replicate = 1; or zero = 0",
+                )
+            )
+        if self.zero == 0 and self.dp_shard > 1:
+            faults.append(
+                Fault(
+                    place=f"{place}: dp_shard",
+                    problem=f"zero = 0 shards nothing, yet dp_shard = {self.dp_shard}",
+                    remedy=f"dp_replicate = {self.dp_shard * self.dp_replicate}, dp_shard = 1",
+                )
+            )
+        if self.seq_len % (2 * self.cp if self.cp > 1 else 1):
+            faults.append(
+                Fault(
+                    place=f"{place}: seq_len",
+                    problem=f"seq_len {self.seq_len} is not a multiple of 2 × cp = {2 * self.cp} (causal balance)",
+                    remedy=f"seq_len = {-(-self.seq_len // (2 * self.cp)) * 2 * self.cp}",
+                )
+            )
+        reshard = self.reshard_after_forward
+        if isinstance(reshard, int) and not isinstance(reshard, bool) and (reshard < 1 or self.dp_shard % reshard):
+            faults.append(
+                Fault(
+                    place=f"{place}: reshard_after_forward",
+                    problem=f"{reshard} does not divide dp_shard = {self.dp_shard}",
+                    remedy="a divisor of dp_shard, true or false",
+                )
+            )
+        return faults
