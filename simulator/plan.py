@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from simulator.errors import Fault, PlanError
 from simulator.schema import Strict, read_toml
+from simulator.units import Bytes
 
 DataParallel = Literal["ddp", "fsdp1", "fsdp2", "zero_redundancy", "deepspeed", "megatron"]
 ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
@@ -68,7 +69,7 @@ class Plan(Strict):
     limit_all_gathers: bool = True  # FSDP1: at most two all-gathers in flight
     sync_every_micro_batch: bool = True  # FSDP: reduce-scatter in every micro-batch (False: no_sync until the last)
     gradient_as_bucket_view: bool = False  # DDP
-    bucket_bytes: int = Field(gt=0, default=25 * 2**20)  # DDP
+    bucket_bytes: Bytes = Field(gt=0, default=25 * 2**20)  # DDP
     reduce_bucket_numel: int = Field(gt=0, default=500_000_000)  # DeepSpeed, elements
     prefetch_bucket_numel: int = Field(gt=0, default=50_000_000)  # DeepSpeed stage 3, elements
     param_persistence_numel: int = Field(ge=0, default=100_000)  # DeepSpeed stage 3, elements
@@ -133,7 +134,7 @@ class Plan(Strict):
     def load(cls, path: str | Path) -> Self:
         """A plan from a TOML file. Raises PlanError with every fault."""
         file = Path(path)
-        plan = cls.parse(read_toml(file, PlanError), str(file), PlanError)
+        plan = cls.parse(read_toml(file, PlanError), str(file), PlanError, from_file=True)
         plan.check(str(file))
         return plan
 

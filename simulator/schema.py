@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import tomllib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from simulator.errors import Fault, InputError
+from simulator.units import FROM_FILE, UnitError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class Strict(BaseModel):
@@ -19,17 +25,65 @@ class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     @classmethod
-    def parse(cls, data: object, place: str, error: type[InputError]) -> Self:
-        """Validate `data`, turning every pydantic fault into ours. `place` names the file or flag."""
+    def parse(cls, data: object, place: str, error: type[InputError], *, from_file: bool = False) -> Self:
+        """Validate `data`, turning every pydantic fault into ours. `place` names the file or flag.
+
+        from_file: `data` was written by a person, so a bare number where a unit is due is a fault.
+        """
         try:
-            return cls.model_validate(data)
+            return cls.model_validate(data, context=FROM_FILE if from_file else None)
         except ValidationError as exc:
-            raise error(faults_of(exc, place)) from None
+            raise error(faults_of(exc, place, cls)) from None
 
 
-def faults_of(exc: ValidationError, place: str) -> list[Fault]:
-    """One `Fault` a pydantic error, its location written as in the file: `links[2].bytes_per_s`."""
-    return [Fault(place=_where(place, e["loc"]), problem=e["msg"].removeprefix("Value error, ")) for e in exc.errors()]
+def faults_of(exc: ValidationError, place: str, model: type[BaseModel] | None = None) -> list[Fault]:
+    """One `Fault` a pydantic error, its location written as in the file: `links[2].bytes_per_s`.
+
+    model: what was validated; with it an unknown key's remedy names the nearest known ones.
+    """
+    return [_fault(e, place, model) for e in exc.errors(include_url=False)]
+
+
+def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None) -> Fault:
+    loc = detail["loc"]
+    where = _where(place, loc)
+    if detail["type"] == "extra_forbidden":
+        owner = model_at(model, loc[:-1])
+        return Fault(place=where, problem="unknown key", remedy=nearest(str(loc[-1]), owner.model_fields if owner else ()))
+    if detail["type"] == "missing":
+        return Fault(place=where, problem="is missing")
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, UnitError):
+        return Fault(place=where, problem=cause.problem, remedy=cause.remedy)
+    return Fault(place=where, problem=detail["msg"].removeprefix("Value error, "))
+
+
+def model_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> type[BaseModel] | None:
+    """The pydantic class found by walking the field names of `loc` from `model`; None where there is none."""
+    for part in loc:
+        if isinstance(part, int) or model is None:
+            continue
+        info = model.model_fields.get(part)
+        model = None if info is None else _model_in(info.annotation)
+    return model
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A remedy that names the known names nearest to `name`; all of them where there are few; empty where none."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"known: {', '.join(names)}" if 0 < len(names) <= FEW else ""
+
+
+FEW = 12  # names that a reader takes in at one glance
 
 
 def _where(place: str, loc: tuple[int | str, ...]) -> str:

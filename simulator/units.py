@@ -1,0 +1,182 @@
+"""Quantities as people write them: "80GiB", "400Gb/s", "5us", "1.5TFLOP/s"; and how a quantity is printed.
+
+Inside, everything is SI: bytes are int, bytes/s, seconds and FLOP/s are float. `b` is a bit and `B` a byte; GB is 1e9
+and GiB is 2**30. The Annotated types parse unit strings in every pydantic model; in files a bare number is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, ValidationInfo
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(\S+)", re.ASCII)
+_MAX_LENGTH: Final = 40  # no honest quantity is longer; keeps hostile digits away from big-integer arithmetic
+
+_SI: Final = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
+
+
+def _scales(unit: str, factor: Fraction = Fraction(1), *, binary: bool = False) -> dict[str, Fraction]:
+    scales = {f"{prefix}{unit}": factor * 10**power for prefix, power in _SI.items()}
+    if binary:
+        scales |= {f"{prefix}{unit}": factor * 2**power for prefix, power in _BINARY.items()}
+    return scales
+
+
+_BITS: Final = _scales("b", Fraction(1, 8)) | _scales("bit", Fraction(1, 8))
+_SIZES: Final = _scales("B", binary=True)
+_RATES: Final = {f"{unit}/s": scale for unit, scale in (_SIZES | _BITS).items()}
+_TIMES: Final = {
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "µs": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
+}
+_SPEEDS: Final = _scales("FLOP/s")
+
+
+class UnitError(ValueError):
+    """Text that is not the quantity that is due. `remedy` says what would be right."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """A kind of quantity: its noun, the units it may be written in, and an example to show."""
+
+    noun: str
+    scales: Mapping[str, Fraction]
+    example: str
+
+    def parse(self, text: str) -> Fraction:
+        """`text` in the base unit, exactly. Raises UnitError."""
+        match = _NUMBER.fullmatch(text.strip()) if len(text) <= _MAX_LENGTH else None
+        if match is None:
+            problem = f"{_short(text)} is not {self.noun}: a number and a unit are due"
+            raise UnitError(problem, f"for example {self.example!r}")
+        number, unit = match.groups()
+        if unit not in self.scales:
+            raise UnitError(f"{text!r} is not {self.noun}{_meaning(unit)}", self._remedy(number, unit))
+        return Fraction(number) * self.scales[unit]
+
+    def _remedy(self, number: str, unit: str) -> str:
+        """The nearest legal spelling: right letters in the wrong case, `ps` for `/s`, a missing `/s`."""
+        near = re.sub(r"(?i)flops?(/s)?$", "FLOP/s", unit)
+        near = re.sub(r"(?i)ps$|/sec$", "/s", near)
+        for candidate in (near, f"{near}/s", near.removesuffix("/s")):
+            if candidate in self.scales:
+                return f"did you mean {number + candidate!r}?"
+        folded = [legal for legal in self.scales if legal.lower() == near.lower()]
+        if folded:
+            return f"did you mean {' or '.join(repr(number + legal) for legal in folded)}?"
+        return f"for example {self.example!r}"
+
+
+SIZE: Final = Dimension(noun="a size in bytes", scales=_SIZES, example="80GiB")
+RATE: Final = Dimension(noun="a data rate", scales=_RATES, example="400Gb/s")
+TIME: Final = Dimension(noun="a time", scales=_TIMES, example="5us")
+SPEED: Final = Dimension(noun="a compute speed", scales=_SPEEDS, example="989TFLOP/s")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…")
+
+
+def _meaning(unit: str) -> str:
+    """What a unit out of place is, so that the reader sees the mix-up."""
+    if unit in _BITS:
+        return f" ({unit} counts bits; B is a byte)"
+    for dimension in (SIZE, RATE, TIME, SPEED):
+        if unit in dimension.scales:
+            return f" ({unit} measures {dimension.noun})"
+    return f" (unknown unit {_short(unit)})"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from "80GiB", "25MB". Raises UnitError, also where it is no whole number of bytes."""
+    value = SIZE.parse(text)
+    if value.denominator != 1:
+        raise UnitError(f"{text!r} is not a whole number of bytes", f"for example {math.ceil(value)}B")
+    return int(value)
+
+
+def parse_bytes_per_s(text: str) -> float:
+    """Bytes a second from "900GB/s" or, in bits, "400Gb/s". Raises UnitError."""
+    return float(RATE.parse(text))
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds from "5us", "1.2ms". Raises UnitError."""
+    return float(TIME.parse(text))
+
+
+def parse_flop_per_s(text: str) -> float:
+    """FLOP a second from "989TFLOP/s". Raises UnitError."""
+    return float(SPEED.parse(text))
+
+
+FROM_FILE: Final = {"from_file": True}  # the validation context under which a bare number is refused
+
+
+def _validator(parse: Callable[[str], float], dimension: Dimension, base: str) -> BeforeValidator:
+    def convert(value: object, info: ValidationInfo) -> object:
+        if isinstance(value, str):
+            return parse(value)
+        bare = isinstance(value, int | float) and not isinstance(value, bool)
+        if bare and (info.context or {}).get("from_file"):
+            remedy = f"write '{value}{base}', or for example {dimension.example!r}"
+            raise UnitError(f"{value} has no unit; {dimension.noun} is due", remedy)
+        return value
+
+    return BeforeValidator(convert)
+
+
+Bytes = Annotated[int, _validator(parse_bytes, SIZE, "B")]
+BytesPerS = Annotated[float, _validator(parse_bytes_per_s, RATE, "B/s")]
+Seconds = Annotated[float, _validator(parse_seconds, TIME, "s")]
+FlopPerS = Annotated[float, _validator(parse_flop_per_s, SPEED, "FLOP/s")]
+
+
+_ALL_DIGITS: Final = 1000.0  # from here on three digits would hide whole units
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Binary units, three digits: "79.2 GiB", "512 MiB"."""
+    return _format(num_bytes, [(2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")])
+
+
+def format_seconds(seconds: float) -> str:
+    """"1.23 s", "45.6 ms", "7.89 us"."""
+    return _format(seconds, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Decimal bytes a second: "50.0 GB/s"."""
+    return _format(bytes_per_s, [(1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")])
+
+
+def format_flop_per_s(flop_per_s: float) -> str:
+    """"989 TFLOP/s"."""
+    scales = [(1e18, "EFLOP/s"), (1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")]
+    return _format(flop_per_s, [*scales, (1.0, "FLOP/s")])
+
+
+def _format(value: float, scales: list[tuple[float, str]]) -> str:
+    """Three significant digits in the largest unit that keeps the number at 1 or more; zero in the base unit."""
+    if not value:
+        return f"0 {next(unit for scale, unit in scales if scale == 1.0)}"
+    scale, unit = next(((s, u) for s, u in scales if abs(value) >= s), scales[-1])
+    scaled = float(f"{value / scale:.3g}") if abs(value / scale) < _ALL_DIGITS else value / scale
+    decimals = 0 if unit == "B" else max(0, 2 - math.floor(math.log10(abs(scaled))))
+    return f"{scaled:,.{decimals}f} {unit}"
