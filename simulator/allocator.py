@@ -1,0 +1,509 @@
+"""The CUDA caching allocator of PyTorch: which blocks it hands out, which segments it takes from the driver.
+
+It has no clock: it is driven by an ordered sequence of `malloc` and `free`, so it can replay a sequence recorded on a
+real GPU on a machine without one. Rules and constants: PyTorch's `c10/cuda/CUDACachingAllocator.cpp` and its headers
+(torch 2.11-2.13); every one of them is exercised by `tests/replay` against recorded traces.
+
+    request -> round to 512 B -> small (<= 1 MiB) or large pool of its stream -> best fit, split | new segment
+    free    -> coalesce with free neighbours of the segment -> back to its stream's pool; segments stay reserved
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from simulator.errors import ShardwiseError
+
+MIB = 2**20
+MIN_BLOCK_BYTES = 512
+SMALL_BYTES = MIB  # requests up to here live in the small pool
+SMALL_SEGMENT_BYTES = 2 * MIB
+LARGE_SEGMENT_BYTES = 20 * MIB  # segment of requests between 1 and 10 MiB, page of large expandable segments
+MIN_OWN_SEGMENT_BYTES = 10 * MIB  # from here on a request gets a segment of its own ...
+SEGMENT_ROUND_BYTES = 2 * MIB  # ... rounded up to this
+UNLIMITED_BYTES = 2**62
+
+
+class OutOfMemoryError(ShardwiseError):
+    """The driver's memory is used up even after every cached segment was returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorSettings:
+    """What PYTORCH_CUDA_ALLOC_CONF can say; the defaults are PyTorch's.
+
+    roundup_power2_divisions: 16 numbers for the powers of two 1 MiB .. 64 GiB, or empty (off).
+    garbage_collection_threshold: fraction of the capacity, 0 = off.
+    """
+
+    expandable_segments: bool = False
+    max_split_size_bytes: int = UNLIMITED_BYTES
+    max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
+    roundup_power2_divisions: tuple[int, ...] = ()
+    garbage_collection_threshold: float = 0.0
+
+
+def round_request(num_bytes: int, divisions: tuple[int, ...] = ()) -> int:
+    """Bytes of the block that serves a request: a multiple of 512, at least 512, or a fraction of a power of two."""
+    if divisions and num_bytes > MIN_BLOCK_BYTES:
+        power = num_bytes.bit_length() - 1
+        division = divisions[min(max(power - 20, 0), 15)]
+        if division > 1 and num_bytes > MIN_BLOCK_BYTES * division:
+            step = max(2**power // division, 1)
+            return -(-num_bytes // step) * step
+    return max(MIN_BLOCK_BYTES, -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)
+
+
+def segment_bytes(block_bytes: int) -> int:
+    """Bytes asked from the driver when no cached block fits."""
+    if block_bytes <= SMALL_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if block_bytes < MIN_OWN_SEGMENT_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return -(-block_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
+
+
+class Block:
+    """A piece of a segment. Neighbours are linked; `mapped` is False for expandable address space without memory."""
+
+    __slots__ = ("address", "born", "expandable", "mapped", "next", "pool", "prev", "requested", "size", "used", "uses")
+
+    def __init__(self, address: int, size: int, pool: Pool) -> None:
+        self.address = address
+        self.size = size
+        self.pool = pool
+        self.requested = 0
+        self.used = False
+        self.uses: set[int] = set()  # other streams that still read it; not free before they are done
+        self.mapped = True
+        self.expandable = False
+        self.born = 0  # number of searches when it entered its pool: its age for garbage collection
+        self.prev: Block | None = None
+        self.next: Block | None = None
+
+
+class Pool:
+    """Free blocks of one stream and one size class, ordered by (size, address)."""
+
+    __slots__ = ("free", "searches", "small", "stream", "unmapped")
+
+    def __init__(self, stream: int, *, small: bool) -> None:
+        self.stream = stream
+        self.small = small
+        self.free: list[tuple[int, int, Block]] = []
+        self.unmapped: list[tuple[int, Block]] = []  # by address
+        self.searches = 0
+
+    def insert(self, block: Block) -> None:
+        block.born = self.searches
+        insort(self.free, (block.size, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        free = self.free
+        del free[bisect_left(free, (block.size, block.address))]  # type: ignore[arg-type]
+
+
+class CachingAllocator:
+    """One device's allocator.
+
+    capacity_bytes: what the driver can give (None: no limit). place: gives the address of a new segment of so many
+    bytes; addresses only break ties between equally large free blocks. `used` fields are current, `peak_` their peaks.
+    """
+
+    def __init__(
+        self,
+        settings: AllocatorSettings | None = None,
+        *,
+        capacity_bytes: int | None = None,
+        place: Callable[[int], int] | None = None,
+    ) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.capacity_bytes = UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
+        self.pools: dict[tuple[int, bool], Pool] = {}
+        self.segments: dict[int, tuple[int, Block]] = {}  # address -> (bytes, first block)
+        self._place = place or self._next_address
+        self._top = 2**40
+        self._pending: list[Block] = []
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+        self.requested_bytes = self.peak_requested_bytes = 0
+        self.active_bytes = self.peak_active_bytes = 0
+        self.reserved_bytes = self.peak_reserved_bytes = 0
+        self.num_retries = 0
+
+    # --- what a program calls
+
+    def malloc(self, num_bytes: int, stream: int = 0) -> Block:
+        """A block of at least `num_bytes` for `stream`. Raises OutOfMemoryError."""
+        settings = self.settings
+        divisions = settings.roundup_power2_divisions
+        size = round_request(num_bytes, divisions) if divisions or num_bytes < 1 else (num_bytes + 511) & -512
+        small = size <= SMALL_BYTES
+        pool = self.pools.get((stream, small)) or self._new_pool(stream, small=small)
+        block = self._find(pool, size) or self._from_driver(pool, size)
+        remaining = block.size - size
+        if small or settings.expandable_segments:
+            split = remaining >= MIN_BLOCK_BYTES
+        else:
+            split = remaining > SMALL_BYTES and size < settings.max_split_size_bytes
+        if split:
+            pool.insert(_split(block, size))
+        block.used = True
+        block.requested = num_bytes
+        self._count(block.size, num_bytes)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back. Blocks other streams still use stay active until `synchronize` of those streams."""
+        self.allocated_bytes -= block.size
+        self.requested_bytes -= block.requested
+        if block.uses:
+            self._pending.append(block)
+        else:
+            self._release(block)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Another stream reads the block: a later `free` waits for it."""
+        if stream != block.pool.stream:
+            block.uses.add(stream)
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """All work enqueued so far on `stream` (None: on every stream) is done: pending frees complete."""
+        waiting: list[Block] = []
+        for block in self._pending:
+            block.uses = set() if stream is None else block.uses - {stream}
+            if block.uses:
+                waiting.append(block)
+            else:
+                self._release(block)
+        self._pending = waiting
+
+    def empty_cache(self) -> None:
+        """Return every segment that is one free block (expandable: every wholly free page) to the driver."""
+        self.synchronize()
+        for pool in self.pools.values():
+            for _, _, block in list(pool.free):
+                if block.expandable:
+                    self._unmap(block)
+                elif block.prev is None and block.next is None:
+                    self._drop_segment(block)
+
+    def adopt(
+        self,
+        address: int,
+        num_bytes: int,
+        stream: int,
+        *,
+        small: bool,
+        live: Iterable[tuple[int, int, int]],
+        expandable: bool = False,
+    ) -> None:
+        """Take over a segment as it is: `live` are the (address, block bytes, requested bytes) in use, in order."""
+        pool = self.pools.get((stream, small)) or self._new_pool(stream, small=small)
+        rest = Block(address, num_bytes, pool)
+        if expandable:
+            self._grow(rest)
+        self.segments[address] = (num_bytes, rest)
+        self._reserve(num_bytes)
+        for start, size, requested in live:
+            block = rest if start == rest.address else _split(rest, start - rest.address)
+            if block is not rest:
+                pool.insert(rest)
+            end = start + size
+            tail = None if end == block.address + block.size else _split(block, size)
+            block.used, block.requested = True, requested
+            self._count(size, requested)
+            if tail is None:
+                return
+            rest = tail
+        pool.insert(rest)
+
+    def empty_segment(self, address: int) -> None:
+        """Return the wholly free segment at `address` to the driver."""
+        self._drop_segment(self.segments[address][1])
+
+    def reset_peaks(self) -> None:
+        """Peaks start again from the current values (torch.cuda.reset_peak_memory_stats)."""
+        self.peak_allocated_bytes = self.allocated_bytes
+        self.peak_requested_bytes = self.requested_bytes
+        self.peak_active_bytes = self.active_bytes
+        self.peak_reserved_bytes = self.reserved_bytes
+
+    def blocks(self) -> Iterator[Block]:
+        """Every mapped block, segment by segment in order of address."""
+        for address in sorted(self.segments):
+            block: Block | None = self.segments[address][1]
+            while block is not None:
+                if block.mapped:
+                    yield block
+                block = block.next
+
+    # --- searching and splitting
+
+    def _find(self, pool: Pool, size: int) -> Block | None:
+        free = pool.free
+        pool.searches += 1
+        at = bisect_left(free, (size,))  # type: ignore[arg-type]
+        if at == len(free):
+            return None
+        block = free[at][2]
+        if block.expandable:
+            at = _least_expandable(free, at)
+            block = free[at][2]
+        limit = self.settings.max_split_size_bytes
+        if limit != UNLIMITED_BYTES:
+            if size < limit <= block.size:
+                return None
+            if size >= limit and block.size >= size + self.settings.max_non_split_rounding_bytes:
+                return None
+        del free[at]
+        return block
+
+    def _from_driver(self, pool: Pool, size: int) -> Block:
+        if self.settings.garbage_collection_threshold > 0:
+            self._collect_garbage()
+        for attempt in (self._nothing, self._release_oversize, self._retry):
+            if attempt(pool, size):
+                block = self._expand(pool, size) if self.settings.expandable_segments else self._segment(pool, size)
+                if block is not None:
+                    return block
+        msg = f"{size} bytes do not fit: {self.reserved_bytes} of {self.capacity_bytes} are reserved"
+        raise OutOfMemoryError(msg)
+
+    def _nothing(self, pool: Pool, size: int) -> bool:  # noqa: ARG002  first try: as things are
+        return True
+
+    def _retry(self, pool: Pool, size: int) -> bool:  # noqa: ARG002  last try: after emptying the cache
+        self.num_retries += 1
+        self.empty_cache()
+        return True
+
+    def _release_oversize(self, pool: Pool, size: int) -> bool:
+        """With a finite split limit, oversize cached segments of the pool are returned first."""
+        limit = self.settings.max_split_size_bytes
+        if limit == UNLIMITED_BYTES or self.settings.expandable_segments:
+            return False
+        at = bisect_left(pool.free, (max(size, limit),))  # type: ignore[arg-type]
+        if at < len(pool.free):
+            self._drop_segment(pool.free[at][2])
+            return True
+        released = 0
+        for _, _, block in reversed(pool.free[:]):
+            if block.size < limit or released >= size:
+                break
+            released += block.size
+            self._drop_segment(block)
+        return released >= size
+
+    def _segment(self, pool: Pool, size: int) -> Block | None:
+        num_bytes = segment_bytes(size)
+        if self.reserved_bytes + num_bytes > self.capacity_bytes:
+            return None
+        block = Block(self._place(num_bytes), num_bytes, pool)
+        self.segments[block.address] = (num_bytes, block)
+        self._reserve(num_bytes)
+        return block
+
+    def _next_address(self, num_bytes: int) -> int:
+        address = self._top
+        self._top += -(-num_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
+        return address
+
+    # --- expandable segments: one growing range of addresses a (stream, pool)
+
+    def _expand(self, pool: Pool, size: int) -> Block | None:
+        """Map pages behind the lowest hole (and the free block before it) that is long enough."""
+        block = self._hole(pool, size)
+        if not block.mapped:
+            mapped = self._map(block, min(block.size, size))
+            if mapped is None:
+                return None
+            block = mapped
+        while block.size < size:
+            hole = block.next
+            mapped = None if hole is None else self._map(hole, min(size - block.size, hole.size))
+            if mapped is None:
+                return None
+            block = mapped
+        pool.remove(block)
+        return block
+
+    def _hole(self, pool: Pool, size: int) -> Block:
+        for _, hole in pool.unmapped:
+            before = hole.prev
+            start = before if before is not None and not before.used and not before.uses else hole
+            room, block = 0, start
+            while room < size and block is not None and not block.used and not block.uses:
+                room += block.size
+                block = block.next  # type: ignore[assignment]
+            if room >= size:
+                return start
+        page = _page_bytes(pool)
+        span = max(self.capacity_bytes if self.capacity_bytes < UNLIMITED_BYTES else 2**40, size) * 9 // 8
+        span = -(-span // page) * page
+        hole = Block(self._place(span), span, pool)
+        hole.mapped, hole.expandable = False, True
+        self.segments[hole.address] = (span, hole)
+        insort(pool.unmapped, (hole.address, hole))
+        return hole
+
+    def _grow(self, block: Block) -> None:
+        """Mark an adopted segment expandable: unmapped space follows it."""
+        hole = Block(block.address + block.size, 2**40, block.pool)
+        block.expandable, hole.expandable, hole.mapped = True, True, False
+        block.next, hole.prev = hole, block
+        insort(block.pool.unmapped, (hole.address, hole))
+
+    def _map(self, hole: Block, num_bytes: int) -> Block | None:
+        """Give pages to the front of a hole, merged with free neighbours; the block that contains them."""
+        pool = hole.pool
+        page = _page_bytes(pool)
+        num_bytes = -(-num_bytes // page) * page
+        if self.reserved_bytes + num_bytes > self.capacity_bytes:
+            return None
+        del pool.unmapped[bisect_left(pool.unmapped, (hole.address,))]  # type: ignore[arg-type]
+        if hole.size > num_bytes:
+            rest = _split(hole, num_bytes)
+            insort(pool.unmapped, (rest.address, rest))
+        hole.mapped = True
+        self._reserve(num_bytes)
+        return self._coalesce(hole)
+
+    def _unmap(self, block: Block) -> None:
+        """Return the whole pages inside a free block."""
+        pool = block.pool
+        page = _page_bytes(pool)
+        first = -(-block.address // page) * page
+        last = (block.address + block.size) // page * page
+        if last <= first:
+            return
+        pool.remove(block)
+        if first > block.address:
+            tail = _split(block, first - block.address)
+            pool.insert(block)
+            block = tail
+        if block.address + block.size > last:
+            pool.insert(_split(block, last - block.address))
+        block.mapped = False
+        self.reserved_bytes -= block.size
+        block = _merge(block, lambda b: pool.unmapped.remove((b.address, b)))
+        insort(pool.unmapped, (block.address, block))
+
+    # --- freeing
+
+    def _release(self, block: Block) -> None:
+        block.used = False
+        self.active_bytes -= block.size
+        self._coalesce(block)
+
+    def _coalesce(self, block: Block) -> Block:
+        """Merge with free neighbours of the segment, and file the result in its pool."""
+        pool = block.pool
+        prev, after = block.prev, block.next
+        if prev is not None and not prev.used and prev.mapped:
+            pool.remove(prev)
+            prev.size += block.size
+            prev.next = after
+            if after is not None:
+                after.prev = prev
+            block = prev
+        if after is not None and not after.used and after.mapped:
+            pool.remove(after)
+            block.size += after.size
+            block.next = after.next
+            if after.next is not None:
+                after.next.prev = block
+        pool.insert(block)
+        return block
+
+    def _drop_segment(self, block: Block) -> None:
+        block.pool.remove(block)
+        del self.segments[block.address]
+        self.reserved_bytes -= block.size
+
+    def _collect_garbage(self) -> None:
+        """Return old, unsplit large segments while more than the threshold of the capacity is reserved."""
+        target = int(self.settings.garbage_collection_threshold * self.capacity_bytes)
+        while self.reserved_bytes > target:
+            idle = [
+                (pool.searches - block.born, block)
+                for (_, small), pool in self.pools.items()
+                if not small
+                for _, _, block in pool.free
+                if block.prev is None and block.next is None and not block.expandable
+            ]
+            if not idle:
+                return
+            mean_age = sum(age for age, _ in idle) / len(idle)
+            for age, block in idle:
+                if age >= mean_age and self.reserved_bytes > target:
+                    self._drop_segment(block)
+
+    # --- counters
+
+    def _new_pool(self, stream: int, *, small: bool) -> Pool:
+        pool = self.pools[stream, small] = Pool(stream, small=small)
+        return pool
+
+    def _reserve(self, num_bytes: int) -> None:
+        self.reserved_bytes += num_bytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+
+    def _count(self, size: int, requested: int) -> None:
+        self.allocated_bytes += size
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
+        self.active_bytes += size
+        if self.active_bytes > self.peak_active_bytes:
+            self.peak_active_bytes = self.active_bytes
+        self.requested_bytes += requested
+        if self.requested_bytes > self.peak_requested_bytes:
+            self.peak_requested_bytes = self.requested_bytes
+
+
+def _page_bytes(pool: Pool) -> int:
+    return SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES
+
+
+def _split(block: Block, size: int) -> Block:
+    """Cut `block` to `size`; the rest becomes its next neighbour, in no pool yet."""
+    rest = Block(block.address + size, block.size - size, block.pool)
+    rest.mapped, rest.expandable = block.mapped, block.expandable
+    rest.prev, rest.next = block, block.next
+    if block.next is not None:
+        block.next.prev = rest
+    block.next = rest
+    block.size = size
+    return rest
+
+
+def _merge(block: Block, unfile: Callable[[Block], None]) -> Block:
+    """Join an unmapped block with unmapped neighbours."""
+    before, after = block.prev, block.next
+    if after is not None and not after.mapped:
+        unfile(after)
+        block.size += after.size
+        block.next = after.next
+        if after.next is not None:
+            after.next.prev = block
+    if before is not None and not before.mapped:
+        unfile(before)
+        before.size += block.size
+        before.next = block.next
+        if block.next is not None:
+            block.next.prev = before
+        block = before
+    return block
+
+
+def _least_expandable(free: list[tuple[int, int, Block]], at: int) -> int:
+    """A block before unmapped space counts with what it can grow to, so a larger closed block may fit better."""
+
+    def room(block: Block) -> int:
+        after = block.next
+        return block.size + (after.size if after is not None and not after.mapped else 0)
+
+    while free[at][2].expandable and at + 1 < len(free) and room(free[at + 1][2]) < room(free[at][2]):
+        at += 1
+    return at
