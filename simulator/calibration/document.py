@@ -1,0 +1,195 @@
+"""Calibration: the only door from real hardware. A file of curves with provenance; kernels in, seconds out."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from typing_extensions import override
+
+from simulator.calibration import datasheet
+from simulator.calibration.curves import AttentionCurve, GemmCurve, Power, StreamCurve
+from simulator.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
+from simulator.calibration.timer import Timer, attention_faults
+from simulator.device import Device
+from simulator.errors import CalibrationError, Fault
+from simulator.kernels import Direction, Dtype, Gemm, Kernel, Stream
+from simulator.schema import Strict, faults_of, read_json
+from simulator.stack import AttentionBackend
+
+SUFFIX = ".calibration.json"
+FORMAT_VERSION = 1
+_SIGMA_OF = {"gemm": "gemm", "attention": "attention", "communication": "communication"}
+
+
+class _Timers(dict[tuple[int, int], Timer]):
+    """A cache is no part of a calibration's identity: any two compare equal."""
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Timers)
+
+    __hash__ = None
+
+
+class Calibration(Strict):
+    """What a device achieves: curves, overheads, interference, and how sure each is.
+
+    kind: fitted (from microbenchmarks), datasheet (typical fractions of its architecture), ideal (efficiency 1).
+    gemms: by dtype. attention: one curve a direction and kernel generation; the first of a direction is the default.
+    streams: one curve a StreamOp. uncertainty: category -> one-sigma relative systematic uncertainty.
+    power: the cap that the matrix speeds were reached at, null if none applies.
+    """
+
+    format_version: Literal[1] = 1
+    name: str = Field(min_length=1)
+    kind: Literal["fitted", "datasheet", "ideal"]
+    power: Power | None = None
+    gemms: dict[Dtype, GemmCurve] = Field(min_length=1)
+    attention: tuple[AttentionCurve, ...]
+    streams: tuple[StreamCurve, ...]
+    overheads: Overheads
+    interference: Interference
+    memory: MemoryOverheads
+    collectives: dict[str, Any] = {}
+    uncertainty: dict[Literal["gemm", "attention", "elementwise", "communication"], float]
+    provenance: Provenance
+
+    _timers: _Timers = PrivateAttr(default_factory=_Timers)
+
+    @model_validator(mode="after")
+    def _each_curve_once(self) -> Self:
+        ops = [curve.op for curve in self.streams]
+        problems = [f"streams: {op} stands twice" for op in sorted({op for op in ops if ops.count(op) > 1})]
+        problems += [f"attention: {text}" for text in attention_faults(self.attention)]
+        missing = {"gemm", "attention", "elementwise", "communication"} - set(self.uncertainty)
+        problems += [f"uncertainty: {name} is missing" for name in sorted(missing)]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> Self:
+        """A calibration by name (`topologies/calibrations`) or from a file. Raises CalibrationError with every fault."""
+        path = Path(name_or_path)
+        if path.suffix == ".json" or path.is_file():
+            return cls._read(path)
+        known = calibration_names()
+        if str(name_or_path) not in known:
+            raise CalibrationError(_unknown(str(name_or_path), known))
+        with resources.as_file(_shipped() / f"{name_or_path}{SUFFIX}") as file:
+            return cls._read(file)
+
+    @classmethod
+    def _read(cls, path: Path) -> Self:
+        data = read_json(path, CalibrationError)
+        try:
+            return cls.model_validate_json(json.dumps(data))
+        except ValidationError as exc:
+            raise CalibrationError(faults_of(exc, path.name)) from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the file; equal calibrations give equal bytes."""
+        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def ideal(cls) -> Self:
+        """Efficiency 1, latency 0: t = max(FLOP / peak, bytes / bandwidth). What theory tests use."""
+        return cls(**datasheet.ideal())
+
+    @classmethod
+    def datasheet(cls, device: Device) -> Self:
+        """Documented typical fractions of the device's architecture, with wide uncertainty."""
+        return cls(**datasheet.datasheet(device))
+
+    @classmethod
+    def for_device(cls, device: Device) -> Self:
+        """The calibration a device names, or the one with its own name, or else its data sheet."""
+        if device.calibration:
+            return cls.load(device.calibration)
+        return cls.load(device.name) if device.name in calibration_names() else cls.datasheet(device)
+
+    def timer(self, device: Device, backend: AttentionBackend | None = None) -> Timer:
+        """The kernel clock of one device and attention backend, kept for the life of this calibration."""
+        key = (id(device), id(backend))
+        timer = self._timers.get(key)
+        if timer is None:  # the timer holds device and backend, so their ids stay theirs
+            timer = self._timers[key] = Timer(self, device, backend)
+        return timer
+
+    def kernel_s(self, kernel: Kernel, device: Device, *, backend: AttentionBackend | None = None) -> float:
+        """Seconds of one kernel inside a training step. Raises CalibrationError where a number is missing."""
+        return self.timer(device, backend).kernel_s(kernel)
+
+    def kernels_s(self, kernels: tuple[Kernel, ...], device: Device, backend: AttentionBackend | None = None) -> float:
+        """Seconds of kernels run one after another."""
+        return self.timer(device, backend).kernels_s(kernels)
+
+    def sigma(self, category: str) -> float:
+        """One-sigma relative systematic uncertainty of a category; memory-bound ones share `elementwise`."""
+        return self.uncertainty[_SIGMA_OF.get(category, "elementwise")]  # type: ignore[index]
+
+    def attention_curve(self, direction: Direction, backend: AttentionBackend | None = None) -> AttentionCurve:
+        """The curve of a backend's kernel in a direction; without a backend the file's first of that direction."""
+        curves = [curve for curve in self.attention if curve.direction == direction]
+        for curve in curves:
+            if backend is None or backend.kernel in curve.kernels:
+                return curve
+        kernel = backend.kernel if backend else "fused attention"
+        has = ", ".join(sorted({name for curve in curves for name in curve.kernels})) or "none"
+        raise CalibrationError(
+            Fault(
+                place=self.name,
+                problem=f"attention: no {direction} curve for {kernel}; it has {has}",
+                remedy="a stack with one of these kernels, or a sweep of that kernel over sequence length and head_dim",
+            )
+        )
+
+    def extrapolated(self, kernel: Kernel, backend: AttentionBackend | None = None) -> str | None:
+        """Why this kernel's time is not backed by a measurement near it; None if it is."""
+        if isinstance(kernel, Stream):
+            quality = next((c.quality for c in self.streams if c.op == kernel.op), None)
+            what: str = kernel.op
+            why = quality.outside(num_bytes=kernel.num_bytes) if quality else None
+        elif isinstance(kernel, Gemm):
+            return self._extrapolated_gemm(kernel)
+        else:
+            quality = self.attention_curve(kernel.direction, backend).quality
+            what = f"attention {kernel.direction}"
+            why = quality.outside(seq_kv=kernel.seq_kv, head_dim=kernel.head_dim)
+        if quality is not None and quality.basis in ("borrowed", "prior"):
+            return f"{what}: {quality.basis}"
+        return f"{what}: {why}" if why else None
+
+    def _extrapolated_gemm(self, kernel: Gemm) -> str | None:
+        curve = self.gemms.get(kernel.dtype)
+        if curve is None and kernel.dtype != "fp16":
+            return f"gemm {kernel.dtype}: not measured, scaled by peak"
+        curve = curve or self.gemms.get("bf16")
+        if curve is None:
+            return f"gemm {kernel.dtype}: not measured"
+        if curve.quality.basis in ("borrowed", "prior"):
+            return f"gemm {kernel.dtype}: {curve.quality.basis}"
+        why = curve.quality.outside(m=kernel.m, n=kernel.n, k=kernel.k)
+        return f"gemm {kernel.dtype}: {why}" if why else None
+
+
+def calibration_names() -> list[str]:
+    """Names of the calibrations that ship with the package."""
+    return sorted(f.name.removesuffix(SUFFIX) for f in _shipped().iterdir() if f.name.endswith(SUFFIX))
+
+
+def _shipped() -> Any:  # noqa: ANN401  Traversable moved between Python versions
+    return resources.files("topologies") / "calibrations"
+
+
+def _unknown(name: str, known: list[str]) -> Fault:
+    near = get_close_matches(name.lower(), known, n=3, cutoff=0.3) or known or ["a data sheet"]
+    return Fault(
+        place=f"calibration {name!r}", problem="not known", remedy=f"one of {', '.join(near)}, or a file's path"
+    )

@@ -1,0 +1,128 @@
+"""From a kernel to seconds, for one device and attention backend; each distinct kernel is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
+from simulator.device import Device
+from simulator.errors import CalibrationError, Fault
+from simulator.kernels import Attention, Gemm, Kernel, Stream
+from simulator.stack import AttentionBackend
+
+if TYPE_CHECKING:
+    from simulator.calibration.document import Calibration
+
+
+class Timer:
+    """Seconds of kernels on one device. Bound once: a lookup is a dictionary access, a miss a few microseconds."""
+
+    def __init__(self, calibration: Calibration, device: Device, backend: AttentionBackend | None = None) -> None:
+        self.calibration, self.device, self.backend = calibration, device, backend
+        self._power = calibration.power.factor(device) if calibration.power else 1.0
+        self._memo: dict[Kernel, float] = {}
+        self._gemm_rates: dict[str, tuple[GemmCurve, float]] = {}
+        self._streams: dict[str, StreamCurve] = {curve.op: curve for curve in calibration.streams}
+
+    def kernel_s(self, kernel: Kernel) -> float:
+        """Seconds of one kernel. Raises CalibrationError where a number is missing."""
+        seconds = self._memo.get(kernel)
+        if seconds is None:
+            seconds = self._memo[kernel] = self._compute(kernel)
+        return seconds
+
+    def kernels_s(self, kernels: Iterable[Kernel]) -> float:
+        """Seconds of kernels run one after another."""
+        return sum(map(self.kernel_s, kernels), 0.0)
+
+    def _compute(self, kernel: Kernel) -> float:
+        if isinstance(kernel, Stream):
+            return self._stream(kernel.op).seconds(kernel, self.device.memory_bytes_per_s)
+        if isinstance(kernel, Gemm):
+            return self._gemm_s(kernel)
+        return self._attention_s(kernel)
+
+    def _stream(self, op: str) -> StreamCurve:
+        curve = self._streams.get(op)
+        if curve is None:
+            raise self._missing(f"streams: no curve for {op}", "measure it: a size sweep of that operation")
+        return curve
+
+    def _gemm_s(self, kernel: Gemm) -> float:
+        if kernel.flop == 0:
+            return 0.0
+        rate = self._gemm_rates.get(kernel.dtype)
+        if rate is None:
+            rate = self._gemm_rates[kernel.dtype] = self._gemm_rate(kernel.dtype)
+        curve, flop_per_s = rate
+        return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
+
+    def _gemm_rate(self, dtype: str) -> tuple[GemmCurve, float]:
+        curves = self.calibration.gemms
+        peak = self.peak(dtype)
+        source = curve_dtype(dtype, frozenset(curves))  # type: ignore[arg-type]
+        if source is None:
+            raise self._missing(f"gemms: no curve for {dtype}", "measure it: a sweep of matrix products")
+        curve = curves[source]  # type: ignore[index]
+        if source == dtype or {source, dtype} == {"bf16", "fp16"}:
+            return curve, curve.sustained_flop_per_s(peak, self._power)
+        # another dtype's curve: its fractions, of this dtype's peak
+        own = self.device.peak(source) or curve.peak_flop_per_s
+        return curve, curve.sustained_flop_per_s(own, self._power) * (peak / own)
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak of `dtype`; a device without such units is an error that names what it has."""
+        peak = self.device.peak(dtype)
+        if peak <= 0:
+            has = [d for d in ("fp32", "tf32", "bf16", "fp16", "fp8") if self.device.peak(d) > 0]
+            raise self._missing(f"{self.device.name} has no {dtype} matrix units", f"one of {', '.join(has)}")
+        return peak
+
+    def _attention_s(self, kernel: Attention) -> float:
+        if kernel.flop == 0:
+            return 0.0
+        # fp8 training keeps attention in bf16; fp32 attention runs on tf32 units where there are any
+        dtype = {"fp8": "bf16", "fp32": "tf32" if self.device.peak("tf32") else "fp32"}.get(kernel.dtype, kernel.dtype)
+        peak = self.peak(dtype)
+        given = self._given_efficiency(kernel)
+        if given is not None:
+            return kernel.flop / (peak * given)
+        curve = self.calibration.attention_curve(kernel.direction, self.backend)
+        reference = self.device.peak("bf16") or self.device.peak("fp16") or peak
+        limit = curve.peak_flop_per_s * self._power**curve.power_limited
+        speed = min(reference, limit) * (peak / reference)
+        return curve.seconds(kernel, speed, self.device.memory_bytes_per_s, self.device.num_sms)
+
+    def _given_efficiency(self, kernel: Attention) -> float | None:
+        """The stack's own fraction of peak for its kernel on this architecture, if it states one."""
+        backend = self.backend
+        if backend is None:
+            return None
+        table = backend.forward_efficiency if kernel.direction == "forward" else backend.backward_efficiency
+        given = table.get(self.device.architecture)
+        if given is None and backend.kernel in ("flash1_triton", "math"):
+            why = (
+                "math attention is two products and a softmax, not one fused kernel" if backend.kernel == "math" else ""
+            )
+            raise self._missing(
+                f"attention kernel {backend.kernel} has no {kernel.direction} speed on {self.device.architecture}",
+                why or f"{kernel.direction}_efficiency.{self.device.architecture} in the stack's attention section",
+            )
+        return given
+
+    def _missing(self, problem: str, remedy: str) -> CalibrationError:
+        return CalibrationError(Fault(place=self.calibration.name, problem=problem, remedy=remedy))
+
+
+def attention_faults(curves: Iterable[AttentionCurve]) -> list[str]:
+    """Backends that two curves claim in one direction."""
+    seen: set[tuple[str, str]] = set()
+    twice: list[str] = []
+    for curve in curves:
+        for name in curve.kernels:
+            key = (name, curve.direction)
+            if key in seen:
+                twice.append(f"{name} {curve.direction} has two curves")
+            seen.add(key)
+    return twice
