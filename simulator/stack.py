@@ -6,11 +6,25 @@ compiled blocks, and the precision of the loss (../docs/background). So a plan n
 
 from __future__ import annotations
 
-from typing import Literal
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from simulator.schema import Strict
+from simulator.errors import Fault, StackError
+from simulator.schema import Strict, nearest, read_toml
+from simulator.units import Seconds
+
+# Numbers that were measured or fitted: a file that sets one must say where it comes from.
+_COEFFICIENTS = (
+    "host_launch_s",
+    "host_collective_s",
+    "gemm_factor",
+    "elementwise_factor",
+    "step_overhead_s",
+)
+_MAX_CALIBRATION_RUNS = 6
 
 
 class AttentionBackend(Strict):
@@ -45,13 +59,58 @@ class Stack(Strict):
     # autocast: fp32 parameters cast at each use (and the casts cost time and memory), as torch.autocast does
     autocast: bool = False
     early_stop: bool = True  # non-reentrant checkpointing stops the recompute once all saved tensors exist
-    host_launch_s: float = Field(ge=0, default=8e-6)  # host time an operator, forward
+    host_launch_s: Seconds = Field(ge=0, default=8e-6)  # host time an operator, forward
     host_blocking: bool = False
+    host_collective_s: Seconds = Field(ge=0, default=5e-5)  # host time to issue one collective, its hooks and copies
     nccl: str = ""
     # Share of collectives that the framework leaves exposed whatever the schedule would allow (1 = no overlap at all)
     overlap: bool = True
     gemm_factor: float = Field(gt=0, default=1.0)  # achieved / sustained kernel speed of GEMMs inside real steps
     elementwise_factor: float = Field(gt=0, default=1.0)  # time over the calibrated stream's time
-    step_overhead_s: float = Field(ge=0, default=0.0)
-    calibration_runs: tuple[str, ...] = ()  # at most 6 row ids the coefficients were fitted on; never scored
+    step_overhead_s: Seconds = Field(ge=0, default=0.0)
+    # One-sigma relative uncertainty of whole steps that the kernels' own does not explain
+    sigma: float = Field(gt=0, default=0.05)
+    calibration_runs: tuple[str, ...] = Field(
+        strict=False, default=()
+    )  # at most 6 row ids the coefficients were fitted on; never scored
     sources: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _coefficients_are_sourced(self) -> Self:
+        problems = [
+            f"{name} is set, and `sources` does not say where it comes from"
+            for name in _COEFFICIENTS
+            if name in self.model_fields_set and not self.sources.get(name)
+        ]
+        efficiencies = self.attention.forward_efficiency or self.attention.backward_efficiency
+        if efficiencies and not self.sources.get("attention_efficiency"):
+            problems.append("attention efficiencies are set, and `sources` has no attention_efficiency")
+        runs = self.calibration_runs
+        if len(runs) > _MAX_CALIBRATION_RUNS or len(set(runs)) < len(runs):
+            problems.append(f"calibration_runs are at most {_MAX_CALIBRATION_RUNS} different ids, not {len(runs)}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @classmethod
+    def load(cls, name: str | Path) -> Self:
+        """The stack that ships under `name`, or the one in the TOML file at that path.
+
+        Raises StackError with every fault; an unknown name is told the nearest ones.
+        """
+        file = Path(name)
+        if file.suffix != ".toml":
+            file = _shipped() / f"{name}.toml"
+            if str(name) not in cls.names():
+                place = f"stack {str(name)!r}"
+                raise StackError(Fault(place=place, problem="is unknown", remedy=nearest(str(name), cls.names())))
+        return cls.parse(read_toml(file, StackError), str(file), StackError, from_file=True)
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """The stacks that ship, sorted."""
+        return tuple(sorted(f.stem for f in _shipped().glob("*.toml")))
+
+
+def _shipped() -> Path:
+    return Path(str(files("topologies"))) / "stacks"
