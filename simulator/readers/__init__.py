@@ -1,1 +1,1 @@
-"""Readers: one file a format, from other tools' files to the nouns of this package."""
+"""Readers: a file a format, each turned into one of the nouns."""
