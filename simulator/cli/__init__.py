@@ -1,0 +1,78 @@
+"""The command `shardwise`. Verbs are named as strings and loaded when called: `--help` imports nothing but click.
+
+stdout carries the answer, stderr progress and errors. Exit codes stand in `ExitCode`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from importlib import import_module
+
+import click
+from typing_extensions import override
+
+
+class ExitCode(IntEnum):
+    """What the shell learns. (1 is Python's own: a defect of ours, with its traceback.)"""
+
+    OK = 0
+    USAGE = 2
+    BAD_INPUT = 3
+    DOES_NOT_FIT = 4
+    INTERRUPTED = 130
+
+
+VERBS = {
+    "predict": "Step time and peak memory of one plan, and whether it fits.",
+    "backtest": "Predict a table of measured runs and say how far off each group is.",
+    "doctor": "Versions, and what in this environment would get in the way.",
+}
+
+
+class Verbs(click.Group):
+    """A group whose verb `v` is the object `command` of the module `simulator.cli.v`."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = import_module(f"simulator.cli.{cmd_name}").command
+        return command
+
+    @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="shardwise", message="%(prog)s %(version)s")
+def shardwise() -> None:
+    """Predict the step time and the peak memory of distributed training, without a GPU."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is returned. A reader that closes the pipe early is no error."""
+    from simulator.errors import InputError  # noqa: PLC0415  keeps --help light
+
+    try:
+        code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except InputError as exc:
+        click.echo(f"shardwise: {exc}", err=True)
+        return ExitCode.BAD_INPUT
+    except (KeyboardInterrupt, click.Abort):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    return code if isinstance(code, int) else ExitCode.OK

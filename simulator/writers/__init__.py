@@ -1,0 +1,1 @@
+"""What a prediction is written as: a file a format."""

@@ -1,0 +1,53 @@
+"""A prediction as JSON with a schema version. docs/reference/json-output.md describes every key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from simulator.predict import Prediction
+
+SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning; new keys do not raise it
+
+
+def to_json(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> str:
+    """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
+    return json.dumps(report(prediction, inputs), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The document as plain data. Units stand in the names; `_s` is seconds."""
+    p = prediction
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "inputs": dict(inputs or {}),
+        "model": p.model,
+        "cluster": p.cluster,
+        "num_devices": p.num_devices,
+        "verdict": p.verdict,
+        "fits": p.fits,
+        "cause": p.cause,
+        "suggestion": p.suggestion,
+        "step_s": float(p.step_s),
+        "low_s": float(p.low_s),
+        "high_s": float(p.high_s),
+        "lower_s": float(p.lower_s),
+        "upper_s": float(p.upper_s),
+        "tokens_per_step": p.tokens_per_step,
+        "tokens_per_s": p.tokens_per_s,
+        "model_flop_per_step": p.model_flop_per_step,
+        "hardware_flop_per_step": p.hardware_flop_per_step,
+        "peak_flop_per_s": p.peak_flop_per_s,
+        "mfu": p.mfu,
+        "hfu": p.hfu,
+        "breakdown_s": {category: float(seconds) for category, seconds in p.breakdown.items()},
+        "communication": {
+            kind: {"exposed_s": float(exposed), "hidden_s": float(hidden)}
+            for kind, (exposed, hidden) in p.communication.items()
+        },
+        "memory": {**asdict(p.memory), "used_bytes": p.memory.used_bytes},
+        "extrapolated": list(p.extrapolated),
+        "sources": [asdict(source) for source in p.sources],
+    }

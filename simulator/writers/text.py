@@ -1,0 +1,121 @@
+"""A prediction as text for people: the verdict first, then time, memory, where the time goes, and what it rests on."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from simulator.predict import Prediction
+from simulator.units import format_bytes, format_flop_per_s, format_seconds
+
+_COLORS = {"FITS": "bold green", "TIGHT": "bold yellow", "OOM": "bold red"}
+_PLAIN_WIDTH = 100
+
+
+def render(prediction: Prediction, *, color: bool = False, width: int = _PLAIN_WIDTH) -> str:
+    """The report, ending in a newline. Without `color` it is the same bytes on every terminal."""
+    sink = io.StringIO()
+    console = Console(
+        file=sink, width=width, force_terminal=color, no_color=not color, color_system="standard" if color else None,
+        highlight=False, markup=False, emoji=False, legacy_windows=False, _environ={},
+    )  # fmt: skip
+    console.print(_report(prediction))
+    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
+
+
+def _report(p: Prediction) -> Group:
+    parts = [
+        _verdict(p),
+        _section("Speed", _speed(p)),
+        _section("Memory of the fullest rank", _memory(p)),
+        _section("Where the step goes", _breakdown(p)),
+    ]
+    if p.communication:
+        parts.append(_section("Communication", _communication(p)))
+    parts.append(_section("What this rests on", _sources(p)))
+    if p.suggestion:
+        parts.append(_section("To try next", Text(p.suggestion)))
+    return Group(*parts)
+
+
+def _section(title: str, body: Table | Text) -> Group:
+    return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
+
+
+def _verdict(p: Prediction) -> Text:
+    m = p.memory
+    spare = m.capacity_bytes - m.used_bytes
+    margin = f"{format_bytes(abs(spare))} ({abs(spare) / m.capacity_bytes:.0%}) {'to spare' if spare >= 0 else 'too much'}"
+    text = Text(p.verdict, style=_COLORS[p.verdict])
+    text.append(f"  {p.model} on {p.cluster}, {p.num_devices:,} device{'s' if p.num_devices != 1 else ''}: ", style="not bold default")
+    text.append(f"{format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)} used, {margin}", style="not bold default")
+    if p.cause:
+        text.append(f"\n{' ' * len(p.verdict)}  {p.cause}", style="not bold default")
+    return text
+
+
+def _table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
+    """A borderless table; `justify` has l or r a column."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for letter in justify:
+        table.add_column(justify="right" if letter == "r" else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _speed(p: Prediction) -> Table:
+    interval = f"90 % interval {format_seconds(p.low_s)} to {format_seconds(p.high_s)}"
+    bounds = f"bounds {format_seconds(p.lower_s)} to {format_seconds(p.upper_s)}"
+    per_device = f"{p.tokens_per_s / p.num_devices:,.0f} tokens/s a device"
+    peak = f"of {format_flop_per_s(p.peak_flop_per_s)} a device"
+    return _table(
+        [
+            ("step", format_seconds(p.step_s), f"{interval}; {bounds}"),
+            ("throughput", f"{p.tokens_per_s:,.0f} tokens/s", f"{per_device}; {p.tokens_per_step:,} tokens a step"),
+            ("MFU", f"{p.mfu:.1%}", peak),
+            ("HFU", f"{p.hfu:.1%}", "the same, recomputation counted too"),
+        ],
+        "lrl",
+    )
+
+
+def _memory(p: Prediction) -> Table:
+    m = p.memory
+    interval = f"90 % interval {format_bytes(m.low_reserved_bytes)} to {format_bytes(m.high_reserved_bytes)}"
+    resident = f"{format_bytes(m.resident_bytes)} stay from step to step"
+    alive = sorted(m.by_category.items(), key=lambda item: (-item[1], item[0]))
+    rows = [
+        ("allocated", format_bytes(m.peak_allocated_bytes), f"peak at {m.peak_moment}; {resident}"),
+        *((f"  {category}", format_bytes(size), "alive at that moment") for category, size in alive if size),
+        ("reserved", format_bytes(m.peak_reserved_bytes), f"by the caching allocator; {interval}"),
+        ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
+        ("capacity", format_bytes(m.capacity_bytes), "what the driver reports"),
+    ]
+    return _table(rows, "lrl")
+
+
+def _breakdown(p: Prediction) -> Table:
+    parts = sorted(p.breakdown.items(), key=lambda item: (-item[1], item[0]))
+    rows = [(name, format_seconds(seconds), f"{seconds / p.step_s:.1%}") for name, seconds in parts if seconds]
+    total = sum(p.breakdown.values())
+    return _table([*rows, ("sum", format_seconds(total), f"{total / p.step_s:.1%}")], "lrr")
+
+
+def _communication(p: Prediction) -> Table:
+    rows = [
+        (kind, f"{format_seconds(exposed)} exposed", f"{format_seconds(hidden)} hidden")
+        for kind, (exposed, hidden) in sorted(p.communication.items())
+    ]
+    return _table(rows, "lrr")
+
+
+def _sources(p: Prediction) -> Table:
+    rows = [(source.what, source.kind, source.detail) for source in p.sources]
+    rows += [(what, "extrapolated", "outside the range that was measured") for what in p.extrapolated]
+    return _table(rows, "lll")
