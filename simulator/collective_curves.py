@@ -1,0 +1,161 @@
+"""What calibration knows about links: how close NCCL comes to the data sheet of a port or a network, and how late.
+
+A call takes  base + hops × hop_s + T + fill,  with T = bytes / (data sheet × efficiency) over the slowest link and
+fill = fill_s · sqrt(T / (T + fill_half_s)). The last term is the pipeline's fill: with the best chunk size it grows as
+the square root of T (Thakur et al., doi 10.1177/1094342005051521, section 3, pipelined ring), until chunks reach the
+communicator's buffers and it stays at fill_s. docs/background/collectives.md derives it and shows the fit.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field
+
+from simulator.errors import CalibrationError, Fault
+from simulator.schema import Strict, read_json
+
+PORT_TOLERANCE = 1.15  # a port whose data sheet is within this ratio of a calibrated one counts as the same port
+DEFAULT_FILE = Path(__file__).resolve().parent.parent / "topologies" / "calibrations" / "links.calibration.json"
+REFIT = "python experiments/fit_collectives.py"
+
+Family = Literal["nvlink", "pcie", "host"]
+
+
+class Mode(Strict):
+    """One algorithm and protocol on one class of links.
+
+    efficiency: asymptotic bytes/s over the data sheet's. base_s: launch floor. hop_s: one step of the algorithm.
+    fill_s, fill_half_s: the pipeline fill of large messages, and the transfer time at which it is 0.71 of that.
+    """
+
+    efficiency: float = Field(gt=0, le=1.2)
+    base_s: float = Field(ge=0, default=0.0)
+    hop_s: float = Field(ge=0, default=0.0)
+    fill_s: float = Field(ge=0, default=0.0)
+    fill_half_s: float = Field(ge=0, default=0.0)
+
+
+class Quality(Strict):
+    """Residuals of the fit as |log(predicted / measured)|: median and 95th percentile, and over what was measured.
+
+    between_machines: spread (standard deviation of log) of machines that were left out of the fit.
+    """
+
+    small_p50: float = Field(ge=0)
+    small_p95: float = Field(ge=0)
+    mid_p50: float = Field(ge=0)
+    mid_p95: float = Field(ge=0)
+    large_p50: float = Field(ge=0)
+    large_p95: float = Field(ge=0)
+    between_machines: float = Field(ge=0)
+    num_samples: int = Field(ge=0)
+    min_bytes: int = Field(ge=0)
+    max_bytes: int = Field(ge=0)
+
+
+class LinkClass(Strict):
+    """Fields that ports and networks share. `assumed` is empty, or says whose numbers were borrowed and why."""
+
+    name: str
+    modes: dict[str, Mode]  # "ring/simple", "nvls/simple", "p2p/simple", ...
+    quality: Quality
+    source: str
+    assumed: str = ""
+
+    def mode(self, algorithm: str, protocol: str) -> Mode:
+        """The curve of one algorithm and protocol. Raises CalibrationError naming the recipe that would supply it."""
+        found = self.modes.get(f"{algorithm}/{protocol}")
+        if found is None:
+            place, problem = f"{self.name}: modes", f"no curve for {algorithm}/{protocol}"
+            raise CalibrationError(Fault(place=place, problem=problem, remedy=f"run {REFIT}"))
+        return found
+
+
+class PortCurves(LinkClass):
+    """A GPU's port into its node: NVLink or PCIe. bytes_per_s is the data sheet's, one way.
+
+    drain: the part of a step that a ring's last, receive-only step of each loop still costs (docs/background).
+    """
+
+    family: Family
+    bytes_per_s: float = Field(gt=0)
+    drain: float = Field(ge=0, le=1, default=0.0)
+    num_channels: int = Field(gt=0)
+    num_nvls_channels: int = Field(ge=0, default=0)
+
+
+class NetworkCurves(LinkClass):
+    """A network between nodes. `kinds` are the names of `cluster.inter.kind` that it stands for."""
+
+    kinds: tuple[str, ...]
+
+
+class LinkCurves(Strict):
+    """Everything calibrated about links. `ideal` means efficiency 1, latency 0 and exact arithmetic."""
+
+    name: str
+    ideal_links: bool = False
+    ports: tuple[PortCurves, ...] = ()
+    networks: tuple[NetworkCurves, ...] = ()
+    provenance: dict[str, str] = {}
+
+    @classmethod
+    def load(cls, path: str | Path = DEFAULT_FILE) -> Self:
+        """From a file, all faults at once as CalibrationError."""
+        return cls.parse(_tuples(read_json(Path(path), CalibrationError)), str(path), CalibrationError)
+
+    @classmethod
+    def ideal(cls) -> Self:
+        """Perfect links: the closed forms and nothing else."""
+        return cls(name="ideal", ideal_links=True)
+
+    def port(self, kind: str, bytes_per_s: float) -> PortCurves:
+        """The nearest calibrated port of the same family, by data-sheet speed."""
+        family = family_of(kind)
+        candidates = [p for p in self.ports if p.family == family] or list(self.ports)
+        if not candidates:
+            problem = f"no port is calibrated, {kind} is needed"
+            raise CalibrationError(Fault(place=self.name, problem=problem, remedy=f"run {REFIT}"))
+        return min(candidates, key=lambda p: (abs(math.log(p.bytes_per_s / bytes_per_s)), p.name))
+
+    def network(self, kind: str) -> NetworkCurves:
+        """The network that stands for `kind`; the first of the file where nobody names it."""
+        if not self.networks:
+            problem = f"no network is calibrated, {kind} is needed"
+            raise CalibrationError(Fault(place=self.name, problem=problem, remedy=f"run {REFIT}"))
+        return next((n for n in self.networks if kind.lower() in n.kinds), self.networks[0])
+
+
+def family_of(kind: str) -> Family:
+    """nvlink4, nvswitch -> nvlink; pcie5 -> pcie; anything else is host memory."""
+    lowered = kind.lower()
+    if lowered.startswith("nv"):
+        return "nvlink"
+    return "pcie" if lowered.startswith("pci") else "host"
+
+
+def pipeline_fill_s(mode: Mode, transfer_s: float) -> float:
+    """Seconds that a call of `transfer_s` on the wire spends filling its pipeline."""
+    if not mode.fill_s:
+        return 0.0
+    return mode.fill_s * math.sqrt(transfer_s / (transfer_s + mode.fill_half_s))
+
+
+@lru_cache(maxsize=1)
+def default_curves() -> LinkCurves:
+    """The curves shipped with the project."""
+    return LinkCurves.load()
+
+
+def _tuples(data: object) -> object:
+    """JSON has no tuples; strict models want them where a field is one."""
+    if not isinstance(data, dict):
+        return data
+    for key in ("ports", "networks"):
+        if isinstance(data.get(key), list):
+            data = {**data, key: tuple(_tuples(item) for item in data[key])}
+    return {**data, "kinds": tuple(data["kinds"])} if isinstance(data.get("kinds"), list) else data

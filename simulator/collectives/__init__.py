@@ -1,0 +1,26 @@
+"""Collectives: what each costs on each class of link, which algorithm NCCL runs, and what compute loses meanwhile."""
+
+from simulator.collective_curves import LinkCurves, default_curves
+from simulator.collectives.cost import Choice, Links, bill, calibrated, choose, collective_s, link_capacities, renamed
+from simulator.collectives.effects import interference, sigma, source
+from simulator.collectives.volumes import KINDS, Volume, minimum, volume
+
+__all__ = [
+    "KINDS",
+    "Choice",
+    "LinkCurves",
+    "Links",
+    "Volume",
+    "bill",
+    "calibrated",
+    "choose",
+    "collective_s",
+    "default_curves",
+    "interference",
+    "link_capacities",
+    "minimum",
+    "renamed",
+    "sigma",
+    "source",
+    "volume",
+]

@@ -1,0 +1,374 @@
+"""Bills: what one collective of a group costs each of its ranks, on two classes of link.
+
+"intra" is a GPU's port into its node, one way. "inter" is a GPU's even share of its node's NICs: if every GPU of a node
+runs a collective of the same axis at once, each has exactly its share, and the groups contend as they do in reality.
+Capacities are what the ring reaches with whole chunks; bytes of other algorithms are weighted by how far they are from
+that, so that one capacity serves all and concurrent collectives share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from simulator.collective_curves import (
+    PORT_TOLERANCE,
+    LinkCurves,
+    Mode,
+    NetworkCurves,
+    PortCurves,
+    default_curves,
+    family_of,
+    pipeline_fill_s,
+)
+from simulator.collectives.tuning import Fabric, Group, pick
+from simulator.collectives.volumes import KINDS, Algorithm, Kind, Volume, volume
+from simulator.errors import Fault, PlanError
+from simulator.program import Bill, Number
+
+if TYPE_CHECKING:
+    from simulator.mesh import GroupShape
+    from simulator.topology import Cluster
+
+_NVLS_SINCE = (2, 17)  # first NCCL release with NVLink SHARP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What NCCL picks, and how long the call takes alone."""
+
+    algorithm: Algorithm
+    protocol: str
+    time_s: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Numbers of a cluster that bills use, hashable: part of the memo's key.
+
+    shape: how a node's GPUs are joined (topology.Intra.shape). islands: GPUs that share one NVLink domain.
+    """
+
+    architecture: str
+    port_kind: str
+    port_bytes_per_s: float
+    shape: str
+    host_bytes_per_s: float
+    network_kind: str
+    nic_bytes_per_s: float
+    num_nics: int
+    oversubscription: float
+    nodes_per_leaf: int
+    gpus_per_node: int
+    islands: int
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Links:
+        """The links of `cluster`."""
+        intra, network, fabric, host = cluster.intra, cluster.inter, cluster.fabric, cluster.host
+        return cls(
+            cluster.device.architecture,
+            intra.kind,
+            intra.bytes_per_s,
+            intra.shape,
+            host.bytes_per_s if host else intra.bytes_per_s,
+            network.kind if network else "",
+            network.nic_bytes_per_s if network else 0.0,
+            network.num_nics if network else 0,
+            fabric.oversubscription,
+            fabric.nodes_per_leaf,
+            cluster.gpus_per_node,
+            max(cluster.nvlink_domain_size, cluster.gpus_per_node),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A group in units that matter: ranks, the NVLink domains they lie in, and how many GPUs of each are busy."""
+
+    num_ranks: int
+    num_domains: int
+    busy_per_domain: int
+
+    @classmethod
+    def of(cls, shape: GroupShape, links: Links) -> Placement:
+        """`shape` on `links`; a rack-wide NVLink domain is one place whatever its trays are called."""
+        trays = max(1, links.islands // links.gpus_per_node)
+        if shape.num_nodes == 1 or (trays > 1 and not shape.spans_domain):
+            domains = 1
+        else:
+            domains = max(2, -(-shape.num_nodes // trays))
+        ranks = -(-shape.num_ranks // domains)
+        return cls(shape.num_ranks, domains, min(links.islands, ranks * max(1, shape.num_groups_per_node)))
+
+    @property
+    def ranks_per_domain(self) -> int:
+        return -(-self.num_ranks // self.num_domains)
+
+
+def bill(
+    kind: str,
+    size_bytes: int,
+    shape: GroupShape,
+    cluster: Cluster,
+    *,
+    curves: LinkCurves | None = None,
+    nccl: str = "",
+    allowed: tuple[str, ...] = (),
+) -> Bill:
+    """What one collective costs each rank: bytes over "intra" and "inter", and seconds before they flow.
+
+    size_bytes: of the full tensor, nccl-tests' convention (all-gather and reduce-scatter: n times a shard; all-to-all:
+    what one rank sends in total; send_recv: what one rank sends). nccl: version, empty for a current one.
+    allowed: algorithms or protocols to choose from, as NCCL_ALGO and NCCL_PROTO restrict; empty for all.
+    Raises PlanError for an unknown kind, CalibrationError where a curve is missing.
+    """
+    links = Links.of(cluster)
+    call = Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl, allowed)
+    return _memo(curves or default_curves()).bill(call)
+
+
+def choose(
+    kind: str,
+    size_bytes: int,
+    shape: GroupShape,
+    cluster: Cluster,
+    curves: LinkCurves | None = None,
+    *,
+    nccl: str = "",
+    allowed: tuple[str, ...] = (),
+) -> Choice:
+    """The algorithm and protocol that NCCL picks, and the time of the call alone (see `bill` for arguments)."""
+    links, curves = Links.of(cluster), curves or default_curves()
+    call = Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl, allowed)
+    algorithm, protocol = algorithm_of(call, curves)
+    return Choice(algorithm=algorithm, protocol=protocol, time_s=_memo(curves).time_s(call))
+
+
+def collective_s(
+    kind: str,
+    size_bytes: int,
+    shape: GroupShape,
+    cluster: Cluster,
+    curves: LinkCurves | None = None,
+    *,
+    nccl: str = "",
+) -> Number:
+    """Seconds of one collective alone on its links."""
+    return choose(kind, size_bytes, shape, cluster, curves, nccl=nccl).time_s
+
+
+def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffix: str = "") -> dict[str, Number]:
+    """Achievable bytes/s of "intra" (one GPU's port) and "inter" (one GPU's share of its node's NICs).
+
+    suffix: appended to the names where every rank or node has links of its own (see `renamed`).
+    """
+    capacities = _capacities(Links.of(cluster), curves or default_curves())
+    return {f"{name}{suffix}": value for name, value in capacities.items()}
+
+
+def renamed(bill: Bill, suffix: str) -> Bill:
+    """The same bill on links named with `suffix`."""
+    names = {f"{name}{suffix}": value for name, value in bill.link_bytes.items()}
+    return replace(bill, link_bytes=names)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Everything a bill depends on but the curves: the memo's key."""
+
+    kind: Kind
+    size_bytes: int
+    place: Placement
+    links: Links
+    nccl: str
+    allowed: tuple[str, ...]
+
+
+class _Memo:
+    """Bills of one set of curves. Curves are compared by identity: hashing them would cost more than a bill."""
+
+    def __init__(self, curves: LinkCurves) -> None:
+        self.curves = curves
+        self.bills: dict[Call, Bill] = {}
+
+    def bill(self, call: Call) -> Bill:
+        found = self.bills.get(call)
+        if found is None:
+            found = self.bills[call] = _bill(call, self.curves)
+        return found
+
+    def time_s(self, call: Call) -> Number:
+        found, capacities = self.bill(call), _capacities(call.links, self.curves)
+        return found.latency_s + max((b / capacities[k] for k, b in found.link_bytes.items()), default=0)
+
+
+_memos: dict[int, _Memo] = {}
+
+
+def _memo(curves: LinkCurves) -> _Memo:
+    found = _memos.get(id(curves))
+    if found is None or found.curves is not curves:
+        found = _memos[id(curves)] = _Memo(curves)
+    return found
+
+
+def _capacities(links: Links, curves: LinkCurves) -> Mapping[str, Number]:
+    return _capacities_of(links, _Same(curves))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Same:
+    """Curves as a cache key, by identity."""
+
+    curves: LinkCurves
+
+    def __hash__(self) -> int:
+        return id(self.curves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.curves is other.curves
+
+
+@lru_cache(maxsize=256)
+def _capacities_of(links: Links, same: _Same) -> dict[str, Number]:
+    share = nic_share(links)
+    if same.curves.ideal_links:
+        return {"intra": Fraction(links.port_bytes_per_s), "inter": share}
+    capacities: dict[str, Number] = {}
+    port = same.curves.port(links.port_kind, links.port_bytes_per_s)
+    capacities["intra"] = links.port_bytes_per_s * port.mode("ring", "simple").efficiency
+    if links.num_nics:
+        network = same.curves.network(links.network_kind)
+        capacities["inter"] = float(share) * network.mode("ring", "simple").efficiency
+    return capacities
+
+
+def nic_share(links: Links) -> Fraction:
+    """One GPU's even share of its node's NICs, data sheet."""
+    return Fraction(links.nic_bytes_per_s) * links.num_nics / links.gpus_per_node
+
+
+def algorithm_of(call: Call, curves: LinkCurves) -> tuple[Algorithm, str]:
+    """Ideal links run rings (the closed forms); real ones what NCCL picks."""
+    if curves.ideal_links:
+        return ("p2p", "simple") if call.kind in ("all_to_all", "send_recv") else ("ring", "simple")
+    links = call.links
+    node_gb_per_s = float(nic_share(links)) * links.islands / 1e9
+    # NVSwitch reduces for Hopper and later; an older NCCL cannot ask it to
+    architecture = "ampere" if _without_nvls(call.nccl) else links.architecture
+    fabric = Fabric(family_of(links.port_kind), architecture, links.port_bytes_per_s / 1e9, node_gb_per_s)
+    return pick(call.kind, call.size_bytes, Group(call.place.num_ranks, call.place.num_domains), fabric, call.allowed)
+
+
+def _bill(call: Call, curves: LinkCurves) -> Bill:
+    """Volume × size over each link, weighted by the mode's distance from the ring, and the delay before it."""
+    algorithm, protocol = algorithm_of(call, curves)
+    form = volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
+    port_bytes = form.port * call.size_bytes * _detour(call)
+    nic_bytes = form.nic * call.size_bytes * _nic_part(call) * _spine(algorithm, call)
+    if curves.ideal_links:
+        return Bill(latency_s=Fraction(0), link_bytes=_drop_zero({"intra": port_bytes, "inter": nic_bytes}))
+    port = curves.port(call.links.port_kind, call.links.port_bytes_per_s)
+    network = curves.network(call.links.network_kind) if call.place.num_domains > 1 else None
+    weighted = {"intra": float(port_bytes) * port_weight(port, algorithm, protocol, form)}
+    if network is not None:
+        mode = network.mode(algorithm, protocol)
+        weighted["inter"] = float(nic_bytes) * network.mode("ring", "simple").efficiency / mode.efficiency
+    capacities = _capacities(call.links, curves)
+    transfer_s = max((b / float(capacities[k]) for k, b in weighted.items() if b), default=0.0)
+    return Bill(
+        latency_s=latency_s(port, network, algorithm, protocol, form, transfer_s), link_bytes=_drop_zero(weighted)
+    )
+
+
+def port_weight(port: PortCurves, algorithm: Algorithm, protocol: str, form: Volume) -> float:
+    """Ring-equivalent bytes per byte on a port: the mode's efficiency, and the receive-only step of a ring's loop."""
+    relative = port.mode("ring", "simple").efficiency / port.mode(algorithm, protocol).efficiency
+    drained = 1 + port.drain / form.steps if algorithm == "ring" and form.steps else 1.0
+    return relative * drained
+
+
+def latency_s(
+    port: PortCurves,
+    network: NetworkCurves | None,
+    algorithm: Algorithm,
+    protocol: str,
+    form: Volume,
+    transfer_s: float,
+) -> float:
+    """Launch, steps and pipeline fill. Across nodes the network's fill decides: its chunks are the slower ones."""
+    local = port.mode(algorithm, protocol)
+    if network is None:
+        return local.base_s + form.local_steps * local.hop_s + pipeline_fill_s(local, transfer_s)
+    far: Mode = network.mode(algorithm, protocol)
+    steps = form.local_steps * local.hop_s + form.network_steps * far.hop_s
+    return local.base_s + far.base_s + steps + pipeline_fill_s(far, transfer_s)
+
+
+def _detour(call: Call) -> Fraction:
+    """How much longer a group is on its ports where not every GPU of a node reaches each other at full port speed.
+
+    mesh: r GPUs of g use r−1 of each port's g−1 cables. pairs: beyond two ranks the way leads through the host.
+    """
+    links, r = call.links, call.place.ranks_per_domain
+    if links.shape == "mesh" and 1 < r < links.gpus_per_node:
+        return Fraction(links.gpus_per_node - 1, r - 1)
+    if links.shape == "pairs" and r > 2:
+        return max(Fraction(1), Fraction(links.port_bytes_per_s) / Fraction(links.host_bytes_per_s))
+    return Fraction(1)
+
+
+def _nic_part(call: Call) -> Fraction:
+    """One rank's part of its domain's NIC traffic, weighted to bytes over a GPU's even share of the NICs.
+
+    A node with idle GPUs leaves their share to the busy ones, but a GPU cannot use more than the NICs on its side
+    (one at least): with one busy GPU of eight and eight NICs it has its own share only.
+    """
+    links, place = call.links, call.place
+    if not links.num_nics:
+        return Fraction(0)
+    even = Fraction(links.num_nics, links.gpus_per_node)
+    usable = min(even * links.islands / place.busy_per_domain, max(Fraction(1), even))
+    return even / max(usable, even) / place.ranks_per_domain
+
+
+def _spine(algorithm: Algorithm, call: Call) -> Fraction:
+    """Slowdown by uplinks that are slower than the cards below them.
+
+    A ring (or a tree over consecutive nodes) leaves a leaf of L nodes once, with one node's traffic: it feels an
+    oversubscription above L only. Of an all-to-all's traffic (N−L)/(N−1) leaves the leaf of its sender.
+    """
+    leaf, nodes = call.links.nodes_per_leaf, call.place.num_domains
+    if nodes <= leaf:
+        return Fraction(1)
+    over = Fraction(call.links.oversubscription)
+    crossing = Fraction(nodes - leaf, nodes - 1) if algorithm == "p2p" else Fraction(1, leaf)
+    return max(Fraction(1), over * crossing)
+
+
+def _drop_zero(link_bytes: dict[str, Number]) -> dict[str, Number]:
+    return {name: value for name, value in link_bytes.items() if value}
+
+
+def _without_nvls(nccl: str) -> bool:
+    parts = tuple(int(p) for p in nccl.split(".")[:2] if p.isdigit())
+    return bool(parts) and parts < _NVLS_SINCE
+
+
+def checked_kind(kind: str) -> Kind:
+    """`kind` if it is one. Raises PlanError with the legal ones."""
+    found = next((k for k in KINDS if k == kind), None)
+    if found is None:
+        raise PlanError(Fault(place="collective", problem=f"no kind {kind!r}", remedy=f"one of {', '.join(KINDS)}"))
+    return found
+
+
+def calibrated(links: Links, curves: LinkCurves) -> bool:
+    """True where the port itself was measured, not a relative scaled by data-sheet speed."""
+    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    ratio = links.port_bytes_per_s / port.bytes_per_s
+    return not port.assumed and 1 / PORT_TOLERANCE <= ratio <= PORT_TOLERANCE

@@ -1,0 +1,95 @@
+"""What a collective does to its surroundings: the compute it slows, and how sure its time is."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from simulator.collective_curves import LinkCurves, Quality, default_curves
+from simulator.collectives.cost import Links, Placement, calibrated, checked_kind, choose
+from simulator.collectives.volumes import Kind, volume
+
+if TYPE_CHECKING:
+    from simulator.mesh import GroupShape
+    from simulator.topology import Cluster
+
+# Bytes read plus written in a GPU's memory per byte that leaves its port. A hop writes what arrives and reads what it
+# sends or adds; NCCL's staging buffers add up to one more of each where they fall out of the L2 cache. So 2 to 4; prior 2.
+MEMORY_PASSES = 2.0
+SMS_PER_CHANNEL = (
+    1  # one CTA a channel of up to 640 threads; NCCL's kernels fill an SM's registers (src/include/device.h)
+)
+_MID_BYTES, _LARGE_BYTES = 64 * 2**10, 64 * 2**20
+_SCALED_SIGMA = 0.15  # added where a relative's curves were scaled by data-sheet speed: spread of efficiency over ports
+
+
+def interference(
+    kind: str,
+    shape: GroupShape,
+    cluster: Cluster,
+    curves: LinkCurves | None = None,
+    *,
+    size_bytes: int = 2**28,
+) -> float:
+    """Share of compute speed (0..0.9) lost while the collective runs: SMs of its channels, memory traffic of its bytes.
+
+    Both are physics, not a fit: channels × SMs a channel over the device's SMs, plus the bytes that a call of
+    `size_bytes` (large, where rates are steady) reads and writes a second over the memory's speed.
+    """
+    curves = curves or default_curves()
+    if curves.ideal_links or shape.num_ranks == 1:
+        return 0.0
+    channels, wire_bytes_per_s = _traffic(checked_kind(kind), size_bytes, shape, cluster, curves)
+    memory = MEMORY_PASSES * wire_bytes_per_s / cluster.device.memory_bytes_per_s
+    return min(0.9, SMS_PER_CHANNEL * channels / cluster.device.num_sms + memory)
+
+
+def _traffic(kind: Kind, size_bytes: int, shape: GroupShape, cluster: Cluster, curves: LinkCurves) -> tuple[int, float]:
+    """Channels of the call, and the bytes a second that leave a GPU through its port and its part of the NICs."""
+    links = Links.of(cluster)
+    choice = choose(kind, size_bytes, shape, cluster, curves)
+    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    place = Placement.of(shape, links)
+    form = volume(kind, choice.algorithm, place.num_ranks, place.num_domains)
+    channels = port.num_nvls_channels if choice.algorithm.startswith("nvls") else port.num_channels
+    wire_bytes = float(form.port + form.nic / place.ranks_per_domain) * size_bytes
+    return channels, wire_bytes / float(choice.time_s)
+
+
+def sigma(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, curves: LinkCurves | None = None) -> float:
+    """Standard deviation of log(true / predicted) time: the fit's residuals and the spread between machines."""
+    checked_kind(kind)
+    curves = curves or default_curves()
+    if curves.ideal_links:
+        return 0.0
+    links = Links.of(cluster)
+    place = Placement.of(shape, links)
+    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    quality = curves.network(links.network_kind).quality if place.num_domains > 1 else port.quality
+    scaled = 0.0 if calibrated(links, curves) else _SCALED_SIGMA
+    return math.hypot(_band(quality, size_bytes), quality.between_machines, scaled)
+
+
+def _band(quality: Quality, size_bytes: int) -> float:
+    """Half of the residuals' 95th percentile: a standard deviation that does not mind the shape of the tail."""
+    if size_bytes < _MID_BYTES:
+        return quality.small_p95 / 2
+    return (quality.mid_p95 if size_bytes < _LARGE_BYTES else quality.large_p95) / 2
+
+
+def source(cluster: Cluster, curves: LinkCurves | None = None) -> str:
+    """What calibrates this cluster's links, in words."""
+    curves = curves or default_curves()
+    if curves.ideal_links:
+        return "ideal links: data-sheet speed, no latency"
+    links = Links.of(cluster)
+    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    ratio = links.port_bytes_per_s / port.bytes_per_s
+    parts = [f"{port.name}: {port.source}"]
+    if not calibrated(links, curves):
+        parts[0] += f" (assumed for {links.port_kind}, scaled × {ratio:.2f})"
+    if links.num_nics:
+        network = curves.network(links.network_kind)
+        named = links.network_kind.lower() in network.kinds
+        parts.append(f"{network.name}: {network.source}" + ("" if named else f" (assumed for {links.network_kind})"))
+    return "; ".join(parts)

@@ -1,0 +1,147 @@
+"""Closed forms: the bytes that each algorithm moves and the steps it takes, exact, per byte of the full tensor.
+
+Legend: S bytes of the full tensor (nccl-tests' convention), n ranks, N nodes, r ranks per node.
+port: bytes out of (and into) the busiest GPU's port of its node, over S. nic: bytes into the busiest node, over S.
+Derivations: docs/background/collectives.md; tests/theory plays every algorithm chunk by chunk and counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"]
+Algorithm = Literal["ring", "tree", "nvls", "nvlstree", "pat", "p2p"]
+KINDS: tuple[Kind, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "send_recv",
+)
+_DATA_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """What one algorithm costs a group: traffic over S, and the steps that follow one another."""
+
+    port: Fraction
+    nic: Fraction
+    local_steps: int
+    network_steps: int
+
+    @property
+    def steps(self) -> int:
+        return self.local_steps + self.network_steps
+
+
+@lru_cache(maxsize=4096)
+def volume(kind: Kind, algorithm: Algorithm, num_ranks: int, num_nodes: int) -> Volume:
+    """The closed form of `algorithm` for `kind` on num_ranks, spread evenly over num_nodes."""
+    n, big_n = num_ranks, num_nodes
+    r = -(-n // big_n)
+    if n == 1:
+        return Volume(port=Fraction(0), nic=Fraction(0), local_steps=0, network_steps=0)
+    forms = {"ring": _ring, "tree": _tree, "nvls": _nvls, "nvlstree": _nvls, "pat": _pat, "p2p": _p2p}
+    return forms[algorithm](kind, n, big_n, r)
+
+
+def _ring(kind: Kind, n: int, big_n: int, r: int) -> Volume:
+    """One flat ring through all ranks. Every hop carries (n−1)/n·S, twice for all-reduce (Patarasuk & Yuan 2009).
+
+    The ring enters and leaves a node once, so its NICs carry what a hop carries; the other r−1 of the node's r hops
+    are on ports, and channels rotate the rank that stands at the border. Broadcast and reduce pass all of S on.
+    """
+    passes = _DATA_STEPS.get(kind, 1)
+    hop = Fraction(passes * (n - 1), n) if kind in _DATA_STEPS else Fraction(1)
+    steps = passes * (n - 1)
+    network_steps = passes * (big_n - 1)
+    if big_n == 1:
+        return Volume(port=hop, nic=Fraction(0), local_steps=steps, network_steps=0)
+    return Volume(
+        port=hop * Fraction(r - 1, r), nic=hop, local_steps=steps - network_steps, network_steps=network_steps
+    )
+
+
+def _tree(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
+    """Double binary tree over nodes (Sanders, Speck, Träff 2009), a chain inside each: S goes up and comes down."""
+    port = Fraction(min(r - 1, 2))
+    network_steps = 2 * (big_n.bit_length() - 1)
+    return Volume(port=port, nic=tree_nic(big_n), local_steps=2 * (r - 1), network_steps=network_steps)
+
+
+def _nvls(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
+    """All-reduce in the NVSwitch: each GPU owns S/r, reads it reduced and multicasts the result.
+
+    Out of each port: all of S (its owners read it through the switch) and the S/r it multicasts.
+    Over nodes the owners' results go up and down the double binary tree.
+    """
+    nic = tree_nic(big_n)
+    return Volume(port=1 + Fraction(1, r), nic=nic, local_steps=1, network_steps=2 * (big_n.bit_length() - 1))
+
+
+def _pat(_kind: Kind, n: int, _big_n: int, _r: int) -> Volume:
+    """Parallel aggregated trees (NCCL 2.23), one rank a node: the ring's bytes in log2(n) steps."""
+    hop = Fraction(n - 1, n)
+    return Volume(port=Fraction(0), nic=hop, local_steps=0, network_steps=(n - 1).bit_length())
+
+
+def _p2p(kind: Kind, n: int, big_n: int, r: int) -> Volume:
+    """Every rank sends S/n to each other rank (all_to_all), or S to one peer (send_recv).
+
+    A send_recv between nodes crosses the NIC with each of the node's r ranks' own S.
+    """
+    if kind == "send_recv":
+        across = Fraction(r) if big_n > 1 else Fraction(0)
+        return Volume(
+            port=Fraction(0 if big_n > 1 else 1), nic=across, local_steps=int(big_n == 1), network_steps=int(big_n > 1)
+        )
+    return Volume(port=Fraction(r - 1, n), nic=Fraction(r * (n - r), n), local_steps=r - 1, network_steps=n - r)
+
+
+@lru_cache(maxsize=1024)
+def tree_nic(num_nodes: int) -> Fraction:
+    """Bytes into the busiest node of a double binary tree over S: half of S per child (up), half from a parent (down)."""
+    half = Fraction(1, 2)
+    loads = [Fraction(0)] * num_nodes
+    for node, up in tree_edges(num_nodes):
+        loads[up] += half
+        loads[node] += half
+    return max(loads)
+
+
+def tree_edges(num_nodes: int) -> list[tuple[int, int]]:
+    """(child, parent) pairs of both trees. The second is the first mirrored (even) or shifted by one (odd).
+
+    In-order numbering: a node's parent clears its lowest set bit b and sets the next, or only clears it where that
+    number does not exist; so inner nodes are even, and each node is a leaf in at least one of the trees.
+    """
+    first = []
+    for node in range(1, num_nodes):
+        bit = node & -node
+        up = (node ^ bit) | (bit << 1)
+        first.append((node, up if up < num_nodes else node ^ bit))
+    if num_nodes % 2 == 0:
+        second = [(num_nodes - 1 - a, num_nodes - 1 - b) for a, b in first]
+    else:
+        second = [((a + 1) % num_nodes, (b + 1) % num_nodes) for a, b in first]
+    return first + second
+
+
+def minimum(kind: Kind, num_ranks: int, num_nodes: int) -> Volume:
+    """What no algorithm without in-network reduction can beat: each rank and each node receives what it lacks once.
+
+    All-gather into a node: the (N−1)/N·S that its ranks do not hold; all-reduce is a reduce-scatter and an all-gather.
+    """
+    if kind not in _DATA_STEPS:
+        return volume(kind, "p2p" if kind in ("all_to_all", "send_recv") else "ring", num_ranks, num_nodes)
+    passes = _DATA_STEPS[kind]
+    nic = Fraction(passes * (num_nodes - 1), num_nodes)
+    local = -(-num_ranks // num_nodes)
+    port = Fraction(passes * (local - 1), local)
+    return Volume(port=port, nic=nic, local_steps=0, network_steps=0)
