@@ -49,7 +49,9 @@ def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None) -> F
     where = _where(place, loc)
     if detail["type"] == "extra_forbidden":
         owner = model_at(model, loc[:-1])
-        return Fault(place=where, problem="unknown key", remedy=nearest(str(loc[-1]), owner.model_fields if owner else ()))
+        return Fault(
+            place=where, problem="unknown key", remedy=nearest(str(loc[-1]), owner.model_fields if owner else ())
+        )
     if detail["type"] == "missing":
         return Fault(place=where, problem="is missing")
     cause = detail.get("ctx", {}).get("error")

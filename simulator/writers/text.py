@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +29,7 @@ def render(prediction: Prediction, *, color: bool = False, width: int = _PLAIN_W
 
 
 def _report(p: Prediction) -> Group:
-    parts = [
+    parts: list[RenderableType] = [
         _verdict(p),
         _section("Speed", _speed(p)),
         _section("Memory of the fullest rank", _memory(p)),
@@ -50,10 +50,17 @@ def _section(title: str, body: Table | Text) -> Group:
 def _verdict(p: Prediction) -> Text:
     m = p.memory
     spare = m.capacity_bytes - m.used_bytes
-    margin = f"{format_bytes(abs(spare))} ({abs(spare) / m.capacity_bytes:.0%}) {'to spare' if spare >= 0 else 'too much'}"
+    margin = (
+        f"{format_bytes(abs(spare))} ({abs(spare) / m.capacity_bytes:.0%}) {'to spare' if spare >= 0 else 'too much'}"
+    )
     text = Text(p.verdict, style=_COLORS[p.verdict])
-    text.append(f"  {p.model} on {p.cluster}, {p.num_devices:,} device{'s' if p.num_devices != 1 else ''}: ", style="not bold default")
-    text.append(f"{format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)} used, {margin}", style="not bold default")
+    text.append(
+        f"  {p.model} on {p.cluster}, {p.num_devices:,} device{'s' if p.num_devices != 1 else ''}: ",
+        style="not bold default",
+    )
+    text.append(
+        f"{format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)} used, {margin}", style="not bold default"
+    )
     if p.cause:
         text.append(f"\n{' ' * len(p.verdict)}  {p.cause}", style="not bold default")
     return text

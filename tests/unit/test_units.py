@@ -82,7 +82,9 @@ def test_a_wrong_unit_is_answered_with_the_right_one(parse: object, text: str, r
     assert text in caught.value.problem
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-5GB", "nanGB", "infGB", "1e999GB", "0x10GB", "1_0GB", "٣GB", "9" * 9999 + "GB", "5GB\n5"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-5GB", "nanGB", "infGB", "1e999GB", "0x10GB", "1_0GB", "٣GB", "9" * 9999 + "GB", "5GB\n5"]
+)
 def test_hostile_text_is_refused(text: str) -> None:
     with pytest.raises(UnitError):
         parse_bytes(text)

@@ -1,0 +1,110 @@
+"""`--set key=value`: reach any leaf of what a prediction is made from."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from simulator.errors import Fault, InputError
+from simulator.schema import Strict, faults_of, model_at, nearest
+from simulator.units import FROM_FILE
+
+NounT = TypeVar("NounT", bound=Strict)
+
+_LEAF: Final = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One `root.path=value`, as given. `flag` is how the reader finds it again on the command line."""
+
+    root: str
+    path: tuple[str, ...]
+    text: str
+    flag: str
+
+    @property
+    def value(self) -> object:
+        return literal(self.text)
+
+
+def literal(text: str) -> object:
+    """What TOML would read in `key = text`; text that is no TOML value is a string ("400Gb/s", bf16)."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    return table["value"] if list(table) == ["value"] else text
+
+
+def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list[Override], list[Fault]]:
+    """The overrides among `settings`, and a fault for each that is none."""
+    found: dict[str, Override] = {}
+    faults: list[Fault] = []
+    for setting in settings:
+        key, equals, text = (part.strip() for part in setting.partition("="))
+        root, *path = key.split(".")
+        flag = f"--set {key}"
+        if not equals:
+            faults.append(Fault(place=f"--set {setting}", problem="has no value", remedy="--set key=value"))
+        elif root not in roots or not path:
+            known = nearest(root, roots) or f"known: {', '.join(roots)}"
+            faults.append(Fault(place=flag, problem=f"a key begins with one of {', '.join(roots)}", remedy=known))
+        elif key in found:
+            faults.append(Fault(place=flag, problem="is set twice", remedy="keep one"))
+        else:
+            found[key] = Override(root=root, path=tuple(path), text=text, flag=flag)
+    return list(found.values()), faults
+
+
+def patched(noun: NounT, overrides: Iterable[Override], error: type[InputError]) -> NounT:
+    """`noun` with the leaves replaced and validated anew. Raises `error` with every fault."""
+    overrides = list(overrides)
+    if not overrides:
+        return noun
+    data = noun.model_dump(exclude_unset=True)
+    faults: list[Fault] = []
+    for override in overrides:
+        faults += _leaf_faults(type(noun), override) or _put(data, override)
+        if "sources" in type(noun).model_fields and override.path[0] != "sources":
+            data["sources"] = {**data.get("sources", {}), override.path[0]: f"given: {override.flag}={override.text}"}
+    if faults:
+        raise error(faults)
+    return type(noun).parse(data, ", ".join(override.flag for override in overrides), error)
+
+
+def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
+    """Faults of the value alone, judged as in a file: a bare number where a unit is due is one."""
+    owner = model_at(root, override.path[:-1])
+    name = override.path[-1]
+    if owner is None:
+        return []  # below a plain table: the noun's own validation decides
+    info = owner.model_fields.get(name)
+    if info is None:
+        problem = f"{owner.__name__} has no {name!r}"
+        return [Fault(place=override.flag, problem=problem, remedy=nearest(name, owner.model_fields))]
+    if model_at(root, override.path) is not None:
+        return []  # a table set as a whole
+    annotation: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
+    try:
+        TypeAdapter(annotation, config=_LEAF).validate_python(override.value, context=FROM_FILE)
+    except ValidationError as exc:
+        return faults_of(exc, override.flag)
+    return []
+
+
+def _put(data: dict[str, Any], override: Override) -> list[Fault]:
+    """Write the value into nested plain data; parts of the path that were unset become tables."""
+    here: Any = data
+    for part in override.path[:-1]:
+        if isinstance(here, dict) and here.get(part) is None:
+            here[part] = {}
+        if not isinstance(here, dict) or not isinstance(here[part], dict):
+            return [Fault(place=override.flag, problem=f"{part} is no table", remedy="set it as a whole")]
+        here = here[part]
+    here[override.path[-1]] = override.value
+    return []

@@ -1,0 +1,117 @@
+"""`shardwise predict`: step time and peak memory of one plan, and whether it fits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+from simulator.cli import ExitCode
+from simulator.cli.study import read_study
+from simulator.plan import Plan
+from simulator.predict import Prediction, predict
+
+_HELP = """Predict one training step of a model under a plan on a cluster.
+
+STUDY.toml holds `model`, `cluster`, `nodes`, `calibration` and a [plan] table; flags override it. Without a file the
+embedded default is predicted: Llama 3 8B with FSDP2 on one node of 8 H100. If no data-parallel degree is given, all
+devices of the cluster shard the model.
+
+Exit codes: 0 it fits, 2 usage, 3 bad input, 4 it does not fit in memory."""
+
+
+def _metavar(annotation: object) -> str:
+    """What a flag takes, from the type of Plan's field: `none|full`, INTEGER."""
+    choices = [
+        word for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal for word in get_args(part)
+    ]
+    if choices:
+        return "|".join(map(str, choices))
+    names = {int: "INTEGER", bool: "true|false", str: "NAME", float: "NUMBER"}
+    return "|".join(names[part] for part in names if part is annotation or part in get_args(annotation)) or "VALUE"
+
+
+def _plan_options(function: Callable[..., int]) -> Callable[..., int]:
+    """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are told together."""
+    for name, info in reversed(Plan.model_fields.items()):
+        metavar = "SIZE" if name.endswith("_bytes") else _metavar(info.annotation)
+        default = (
+            ""
+            if info.default is None
+            else f"default {str(info.default).lower() if isinstance(info.default, bool) else info.default}"
+        )
+        function = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=default)(function)
+    return function
+
+
+@click.command("predict", help=_HELP)
+@click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
+@click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
+@click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
+@click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
+@click.option(
+    "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
+)
+@_plan_options
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any leaf of plan, model, cluster, device or stack: device.memory_bytes=96GiB. May be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
+@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.json.gz",
+    help="Also write a Chrome trace, for Perfetto.",
+)
+def command(
+    study: Path | None,
+    *,
+    settings: tuple[str, ...],
+    as_json: bool,
+    plain: bool,
+    trace: Path | None,
+    **flags: str | None,
+) -> int:
+    """Predict, print, and say by the exit code whether it fits."""
+    given = {name: text for name, text in flags.items() if text is not None}
+    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
+    asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings)
+    prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
+    if trace is not None:
+        _write_trace(trace, prediction)
+    click.echo(_answer(prediction, asked.inputs(), as_json=as_json, plain=plain), nl=False)
+    return ExitCode.OK if prediction.fits else ExitCode.DOES_NOT_FIT
+
+
+def _answer(prediction: Prediction, inputs: dict[str, Any], *, as_json: bool, plain: bool) -> str:
+    if as_json:
+        from simulator.writers.json_report import to_json  # noqa: PLC0415  only what is asked for is loaded
+
+        return to_json(prediction, inputs)
+    from simulator.writers.text import render  # noqa: PLC0415
+
+    if plain or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
+        return render(prediction)
+    return render(prediction, color=True, width=shutil.get_terminal_size().columns)
+
+
+def _write_trace(path: Path, prediction: Prediction) -> None:
+    from simulator.trace import MemoryTrace, Timeline  # noqa: PLC0415
+    from simulator.writers.chrome_trace import write_chrome_trace  # noqa: PLC0415
+
+    assert isinstance(prediction.timeline, Timeline)
+    memory = prediction.memory_trace if isinstance(prediction.memory_trace, MemoryTrace) else None
+    write_chrome_trace(path, prediction.timeline, memory, prediction.memory.outside_torch_bytes)
+    click.echo(f"trace written to {path}", err=True)
