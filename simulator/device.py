@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field
 
-from simulator.schema import Strict
+from simulator.errors import ClusterError, Fault
+from simulator.schema import Strict, nearest, read_toml
+from simulator.units import Bytes, BytesPerS, FlopPerS
 
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "cpu"]
+
+DEVICES: Final = Path(__file__).resolve().parents[1] / "topologies" / "devices"
+
+_VENDORS = re.compile(r"\b(nvidia|amd|tesla|geforce|instinct)\b")
 
 
 class PeakFlop(Strict):
     """Dense peak FLOP/s by dtype; 0 where the device has no such units."""
 
-    fp32: float = Field(gt=0)
-    tf32: float = Field(ge=0, default=0)
-    bf16: float = Field(ge=0, default=0)
-    fp16: float = Field(ge=0, default=0)
-    fp8: float = Field(ge=0, default=0)
+    fp32: FlopPerS = Field(gt=0)
+    tf32: FlopPerS = Field(ge=0, default=0)
+    bf16: FlopPerS = Field(ge=0, default=0)
+    fp16: FlopPerS = Field(ge=0, default=0)
+    fp8: FlopPerS = Field(ge=0, default=0)
 
 
 class Device(Strict):
     """One accelerator.
 
     memory_bytes: what the driver reports as total (nvidia-smi's MiB × 2**20), not the marketing gigabytes.
+    cuda_memory_bytes: what a process can get of it (cudaMemGetInfo's total), where a source states it.
     power_w: the board's power cap; sustained matrix speed follows it.
     aliases: other names that tables and users give it.
     sources: where each number stands.
@@ -32,15 +43,67 @@ class Device(Strict):
 
     name: str
     architecture: Architecture
-    memory_bytes: int = Field(gt=0)
-    memory_bytes_per_s: float = Field(gt=0)
+    memory_bytes: Bytes = Field(gt=0)
+    cuda_memory_bytes: Bytes | None = Field(gt=0, default=None)
+    memory_bytes_per_s: BytesPerS = Field(gt=0)
     peak_flop_per_s: PeakFlop
     num_sms: int = Field(gt=0)
     power_w: float = Field(gt=0)
-    calibration: str = ""  # the calibration whose kernels this device shares (its own name if empty)
-    aliases: tuple[str, ...] = ()
+    calibration: str = ""  # the calibration whose kernels this device shares (empty: data sheet only)
+    aliases: Annotated[tuple[str, ...], Field(strict=False)] = ()  # a list in TOML
     sources: dict[str, str] = {}
 
     def peak(self, dtype: str) -> float:
         """Dense peak FLOP/s for `dtype`; 0 if the device lacks it."""
         return float(getattr(self.peak_flop_per_s, dtype))
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory a process can get, before its own context: CUDA's total where known, else the driver's."""
+        return self.cuda_memory_bytes or self.memory_bytes
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """The device of that name or alias, or of a TOML file. Raises ClusterError with the nearest names."""
+        path = Path(name) if name.endswith(".toml") else DEVICES / f"{cls.resolve(name)}.toml"
+        return cls.parse(read_toml(path, ClusterError), str(path), ClusterError, from_file=True)
+
+    @classmethod
+    def resolve(cls, alias: str) -> str:
+        """The name behind an alias, spelling aside. Raises ClusterError with the nearest names."""
+        if alias in device_names():
+            return alias
+        found = _by_alias().get(_key(alias))
+        if found is None:
+            known = {*device_names(), *(a for aliases in _aliases().values() for a in aliases)}
+            raise ClusterError(
+                Fault(
+                    place="device",
+                    problem=f"no device is called {alias!r}",
+                    remedy=nearest(alias, known) or f"known: {', '.join(device_names())}",
+                )
+            )
+        return found
+
+
+@cache
+def device_names() -> tuple[str, ...]:
+    """Names of all device files, sorted."""
+    return tuple(sorted(path.stem for path in DEVICES.glob("*.toml")))
+
+
+@cache
+def _aliases() -> dict[str, tuple[str, ...]]:
+    """Name -> aliases; read without validation, which loading a device does."""
+    files = {name: tomllib.loads((DEVICES / f"{name}.toml").read_text("utf-8")) for name in device_names()}
+    return {name: tuple(data.get("aliases", ())) for name, data in files.items()}
+
+
+@cache
+def _by_alias() -> dict[str, str]:
+    return {_key(spelling): name for name, aliases in _aliases().items() for spelling in (name, *aliases)}
+
+
+def _key(spelling: str) -> str:
+    """`NVIDIA A100-SXM4-80GB`, `a100_sxm4_80gb` and `A100 SXM4 80GB` are one spelling."""
+    return re.sub(r"[\W_]+", "", _VENDORS.sub("", spelling.casefold()))

@@ -1,0 +1,19 @@
+"""Clusters: devices, directed links, tiers; presets in `topologies/`, builders, and the usual host of a GPU."""
+
+from simulator.topology.build import fat_tree, from_edges, island, rail
+from simulator.topology.cluster import Cluster, cluster_names
+from simulator.topology.parts import Edge, Fabric, Host, Inter, Intra
+
+__all__ = [
+    "Cluster",
+    "Edge",
+    "Fabric",
+    "Host",
+    "Inter",
+    "Intra",
+    "cluster_names",
+    "fat_tree",
+    "from_edges",
+    "island",
+    "rail",
+]

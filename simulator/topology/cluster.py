@@ -1,0 +1,166 @@
+"""Cluster: equal nodes of equal devices, the links inside a node and the network between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from typing_extensions import override
+
+from simulator.device import Device
+from simulator.errors import ClusterError, Fault, InputError
+from simulator.routing import Link
+from simulator.schema import Strict, faults_of, nearest, read_toml
+from simulator.topology import hosts, links
+from simulator.topology.parts import Fabric, Host, Inter, Intra
+from simulator.topology.structure import structure_faults
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+PRESETS: Final = Path(__file__).resolve().parents[2] / "topologies"
+
+
+def _device(value: object) -> object:
+    """A device's name becomes the device; an unknown one is a fault of this field."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return Device.load(value)
+    except InputError as exc:
+        raise ValueError(
+            "; ".join(f"{f.problem} ({f.remedy})" if f.remedy else f.problem for f in exc.faults)
+        ) from None
+
+
+class Cluster(Strict):
+    """`num_nodes` equal nodes of `gpus_per_node` equal devices. Rank r is GPU r mod gpus_per_node of node r div it.
+
+    nvlink_domain_size: GPUs (consecutive ranks) that one NVLink switch joins; gpus_per_node unless stated.
+    sources: where each number stands.
+    """
+
+    name: str
+    device: Annotated[Device, BeforeValidator(_device)]
+    num_nodes: int = Field(ge=1, le=65536, default=1)
+    gpus_per_node: int = Field(ge=1, le=1024)
+    nvlink_domain_size: int = Field(ge=1)
+    intra: Intra
+    host: Host | None = None
+    inter: Inter | None = None
+    fabric: Fabric = Fabric()
+    sources: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _domain_is_a_node(cls, data: object) -> object:
+        if isinstance(data, dict) and "nvlink_domain_size" not in data and isinstance(data.get("gpus_per_node"), int):
+            return {**data, "nvlink_domain_size": data["gpus_per_node"]}
+        return data
+
+    @model_validator(mode="after")
+    def _structure(self, info: ValidationInfo) -> Self:
+        if not (info.context or {}).get("structure_checked"):
+            faults = structure_faults(self.model_dump(exclude={"device", "sources"}), self.name)
+            if faults:
+                raise ClusterError(faults)
+        return self
+
+    @override
+    @classmethod
+    def parse(cls, data: object, place: str, error: type[InputError], *, from_file: bool = False) -> Self:
+        """As Strict.parse, with the faults of the structure (islands, ranges) beside those of the fields."""
+        faults = structure_faults(data, place) if isinstance(data, dict) else []
+        try:
+            cluster = cls.model_validate(data, context={"from_file": from_file, "structure_checked": True})
+        except ValidationError as exc:
+            raise error([*faults_of(exc, place, cls), *faults]) from None
+        if faults:
+            raise error(faults)
+        return cluster
+
+    @classmethod
+    def load(cls, name_or_path: str | Path, num_nodes: int | None = None) -> Self:
+        """A preset by name, or a TOML file. Raises ClusterError with every fault."""
+        text = str(name_or_path)
+        is_path = isinstance(name_or_path, Path) or text.endswith(".toml")
+        if not is_path and text not in cluster_names():
+            known = nearest(text, cluster_names()) or f"known: {', '.join(cluster_names())}"
+            raise ClusterError(Fault(place="cluster", problem=f"no preset is called {text!r}", remedy=known))
+        path = Path(text) if is_path else PRESETS / f"{text}.toml"
+        cluster = cls.parse(read_toml(path, ClusterError), str(path), ClusterError, from_file=True)
+        return cluster if num_nodes is None else cluster.with_nodes(num_nodes)
+
+    @classmethod
+    def synthesise(
+        cls,
+        device: str,
+        num_devices: int,
+        gpus_per_node: int | None = None,
+        intra_kind: str | None = None,
+        inter_bytes_per_s_per_node: float | None = None,
+    ) -> Self:
+        """The usual machine for a GPU, for tables that state little else (rules: docs/reference/cluster-file.md).
+
+        gpus_per_node: the usual host's if None. inter_bytes_per_s_per_node: all cards of a node, one way.
+        Raises ClusterError: unknown device or kind, devices that do not fill whole nodes.
+        """
+        preset = cls.load(hosts.usual_host(Device.resolve(device)))
+        return cls.parse(
+            hosts.adapt(
+                preset.model_dump() | {"device": Device.load(device)},
+                num_devices,
+                gpus_per_node,
+                intra_kind,
+                inter_bytes_per_s_per_node,
+            ),
+            f"{device} × {num_devices}",
+            ClusterError,
+        )
+
+    def with_nodes(self, num_nodes: int) -> Self:
+        """The same nodes, `num_nodes` of them. Raises ClusterError."""
+        data = {field: getattr(self, field) for field in type(self).model_fields}
+        return self.parse({**data, "num_nodes": num_nodes}, self.name, ClusterError)
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def node_bytes_per_s(self) -> float:
+        """What all network cards of a node send together, one way; 0 without a network."""
+        return self.inter.num_nics * self.inter.nic_bytes_per_s if self.inter else 0.0
+
+    @property
+    def host_link(self) -> Host | None:
+        """A GPU's link to its host: the stated one, or the PCIe that joins the GPUs."""
+        if self.host is None and self.intra.shape == "pcie":
+            return Host(kind=self.intra.kind, bytes_per_s=self.intra.bytes_per_s, latency_s=self.intra.latency_s)  # type: ignore[arg-type]
+        return self.host
+
+    def network_bytes_per_s(self, num_nodes: int) -> float:
+        """What a node sends one way in a group of `num_nodes` nodes: past one leaf, the oversubscription takes its part."""
+        within_leaf = num_nodes <= self.fabric.nodes_per_leaf
+        return self.node_bytes_per_s / (1.0 if within_leaf else self.fabric.oversubscription)
+
+    def route(self, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
+        """The directed links from one rank to another; none from a rank to itself. Raises ClusterError out of range."""
+        return links.route(self, src_rank, dst_rank)
+
+    def islands(self) -> tuple[Sequence[int], ...]:
+        """Ranks that reach each other without PCIe or network, by NVLink (or xGMI): the sets, by first rank."""
+        return links.islands(self)
+
+    def graph(self) -> nx.DiGraph[str]:
+        """One node's GPUs, switches, host and network cards; edges carry kind, bytes_per_s and latency_s."""
+        return links.graph(self)
+
+
+@cache
+def cluster_names() -> tuple[str, ...]:
+    """Names of all presets, sorted."""
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))

@@ -1,0 +1,114 @@
+"""The usual machine of a GPU, for tables that state a GPU and little else. The rules stand in the cluster file's docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simulator.errors import ClusterError, Fault
+from simulator.schema import nearest
+
+# Device -> the preset whose node it usually sits in.
+_USUAL: Final = {
+    "v100-sxm2-16gb": "dgx1-v100-8",
+    "v100-sxm2-32gb": "dgx1-v100-8",
+    "a100-sxm4-40gb": "dgx-a100-40-8",
+    "a100-sxm4-80gb": "dgx-a100-80-8",
+    "a100-pcie-80gb": "pcie-a100-80-8",
+    "a800-80gb": "hgx-a800-80-8",
+    "h100-sxm5-80gb": "dgx-h100-8",
+    "h100-96gb-500w": "hgx-h100-96-500w-8",
+    "h100-pcie": "pcie-h100-8",
+    "h100-nvl": "pcie-h100-8",
+    "h200-sxm": "hgx-h200-8",
+    "h20": "hgx-h20-8",
+    "b200-sxm": "dgx-b200-8",
+    "b300-sxm": "dgx-b300-8",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb300-nvl72",
+    "l40s": "pcie-l40s-8",
+    "a40": "pcie-a40-8",
+    "a6000": "pcie-a40-8",
+    "rtx-4090": "pcie-rtx4090-4",
+    "rtx-pro-6000-server": "pcie-rtx-pro-6000-8",
+    "mi300x": "mi300x-8",
+}
+
+# One way, all links of a GPU together (github:stas00/ml-engineering network/README.md, all-to-all and PCIe tables).
+_ONE_WAY: Final = {
+    "nvlink2": 150e9,
+    "nvlink3": 300e9,
+    "nvlink4": 450e9,
+    "nvlink5": 900e9,
+    "xgmi": 448e9,
+    "pcie4": 31e9,
+    "pcie5": 63e9,
+}
+
+
+def usual_host(device: str) -> str:
+    """The preset a device usually sits in. Raises ClusterError if no rule knows it."""
+    if device in _USUAL:
+        return _USUAL[device]
+    raise ClusterError(
+        Fault(place="device", problem=f"no rule says which machine holds {device!r}", remedy=nearest(device, _USUAL))
+    )
+
+
+def adapt(
+    data: dict[str, Any],
+    num_devices: int,
+    gpus_per_node: int | None,
+    intra_kind: str | None,
+    inter_bytes_per_s_per_node: float | None,
+) -> dict[str, Any]:
+    """A preset's data with what the table states put in. Raises ClusterError with every fault."""
+    usual = int(data["gpus_per_node"])
+    gpus = min(gpus_per_node or usual, num_devices)
+    faults = [*_size_faults(num_devices, gpus), *_kind_faults(intra_kind)]
+    if faults:
+        raise ClusterError(faults)
+    whole = gpus == usual
+    data |= {"num_nodes": num_devices // gpus, "gpus_per_node": gpus}
+    data["nvlink_domain_size"] = data["nvlink_domain_size"] if data["nvlink_domain_size"] > usual else gpus
+    data["intra"] = _intra(data["intra"], intra_kind, gpus, keep_edges=whole)
+    data["inter"] = _inter(data["inter"], inter_bytes_per_s_per_node, gpus / usual)
+    return data
+
+
+def _size_faults(num_devices: int, gpus: int) -> list[Fault]:
+    if num_devices < 1 or gpus < 1:
+        return [
+            Fault(place="num_devices", problem=f"{num_devices} devices on nodes of {gpus}", remedy="at least 1 each")
+        ]
+    if num_devices % gpus:
+        near = f"{num_devices // gpus * gpus} or {(num_devices // gpus + 1) * gpus}"
+        problem = f"{num_devices} devices do not fill nodes of {gpus}"
+        return [Fault(place="num_devices", problem=problem, remedy=f"{near}, or another gpus_per_node")]
+    return []
+
+
+def _kind_faults(kind: str | None) -> list[Fault]:
+    if kind is None or kind in _ONE_WAY:
+        return []
+    return [Fault(place="intra_kind", problem=f"no link is called {kind!r}", remedy=nearest(kind, _ONE_WAY))]
+
+
+def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, *, keep_edges: bool) -> dict[str, Any]:
+    """The stated kind at its data-sheet rate. A part of a cube mesh is taken as a full mesh of its GPUs."""
+    made = dict(intra)
+    if kind is not None and kind != intra["kind"]:
+        shape = "pcie" if kind.startswith("pcie") else "switch"
+        return made | {"kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
+    if intra["edges"] and not keep_edges:
+        made |= {"shape": "mesh", "edges": ()}
+    return made if gpus > 1 or made["shape"] != "mesh" else made | {"shape": "switch"}
+
+
+def _inter(inter: Mapping[str, Any] | None, total: float | None, share: float) -> dict[str, Any] | None:
+    """The stated total over the usual number of cards; without one, a node's cards shrink or grow with its GPUs."""
+    if inter is None:
+        return None
+    cards = max(1, round(inter["num_nics"] * share))
+    rate = inter["nic_bytes_per_s"] if total is None else total / cards
+    return {**inter, "num_nics": cards, "nic_bytes_per_s": rate}

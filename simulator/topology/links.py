@@ -1,0 +1,152 @@
+"""The links of a cluster, made on demand: of one node, and of the few hops between two. Never of all pairs.
+
+Names: `node2.gpu5`, `node2.nvswitch` (`domain0.nvswitch` where a switch joins nodes), `node2.host`, `node2.nic5`,
+`leaf0.5` (pod 0, rail 5), `leaf0`, `spine`. All cards that serve one GPU are one `nic`: transfers are striped over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+from simulator.errors import ClusterError, Fault
+from simulator.routing import Link, components, shortest_route
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from simulator.topology.cluster import Cluster
+    from simulator.topology.parts import Inter
+
+
+def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
+    """The directed links between two ranks: NVLink where it reaches, else the host, else the network."""
+    for rank in (src_rank, dst_rank):
+        if not 0 <= rank < cluster.num_devices:
+            problem = f"rank {rank} is not one of the {cluster.num_devices} of {cluster.name}"
+            raise ClusterError(Fault(place="rank", problem=problem, remedy=f"0 to {cluster.num_devices - 1}"))
+    (src_node, _), (dst_node, _) = ends = [divmod(r, cluster.gpus_per_node) for r in (src_rank, dst_rank)]
+    src, dst = (f"node{node}.gpu{gpu}" for node, gpu in ends)
+    if src == dst:
+        return ()
+    size = cluster.nvlink_domain_size
+    if src_node == dst_node:
+        near = node_links(cluster, src_node)
+    elif size > cluster.gpus_per_node and src_rank // size == dst_rank // size:
+        near = [*node_links(cluster, src_node), *node_links(cluster, dst_node)]
+    else:
+        near = [*_across(cluster, src_node, dst_node), *_cards(cluster, src_node), *_cards(cluster, dst_node)]
+    found = shortest_route(near, src, dst)
+    if found is None:  # one-way edges can leave a direction without a road
+        raise ClusterError(Fault(place=cluster.name, problem=f"no road from rank {src_rank} to rank {dst_rank}"))
+    return found
+
+
+def islands(cluster: Cluster) -> tuple[Sequence[int], ...]:
+    """Ranks joined by NVLink or xGMI."""
+    shape, gpus = cluster.intra.shape, cluster.gpus_per_node
+    if shape == "switch":
+        size = cluster.nvlink_domain_size
+        starts = range(0, cluster.num_devices, size)
+        return tuple(range(start, min(start + size, cluster.num_devices)) for start in starts)
+    pairs = [] if shape == "pcie" else [(src, dst) for src, dst, _ in _edges(cluster)]
+    local = components(gpus, pairs)
+    return tuple(tuple(node * gpus + gpu for gpu in part) for node in range(cluster.num_nodes) for part in local)
+
+
+def graph(cluster: Cluster) -> nx.DiGraph[str]:
+    """Node 0 as a directed graph."""
+    import networkx as nx  # noqa: PLC0415  costs a fifth of a second, and few need it
+
+    made: nx.DiGraph[str] = nx.DiGraph(name=cluster.name)
+    for link in node_links(cluster, 0):
+        made.add_edge(link.src, link.dst, kind=link.kind, bytes_per_s=link.bytes_per_s, latency_s=link.latency_s)
+    return made
+
+
+def node_links(cluster: Cluster, node: int) -> list[Link]:
+    """All links inside a node, its cards included."""
+    return [*_intra(cluster, node), *_host(cluster, node), *_cards(cluster, node)]
+
+
+def _intra(cluster: Cluster, node: int) -> Iterator[Link]:
+    intra, gpus = cluster.intra, range(cluster.gpus_per_node)
+    if intra.shape == "switch":
+        size = cluster.nvlink_domain_size
+        first = node * cluster.gpus_per_node
+        for gpu in gpus:
+            owner = f"domain{(first + gpu) // size}" if size != cluster.gpus_per_node else f"node{node}"
+            yield from _cable(
+                intra.kind, f"node{node}.gpu{gpu}", f"{owner}.nvswitch", intra.bytes_per_s, intra.latency_s / 2
+            )
+    elif intra.shape != "pcie":
+        for src, dst, rate in _edges(cluster):
+            ends = {"src": f"node{node}.gpu{src}", "dst": f"node{node}.gpu{dst}"}
+            yield Link(kind=intra.kind, **ends, bytes_per_s=rate, latency_s=intra.latency_s)
+
+
+def _edges(cluster: Cluster) -> Iterator[tuple[int, int, float]]:
+    """Directed (src, dst, bytes/s) of a mesh: as written, or a full mesh in equal shares."""
+    intra, gpus = cluster.intra, cluster.gpus_per_node
+    if not intra.edges:
+        yield from ((src, dst, intra.bytes_per_s / (gpus - 1)) for src, dst in permutations(range(gpus), 2))
+    for edge in intra.edges:
+        yield edge.src, edge.dst, edge.bytes_per_s
+        if edge.both_ways:
+            yield edge.dst, edge.src, edge.bytes_per_s
+
+
+def _host(cluster: Cluster, node: int) -> Iterator[Link]:
+    host = cluster.host_link
+    for gpu in range(cluster.gpus_per_node if host else 0):
+        assert host is not None
+        yield from _cable(host.kind, f"node{node}.gpu{gpu}", f"node{node}.host", host.bytes_per_s, host.latency_s / 2)
+
+
+def _rails(cluster: Cluster) -> int:
+    """How many GPUs of a node have cards of their own."""
+    return min(cluster.gpus_per_node, cluster.inter.num_nics if cluster.inter else 0)
+
+
+def _rail_bytes_per_s(cluster: Cluster) -> float:
+    return cluster.node_bytes_per_s / _rails(cluster)
+
+
+def _cards(cluster: Cluster, node: int) -> Iterator[Link]:
+    """GPU and its nearest card, over PCIe (never slower than the cards: their switch is not the host's)."""
+    rails, host = _rails(cluster), cluster.host_link
+    for gpu in range(cluster.gpus_per_node if rails else 0):
+        rail = gpu * rails // cluster.gpus_per_node
+        kind = host.kind if host else "pcie5"
+        rate = host.bytes_per_s if host else _rail_bytes_per_s(cluster)
+        yield from _cable(kind, f"node{node}.gpu{gpu}", f"node{node}.nic{rail}", rate, 0.0)
+
+
+def _across(cluster: Cluster, src_node: int, dst_node: int) -> Iterator[Link]:
+    """Cards of two nodes, their leaves and the spine."""
+    inter = cluster.inter
+    assert inter is not None  # the structure of a cluster of several nodes has been checked
+    rate, fabric = _rail_bytes_per_s(cluster), cluster.fabric
+    is_rail = fabric.kind == "rail_optimised"
+    down = fabric.nodes_per_leaf * rate * (1 if is_rail else _rails(cluster))
+    uplinks: set[str] = set()
+    for node in (src_node, dst_node):
+        for rail in range(_rails(cluster)):
+            pod = node // fabric.nodes_per_leaf
+            leaf = f"leaf{pod}.{rail}" if is_rail else f"leaf{pod}"
+            yield from _card_cable(inter, f"node{node}.nic{rail}", leaf, rate)
+            if leaf not in uplinks:
+                uplinks.add(leaf)
+                yield from _cable(inter.kind, leaf, "spine", down / fabric.oversubscription, 0.0)
+
+
+def _card_cable(inter: Inter, nic: str, leaf: str, rate: float) -> Iterator[Link]:
+    """A card's message waits `latency_s` once, on its way in."""
+    yield Link(kind=inter.kind, src=nic, dst=leaf, bytes_per_s=rate, latency_s=inter.latency_s)
+    yield Link(kind=inter.kind, src=leaf, dst=nic, bytes_per_s=rate)
+
+
+def _cable(kind: str, a: str, b: str, bytes_per_s: float, latency_s: float) -> Iterator[Link]:
+    yield Link(kind=kind, src=a, dst=b, bytes_per_s=bytes_per_s, latency_s=latency_s)
+    yield Link(kind=kind, src=b, dst=a, bytes_per_s=bytes_per_s, latency_s=latency_s)

@@ -1,0 +1,72 @@
+"""The parts of a cluster file: the links inside a node, the node's network cards, and the fabric between nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from simulator.schema import Strict
+from simulator.units import BytesPerS, Seconds
+
+HostKind = Literal["pcie3", "pcie4", "pcie5", "c2c"]
+IntraKind = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "xgmi", "pcie3", "pcie4", "pcie5"]
+Shape = Literal["switch", "mesh", "cube_mesh", "pairs", "pcie"]
+InterKind = Literal["infiniband", "roce", "efa", "ethernet", "omnipath", "slingshot"]
+
+
+class Edge(Strict):
+    """A connection between two GPUs of a node, by local index; both ways unless `both_ways` is false."""
+
+    src: int = Field(ge=0)
+    dst: int = Field(ge=0)
+    bytes_per_s: BytesPerS = Field(gt=0)
+    both_ways: bool = True
+
+
+class Intra(Strict):
+    """What joins the GPUs of a node.
+
+    bytes_per_s: one way, all links of one GPU together.
+    shape: switch: each GPU reaches each other at full speed; mesh: a cable for each pair (equal shares, unless `edges`
+           says otherwise); cube_mesh, pairs: `edges` says who is joined to whom; pcie: through the host only.
+    """
+
+    kind: IntraKind
+    shape: Shape
+    bytes_per_s: BytesPerS = Field(gt=0)
+    latency_s: Seconds = Field(ge=0, default=0.0)
+    edges: Annotated[tuple[Edge, ...], Field(strict=False)] = ()
+
+
+class Host(Strict):
+    """A GPU's link to its host, one way: the road to CPU memory and to the network cards."""
+
+    kind: HostKind
+    bytes_per_s: BytesPerS = Field(gt=0)
+    latency_s: Seconds = Field(ge=0, default=0.0)
+
+
+class Inter(Strict):
+    """A node's network: `num_nics` cards of `nic_bytes_per_s` one way each.
+
+    latency_s: one message, card to card. rdma: the cards read and write GPU memory without the host's help.
+    """
+
+    kind: InterKind
+    num_nics: int = Field(gt=0)
+    nic_bytes_per_s: BytesPerS = Field(gt=0)
+    latency_s: Seconds = Field(ge=0, default=0.0)
+    rdma: bool = True
+
+
+class Fabric(Strict):
+    """What joins the nodes: leaf switches and a spine.
+
+    rail_optimised: the n-th cards of `nodes_per_leaf` nodes share a leaf; fat_tree: whole nodes do.
+    oversubscription: a leaf's downlinks over its uplinks; 1 = no loss across the spine.
+    """
+
+    kind: Literal["rail_optimised", "fat_tree"] = "rail_optimised"
+    oversubscription: float = Field(ge=1, default=1.0)
+    nodes_per_leaf: int = Field(ge=1, default=32)

@@ -1,0 +1,136 @@
+"""Faults that concern several fields of a cluster at once. They are found in plain data, so that a file whose single
+fields are wrong too still gets every fault in one go: what is missing or malformed here is skipped (its own field says so).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from simulator.errors import Fault
+from simulator.routing import components
+from simulator.units import UnitError, parse_bytes_per_s
+
+_NEEDS_EDGES = ("cube_mesh", "pairs")
+_FORBIDS_EDGES = ("switch", "pcie")
+
+
+def structure_faults(data: Mapping[str, object], place: str) -> list[Fault]:
+    """Every fault between fields; `place` is the file or the name."""
+    return [*_edge_faults(data, place), *_island_faults(data, place), *_domain_faults(data, place), *_net(data, place)]
+
+
+def _edge_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    intra, gpus = _table(data, "intra"), _int(data, "gpus_per_node")
+    shape = intra.get("shape")
+    if shape in _NEEDS_EDGES and not intra.get("edges"):
+        yield Fault(
+            place=f"{place}: intra.edges",
+            problem=f"shape {shape!r} does not say who is joined to whom",
+            remedy="edges = [{src = 0, dst = 1, bytes_per_s = '25GB/s'}, …]",
+        )
+    if shape in _FORBIDS_EDGES and intra.get("edges"):
+        yield Fault(
+            place=f"{place}: intra.edges",
+            problem=f"shape {shape!r} has no edges: all GPUs are equal",
+            remedy="shape = 'mesh', 'cube_mesh' or 'pairs'; or no edges",
+        )
+    seen: set[tuple[int, int]] = set()
+    for index, edge in enumerate(_edges(data)):
+        src, dst, where = edge.get("src"), edge.get("dst"), f"{place}: intra.edges[{index}]"
+        if not isinstance(src, int) or not isinstance(dst, int):
+            continue
+        if src == dst:
+            yield Fault(place=where, problem=f"joins GPU {src} to itself", remedy="src ≠ dst")
+        if gpus is not None and max(src, dst) >= gpus:
+            problem = f"names GPU {max(src, dst)}; there are {gpus}"
+            yield Fault(place=where, problem=problem, remedy=f"0 to {gpus - 1}")
+        directions = {(src, dst)} | ({(dst, src)} if edge.get("both_ways", True) else set())
+        if directions & seen:
+            yield Fault(place=where, problem=f"joins {src} and {dst} a second time", remedy="one edge with the sum")
+        seen |= directions
+    yield from _overfull(data, place)
+
+
+def _overfull(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    """The edges of a GPU cannot carry more than all its links."""
+    limit = _rate(_table(data, "intra").get("bytes_per_s"))
+    leaving: dict[int, float] = {}
+    for edge in _edges(data):
+        rate = _rate(edge.get("bytes_per_s"))
+        ends = (edge.get("src"), edge.get("dst")) if edge.get("both_ways", True) else (edge.get("src"),)
+        for end in ends:
+            if isinstance(end, int) and rate is not None:
+                leaving[end] = leaving.get(end, 0.0) + rate
+    for gpu, total in sorted(leaving.items()):
+        if limit is not None and total > limit * (1 + 1e-9):
+            problem = f"the edges of GPU {gpu} sum to {total / 1e9:g}GB/s, its links to {limit / 1e9:g}GB/s"
+            yield Fault(place=f"{place}: intra.edges", problem=problem, remedy=f"bytes_per_s = '{total / 1e9:g}GB/s'")
+
+
+def _island_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    """GPUs that nothing joins: several islands and no host between them."""
+    gpus, edges = _int(data, "gpus_per_node"), _edges(data)
+    if gpus is None or gpus < 1 or not edges or data.get("host"):
+        return
+    pairs = [(e.get("src"), e.get("dst")) for e in edges]
+    known = [
+        (a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int) and 0 <= min(a, b) <= max(a, b) < gpus
+    ]
+    islands = components(gpus, known)
+    if len(islands) > 1:
+        names = ", ".join("{" + ", ".join(map(str, island)) + "}" for island in islands)
+        yield Fault(
+            place=f"{place}: intra.edges",
+            problem=f"nothing joins the islands {names}",
+            remedy="add edges, or a [host] link that all GPUs share",
+        )
+
+
+def _domain_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    gpus, domain = _int(data, "gpus_per_node"), _int(data, "nvlink_domain_size")
+    if gpus is None or domain is None or min(gpus, domain) < 1:
+        return
+    where = f"{place}: nvlink_domain_size"
+    if domain % gpus and gpus % domain:
+        near = max(domain // gpus, 1) * gpus
+        yield Fault(
+            place=where, problem=f"{domain} is no multiple of gpus_per_node = {gpus}", remedy=f"for example {near}"
+        )
+    shape = _table(data, "intra").get("shape")
+    if domain > gpus and shape is not None and shape != "switch":
+        problem = f"{domain} GPUs on nodes of {gpus} need a switch between nodes; the shape is {shape!r}"
+        yield Fault(place=where, problem=problem, remedy=f"shape = 'switch', or {gpus}")
+
+
+def _net(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    nodes = _int(data, "num_nodes")
+    if nodes is not None and nodes > 1 and not data.get("inter"):
+        problem = f"num_nodes = {nodes}, but nothing joins the nodes"
+        yield Fault(place=f"{place}: inter", problem=problem, remedy="add [inter], or num_nodes = 1")
+
+
+def _table(data: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = data.get(key)
+    if isinstance(value, Mapping):
+        return value
+    return value.__dict__ if hasattr(value, "__dict__") else {}
+
+
+def _edges(data: Mapping[str, object]) -> list[Mapping[str, object]]:
+    edges = _table(data, "intra").get("edges")
+    found = list(edges) if isinstance(edges, list | tuple) else []
+    return [e if isinstance(e, Mapping) else e.__dict__ for e in found if isinstance(e, Mapping) or hasattr(e, "src")]
+
+
+def _int(data: Mapping[str, object], key: str) -> int | None:
+    value = data.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _rate(value: object) -> float | None:
+    if isinstance(value, str):
+        try:
+            return parse_bytes_per_s(value)
+        except UnitError:
+            return None
+    return float(value) if isinstance(value, int | float) else None
