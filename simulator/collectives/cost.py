@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simulator.collective_curves import (
@@ -25,7 +24,7 @@ from simulator.collective_curves import (
     pipeline_fill_s,
 )
 from simulator.collectives.tuning import Fabric, Group, pick
-from simulator.collectives.volumes import KINDS, Algorithm, Kind, Volume, volume
+from simulator.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
 from simulator.errors import Fault, PlanError
 from simulator.program import Bill, Number
 
@@ -166,7 +165,7 @@ def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffi
 
     suffix: appended to the names where every rank or node has links of its own (see `renamed`).
     """
-    capacities = _capacities(Links.of(cluster), curves or default_curves())
+    capacities = _memo(curves or default_curves()).capacity(Links.of(cluster))
     return {f"{name}{suffix}": value for name, value in capacities.items()}
 
 
@@ -189,11 +188,12 @@ class Call:
 
 
 class _Memo:
-    """Bills of one set of curves. Curves are compared by identity: hashing them would cost more than a bill."""
+    """Bills and capacities of one set of curves, kept with it: hashing the curves would cost more than a bill."""
 
     def __init__(self, curves: LinkCurves) -> None:
         self.curves = curves
         self.bills: dict[Call, Bill] = {}
+        self.capacities: dict[Links, dict[str, Number]] = {}
 
     def bill(self, call: Call) -> Bill:
         found = self.bills.get(call)
@@ -201,8 +201,14 @@ class _Memo:
             found = self.bills[call] = _bill(call, self.curves)
         return found
 
+    def capacity(self, links: Links) -> Mapping[str, Number]:
+        found = self.capacities.get(links)
+        if found is None:
+            found = self.capacities[links] = _capacities(links, self.curves)
+        return found
+
     def time_s(self, call: Call) -> Number:
-        found, capacities = self.bill(call), _capacities(call.links, self.curves)
+        found, capacities = self.bill(call), self.capacity(call.links)
         return found.latency_s + max((b / capacities[k] for k, b in found.link_bytes.items()), default=0)
 
 
@@ -211,38 +217,19 @@ _memos: dict[int, _Memo] = {}
 
 def _memo(curves: LinkCurves) -> _Memo:
     found = _memos.get(id(curves))
-    if found is None or found.curves is not curves:
-        found = _memos[id(curves)] = _Memo(curves)
+    if found is None:
+        found = _memos[id(curves)] = _Memo(curves)  # the memo holds the curves, so the id stays theirs
     return found
 
 
-def _capacities(links: Links, curves: LinkCurves) -> Mapping[str, Number]:
-    return _capacities_of(links, _Same(curves))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Same:
-    """Curves as a cache key, by identity."""
-
-    curves: LinkCurves
-
-    def __hash__(self) -> int:
-        return id(self.curves)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.curves is other.curves
-
-
-@lru_cache(maxsize=256)
-def _capacities_of(links: Links, same: _Same) -> dict[str, Number]:
+def _capacities(links: Links, curves: LinkCurves) -> dict[str, Number]:
     share = nic_share(links)
-    if same.curves.ideal_links:
-        return {"intra": Fraction(links.port_bytes_per_s), "inter": share}
-    capacities: dict[str, Number] = {}
-    port = same.curves.port(links.port_kind, links.port_bytes_per_s)
-    capacities["intra"] = links.port_bytes_per_s * port.mode("ring", "simple").efficiency
-    if links.num_nics:
-        network = same.curves.network(links.network_kind)
+    if curves.ideal_links:
+        return _drop_zero({"intra": Fraction(links.port_bytes_per_s), "inter": share})
+    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    capacities: dict[str, Number] = {"intra": links.port_bytes_per_s * port.mode("ring", "simple").efficiency}
+    if share:
+        network = curves.network(links.network_kind)
         capacities["inter"] = float(share) * network.mode("ring", "simple").efficiency
     return capacities
 
@@ -255,7 +242,7 @@ def nic_share(links: Links) -> Fraction:
 def algorithm_of(call: Call, curves: LinkCurves) -> tuple[Algorithm, str]:
     """Ideal links run rings (the closed forms); real ones what NCCL picks."""
     if curves.ideal_links:
-        return ("p2p", "simple") if call.kind in ("all_to_all", "send_recv") else ("ring", "simple")
+        return POINT_TO_POINT.get(call.kind, "ring"), "simple"
     links = call.links
     node_gb_per_s = float(nic_share(links)) * links.islands / 1e9
     # NVSwitch reduces for Hopper and later; an older NCCL cannot ask it to
@@ -274,12 +261,12 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
         return Bill(latency_s=Fraction(0), link_bytes=_drop_zero({"intra": port_bytes, "inter": nic_bytes}))
     port = curves.port(call.links.port_kind, call.links.port_bytes_per_s)
     network = curves.network(call.links.network_kind) if call.place.num_domains > 1 else None
-    weighted = {"intra": float(port_bytes) * port_weight(port, algorithm, protocol, form)}
+    weighted: dict[str, Number] = {"intra": float(port_bytes) * port_weight(port, algorithm, protocol, form)}
     if network is not None:
         mode = network.mode(algorithm, protocol)
         weighted["inter"] = float(nic_bytes) * network.mode("ring", "simple").efficiency / mode.efficiency
-    capacities = _capacities(call.links, curves)
-    transfer_s = max((b / float(capacities[k]) for k, b in weighted.items() if b), default=0.0)
+    capacities = _memo(curves).capacity(call.links)
+    transfer_s = max((float(b / capacities[k]) for k, b in weighted.items() if b), default=0.0)
     return Bill(
         latency_s=latency_s(port, network, algorithm, protocol, form, transfer_s), link_bytes=_drop_zero(weighted)
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from simulator.collectives.volumes import Algorithm, Kind, volume
+from simulator.collectives.volumes import POINT_TO_POINT, Algorithm, Kind, volume
 
 Protocol = Literal["ll", "ll128", "simple"]
 PROTOCOLS: tuple[Protocol, ...] = ("ll", "ll128", "simple")
@@ -79,9 +79,9 @@ def pick(
     kind: Kind, size_bytes: int, group: Group, fabric: Fabric, allowed: tuple[str, ...] = ()
 ) -> tuple[Algorithm, Protocol]:
     """The cheapest pair by NCCL's own formula; `allowed` restricts it, as NCCL_ALGO and NCCL_PROTO do."""
-    if kind in ("all_to_all", "send_recv"):
+    if kind in POINT_TO_POINT:
         per_peer = size_bytes // group.num_ranks if kind == "all_to_all" else size_bytes
-        return "p2p", "ll" if per_peer <= _P2P_LL_BYTES else "simple"
+        return POINT_TO_POINT[kind], "ll" if per_peer <= _P2P_LL_BYTES else "simple"
     costs = [
         (_time_us(latency_us, gb_per_s, algorithm, protocol, size_bytes), algorithm, protocol)
         for algorithm, protocol, latency_us, gb_per_s in _table(kind, group, fabric)

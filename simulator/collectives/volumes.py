@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"]
-Algorithm = Literal["ring", "tree", "nvls", "nvlstree", "pat", "p2p"]
+Algorithm = Literal["ring", "tree", "nvls", "nvlstree", "pat", "p2p", "send"]
 KINDS: tuple[Kind, ...] = (
     "all_reduce",
     "all_gather",
@@ -23,6 +23,7 @@ KINDS: tuple[Kind, ...] = (
     "all_to_all",
     "send_recv",
 )
+POINT_TO_POINT: dict[Kind, Algorithm] = {"all_to_all": "p2p", "send_recv": "send"}
 _DATA_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
@@ -47,7 +48,15 @@ def volume(kind: Kind, algorithm: Algorithm, num_ranks: int, num_nodes: int) -> 
     r = -(-n // big_n)
     if n == 1:
         return Volume(port=Fraction(0), nic=Fraction(0), local_steps=0, network_steps=0)
-    forms = {"ring": _ring, "tree": _tree, "nvls": _nvls, "nvlstree": _nvls, "pat": _pat, "p2p": _p2p}
+    forms = {
+        "ring": _ring,
+        "tree": _tree,
+        "nvls": _nvls,
+        "nvlstree": _nvls,
+        "pat": _pat,
+        "p2p": _all_to_all,
+        "send": _send,
+    }
     return forms[algorithm](kind, n, big_n, r)
 
 
@@ -91,17 +100,16 @@ def _pat(_kind: Kind, n: int, _big_n: int, _r: int) -> Volume:
     return Volume(port=Fraction(0), nic=hop, local_steps=0, network_steps=(n - 1).bit_length())
 
 
-def _p2p(kind: Kind, n: int, big_n: int, r: int) -> Volume:
-    """Every rank sends S/n to each other rank (all_to_all), or S to one peer (send_recv).
-
-    A send_recv between nodes crosses the NIC with each of the node's r ranks' own S.
-    """
-    if kind == "send_recv":
-        across = Fraction(r) if big_n > 1 else Fraction(0)
-        return Volume(
-            port=Fraction(0 if big_n > 1 else 1), nic=across, local_steps=int(big_n == 1), network_steps=int(big_n > 1)
-        )
+def _all_to_all(_kind: Kind, n: int, _big_n: int, r: int) -> Volume:
+    """Every rank sends S/n to each other rank: r−1 of them in its node, n−r elsewhere."""
     return Volume(port=Fraction(r - 1, n), nic=Fraction(r * (n - r), n), local_steps=r - 1, network_steps=n - r)
+
+
+def _send(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
+    """Every rank sends S to one peer, all in its node or all (as between pipeline stages) in the next."""
+    if big_n == 1:
+        return Volume(port=Fraction(1), nic=Fraction(0), local_steps=1, network_steps=0)
+    return Volume(port=Fraction(0), nic=Fraction(r), local_steps=0, network_steps=1)
 
 
 @lru_cache(maxsize=1024)
@@ -139,7 +147,7 @@ def minimum(kind: Kind, num_ranks: int, num_nodes: int) -> Volume:
     All-gather into a node: the (N−1)/N·S that its ranks do not hold; all-reduce is a reduce-scatter and an all-gather.
     """
     if kind not in _DATA_STEPS:
-        return volume(kind, "p2p" if kind in ("all_to_all", "send_recv") else "ring", num_ranks, num_nodes)
+        return volume(kind, POINT_TO_POINT.get(kind, "ring"), num_ranks, num_nodes)
     passes = _DATA_STEPS[kind]
     nic = Fraction(passes * (num_nodes - 1), num_nodes)
     local = -(-num_ranks // num_nodes)
