@@ -157,7 +157,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """ "1.23 s", "45.6 ms", "7.89 us"."""
+    """Three digits, in the unit that suits: "1.23 s", "45.6 ms", "7.89 us"; the base unit for zero."""
     return _format(seconds, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
 
 
@@ -167,7 +167,7 @@ def format_rate(bytes_per_s: float) -> str:
 
 
 def format_flop_per_s(flop_per_s: float) -> str:
-    """ "989 TFLOP/s"."""
+    """Three digits and the unit: "989 TFLOP/s" for an H100 in bf16."""
     scales = [(1e18, "EFLOP/s"), (1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s")]
     return _format(flop_per_s, [*scales, (1.0, "FLOP/s")])
 
