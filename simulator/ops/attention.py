@@ -1,0 +1,160 @@
+"""Attention: projections, positions, the kernel itself (fused, or two products and a softmax), output projection."""
+
+from __future__ import annotations
+
+from simulator.kernels import DTYPE_BYTES, Attention, Gemm
+from simulator.ops.graph import Graph, Value, stream
+from simulator.ops.linear import linear
+from simulator.ops.norm import norm
+from simulator.ops.rope import rotate
+from simulator.ops.setting import Setting
+
+
+def attention(g: Graph, s: Setting, x: Value) -> Value:
+    """x [T, D] -> [T, D]: the attention of one layer, without its norm and residual."""
+    q, k, v = _projections(g, s, x)
+    if s.model.qk_norm:
+        q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
+    q, k = rotate(g, s, [q, k])
+    if s.expand_kv:
+        k, v = _expand(g, s, k, "k"), _expand(g, s, v, "v")
+    core = _core_math if s.stack.attention.kernel == "math" else _core_fused
+    o = core(g, s, q, k, v)
+    out = linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias)
+    if s.stack.blocks == "eager":
+        g.hold("attention.scope", [x, q, k, v, o])
+    return out
+
+
+def _projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
+    """Q, K, V. Where they come from one product they share its storage, and their gradients are joined by one copy."""
+    m = s.model
+    if not m.fused_qkv and s.stack.blocks != "fused":
+        widths = {"q": m.q_width, "k": m.kv_width, "v": m.kv_width}
+        q, k, v = (linear(g, s, name, x, width, bias=m.qkv_bias) for name, width in widths.items())
+        return q, k, v
+    qkv = linear(g, s, "qkv", x, m.q_width + 2 * m.kv_width, bias=m.qkv_bias)
+    joined = stream("copy", qkv.num_bytes, qkv.num_bytes)
+    g.op("split", "elementwise", inputs=(qkv,), backward=(joined,), grads=(qkv,))
+    t = s.tokens
+    q, k, v = (Value("qkv", t * width, s.dtype) for width in (m.q_width, m.kv_width, m.kv_width))
+    return q, k, v
+
+
+def _expand(g: Graph, s: Setting, x: Value, name: str) -> Value:
+    """K or V copied to all heads; backward sums the copies' gradients."""
+    out = g.value(f"{name}.expanded", s.tokens * s.model.q_width, x.dtype)
+    g.op(
+        out.name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(out,),
+        forward=(stream("copy", x.num_bytes, out.num_bytes),),
+        backward=(stream("reduce", out.num_bytes, x.num_bytes),),
+        grads=(x,),
+    )
+    return out
+
+
+def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
+    """Tiled attention. Saves Q, K, V, O, the log-sum-exp of each row in fp32, and the random state."""
+    m, b = s.model, s.batch
+    o = g.value("o", s.tokens * m.q_width, q.dtype)
+    lse = g.value("logsumexp", b * m.num_heads * _rounded(s, s.seq_q), "fp32")
+    state = [g.value("philox_seed", 2, "int64"), g.value("philox_offset", 1, "int64")]
+    kernels = [
+        Attention(
+            batch=b,
+            seq_q=s.seq_q,
+            seq_kv=s.seq_kv,
+            num_heads=m.num_heads,
+            num_kv_heads=m.num_heads if s.expand_kv else m.num_kv_heads,
+            head_dim=m.head_dim,
+            causal=True,
+            direction=direction,
+            dtype=s.wide_dtype,
+        )
+        for direction in ("forward", "backward")
+    ]
+    g.op(
+        "attention",
+        "attention",
+        inputs=(q, k, v),
+        outputs=(o, lse, *state),
+        forward=kernels[:1],
+        backward=kernels[1:],
+        saved=(q, k, v, o, lse, *state),
+        grads=_grads(q, k, v),
+        backward_temporary_bytes=_backward_temporary_bytes(s),
+        selective_save=True,
+    )
+    return o
+
+
+def _grads(q: Value, k: Value, v: Value) -> tuple[Value, ...]:
+    """Gradients of Q, K and V; where they are views of one storage, their joining is the split's."""
+    if q.name != v.name:
+        return tuple({x.name: x for x in (q, k, v)}.values()) if q.name != k.name else (q, v)
+    return (Value(q.name, q.numel + k.numel + v.numel, q.dtype),)
+
+
+def _rounded(s: Setting, seq: int) -> int:
+    """Rows of the log-sum-exp: the 2022 Triton kernel pads to 128, the fp32 (memory-efficient) kernel to 32."""
+    multiple = {"flash1_triton": 128}.get(s.stack.attention.kernel, 32 if s.dtype == "fp32" else 1)
+    return -(-seq // multiple) * multiple
+
+
+def _backward_temporary_bytes(s: Setting) -> int:
+    """FlashAttention-2's backward sums dQ in fp32, keeps Σ dO·O of each row, and expands dK and dV for shared heads."""
+    m, rows = s.model, s.batch * s.seq_q
+    expanded = 0 if s.expand_kv or m.num_kv_heads == m.num_heads else 2 * rows * m.q_width * s.element_bytes
+    return rows * m.q_width * 4 + rows * m.num_heads * 4 + expanded
+
+
+def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
+    """Two batched products with a masked softmax between them (one fused kernel each way, in the compute dtype)."""
+    m, batch = s.model, s.batch * s.model.num_heads
+    size = {"batch": batch, "dtype": s.wide_dtype}
+    sq, skv, c = s.seq_q, s.plan.seq_len, m.head_dim
+    scores, probs = (g.value(name, batch * sq * skv, q.dtype) for name in ("scores", "probabilities"))
+    qk_grads = (q, k) if q.name != k.name else (Value(q.name, q.numel + k.numel, q.dtype),)
+    g.op(
+        "scores",
+        "attention",
+        inputs=(q, k),
+        outputs=(scores,),
+        forward=(_gemm(sq, skv, c, "tn", **size),),
+        backward=(_gemm(sq, c, skv, "nn", **size), _gemm(skv, c, sq, "nt", **size)),
+        saved=(q, k),
+        grads=qk_grads,
+    )
+    p = probs.num_bytes
+    g.op(
+        "probabilities",
+        "attention",
+        inputs=(scores,),
+        outputs=(probs,),
+        forward=(stream("softmax", p, p),),
+        backward=(stream("softmax", 2 * p, p),),
+        saved=(probs,),
+        grads=(scores,),
+    )
+    o = g.value("o", s.tokens * m.q_width, q.dtype)
+    g.op(
+        "o",
+        "attention",
+        inputs=(probs, v),
+        outputs=(o,),
+        forward=(_gemm(sq, c, skv, "nn", **size),),
+        backward=(_gemm(sq, skv, c, "tn", **size), _gemm(skv, c, sq, "nt", **size)),
+        saved=(probs, v),
+        grads=(probs, v),
+    )
+    if batch == s.batch:
+        return o
+    merged = g.value("o.merged", o.numel, o.dtype)  # heads back beside each other: a copy
+    return g.pointwise("o.merged", [o], merged, grads=[o], op="copy")
+
+
+def _gemm(m: int, n: int, k: int, layout: str, *, batch: int, dtype: str) -> Gemm:
+    return Gemm(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)  # type: ignore[arg-type]

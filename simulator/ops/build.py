@@ -1,0 +1,150 @@
+"""build_blocks: the embedding, one layer and the head of a model under a stack, as ops."""
+
+from __future__ import annotations
+
+from simulator.kernels import DTYPE_BYTES
+from simulator.model import Model
+from simulator.ops.attention import attention
+from simulator.ops.core import Block, ModelBlocks
+from simulator.ops.fusion import fuse_residuals
+from simulator.ops.graph import Graph, Value, stream
+from simulator.ops.linear import linear
+from simulator.ops.loss import cross_entropy
+from simulator.ops.mlp import mlp
+from simulator.ops.norm import norm
+from simulator.ops.setting import Setting, uses_autocast
+from simulator.plan import Plan
+from simulator.stack import Stack
+
+
+def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
+    """Blocks for one micro-batch on one rank: T = micro_batch_size × seq_len / cp tokens. Exact FLOP and bytes.
+
+    Tensor and pipeline parallelism are not in the shapes (tp and pp of the plan are ignored).
+    """
+    setting = Setting(model=model, stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
+    return ModelBlocks(embedding=_embedding(setting), layer=_layer(setting), head=_head(setting))
+
+
+def _embedding(s: Setting) -> Block:
+    """Token lookup, learned positions, scale. Backward: a zeroed gradient, sorted indices, one scatter."""
+    m = s.model
+    ids = Value("tokens", s.tokens, "int64")
+    g = Graph("embedding", ids)
+    x = g.value("embedded", s.tokens * m.d_model, s.stream_dtype)
+    table = m.vocab_size * m.d_model * DTYPE_BYTES[s.parameter_dtype]
+    tied = (stream("elementwise", 2 * table, table),) if m.tied_embeddings else ()  # added to the head's gradient
+    g.op(
+        "embedding",
+        "embedding",
+        inputs=(ids,),
+        outputs=(x,),
+        forward=(stream("embedding_forward", ids.num_bytes + x.num_bytes, x.num_bytes),),
+        backward=(
+            stream("memset", 0, table),
+            stream("embedding_backward", x.num_bytes + 6 * ids.num_bytes, x.num_bytes, 6),
+            *tied,
+        ),
+        saved=(ids,),
+        parameter_numel=m.vocab_size * m.d_model,
+    )
+    if m.positions == "learned":
+        x = _learned_positions(g, s, x)
+    if m.embedding_scale:
+        x = g.pointwise("scaled", [x], g.value("scaled", x.numel, x.dtype), grads=[x])
+    return g.block(x, m.num_parameters_of("embedding"))
+
+
+def _learned_positions(g: Graph, s: Setting, x: Value) -> Value:
+    """Rows of the position table looked up and added; backward sums over the batch, then scatters."""
+    m = s.model
+    rows = s.seq_q * m.d_model * DTYPE_BYTES[x.dtype]
+    table = m.max_positions * m.d_model * DTYPE_BYTES[s.parameter_dtype]
+    out = g.value("positioned", x.numel, x.dtype)
+    g.op(
+        "positions",
+        "embedding",
+        inputs=(x,),
+        outputs=(out,),
+        forward=(stream("embedding_forward", rows, rows), stream("elementwise", x.num_bytes + rows, x.num_bytes)),
+        backward=(
+            stream("reduce", x.num_bytes, rows),
+            stream("memset", 0, table),
+            stream("embedding_backward", rows, rows, 6),
+        ),
+        aliases=(x,),
+        forward_temporary_bytes=rows,
+        parameter_numel=m.max_positions * m.d_model,
+    )
+    return out
+
+
+def _layer(s: Setting) -> Block:
+    """Norm, attention, residual; norm, MLP, residual; or both branches on one stream (parallel_residual)."""
+    m = s.model
+    x = Value("input", s.tokens * m.d_model, s.stream_dtype)
+    g = Graph("layer", x, fused=s.stack.blocks == "compiled")
+    y = _parallel(g, s, x) if m.parallel_residual else _sequential(g, s, x)
+    block = g.block(y, m.num_parameters_of("layer"))
+    return fuse_residuals(block, x.num_bytes) if s.stack.blocks == "compiled" else block
+
+
+def _sequential(g: Graph, s: Setting, x: Value) -> Value:
+    d = s.model.d_model
+    branch = attention(g, s, norm(g, s, "norm_1", x, d))
+    if s.model.post_norms:
+        branch = norm(g, s, "post_norm_1", branch, d)
+    x = _add(g, "residual_1", x, branch)
+    branch = mlp(g, s, norm(g, s, "norm_2", x, d))
+    if s.model.post_norms:
+        branch = norm(g, s, "post_norm_2", branch, d)
+    return _add(g, "residual_2", x, branch)
+
+
+def _parallel(g: Graph, s: Setting, x: Value) -> Value:
+    d = s.model.d_model
+    first = norm(g, s, "norm_1", x, d)
+    second = first if s.model.shared_input_norm else norm(g, s, "norm_2", x, d)
+    branches = [attention(g, s, first), mlp(g, s, second)]
+    return _add(g, "residual_2", x, _add(g, "residual_1", *branches))
+
+
+def _add(g: Graph, name: str, x: Value, branch: Value) -> Value:
+    """x + branch, in the wider of their dtypes. Gradients pass through; a narrower branch gets its own by a cast."""
+    out = g.value(name, x.numel, x.dtype)
+    if branch.dtype == x.dtype:
+        return g.pointwise(name, [x, branch], out, aliases=[x, branch])
+    read = x.num_bytes + branch.num_bytes
+    g.op(
+        name,
+        "elementwise",
+        inputs=(x, branch),
+        outputs=(out,),
+        forward=(stream("elementwise", read, out.num_bytes),),
+        backward=(stream("cast", out.num_bytes, branch.num_bytes),),
+        grads=(branch,),
+        aliases=(x,),
+    )
+    return out
+
+
+def _head(s: Setting) -> Block:
+    """Final norm, LM head, loss."""
+    m = s.model
+    x = Value("input", s.tokens * m.d_model, s.stream_dtype)
+    g = Graph("head", x)
+    logits = linear(g, s, "logits", norm(g, s, "norm", x, m.d_model), m.vocab_size, bias=m.lm_head_bias, head=True)
+    if m.logit_softcap:
+        logits = _softcap(g, s, logits)
+    return g.block(cross_entropy(g, s, logits), m.num_parameters_of("head"))
+
+
+def _softcap(g: Graph, s: Setting, logits: Value) -> Value:
+    """cap × tanh(logits / cap): three operators eagerly, joined to the loss where it is compiled."""
+    if s.stack.loss == "fp32_compiled":
+        return logits
+    for name in ("divided", "tanh", "capped"):
+        out = g.value(name, logits.numel, logits.dtype)
+        saved = [out] if name == "tanh" else []
+        logits = g.pointwise(name, [logits], out, saved=saved, grads=[logits], category="loss")
+    return logits

@@ -1,0 +1,103 @@
+"""The data of ops: a block is a list of them in forward order; the backward runs them reversed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.kernels import Kernel, launches
+
+Category = Literal["gemm", "attention", "elementwise", "norm", "loss", "embedding"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A storage made in a forward or backward pass. `num_bytes` is exact, before any allocator rounding."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One autograd node, or one fused kernel where a stack fuses.
+
+    inputs:  names of the tensors it reads (views carry their base's name; parameters and buffers are not listed).
+             An op without kernels and outputs only holds its inputs alive: the end of a Python scope.
+    outputs: storages it makes (empty for a view), the block's own result first.
+    saved:   names of the tensors kept until this op's backward has run (parameters and buffers are not listed).
+    grad_inputs: storages that its backward makes, named after the differentiable input whose gradient they are.
+             An input with several consumers gets its gradients summed: the first to arrive is kept, the others are
+             temporary; the kernels of the sums are in `backward` of the consumers that come later in the backward.
+    grad_aliases: inputs whose gradient is the output's own gradient, no new storage (residual additions, views).
+    forward_temporary_bytes, backward_temporary_bytes: storages made and freed inside, largest moment.
+    parameter_numel: elements of the parameters whose gradients its backward makes, in the parameters' dtype.
+    category: what its time is reported as.
+    selective_save: the selective checkpointing policy keeps its outputs instead of running it again.
+    """
+
+    name: str
+    category: Category
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    saved: tuple[str, ...] = ()
+    grad_inputs: tuple[Tensor, ...] = ()
+    grad_aliases: tuple[str, ...] = ()
+    forward_temporary_bytes: int = 0
+    backward_temporary_bytes: int = 0
+    parameter_numel: int = 0
+    selective_save: bool = False
+
+    @property
+    def saves_only_inputs(self) -> bool:
+        """All it saves exists before it runs, so a recomputation that only needs its saved tensors may skip it."""
+        made = {tensor.name for tensor in self.outputs}
+        return not made.intersection(self.saved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A repeated piece of a model: its ops in forward order. `input` and `output` name the tensors at its borders."""
+
+    name: str
+    ops: tuple[Op, ...]
+    input: str
+    output: str
+    num_parameters: int
+    input_bytes: int = 0
+
+    @property
+    def forward_flop(self) -> int:
+        return sum(kernel.flop for op in self.ops for kernel in op.forward)
+
+    @property
+    def backward_flop(self) -> int:
+        return sum(kernel.flop for op in self.ops for kernel in op.backward)
+
+    def saved_tensors(self) -> Iterator[Tensor]:
+        """What the block keeps between its forward and its backward, each storage once, its input included."""
+        sizes = {self.input: self.input_bytes} | {t.name: t.num_bytes for op in self.ops for t in op.outputs}
+        names = dict.fromkeys(name for op in self.ops for name in op.saved)
+        return (Tensor(name=name, num_bytes=sizes[name]) for name in names)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Sum of `saved_tensors`, before any allocator rounding."""
+        return sum(tensor.num_bytes for tensor in self.saved_tensors())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelBlocks:
+    """A model on one rank and one micro-batch: the embedding, one layer (all are alike), the head with the loss."""
+
+    embedding: Block
+    layer: Block
+    head: Block
+
+
+def num_launches(block: Block, phase: Literal["forward", "backward"]) -> int:
+    """Kernel launches that the host pays for in one phase of `block`."""
+    return sum(launches(k) for op in block.ops for k in (op.forward if phase == "forward" else op.backward))

@@ -1,0 +1,150 @@
+"""Graph: builds a block's ops. It names storages, and bills the sums of gradients where a tensor has several users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simulator.kernels import DTYPE_BYTES, Kernel, Stream, StreamOp
+from simulator.ops.core import Block, Category, Op, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor inside a graph: a named storage of `numel` elements. Views are the same Value."""
+
+    name: str
+    numel: int
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def tensor(self) -> Tensor:
+        return Tensor(name=self.name, num_bytes=self.num_bytes)
+
+
+def stream(op: StreamOp, read_bytes: int, write_bytes: int, launches: int = 1) -> Stream:
+    """Shorthand for a `Stream`."""
+    return Stream(op=op, read_bytes=read_bytes, write_bytes=write_bytes, launches=launches)
+
+
+class Graph:
+    """Ops in the order in which they are added. `fused` graphs bill no sums: their kernels already take them in."""
+
+    def __init__(self, name: str, input_value: Value, *, fused: bool = False) -> None:
+        self._name, self._input, self._fused = name, input_value, fused
+        self._ops: list[Op] = []
+        self._values: dict[str, Value] = {input_value.name: input_value}
+
+    def value(self, name: str, numel: int, dtype: str) -> Value:
+        """Declare an output. Names are unique in a block."""
+        if name in self._values:
+            msg = f"{self._name} has two tensors called {name}"
+            raise AssertionError(msg)
+        self._values[name] = Value(name, numel, dtype)
+        return self._values[name]
+
+    def op(
+        self,
+        name: str,
+        category: Category,
+        *,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value] = (),
+        forward: Sequence[Kernel] = (),
+        backward: Sequence[Kernel] = (),
+        saved: Sequence[Value] = (),
+        grads: Sequence[Value] = (),
+        aliases: Sequence[Value] = (),
+        forward_temporary_bytes: int = 0,
+        backward_temporary_bytes: int = 0,
+        parameter_numel: int = 0,
+        selective_save: bool = False,
+    ) -> None:
+        """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
+        op = Op(
+            name=name,
+            category=category,
+            forward=tuple(forward),
+            backward=tuple(backward),
+            inputs=tuple(v.name for v in inputs),
+            outputs=tuple(v.tensor for v in outputs),
+            saved=tuple(dict.fromkeys(v.name for v in saved)),
+            grad_inputs=tuple(v.tensor for v in grads),
+            grad_aliases=tuple(v.name for v in aliases),
+            forward_temporary_bytes=forward_temporary_bytes,
+            backward_temporary_bytes=backward_temporary_bytes,
+            parameter_numel=parameter_numel,
+            selective_save=selective_save,
+        )
+        self._ops.append(op)
+
+    def hold(self, name: str, values: Sequence[Value]) -> None:
+        """Python locals: `values` live until here whether or not anybody saves them."""
+        self.op(name, "elementwise", inputs=values)
+
+    def pointwise(
+        self,
+        name: str,
+        inputs: Sequence[Value],
+        output: Value,
+        *,
+        saved: Sequence[Value] = (),
+        grads: Sequence[Value] = (),
+        aliases: Sequence[Value] = (),
+        op: StreamOp = "elementwise",
+        category: Category = "elementwise",
+    ) -> Value:
+        """One kernel that reads `inputs` once and writes `output`; backward, one kernel for each of `grads`."""
+        back = [
+            stream(op, output.num_bytes + sum(v.num_bytes for v in saved if v.name != g.name or len(saved) == 1), g.num_bytes)
+            for g in grads
+        ]
+        self.op(
+            name,
+            category,
+            inputs=inputs,
+            outputs=(output,),
+            forward=(stream(op, sum(v.num_bytes for v in inputs), output.num_bytes),),
+            backward=back,
+            saved=saved,
+            grads=grads,
+            aliases=aliases,
+        )
+        return output
+
+    def cast(self, x: Value, dtype: str, name: str, category: Category = "elementwise") -> Value:
+        """`x` in another dtype; itself if it has it already."""
+        if x.dtype == dtype:
+            return x
+        out = self.value(name, x.numel, dtype)
+        return self.pointwise(name, [x], out, grads=[x], op="cast", category=category)
+
+    def block(self, output: Value, num_parameters: int) -> Block:
+        """The finished block."""
+        ops = self._ops if self._fused else self._with_sums()
+        return Block(
+            name=self._name,
+            ops=tuple(ops),
+            input=self._input.name,
+            output=output.name,
+            num_parameters=num_parameters,
+            input_bytes=self._input.num_bytes,
+        )
+
+    def _with_sums(self) -> list[Op]:
+        """Every differentiable use of a tensor but the last costs one sum, when its gradient arrives in the backward."""
+        seen: set[str] = set()
+        summed: list[Op] = []
+        for op in reversed(self._ops):
+            extra: list[Kernel] = []
+            for name in (*(t.name for t in op.grad_inputs), *op.grad_aliases):
+                if name in seen:
+                    size = self._values[name].num_bytes
+                    extra.append(stream("elementwise", 2 * size, size))
+                seen.add(name)
+            summed.append(replace(op, backward=(*op.backward, *extra)) if extra else op)
+        return summed[::-1]

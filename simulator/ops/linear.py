@@ -1,0 +1,107 @@
+"""Linear layers: three products (forward, data gradient, weight gradient), casts under autocast, quantisation in fp8.
+
+Legend: T tokens, N columns out, K columns in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel
+from simulator.ops.graph import Graph, Value, stream
+from simulator.ops.setting import Setting
+
+
+def linear(g: Graph, s: Setting, name: str, x: Value, width_out: int, *, bias: bool, head: bool = False) -> Value:
+    """y = x Wᵀ + b. x is [T, K] (any view of it); y is [T, width_out] in the compute dtype.
+
+    `head`: the LM head, which stays in 16 bits when the layers' products run in fp8.
+    """
+    t, n = s.tokens, width_out
+    k = x.numel // t
+    dtype = s.wide_dtype if head else s.gemm_dtype
+    weight, saved = _parameters(g, s, name, n * k), [g.cast(x, s.dtype, f"{name}.input")]
+    x = saved[0]
+    quantise = _Quantiser(g, s, name, t, n, k) if dtype == "fp8" else None
+    if quantise is not None:
+        x, saved = quantise.input(x)
+    y = g.value(name, t * n, s.dtype)
+    g.op(
+        name,
+        "gemm",
+        inputs=(x, *weight),
+        outputs=(y,),
+        forward=(*(quantise.forward() if quantise else ()), Gemm(m=t, n=n, k=k, dtype=dtype, layout="tn")),
+        backward=(*(quantise.backward() if quantise else ()), *_backward(s, dtype, t, n, k, bias=bias)),
+        saved=(*saved, *weight),
+        grads=(x, *weight),
+        parameter_numel=(n if bias else 0) + (0 if weight else n * k),
+        selective_save=True,
+    )
+    return y
+
+
+def _backward(s: Setting, dtype: Dtype, t: int, n: int, k: int, *, bias: bool) -> tuple[Kernel, ...]:
+    """Data gradient, weight gradient, and the bias gradient: column sums of dy (in the epilogue where fused)."""
+    fused = s.stack.blocks == "fused"
+    kernels: list[Kernel] = [
+        Gemm(m=t, n=k, k=n, dtype=dtype, layout="nn"),
+        Gemm(m=n, n=k, k=t, dtype=dtype, layout="nt", accumulate_fp32=fused),
+    ]
+    if bias and not fused:
+        kernels.append(stream("reduce", t * n * s.element_bytes, n * s.element_bytes))
+    return tuple(kernels)
+
+
+def _parameters(g: Graph, s: Setting, name: str, numel: int) -> tuple[Value, ...]:
+    """Under autocast, the weight's cast: made at its first use in a micro-batch, kept for the data gradient."""
+    if not s.autocast or s.parameter_dtype == s.dtype:
+        return ()
+    wide, narrow = numel * DTYPE_BYTES[s.parameter_dtype], numel * s.element_bytes
+    weight = g.value(f"{name}.weight", numel, s.dtype)
+    g.op(
+        f"{name}.weight",
+        "elementwise",
+        inputs=(),
+        outputs=(weight,),
+        forward=(stream("cast", wide, narrow),),
+        backward=(stream("cast", narrow, wide),),
+        parameter_numel=numel,
+    )
+    return (weight,)
+
+
+class _Quantiser:
+    """Casts to fp8 around one linear layer, each reading 16 bits and writing 8.
+
+    Hand-fused stacks scale by the last steps' maxima: one pass writes the tensor and its transpose, and only the fp8
+    input is kept. Others find the maximum first (one more read), keep the 16-bit input and cast it again backward.
+    """
+
+    def __init__(self, g: Graph, s: Setting, name: str, t: int, n: int, k: int) -> None:
+        self._g, self._name, self._fused = g, name, s.stack.blocks == "fused"
+        self._t, self._n, self._k = t, n, k
+
+    def input(self, x: Value) -> tuple[Value, Sequence[Value]]:
+        """What the product reads, and what it saves."""
+        if not self._fused:
+            return x, (x,)
+        quantised = self._g.value(f"{self._name}.fp8", x.numel, "fp8")
+        kernel = stream("cast", x.num_bytes, 2 * x.numel)
+        self._g.op(
+            f"{self._name}.fp8", "elementwise", inputs=(x,), outputs=(quantised,), forward=(kernel,), aliases=(x,)
+        )
+        return quantised, (quantised,)
+
+    def forward(self) -> tuple[Kernel, ...]:
+        weight = self._cast(self._n * self._k)
+        return (weight,) if self._fused else (self._cast(self._t * self._k), weight)
+
+    def backward(self) -> tuple[Kernel, ...]:
+        gradient = self._cast(self._t * self._n)
+        if self._fused:
+            return (gradient,)
+        return (gradient, self._cast(self._n * self._k), self._cast(self._t * self._k))
+
+    def _cast(self, numel: int) -> Kernel:
+        return stream("cast", 2 * numel, 2 * numel) if self._fused else stream("cast", 4 * numel, numel, 2)

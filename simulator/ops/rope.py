@@ -1,0 +1,77 @@
+"""Rotary positions, as each kind of software writes them. Bytes an element in 16 bits each way: half 23, complex 20."""
+
+from __future__ import annotations
+
+from simulator.kernels import DTYPE_BYTES
+from simulator.ops.graph import Graph, Value, stream
+from simulator.ops.setting import Setting
+
+
+def rotate(g: Graph, s: Setting, values: list[Value]) -> list[Value]:
+    """Q and K rotated by their positions; unchanged for models without rotary positions."""
+    if s.model.positions != "rope":
+        return values
+    if s.stack.rope == "fused" or s.stack.blocks != "eager":
+        return [_one_kernel(g, x) for x in values]
+    if s.stack.rope == "complex_fp32":
+        return [_complex(g, x) for x in values]
+    tables = _tables(g, s)
+    return [_half(g, s, x, tables) for x in values]
+
+
+def _tables(g: Graph, s: Setting) -> list[Value]:
+    """cos and sin in the compute dtype; the fp32 tables are buffers, so in fp32 nothing is made."""
+    if s.dtype == "fp32":
+        return []
+    numel = s.seq_q * int(s.model.head_dim * s.model.rotary_fraction)
+    tables = []
+    for name in ("cos", "sin"):
+        table = g.value(name, numel, s.dtype)
+        kernel = stream("cast", 4 * numel, table.num_bytes)
+        g.op(name, "elementwise", inputs=(), outputs=(table,), forward=(kernel,))
+        tables.append(table)
+    return tables
+
+
+def _half(g: Graph, s: Setting, x: Value, tables: list[Value]) -> Value:
+    """x cos + cat(-x₂, x₁) sin: Hugging Face's rotate-half. Only cos and sin are saved: they need no gradient."""
+    cos, sin = (tables[:1], tables[1:]) if tables else ([], [])
+    n = int(x.numel * s.model.rotary_fraction)
+    size = n * DTYPE_BYTES[x.dtype]
+    one = stream("elementwise", size, size)
+    out = g.value(f"{x.name}.rotated", n, x.dtype)
+    by_cos, negated = g.value(f"{x.name}.cos", n, x.dtype), g.value(f"{x.name}.negated", n - n // 2, x.dtype)
+    swapped, by_sin = g.value(f"{x.name}.swapped", n, x.dtype), g.value(f"{x.name}.sin", n, x.dtype)
+    slice_grad = Value(x.name, n, x.dtype)
+    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,),
+         saved=cos, grads=(slice_grad,))  # fmt: skip
+    half = stream("elementwise", negated.num_bytes, negated.num_bytes)
+    joined = stream("copy", size, size)  # the two halves' gradients become one
+    g.op(negated.name, "elementwise", inputs=(x,), outputs=(negated,), forward=(half,), backward=(half, joined),
+         grads=(slice_grad,), backward_temporary_bytes=negated.num_bytes)  # fmt: skip
+    g.op(swapped.name, "elementwise", inputs=(x, negated), outputs=(swapped,), forward=(joined,), aliases=(negated,))
+    g.op(by_sin.name, "elementwise", inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
+         saved=sin, grads=(swapped,))  # fmt: skip
+    g.pointwise(out.name, [by_cos, by_sin], out, aliases=[by_cos, by_sin])
+    return out if n == x.numel else _rejoin(g, x, out)
+
+
+def _rejoin(g: Graph, x: Value, rotated: Value) -> Value:
+    """Partial rotation: the rotated channels and the others in one tensor again."""
+    out = g.value(f"{x.name}.joined", x.numel, x.dtype)
+    kernel = stream("copy", out.num_bytes, out.num_bytes)
+    g.op(out.name, "elementwise", inputs=(rotated, x), outputs=(out,), forward=(kernel,), backward=(kernel,),
+         grads=(x,), aliases=(rotated,))  # fmt: skip
+    return out
+
+
+def _complex(g: Graph, x: Value) -> Value:
+    """Meta's: cast to fp32, one complex product, cast back. The table is a buffer; nothing else is saved."""
+    wide = g.cast(x, "fp32", f"{x.name}.float")
+    turned = g.pointwise(f"{x.name}.turned", [wide], g.value(f"{x.name}.turned", x.numel, "fp32"), grads=[wide])
+    return g.cast(turned, x.dtype, f"{x.name}.rotated")
+
+
+def _one_kernel(g: Graph, x: Value) -> Value:
+    out = g.value(f"{x.name}.rotated", x.numel, x.dtype)
+    return g.pointwise(out.name, [x], out, grads=[x])

@@ -1,0 +1,90 @@
+"""Setting: what a (model, stack, plan) means for the shapes and dtypes of one micro-batch on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.kernels import DTYPE_BYTES, Dtype
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.stack import Stack
+
+
+def uses_autocast(stack: Stack, plan: Plan) -> bool:
+    """Parameters reach the blocks wider than the compute dtype, so torch.autocast casts them at each use.
+
+    Sharded implementations hand over parameters in the compute dtype; plain modules and DDP hold the master weights.
+    """
+    whole = plan.implementation in ("ddp", "zero_redundancy") and plan.master_dtype != plan.compute_dtype
+    return whole or (stack.autocast and plan.implementation not in ("fsdp1", "fsdp2", "deepspeed", "megatron"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Shapes and dtypes of one micro-batch on one rank.
+
+    tokens: sequences × seq_len / cp. seq_q queries against seq_kv keys: under cp each rank holds s/cp queries, half
+    from either end of the sequence, so that all ranks do 1/cp of the causal work.
+    dtype: of activations; stream_dtype: of the residual stream (fp32 under autocast); gemm_dtype: of layers' products.
+    """
+
+    model: Model
+    stack: Stack
+    plan: Plan
+    autocast: bool
+
+    @property
+    def batch(self) -> int:
+        return self.plan.micro_batch_size
+
+    @property
+    def seq_q(self) -> int:
+        return self.plan.seq_len // self.plan.cp
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.seq_q
+
+    @property
+    def seq_kv(self) -> int:
+        """Keys a query sees, as the length of an equal causal triangle where windows cut some off.
+
+        A causal kernel over (q, kv) does q kv / 2 pairs, so a window w < s is the triangle with kv = 2w - w²/s.
+        """
+        model, s = self.model, self.plan.seq_len
+        if model.sliding_window is None or model.sliding_window >= s:
+            return s
+        return 2 * model.attention_pairs(s) // (model.num_layers * s)
+
+    @property
+    def dtype(self) -> str:
+        return self.plan.compute_dtype
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def stream_dtype(self) -> str:
+        return self.plan.master_dtype if self.autocast else self.dtype
+
+    @property
+    def parameter_dtype(self) -> str:
+        """Of the parameters as the block sees them."""
+        return self.plan.master_dtype if self.autocast else self.dtype
+
+    @property
+    def gemm_dtype(self) -> Dtype:
+        return self.plan.precision
+
+    @property
+    def wide_dtype(self) -> Dtype:
+        """Of products that stay wide when the layers' run in fp8: attention and the LM head."""
+        return "bf16" if self.plan.precision == "fp8" else self.plan.precision
+
+    @property
+    def expand_kv(self) -> bool:
+        """K and V are copied to all heads before the attention kernel."""
+        model, backend = self.model, self.stack.attention
+        native = not backend.expand_kv_heads and backend.kernel != "math" and self.dtype != "fp32"
+        return model.num_kv_heads != model.num_heads and not native
