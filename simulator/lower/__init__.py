@@ -1,0 +1,162 @@
+"""lower: (model, plan, cluster, stack, calibration) -> Program. The only place where all the nouns meet.
+
+Equal ranks share a program. Under sharded data parallelism on equal nodes all ranks are equal: one class; a drawn
+cluster with unequal links goes through `fold`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import LinkCurves
+from simulator.device import Device
+from simulator.errors import Fault, PlanError
+from simulator.kernels import DTYPE_BYTES
+from simulator.lower.builder import Builder, Fabric
+from simulator.lower.schedule import Step, Unit, replicated_step, sharded_step
+from simulator.lower.work import NO_WORK, BlockWork, Clock, Work
+from simulator.mesh import Mesh, check
+from simulator.model import Model
+from simulator.ops import ModelBlocks, build_blocks, optimizer_kernels
+from simulator.plan import Plan
+from simulator.program import Program
+from simulator.stack import Stack
+from simulator.topology import Cluster
+from simulator.zero import UnitComm, communication, pieces, shard_ranks
+
+__all__ = ["Lowering", "lower"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering:
+    """A plan made concrete: its nouns resolved, its mesh, its blocks; `program(n)` plays n micro-batches."""
+
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    stack: Stack
+    calibration: Calibration
+    device: Device
+    curves: LinkCurves
+    mesh: Mesh
+    blocks: ModelBlocks
+    step: Step
+
+    @property
+    def hardware_flop(self) -> int:
+        """FLOP of a step on all devices, recomputation included."""
+        per_micro_batch = sum(unit.flop for unit in self.step.units)
+        return per_micro_batch * self.plan.num_micro_batches * self.plan.num_devices
+
+    @property
+    def fabric(self) -> Fabric:
+        """What its collectives run on."""
+        return Fabric(cluster=self.cluster, mesh=self.mesh, stack=self.stack, curves=self.curves)
+
+    def program(self, num_micro_batches: int) -> Program:
+        """The step of one rank with `num_micro_batches` instead of the plan's own count."""
+        build = Builder("rank", self.fabric)
+        gathers = self.plan.implementation in ("fsdp1", "fsdp2") or self.plan.zero == 3  # noqa: PLR2004
+        schedule = sharded_step if gathers else replicated_step
+        schedule(build, self.step, num_micro_batches)
+        return build.program(self.plan.num_devices)
+
+
+def lower(
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    calibration: Calibration,
+    curves: LinkCurves,
+) -> Lowering:
+    """Check that the nouns fit together and price every phase.
+
+    Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
+    """
+    plan.check()
+    check(plan, model, cluster)
+    _refuse_unmodelled(plan)
+    device = cluster.device
+    blocks = build_blocks(model, stack, plan)
+    clock = Clock(device, calibration, stack)
+    step = Step(
+        plan=plan,
+        units=_units(model, plan, blocks, clock),
+        optimizer=_optimizer(model, plan, clock, stack),
+        cp_exchange_bytes=_cp_exchange_bytes(model, plan),
+    )
+    return Lowering(
+        model=model,
+        plan=plan,
+        cluster=cluster,
+        stack=stack,
+        calibration=calibration,
+        device=device,
+        curves=curves,
+        mesh=Mesh(plan, cluster),
+        blocks=blocks,
+        step=step,
+    )
+
+
+def _refuse_unmodelled(plan: Plan) -> None:
+    faults = [
+        Fault(place=f"plan: {axis}", problem=f"{axis} = {degree}: {word} parallelism is not modelled", remedy="use 1")
+        for axis, degree, word in (
+            ("tp", plan.tp, "tensor"),
+            ("pp", plan.pp, "pipeline"),
+            ("ep", plan.ep, "expert"),
+        )
+        if degree > 1
+    ]
+    if faults:
+        raise PlanError(faults)
+
+
+def _units(model: Model, plan: Plan, blocks: ModelBlocks, clock: Clock) -> tuple[Unit, ...]:
+    """Embedding, blocks and head in forward order, each with its communication."""
+    comms = {comm.unit: comm for comm in communication(model, plan)}
+    layer = clock.block(blocks.layer, plan)
+    every = plan.recompute_every if plan.recompute == "every_k" else 1
+    names = ["embedding", *(f"layer{i}" for i in range(model.num_layers)), "head"]
+    works = {"embedding": clock.block(blocks.embedding, plan), "head": clock.block(blocks.head, plan)}
+    return tuple(
+        _unit(
+            name,
+            comms[name],
+            works.get(name, layer),
+            checkpointed=plan.recompute != "none" and name.startswith("layer") and (index - 1) % every == 0,
+            clock=clock,
+        )
+        for index, name in enumerate(names)
+    )
+
+
+def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clock: Clock) -> Unit:
+    return Unit(
+        name=name,
+        comm=comm,
+        work=work,
+        checkpointed=checkpointed,
+        flop=work.flop + (work.recompute_flop if checkpointed else 0),
+        gather_forward=clock.work("copies", comm.gather_forward_kernels),
+        gather_backward=clock.work("copies", comm.gather_backward_kernels),
+        gradient=clock.work("copies", comm.gradient_kernels) if comm.gradient_kernels else NO_WORK,
+    )
+
+
+def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
+    numel = -(-model.num_parameters // shard_ranks(plan))
+    tensors = sum(len(shapes) for _, shapes in pieces(model))
+    work = clock.work("optimizer", optimizer_kernels(numel, tensors, plan))
+    return Work(parts=(*work.parts, ("overhead", stack.step_overhead_s)), host_s=work.host_s)
+
+
+def _cp_exchange_bytes(model: Model, plan: Plan) -> int:
+    """Keys and values of the whole sequence: what a ring over cp ranks gathers in one layer's forward."""
+    if plan.cp == 1:
+        return 0
+    kv = 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[plan.compute_dtype]
+    return plan.micro_batch_size * plan.seq_len * kv

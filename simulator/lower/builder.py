@@ -1,0 +1,118 @@
+"""Builder: appends ops to one rank class's program and keeps its ids. It knows streams and links, not models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.collective_curves import LinkCurves
+from simulator.collectives import bill, interference, link_capacities
+from simulator.lower.work import Work
+from simulator.mesh import GroupShape, Mesh
+from simulator.program import Bill, Collective, Compute, Program, ProgramOp
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """What a collective's price depends on besides its size."""
+
+    cluster: Cluster
+    mesh: Mesh
+    stack: Stack
+    curves: LinkCurves
+
+    def shape(self, role: str) -> GroupShape:
+        """The groups over which a role communicates: shard, replicate or cp.
+
+        Context-parallel ranks hold the same parameters as their peers, so gradients cross them too: with the shards
+        where there are any, else with the replicas.
+        """
+        sharded = self.mesh.plan.zero > 0
+        axis = {
+            "shard": "dp_shard_cp",
+            "replicate": "dp_replicate" if sharded else "dp_cp",
+            "cp": "cp",
+        }[role]
+        return self.mesh.group_shape(axis)
+
+
+class Builder:
+    """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored)."""
+
+    def __init__(self, name: str, fabric: Fabric) -> None:
+        self._name, self._fabric = name, fabric
+        self._ops: list[ProgramOp] = []
+        self._last_collective: int | None = None
+        self._held: list[int | None] = []
+
+    def hold(self, op: int | None) -> None:
+        """The next joining compute op waits for `op`, whatever else it waits for."""
+        self._held.append(op)
+
+    def compute(self, label: str, work: Work, *after: int | None, join: bool = True) -> int:
+        """Append `work` to the compute stream. join=False leaves what is held to the op behind it."""
+        if join:
+            after, self._held = (*after, *self._held), []
+        if not self._fabric.stack.overlap:
+            after = (*after, self._last_collective)
+        op = Compute(
+            id=len(self._ops),
+            stream=COMPUTE,
+            after=_ids(after),
+            label=label,
+            duration_s=work.duration_s,
+            parts=work.parts,
+            host_s=work.host_s,
+            blocking=self._fabric.stack.host_blocking,
+        )
+        self._ops.append(op)
+        return op.id
+
+    def collective(
+        self, label: str, kind: str, role: str, size_bytes: int, *after: int | None, count: int = 1
+    ) -> int | None:
+        """Append a collective (`count` equal ones, back to back); None where the group is one rank or nothing moves.
+
+        Collectives of one role share a communicator, and NCCL runs those one after another: one stream a role.
+        """
+        fabric = self._fabric
+        shape = fabric.shape(role)
+        if shape.num_ranks == 1 or size_bytes == 0:
+            return None
+        op = Collective(
+            id=len(self._ops),
+            stream=f"nccl:{role}",
+            after=_ids(after),
+            label=label,
+            kind=kind,
+            key=f"{role}:{len(self._ops)}",
+            bill=_times(
+                bill(kind, size_bytes // count, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.stack.nccl),
+                count,
+            ),
+            size_bytes=size_bytes,
+            host_s=count * fabric.stack.host_collective_s,
+            interference=interference(kind, shape, fabric.cluster, fabric.curves),
+        )
+        self._ops.append(op)
+        self._last_collective = op.id
+        return op.id
+
+    def program(self, num_ranks: int) -> Program:
+        links = link_capacities(self._fabric.cluster, self._fabric.curves)
+        return Program(name=self._name, num_ranks=num_ranks, ops=tuple(self._ops), links=links)
+
+
+def _times(one: Bill, count: int) -> Bill:
+    if count == 1:
+        return one
+    return Bill(
+        latency_s=count * one.latency_s, link_bytes={link: count * size for link, size in one.link_bytes.items()}
+    )
+
+
+def _ids(after: tuple[int | None, ...]) -> tuple[int, ...]:
+    return tuple(sorted({i for i in after if i is not None}))

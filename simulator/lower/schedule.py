@@ -1,0 +1,172 @@
+"""The order in which one rank issues a training step: sharded parameters (FSDP, ZeRO-3) or replicated ones.
+
+Sources for who waits for whom: torch 2.13 `_fully_shard/_fsdp_param_group.py` (FSDP2), `fsdp/_runtime_utils.py`
+(FSDP1), `nn/parallel/distributed.py` (DDP), Megatron-Core's distributed optimizer; see docs/background/schedules.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.lower.builder import Builder
+from simulator.lower.work import BlockWork, Work
+from simulator.plan import Plan
+from simulator.zero import UnitComm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """One communication unit with its work: a transformer block, or a piece of the root at either end.
+
+    gather_forward, gather_backward, gradient: the full-size passes over memory that the implementation adds around
+    its collectives (copy-out, casts, pre-division), on the compute stream.
+    """
+
+    name: str
+    comm: UnitComm
+    work: BlockWork
+    checkpointed: bool
+    flop: int
+    gather_forward: Work
+    gather_backward: Work
+    gradient: Work
+
+    @property
+    def backward(self) -> Work:
+        return self.work.recompute + self.work.backward if self.checkpointed else self.work.backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Everything a schedule needs: units in forward order (embedding, blocks, head) and the work at the end."""
+
+    plan: Plan
+    units: tuple[Unit, ...]
+    optimizer: Work
+    cp_exchange_bytes: int  # keys and values that one layer's context parallelism sends around, forward
+
+
+def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
+    """FSDP1, FSDP2 and ZeRO-3: gather before use, reduce-scatter after the gradient."""
+    last: list[int | None] = []
+    for index in range(num_micro_batches):
+        sync = step.plan.syncs_every_micro_batch or index == num_micro_batches - 1
+        _sharded_forward(build, step, index)
+        last = _sharded_backward(build, step, index, sync=sync)
+    build.compute("optimizer", step.optimizer, *last)
+
+
+def _sharded_forward(build: Builder, step: Step, index: int) -> None:
+    done: list[int] = []
+    window = _forward_window(step.plan)
+    for position, unit in enumerate(step.units):
+        gate = done[position - window] if position >= window else None
+        gather = build.collective(
+            f"all-gather {unit.name} mb{index}", "all_gather", "shard", unit.comm.all_gather_forward_bytes, gate
+        )
+        if gather is not None:
+            build.compute(f"copy-out {unit.name} mb{index}", unit.gather_forward, gather)
+        done.append(_forward(build, step, unit, index))
+
+
+def _forward_window(plan: Plan) -> int:
+    """Unit i's all-gather may start once unit i - window has been computed.
+
+    FSDP2: it waits for the copy-out of unit i-2, which follows unit i-3's kernels. FSDP1 with limit_all_gathers: for
+    the buffer freed by unit i-2; without: the host's lead alone limits it.
+    """
+    if plan.implementation == "fsdp2":
+        return max(3, plan.forward_prefetch + 2)
+    return 2 + plan.forward_prefetch if plan.limit_all_gathers else 1_000_000
+
+
+def _forward(build: Builder, step: Step, unit: Unit, index: int) -> int:
+    return _with_ring(build, step, f"forward {unit.name} mb{index}", unit.work.forward, ("all_gather",))
+
+
+def _backward(build: Builder, step: Step, unit: Unit, index: int, *after: int | None) -> int:
+    # keys and values go round once more, and their gradients come back
+    ring = ("all_gather", "reduce_scatter")
+    return _with_ring(build, step, f"backward {unit.name} mb{index}", unit.backward, ring, *after)
+
+
+def _with_ring(
+    build: Builder, step: Step, label: str, work: Work, exchanges: tuple[str, ...], *after: int | None
+) -> int:
+    """Compute `work`; under context parallelism its attention runs beside the exchange of keys and values."""
+    attention = work.only("attention")
+    if step.cp_exchange_bytes == 0 or not attention.parts:
+        return build.compute(label, work, *after)
+    before = build.compute(label, work.without("attention"), *after)
+    for kind in exchanges:
+        build.hold(build.collective(f"ring of {label}", kind, "cp", step.cp_exchange_bytes, before))
+    return build.compute(f"attention of {label}", attention, before, join=False)
+
+
+def _sharded_backward(build: Builder, step: Step, index: int, *, sync: bool) -> list[int | None]:
+    units = tuple(reversed(step.units))
+    gathers: dict[int, int | None] = {}
+    done: list[int] = []
+    reduces: list[int | None] = []
+    depth = step.plan.backward_prefetch
+    for position, unit in enumerate(units):
+        for ahead in range(position, min(position + depth, len(units) - 1) + 1):
+            if ahead not in gathers:
+                gate = done[ahead - depth - 1] if ahead > depth else None
+                gathers[ahead] = build.collective(
+                    f"all-gather {units[ahead].name} mb{index} backward",
+                    "all_gather",
+                    "shard",
+                    units[ahead].comm.all_gather_backward_bytes,
+                    gate,
+                )
+        if gathers[position] is not None:
+            build.compute(f"copy-out {unit.name} mb{index} backward", unit.gather_backward, gathers[position])
+        # the reduce-scatter's input buffer of the unit before last must be free again
+        held = reduces[position - 2] if position >= 2 else None
+        done.append(_backward(build, step, unit, index, held))
+        reduces.append(_reduce(build, unit, index, done[-1]) if sync else None)
+    return reduces
+
+
+def _reduce(build: Builder, unit: Unit, index: int, after: int) -> int | None:
+    copied = build.compute(f"copy-in {unit.name} mb{index}", unit.gradient, after) if unit.gradient.parts else after
+    scatter = build.collective(
+        f"reduce-scatter {unit.name} mb{index}", "reduce_scatter", "shard", unit.comm.reduce_scatter_bytes, copied
+    )
+    return _all_reduce(build, unit, index, scatter if scatter is not None else copied) or scatter
+
+
+def _all_reduce(build: Builder, unit: Unit, index: int, after: int) -> int | None:
+    return build.collective(
+        f"all-reduce {unit.name} mb{index}",
+        "all_reduce",
+        "replicate",
+        unit.comm.all_reduce_bytes,
+        after,
+        count=unit.comm.num_buckets,
+    )
+
+
+def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
+    """DDP and ZeRO-1/2: every rank holds the parameters; gradients are reduced as they appear.
+
+    Parameters that the optimizer updates in shards travel back before their next use: at the start of the step shown,
+    as in a steady run.
+    """
+    last: list[int | None] = []
+    for index in range(num_micro_batches):
+        for unit in step.units:
+            if index == 0:
+                gather = build.collective(
+                    f"all-gather {unit.name}", "all_gather", "shard", unit.comm.parameter_gather_bytes
+                )
+                if gather is not None:
+                    build.compute(f"copy-out {unit.name}", unit.gather_forward, gather)
+            _forward(build, step, unit, index)
+        sync = step.plan.syncs_every_micro_batch or index == num_micro_batches - 1
+        for unit in reversed(step.units):
+            computed = _backward(build, step, unit, index)
+            if sync:
+                last.append(_reduce(build, unit, index, computed))
+    build.compute("optimizer", step.optimizer, *last)

@@ -1,0 +1,72 @@
+"""predict(): the path from (model, plan, cluster, calibration) to a Prediction."""
+
+from __future__ import annotations
+
+import math
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import LinkCurves, default_curves
+from simulator.lower import lower
+from simulator.memory import simulate_memory
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict.confidence import extrapolated, sigma, sources
+from simulator.predict.play import bounds, play
+from simulator.predict.prediction import MemoryUse, Prediction, Source, Verdict
+from simulator.predict.verdict import suggest, verdict_of
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+__all__ = ["MemoryUse", "Prediction", "Source", "Verdict", "bounds", "predict"]
+
+_Z90 = 1.6449  # two-sided 90 % of a normal distribution
+
+
+def predict(
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    stack: Stack | None = None,
+    *,
+    curves: LinkCurves | None = None,
+    fold: bool = True,
+) -> Prediction:
+    """Predict one training step.
+
+    calibration: None takes the device's own, or its data sheet where nobody has measured it. stack: None loads the
+    plan's. fold: False plays every micro-batch.
+    Raises PlanError, ModelError, ClusterError, StackError or CalibrationError with every fault found.
+    """
+    stack = stack or Stack.load(plan.stack)
+    calibration = calibration or Calibration.for_device(cluster.device)
+    curves = curves or default_curves()
+    lowering = lower(model, plan, cluster, stack, calibration, curves)
+    played = play(lowering, fold=fold)
+    memory, memory_trace = simulate_memory(model, plan, stack, lowering.blocks, cluster.device)
+    verdict, cause = verdict_of(memory)
+    spread = _Z90 * sigma(lowering, played)
+    return Prediction(
+        model=model.name,
+        cluster=cluster.name,
+        num_devices=plan.num_devices,
+        step_s=played.step_s,
+        low_s=played.step_s * math.exp(-spread),
+        high_s=played.step_s * math.exp(spread),
+        lower_s=played.lower_s,
+        upper_s=played.upper_s,
+        tokens_per_step=plan.tokens_per_step,
+        model_flop_per_step=model.model_flop_per_sequence(plan.seq_len) * plan.global_batch_size,
+        hardware_flop_per_step=lowering.hardware_flop,
+        peak_flop_per_s=cluster.device.peak(plan.precision),
+        breakdown=dict(played.breakdown),
+        communication=dict(played.communication),
+        memory=memory,
+        verdict=verdict,
+        cause=cause,
+        suggestion=suggest(lowering, played, memory),
+        extrapolated=extrapolated(lowering),
+        sources=sources(lowering),
+        timeline=played.timeline,
+        memory_trace=memory_trace,
+    )

@@ -1,0 +1,90 @@
+"""How sure a prediction is, and where its inputs come from."""
+
+from __future__ import annotations
+
+import math
+
+from simulator.collectives import Links, calibrated
+from simulator.collectives import sigma as collective_sigma
+from simulator.collectives import source as links_source
+from simulator.kernels import Kernel
+from simulator.lower import Lowering
+from simulator.predict.play import Played
+from simulator.predict.prediction import Source
+from simulator.program import Collective
+
+_LINKS = "communication"
+
+
+def sigma(lowering: Lowering, played: Played) -> float:
+    """One-sigma relative uncertainty of the step.
+
+    Errors within a category are taken as fully correlated (one curve prices them all), between categories as
+    independent; each weighs as its share of the step. The stack's own spread, what kernels cannot explain, adds in
+    quadrature.
+    """
+    variance = lowering.stack.sigma**2
+    for category, weight in _shares(played).items():
+        one = _communication_sigma(lowering, played) if category == _LINKS else lowering.calibration.sigma(category)
+        variance += (weight * one) ** 2
+    return math.sqrt(variance)
+
+
+def _communication_sigma(lowering: Lowering, played: Played) -> float:
+    """The worst of the program's kinds of collective, at the size it is used."""
+    worst = {(op.kind, op.stream): op for op in played.program.ops if isinstance(op, Collective)}
+    fabric = lowering.fabric
+    return max(
+        collective_sigma(kind, op.size_bytes, fabric.shape(stream.removeprefix("nccl:")), fabric.cluster, fabric.curves)
+        for (kind, stream), op in worst.items()
+    )
+
+
+def _shares(played: Played) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for name, seconds in played.breakdown.items():
+        category = _LINKS if name.startswith("exposed") or name == "interference" else name
+        shares[category] = shares.get(category, 0.0) + seconds / played.step_s
+    return shares
+
+
+def extrapolated(lowering: Lowering) -> tuple[str, ...]:
+    """What lies outside the range that the calibration measured."""
+    found: dict[str, None] = {}
+    for kernel in _kernels(lowering):
+        note = lowering.calibration.extrapolated(kernel, lowering.stack.attention)
+        if note:
+            found[note] = None
+    return tuple(found)
+
+
+def _kernels(lowering: Lowering) -> list[Kernel]:
+    blocks = (lowering.blocks.embedding, lowering.blocks.layer, lowering.blocks.head)
+    return [kernel for block in blocks for op in block.ops for kernel in (*op.forward, *op.backward)]
+
+
+def sources(lowering: Lowering) -> tuple[Source, ...]:
+    """Provenance of every input."""
+    stack, calibration, device = lowering.stack, lowering.calibration, lowering.device
+    fitted = f"; coefficients from {len(stack.calibration_runs)} runs" if stack.calibration_runs else ""
+    return (
+        Source(
+            what="model", kind="given", detail=f"{lowering.model.name}, {lowering.model.num_parameters:,} parameters"
+        ),
+        Source(what="device", kind="datasheet", detail=device.name),
+        Source(what="kernels", kind=calibration.kind, detail=_kernels_from(lowering)),
+        Source(what="links", kind=_links_kind(lowering), detail=links_source(lowering.cluster, lowering.curves)),
+        Source(what="stack", kind="calibrated" if fitted else "assumed", detail=f"{stack.name}{fitted}"),
+    )
+
+
+def _kernels_from(lowering: Lowering) -> str:
+    calibration = lowering.calibration
+    date = f", {calibration.provenance.date}" if calibration.provenance.date else ""
+    return f"{calibration.name}: {calibration.provenance.machine}{date}"
+
+
+def _links_kind(lowering: Lowering) -> str:
+    if lowering.curves.ideal_links:
+        return "ideal"
+    return "calibrated" if calibrated(Links.of(lowering.cluster), lowering.curves) else "datasheet"

@@ -1,0 +1,93 @@
+"""predict(): the path from (model, plan, cluster, calibration) to a Prediction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Verdict = Literal["FITS", "TIGHT", "OOM"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Peak bytes of one rank class, as the three figures that users confuse, and who was alive at the peak.
+
+    allocated: sum of live tensors; reserved: what the caching allocator took from the driver;
+    outside_torch: CUDA context, communicators, libraries. capacity: what the driver reports as the device's total.
+    by_category: category -> bytes alive at the peak of allocated. peak_moment: label of the op that reached it.
+    low_reserved_bytes, high_reserved_bytes: 90 % interval of reserved.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    low_reserved_bytes: int
+    high_reserved_bytes: int
+    outside_torch_bytes: int
+    capacity_bytes: int
+    resident_bytes: int
+    by_category: dict[str, int]
+    peak_moment: str
+
+    @property
+    def used_bytes(self) -> int:
+        return self.peak_reserved_bytes + self.outside_torch_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where one input came from: `kind` is measured, calibrated, datasheet, ideal, assumed or given."""
+
+    what: str
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """How long a step takes, what it holds at its peak, how sure that is, and why.
+
+    step_s lies in [low_s, high_s] with 90 % confidence, and lower_s ≤ step_s ≤ upper_s always (bounds, not confidence).
+    breakdown: category -> seconds on the critical path; the values sum to step_s.
+    communication: kind -> (exposed_s, hidden_s).
+    """
+
+    model: str
+    cluster: str
+    num_devices: int
+    step_s: float
+    low_s: float
+    high_s: float
+    lower_s: float
+    upper_s: float
+    tokens_per_step: int
+    model_flop_per_step: int
+    hardware_flop_per_step: int
+    peak_flop_per_s: float  # of one device, in the plan's precision
+    breakdown: dict[str, float]
+    communication: dict[str, tuple[float, float]]
+    memory: MemoryUse
+    verdict: Verdict
+    cause: str
+    suggestion: str
+    extrapolated: tuple[str, ...]
+    sources: tuple[Source, ...]
+    timeline: object = field(repr=False, default=None)
+    memory_trace: object = field(repr=False, default=None)
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict != "OOM"
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens_per_step / self.step_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation: the model's own FLOP (causal attention counted half) over peak."""
+        return self.model_flop_per_step / (self.step_s * self.num_devices * self.peak_flop_per_s)
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOP utilisation: recomputation counted too."""
+        return self.hardware_flop_per_step / (self.step_s * self.num_devices * self.peak_flop_per_s)

@@ -1,0 +1,88 @@
+"""Laws of a lowered step: folding changes nothing, bounds hold, the breakdown is the step."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import default_curves
+from simulator.lower import Lowering, lower
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict.play import play
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+MODEL = Model(
+    name="small",
+    family="llama",
+    num_layers=5,
+    d_model=512,
+    num_heads=8,
+    num_kv_heads=4,
+    d_ff=1024,
+    mlp="swiglu",
+    norm="rms",
+    positions="rope",
+    vocab_size=4096,
+)
+STACKS = ("torch-2.6-eager", "torchtitan-2024-compiled", "maxtext-2024")
+# (data_parallel, zero, dp_replicate, dp_shard) on 16 devices
+LAYOUTS = (
+    ("ddp", 0, 16, 1),
+    ("fsdp1", 3, 1, 16),
+    ("fsdp1", 2, 1, 16),
+    ("fsdp2", 3, 1, 16),
+    ("fsdp2", 3, 2, 8),
+    ("zero_redundancy", 1, 1, 16),
+    ("deepspeed", 2, 1, 16),
+    ("deepspeed", 3, 1, 16),
+    ("megatron", 1, 1, 16),
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    data_parallel, zero, replicate, shard = draw(st.sampled_from(LAYOUTS))
+    return Plan(
+        data_parallel=data_parallel,
+        zero=zero,
+        dp_replicate=replicate,
+        dp_shard=shard,
+        seq_len=draw(st.sampled_from((256, 2048))),
+        micro_batch_size=draw(st.integers(1, 4)),
+        num_micro_batches=draw(st.integers(1, 9)),
+        recompute=draw(st.sampled_from(("none", "full", "selective", "every_k"))),
+        recompute_every=2,
+        backward_prefetch=draw(st.integers(0, 2)),
+        forward_prefetch=draw(st.integers(0, 2)),
+        sync_every_micro_batch=draw(st.sampled_from((None, True, False))),
+        stack=draw(st.sampled_from(STACKS)),
+    )
+
+
+def lowered(plan: Plan) -> Lowering:
+    cluster = Cluster.load("hgx-h100-8", 2)
+    calibration = Calibration.datasheet(cluster.device)
+    return lower(MODEL, plan, cluster, Stack.load(plan.stack), calibration, default_curves())
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_folded_micro_batches_equal_all_of_them(plan: Plan) -> None:
+    lowering = lowered(plan)
+    folded, full = play(lowering), play(lowering, fold=False)
+    assert folded.step_s == pytest.approx(full.step_s, rel=1e-9)
+    for name, seconds in full.breakdown.items():
+        assert folded.breakdown[name] == pytest.approx(seconds, rel=1e-6, abs=1e-9 * full.step_s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_bounds_hold_and_the_breakdown_is_the_step(plan: Plan) -> None:
+    played = play(lowered(plan))
+    slack = 1e-9 * played.step_s
+    assert played.lower_s <= played.step_s + slack
+    assert played.step_s <= played.upper_s + slack
+    assert sum(played.breakdown.values()) == pytest.approx(played.step_s, rel=1e-9)
+    assert all(seconds >= -slack for seconds in played.breakdown.values())
