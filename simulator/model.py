@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeGuard
 
 from pydantic import Field, model_validator
 
@@ -84,16 +84,15 @@ class Model(Strict):
         if not isinstance(data, dict):
             return data
         heads, width = data.get("num_heads"), data.get("d_model")
-        derived: dict[str, Any] = {}
-        if _is_count(heads):
-            derived["num_kv_heads"] = heads
-            if _is_count(width):
-                derived["head_dim"] = width // heads
-        missing = {k: v for k, v in derived.items() if data.get(k) is None}
-        if "head_dim" in missing and width % heads:
-            msg = f"d_model {width} is not a multiple of num_heads {heads}: give head_dim"
-            raise ValueError(msg)
-        return {**data, **missing}
+        filled = dict(data)
+        if _is_count(heads) and data.get("num_kv_heads") is None:
+            filled["num_kv_heads"] = heads
+        if _is_count(heads) and _is_count(width) and data.get("head_dim") is None:
+            if width % heads:
+                msg = f"d_model {width} is not a multiple of num_heads {heads}: give head_dim"
+                raise ValueError(msg)
+            filled["head_dim"] = width // heads
+        return filled
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -184,8 +183,8 @@ class Model(Strict):
     def _attention(self) -> tuple[Parameter, ...]:
         q, kv, d = self.q_width, self.kv_width, self.d_model
         widths = {"qkv": q + 2 * kv} if self.fused_qkv else {"q": q, "k": kv, "v": kv}
-        parameters = [p for name, n in widths.items() for p in _linear(f"attention.{name}", n, d, self.qkv_bias)]
-        parameters += _linear("attention.out", d, q, self.out_bias)
+        parameters = [p for name, n in widths.items() for p in _linear(f"attention.{name}", n, d, bias=self.qkv_bias)]
+        parameters += _linear("attention.out", d, q, bias=self.out_bias)
         if self.qk_norm:
             parameters += [("attention.q_norm.weight", (self.head_dim,)), ("attention.k_norm.weight", (self.head_dim,))]
         return tuple(parameters)
@@ -193,8 +192,8 @@ class Model(Strict):
     def _mlp(self) -> tuple[Parameter, ...]:
         d, f, bias = self.d_model, self.d_ff, self.mlp_bias
         into = ("gate", "up") if self.gated else ("up",)
-        parameters = [p for name in into for p in _linear(f"mlp.{name}", f, d, bias)]
-        return (*parameters, *_linear("mlp.down", d, f, bias))
+        parameters = [p for name in into for p in _linear(f"mlp.{name}", f, d, bias=bias)]
+        return (*parameters, *_linear("mlp.down", d, f, bias=bias))
 
     def _norm_of(self, name: str, width: int) -> tuple[Parameter, ...]:
         weight: Parameter = (f"{name}.weight", (width,))
@@ -285,10 +284,10 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
     return {**_merged(PRESETS / f"{like}.toml", depth + 1), **data}
 
 
-def _linear(name: str, width_out: int, width_in: int, bias: bool) -> list[Parameter]:
+def _linear(name: str, width_out: int, width_in: int, *, bias: bool) -> list[Parameter]:
     weight: Parameter = (f"{name}.weight", (width_out, width_in))
     return [weight, (f"{name}.bias", (width_out,))] if bias else [weight]
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

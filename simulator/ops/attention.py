@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.kernels import DTYPE_BYTES, Attention, Gemm
+from simulator.kernels import Attention, Gemm, Layout
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.norm import norm
@@ -11,7 +11,7 @@ from simulator.ops.setting import Setting
 
 
 def attention(g: Graph, s: Setting, x: Value) -> Value:
-    """x [T, D] -> [T, D]: the attention of one layer, without its norm and residual."""
+    """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
     q, k, v = _projections(g, s, x)
     if s.model.qk_norm:
         q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
@@ -34,10 +34,10 @@ def _projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
         q, k, v = (linear(g, s, name, x, width, bias=m.qkv_bias) for name, width in widths.items())
         return q, k, v
     qkv = linear(g, s, "qkv", x, m.q_width + 2 * m.kv_width, bias=m.qkv_bias)
-    joined = stream("copy", qkv.num_bytes, qkv.num_bytes)
-    g.op("split", "elementwise", inputs=(qkv,), backward=(joined,), grads=(qkv,))
     t = s.tokens
-    q, k, v = (Value("qkv", t * width, s.dtype) for width in (m.q_width, m.kv_width, m.kv_width))
+    q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_width), ("k", m.kv_width), ("v", m.kv_width)))
+    joined = stream("copy", qkv.num_bytes, qkv.num_bytes)
+    g.op("split", "elementwise", inputs=(qkv,), backward=(joined,), grads=(qkv,), views=(q, k, v))
     return q, k, v
 
 
@@ -84,18 +84,11 @@ def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
         forward=kernels[:1],
         backward=kernels[1:],
         saved=(q, k, v, o, lse, *state),
-        grads=_grads(q, k, v),
+        grads=(q, k, v),
         backward_temporary_bytes=_backward_temporary_bytes(s),
         selective_save=True,
     )
     return o
-
-
-def _grads(q: Value, k: Value, v: Value) -> tuple[Value, ...]:
-    """Gradients of Q, K and V; where they are views of one storage, their joining is the split's."""
-    if q.name != v.name:
-        return tuple({x.name: x for x in (q, k, v)}.values()) if q.name != k.name else (q, v)
-    return (Value(q.name, q.numel + k.numel + v.numel, q.dtype),)
 
 
 def _rounded(s: Setting, seq: int) -> int:
@@ -113,20 +106,18 @@ def _backward_temporary_bytes(s: Setting) -> int:
 
 def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     """Two batched products with a masked softmax between them (one fused kernel each way, in the compute dtype)."""
-    m, batch = s.model, s.batch * s.model.num_heads
-    size = {"batch": batch, "dtype": s.wide_dtype}
-    sq, skv, c = s.seq_q, s.plan.seq_len, m.head_dim
-    scores, probs = (g.value(name, batch * sq * skv, q.dtype) for name in ("scores", "probabilities"))
-    qk_grads = (q, k) if q.name != k.name else (Value(q.name, q.numel + k.numel, q.dtype),)
+    sq, skv, c = s.seq_q, s.plan.seq_len, s.model.head_dim
+    numel = s.batch * s.model.num_heads * sq * skv
+    scores, probs = g.value("scores", numel, q.dtype), g.value("probabilities", numel, q.dtype)
     g.op(
         "scores",
         "attention",
         inputs=(q, k),
         outputs=(scores,),
-        forward=(_gemm(sq, skv, c, "tn", **size),),
-        backward=(_gemm(sq, c, skv, "nn", **size), _gemm(skv, c, sq, "nt", **size)),
+        forward=(_product(s, sq, skv, c, "tn"),),
+        backward=(_product(s, sq, c, skv, "nn"), _product(s, skv, c, sq, "nt")),
         saved=(q, k),
-        grads=qk_grads,
+        grads=(q, k),
     )
     p = probs.num_bytes
     g.op(
@@ -139,22 +130,21 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
         saved=(probs,),
         grads=(scores,),
     )
-    o = g.value("o", s.tokens * m.q_width, q.dtype)
+    o = g.value("o", s.tokens * s.model.q_width, q.dtype)
     g.op(
         "o",
         "attention",
         inputs=(probs, v),
         outputs=(o,),
-        forward=(_gemm(sq, c, skv, "nn", **size),),
-        backward=(_gemm(sq, skv, c, "tn", **size), _gemm(skv, c, sq, "nt", **size)),
+        forward=(_product(s, sq, c, skv, "nn"),),
+        backward=(_product(s, sq, skv, c, "tn"), _product(s, skv, c, sq, "nt")),
         saved=(probs, v),
         grads=(probs, v),
     )
-    if batch == s.batch:
-        return o
-    merged = g.value("o.merged", o.numel, o.dtype)  # heads back beside each other: a copy
+    merged = g.value("o.merged", o.numel, o.dtype)  # the heads beside each other again: a copy
     return g.pointwise("o.merged", [o], merged, grads=[o], op="copy")
 
 
-def _gemm(m: int, n: int, k: int, layout: str, *, batch: int, dtype: str) -> Gemm:
-    return Gemm(m=m, n=n, k=k, batch=batch, dtype=dtype, layout=layout)  # type: ignore[arg-type]
+def _product(s: Setting, m: int, n: int, k: int, layout: Layout) -> Gemm:
+    """One product for each head of each sequence."""
+    return Gemm(m=m, n=n, k=k, batch=s.batch * s.model.num_heads, dtype=s.wide_dtype, layout=layout)

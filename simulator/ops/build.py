@@ -110,7 +110,7 @@ def _parallel(g: Graph, s: Setting, x: Value) -> Value:
 
 
 def _add(g: Graph, name: str, x: Value, branch: Value) -> Value:
-    """x + branch, in the wider of their dtypes. Gradients pass through; a narrower branch gets its own by a cast."""
+    """The sum, in the dtype of x. Gradients pass through; a narrower branch gets its own by a cast."""
     out = g.value(name, x.numel, x.dtype)
     if branch.dtype == x.dtype:
         return g.pointwise(name, [x, branch], out, aliases=[x, branch])
@@ -140,7 +140,7 @@ def _head(s: Setting) -> Block:
 
 
 def _softcap(g: Graph, s: Setting, logits: Value) -> Value:
-    """cap × tanh(logits / cap): three operators eagerly, joined to the loss where it is compiled."""
+    """Logits become cap × tanh(logits / cap): three operators, joined to the loss where that is compiled."""
     if s.stack.loss == "fp32_compiled":
         return logits
     for name in ("divided", "tanh", "capped"):

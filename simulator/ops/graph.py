@@ -11,11 +11,16 @@ from simulator.ops.core import Block, Category, Op, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor inside a graph: a named storage of `numel` elements. Views are the same Value."""
+    """A tensor inside a graph: `numel` elements of the storage `base`, its own unless it is a view."""
 
     name: str
     numel: int
     dtype: str
+    view_of: str = ""
+
+    @property
+    def base(self) -> str:
+        return self.view_of or self.name
 
     @property
     def num_bytes(self) -> int:
@@ -29,6 +34,11 @@ class Value:
 def stream(op: StreamOp, read_bytes: int, write_bytes: int, launches: int = 1) -> Stream:
     """Shorthand for a `Stream`."""
     return Stream(op=op, read_bytes=read_bytes, write_bytes=write_bytes, launches=launches)
+
+
+def _needed(saved: Sequence[Value], x: Value) -> int:
+    """Bytes that the gradient of `x` reads beside the output's gradient: the one saved tensor, or x's cofactor."""
+    return sum(v.num_bytes for v in saved if len(saved) == 1 or v.name != x.name)
 
 
 class Graph:
@@ -47,7 +57,12 @@ class Graph:
         self._values[name] = Value(name, numel, dtype)
         return self._values[name]
 
-    def op(
+    def view(self, name: str, base: Value, numel: int) -> Value:
+        """Declare a view: `numel` elements of `base`, with a gradient of its own."""
+        self._values[name] = Value(name, numel, base.dtype, view_of=base.base)
+        return self._values[name]
+
+    def op(  # noqa: PLR0913  an op has that many facts
         self,
         name: str,
         category: Category,
@@ -59,6 +74,7 @@ class Graph:
         saved: Sequence[Value] = (),
         grads: Sequence[Value] = (),
         aliases: Sequence[Value] = (),
+        views: Sequence[Value] = (),
         forward_temporary_bytes: int = 0,
         backward_temporary_bytes: int = 0,
         parameter_numel: int = 0,
@@ -70,11 +86,12 @@ class Graph:
             category=category,
             forward=tuple(forward),
             backward=tuple(backward),
-            inputs=tuple(v.name for v in inputs),
+            inputs=tuple(v.base for v in inputs),
             outputs=tuple(v.tensor for v in outputs),
-            saved=tuple(dict.fromkeys(v.name for v in saved)),
+            saved=tuple(dict.fromkeys(v.base for v in saved)),
             grad_inputs=tuple(v.tensor for v in grads),
             grad_aliases=tuple(v.name for v in aliases),
+            views=tuple(v.name for v in views),
             forward_temporary_bytes=forward_temporary_bytes,
             backward_temporary_bytes=backward_temporary_bytes,
             parameter_numel=parameter_numel,
@@ -99,17 +116,13 @@ class Graph:
         category: Category = "elementwise",
     ) -> Value:
         """One kernel that reads `inputs` once and writes `output`; backward, one kernel for each of `grads`."""
-        back = [
-            stream(op, output.num_bytes + sum(v.num_bytes for v in saved if v.name != g.name or len(saved) == 1), g.num_bytes)
-            for g in grads
-        ]
         self.op(
             name,
             category,
             inputs=inputs,
             outputs=(output,),
             forward=(stream(op, sum(v.num_bytes for v in inputs), output.num_bytes),),
-            backward=back,
+            backward=[stream(op, output.num_bytes + _needed(saved, g), g.num_bytes) for g in grads],
             saved=saved,
             grads=grads,
             aliases=aliases,

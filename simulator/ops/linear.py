@@ -5,26 +5,24 @@ Legend: T tokens, N columns out, K columns in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
 
 
 def linear(g: Graph, s: Setting, name: str, x: Value, width_out: int, *, bias: bool, head: bool = False) -> Value:
-    """y = x Wᵀ + b. x is [T, K] (any view of it); y is [T, width_out] in the compute dtype.
+    """The product x Wᵀ + b: x is [T, K] (any view of it), the result [T, width_out] in the compute dtype.
 
     `head`: the LM head, which stays in 16 bits when the layers' products run in fp8.
     """
     t, n = s.tokens, width_out
     k = x.numel // t
     dtype = s.wide_dtype if head else s.gemm_dtype
-    weight, saved = _parameters(g, s, name, n * k), [g.cast(x, s.dtype, f"{name}.input")]
-    x = saved[0]
+    weight = _parameters(g, s, name, n * k)
+    x = g.cast(x, s.dtype, f"{name}.input")
     quantise = _Quantiser(g, s, name, t, n, k) if dtype == "fp8" else None
     if quantise is not None:
-        x, saved = quantise.input(x)
+        x = quantise.input(x)
     y = g.value(name, t * n, s.dtype)
     g.op(
         name,
@@ -33,7 +31,7 @@ def linear(g: Graph, s: Setting, name: str, x: Value, width_out: int, *, bias: b
         outputs=(y,),
         forward=(*(quantise.forward() if quantise else ()), Gemm(m=t, n=n, k=k, dtype=dtype, layout="tn")),
         backward=(*(quantise.backward() if quantise else ()), *_backward(s, dtype, t, n, k, bias=bias)),
-        saved=(*saved, *weight),
+        saved=(x, *weight),
         grads=(x, *weight),
         parameter_numel=(n if bias else 0) + (0 if weight else n * k),
         selective_save=True,
@@ -82,16 +80,16 @@ class _Quantiser:
         self._g, self._name, self._fused = g, name, s.stack.blocks == "fused"
         self._t, self._n, self._k = t, n, k
 
-    def input(self, x: Value) -> tuple[Value, Sequence[Value]]:
-        """What the product reads, and what it saves."""
+    def input(self, x: Value) -> Value:
+        """What the product reads and saves."""
         if not self._fused:
-            return x, (x,)
+            return x
         quantised = self._g.value(f"{self._name}.fp8", x.numel, "fp8")
         kernel = stream("cast", x.num_bytes, 2 * x.numel)
         self._g.op(
             f"{self._name}.fp8", "elementwise", inputs=(x,), outputs=(quantised,), forward=(kernel,), aliases=(x,)
         )
-        return quantised, (quantised,)
+        return quantised
 
     def forward(self) -> tuple[Kernel, ...]:
         weight = self._cast(self._n * self._k)

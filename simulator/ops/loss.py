@@ -14,7 +14,7 @@ ROW_CACHE_BYTES = 190_000
 
 
 def cross_entropy(g: Graph, s: Setting, logits: Value) -> Value:
-    """logits [T, V] -> a scalar."""
+    """The mean loss, a scalar, of logits [T, V]."""
     if s.stack.loss == "fp32_eager":
         return _eager(g, s, logits)
     if s.stack.loss == "fused" and s.stack.blocks == "fused":

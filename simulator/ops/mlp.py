@@ -8,7 +8,7 @@ from simulator.ops.setting import Setting
 
 
 def mlp(g: Graph, s: Setting, x: Value) -> Value:
-    """x [T, D] -> [T, D], without norm and residual."""
+    """The MLP of one layer, [T, D] -> [T, D], without its norm and residual."""
     m = s.model
     hidden = _gated(g, s, x) if m.gated else _plain(g, s, x)
     out = linear(g, s, "down", hidden, m.d_model, bias=m.mlp_bias)

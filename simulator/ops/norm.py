@@ -10,7 +10,7 @@ from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
 
 
-def norm(g: Graph, s: Setting, name: str, x: Value, width: int, *, trained: bool = True) -> Value:
+def norm(g: Graph, s: Setting, name: str, x: Value, width: int) -> Value:
     """Normalise each row of `width` elements of x. The output has x's dtype."""
     if s.stack.norm == "eager" and s.model.norm == "rms":
         return _operators(g, name, x, width)

@@ -39,7 +39,10 @@ def optimizer_kernels(numel: int, num_tensors: int, plan: Plan, *, clip: bool = 
     kernels: list[Kernel] = []
     if clip:
         gradient = size["g"] * numel
-        kernels += [stream("reduce", gradient, 4 * num_tensors, launches), stream("optimizer", gradient, gradient, launches)]
+        kernels += [
+            stream("reduce", gradient, 4 * num_tensors, launches),
+            stream("optimizer", gradient, gradient, launches),
+        ]
     copies = plan.implementation in ("deepspeed", "megatron") and plan.compute_dtype != plan.master_dtype
     if copies and plan.gradient_dtype != plan.master_dtype:
         kernels.append(stream("cast", DTYPE_BYTES[plan.gradient_dtype] * numel, size["g"] * numel, launches))

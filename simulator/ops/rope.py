@@ -20,7 +20,7 @@ def rotate(g: Graph, s: Setting, values: list[Value]) -> list[Value]:
 
 
 def _tables(g: Graph, s: Setting) -> list[Value]:
-    """cos and sin in the compute dtype; the fp32 tables are buffers, so in fp32 nothing is made."""
+    """Tables of cosines and sines in the compute dtype; the fp32 tables are buffers, so in fp32 nothing is made."""
     if s.dtype == "fp32":
         return []
     numel = s.seq_q * int(s.model.head_dim * s.model.rotary_fraction)
@@ -34,7 +34,7 @@ def _tables(g: Graph, s: Setting) -> list[Value]:
 
 
 def _half(g: Graph, s: Setting, x: Value, tables: list[Value]) -> Value:
-    """x cos + cat(-x₂, x₁) sin: Hugging Face's rotate-half. Only cos and sin are saved: they need no gradient."""
+    """Hugging Face's rotate-half, x cos + cat(-x₂, x₁) sin. Only cos and sin are saved: they need no gradient."""
     cos, sin = (tables[:1], tables[1:]) if tables else ([], [])
     n = int(x.numel * s.model.rotary_fraction)
     size = n * DTYPE_BYTES[x.dtype]
