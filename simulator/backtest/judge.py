@@ -1,0 +1,126 @@
+"""Judging: every row of a table predicted and held against its measurement. A row may fail; the table goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, replace
+from pathlib import Path
+
+from simulator.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes, step_seconds
+from simulator.backtest.outcome import Outcome
+from simulator.backtest.report import BacktestReport, make_report
+from simulator.backtest.resolve import RefusedError, resolve
+from simulator.backtest.work import work_of
+from simulator.errors import InputError
+from simulator.predict import Prediction, predict
+from simulator.readers.runs_table import BadRow, RunRow, read_runs
+
+Progress = Callable[[int, int], None]  # rows done, rows in all
+
+
+def run(path: str | Path, *, progress: Progress | None = None, jobs: int = 1) -> BacktestReport:
+    """Predict every row of the table at `path`, in the table's order.
+
+    progress is called after each row. jobs: processes; the report does not depend on it. Raises TableError if the file
+    is no table. Ctrl-C ends it early: the report then holds the rows done so far and is marked `interrupted`.
+    """
+    rows = list(read_runs(path))
+    outcomes: list[Outcome] = []
+    interrupted = False
+    try:
+        for outcome in _judged(rows, jobs):
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(len(outcomes), len(rows))
+    except KeyboardInterrupt:
+        interrupted = True
+    return make_report(str(path), _without_repeats(rows, outcomes), interrupted=interrupted)
+
+
+def _judged(rows: Sequence[RunRow | BadRow], jobs: int) -> Iterator[Outcome]:
+    if jobs <= 1:
+        yield from map(judge, rows)
+        return
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        try:
+            yield from pool.map(judge, rows, chunksize=8)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def judge(row: RunRow | BadRow) -> Outcome:
+    """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    if isinstance(row, BadRow):
+        return Outcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
+    start = Outcome(
+        id=row.id,
+        line=row.line,
+        status="failed",
+        source=row.source,
+        gpu=row.gpu,
+        precision=row.precision,
+        mem_metric=_metric_name(row),
+        measured_memory_bytes=memory_bytes(row),
+        measured_oom=row.mem_metric == "oom",
+    )
+    try:
+        return _predicted(row, start)
+    except RefusedError as exc:
+        return replace(start, status="refused", kind=exc.kind, reason=str(exc))
+    except NoStepTimeError as exc:
+        return replace(start, status="refused", kind="metric", reason=str(exc))
+    except InputError as exc:
+        return replace(start, status="refused", kind=f"{exc.noun} refused", reason="; ".join(map(str, exc.faults)))
+    except Exception as exc:  # noqa: BLE001  one row's defect must not cost the others
+        return replace(start, reason=f"{type(exc).__name__}: {exc}")
+
+
+def _predicted(row: RunRow, start: Outcome) -> Outcome:
+    run = resolve(row)
+    measured = step_seconds(row, run.plan.num_devices, run.rule.flop_convention)
+    prediction = predict(run.model, run.plan, run.cluster, stack=run.stack)
+    factor = run.time_factor
+    return replace(
+        start,
+        status="calibration" if row.id in run.stack.calibration_runs else "ok",
+        predicted_step_s=float(prediction.step_s) * factor,
+        low_step_s=float(prediction.low_s) * factor,
+        high_step_s=float(prediction.high_s) * factor,
+        measured_step_s=measured,
+        predicted_memory_bytes=_memory(row, prediction),
+        fits=prediction.fits,
+        work=work_of(run),
+    )
+
+
+def _memory(row: RunRow, prediction: Prediction) -> int:
+    """The figure that the row's memory metric measures; what the device holds in all where it measured none."""
+    figure = MEMORY_FIGURES[row.mem_metric][0] if row.mem_metric in MEMORY_FIGURES else "used"
+    memory = prediction.memory
+    return {
+        "allocated": memory.peak_allocated_bytes,
+        "reserved": memory.peak_reserved_bytes,
+        "used": memory.used_bytes,
+    }[figure]
+
+
+def _metric_name(row: RunRow) -> str:
+    if row.mem_metric is None:
+        return ""
+    return f"{row.mem_metric}({row.mem_metric_detail})" if row.mem_metric_detail else row.mem_metric
+
+
+def _without_repeats(rows: Iterable[RunRow | BadRow], outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """A row equal to an earlier one in all but id, place and notes reports the same measurement: it is not scored."""
+    seen: dict[tuple[object, ...], str] = {}
+    marked = []
+    for row, outcome in zip(rows, outcomes, strict=False):
+        if isinstance(row, RunRow):
+            key = astuple(replace(row, id="", line=0, source_location="", notes=""))
+            first = seen.setdefault(key, row.id)
+            marked.append(replace(outcome, duplicate_of="" if first == row.id else first))
+        else:
+            marked.append(outcome)
+    return marked

@@ -1,0 +1,187 @@
+"""A row of the table -> the nouns of a prediction, by the written rules; what they cannot express is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import ceil, prod
+from typing import Any
+
+from simulator.backtest.rules import FrameworkRule, family_fields, framework_rule, network_bytes_per_s
+from simulator.errors import ModelError, PlanError
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.readers.runs_table import RunRow
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+_GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
+_OFFLOAD = re.compile(r"offload_activations=1|activation offload|cpu offload|optimizer offload", re.IGNORECASE)
+_EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
+_REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32"}
+_SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
+
+
+class RefusedError(Exception):
+    """The rules or the plan cannot express a row. reasons: (kind, detail); the kind is what the report counts."""
+
+    def __init__(self, *reasons: tuple[str, str]) -> None:
+        super().__init__("; ".join(f"{kind}: {detail}" if detail else kind for kind, detail in reasons))
+        self.kind = reasons[0][0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A row made concrete. micro_batches: of one rank and step, a fraction where the last one is smaller."""
+
+    row: RunRow
+    rule: FrameworkRule
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    stack: Stack
+    micro_batches: float
+
+    @property
+    def time_factor(self) -> float:
+        """Step time over that of the plan, whose micro-batches are all full."""
+        return self.micro_batches / self.plan.num_micro_batches
+
+
+def resolve(row: RunRow) -> Run:
+    """Model, plan, cluster and stack of a row, by the rules of docs/reference/runs-table.md.
+
+    Raises RefusedError with every reason found, or PlanError, ModelError, ClusterError where the nouns refuse.
+    """
+    rule = framework_rule(row)
+    reasons = [*_inexpressible(row), *_blanks(row, rule)]
+    if reasons:
+        raise RefusedError(*reasons)
+    num_devices = row.n_gpus or 0
+    cluster = _cluster(row.gpu, num_devices, row.gpus_per_node, network_bytes_per_s(row))
+    micro_batches, plan = _plan(row, rule, cluster)
+    return Run(
+        row=row,
+        rule=rule,
+        model=_model(row),
+        plan=plan,
+        cluster=cluster,
+        stack=_stack(plan.stack),
+        micro_batches=micro_batches,
+    )
+
+
+_stack = cache(Stack.load)
+
+
+@cache
+def _cluster(gpu: str, num_devices: int, gpus_per_node: int | None, bytes_per_s: float | None) -> Cluster:
+    return Cluster.synthesise(gpu, num_devices, gpus_per_node, inter_bytes_per_s_per_node=bytes_per_s)
+
+
+def _inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
+    """What a plan of today has no word for."""
+    for column, noun in (("tp", "tensor parallelism"), ("pp", "pipeline parallelism"), ("ep", "expert parallelism")):
+        if (getattr(row, column) or 1) > 1:
+            yield noun, f"{column} = {getattr(row, column)}"
+    if (row.n_experts or 1) > 1:
+        yield "mixture of experts", f"n_experts = {row.n_experts}"
+    if _OFFLOAD.search(row.notes):
+        yield "offload", "stated in the notes"
+    if row.precision in ("fp8_mx", "nvfp4"):
+        yield "block-scaled precision", row.precision
+
+
+def _blanks(row: RunRow, rule: FrameworkRule) -> Iterator[tuple[str, str]]:
+    """Columns that nothing else fills, and degrees that contradict each other."""
+    needed = [*_SIZES, "n_gpus", "micro_batch", "global_batch", "precision"]
+    needed += [] if rule.sharding else ["zero_or_fsdp"]
+    needed += [] if rule.recompute else ["act_ckpt"]
+    blank = [c for c in needed if getattr(row, c) in (None, "")]
+    if blank:
+        yield f"{', '.join(blank)} blank", "no rule fills it"
+    if not row.gpu:
+        yield "gpu blank", "no rule fills it"
+    degrees = {"tp": row.tp or 1, "pp": row.pp or 1, "cp": row.cp or 1}
+    product = prod(degrees.values()) * (row.dp or 1)
+    if row.n_gpus and (row.n_gpus % product or (row.dp and row.n_gpus != product)):
+        stated = {**degrees, "dp": row.dp} if row.dp else degrees
+        yield (
+            "degrees do not multiply to n_gpus",
+            f"{' × '.join(f'{k} {v}' for k, v in stated.items())}, not {row.n_gpus}",
+        )
+
+
+def _model(row: RunRow) -> Model:
+    fields = {
+        "name": row.model_name or row.id,
+        "num_layers": row.n_layers,
+        "d_model": row.d_model,
+        "num_heads": row.n_heads,
+        "d_ff": row.d_ff,
+        "vocab_size": row.vocab,
+        "max_positions": row.seq_len,
+        **({"num_kv_heads": row.n_kv_heads} if row.n_kv_heads else {}),
+        **family_fields(row),
+    }
+    return Model.parse(fields, f"line {row.line}", ModelError)
+
+
+def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Plan]:
+    """(micro-batches a step, plan). A rank's share below one micro-batch is one smaller micro-batch."""
+    cp, num_devices = row.cp or 1, row.n_gpus or 1
+    ranks = num_devices // cp
+    share = (row.global_batch or 1) / ranks
+    micro_batch = min(row.micro_batch or 1, ceil(share))
+    micro_batches = share / micro_batch
+    fields = {
+        "cp": cp,
+        "micro_batch_size": micro_batch,
+        "num_micro_batches": ceil(micro_batches),
+        "seq_len": row.seq_len,
+        "precision": row.precision,
+        "optimizer_impl": rule.optimizer_impl,
+        "stack": rule.stack(compiled=row.compile == "y"),
+        **_sharding(row, rule, ranks, cluster.gpus_per_node),
+        **_recompute(row, rule),
+        **_reduce_dtype(row),
+    }
+    plan = Plan.parse(fields, f"line {row.line}", PlanError)
+    plan.check(f"line {row.line}")
+    return micro_batches, plan
+
+
+def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> dict[str, Any]:
+    """zero_or_fsdp in the plan's words: stage, whose implementation, ranks that share a shard, replicas."""
+    word = row.zero_or_fsdp or rule.sharding or "ddp"
+    groups = _GROUPS.fullmatch(word)
+    shard = int(groups[1]) if groups else per_node // (row.cp or 1) if word == "hsdp" else ranks
+    if word == "ddp" or row.n_gpus == 1:
+        return {"zero": 0, "data_parallel": rule.replicated or "ddp", "dp_replicate": ranks, "dp_shard": 1}
+    if not shard or ranks % shard:
+        raise RefusedError(("groups do not divide the ranks", f"{word}: groups of {shard} among {ranks} ranks"))
+    stage = 1 if groups else {"zero1": 1, "zero2": 2, "fsdp_grad_op": 2}.get(word, 3)
+    whose = rule.replicated if stage == 1 else rule.sharded
+    return {"zero": stage, "data_parallel": whose, "dp_shard": shard, "dp_replicate": ranks // shard}
+
+
+def _recompute(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
+    """act_ckpt in the plan's words. Megatron's `selective` recomputes the attention core, which a fused kernel does."""
+    word = row.act_ckpt or rule.recompute
+    if word != "selective":
+        return {"recompute": word}
+    if _EVERY_SECOND_BLOCK.search(row.notes):
+        return {"recompute": "every_k", "recompute_every": 2}
+    if rule.replicated == "megatron":
+        if row.flash_attn != "y":
+            raise RefusedError(("selective recompute of unfused attention", ""))
+        return {"recompute": "none"}
+    return {"recompute": "selective"}
+
+
+def _reduce_dtype(row: RunRow) -> dict[str, Any]:
+    found = (dtype for flag, dtype in _REDUCE_DTYPES.items() if flag in row.notes)
+    dtype = next(found, None)
+    return {} if dtype is None else {"reduce_dtype": dtype}

@@ -1,0 +1,177 @@
+"""Rules that fill what a table of measured runs leaves open. They look at columns and flags, never at an id or a source.
+
+docs/reference/runs-table.md states every rule in words; a test holds the two lists of stacks together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.plan import DataParallel
+from simulator.readers.runs_table import RunRow
+
+FlopConvention = Literal["full_attention", "hardware_2021"]
+OptimizerImpl = Literal["foreach", "fused", "loop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkRule:
+    """What a framework's name says about a run.
+
+    pattern: found in the `framework` column, case ignored; the first rule that matches holds.
+    flag: found in the notes too, if given.
+    eager, compiled: stack names, chosen by the `compile` column (blank: eager).
+    sharded, replicated: whose implementation plays FSDP words (fsdp_full, hsdp, zero2, zero3) and ddp / zero1.
+    sharding, recompute: what a blank zero_or_fsdp or act_ckpt means; None refuses the row.
+    flop_convention: what the framework's own TFLOP/s count; None refuses rows measured so.
+    """
+
+    pattern: str
+    eager: str
+    compiled: str
+    flag: str = ""
+    sharded: DataParallel = "fsdp2"
+    replicated: DataParallel | None = None
+    sharding: str | None = None
+    recompute: Literal["none", "full"] | None = None
+    optimizer_impl: OptimizerImpl = "fused"
+    flop_convention: FlopConvention | None = None
+
+    def matches(self, row: RunRow) -> bool:
+        named = re.search(self.pattern, row.framework, re.IGNORECASE)
+        return bool(named and re.search(self.flag, row.notes, re.IGNORECASE))
+
+    def stack(self, *, compiled: bool) -> str:
+        return self.compiled if compiled else self.eager
+
+
+def _megatron(pattern: str, stack: str, *, flag: str = "", sharding: str | None = "zero1") -> FrameworkRule:
+    """Megatron and its children: fused blocks whatever `compile` says; a distributed optimizer where not stated."""
+    return FrameworkRule(
+        pattern=pattern,
+        flag=flag,
+        eager=stack,
+        compiled=stack,
+        replicated="megatron",
+        sharding=sharding,
+        recompute="none",
+    )
+
+
+FRAMEWORKS: tuple[FrameworkRule, ...] = (
+    FrameworkRule(
+        pattern=r"llm-foundry|composer",
+        eager="llm-foundry-2023",
+        compiled="torch-2.11-compiled",
+        sharded="fsdp1",
+        optimizer_impl="loop",
+    ),
+    FrameworkRule(
+        pattern=r"torchtitan.*2024-0[1-6]",
+        eager="torchtitan-2024-04",
+        compiled="torchtitan-2024-compiled",
+        optimizer_impl="foreach",
+    ),
+    FrameworkRule(
+        pattern=r"torchtitan.*2024",
+        eager="torchtitan-2024-eager",
+        compiled="torchtitan-2024-compiled",
+        optimizer_impl="foreach",
+    ),
+    FrameworkRule(pattern=r"torchtitan", eager="torchtitan-2025-eager", compiled="torchtitan-2025-compiled"),
+    _megatron(r"nemo 24", "nemo-24"),
+    _megatron(r"megatron", "megatron-core-2025-exposed", flag=r"no comm overlap"),
+    FrameworkRule(
+        pattern=r"megatron-lm \(selene\)|megatron-style gpt",
+        eager="megatron-2021",
+        compiled="megatron-2021",
+        replicated="megatron",
+        flop_convention="hardware_2021",
+    ),
+    FrameworkRule(
+        pattern=r"megatron-deepspeed",
+        eager="megatron-deepspeed-2022",
+        compiled="megatron-deepspeed-2022",
+        sharded="deepspeed",
+        replicated="deepspeed",
+    ),
+    _megatron(r"megatron|nemo", "megatron-core-2025"),
+    FrameworkRule(
+        pattern=r"internevo",
+        eager="internevo-2024",
+        compiled="internevo-2024",
+        replicated="deepspeed",
+    ),
+    FrameworkRule(
+        pattern=r"maxtext",
+        eager="maxtext-2024",
+        compiled="maxtext-2024",
+        recompute="none",
+        flop_convention="full_attention",
+    ),
+    FrameworkRule(
+        pattern=r"lit-gpt|litgpt",
+        eager="llm-lit",
+        compiled="llm-lit",
+        sharded="fsdp1",
+        sharding="fsdp_full",
+    ),
+    FrameworkRule(
+        pattern=r"deepspeed",
+        eager="deepspeed-0.14",
+        compiled="deepspeed-0.14",
+        sharded="deepspeed",
+        replicated="deepspeed",
+    ),
+    # Anything else is taken for plain PyTorch.
+    FrameworkRule(pattern=r"", eager="torch-2.6-eager", compiled="torch-2.11-compiled", optimizer_impl="foreach"),
+)
+
+
+def framework_rule(row: RunRow) -> FrameworkRule:
+    """The first rule whose pattern and flag the row shows; the last one always does."""
+    return next(rule for rule in FRAMEWORKS if rule.matches(row))
+
+
+# Networks that the notes name by their machine: bits a second and node, one way, in Gb/s.
+NETWORKS: tuple[tuple[str, float], ...] = ((r"\bA3 VM", 800.0),)  # A3 High: four 200 Gb/s cards for eight GPUs
+
+
+def network_bytes_per_s(row: RunRow) -> float | None:
+    """What a node sends one way: the row's own figure, or its machine's; None leaves it to the GPU's usual host."""
+    noted = (gbps for pattern, gbps in NETWORKS if re.search(pattern, row.notes))
+    gbps = row.inter_link_gbps_per_node if row.inter_link_gbps_per_node is not None else next(noted, None)
+    return None if gbps is None else gbps * 1e9 / 8
+
+
+# How a family is built, where the table's columns do not say; the first pattern found in model_name holds.
+_GPT_LIKE: dict[str, object] = {
+    "norm": "layer",
+    "norm_bias": True,
+    "qkv_bias": True,
+    "out_bias": True,
+    "mlp_bias": True,
+    "fused_qkv": True,
+    "positions": "learned",
+    "tied_embeddings": True,
+}
+FAMILIES: tuple[tuple[str, dict[str, object]], ...] = (
+    (r"^mpt", {**_GPT_LIKE, "family": "mpt"}),
+    (r"^gpt", {**_GPT_LIKE, "family": "gpt3"}),
+    (r"^nemotron", {"family": "nemotron", "norm": "layer", "norm_bias": True, "rotary_fraction": 0.5}),
+    (r"^qwen3", {"family": "qwen3", "qk_norm": True}),
+    (r"^qwen", {"family": "qwen2", "qkv_bias": True}),
+    (r"llama|internlm|mistral", {"family": "llama"}),
+)
+
+
+def family_fields(row: RunRow) -> dict[str, object]:
+    """Structure of the model beyond its sizes: by name, else like GPT-3 for an ungated MLP and like Llama for SwiGLU."""
+    named = (fields for pattern, fields in FAMILIES if re.search(pattern, row.model_name, re.IGNORECASE))
+    fields = next(named, None)
+    if fields is None:
+        fields = {"family": "llama"} if row.mlp_kind == "swiglu" else {**_GPT_LIKE, "family": "gpt3"}
+    tanh = fields["family"] == "gpt3" and row.mlp_kind == "gelu"
+    return {**fields, "mlp": "gelu_tanh" if tanh else row.mlp_kind}

@@ -1,0 +1,77 @@
+"""What a step on one GPU is made of, without any time: the terms that the stronger baseline may weigh."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from simulator.backtest.outcome import Work
+from simulator.backtest.resolve import Run
+from simulator.kernels import Attention, Gemm, Kernel
+from simulator.ops import Block, build_blocks, recompute_ops
+from simulator.plan import Plan
+from simulator.zero import UnitComm, communication, shard_ranks
+
+_Amounts = Counter[str]
+
+
+def work_of(run: Run) -> Work:
+    """The amounts of one step of `run` on one GPU."""
+    plan, model = run.plan, run.model
+    blocks = build_blocks(model, run.stack, plan)
+    layer = _scaled(_block(blocks.layer), model.num_layers)
+    again = _kernels(k for op in recompute_ops(blocks.layer, plan, run.stack) for k in op.forward)
+    step = (
+        _block(blocks.embedding) + layer + _block(blocks.head) + _scaled(again, _checkpointed(plan, model.num_layers))
+    )
+    tokens = run.micro_batches * plan.micro_batch_size * plan.num_data_parallel * plan.seq_len
+    flop_per_device = model.model_flop_per_token(plan.seq_len) * tokens / plan.num_devices
+    return Work(
+        gemm_flop=step["gemm"] * run.micro_batches,
+        attention_flop=step["attention"] * run.micro_batches,
+        stream_bytes=step["stream"] * run.micro_batches,
+        communication_bytes=sum(_received(comm, plan, run.micro_batches) for comm in communication(model, plan)),
+        ideal_s=flop_per_device / run.cluster.device.peak(plan.precision),
+    )
+
+
+def _checkpointed(plan: Plan, num_layers: int) -> int:
+    if plan.recompute == "none":
+        return 0
+    return -(-num_layers // plan.recompute_every) if plan.recompute == "every_k" else num_layers
+
+
+def _block(block: Block) -> _Amounts:
+    return _kernels(k for op in block.ops for k in (*op.forward, *op.backward))
+
+
+def _kernels(kernels: Iterable[Kernel]) -> _Amounts:
+    """FLOP of products and of attention, bytes of everything else."""
+    amounts: _Amounts = Counter()
+    for kernel in kernels:
+        if isinstance(kernel, Gemm):
+            amounts["gemm"] += kernel.flop
+        elif isinstance(kernel, Attention):
+            amounts["attention"] += kernel.flop
+        else:
+            amounts["stream"] += kernel.num_bytes
+    return amounts
+
+
+def _scaled(amounts: _Amounts, times: int) -> _Amounts:
+    return Counter({kind: times * amount for kind, amount in amounts.items()})
+
+
+def _received(comm: UnitComm, plan: Plan, micro_batches: float) -> float:
+    """Bytes that one GPU receives for one unit in a step: (n−1)/n of a gather or a scatter, twice that to reduce to all."""
+    shards, replicas = shard_ranks(plan), plan.dp_replicate
+    gathered = comm.all_gather_forward_bytes * _others(shards)
+    gathered += comm.all_gather_backward_bytes * _others(comm.backward_gather_ranks)
+    ranks = replicas if plan.zero > 0 and replicas > 1 else plan.num_data_parallel
+    reduced = comm.reduce_scatter_bytes * _others(shards) + 2 * comm.all_reduce_bytes * _others(ranks)
+    syncs = micro_batches if plan.syncs_every_micro_batch else 1
+    return gathered * micro_batches + reduced * syncs + comm.parameter_gather_bytes * _others(shards)
+
+
+def _others(ranks: int) -> float:
+    return (ranks - 1) / ranks
