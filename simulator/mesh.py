@@ -1,8 +1,8 @@
 """Mesh: rank ↔ coordinates over the plan's axes, the groups of an axis, and what a group looks like on the cluster.
 
 Axes stand in torch DeviceMesh order, outermost first: pp, dp_replicate, dp_shard, cp, tp; neighbours in tp are
-neighbouring ranks. Neighbouring axes fuse by their joined names: `dp_shard_cp` is where FSDP shards.
-Every group of a (fused) axis is an arithmetic progression of ranks, so nothing here builds all ranks.
+neighbouring ranks. Neighbouring axes (axes of size 1 aside) fuse by their joined names: `dp_shard_cp` is
+where FSDP shards. Every group of a (fused) axis is an arithmetic progression of ranks, so nothing here builds all ranks.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Mesh:
         faults = _degree_faults(plan, cluster)
         if faults:
             raise PlanError(faults)
+        self.plan = plan
         self.cluster = cluster
         self.axes: Mapping[str, int] = {axis: getattr(plan, axis) for axis in AXES}
 
@@ -137,21 +138,30 @@ class Mesh:
 
     def _progression(self, axis: str) -> _Progression:
         names = axis_names(axis)
-        inner = AXES[AXES.index(names[-1]) + 1 :]
-        return _Progression(count=prod(self.axes[a] for a in names), stride=prod(self.axes[a] for a in inner))
+        first, last = AXES.index(names[0]), AXES.index(names[-1])
+        skipped = [f"{a} = {self.axes[a]}" for a in AXES[first:last] if a not in names and self.axes[a] > 1]
+        if skipped:
+            problem = f"{axis!r} skips {', '.join(skipped)}: its ranks are not evenly spaced"
+            raise PlanError(Fault(place="axis", problem=problem, remedy="neighbouring axes"))
+        return _Progression(
+            count=prod(self.axes[a] for a in names), stride=prod(self.axes[a] for a in AXES[last + 1 :])
+        )
 
 
 def axis_names(axis: str) -> tuple[str, ...]:
     """The axes that a (fused) axis' name stands for. Raises PlanError with the legal names."""
     if axis in _FUSED:
         return _FUSED[axis]
-    runs = [AXES[i:j] for i in range(len(AXES)) for j in range(i + 1, len(AXES) + 1)]
-    for run in runs:
-        if "_".join(run) == axis:
-            return run
-    legal = ", ".join((*AXES, *_FUSED))
-    problem = f"no axis, and no run of neighbouring axes, is called {axis!r}"
-    raise PlanError(Fault(place="axis", problem=problem, remedy=f"{legal}, or neighbours joined as in dp_shard_cp"))
+    names, rest = [], f"{axis}_"
+    for name in AXES:
+        if rest.startswith(f"{name}_"):
+            names.append(name)
+            rest = rest.removeprefix(f"{name}_")
+    if rest:
+        problem = f"no axis, and no axes joined in order, are called {axis!r}"
+        legal = ", ".join((*AXES, *_FUSED))
+        raise PlanError(Fault(place="axis", problem=problem, remedy=f"{legal}, or joined in this order as dp_shard_cp"))
+    return tuple(names)
 
 
 def check(plan: Plan, model: Heads, cluster: Cluster) -> None:
@@ -192,7 +202,7 @@ def _nearest_degrees(plan: Plan, cluster: Cluster) -> str:
         near = max(cluster.num_devices // rest, 1)
         remedies.append(f"{axis} = {near} fills {near * rest} devices")
     if plan.num_devices % cluster.gpus_per_node == 0:
-        remedies.append(f"{plan.num_devices // cluster.gpus_per_node} nodes")
+        remedies.append(f"num_nodes = {plan.num_devices // cluster.gpus_per_node}")
     return ", or ".join(remedies)
 
 

@@ -46,6 +46,9 @@ _ONE_WAY: Final = {
 }
 
 
+_WIRED: Final = ("mesh", "cube_mesh", "pairs")  # shapes that a larger node does not simply continue
+
+
 def usual_host(device: str) -> str:
     """The preset a device usually sits in. Raises ClusterError if no rule knows it."""
     if device in _USUAL:
@@ -66,12 +69,14 @@ def adapt(
     usual = int(data["gpus_per_node"])
     gpus = min(gpus_per_node or usual, num_devices)
     faults = [*_size_faults(num_devices, gpus), *_kind_faults(intra_kind)]
+    if gpus > usual and intra_kind is None and data["intra"]["shape"] in _WIRED:
+        problem = f"{data['name']} wires {usual} GPUs to each other, not {gpus}"
+        faults.append(Fault(place="gpus_per_node", problem=problem, remedy=f"at most {usual}, or another intra_kind"))
     if faults:
         raise ClusterError(faults)
-    whole = gpus == usual
     data |= {"num_nodes": num_devices // gpus, "gpus_per_node": gpus}
     data["nvlink_domain_size"] = data["nvlink_domain_size"] if data["nvlink_domain_size"] > usual else gpus
-    data["intra"] = _intra(data["intra"], intra_kind, gpus, keep_edges=whole)
+    data["intra"] = _intra(data["intra"], intra_kind, gpus, usual)
     data["inter"] = _inter(data["inter"], inter_bytes_per_s_per_node, gpus / usual)
     return data
 
@@ -94,15 +99,17 @@ def _kind_faults(kind: str | None) -> list[Fault]:
     return [Fault(place="intra_kind", problem=f"no link is called {kind!r}", remedy=nearest(kind, _ONE_WAY))]
 
 
-def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, *, keep_edges: bool) -> dict[str, Any]:
-    """The stated kind at its data-sheet rate. A part of a cube mesh is taken as a full mesh of its GPUs."""
-    made = dict(intra)
+def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) -> dict[str, Any]:
+    """The stated kind at its data-sheet rate; else the first `gpus` of the usual node, with the links between them."""
     if kind is not None and kind != intra["kind"]:
         shape = "pcie" if kind.startswith("pcie") else "switch"
-        return made | {"kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
-    if intra["edges"] and not keep_edges:
-        made |= {"shape": "mesh", "edges": ()}
-    return made if gpus > 1 or made["shape"] != "mesh" else made | {"shape": "switch"}
+        return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
+    if intra["edges"]:
+        kept = tuple(edge for edge in intra["edges"] if max(edge["src"], edge["dst"]) < gpus)
+        return {**intra, "edges": kept} if kept else {**intra, "shape": "mesh", "edges": ()}
+    if intra["shape"] == "mesh" and gpus > 1:  # a pair's cable stays what it is
+        return {**intra, "bytes_per_s": intra["bytes_per_s"] * (gpus - 1) / (usual - 1)}
+    return dict(intra)
 
 
 def _inter(inter: Mapping[str, Any] | None, total: float | None, share: float) -> dict[str, Any] | None:

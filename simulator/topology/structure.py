@@ -1,5 +1,7 @@
-"""Faults that concern several fields of a cluster at once. They are found in plain data, so that a file whose single
-fields are wrong too still gets every fault in one go: what is missing or malformed here is skipped (its own field says so).
+"""Faults that concern several fields of a cluster at once.
+
+They are found in plain data, so that a file whose single fields are wrong too still gets every fault in one go: what is
+missing or malformed here is skipped (its own field says so).
 """
 
 from __future__ import annotations

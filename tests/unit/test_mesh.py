@@ -1,0 +1,162 @@
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.errors import PlanError
+from simulator.mesh import AXES, GroupShape, Mesh, check
+from simulator.plan import Plan
+from simulator.topology import Cluster
+
+HGX = Cluster.load("hgx-h100-8")
+
+
+@dataclass(frozen=True)
+class Model:
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    num_layers: int = 32
+    num_experts: int = 0
+
+
+def mesh_of(cluster: Cluster, **degrees: int) -> Mesh:
+    return Mesh(Plan(**degrees), cluster)
+
+
+def brute_shape(mesh: Mesh, axis: str) -> GroupShape:
+    """The definition, over all groups and nodes."""
+    gpus, domain = mesh.cluster.gpus_per_node, mesh.cluster.nvlink_domain_size
+    groups = list(mesh.groups(axis))
+    nodes = [Counter(rank // gpus for rank in group) for group in groups]
+    return GroupShape(
+        num_ranks=len(groups[0]),
+        num_nodes=max(map(len, nodes)),
+        ranks_per_node=max(max(count.values()) for count in nodes),
+        num_groups_per_node=max(Counter(node for count in nodes for node in count).values()),
+        spans_domain=any(len({rank // domain for rank in group}) > 1 for group in groups),
+    )
+
+
+def test_hsdp_8_by_8_on_8_nodes() -> None:
+    """Shards fill a node each; a replica group takes one GPU of each node, and eight of them share a node's cards."""
+    mesh = mesh_of(HGX.with_nodes(8), dp_replicate=8, dp_shard=8)
+    assert mesh.group_shape("dp_shard") == GroupShape(
+        num_ranks=8, num_nodes=1, ranks_per_node=8, num_groups_per_node=1, spans_domain=False
+    )
+    assert mesh.group_shape("dp_replicate") == GroupShape(
+        num_ranks=8, num_nodes=8, ranks_per_node=1, num_groups_per_node=8, spans_domain=True
+    )
+    assert next(mesh.groups("dp_replicate")) == range(0, 64, 8)
+
+
+def test_fsdp_over_64_gpus_of_a_rack() -> None:
+    """16 trays of four are one NVLink domain; two racks are not."""
+    rack = Cluster.load("gb200-nvl72", num_nodes=16)
+    assert mesh_of(rack, dp_shard=64).group_shape("dp_shard") == GroupShape(
+        num_ranks=64, num_nodes=16, ranks_per_node=4, num_groups_per_node=1, spans_domain=False
+    )
+    assert mesh_of(rack.with_nodes(32), dp_shard=128).group_shape("dp_shard").spans_domain
+
+
+def test_fused_axes() -> None:
+    mesh = mesh_of(HGX.with_nodes(4), dp_replicate=2, dp_shard=4, cp=2, tp=2)
+    assert mesh.group_of("dp_shard_cp", 1) == range(1, 16, 2)
+    assert mesh.group_shape("dp_shard_cp").num_ranks == 8
+    assert mesh.group_shape("dp_cp").num_ranks == 16
+    assert list(mesh.groups("world")) == [range(32)]
+    assert mesh_of(HGX, dp_replicate=4, cp=2, zero=0).group_shape("dp_replicate_cp").num_ranks == 8
+    for axis in ("dp_replicate_cp", "cp_dp_shard", "rows", ""):
+        with pytest.raises(PlanError):
+            mesh.group_shape(axis)
+
+
+def test_torch_order() -> None:
+    """tp innermost, pp outermost: rank = ((((pp·R + r)·S + s)·C + c)·T + t."""
+    mesh = mesh_of(HGX.with_nodes(6), pp=2, dp_replicate=1, dp_shard=3, cp=2, tp=4)
+    assert mesh.rank({"pp": 1, "dp_shard": 2, "cp": 1, "tp": 3}) == (((1 * 3) + 2) * 2 + 1) * 4 + 3
+    assert list(mesh.coordinates(0)) == list(AXES)
+    with pytest.raises(IndexError):
+        mesh.coordinates(48)
+    with pytest.raises(IndexError):
+        mesh.rank({"tp": 4})
+
+
+DEGREES = st.fixed_dictionaries(
+    {axis: st.integers(1, 4) for axis in AXES},
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(degrees=DEGREES, data=st.data())
+def test_ranks_and_coordinates_are_a_bijection_and_groups_partition(
+    degrees: dict[str, int], data: st.DataObject
+) -> None:
+    ranks = prod(degrees.values())
+    gpus = data.draw(st.sampled_from([n for n in range(1, 9) if ranks % n == 0]))
+    mesh = Mesh(Plan(**degrees), Cluster.synthesise("H100", ranks, gpus))
+    for rank in range(ranks):
+        assert mesh.rank(mesh.coordinates(rank)) == rank
+    for axis in (*AXES, "dp", "dp_shard_cp", "dp_cp", "world"):
+        groups = list(mesh.groups(axis))
+        assert sorted(rank for group in groups for rank in group) == list(range(ranks))
+        assert all(mesh.group_of(axis, rank) == group for group in groups for rank in group)
+        assert mesh.group_shape(axis) == brute_shape(mesh, axis)
+    for axis in AXES:
+        for group in mesh.groups(axis):
+            assert [mesh.coordinates(rank)[axis] for rank in group] == list(range(degrees[axis]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(degrees=DEGREES, trays=st.integers(1, 4))
+def test_shapes_on_ragged_domains(degrees: dict[str, int], trays: int) -> None:
+    """Domains of 4, 8, 12 or 16 GPUs on trays of four, under any degrees."""
+    ranks = prod(degrees.values())
+    if ranks % 4:
+        degrees = {**degrees, "pp": 4}
+        ranks = prod(degrees.values())
+    cluster = Cluster.synthesise("GB200", ranks, 4).model_copy(update={"nvlink_domain_size": 4 * trays})
+    mesh = Mesh(Plan(**degrees), cluster)
+    for axis in (*AXES, "dp", "dp_shard_cp", "world"):
+        assert mesh.group_shape(axis) == brute_shape(mesh, axis)
+
+
+def test_sixteen_thousand_gpus_build_no_rank_list() -> None:
+    mesh = mesh_of(HGX.with_nodes(2048), dp_replicate=16, dp_shard=128, cp=1, tp=8)
+    assert mesh.group_shape("dp_shard") == GroupShape(
+        num_ranks=128, num_nodes=128, ranks_per_node=1, num_groups_per_node=8, spans_domain=True
+    )
+    assert isinstance(mesh.group_of("world", 5), range)
+
+
+def test_degrees_that_do_not_fill_the_cluster() -> None:
+    with pytest.raises(PlanError) as caught:
+        mesh_of(HGX.with_nodes(2), dp_shard=8)
+    (fault,) = caught.value.faults
+    assert "pp 1 × dp_replicate 1 × dp_shard 8 × cp 1 × tp 1 = 8" in fault.problem
+    assert "16 devices (2 × 8 of hgx-h100-8)" in fault.problem
+    assert fault.remedy == "dp_shard = 16, or num_nodes = 1"
+
+
+def test_every_misfit_at_once() -> None:
+    plan = Plan(dp_shard=3, tp=3, pp=2, ep=2)
+    with pytest.raises(PlanError) as caught:
+        check(plan, Model(num_layers=1), HGX)
+    problems = {fault.place: fault for fault in caught.value.faults}
+    assert [fault.place for fault in caught.value.faults] == [
+        "plan: degrees",
+        "plan: tp",
+        "plan: tp",
+        "plan: ep",
+        "plan: pp",
+    ]
+    assert problems["plan: degrees"].remedy == "dp_shard = 1 fills 6 devices"
+    assert problems["plan: tp"].remedy == "tp = 2"
+    assert problems["plan: ep"].remedy == "ep = 1"
+
+
+def test_a_fitting_plan_passes() -> None:
+    check(Plan(dp_shard=4, tp=2), Model(), HGX)
+    check(Plan(dp_shard=8, ep=4), Model(num_experts=8), HGX)
