@@ -15,7 +15,7 @@ from simulator.errors import ClusterError, Fault, InputError
 from simulator.routing import Link
 from simulator.schema import Strict, faults_of, nearest, read_toml
 from simulator.topology import hosts, links
-from simulator.topology.parts import Fabric, Host, Inter, Intra
+from simulator.topology.parts import MAX_NODES, Fabric, Host, Inter, Intra
 from simulator.topology.structure import structure_faults
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Cluster(Strict):
 
     name: str
     device: Annotated[Device, BeforeValidator(_device)]
-    num_nodes: int = Field(ge=1, le=65536, default=1)
+    num_nodes: int = Field(ge=1, le=MAX_NODES, default=1)
     gpus_per_node: int = Field(ge=1, le=1024)
     nvlink_domain_size: int = Field(ge=1)
     intra: Intra

@@ -78,6 +78,7 @@ def adapt(
     data["nvlink_domain_size"] = data["nvlink_domain_size"] if data["nvlink_domain_size"] > usual else gpus
     data["intra"] = _intra(data["intra"], intra_kind, gpus, usual)
     data["inter"] = _inter(data["inter"], inter_bytes_per_s_per_node, gpus / usual)
+    data["sources"] |= {"assumed": f"{data['name']}: the usual machine of this GPU, with what was stated put in"}
     return data
 
 

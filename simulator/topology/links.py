@@ -32,9 +32,9 @@ def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         return ()
     size = cluster.nvlink_domain_size
     if src_node == dst_node:
-        near = node_links(cluster, src_node)
+        near = _inside(cluster, src_node)
     elif size > cluster.gpus_per_node and src_rank // size == dst_rank // size:
-        near = [*node_links(cluster, src_node), *node_links(cluster, dst_node)]
+        near = [*_inside(cluster, src_node), *_inside(cluster, dst_node)]
     else:
         near = [*_across(cluster, src_node, dst_node), *_cards(cluster, src_node), *_cards(cluster, dst_node)]
     found = shortest_route(near, src, dst)
@@ -60,14 +60,14 @@ def graph(cluster: Cluster) -> nx.DiGraph[str]:
     import networkx as nx  # noqa: PLC0415  costs a fifth of a second, and few need it
 
     made: nx.DiGraph[str] = nx.DiGraph(name=cluster.name)
-    for link in node_links(cluster, 0):
+    for link in [*_inside(cluster, 0), *_cards(cluster, 0)]:
         made.add_edge(link.src, link.dst, kind=link.kind, bytes_per_s=link.bytes_per_s, latency_s=link.latency_s)
     return made
 
 
-def node_links(cluster: Cluster, node: int) -> list[Link]:
-    """All links inside a node, its cards included."""
-    return [*_intra(cluster, node), *_host(cluster, node), *_cards(cluster, node)]
+def _inside(cluster: Cluster, node: int) -> list[Link]:
+    """What carries traffic between the GPUs of a node."""
+    return [*_intra(cluster, node), *_host(cluster, node)]
 
 
 def _intra(cluster: Cluster, node: int) -> Iterator[Link]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,8 @@ from simulator.units import BytesPerS, Seconds
 HostKind = Literal["pcie3", "pcie4", "pcie5", "c2c"]
 IntraKind = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "xgmi", "pcie3", "pcie4", "pcie5"]
 Shape = Literal["switch", "mesh", "cube_mesh", "pairs", "pcie"]
+MAX_NODES: Final = 65536
+
 InterKind = Literal["infiniband", "roce", "efa", "ethernet", "omnipath", "slingshot"]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from simulator.errors import Fault
 from simulator.routing import components
+from simulator.topology.parts import MAX_NODES
 from simulator.units import UnitError, parse_bytes_per_s
 
 _NEEDS_EDGES = ("cube_mesh", "pairs")
@@ -72,7 +73,7 @@ def _overfull(data: Mapping[str, object], place: str) -> Iterator[Fault]:
 def _island_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     """GPUs that nothing joins: several islands and no host between them."""
     gpus, edges = _int(data, "gpus_per_node"), _edges(data)
-    if gpus is None or gpus < 1 or not edges or data.get("host"):
+    if gpus is None or not edges or data.get("host"):
         return
     pairs = [(e.get("src"), e.get("dst")) for e in edges]
     known = [
@@ -90,7 +91,7 @@ def _island_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
 
 def _domain_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     gpus, domain = _int(data, "gpus_per_node"), _int(data, "nvlink_domain_size")
-    if gpus is None or domain is None or min(gpus, domain) < 1:
+    if gpus is None or domain is None:
         return
     where = f"{place}: nvlink_domain_size"
     if domain % gpus and gpus % domain:
@@ -125,8 +126,9 @@ def _edges(data: Mapping[str, object]) -> list[Mapping[str, object]]:
 
 
 def _int(data: Mapping[str, object], key: str) -> int | None:
+    """A whole number of a size that a cluster may have; others are faults of their own field."""
     value = data.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_NODES else None
 
 
 def _rate(value: object) -> float | None:

@@ -220,7 +220,12 @@ def test_single_faults_of_a_file(old: str, new: str, place: str, tmp_path: Path)
     assert place in faults(file)
 
 
-@pytest.mark.parametrize("text", ["", "intra = 3\nfabric = []\n", "gpus_per_node = -1\n[intra]\nedges = 7\n", "a = \n"])
+HUGE = 'gpus_per_node = 1000000000000\n[intra]\nedges = [{ src = 0, dst = 1, bytes_per_s = "1GB/s" }]\n'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "intra = 3\nfabric = []\n", "gpus_per_node = -1\n[intra]\nedges = 7\n", "a = \n", HUGE]
+)
 def test_hostile_files_are_refused_without_a_traceback(text: str, tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text(text, encoding="utf-8")
