@@ -100,9 +100,9 @@ def read_toml(path: Path, error: type[InputError]) -> dict[str, Any]:
     text = _read_text(path, error)
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
+        _refuse_non_finite(data, str(path), error)
+    except (ValueError, RecursionError) as exc:  # ValueError: not TOML, or digits beyond what Python reads
         raise error(Fault(place=str(path), problem=f"not TOML: {exc}")) from None
-    _refuse_non_finite(data, str(path), error)
     return data
 
 
@@ -125,11 +125,11 @@ def read_json(path: Path, error: type[InputError]) -> Any:  # noqa: ANN401  JSON
 
     try:
         data = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
-    except (json.JSONDecodeError, RecursionError) as exc:
+        _refuse_non_finite(data, str(path), error)
+    except (ValueError, RecursionError) as exc:  # ValueError: not JSON, or digits beyond what Python reads
         raise error(Fault(place=str(path), problem=f"not JSON: {exc}")) from None
     if faults:
         raise error(faults)
-    _refuse_non_finite(data, str(path), error)
     return data
 
 

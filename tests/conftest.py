@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from simulator.predict import MemoryUse, Prediction, Source
+
 settings.register_profile("shardwise", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("shardwise")
 
@@ -20,3 +22,41 @@ def reference_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"the reference data {folder} is not on this machine")
     return folder
+
+
+@pytest.fixture
+def made_prediction() -> Prediction:
+    """A prediction written by hand, its parts in sum with its wholes."""
+    memory = MemoryUse(
+        peak_allocated_bytes=50 * 2**30,
+        peak_reserved_bytes=54 * 2**30,
+        low_reserved_bytes=52 * 2**30,
+        high_reserved_bytes=57 * 2**30,
+        outside_torch_bytes=2 * 2**30,
+        capacity_bytes=80 * 2**30,
+        resident_bytes=20 * 2**30,
+        by_category={"activations": 30 * 2**30, "parameters": 20 * 2**30},
+        peak_moment="backward loss mb0",
+    )
+    return Prediction(
+        model="tiny",
+        cluster="one-node",
+        num_devices=8,
+        step_s=2.0,
+        low_s=1.9,
+        high_s=2.1,
+        lower_s=1.5,
+        upper_s=3.0,
+        tokens_per_step=65_536,
+        model_flop_per_step=8 * 10**15,
+        hardware_flop_per_step=10 * 10**15,
+        peak_flop_per_s=1e15,
+        breakdown={"gemm": 1.25, "attention": 0.5, "exposed:all_gather": 0.25},
+        communication={"all_gather": (0.25, 0.5)},
+        memory=memory,
+        verdict="FITS",
+        cause="24.0 GiB free",
+        suggestion="micro_batch_size = 2",
+        extrapolated=("gemm m=1",),
+        sources=(Source(what="calibration", kind="calibrated", detail="h100-sxm"),),
+    )

@@ -5,8 +5,6 @@ stdout carries the answer, stderr progress and errors. Exit codes stand in `Exit
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from importlib import import_module
@@ -23,6 +21,7 @@ class ExitCode(IntEnum):
     BAD_INPUT = 3
     DOES_NOT_FIT = 4
     INTERRUPTED = 130
+    READER_LEFT = 141  # as if by SIGPIPE
 
 
 VERBS = {
@@ -59,7 +58,7 @@ def shardwise() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is returned. A reader that closes the pipe early is no error."""
+    """Run the command line; the exit code is returned."""
     from simulator.errors import InputError  # noqa: PLC0415  keeps --help light
 
     try:
@@ -72,7 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.BAD_INPUT
     except (KeyboardInterrupt, click.Abort):
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
+    except SystemExit:  # click's answer to a broken pipe, and to nothing else outside its standalone mode
+        return ExitCode.READER_LEFT
     return code if isinstance(code, int) else ExitCode.OK

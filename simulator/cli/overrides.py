@@ -36,7 +36,7 @@ def literal(text: str) -> object:
     """What TOML would read in `key = text`; text that is no TOML value is a string ("400Gb/s", bf16)."""
     try:
         table = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # not TOML, or digits beyond what Python reads
         return text
     return table["value"] if list(table) == ["value"] else text
 

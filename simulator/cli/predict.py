@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import click
 
@@ -91,20 +88,16 @@ def command(
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if trace is not None:
         _write_trace(trace, prediction)
-    click.echo(_answer(prediction, asked.inputs(), as_json=as_json, plain=plain), nl=False)
-    return ExitCode.OK if prediction.fits else ExitCode.DOES_NOT_FIT
-
-
-def _answer(prediction: Prediction, inputs: dict[str, Any], *, as_json: bool, plain: bool) -> str:
     if as_json:
         from simulator.writers.json_report import to_json  # noqa: PLC0415  only what is asked for is loaded
 
-        return to_json(prediction, inputs)
-    from simulator.writers.text import render  # noqa: PLC0415
+        click.echo(to_json(prediction, asked.inputs()), nl=False)
+    else:
+        from simulator.cli.terminal import show  # noqa: PLC0415
+        from simulator.writers.text import render  # noqa: PLC0415
 
-    if plain or os.environ.get("NO_COLOR") or not sys.stdout.isatty():
-        return render(prediction)
-    return render(prediction, color=True, width=shutil.get_terminal_size().columns)
+        show(render(prediction), plain=plain)
+    return ExitCode.OK if prediction.fits else ExitCode.DOES_NOT_FIT
 
 
 def _write_trace(path: Path, prediction: Prediction) -> None:

@@ -75,7 +75,9 @@ class _Faults(list[Fault]):
             return make()
         except InputError as exc:
             self.extend(exc.faults)
-            return None
+        except OSError as exc:
+            self.append(Fault(place=str(exc.filename), problem=f"cannot be read: {exc.strerror}"))
+        return None
 
 
 def read_study(
@@ -108,17 +110,21 @@ def read_study(
         raise InputError(faults)
     sources = _sources(str(file or DEFAULT_NAME), raw, origins, study.plan, plan)
     sources += tuple(
-        Source(what=o.flag.removeprefix("--set "), kind="given", detail=f"{o.text} (--set)") for o in overrides
+        Source(what=o.flag.removeprefix("--set "), kind="given", detail=f"{o.text} (--set)")
+        for o in overrides
+        if o.root != "plan"
     )
     return Study(model=model, plan=plan, cluster=cluster, calibration=calibration, stack=stack, sources=sources)
 
 
 def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Relative paths in a file are relative to that file."""
-    for key in ("model", "cluster", "calibration"):
-        value = data.get(key)
-        if isinstance(value, str) and (folder / value).exists():
-            data[key] = str(folder / value)
+    plan = data.get("plan")
+    for table, keys in ((data, ("model", "cluster", "calibration")), (plan, ("stack",))):
+        for key in keys if isinstance(table, dict) else ():
+            value = table.get(key)
+            if isinstance(value, str) and value.endswith((".toml", ".json")):
+                table[key] = str(folder / value)
     return data
 
 

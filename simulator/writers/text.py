@@ -14,21 +14,30 @@ from simulator.predict import Prediction
 from simulator.units import format_bytes, format_flop_per_s, format_seconds
 
 _COLORS = {"FITS": "bold green", "TIGHT": "bold yellow", "OOM": "bold red"}
-_PLAIN_WIDTH = 100
+_PLAIN_WIDTH = 120
 
 
-def render(prediction: Prediction, *, color: bool = False, width: int = _PLAIN_WIDTH) -> str:
-    """The report, ending in a newline. Without `color` it is the same bytes on every terminal."""
+def to_text(answer: RenderableType, *, color: bool = False, width: int = _PLAIN_WIDTH) -> str:
+    """What a rich console would show, ending in a newline. Without `color` it is the same bytes on every terminal."""
     sink = io.StringIO()
     console = Console(
-        file=sink, width=width, force_terminal=color, no_color=not color, color_system="standard" if color else None,
-        highlight=False, markup=False, emoji=False, legacy_windows=False, _environ={},
-    )  # fmt: skip
-    console.print(_report(prediction))
+        file=sink,
+        width=width,
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},
+    )
+    console.print(answer)
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
-def _report(p: Prediction) -> Group:
+def render(p: Prediction) -> Group:
+    """The report, for a rich console."""
     parts: list[RenderableType] = [
         _verdict(p),
         _section("Speed", _speed(p)),

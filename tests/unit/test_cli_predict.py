@@ -1,0 +1,264 @@
+"""`shardwise predict`: what reaches predict(), how faults are told, and what the exit code says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simulator.cli.predict as verb
+from simulator.calibration import Calibration
+from simulator.cli import ExitCode, main
+from simulator.cli.overrides import literal
+from simulator.cli.study import read_study
+from simulator.errors import InputError
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict import Prediction
+from simulator.stack import Stack
+from simulator.topology import Cluster
+from simulator.trace import Timeline
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Asked:
+    """Stands in for predict(): keeps what it was asked and answers with a prediction written by hand."""
+
+    answer: Prediction
+    model: Model = field(init=False)
+    plan: Plan = field(init=False)
+    cluster: Cluster = field(init=False)
+    calibration: Calibration | None = field(init=False)
+    stack: Stack | None = field(init=False)
+
+    def __call__(
+        self, model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None, stack: Stack | None
+    ) -> Prediction:
+        self.model, self.plan, self.cluster, self.calibration, self.stack = model, plan, cluster, calibration, stack
+        return self.answer
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, made_prediction: Prediction) -> Asked:
+    double = Asked(made_prediction)
+    monkeypatch.setattr(verb, "predict", double)
+    return double
+
+
+def study(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "study.toml"
+    file.write_text(text)
+    return str(file)
+
+
+GOOD = 'model = "llama3-8b"\ncluster = "hgx-h100-8"\n[plan]\nseq_len = 4096\nzero = 3\n'
+
+
+def faults(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The faults that a command line is refused with, after checking that it is refused properly."""
+    assert main(["predict", *arguments]) == ExitCode.BAD_INPUT
+    out, err = capsys.readouterr()
+    assert not out
+    assert "Traceback" not in err
+    head, *lines = err.splitlines()
+    assert f"{len(lines)} fault" in head
+    return [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("FITS", 0), ("TIGHT", 0), ("OOM", 4)])
+def test_the_exit_code_says_whether_it_fits(
+    asked: Asked, verdict: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked.answer = replace(asked.answer, verdict=verdict)  # type: ignore[arg-type]
+    assert main(["predict"]) == code
+    assert capsys.readouterr().out.startswith(verdict)
+
+
+def test_without_arguments_the_embedded_default_is_asked_and_said_to_be_assumed(
+    asked: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["predict", "--json"])
+    assert (asked.model.name, asked.cluster.name, asked.plan.dp_shard) == ("llama3-8b", "hgx-h100-8", 8)
+    assert asked.plan.implementation == "fsdp2"
+    sources = json.loads(capsys.readouterr().out)["sources"]
+    assert {s["kind"] for s in sources if s["what"] in ("model", "cluster", "plan")} == {"assumed"}
+    assert any("dp_shard = 8" in s["detail"] for s in sources)
+
+
+def test_flags_override_the_file_and_are_said_to(
+    asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(
+        [
+            "predict",
+            study(tmp_path, GOOD),
+            "--seq-len",
+            "2048",
+            "--nodes",
+            "2",
+            "--set",
+            "plan.micro_batch_size=4",
+            "--json",
+        ]
+    )
+    assert (asked.plan.seq_len, asked.plan.micro_batch_size, asked.plan.dp_shard) == (2048, 4, 16)
+    document = json.loads(capsys.readouterr().out)
+    assert document["inputs"]["nodes"] == 2
+    assert "seq_len = 2048, micro_batch_size = 4 (flags)" in [s["detail"] for s in document["sources"]]
+
+
+def test_degrees_that_are_given_are_kept(asked: Asked) -> None:
+    main(["predict", "--nodes", "2", "--dp-shard", "8", "--dp-replicate", "2"])
+    assert (asked.plan.dp_shard, asked.plan.dp_replicate) == (8, 2)
+
+
+def test_nothing_sharded_means_everything_replicated(asked: Asked) -> None:
+    main(["predict", "--zero", "0"])
+    assert (asked.plan.dp_shard, asked.plan.dp_replicate) == (1, 8)
+
+
+def test_another_model_leaves_the_default_plan_out(asked: Asked) -> None:
+    main(["predict", "--model", "gpt2"])
+    assert asked.plan.seq_len == Plan().seq_len
+
+
+def test_set_reaches_every_noun(asked: Asked) -> None:
+    settings = {
+        "model.num_layers": "40",
+        "device.memory_bytes": "96GiB",
+        "cluster.inter.nic_bytes_per_s": "400Gb/s",
+        "stack.host_launch_s": "5us",
+        "plan.bucket_bytes": "50MiB",
+    }
+    assert main(["predict", *(arg for key, text in settings.items() for arg in ("--set", f"{key}={text}"))]) == 0
+    assert asked.model.num_layers == 40
+    assert asked.cluster.device.usable_bytes == 96 * 2**30
+    assert asked.cluster.inter is not None
+    assert asked.cluster.inter.nic_bytes_per_s == 50e9
+    assert asked.stack is not None
+    assert asked.stack.host_launch_s == 5e-6
+    assert asked.plan.bucket_bytes == 50 * 2**20
+
+
+def test_a_set_is_among_the_sources(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", "--set", "device.memory_bytes=96GiB", "--json"])
+    assert {"what": "device.memory_bytes", "kind": "given", "detail": "96GiB (--set)"} in json.loads(
+        capsys.readouterr().out
+    )["sources"]
+    assert asked.cluster.sources["device"].startswith("given")
+
+
+@pytest.mark.parametrize("name", ["ideal", "datasheet"])
+def test_calibrations_can_be_made_of_the_device(asked: Asked, name: str) -> None:
+    main(["predict", "--calibration", name])
+    assert asked.calibration is not None
+    assert asked.calibration.kind == name
+
+
+def test_paths_in_a_file_are_relative_to_it(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.toml").write_text((ROOT / "topologies/hgx-h100-8.toml").read_text())
+    monkeypatch.chdir(ROOT)
+    assert main(["predict", study(tmp_path, GOOD.replace("hgx-h100-8", "mine.toml"))]) == 0
+    assert asked.cluster.num_devices == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "remedy"),
+    [
+        (["--set", "cluster.inter.bytes_per_s=400Gb/s"], "--set cluster.inter.bytes_per_s", "nic_bytes_per_s"),
+        (["--set", "cluster.inter.nic_bytes_per_s=400GB"], "--set cluster.inter.nic_bytes_per_s", "400GB/s"),
+        (["--set", "device.memory_bytes=96"], "--set device.memory_bytes", "96B"),
+        (["--set", "model.num_layer=40"], "--set model.num_layer", "num_layers"),
+        (["--set", "plan.dpshard=8"], "--set plan.dpshard", "dp_shard"),
+        (["--set", "plans.dp_shard=8"], "--set plans.dp_shard", "plan"),
+        (["--set", "plan.dp_shard"], "--set plan.dp_shard", "key=value"),
+        (["--set", "plan.zero=1", "--set", "plan.zero=2"], "--set plan.zero", "keep one"),
+        (["--model", "llama3-8"], "model", "llama3-8b"),
+        (["--cluster", "hgx-h100-9"], "cluster", "hgx-h100-8"),
+        (["--stack", "torch-2.6-eagre"], "stack", "torch-2.6-eager"),
+        (["--bucket-bytes", "25"], "--bucket-bytes", "25B"),
+        (["--recompute", "fulll"], "--recompute", "'full'"),
+        (["--nodes", "0"], "--nodes", "greater than or equal to 1"),
+        (["--data-parallel", "ddp"], "plan: zero", "zero = 0"),
+    ],
+)
+def test_a_fault_has_its_place_and_what_would_be_right(
+    arguments: list[str], where: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = faults(capsys, *arguments)
+    assert line.startswith(where)
+    assert remedy in line
+
+
+def test_all_faults_of_all_inputs_are_told_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = study(
+        tmp_path, 'model = "lama3-8b"\ncluster = "hgx-h1000-8"\nnode = 2\n[plan]\nzero = 4\nbucket_bytes = 25\n'
+    )
+    lines = faults(capsys, file, "--set", "device.memory=1GiB", "--set", "nonsense", "--calibration", "h1000")
+    places = [line.rsplit(": ", 1)[0] for line in lines]
+    assert len(lines) == 7
+    for place in (f"{file}: node", f"{file}: plan.zero", f"{file}: plan.bucket_bytes", "--set nonsense"):
+        assert any(found.startswith(place) for found in places)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model = ",
+        'model = "a"\nmodel = "b"\n',
+        "\x00",
+        "plan = 3\n" + GOOD.partition("[plan]")[0],
+        GOOD + "seq_len2 = nan\n",
+        GOOD + "micro_batch_size = inf\n",
+        GOOD.replace("4096", "9" * 5000),
+        GOOD.replace('"llama3-8b"', '"' + "x" * 5000 + '"'),
+        GOOD + "x = " + "[" * 5000,
+    ],
+)
+def test_hostile_files_are_refused_without_a_traceback(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert faults(capsys, study(tmp_path, text))
+
+
+@pytest.mark.parametrize("path", ["missing.toml", "."])
+def test_a_file_that_cannot_be_read_is_a_fault(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert faults(capsys, path)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_any_setting_is_taken_or_refused(key: str, text: str) -> None:
+    try:
+        assert read_study(None, {}, {}, [f"plan.{key}={text}"]).plan
+    except InputError as exc:
+        assert exc.faults  # noqa: PT017  both outcomes are legal
+
+
+def test_literals_are_read_as_in_toml_or_are_text() -> None:
+    texts = ["2", "true", "1.5", "bf16", "400Gb/s", '"2"', "1\nplan = 2", "9" * 5000]
+    assert [literal(text) for text in texts] == [2, True, 1.5, "bf16", "400Gb/s", "2", "1\nplan = 2", "9" * 5000]
+
+
+def test_trace_is_written_beside_the_answer(asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked.answer = replace(asked.answer, timeline=Timeline(spans=(), step_s=0.0))
+    path = tmp_path / "step.json.gz"
+    assert main(["predict", "--trace", str(path)]) == 0
+    assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] == []
+    out, err = capsys.readouterr()
+    assert out.startswith("FITS")
+    assert str(path) in err
+
+
+def test_every_field_of_a_plan_is_a_flag_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["predict", "--help"])
+    text = capsys.readouterr().out
+    page = (ROOT / "docs/reference/plan-file.md").read_text()
+    assert [name for name in Plan.model_fields if f"--{name.replace('_', '-')}" not in text] == []
+    assert [name for name in Plan.model_fields if f"`{name}`" not in page] == []
