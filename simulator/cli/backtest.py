@@ -1,0 +1,45 @@
+"""`shardwise backtest`: predict a table of measured runs and say how far off each group is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from simulator.backtest import BacktestReport, render, run
+from simulator.cli import ExitCode
+
+_HELP = """Predict every row of FILE.csv, a table of measured training runs, and compare.
+
+Rows that cannot be expressed are refused with the reason, bad rows are told with their line, and the rest goes on.
+Ctrl-C prints what is done so far. The table's format: docs/reference/runs-table.md."""
+
+
+@click.command("backtest", help=_HELP)
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.csv")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON: `groups` and `rows`.")
+@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes.")
+def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
+    """Predict, print, and say by the exit code whether it went to the end."""
+    report = _judged(file, jobs)
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        from simulator.cli.terminal import show  # noqa: PLC0415  only what is asked for is loaded
+
+        show(render(report), plain=plain)
+    return ExitCode.INTERRUPTED if report.interrupted else ExitCode.OK
+
+
+def _judged(file: Path, jobs: int) -> BacktestReport:
+    """The report, with a progress bar on stderr where that is a terminal."""
+    with click.progressbar(length=1, label="rows", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        return run(file, progress=progress, jobs=jobs)
