@@ -30,6 +30,7 @@ class Mode(Strict):
 
     efficiency: asymptotic bytes/s over the data sheet's. base_s: launch floor. hop_s: one step of the algorithm.
     fill_s, fill_half_s: the pipeline fill of large messages, and the transfer time at which it is 0.71 of that.
+    drain: extra steps a loop of n−1 costs its port: a ring's last, receive-only step, an all-to-all's copy to itself.
     """
 
     efficiency: float = Field(gt=0, le=1.2)
@@ -37,6 +38,7 @@ class Mode(Strict):
     hop_s: float = Field(ge=0, default=0.0)
     fill_s: float = Field(ge=0, default=0.0)
     fill_half_s: float = Field(ge=0, default=0.0)
+    drain: float = Field(ge=0, le=2, default=0.0)
 
 
 class Quality(Strict):
@@ -76,14 +78,10 @@ class LinkClass(Strict):
 
 
 class PortCurves(LinkClass):
-    """A GPU's port into its node: NVLink or PCIe. bytes_per_s is the data sheet's, one way.
-
-    drain: the part of a step that a ring's last, receive-only step of each loop still costs (docs/background).
-    """
+    """A GPU's port into its node: NVLink or PCIe. bytes_per_s is the data sheet's, one way; channels are NCCL's."""
 
     family: Family
     bytes_per_s: float = Field(gt=0)
-    drain: float = Field(ge=0, le=1, default=0.0)
     num_channels: int = Field(gt=0)
     num_nvls_channels: int = Field(ge=0, default=0)
 

@@ -144,7 +144,7 @@ def choose(
     links, curves = Links.of(cluster), curves or default_curves()
     call = Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl, allowed)
     algorithm, protocol = algorithm_of(call, curves)
-    return Choice(algorithm=algorithm, protocol=protocol, time_s=_memo(curves).time_s(call))
+    return Choice(algorithm=algorithm, protocol=protocol, time_s=call_s(call, curves))
 
 
 def collective_s(
@@ -185,6 +185,11 @@ class Call:
     links: Links
     nccl: str
     allowed: tuple[str, ...]
+
+
+def call_s(call: Call, curves: LinkCurves) -> Number:
+    """Seconds of one call alone on its links."""
+    return _memo(curves).time_s(call)
 
 
 class _Memo:
@@ -255,8 +260,8 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
     """Volume × size over each link, weighted by the mode's distance from the ring, and the delay before it."""
     algorithm, protocol = algorithm_of(call, curves)
     form = volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
-    port_bytes = form.port * call.size_bytes * _detour(call)
-    nic_bytes = form.nic * call.size_bytes * _nic_part(call) * _spine(algorithm, call)
+    port_bytes = form.port * call.size_bytes * detour(call)
+    nic_bytes = form.nic * call.size_bytes * nic_part(call) * _spine(algorithm, call)
     if curves.ideal_links:
         return Bill(latency_s=Fraction(0), link_bytes=_drop_zero({"intra": port_bytes, "inter": nic_bytes}))
     port = curves.port(call.links.port_kind, call.links.port_bytes_per_s)
@@ -273,10 +278,13 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
 
 
 def port_weight(port: PortCurves, algorithm: Algorithm, protocol: str, form: Volume) -> float:
-    """Ring-equivalent bytes per byte on a port: the mode's efficiency, and the receive-only step of a ring's loop."""
-    relative = port.mode("ring", "simple").efficiency / port.mode(algorithm, protocol).efficiency
-    drained = 1 + port.drain / form.steps if algorithm == "ring" and form.steps else 1.0
-    return relative * drained
+    """Ring-equivalent bytes per byte on a port: the mode's efficiency, and what a loop costs beyond its steps."""
+    mode = port.mode(algorithm, protocol)
+    return (
+        port.mode("ring", "simple").efficiency
+        / mode.efficiency
+        * (1 + mode.drain / form.loop_steps if form.loop_steps else 1)
+    )
 
 
 def latency_s(
@@ -296,7 +304,7 @@ def latency_s(
     return local.base_s + far.base_s + steps + pipeline_fill_s(far, transfer_s)
 
 
-def _detour(call: Call) -> Fraction:
+def detour(call: Call) -> Fraction:
     """How much longer a group is on its ports where not every GPU of a node reaches each other at full port speed.
 
     mesh: r GPUs of g use r−1 of each port's g−1 cables. pairs: beyond two ranks the way leads through the host.
@@ -309,7 +317,7 @@ def _detour(call: Call) -> Fraction:
     return Fraction(1)
 
 
-def _nic_part(call: Call) -> Fraction:
+def nic_part(call: Call) -> Fraction:
     """One rank's part of its domain's NIC traffic, weighted to bytes over a GPU's even share of the NICs.
 
     A node with idle GPUs leaves their share to the busy ones, but a GPU cannot use more than the NICs on its side

@@ -35,7 +35,8 @@ _GENERATIONS = {"volta": 0, "ampere": 1, "ada": 1, "hopper": 2, "blackwell": 3}
 # (H100; NVLS 8 × 40), as printed by NCCL_DEBUG (NVIDIA/nccl issue 1197); PCIe 4 x16 is 24 of 31.5 (topo.h).
 _GRAPH_SHARE = {"nvlink": 0.8, "pcie": 0.76}
 _NVLS_SHARE = 32 / 45
-_NVLS_GRAPH_CHANNELS = 8
+_NVLS_CHANNEL_GB = (0.0, 0.0, 60.0, 90.0)  # fastest channel the search tries; one channel a GPU of the node
+_NVLS_MORE_THAN = 2  # NCCL sets NVLS up for more than two GPUs of a node only (src/transport/nvls.cc)
 
 # Share of the bandwidth that a tree reaches by log2(bytes / 64), from 64 B to 256 MB
 _TREE_SHARE: dict[Protocol, tuple[float, ...]] = {
@@ -145,10 +146,11 @@ def _bus(fabric: Fabric, algorithm: Algorithm, num_nodes: int) -> float:
 
 def _nvls_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric) -> float:
     generation, n = _GENERATIONS.get(fabric.architecture, 1), group.num_ranks
-    if protocol != "simple" or fabric.family != "nvlink" or group.ranks_per_node < 2:
+    if protocol != "simple" or fabric.family != "nvlink" or group.ranks_per_node <= _NVLS_MORE_THAN:
         return 0.0
-    heads = _NVLS_GRAPH_CHANNELS
-    port = fabric.port_gb_per_s * _NVLS_SHARE * _NVLS_EFFICIENCY[generation] * 2 * (heads - 1) / heads
+    heads = group.ranks_per_node
+    channel = min(_NVLS_CHANNEL_GB[generation], fabric.port_gb_per_s * _NVLS_SHARE / heads)
+    port = heads * channel * _NVLS_EFFICIENCY[generation] * 2 * (heads - 1) / heads
     if algorithm == "nvlstree":
         nic = fabric.nic_gb_per_s * (2 if group.num_nodes == 2 else 1)
         port = min(port, nic, heads * _NVLSTREE_CHANNEL_GB[generation][group.column])

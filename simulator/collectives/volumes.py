@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"]
-Algorithm = Literal["ring", "tree", "nvls", "nvlstree", "pat", "p2p", "send"]
+Algorithm = Literal["ring", "tree", "nvls", "nvlstree", "p2p", "send"]
 KINDS: tuple[Kind, ...] = (
     "all_reduce",
     "all_gather",
@@ -36,9 +36,7 @@ class Volume:
     local_steps: int
     network_steps: int
 
-    @property
-    def steps(self) -> int:
-        return self.local_steps + self.network_steps
+    loop_steps: int = 0  # steps of one loop of a ring, peers of an all-to-all; 0 where nothing loops
 
 
 @lru_cache(maxsize=4096)
@@ -53,7 +51,6 @@ def volume(kind: Kind, algorithm: Algorithm, num_ranks: int, num_nodes: int) -> 
         "tree": _tree,
         "nvls": _nvls,
         "nvlstree": _nvls,
-        "pat": _pat,
         "p2p": _all_to_all,
         "send": _send,
     }
@@ -70,10 +67,13 @@ def _ring(kind: Kind, n: int, big_n: int, r: int) -> Volume:
     hop = Fraction(passes * (n - 1), n) if kind in _DATA_STEPS else Fraction(1)
     steps = passes * (n - 1)
     network_steps = passes * (big_n - 1)
-    if big_n == 1:
-        return Volume(port=hop, nic=Fraction(0), local_steps=steps, network_steps=0)
+    alone = big_n == 1
     return Volume(
-        port=hop * Fraction(r - 1, r), nic=hop, local_steps=steps - network_steps, network_steps=network_steps
+        port=hop if alone else hop * Fraction(r - 1, r),
+        nic=Fraction(0) if alone else hop,
+        local_steps=steps - network_steps,
+        network_steps=network_steps,
+        loop_steps=steps if kind in _DATA_STEPS else 0,
     )
 
 
@@ -94,15 +94,10 @@ def _nvls(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
     return Volume(port=1 + Fraction(1, r), nic=nic, local_steps=1, network_steps=2 * (big_n.bit_length() - 1))
 
 
-def _pat(_kind: Kind, n: int, _big_n: int, _r: int) -> Volume:
-    """Parallel aggregated trees (NCCL 2.23), one rank a node: the ring's bytes in log2(n) steps."""
-    hop = Fraction(n - 1, n)
-    return Volume(port=Fraction(0), nic=hop, local_steps=0, network_steps=(n - 1).bit_length())
-
-
 def _all_to_all(_kind: Kind, n: int, _big_n: int, r: int) -> Volume:
     """Every rank sends S/n to each other rank: r−1 of them in its node, n−r elsewhere."""
-    return Volume(port=Fraction(r - 1, n), nic=Fraction(r * (n - r), n), local_steps=r - 1, network_steps=n - r)
+    port, nic = Fraction(r - 1, n), Fraction(r * (n - r), n)
+    return Volume(port=port, nic=nic, local_steps=r - 1, network_steps=n - r, loop_steps=n - 1)
 
 
 def _send(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
