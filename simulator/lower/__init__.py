@@ -57,7 +57,7 @@ class Lowering:
     def program(self, num_micro_batches: int) -> Program:
         """The step of one rank with `num_micro_batches` instead of the plan's own count."""
         build = Builder("rank", self.fabric)
-        gathers = self.plan.implementation in ("fsdp1", "fsdp2") or self.plan.zero == 3  # noqa: PLR2004
+        gathers = self.plan.implementation in ("fsdp1", "fsdp2") or self.plan.zero == 3
         schedule = sharded_step if gathers else replicated_step
         schedule(build, self.step, num_micro_batches)
         return build.program(self.plan.num_devices)

@@ -42,11 +42,11 @@ def suggest(lowering: Lowering, played: Played, memory: MemoryUse) -> str:
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}
     exposed = sum(value for name, value in share.items() if name.startswith("exposed"))
     room = memory.capacity_bytes - memory.used_bytes
-    if share.get("host", 0) > 0.1:  # noqa: PLR2004  a tenth of the step is worth a line
+    if share.get("host", 0) > 0.1:
         return "the host launches kernels slower than the GPU runs them: compile the blocks or use larger micro-batches"
-    if exposed > 0.1:  # noqa: PLR2004
+    if exposed > 0.1:
         return _less_communication(plan, exposed)
-    if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:  # noqa: PLR2004
+    if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
         return "memory is left over: recompute less (recompute = selective or every_k) to save its time"
     if room > memory.peak_allocated_bytes:
         return f"memory is left over: micro_batch_size = {2 * plan.micro_batch_size} makes larger, faster kernels"
@@ -56,7 +56,7 @@ def suggest(lowering: Lowering, played: Played, memory: MemoryUse) -> str:
 def _smaller(plan: Plan, memory: MemoryUse) -> str:
     if plan.recompute == "none" and memory.by_category.get("activations", 0) > memory.peak_allocated_bytes // 3:
         return "activations dominate: recompute = full"
-    if plan.zero < 3 and plan.dp_shard * plan.dp_replicate > 1:  # noqa: PLR2004
+    if plan.zero < 3 and plan.dp_shard * plan.dp_replicate > 1:
         return f"every rank holds what could be sharded: zero = 3, dp_shard = {plan.num_data_parallel}"
     if plan.micro_batch_size > 1:
         return f"micro_batch_size = {plan.micro_batch_size // 2}, num_micro_batches = {plan.num_micro_batches * 2}"
@@ -65,7 +65,7 @@ def _smaller(plan: Plan, memory: MemoryUse) -> str:
 
 def _less_communication(plan: Plan, exposed: float) -> str:
     percent = f"{100 * exposed:.0f} % of the step waits for communication"
-    if plan.zero == 3 and plan.dp_replicate == 1:  # noqa: PLR2004
+    if plan.zero == 3 and plan.dp_replicate == 1:
         return (
             f"{percent}: shard inside the node only (dp_replicate = nodes), or accumulate fewer, larger micro-batches"
         )
