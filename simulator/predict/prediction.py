@@ -5,32 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from simulator.memory import MemoryUse
+from simulator.trace import MemoryTrace, Timeline
+
 Verdict = Literal["FITS", "TIGHT", "OOM"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUse:
-    """Peak bytes of one rank class, as the three figures that users confuse, and who was alive at the peak.
-
-    allocated: sum of live tensors; reserved: what the caching allocator took from the driver;
-    outside_torch: CUDA context, communicators, libraries. capacity: what the driver reports as the device's total.
-    by_category: category -> bytes alive at the peak of allocated. peak_moment: label of the op that reached it.
-    low_reserved_bytes, high_reserved_bytes: 90 % interval of reserved.
-    """
-
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    low_reserved_bytes: int
-    high_reserved_bytes: int
-    outside_torch_bytes: int
-    capacity_bytes: int
-    resident_bytes: int
-    by_category: dict[str, int]
-    peak_moment: str
-
-    @property
-    def used_bytes(self) -> int:
-        return self.peak_reserved_bytes + self.outside_torch_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +49,8 @@ class Prediction:
     suggestion: str
     extrapolated: tuple[str, ...]
     sources: tuple[Source, ...]
-    timeline: object = field(repr=False, default=None)
-    memory_trace: object = field(repr=False, default=None)
+    timeline: Timeline = field(repr=False)
+    memory_trace: MemoryTrace = field(repr=False)
 
     @property
     def fits(self) -> bool:
