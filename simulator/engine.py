@@ -204,6 +204,7 @@ class _Player:
                 if self._launches is None:
                     self._launches = Event(env)
                 yield self._launches
+                cause = None
             launch: Any = self._launched[op.id] - env.now
             if launch > 0:
                 yield Timeout(env, launch)

@@ -185,7 +185,7 @@ def _cycle_faults(programs: Sequence[Program]) -> Iterator[Fault]:
     for p, program in enumerate(programs):
         for op in program.ops:
             if (p, op.id) in stuck:
-                yield Fault(place=place(program, op), problem="waits, directly or through others, for itself")
+                yield Fault(place=place(program, op), problem="can never start: it is in a cycle, or waits for one")
 
 
 _Node = tuple[int, int] | str  # (program, op id): the op's end; a key: the start of a rendezvous
@@ -209,7 +209,7 @@ def _order(programs: Sequence[Program]) -> tuple[dict[_Node, list[_Node]], Count
             for node in {*before, *(n for n in (last.get(op.stream), host) if n is not None)}:
                 succ.setdefault(node, []).append(begin)
                 pred[begin] += 1
-            pred[end] += 0
+            pred[begin] += 0
             last[op.stream] = end
             host = end if isinstance(op, Compute) and op.blocking else host
     return succ, pred
