@@ -60,12 +60,16 @@ class Quality(Strict):
 
 
 class LinkClass(Strict):
-    """Fields that ports and networks share. `assumed` is empty, or says whose numbers were borrowed and why."""
+    """Fields that ports and networks share.
+
+    priors: modes that no sample shows; they hold physical values. assumed: empty, or whose numbers these are and why.
+    """
 
     name: str
     modes: dict[str, Mode]  # "ring/simple", "nvls/simple", "p2p/simple", ...
     quality: Quality
     source: str
+    priors: tuple[str, ...] = ()
     assumed: str = ""
 
     def mode(self, algorithm: str, protocol: str) -> Mode:
@@ -153,7 +157,5 @@ def _tuples(data: object) -> object:
     """JSON has no tuples; strict models want them where a field is one."""
     if not isinstance(data, dict):
         return data
-    for key in ("ports", "networks"):
-        if isinstance(data.get(key), list):
-            data = {**data, key: tuple(_tuples(item) for item in data[key])}
-    return {**data, "kinds": tuple(data["kinds"])} if isinstance(data.get("kinds"), list) else data
+    lists = {key: data[key] for key in ("ports", "networks", "kinds", "priors") if isinstance(data.get(key), list)}
+    return {**data, **{key: tuple(_tuples(item) for item in value) for key, value in lists.items()}}

@@ -1,0 +1,519 @@
+"""Fit topologies/calibrations/links.calibration.json on published nccl-tests sweeps.
+
+    python experiments/fit_collectives.py                 fit, write the calibration, print residuals by machine
+    python experiments/fit_collectives.py --subset FILE   first cut experiments/measured/collectives.csv.gz from FILE
+
+The model is the simulator's own: NCCL's choice of algorithm and protocol and the closed forms are taken as they are,
+only launch, hop, efficiency, fill and drain are free (simulator/collective_curves.py). Ports are fitted on single-node
+sweeps; then networks on multi-node sweeps with the ports held. Robust residuals of log time; a weak prior keeps what
+no sweep shows near its physical value. Each port and network is fitted again without each of its machines in turn: the
+spread of the left-out machines' large messages is what `between_machines` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import hashlib
+import io
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from simulator.collective_curves import LinkCurves
+from simulator.collectives.cost import Call, Links, Placement, algorithm_of, call_s, detour, nic_part, nic_share
+from simulator.collectives.volumes import Kind, volume
+
+HERE = Path(__file__).resolve().parent
+SUBSET = HERE / "measured" / "collectives.csv.gz"
+OUTPUT = HERE.parent / "topologies" / "calibrations" / "links.calibration.json"
+MIN_BYTES, MID_BYTES, LARGE_BYTES = 1024, 64 * 2**10, 64 * 2**20
+Array = NDArray[np.float64]
+
+KINDS: dict[str, Kind] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a table's `gpu` and `intra_link` stand for. Port speed: data sheet, one way (NVLink 2 to 5, PCIe 4 x16)."""
+
+    port: str
+    bytes_per_s: float
+    architecture: str
+    shape: str = "switch"
+
+
+GPUS = {
+    "V100-SXM3": Hardware("nvlink2", 150e9, "volta"),
+    "V100-SXM2": Hardware("nvlink2", 150e9, "volta"),
+    "A100-SXM4": Hardware("nvlink3", 300e9, "ampere"),
+    "NVIDIA A100-SXM4": Hardware("nvlink3", 300e9, "ampere"),
+    "H100-SXM5": Hardware("nvlink4", 450e9, "hopper"),
+    "H100 or H200": Hardware("nvlink4", 450e9, "hopper"),
+    "H200-SXM5": Hardware("nvlink4", 450e9, "hopper"),
+    "B200": Hardware("nvlink5", 900e9, "blackwell"),
+    "B300": Hardware("nvlink5", 900e9, "blackwell"),
+    "GB200": Hardware("nvlink5", 900e9, "blackwell"),
+    "L40S": Hardware("pcie4", 31.5e9, "ada", "pcie"),
+}
+
+# Machines by a part of `source` or `notes`: the network, NICs a node, and bytes/s a node where the table leaves it out.
+NETWORKS: tuple[tuple[str, str, int, float], ...] = (
+    ("p4de", "efa", 4, 50e9),
+    ("p5.48xlarge", "efa", 32, 400e9),
+    ("EKS EFA test", "efa", 32, 400e9),
+    ("p5en.48xlarge", "efa", 16, 400e9),
+    ("P6-B200", "efa", 8, 400e9),
+    ("TCPXO", "ethernet", 8, 200e9),  # GPUDirect-TCPXO over 8 × 200 Gb/s Ethernet
+    ("A3 High TCPX", "ethernet", 4, 100e9),
+    ("OCI BM.GPU.H100.8", "roce", 8, 400e9),
+    ("OCI BM.GPU.B4.8", "roce", 8, 200e9),
+    ("A3 Ultra", "roce", 8, 400e9),
+    ("DGX-1V", "roce", 2, 25e9),
+    ("Nebius", "infiniband", 8, 400e9),
+    ("2x DGX A100", "infiniband", 8, 200e9),
+    ("4x DGX A100", "infiniband", 8, 200e9),
+    ("sophia", "infiniband", 8, 200e9),
+    ("XE9680", "infiniband", 8, 400e9),
+    ("same cluster scaling", "infiniband", 8, 400e9),
+    ("H100 cluster, interconnect not named", "infiniband", 8, 400e9),
+    ("Slingshot", "slingshot", 2, 50e9),
+)
+
+# What is left out, and why. Each is a part of "source location notes nccl n_gpus" as `_text` writes it.
+EXCLUDED = {
+    "reported as degraded": "two-node runs of NVIDIA/nccl-tests issue 290: reported as broken",
+    "26285727504": "2 x 4 GPUs (dgx06): degraded",
+    "Intel Arc": "not NCCL",
+    "unknown (1 GPU/node)": "instance not stated",
+    "env1": "TCP sockets",
+    "env2": "TCP sockets with options",
+    "does not say which": "A3 High or Edge: page does not say which",
+    "rank count uncertain": "rank count uncertain",
+    "microsoft/vidur": "few iterations, other software between the timers",
+    "older stack": "EFA installer of an older release on the same hardware as two other sweeps",
+    "nccl 2.28.7": "a quarter of the same cluster's speed with NCCL 2.29.2: not a working network",
+    "L40S gpus 4": "GPUs on two sockets without peer access: a quarter of the two-GPU speed, one machine only",
+    "L40S gpus 8": "as with 4 GPUs",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured call: the simulator's own description of it, and how long it took."""
+
+    machine: str
+    call: Call
+    network: str
+    time_s: float
+
+    @property
+    def place(self) -> str:
+        return f"{self.call.kind} {self.call.place.num_domains}x{self.call.place.ranks_per_domain}"
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a (gzipped) table, exact duplicates dropped."""
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    rows = {tuple(row.items()): row for row in csv.DictReader(io.StringIO(data.decode()))}
+    return list(rows.values())
+
+
+def usable(row: dict[str, str]) -> str:
+    """Empty, or why the row is left out."""
+    text, small = _text(row), int(row["size_bytes"]) < LARGE_BYTES
+    reasons = {
+        "GPU without a port class": _hardware(row) is None,
+        "below 1 KiB": int(row["size_bytes"]) < MIN_BYTES or not float(row["time_us"]),
+        "network unknown": row["n_nodes"] != "1" and _network(row) is None,
+        "timed from Python: small calls wait for the host": "stas00" in row["source"] and small,
+        "half of the two-node speed of the same cluster, cause unknown": row["collective"] == "sendrecv"
+        and row["n_nodes"] == "10",
+        "an old nccl-tests counts these sizes otherwise": "V100" in row["gpu"]
+        and row["collective"] in ("all_gather", "reduce_scatter"),
+    }
+    marked = (reason for mark, reason in EXCLUDED.items() if mark in text)
+    return next(marked, "") or next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _text(row: dict[str, str]) -> str:
+    return (
+        f"{row['source']} {row['location']} {row['notes']} nccl {row['nccl_version']} {row['gpu']} gpus {row['n_gpus']}"
+    )
+
+
+def _hardware(row: dict[str, str]) -> Hardware | None:
+    return next((h for name, h in GPUS.items() if row["gpu"].startswith(name)), None)
+
+
+def _network(row: dict[str, str]) -> tuple[str, int, float] | None:
+    return next(((kind, nics, speed) for mark, kind, nics, speed in NETWORKS if mark in _text(row)), None)
+
+
+def to_sample(row: dict[str, str]) -> Sample:
+    """A row as a call on the links it ran over."""
+    hardware, nodes, gpus = _hardware(row), int(row["n_nodes"]), int(row["n_gpus"])
+    assert hardware is not None
+    kind, nics, node_speed = (_network(row) if nodes > 1 else None) or ("", 0, 0.0)
+    node = 8 if nodes == 1 or "xxrjun" in row["source"] else int(row["gpus_per_node"])
+    links = Links(
+        architecture=hardware.architecture,
+        port_kind=hardware.port,
+        port_bytes_per_s=hardware.bytes_per_s,
+        shape=hardware.shape,
+        host_bytes_per_s=31.5e9,
+        network_kind=kind,
+        nic_bytes_per_s=node_speed / nics if nics else 0.0,
+        num_nics=nics,
+        oversubscription=1.0,
+        nodes_per_leaf=1024,
+        gpus_per_node=node,
+        islands=node,
+    )
+    forced = tuple(text.lower() for text in (row["algo_env"], row["proto_env"]) if text)
+    place = Placement(gpus, nodes, -(-gpus // nodes))
+    call = Call(KINDS[row["collective"]], int(row["size_bytes"]), place, links, row["nccl_version"], forced)
+    source = row["source"].split("@")[0].removeprefix("github:").removeprefix("https://github.com/")
+    machine = f"{source} {row['gpu'].split(' (')[0]} {row['notes'][:40] if nodes > 1 else ''}".strip()
+    return Sample(machine, call, kind, float(row["time_us"]) * 1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------------- model
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The samples as arrays: everything of the model that is not a coefficient."""
+
+    mode: NDArray[np.int64]
+    port_s: Array  # bytes over the data sheet's speed
+    nic_s: Array
+    loops: Array  # 1 / steps of a loop, 0 where nothing loops
+    local_steps: Array
+    network_steps: Array
+    time_s: Array
+    weight: Array
+
+
+def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
+    """Closed forms of each sample, with the weight that lets each sweep and size band count alike."""
+    empty = LinkCurves(name="fit")
+    rows = []
+    for sample in samples:
+        algorithm, protocol = algorithm_of(sample.call, empty)
+        call = sample.call
+        form = volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
+        share = float(nic_share(call.links))
+        rows.append(
+            (
+                modes.index(f"{algorithm}/{protocol}"),
+                float(form.port * detour(call)) * call.size_bytes / call.links.port_bytes_per_s,
+                float(form.nic * nic_part(call)) * call.size_bytes / share if share else 0.0,
+                1 / form.loop_steps if form.loop_steps else 0.0,
+                form.local_steps,
+                form.network_steps,
+                sample.time_s,
+            )
+        )
+    columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
+    return Terms(columns[0].astype(np.int64), *columns[1:], weight=_weights(samples))
+
+
+def _weights(samples: Sequence[Sample]) -> Array:
+    cells = [(s.machine, s.place, band(s.call.size_bytes)) for s in samples]
+    count = Counter(cells)
+    tolerance = {"small": 0.15, "mid": 0.10, "large": 0.04}
+    return np.array([1 / math.sqrt(count[c]) / tolerance[c[2]] * 3 for c in cells])
+
+
+def band(size_bytes: int) -> str:
+    """The three bands that quality is reported in."""
+    return "small" if size_bytes < MID_BYTES else "mid" if size_bytes < LARGE_BYTES else "large"
+
+
+PORT_MODES = (
+    *(f"{a}/{p}" for a in ("ring", "tree") for p in ("ll", "ll128", "simple")),
+    *("nvls/simple", "nvlstree/simple", "p2p/ll", "p2p/simple", "send/ll", "send/simple"),
+)
+FIELDS = ("efficiency", "base_s", "hop_s", "fill_s", "fill_half_s", "drain")
+SPREAD = (0.15, 0.5, 0.5, 0.7, 0.7, 0.5)  # standard deviation of the priors' logarithm
+
+
+def seconds(t: Terms, near: Array, far: Array | None = None) -> Array:
+    """The simulator's formula over arrays: base + hops + transfer + fill. A row of FIELDS a sample: its port's, its network's."""
+    transfer = t.port_s / near[:, 0] * (1 + near[:, 5] * t.loops)
+    start = near[:, 1] + t.local_steps * near[:, 2]
+    if far is not None:
+        transfer = np.maximum(transfer, t.nic_s / far[:, 0])
+        start = start + far[:, 1] + t.network_steps * far[:, 2]
+    filling = near if far is None else far
+    return start + transfer + filling[:, 3] * np.sqrt(transfer / (transfer + filling[:, 4]))
+
+
+def prior(efficiency: float, base_s: float, hop_s: float, fill_s: float, half_s: float, nvls: float = 0.85) -> Array:
+    """Physical values of every mode from those of the ring with whole chunks.
+
+    LL carries 8 bytes in 16 and waits for no chunk; LL128 120 in 128; NVLS reaches 0.85 of its port (NCCL's own factor).
+    """
+    rows = []
+    for name in PORT_MODES:
+        algorithm, protocol = name.split("/")
+        share = {"ll": 0.45, "ll128": 0.92, "simple": 1.0}[protocol] * (nvls if algorithm.startswith("nvls") else 1.0)
+        slow = {"ll": 1.0, "ll128": 1.5, "simple": 3.0}[protocol]
+        hop = 0.1 * hop_s if algorithm == "p2p" else hop_s * slow
+        fill = fill_s * (0.1 if protocol == "ll" else 1.0)
+        rows.append((efficiency * share, base_s * (1 if protocol == "ll" else 1.5), hop, fill, half_s, 0.4))
+    return np.array(rows)
+
+
+def fit(t: Terms, start: Array, near: Array | None = None) -> Array:
+    """A table of coefficients of a port, or (with each sample's port row in `near`) of a network.
+
+    Robust least squares on log time; the prior's spread is the unit of each free logarithm.
+    """
+    used = np.unique(t.mode)
+    scale = np.tile(SPREAD, len(used))
+    origin, log_time = np.log(start[used]).ravel(), np.log(t.time_s)
+
+    def unpack(x: Array) -> Array:
+        table = start.copy()
+        table[used] = np.exp(origin + x * scale).reshape(-1, len(FIELDS))
+        table[:, 0] = np.minimum(table[:, 0], 1.0)  # no link is faster than its data sheet
+        return table
+
+    def residuals(x: Array) -> Array:
+        rows = unpack(x)[t.mode]
+        predicted = seconds(t, rows) if near is None else seconds(t, near, rows)
+        return np.concatenate([t.weight * (np.log(predicted) - log_time), x])
+
+    solved = least_squares(residuals, np.zeros(origin.size), loss="soft_l1", max_nfev=200)
+    return _carried(unpack(solved.x), start, used)
+
+
+def _carried(table: Array, start: Array, used: NDArray[np.int64]) -> Array:
+    """What the sweeps say of a protocol's launch, hops and fill, carried to its modes that no sweep shows."""
+    fitted = set(used.tolist())
+    for index, name in enumerate(PORT_MODES):
+        kin = [i for i in fitted if PORT_MODES[i].split("/")[1] == name.split("/")[1]]
+        if index not in fitted and kin:
+            shift = np.log(table[kin, 1:5] / start[kin, 1:5]).mean(axis=0)
+            table[index, 1:5] = start[index, 1:5] * np.exp(shift)
+    return table
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+# Data sheet speed one way, NCCL's channels and those of NVLS (nccl 2.30.7: 12 graph channels doubled; nvlsChannels 16
+# on sm90, 24 on sm100), and where the priors start: efficiency, launch, hop, fill, fill_half.
+PORTS = {
+    "nvlink2": ("nvlink", 150e9, 24, 0, (0.83, 10e-6, 1.0e-6, 2.0e-4, 1e-3)),
+    "nvlink3": ("nvlink", 300e9, 24, 0, (0.80, 7e-6, 0.8e-6, 2.0e-4, 1e-3)),
+    "nvlink4": ("nvlink", 450e9, 24, 16, (0.825, 5e-6, 0.8e-6, 1.5e-4, 1e-3)),
+    "nvlink5": ("nvlink", 900e9, 24, 24, (0.80, 8e-6, 1.0e-6, 1.5e-4, 1e-3)),
+    "pcie4": ("pcie", 31.5e9, 4, 0, (0.65, 6e-6, 2.0e-6, 5.0e-5, 1e-3)),
+}
+NETWORK_PRIORS = {
+    "infiniband": (0.93, 5e-6, 2e-6, 1.5e-4, 3e-4),
+    "roce": (0.90, 5e-6, 2e-6, 1.5e-4, 3e-4),
+    "efa": (0.90, 15e-6, 5e-6, 4.0e-4, 1e-3),
+    "ethernet": (0.90, 15e-6, 5e-6, 4.0e-4, 1e-3),
+    "slingshot": (0.85, 20e-6, 5e-6, 5.0e-4, 1e-3),
+}
+STANDS_FOR = {"infiniband": ("infiniband", "omnipath")}
+LONE_MACHINE = 0.08  # spread between machines where only one was measured: what the others show
+
+
+def fit_port(samples: Sequence[Sample], name: str) -> Array:
+    """The table of a port from its single-node samples."""
+    return fit(terms(samples, PORT_MODES), prior(*PORTS[name][4]))
+
+
+def fit_network(samples: Sequence[Sample], name: str, ports: dict[str, Array]) -> Array:
+    """The table of a network from its multi-node samples, ports held."""
+    t = terms(samples, PORT_MODES)
+    return fit(t, prior(*NETWORK_PRIORS[name], nvls=1.0), near_rows(samples, t, ports))
+
+
+def near_rows(samples: Sequence[Sample], t: Terms, ports: dict[str, Array]) -> Array:
+    """The port's coefficients of each sample."""
+    return np.array([ports[s.call.links.port_kind][m] for s, m in zip(samples, t.mode, strict=True)])
+
+
+def errors(samples: Sequence[Sample], table: Array, ports: dict[str, Array] | None = None) -> Array:
+    """log(predicted / measured) of each sample."""
+    t = terms(samples, PORT_MODES)
+    rows = table[t.mode]
+    predicted = seconds(t, rows) if ports is None else seconds(t, near_rows(samples, t, ports), rows)
+    return np.log(predicted / t.time_s)
+
+
+def between(
+    samples: Sequence[Sample], predict: Callable[[Sequence[Sample], Sequence[Sample]], Array]
+) -> dict[str, float]:
+    """Median error of the large messages of each machine, fitted without it: predict(the others, its large ones)."""
+    machines = sorted({s.machine for s in samples})
+    found = {}
+    for machine in machines if len(machines) > 1 else []:
+        rest = [s for s in samples if s.machine != machine]
+        large = [s for s in samples if s.machine == machine and band(s.call.size_bytes) == "large"]
+        if large:
+            found[machine] = float(np.median(predict(rest, large)))
+    return found
+
+
+def quality(samples: Sequence[Sample], error: Array, left_out: dict[str, float]) -> dict[str, float | int]:
+    """What Quality holds."""
+    sizes = [s.call.size_bytes for s in samples]
+    found: dict[str, float | int] = {}
+    for name in ("small", "mid", "large"):
+        part = np.abs([e for e, size in zip(error, sizes, strict=True) if band(size) == name])
+        for p in (50, 95):
+            found[f"{name}_p{p}"] = significant(float(np.percentile(part, p))) if part.size else 0.5
+    spread = math.sqrt(float(np.mean(np.square(list(left_out.values()))))) if left_out else LONE_MACHINE
+    return found | {
+        "between_machines": significant(spread),
+        "num_samples": len(sizes),
+        "min_bytes": min(sizes),
+        "max_bytes": max(sizes),
+    }
+
+
+def significant(value: float) -> float:
+    """Four digits: what is written is what is read."""
+    return float(f"{value:.4g}")
+
+
+def describe(samples: Sequence[Sample], left_out: dict[str, float]) -> str:
+    """Provenance in one line: who measured, and how far each machine is from the fit of the others."""
+    machines = sorted({s.machine for s in samples})
+    parts = [f"{m} ({left_out[m]:+.1%})" if m in left_out else m for m in machines]
+    return f"{len(samples)} published nccl-tests samples: {'; '.join(parts)}"
+
+
+def entry(
+    name: str, table: Array, samples: Sequence[Sample], error: Array, left_out: dict[str, float]
+) -> dict[str, object]:
+    """What ports and networks share in the file; `assumed` names the modes that no sweep shows."""
+    seen = {PORT_MODES[i] for i in terms(samples, PORT_MODES).mode.tolist()}
+    unseen = [m for m in PORT_MODES if m not in seen]
+    rows = {
+        mode: dict(zip(FIELDS, (significant(float(v)) for v in row), strict=True))
+        for mode, row in zip(PORT_MODES, table, strict=True)
+    }
+    return {
+        "name": name,
+        "modes": rows,
+        "quality": quality(samples, error, left_out),
+        "source": describe(samples, left_out),
+        "priors": unseen,
+    }
+
+
+def fit_all(samples: Sequence[Sample]) -> tuple[list[dict[str, object]], list[dict[str, object]], list[Sample], Array]:
+    """Entries of ports and of networks; then all samples in the order of the errors that come last."""
+    tables: dict[str, Array] = {}
+    ports, networks, order, all_errors = [], [], [], []
+    for name, (family, speed, channels, nvls, _) in PORTS.items():
+        part = [s for s in samples if not s.network and s.call.links.port_kind == name]
+        tables[name] = fit_port(part, name)
+        error = errors(part, tables[name])
+        left_out = between(part, partial(_port_without, name))
+        own = {"family": family, "bytes_per_s": speed, "num_channels": channels, "num_nvls_channels": nvls}
+        ports.append(entry(name, tables[name], part, error, left_out) | own)
+        order += part
+        all_errors.append(error)
+    for name in NETWORK_PRIORS:
+        part = [s for s in samples if s.network == name]
+        table = fit_network(part, name, tables)
+        error = errors(part, table, tables)
+        left_out = between(part, partial(_network_without, name, tables))
+        networks.append(entry(name, table, part, error, left_out) | {"kinds": STANDS_FOR.get(name, (name,))})
+        order += part
+        all_errors.append(error)
+    return ports, networks, order, np.concatenate(all_errors)
+
+
+def _port_without(name: str, rest: Sequence[Sample], left_out: Sequence[Sample]) -> Array:
+    return errors(left_out, fit_port(rest, name))
+
+
+def _network_without(name: str, ports: dict[str, Array], rest: Sequence[Sample], left_out: Sequence[Sample]) -> Array:
+    return errors(left_out, fit_network(rest, name, ports), ports)
+
+
+def table_of(samples: Sequence[Sample], error: Array) -> str:
+    """Median |error| and bias of each machine, collective and group, by band of sizes."""
+    cells: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for sample, e in zip(samples, error, strict=True):
+        cells[sample.call.links.port_kind, sample.machine, sample.place][band(sample.call.size_bytes)].append(e)
+    lines = []
+    for (port, machine, place), bands in sorted(cells.items()):
+        text = "  ".join(
+            f"{name} {len(bands[name]):3d}: {np.median(np.abs(bands[name])):6.1%} ({np.median(bands[name]):+6.1%})"
+            for name in ("small", "mid", "large")
+            if name in bands
+        )
+        lines.append(f"{port:8s} {machine[:60]:60s} {place:20s} {text}")
+    return "\n".join(lines)
+
+
+def check(samples: Sequence[Sample], error: Array, curves: LinkCurves) -> float:
+    """Largest difference between the arrays here and the simulator's own bills: rounding of the file, no more."""
+    own = [math.log(float(call_s(s.call, curves)) / s.time_s) for s in samples]
+    return float(np.max(np.abs(np.array(own) - error)))
+
+
+def main() -> None:
+    """Cut the subset if asked; fit; write; print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subset", type=Path, help="a full table to cut the carried subset from")
+    arguments = parser.parse_args()
+    if arguments.subset:
+        cut(arguments.subset)
+    rows = [row for row in read_rows(SUBSET) if not usable(row)]
+    samples = [to_sample(row) for row in rows]
+    ports, networks, samples, error = fit_all(samples)
+    provenance = {
+        "recipe": "python experiments/fit_collectives.py",
+        "samples": f"experiments/measured/{SUBSET.name}",
+        "sha256": hashlib.sha256(SUBSET.read_bytes()).hexdigest(),
+        "nccl": "2.5 to 2.29.3, by machine in the samples; choice of algorithm by the constants of 2.30.7",
+    }
+    content = {"name": "links", "ports": ports, "networks": networks, "provenance": provenance}
+    OUTPUT.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print(table_of(samples, error))
+    for item in (*ports, *networks):
+        print(item["name"], item["quality"])
+    print(f"largest difference from the simulator's bills: {check(samples, error, LinkCurves.load(OUTPUT)):.2%}")
+
+
+def cut(table: Path) -> None:
+    """Write the rows that the fit uses, all columns, reproducibly compressed; say what was left out and why."""
+    rows = read_rows(table)
+    print(Counter(usable(row) or "used" for row in rows).most_common())
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row for row in rows if not usable(row))
+    SUBSET.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    main()
