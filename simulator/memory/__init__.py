@@ -1,0 +1,232 @@
+"""Memory: what is alive when in a step, who owns it at the peak, and what the caching allocator reserves for it.
+
+`simulate_memory` writes a first and a steady step as allocations and frees (`step`, `strategies`), sums the live bytes
+and plays the same sequence through the caching allocator. There is no clock in here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+
+from simulator.allocator import AllocatorSettings, Block, CachingAllocator
+from simulator.device import Device
+from simulator.memory.outside import outside_torch_bytes, workspace_bytes
+from simulator.memory.step import Mark, Step
+from simulator.memory.strategies import strategy_of
+from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
+from simulator.model import Model
+from simulator.ops import ModelBlocks
+from simulator.plan import Plan
+from simulator.stack import Stack
+from simulator.trace import MemorySample, MemoryTrace
+
+__all__ = ["MemoryEvent", "MemoryUse", "outside_torch_bytes", "simulate_memory", "step_events"]
+
+CUDA_GRANULARITY_BYTES = 512
+# The steady-state reserved bytes of recorded plans against this model's: see docs/background/memory.md.
+RESERVED_LOW, RESERVED_HIGH = 0.95, 1.06
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEvent:
+    """One allocation or free. `storage` names the pair; `moment` is (phase, micro-batch, unit, op)."""
+
+    kind: str
+    storage: int
+    num_bytes: int
+    tag: str
+    stream: int
+    moment: tuple[str, int, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Peak bytes of one rank class, as the three figures that users confuse, and who was alive at the peak.
+
+    allocated: sum of live tensors; reserved: what the caching allocator took from the driver;
+    outside_torch: CUDA context, communicators, libraries. capacity: what the driver reports as the device's total.
+    by_category: category -> bytes alive at the peak of allocated. peak_moment: label of the op that reached it.
+    low_reserved_bytes, high_reserved_bytes: 90 % interval of reserved.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    low_reserved_bytes: int
+    high_reserved_bytes: int
+    outside_torch_bytes: int
+    capacity_bytes: int
+    resident_bytes: int
+    by_category: dict[str, int]
+    peak_moment: str
+
+    @property
+    def used_bytes(self) -> int:
+        return self.peak_reserved_bytes + self.outside_torch_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """Events of a first and a steady step; the steady one begins at `steady`."""
+
+    events: list[Event]
+    marks: list[Mark]
+    num_slots: int
+    steady: int
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """Event indices between which nothing but one moment happens; all that precedes the steady step is one."""
+        return [0, *sorted({self.steady, len(self.events), *(m[0] for m in self.marks if m[0] > self.steady)})]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveCourse:
+    """Live bytes over a steady step: the most of each moment with its event's index; before and after the step."""
+
+    most: list[tuple[int, int]]
+    resident: int
+    final: int
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        """(bytes, index of the event) of the first highest moment."""
+        return max(self.most, key=lambda item: item[0])
+
+
+def simulate_memory(
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, device: Device, settings: AllocatorSettings | None = None
+) -> tuple[MemoryUse, MemoryTrace]:
+    """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step."""
+    history = write_history(model, plan, stack, blocks, workspace_bytes(device))
+    live = live_course(history)
+    reserved = reserved_course(history, CachingAllocator(settings))
+    peak, at = live.peak
+    most = max(reserved)
+    categories = live_by_category(history, at)
+    use = MemoryUse(
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=most,
+        low_reserved_bytes=max(peak, int(RESERVED_LOW * most)),
+        high_reserved_bytes=int(RESERVED_HIGH * most),
+        outside_torch_bytes=outside_torch_bytes(device, plan),
+        capacity_bytes=device.memory_bytes,
+        resident_bytes=live.resident,
+        by_category=categories,
+        peak_moment=label(moment_of(history, at)),
+    )
+    samples = tuple(
+        MemorySample(label=label(moment_of(history, index)), allocated_bytes=highest, reserved_bytes=held)
+        for (highest, index), held in zip(live.most, reserved, strict=True)
+    )
+    peak_index = next(i for i, (_, index) in enumerate(live.most) if index == at)
+    return use, MemoryTrace(samples=samples, peak_index=peak_index, by_category=categories)
+
+
+def step_events(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> tuple[MemoryEvent, ...]:
+    """Persistent state, then one steady step, in host order; bytes as asked for, before any rounding."""
+    history = write_history(model, plan, stack, blocks, (), steps=1)
+    made: dict[int, tuple[int, str, int]] = {}
+    events: list[MemoryEvent] = []
+    for index, (slot, num_bytes, stream, tag) in enumerate(history.events):
+        if num_bytes >= 0:
+            made[slot] = (num_bytes, CATEGORIES[tag], stream)
+        elif num_bytes == DONE:
+            continue
+        size, name, owner = made[slot]
+        kind = "alloc" if num_bytes >= 0 else "free"
+        moment = moment_of(history, index)
+        events.append(MemoryEvent(kind=kind, storage=slot, num_bytes=size, tag=name, stream=owner, moment=moment))
+    return tuple(events)
+
+
+def write_history(
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, workspaces: tuple[int, ...], *, steps: int = 2
+) -> History:
+    """A step that creates the optimizer's state (if `steps` is 2), then a steady one.
+
+    The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
+    stand for any number: what a second one finds, the third finds too.
+    """
+    step = Step(model, plan, stack, blocks, strategy_of(plan))
+    early = plan.implementation in ("deepspeed", "megatron")  # their optimizers make their state when they are built
+    step.persistent(workspaces, optimizer_state=early or steps == 1)
+    count = min(plan.num_micro_batches, 2)
+    if steps == 2:
+        step.step(count, first=not early)
+    steady = len(step.writer.events)
+    step.step(count)
+    writer = step.writer
+    return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
+
+
+def live_course(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> LiveCourse:
+    """Sum of live bytes over the steady step, each storage rounded up to `granularity_bytes`."""
+    sizes = [0] * history.num_slots
+    up = granularity_bytes - 1
+    live = resident = index = 0
+    most: list[tuple[int, int]] = []
+    for start, end in zip(history.bounds, history.bounds[1:], strict=False):
+        highest, at = live, start
+        for index, (slot, num_bytes, _, _) in enumerate(history.events[start:end], start):
+            if num_bytes >= 0:
+                sizes[slot] = size = (num_bytes + up) // granularity_bytes * granularity_bytes
+                live += size
+                if live > highest:
+                    highest, at = live, index
+            elif num_bytes != DONE:
+                live -= sizes[slot]
+        if end == history.steady:
+            resident = live
+        if start >= history.steady:
+            most.append((highest, at))
+    return LiveCourse(most=most, resident=resident, final=live)
+
+
+def live_by_category(history: History, at: int, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> dict[str, int]:
+    """Category -> live bytes just after event `at`."""
+    alive: dict[int, tuple[int, int]] = {}
+    for slot, num_bytes, _, tag in history.events[: at + 1]:
+        if num_bytes >= 0:
+            alive[slot] = (num_bytes, tag)
+        elif num_bytes != DONE:
+            del alive[slot]
+    totals = dict.fromkeys(CATEGORIES, 0)
+    for num_bytes, tag in alive.values():
+        totals[CATEGORIES[tag]] += -(-num_bytes // granularity_bytes) * granularity_bytes
+    return {name: size for name, size in totals.items() if size}
+
+
+def reserved_course(history: History, allocator: CachingAllocator) -> list[int]:
+    """Bytes the allocator has reserved at the end of each moment of the steady step."""
+    malloc, free = allocator.malloc, allocator.free
+    blocks: dict[int, Block] = {}
+    reserved: list[int] = []
+    for start, end in zip(history.bounds, history.bounds[1:], strict=False):
+        for slot, num_bytes, stream, _ in history.events[start:end]:
+            if num_bytes >= 0:
+                blocks[slot] = malloc(num_bytes, stream)
+            elif num_bytes == FREE:
+                free(blocks.pop(slot))
+            elif num_bytes == FREE_LATER:
+                block = blocks.pop(slot)
+                allocator.record_stream(block, stream)
+                free(block)
+            else:
+                allocator.synchronize(stream)
+        if start >= history.steady:
+            reserved.append(allocator.reserved_bytes)
+    return reserved
+
+
+def moment_of(history: History, index: int) -> tuple[str, int, str, str]:
+    """(phase, micro-batch, unit, op) of an event."""
+    at = bisect_right(history.marks, index, key=lambda mark: mark[0]) - 1
+    return history.marks[at][1:]
+
+
+def label(moment: tuple[str, int, str, str]) -> str:
+    """A moment in words: "backward layer3 mb0: norm_1"."""
+    phase, micro_batch, unit, op = moment
+    return f"{phase} {unit} mb{micro_batch}: {op}" if unit else f"{phase}: {op}"

@@ -1,0 +1,37 @@
+"""Memory that the caching allocator does not see, and the workspaces that libraries take through it."""
+
+from __future__ import annotations
+
+from simulator.device import Device
+from simulator.plan import Plan
+
+# Device-wide use minus what torch reserved, without any communicator: 0.75-0.82 GiB on 19 plans on an H200
+# (experiments/measured/h200-2026-11-20): CUDA context, cuBLAS and cuDNN kernels loaded as they are needed.
+CONTEXT_BYTES = 841_000_000
+# Buffers of one NCCL communicator: users report 544 and 688 MB a group (github.com/NVIDIA/nccl/issues/964), and growth
+# by whole groups from there (issue 864: 1.6 to 6 GB with three and more). The mean of the two reports.
+COMMUNICATOR_BYTES = 616_000_000
+# PyTorch's default cuBLAS workspace, one for the forward's thread and one for autograd's: 4096 KiB × 8 on Hopper and
+# later, 4096 KiB × 2 + 16 KiB × 8 before (aten/src/ATen/cuda/CublasHandlePool.cpp).
+_LARGE_WORKSPACE_BYTES = 4096 * 1024 * 8
+_SMALL_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * 1024
+
+
+def num_communicators(plan: Plan) -> int:
+    """Process groups with traffic: one for each mesh axis longer than 1."""
+    return sum(degree > 1 for degree in (plan.dp_replicate, plan.dp_shard, plan.cp, plan.tp, plan.pp))
+
+
+def outside_torch_bytes(device: Device, plan: Plan, communicators: int | None = None) -> int:
+    """Bytes the driver counts beside the allocator's: context, libraries, communicators (None: the plan's own)."""
+    if device.architecture == "cpu":
+        return 0
+    count = num_communicators(plan) if communicators is None else communicators
+    return CONTEXT_BYTES + count * COMMUNICATOR_BYTES
+
+
+def workspace_bytes(device: Device) -> tuple[int, ...]:
+    """Workspaces that live in the allocator from the first product on."""
+    if device.architecture == "cpu":
+        return ()
+    return (_LARGE_WORKSPACE_BYTES if device.architecture in ("hopper", "blackwell") else _SMALL_WORKSPACE_BYTES,) * 2

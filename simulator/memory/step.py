@@ -1,0 +1,254 @@
+"""One training step as allocations and frees in host order: persistent state, micro-batches, optimizer.
+
+The order is PyTorch's own, read from its sources and from recorded steps (experiments/measured); what an
+implementation adds around each block is its `Strategy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, Part, Tape, record
+from simulator.kernels import DTYPE_BYTES
+from simulator.model import Model
+from simulator.ops import ModelBlocks, recompute_ops, uses_autocast
+from simulator.plan import Plan
+from simulator.stack import Stack
+from simulator.zero import optimizer_tensors, resident_tensors
+
+ROOT = -1  # index of the root unit; layers count from 0
+Mark = tuple[int, str, int, str, str]  # (event index, phase, micro-batch, unit, op)
+
+
+class Writer:
+    """Collects events and the moments at which ops begin."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.marks: list[Mark] = []
+        self.num_slots = 0
+        self._phase = ("start", 0, "")
+
+    def at(self, phase: str, micro_batch: int, unit: str, op: str) -> None:
+        """What follows happens at this moment."""
+        self._phase = (phase, micro_batch, unit)
+        self.marks.append((len(self.events), phase, micro_batch, unit, op))
+
+    def alloc(self, num_bytes: int, category: str, stream: int = COMPUTE) -> int:
+        slot = self.num_slots
+        self.num_slots += 1
+        self.events.append((slot, num_bytes, stream, TAG[category]))
+        return slot
+
+    def free(self, *slots: int) -> None:
+        self.events.extend([(slot, FREE, COMPUTE, 0) for slot in slots])
+
+    def play(self, part: Part, base: int, given: int, gradient: int, start: int = 0, end: int | None = None) -> None:
+        """Append events `start` to `end` of a tape's part whose slots begin at `base`."""
+        outside = {INPUT: given, GRADIENT: gradient}
+        shift = len(self.events) - start
+        phase, micro_batch, unit = self._phase
+        stop = len(part.events) if end is None else end
+        self.marks.extend(
+            [(i + shift, phase, micro_batch, unit, op) for i, op in part.marks if start <= i < stop or i == stop == start]
+        )
+        self.events.extend(
+            [(base + s if s >= 0 else outside[s], n, stream, tag) for s, n, stream, tag in part.events[start:end]]
+        )
+
+
+class Strategy:
+    """What an implementation of data parallelism allocates around the blocks. This one: nothing (a single device)."""
+
+    keeps_gradients = True  # parameter gradients stay after the block's backward
+
+    def __init__(self, writer: Writer, model: Model, plan: Plan) -> None:
+        self.writer, self.model, self.plan = writer, model, plan
+        self.gradients: list[int] = []
+
+    def begin(self) -> None:
+        """Before the first micro-batch."""
+
+    def before_forward(self, unit: int) -> None:
+        """Parameters of the unit must be there."""
+
+    def after_forward(self, unit: int) -> None:
+        """They may go."""
+
+    def before_backward(self, unit: int) -> None:
+        """They must be there again."""
+
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+        """Parameter gradients of the unit exist: (slot, elements) in the order of the backward."""
+        self.gradients.extend(slot for slot, _ in gradients)
+
+    def end_backward(self) -> None:
+        """A micro-batch's backward is over."""
+
+    def optimizer(self, state: Callable[[], None]) -> None:
+        """The optimizer's step: `state` creates its state the first time."""
+        state()
+        self.temporaries([numel for tensor in self.stepped() for numel in tensor])
+
+    def stepped(self) -> list[tuple[int, ...]]:
+        """Elements of the tensors that the optimizer steps on this rank."""
+        size = DTYPE_BYTES[self.plan.master_dtype]
+        return [(num_bytes // size,) for num_bytes in resident_tensors(self.model, self.plan)["parameters"]]
+
+    def temporaries(self, numels: Sequence[int]) -> None:
+        """Square roots of the second momenta: all at once (foreach), two of one parameter (loop), none (fused)."""
+        if self.plan.optimizer not in ("adam", "adamw") or self.plan.optimizer_impl == "fused":
+            return
+        size = DTYPE_BYTES[self.plan.optimizer_dtype]
+        if self.plan.optimizer_impl == "foreach":
+            self.writer.free(*[self.writer.alloc(numel * size, "temporaries") for numel in numels])
+            return
+        for numel in numels:
+            self.writer.free(*[self.writer.alloc(numel * size, "temporaries") for _ in range(2)])
+
+    def zero_grad(self) -> None:
+        self.writer.free(*self.gradients)
+        self.gradients = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tapes:
+    """The tapes of a plan's blocks: layers differ in whether they are checkpointed."""
+
+    embedding: Tape
+    plain: Tape
+    checkpointed: Tape
+    head: Tape
+    head_gemm: int  # index in head.backward.events where the model's own backward begins
+
+
+def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradients: bool) -> Tapes:
+    """Record every kind of block once."""
+    dtype = plan.master_dtype if uses_autocast(stack, plan) else plan.compute_dtype
+    options = {"parameter_bytes": DTYPE_BYTES[dtype], "keep_gradients": keep_gradients}
+    again = recompute_ops(blocks.layer, plan, stack)
+    cached = plan.recompute == "selective" and stack.blocks != "fused"
+    constant = plan.implementation == "fsdp2" and plan.master_dtype != plan.compute_dtype
+    head = record(blocks.head, **options)
+    gemms = [op.name for op in blocks.head.ops if op.category == "gemm"]
+    begins = dict((name, index) for index, name in head.backward.marks)
+    return Tapes(
+        embedding=record(blocks.embedding, owns_input=False, **options),
+        plain=record(blocks.layer, **options),
+        checkpointed=record(blocks.layer, again, cached=cached, keep_constants=constant, **options),
+        head=head,
+        head_gemm=begins[gemms[-1]] if gemms else 0,
+    )
+
+
+class Step:
+    """Writes steps: `persistent` once, then `step` as often as one likes."""
+
+    def __init__(
+        self, model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, strategy: Callable[[Writer, Model, Plan], Strategy]
+    ) -> None:
+        self.writer = Writer()
+        self.model, self.plan = model, plan
+        self.strategy = strategy(self.writer, model, plan)
+        self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.strategy.keeps_gradients)
+        self._adding = record_tapes(blocks, plan, stack, keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
+        self._inputs = 0
+
+    def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
+        """What exists before a step: one storage a tensor. `optimizer_state`: not only after the first step."""
+        self.writer.at("start", 0, "", "persistent state")
+        for category, sizes in resident_tensors(self.model, self.plan).items():
+            if category != "optimizer_state" or optimizer_state:
+                for size in sizes:
+                    self.writer.alloc(size, category)
+        tokens = self.plan.micro_batch_size * self.plan.seq_len // self.plan.cp
+        self._inputs = self.writer.alloc(tokens * 8, "inputs")
+        self.writer.alloc(tokens * 8, "inputs")
+        for size in workspaces:
+            self.writer.alloc(size, "workspaces")
+
+    def step(self, num_micro_batches: int, *, first: bool = False) -> None:
+        """One optimizer step. `first`: it creates the optimizer's state."""
+        self.strategy.begin()
+        for index in range(num_micro_batches):
+            adds = index > 0 and self.strategy.keeps_gradients and self.strategy.gradients
+            self._micro_batch(index, self._adding if adds else self._tapes, sync=self._syncs(index, num_micro_batches))
+        self.writer.at("optimizer", num_micro_batches - 1, "", self.plan.optimizer)
+        self.strategy.optimizer(self._state if first else lambda: None)
+        self.writer.at("optimizer", num_micro_batches - 1, "", "zero_grad")
+        self.strategy.zero_grad()
+
+    def _syncs(self, index: int, count: int) -> bool:
+        return self.plan.syncs_every_micro_batch or index == count - 1
+
+    def _state(self) -> None:
+        for size in resident_tensors(self.model, self.plan)["optimizer_state"]:
+            self.writer.alloc(size, "optimizer_state")
+
+    def _layer(self, index: int, tapes: Tapes) -> Tape:
+        every = self.plan.recompute_every if self.plan.recompute == "every_k" else 1
+        return tapes.checkpointed if self.plan.recompute != "none" and index % every == 0 else tapes.plain
+
+    def _base(self, tape: Tape) -> int:
+        base = self.writer.num_slots
+        self.writer.num_slots += tape.num_slots
+        return base
+
+    def _micro_batch(self, index: int, tapes: Tapes, *, sync: bool) -> None:
+        writer, strategy = self.writer, self.strategy
+        stack: list[tuple[int, Tape, int, int]] = []  # (unit, tape, base, input slot)
+        given = self._inputs
+
+        def forward(unit: int, name: str, tape: Tape, end: int | None = None) -> int:
+            base = self._base(tape)
+            writer.at("forward", index, name, "gather")
+            strategy.before_forward(unit)
+            writer.play(tape.forward, base, given, 0, end=end)
+            stack.append((unit, tape, base, given))
+            return base + tape.output if tape.output >= 0 else given
+
+        given = forward(ROOT, "embedding", tapes.embedding)
+        for layer in range(self.model.num_layers):
+            given = forward(layer, f"layer{layer}", self._layer(layer, tapes))
+            writer.at("forward", index, f"layer{layer}", "reshard")
+            strategy.after_forward(layer)
+        head = tapes.head
+        loss = forward(ROOT, "head", head, end=head.cut)
+        _, _, base, given = stack.pop()
+        writer.at("forward", index, "head", "reshard")
+        strategy.after_forward(ROOT)
+        writer.play(head.forward, base, given, 0, start=head.cut)
+        gradient = self._head_backward(index, tapes, base, given)
+        self._backward(index, stack, gradient, sync=sync, head=[(base + s, n) for s, n in head.parameter_gradients])
+        writer.free(loss)
+        strategy.end_backward()
+
+    def _head_backward(self, index: int, tapes: Tapes, base: int, given: int) -> int:
+        writer, head = self.writer, tapes.head
+        writer.at("backward", index, "head", "loss")
+        ones = writer.alloc(4, "loss")
+        writer.play(head.backward, base, given, ones, end=tapes.head_gemm)
+        self.strategy.before_backward(ROOT)
+        writer.play(head.backward, base, given, ones, start=tapes.head_gemm)
+        return _outside(head.gradient, base, given, ones)
+
+    def _backward(
+        self, index: int, stack: list[tuple[int, Tape, int, int]], gradient: int, *, sync: bool, head: list[tuple[int, int]]
+    ) -> None:
+        writer, strategy = self.writer, self.strategy
+        for unit, tape, base, given in reversed(stack):
+            name = "embedding" if unit == ROOT else f"layer{unit}"
+            writer.at("backward", index, name, "gather")
+            if unit != ROOT:
+                strategy.before_backward(unit)
+            writer.play(tape.backward, base, given, gradient)
+            gradient = _outside(tape.gradient, base, given, gradient)
+            own = [(base + slot, numel) for slot, numel in tape.parameter_gradients]
+            writer.at("backward", index, name, "reduce")
+            strategy.after_backward(unit, head + own if unit == ROOT else own, sync=sync)
+
+
+def _outside(slot: int, base: int, given: int, gradient: int) -> int:
+    """A tape's slot as a slot of the step."""
+    return base + slot if slot >= 0 else {INPUT: given, GRADIENT: gradient}[slot]

@@ -1,0 +1,264 @@
+"""Tapes: the allocations and frees of one block, recorded once and replayed for every equal block.
+
+A slot is a storage. Slots of a tape are numbered from 0 and moved to where an instance begins; INPUT and GRADIENT
+stand for the storages that the neighbours made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from simulator.ops import Block, Op
+
+# (slot, bytes or FREE, stream, category)
+Event = tuple[int, int, int, int]
+FREE = -1
+FREE_LATER = -2  # freed, but the allocator waits for the event whose number stands in the stream's place
+DONE = -3  # that event has come
+INPUT = -1  # the block's input, made by the block before it
+GRADIENT = -2  # the gradient of the block's output, made by the block after it
+
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "buckets",
+    "buffers",
+    "inputs",
+    "workspaces",
+    "activations",
+    "unsharded_parameters",
+    "all_gather",
+    "reduce_scatter",
+    "loss",
+    "temporaries",
+)
+TAG = {name: index for index, name in enumerate(CATEGORIES)}
+COMPUTE, GATHER, REDUCE, ALL_REDUCE = range(4)  # streams that own memory
+
+
+@dataclass(slots=True)
+class Part:
+    """One phase of a block: its events, and where each op begins."""
+
+    events: list[Event] = field(default_factory=list)
+    marks: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tape:
+    """A block's phases on its own slots.
+
+    output, gradient: slots of its result and of its input's gradient (may be INPUT or GRADIENT: the same storage).
+    parameter_gradients: slots that its backward leaves. cut: index in `forward.events` where the model's own forward
+    ends and the loss begins (the head), else its length.
+    """
+
+    forward: Part
+    backward: Part
+    num_slots: int
+    output: int
+    gradient: int
+    parameter_gradients: tuple[tuple[int, int], ...]
+    cut: int
+
+
+def record(
+    block: Block,
+    again: tuple[Op, ...] = (),
+    *,
+    cached: bool = False,
+    keep_constants: bool = False,
+    parameter_bytes: int = 2,
+    keep_gradients: bool = True,
+    owns_input: bool = True,
+) -> Tape:
+    """Record a block.
+
+    again: ops run again before the backward. cached: the outputs of ops with `selective_save` are kept for that.
+    keep_constants: what ops without inputs make (position tables) is kept over a checkpoint: FSDP2 casts a block's
+    inputs before the checkpoint sees them. parameter_bytes: of an element of parameter gradients.
+    keep_gradients: parameter gradients stay; otherwise they are added to existing ones and freed.
+    """
+    writer = _Writer(block, owns_input=owns_input)
+    saved = {name for op in block.ops for name in op.saved}
+    made = {t.name for op in again for t in op.outputs}
+    constants = {t.name for op in again if not op.inputs and not op.parameter_numel for t in op.outputs}
+    stash = {t.name for op in block.ops if op.selective_save for t in op.outputs} if cached else set()
+    kept = (saved - made) | stash | (constants if keep_constants else set())
+    writer.forward(block.ops, kept | ({block.input} if again else set()))
+    forward, cut = writer.take(), writer.cut
+    output = writer.slots.pop(block.output, INPUT)
+    if again:
+        tables = constants if keep_constants else set()
+        writer.forward([op for op in again if not tables.issuperset(t.name for t in op.outputs) or not op.outputs], saved)
+    writer.backward(parameter_bytes, keep_gradients=keep_gradients)
+    return Tape(
+        forward=forward,
+        backward=writer.take(),
+        num_slots=writer.num_slots,
+        output=output,
+        gradient=writer.gradient,
+        parameter_gradients=tuple(writer.parameter_gradients),
+        cut=cut,
+    )
+
+
+class _Writer:
+    """Walks a block's ops and writes what they allocate and free."""
+
+    def __init__(self, block: Block, *, owns_input: bool) -> None:
+        self.block = block
+        self.owns_input = owns_input
+        self.slots: dict[str, int] = {block.input: INPUT}  # live tensors of the forward
+        self.num_slots = 0
+        self.gradient = GRADIENT
+        self.parameter_gradients: list[tuple[int, int]] = []
+        self.cut = 0
+        self._part = Part()
+        self._grads: dict[str, int] = {}
+        self._bytes: dict[int, int] = {}
+        self._refs: dict[int, int] = {}
+        self._products: set[int] = set()  # gradients that a matrix product made: views, so never added into
+
+    def take(self) -> Part:
+        """The events so far; a new part begins."""
+        part, self._part = self._part, Part()
+        return part
+
+    # --- forward
+
+    def forward(self, ops: Iterable[Op], kept: set[str]) -> None:
+        """Tensors live to their last use, or longer if `kept`. The block's output is the next block's to free."""
+        ops = list(ops)
+        last = {name: index for index, op in enumerate(ops) for name in op.inputs}
+        final = {name: index for index, op in enumerate(self.block.ops) for name in op.inputs}
+        keep = kept | {self.block.output}
+        unwound: list[str] = []  # still held by Python's frames where a recomputation stops early
+        for index, op in enumerate(ops):
+            self._mark(op.name)
+            tag = TAG["loss" if op.category == "loss" else "activations"]
+            for tensor in op.outputs:
+                self.slots[tensor.name] = self._alloc(tensor.num_bytes, tag)
+            self._temporary(op.forward_temporary_bytes)
+            for name in dict.fromkeys(op.inputs):
+                if last[name] == index and name not in keep and name != self.block.input:
+                    self._drop(name)
+            for tensor in op.outputs:
+                if tensor.name not in keep and tensor.name not in last:
+                    (unwound.append if tensor.name in final else self._drop)(tensor.name)
+            if op.category == "gemm":
+                self.cut = len(self._part.events)
+        for name in unwound:
+            self._drop(name)
+        if self.block.input not in keep:
+            self._drop(self.block.input)
+
+    def _drop(self, name: str) -> None:
+        slot = self.slots.pop(name, None)
+        if slot is not None and (slot != INPUT or self.owns_input):
+            self._free(slot)
+
+    # --- backward
+
+    def backward(self, parameter_bytes: int, *, keep_gradients: bool) -> None:
+        """Ops reversed: gradients appear, saved tensors go, several gradients of one tensor are summed."""
+        self._grads = {self.block.output: GRADIENT}
+        self._refs, self._bytes = {GRADIENT: 1}, {GRADIENT: 0}
+        savers: dict[str, int] = {}
+        for op in self.block.ops:
+            for name in op.saved:
+                savers[name] = savers.get(name, 0) + 1
+        for op in reversed(self.block.ops):
+            self._mark(op.name)
+            self._backward_op(op, parameter_bytes, keep_gradients=keep_gradients)
+            for name in op.saved:
+                savers[name] -= 1
+                if savers[name] == 0:
+                    self._drop(name)
+        self._finish()
+
+    def _backward_op(self, op: Op, parameter_bytes: int, *, keep_gradients: bool) -> None:
+        ends = [t.name for t in op.outputs] or [t.name for t in op.grad_inputs]
+        incoming = [self._grads.pop(name) for name in dict.fromkeys(ends) if name in self._grads]
+        if not incoming:
+            return
+        product = op.category == "gemm"
+        if product:
+            self._parameter_gradient(op, parameter_bytes, keep_gradients=keep_gradients)
+        made = [(t.name, self._alloc(t.num_bytes, TAG["temporaries"])) for t in op.grad_inputs]
+        if not product:
+            self._parameter_gradient(op, parameter_bytes, keep_gradients=keep_gradients)
+        self._temporary(op.backward_temporary_bytes)
+        for name in op.grad_aliases:
+            self._refs[incoming[0]] += 1
+            self._give(name, incoming[0])
+        for slot in incoming:
+            self._unref(slot)
+        for name, slot in made:
+            self._refs[slot] = 1
+            if product:
+                self._products.add(slot)
+            self._give(name, slot)
+
+    def _parameter_gradient(self, op: Op, parameter_bytes: int, *, keep_gradients: bool) -> None:
+        if not op.parameter_numel:
+            return
+        slot = self._alloc(op.parameter_numel * parameter_bytes, TAG["gradients"])
+        if keep_gradients:
+            self.parameter_gradients.append((slot, op.parameter_numel))
+        else:
+            self._free(slot)
+
+    def _give(self, name: str, slot: int) -> None:
+        """A gradient of `name` arrives: the first stays, another is added into it or, if it cannot be, to a new one."""
+        held = self._grads.get(name)
+        if held is None:
+            self._grads[name] = slot
+        elif self._refs[held] == 1 and held not in self._products:
+            self._unref(slot)
+        elif self._refs[slot] == 1 and slot not in self._products:
+            self._grads[name] = slot
+            self._unref(held)
+        else:
+            total = self._alloc(max(self._bytes[held], self._bytes[slot]), TAG["temporaries"])
+            self._refs[total] = 1
+            self._grads[name] = total
+            self._unref(held)
+            self._unref(slot)
+
+    def _finish(self) -> None:
+        """What nobody asked for is freed: gradients of constants, cached outputs a recomputation never reached."""
+        own = self._grads.pop(self.block.input, None)
+        for slot in self._grads.values():
+            self._unref(slot)
+        self.gradient = GRADIENT if own is None else own
+        if own is None and self._refs.get(GRADIENT, 0) > 0:
+            self._unref(GRADIENT)
+        for name in list(self.slots):
+            self._drop(name)
+
+    def _unref(self, slot: int) -> None:
+        self._refs[slot] -= 1
+        if self._refs[slot] == 0:
+            self._free(slot)
+
+    # --- events
+
+    def _mark(self, name: str) -> None:
+        self._part.marks.append((len(self._part.events), name))
+
+    def _alloc(self, num_bytes: int, tag: int) -> int:
+        slot = self.num_slots
+        self.num_slots += 1
+        self._bytes[slot] = num_bytes
+        self._part.events.append((slot, num_bytes, COMPUTE, tag))
+        return slot
+
+    def _free(self, slot: int) -> None:
+        self._part.events.append((slot, FREE, COMPUTE, 0))
+
+    def _temporary(self, num_bytes: int) -> None:
+        if num_bytes:
+            self._free(self._alloc(num_bytes, TAG["temporaries"]))
