@@ -46,6 +46,7 @@ class Builder:
         self._name, self._fabric = name, fabric
         self._ops: list[ProgramOp] = []
         self._last_collective: int | None = None
+        self._last_compute: int | None = None
         self._held: list[int | None] = []
 
     def hold(self, op: int | None) -> None:
@@ -69,6 +70,7 @@ class Builder:
             blocking=self._fabric.stack.host_blocking,
         )
         self._ops.append(op)
+        self._last_compute = op.id
         return op.id
 
     def collective(
@@ -82,6 +84,8 @@ class Builder:
         shape = fabric.shape(role)
         if shape.num_ranks == 1 or size_bytes == 0:
             return None
+        if not fabric.stack.overlap:
+            after = (*after, self._last_compute)
         op = Collective(
             id=len(self._ops),
             stream=f"nccl:{role}",

@@ -1,0 +1,131 @@
+"""The programs that schedules write: what travels, who waits for whom, and what a step without overlap costs."""
+
+from math import prod
+
+import pytest
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import LinkCurves, default_curves
+from simulator.errors import PlanError
+from simulator.lower import Lowering, lower
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict.play import collective_s, play
+from simulator.program import Collective, Compute, Program
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+MODEL = Model(
+    name="small",
+    family="llama",
+    num_layers=6,
+    d_model=512,
+    num_heads=8,
+    num_kv_heads=4,
+    d_ff=1024,
+    mlp="swiglu",
+    norm="rms",
+    positions="rope",
+    vocab_size=4096,
+)
+
+
+def lowered(plan: Plan, *, stack: str = "torch-2.6-eager", nodes: int = 1) -> Lowering:
+    cluster = Cluster.load("hgx-h100-8", nodes)
+    calibration = Calibration.datasheet(cluster.device)
+    return lower(MODEL, plan, cluster, Stack.load(stack), calibration, default_curves())
+
+
+def sent_bytes(program: Program, kind: str) -> int:
+    return sum(op.size_bytes for op in program.ops if isinstance(op, Collective) and op.kind == kind)
+
+
+def waits(program: Program, label: str) -> set[str]:
+    labels = {op.id: op.label for op in program.ops}
+    return {labels[i] for op in program.ops if op.label == label for i in op.after}
+
+
+def test_fsdp2_sends_what_the_zero_paper_counts() -> None:
+    """Blocks are gathered twice and the kept root once, in bf16; gradients are reduced once, in fp32."""
+    shapes = {unit: [shape for _, shape in MODEL.parameter_shapes(unit)] for unit in ("embedding", "layer", "head")}
+    layers = MODEL.num_layers * sum(map(prod, shapes["layer"]))
+    root = sum(map(prod, shapes["embedding"] + shapes["head"]))
+    program = lowered(Plan(dp_shard=8, seq_len=256)).program(1)
+    assert sent_bytes(program, "all_gather") == 2 * (2 * layers + root)
+    assert sent_bytes(program, "reduce_scatter") == 4 * (layers + root)
+    assert sent_bytes(program, "all_reduce") == 0
+
+
+def test_accumulation_repeats_the_gathers_and_no_sync_reduces_once() -> None:
+    plan = Plan(dp_shard=8, seq_len=256, num_micro_batches=3, sync_every_micro_batch=False)
+    one, three = lowered(plan).program(1), lowered(plan).program(3)
+    assert sent_bytes(three, "all_gather") == 3 * sent_bytes(one, "all_gather")
+    assert sent_bytes(three, "reduce_scatter") == sent_bytes(one, "reduce_scatter")
+
+
+def test_hsdp_reduces_shards_between_replicas() -> None:
+    sharded = lowered(Plan(dp_shard=8, dp_replicate=2, seq_len=256), nodes=2).program(1)
+    assert sent_bytes(sharded, "all_reduce") * 8 == sent_bytes(sharded, "reduce_scatter")
+
+
+def test_ddp_reduces_every_gradient_once_in_its_own_dtype() -> None:
+    program = lowered(Plan(zero=0, dp_replicate=8, seq_len=256, num_micro_batches=2)).program(2)
+    assert sent_bytes(program, "all_reduce") == pytest.approx(4 * MODEL.num_parameters, rel=1e-3)
+    assert sent_bytes(program, "all_gather") == 0
+
+
+def test_fsdp2_gathers_at_most_three_units_ahead() -> None:
+    """torch 2.13: the gather of unit i waits for the copy-out of unit i-2, so for the kernels of unit i-3."""
+    program = lowered(Plan(dp_shard=8, seq_len=256)).program(1)
+    assert waits(program, "all-gather layer3 mb0") == {"forward layer0 mb0"}
+    assert waits(program, "all-gather layer1 mb0") == set()
+
+
+def test_fsdp1_keeps_two_gathered_units() -> None:
+    plan = Plan(data_parallel="fsdp1", dp_shard=8, seq_len=256)
+    assert waits(lowered(plan).program(1), "all-gather layer2 mb0") == {"forward layer0 mb0"}
+
+
+def test_backward_prefetches_one_unit() -> None:
+    program = lowered(Plan(dp_shard=8, seq_len=256)).program(1)
+    order = [op.label for op in program.ops]
+    assert order.index("all-gather layer3 mb0 backward") < order.index("backward layer4 mb0")
+    assert order.index("all-gather layer2 mb0 backward") > order.index("backward layer4 mb0")
+
+
+def test_a_checkpointed_block_pays_for_its_forward_again() -> None:
+    plain = lowered(Plan(dp_shard=8, seq_len=2048)).step.units[1]
+    full = lowered(Plan(dp_shard=8, seq_len=2048, recompute="full"), stack="internevo-2024").step.units[1]
+    assert "recompute" not in dict(plain.backward.parts)
+    # that stack's checkpoint is re-entrant: the whole forward runs again
+    assert dict(full.backward.parts)["recompute"] == pytest.approx(full.work.forward.duration_s, rel=0.02)
+
+
+def test_every_kth_block_is_checkpointed() -> None:
+    units = lowered(Plan(dp_shard=8, seq_len=256, recompute="every_k", recompute_every=3)).step.units
+    assert [u.name for u in units if u.checkpointed] == ["layer0", "layer3"]
+
+
+def test_without_overlap_everything_runs_one_after_another() -> None:
+    lowering = lowered(Plan(dp_shard=8, seq_len=2048), stack="maxtext-2024")
+    program = lowering.program(1)
+    collectives = sum(collective_s(op, program) for op in program.ops if isinstance(op, Collective))
+    played = play(lowering)
+    exposed = sum(v for k, v in played.breakdown.items() if k.startswith("exposed"))
+    assert exposed == pytest.approx(collectives, rel=1e-9)
+
+
+def test_a_single_device_sends_nothing_and_its_step_is_its_kernels() -> None:
+    cluster = Cluster.load("hgx-h100-8", 1).model_copy(update={"gpus_per_node": 1})
+    calibration = Calibration.ideal()
+    stack = Stack.load("torch-2.6-eager").model_copy(update={"host_launch_s": 0.0})
+    lowering = lower(MODEL, Plan(zero=0, seq_len=2048), cluster, stack, calibration, LinkCurves.ideal())
+    program = lowering.program(1)
+    assert all(isinstance(op, Compute) for op in program.ops)
+    assert play(lowering).step_s == pytest.approx(sum(op.duration_s for op in program.ops), rel=1e-12)
+
+
+def test_what_is_not_modelled_is_refused_with_every_fault() -> None:
+    with pytest.raises(PlanError) as caught:
+        lowered(Plan(dp_shard=2, tp=2, pp=2, seq_len=256))
+    assert {fault.place for fault in caught.value.faults} == {"plan: tp", "plan: pp"}
