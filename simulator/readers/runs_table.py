@@ -218,7 +218,8 @@ def _header(file: Path, cells: list[str] | str) -> list[str]:
     """The column names, checked all at once."""
     place = f"{file}: header"
     if isinstance(cells, str) or not cells:
-        raise TableError(Fault(place=place, problem=cells or "is blank", remedy="column names, comma separated"))
+        problem = cells if isinstance(cells, str) else "is blank"
+        raise TableError(Fault(place=place, problem=problem, remedy="column names, comma separated"))
     names = [c.strip() for c in cells]
     faults = [
         Fault(place=place, problem=f"unknown column {n!r}", remedy=nearest(n[:60], COLUMNS))
