@@ -79,6 +79,7 @@ class _Quantiser:
     def __init__(self, g: Graph, s: Setting, name: str, t: int, n: int, k: int) -> None:
         self._g, self._name, self._fused = g, name, s.stack.blocks == "fused"
         self._t, self._n, self._k = t, n, k
+        self._micro_batches = s.plan.num_micro_batches
 
     def input(self, x: Value) -> Value:
         """What the product reads and saves."""
@@ -92,8 +93,9 @@ class _Quantiser:
         return quantised
 
     def forward(self) -> tuple[Kernel, ...]:
-        weight = self._cast(self._n * self._k)
-        return (weight,) if self._fused else (self._cast(self._t * self._k), weight)
+        if self._fused:  # once a step: Transformer Engine keeps the weight's copies over the micro-batches
+            return (self._cast(self._n * self._k // self._micro_batches),)
+        return (self._cast(self._t * self._k), self._cast(self._n * self._k))
 
     def backward(self) -> tuple[Kernel, ...]:
         gradient = self._cast(self._t * self._n)

@@ -11,8 +11,8 @@ _Pass = tuple[str, str]  # what one pass reads and what it writes: p parameter, 
 
 _FOREACH: dict[str, tuple[_Pass, ...]] = {
     # decay, lerp of m, decay of v, addcmul of v, root, divide, add epsilon, addcdiv of p
-    "adamw": (("p", "p"), ("gm", "m"), ("v", "v"), ("ggv", "v"), ("v", "t"), ("t", "t"), ("t", "t"), ("mtp", "p")),
-    "adam": (("gm", "m"), ("v", "v"), ("ggv", "v"), ("v", "t"), ("t", "t"), ("t", "t"), ("mtp", "p")),
+    "adamw": (("p", "p"), ("gm", "m"), ("v", "v"), ("gv", "v"), ("v", "t"), ("t", "t"), ("t", "t"), ("mtp", "p")),
+    "adam": (("gm", "m"), ("v", "v"), ("gv", "v"), ("v", "t"), ("t", "t"), ("t", "t"), ("mtp", "p")),
     "sgd": (("gp", "p"),),
     "sgd_momentum": (("m", "m"), ("gm", "m"), ("mp", "p")),
 }

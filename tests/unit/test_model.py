@@ -1,0 +1,178 @@
+"""Models: published parameter counts, shapes, defaults and faults."""
+
+from __future__ import annotations
+
+import csv
+import re
+from math import prod
+from pathlib import Path
+
+import pytest
+
+from simulator.errors import ModelError
+from simulator.model import Model, preset_names
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+# Parameters as published: the safetensors total on the model's Hugging Face page, unless a source is named.
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "tinyllama-1.1b": 1_100_048_384,
+    "mistral-7b": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-1.5b": 1_543_714_304,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,  # tied; the page counts the stored copy of the head too
+    "qwen3-1.7b": 1_720_574_976,  # likewise
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    # EleutherAI's model cards, "n_parameters" / "Total Params"
+    "gpt-neox-20b": 20_554_567_680,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-2.8b": 2_775_208_960,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+    "falcon-7b": 6_921_720_704,  # transformers' num_parameters(): tied, while the page counts the head's stored copy
+    # llm-foundry scripts/train/benchmarking/README.md, column NumParams, rows at sequence length 2048
+    "mpt-125m": 125_311_488,
+    "mpt-350m": 355_985_408,
+    "mpt-760m": 760_470_528,
+    "mpt-1b": 1_315_950_592,
+    "mpt-3b": 2_651_837_440,
+    "mpt-7b": 6_658_859_008,
+    "mpt-13b": 12_853_954_560,
+    "mpt-30b": 29_975_214_080,
+    "mpt-70b": 64_862_437_376,
+}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_has_its_published_number_of_parameters(name: str) -> None:
+    if name == "gpt3-175b":  # arXiv 2005.14165 table D.1 prints 174,600 million
+        assert round(Model.load(name).num_parameters, -8) == 174_600_000_000
+        return
+    assert Model.load(name).num_parameters == PUBLISHED[name]
+
+
+def test_learned_positions_are_parameters_in_every_benchmark_row_of_mpt() -> None:
+    table = SHARED / "runs.csv"
+    if not table.is_file():
+        pytest.skip("the table of measured runs is not here")
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["source"] == "mosaicml/llm-foundry"]
+    assert rows
+    for row in rows:
+        stated = int(re.search(r"NumParams=(\d+)", row["notes"])[1])  # type: ignore[index]
+        model = Model.load(row["model_name"]).with_max_positions(int(row["seq_len"]))
+        assert model.num_parameters == stated, row["id"]
+
+
+def test_shapes_of_the_units_sum_to_the_count() -> None:
+    for name in ("llama3-8b", "mpt-7b", "falcon-7b", "gemma2-2b", "qwen3-0.6b"):
+        model = Model.load(name)
+        units = {u: sum(prod(s) for _, s in model.parameter_shapes(u)) for u in ("embedding", "layer", "head")}
+        assert units["embedding"] + model.num_layers * units["layer"] + units["head"] == model.num_parameters
+
+
+def test_parameters_of_a_llama_layer_stand_in_registration_order() -> None:
+    shapes = dict(Model.load("llama3-8b").parameter_shapes("layer"))
+    assert list(shapes) == [
+        "attention.q.weight",
+        "attention.k.weight",
+        "attention.v.weight",
+        "attention.out.weight",
+        "mlp.gate.weight",
+        "mlp.up.weight",
+        "mlp.down.weight",
+        "norm_1.weight",
+        "norm_2.weight",
+    ]
+    assert shapes["attention.k.weight"] == (8 * 128, 4096)
+    assert shapes["mlp.down.weight"] == (4096, 14336)
+
+
+def test_a_tied_head_has_only_its_norm() -> None:
+    tied = Model.load("gpt2")
+    assert [name for name, _ in tied.parameter_shapes("head")] == ["norm.weight", "norm.bias"]
+    assert tied.num_matmul_parameters > tied.num_parameters - tied.num_parameters_of("embedding")
+
+
+def test_defaults_are_llamas_and_heads_follow_from_d_model() -> None:
+    model = Model(name="t", num_layers=2, d_model=64, num_heads=4, d_ff=128, vocab_size=100)
+    assert (model.num_kv_heads, model.head_dim, model.mlp, model.norm) == (4, 16, "swiglu", "rms")
+    assert not model.multi_query
+
+
+def test_windows_cut_the_pairs_of_windowed_layers_only() -> None:
+    model = Model(
+        name="t", num_layers=4, d_model=8, num_heads=2, d_ff=8, vocab_size=10, sliding_window=4, global_every=2
+    )
+    windowed, full = 4 * 16 - 4 * 4 // 2, 16 * 16 // 2
+    assert model.attention_pairs(16) == 2 * windowed + 2 * full
+    assert model.attention_pairs(4) == 4 * (4 * 4 // 2)
+
+
+def test_an_unknown_name_offers_the_nearest() -> None:
+    with pytest.raises(ModelError, match="llama3-8b"):
+        Model.load("llama-3-8b")
+
+
+def test_every_fault_of_a_file_is_listed(tmp_path: Path) -> None:
+    path = tmp_path / "m.toml"
+    path.write_text('num_layers = 0\nd_model = "wide"\nnum_heads = 4\nd_ff = 8\ncolour = "red"\n')
+    with pytest.raises(ModelError) as caught:
+        Model.load(path)
+    places = " ".join(fault.place for fault in caught.value.faults)
+    assert all(key in places for key in ("num_layers", "d_model", "vocab_size", "colour"))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"num_kv_heads": 3}, "num_kv_heads 3"),
+        ({"d_model": 63}, "give head_dim"),
+        ({"shared_input_norm": True}, "parallel_residual"),
+        ({"num_layers": 10**9}, "num_layers"),
+        ({"rotary_fraction": float("nan")}, "rotary_fraction"),
+    ],
+)
+def test_contradictions_are_refused(change: dict[str, object], word: str) -> None:
+    fields = {"name": "t", "num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 128, "vocab_size": 100}
+    with pytest.raises(ModelError, match=word):
+        Model.parse({**fields, **change}, "m", ModelError)
+
+
+def test_a_file_may_be_like_a_preset(tmp_path: Path) -> None:
+    path = tmp_path / "wide.toml"
+    path.write_text('like = "llama3-8b"\nnum_layers = 8\n')
+    model = Model.load(path)
+    assert (model.name, model.num_layers, model.d_ff) == ("wide", 8, 14336)
+    path.write_text('like = "nothing"\n')
+    with pytest.raises(ModelError, match="no preset"):
+        Model.load(path)

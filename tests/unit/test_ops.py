@@ -1,0 +1,326 @@
+"""Ops: what a block keeps, what it recomputes, and bytes of single kernels under each kind of stack."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.kernels import Gemm, Kernel, Stream
+from simulator.model import Model
+from simulator.ops import Block, ModelBlocks, Op, build_blocks, num_launches, optimizer_kernels, recompute_ops
+from simulator.plan import Plan
+from simulator.stack import AttentionBackend, Stack
+
+ROOT = Path(__file__).resolve().parents[2]
+MEMORY = ROOT.parent / "shared" / "data" / "memory.csv"
+STEPS = ROOT / "experiments" / "measured" / "h200-2026-11-20" / "plans.jsonl"
+
+
+def stack(**fields: object) -> Stack:
+    kernel = fields.pop("kernel", "flash2")
+    expand = fields.pop("expand", False)
+    backend = AttentionBackend(kernel=kernel, expand_kv_heads=expand)  # type: ignore[arg-type]
+    return Stack(name="s", framework="f", date="2026-01", attention=backend, **{"blocks": "eager", **fields})  # type: ignore[arg-type]
+
+
+def llama(layers: int, d: int, heads: int, kv: int, ff: int, vocab: int) -> Model:
+    return Model(name="t", num_layers=layers, d_model=d, num_heads=heads, num_kv_heads=kv, d_ff=ff, vocab_size=vocab)
+
+
+def stream_bytes(ops: tuple[Op, ...], phase: str, category: str = "") -> int:
+    kernels: list[Kernel] = [k for op in ops if category in ("", op.category) for k in getattr(op, phase)]
+    return sum(k.num_bytes for k in kernels if isinstance(k, Stream))
+
+
+# -- what is kept between forward and backward, against PyTorch -------------------------------------------------------
+
+
+def kept_bytes(blocks: ModelBlocks, num_layers: int, rounding: int, *, cpu: bool = False) -> int:
+    """Bytes alive after a forward beyond those before it: every saved storage and the loss. Inputs were there."""
+
+    def kept(block: Block) -> int:
+        tensors = [t for t in block.saved_tensors() if not (cpu and t.name.startswith("philox"))]
+        return sum(-(-t.num_bytes // rounding) * rounding for t in tensors)
+
+    return num_layers * kept(blocks.layer) + kept(blocks.head) + -(-4 // rounding) * rounding
+
+
+def tracked_rows() -> list[dict[str, str]]:
+    if not MEMORY.is_file():
+        return []
+    with MEMORY.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["strategy"] in ("single", "ddp") and row["ac"] == "none"]
+
+
+@pytest.mark.skipif(not MEMORY.is_file(), reason="the table of tracked memory is not here")
+@pytest.mark.parametrize("row", tracked_rows(), ids=lambda row: row["row"])
+def test_saved_bytes_are_those_of_pytorchs_tracker(row: dict[str, str]) -> None:
+    model = llama(*(int(row[k]) for k in ("n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab")))
+    plan = Plan(
+        zero=0,
+        micro_batch_size=int(row["micro_batch"]),
+        seq_len=int(row["seq_len"]),
+        precision=row["param_dtype"],  # type: ignore[arg-type]
+        master_dtype=row["store_dtype"],  # type: ignore[arg-type]
+    )
+    cpu = row["device"] == "cpu"
+    blocks = build_blocks(model, stack(norm="eager", expand=row["attn"] != "flash_gqa"), plan)
+    measured = int(row["after_fwd_bytes"]) - int(row["start_bytes"])
+    assert kept_bytes(blocks, model.num_layers, 1 if cpu else 512, cpu=cpu) == measured
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "batch", "seq_len"),
+    [
+        ("l1B-s2048-mb4-w1-single-none-fused", (16, 2048, 32, 8, 8192, 128256), 4, 2048),
+        ("l1B-s2048-mb8-w8-ddp-none-fused", (16, 2048, 32, 8, 8192, 128256), 8, 2048),
+    ],
+)
+def test_an_h200_peaks_at_the_saved_bytes_and_two_logit_gradients(
+    name: str, shape: tuple[int, ...], batch: int, seq_len: int
+) -> None:
+    """The peak of an eager step is in the loss's backward: all that is saved, and two fp32 gradients of the logits."""
+    steps = {step["name"]: step for step in map(json.loads, STEPS.read_text().splitlines())}
+    plan = Plan(zero=0, micro_batch_size=batch, seq_len=seq_len)  # autocast: fp32 parameters, bf16 compute
+    blocks = build_blocks(llama(*shape), stack(norm="fused", expand=True), plan)
+    logits = batch * seq_len * shape[5] * 4
+    measured = steps[name]["peak_allocated_bytes"] - steps[name]["steady_allocated_bytes"]
+    assert kept_bytes(blocks, shape[0], 512) + 2 * logits == measured
+
+
+# -- laws over drawn models and stacks ----------------------------------------------------------------------------
+
+stacks = st.builds(
+    stack,
+    blocks=st.sampled_from(["eager", "compiled", "fused"]),
+    kernel=st.sampled_from(["flash1_triton", "flash2", "flash3", "cudnn", "math"]),
+    expand=st.booleans(),
+    norm=st.sampled_from(["eager", "fused"]),
+    norm_dtype=st.sampled_from(["fp32", "compute"]),
+    rope=st.sampled_from(["half", "complex_fp32", "fused"]),
+    loss=st.sampled_from(["fp32_eager", "fp32_compiled", "fused"]),
+)
+models = st.sampled_from(
+    ["llama3-8b", "gpt2", "mpt-1b", "falcon-7b", "pythia-1b", "gemma2-2b", "qwen3-0.6b", "mistral-7b"]
+).map(Model.load)
+plans = st.builds(
+    Plan,
+    zero=st.sampled_from([0, 3]),
+    precision=st.sampled_from(["fp32", "tf32", "bf16", "fp16", "fp8"]),
+    micro_batch_size=st.integers(1, 3),
+    seq_len=st.sampled_from([128, 512, 8192]),
+    recompute=st.sampled_from(["none", "full", "selective", "every_k"]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, stacks, plans)
+def test_every_tensor_is_made_before_it_is_read_and_every_gradient_has_a_taker(
+    model: Model, stack: Stack, plan: Plan
+) -> None:
+    blocks = build_blocks(model, stack, plan)
+    for block in (blocks.embedding, blocks.layer, blocks.head):
+        known, differentiable = {block.input}, {block.input}
+        for op in block.ops:
+            assert set(op.inputs) <= known
+            made = [t.name for t in op.outputs]
+            assert not known.intersection(made)
+            known.update(made)
+            assert set(op.saved) <= known
+            takers = {*(t.name for t in op.grad_inputs), *op.grad_aliases}
+            assert takers <= known | differentiable
+            differentiable.update(op.views, made)
+        assert block.output in known
+        assert all(kernel.num_bytes >= 0 for op in block.ops for kernel in (*op.forward, *op.backward))
+
+
+@settings(max_examples=40, deadline=None)
+@given(models, stacks, plans)
+def test_twice_the_sequences_keep_twice_the_bytes(model: Model, stack: Stack, plan: Plan) -> None:
+    once = build_blocks(model, stack, plan).layer
+    twice = build_blocks(model, stack, plan.model_copy(update={"micro_batch_size": 2 * plan.micro_batch_size})).layer
+    shared = ("cos", "sin", "philox_seed", "philox_offset")  # not of a token
+    first = {t.name: t.num_bytes for t in once.saved_tensors()}
+    second = {t.name: t.num_bytes for t in twice.saved_tensors()}
+    assert first.keys() == second.keys()
+    for name, size in first.items():
+        assert second[name] == (size if name in shared or name.endswith(".weight") else 2 * size)
+    assert twice.forward_flop == 2 * once.forward_flop
+
+
+@settings(max_examples=40, deadline=None)
+@given(models, stacks, plans)
+def test_recomputation_runs_a_part_of_the_forward_in_its_order(model: Model, stack: Stack, plan: Plan) -> None:
+    layer = build_blocks(model, stack, plan).layer
+    again = recompute_ops(layer, plan, stack)
+    remaining = iter(layer.ops)
+    assert all(op in remaining for op in again)
+    if plan.recompute == "none":
+        assert not again
+    if plan.recompute == "full" and not stack.early_stop:
+        assert again == layer.ops
+
+
+# -- single mechanisms --------------------------------------------------------------------------------------------
+
+PLAN = Plan(dp_shard=8, micro_batch_size=2, seq_len=2048)
+TOKENS = 2 * 2048
+
+
+def test_early_stop_leaves_out_exactly_the_last_product() -> None:
+    model, plan = Model.load("llama3-8b"), PLAN.model_copy(update={"recompute": "full"})
+    layer = build_blocks(model, stack(), plan).layer
+    saved = sum(op.forward_flop for op in [layer]) - sum(
+        k.flop for op in recompute_ops(layer, plan, stack()) for k in op.forward
+    )
+    assert saved == 2 * TOKENS * model.d_ff * model.d_model
+
+
+def test_selective_recomputation_runs_no_product_and_no_attention() -> None:
+    plan = PLAN.model_copy(update={"recompute": "selective"})
+    layer = build_blocks(Model.load("llama3-8b"), stack(), plan).layer
+    again = recompute_ops(layer, plan, stack())
+    assert again
+    assert not sum(k.flop for op in again for k in op.forward)
+
+
+def test_megatrons_selective_recomputation_is_the_core_of_unfused_attention() -> None:
+    plan = PLAN.model_copy(update={"recompute": "selective"})
+    for kernel, names in (("math", ["scores", "probabilities", "o"]), ("cudnn", [])):
+        fused = stack(blocks="fused", kernel=kernel)
+        layer = build_blocks(Model.load("gpt2"), fused, plan).layer
+        assert [op.name for op in recompute_ops(layer, plan, fused)] == names
+
+
+def test_mpt_eager_streams_the_bytes_written_down_for_it() -> None:
+    """In units of a [T, D] tensor. Forward: norms 2 × 2, sums 2 × 3, GELU 8. Backward: norms 2 × 5 (two passes),
+    sums of gradients 2 × 3, bias gradients 9 (Wqkv 3, out 1, up 4, down 1), GELU 12, joining dQ, dK, dV 6."""
+    model = Model.load("mpt-7b")
+    layer = build_blocks(model, stack(), PLAN).layer
+    unit = TOKENS * model.d_model * 2
+    small = 0.02  # statistics and parameter gradients
+    assert stream_bytes(layer.ops, "forward") / unit == pytest.approx(4 + 6 + 8, abs=small)
+    assert stream_bytes(layer.ops, "backward") / unit == pytest.approx(10 + 6 + 9 + 12 + 6, abs=small)
+
+
+def test_a_compiled_llama_moves_about_half_the_bytes_of_an_eager_one() -> None:
+    moved = {
+        blocks: sum(stream_bytes(build_blocks(Model.load("llama3-8b"), stack(blocks=blocks), PLAN).layer.ops, phase)
+                    for phase in ("forward", "backward"))
+        for blocks in ("eager", "compiled")
+    }  # fmt: skip
+    assert 0.4 < moved["compiled"] / moved["eager"] < 0.6
+
+
+@pytest.mark.parametrize(
+    ("fields", "per_logit"),
+    [
+        ({"loss": "fp32_eager"}, 36),  # cast 6, log-softmax 8, zeros 4, its backward 12, cast 6
+        ({"loss": "fp32_compiled"}, 6),  # read, read, write of 2 bytes
+        ({"loss": "fused", "blocks": "fused"}, 44),  # 7 times the ideal 6: measured on H100
+    ],
+)
+def test_bytes_of_the_loss_a_logit(fields: dict[str, object], per_logit: int) -> None:
+    model = llama(2, 512, 8, 8, 1024, 32_000)  # a row of fp32 logits fits its share of the cache
+    head = build_blocks(model, stack(**fields), PLAN).head
+    total = sum(stream_bytes(head.ops, phase, "loss") for phase in ("forward", "backward"))
+    assert total / (TOKENS * 32_000) == pytest.approx(per_logit, abs=0.02)
+
+
+def test_rows_beyond_the_cache_are_read_again() -> None:
+    def loss(vocab: int) -> float:
+        head = build_blocks(llama(2, 512, 8, 8, 1024, vocab), stack(), PLAN).head
+        return sum(stream_bytes(head.ops, p, "loss") for p in ("forward", "backward")) / (TOKENS * vocab)
+
+    assert loss(32_000) < loss(64_000) < loss(128_000) < 36 + 3 * 4
+
+
+def test_autocast_casts_weights_and_keeps_the_casts() -> None:
+    """Plain modules hold fp32 weights: each is read (4 B) and written (2 B) forward; its gradient widened backward."""
+    model = llama(2, 512, 8, 8, 1024, 1000)
+    layer = build_blocks(model, stack(), Plan(zero=0, seq_len=128)).layer
+    weights = [op for op in layer.ops if op.name.endswith(".weight")]
+    numel = 4 * 512 * 512 + 3 * 512 * 1024
+    assert stream_bytes(tuple(weights), "forward") == stream_bytes(tuple(weights), "backward") == 6 * numel
+    assert {op.name for op in weights} <= {t.name for t in layer.saved_tensors()}
+    sharded = build_blocks(model, stack(), Plan(dp_shard=8, seq_len=128)).layer
+    assert not [op for op in sharded.ops if op.name.endswith(".weight")]
+
+
+def test_gradients_of_a_tensor_with_three_users_cost_two_sums() -> None:
+    model = Model.load("llama3-8b")
+    layer = build_blocks(model, stack(), PLAN).layer
+    unit = TOKENS * model.d_model * 2
+    q, k, v = (next(op for op in layer.ops if op.name == name) for name in "qkv")
+    sums = [[s for s in op.backward if isinstance(s, Stream)] for op in (q, k, v)]
+    assert [sum(s.num_bytes for s in s_) for s_ in sums] == [3 * unit, 3 * unit, 0]
+
+
+def test_fp8_products_are_fp8_in_the_layers_and_wide_in_the_head() -> None:
+    plan = PLAN.model_copy(update={"precision": "fp8"})
+    for blocks in ("eager", "compiled", "fused"):
+        built = build_blocks(Model.load("llama3-8b"), stack(blocks=blocks), plan)
+        gemms = [
+            {k.dtype for op in b.ops for k in op.forward if isinstance(k, Gemm)} for b in (built.layer, built.head)
+        ]
+        assert gemms == [{"fp8"}, {"bf16"}]
+
+
+def test_context_parallel_ranks_share_the_work_evenly() -> None:
+    model = Model.load("llama3-8b")
+    whole = build_blocks(model, stack(), Plan(seq_len=8192)).layer
+    part = build_blocks(model, stack(), Plan(seq_len=8192, cp=4)).layer
+    assert 4 * part.forward_flop == whole.forward_flop
+    assert 4 * part.backward_flop == whole.backward_flop
+
+
+def test_fused_blocks_launch_fewer_kernels() -> None:
+    counts = [
+        num_launches(build_blocks(Model.load("llama3-8b"), stack(blocks=blocks), PLAN).layer, "forward")
+        for blocks in ("eager", "compiled", "fused")
+    ]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[2]
+
+
+# -- optimizer ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "per_parameter"),
+    [
+        ({"optimizer_impl": "fused"}, 28),  # read p g m v, write p m v
+        ({"optimizer_impl": "foreach"}, 80),
+        ({"optimizer_impl": "loop"}, 80),
+        ({"optimizer": "sgd"}, 12),
+        ({"optimizer": "sgd_momentum"}, 20),
+        ({"optimizer": "adam8bit"}, 16),  # p and g in fp32, two states of a byte
+        ({"optimizer_dtype": "bf16"}, 20),
+        ({"zero": 1, "data_parallel": "megatron", "reduce_dtype": "fp32"}, 28 + 6),  # and the bf16 copy
+        ({"zero": 3, "data_parallel": "deepspeed"}, 28 + 6 + 6),  # bf16 gradients widened first
+    ],
+)
+def test_bytes_of_the_optimizer_a_parameter(fields: dict[str, object], per_parameter: int) -> None:
+    plan = Plan(**{"dp_shard": 8, **fields})  # type: ignore[arg-type]
+    kernels = optimizer_kernels(10**6, 100, plan)
+    assert sum(k.num_bytes for k in kernels) == per_parameter * 10**6
+
+
+def test_clipping_reads_gradients_once_more_and_scales_them() -> None:
+    plain, clipped = (
+        sum(k.num_bytes for k in optimizer_kernels(10**6, 10, Plan(), clip=clip)) for clip in (False, True)
+    )
+    assert clipped - plain == 12 * 10**6 + 4 * 10
+
+
+def test_a_loop_launches_for_every_tensor() -> None:
+    loop, foreach = (
+        sum(k.launches for k in optimizer_kernels(10**6, 320, Plan(optimizer_impl=impl)) if isinstance(k, Stream))
+        for impl in ("loop", "foreach")
+    )
+    assert loop == 32 * foreach
