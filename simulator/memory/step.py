@@ -129,8 +129,8 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
     options = {"parameter_bytes": DTYPE_BYTES[dtype], "keep_gradients": keep_gradients}
     again = recompute_ops(blocks.layer, plan, stack)
     cached = plan.recompute == "selective" and stack.blocks != "fused"
-    constant = plan.implementation == "fsdp2" and plan.master_dtype != plan.compute_dtype
-    head = record(blocks.head, **options)
+    constant = plan.implementation == "fsdp2"
+    head = record(blocks.head, ends_forward=True, **options)
     gemms = [op.name for op in blocks.head.ops if op.category == "gemm"]
     begins = dict((name, index) for index, name in head.backward.marks)
     return Tapes(
@@ -154,9 +154,13 @@ class Step:
         self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.strategy.keeps_gradients)
         self._adding = record_tapes(blocks, plan, stack, keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
         self._inputs = 0
+        self._workspaces: list[int] = []
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
-        """What exists before a step: one storage a tensor. `optimizer_state`: not only after the first step."""
+        """What exists before a step: one storage a tensor. `optimizer_state`: not only after the first step.
+
+        workspaces: of the libraries' handles, taken by a thread's first product: the forward's, then the backward's.
+        """
         self.writer.at("start", 0, "", "persistent state")
         for category, sizes in resident_tensors(self.model, self.plan).items():
             if category != "optimizer_state" or optimizer_state:
@@ -165,8 +169,11 @@ class Step:
         tokens = self.plan.micro_batch_size * self.plan.seq_len // self.plan.cp
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
         self.writer.alloc(tokens * 8, "inputs")
-        for size in workspaces:
-            self.writer.alloc(size, "workspaces")
+        self._workspaces = list(workspaces)
+
+    def _product(self) -> None:
+        if self._workspaces:
+            self.writer.alloc(self._workspaces.pop(0), "workspaces")
 
     def step(self, num_micro_batches: int, *, first: bool = False) -> None:
         """One optimizer step. `first`: it creates the optimizer's state."""
@@ -209,6 +216,8 @@ class Step:
             return base + tape.output if tape.output >= 0 else given
 
         given = forward(ROOT, "embedding", tapes.embedding)
+        if len(self._workspaces) == 2:
+            self._product()
         for layer in range(self.model.num_layers):
             given = forward(layer, f"layer{layer}", self._layer(layer, tapes))
             writer.at("forward", index, f"layer{layer}", "reshard")
@@ -230,6 +239,7 @@ class Step:
         ones = writer.alloc(4, "loss")
         writer.play(head.backward, base, given, ones, end=tapes.head_gemm)
         self.strategy.before_backward(ROOT)
+        self._product()
         writer.play(head.backward, base, given, ones, start=tapes.head_gemm)
         return _outside(head.gradient, base, given, ones)
 

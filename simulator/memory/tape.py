@@ -73,6 +73,7 @@ def record(
     parameter_bytes: int = 2,
     keep_gradients: bool = True,
     owns_input: bool = True,
+    ends_forward: bool = False,
 ) -> Tape:
     """Record a block.
 
@@ -80,20 +81,23 @@ def record(
     keep_constants: what ops without inputs make (position tables) is kept over a checkpoint: FSDP2 casts a block's
     inputs before the checkpoint sees them. parameter_bytes: of an element of parameter gradients.
     keep_gradients: parameter gradients stay; otherwise they are added to existing ones and freed.
+    ends_forward: the model's own forward, which holds the block's input, ends at the last product (the head).
     """
-    writer = _Writer(block, owns_input=owns_input)
+    writer = _Writer(block, owns_input=owns_input, ends_forward=ends_forward)
     saved = {name for op in block.ops for name in op.saved}
+    tables = set()
     made = {t.name for op in again for t in op.outputs}
-    constants = {t.name for op in again if not op.inputs and not op.parameter_numel for t in op.outputs}
+    if keep_constants:
+        tables = {t.name for op in again if not op.inputs and not op.parameter_numel for t in op.outputs}
     stash = {t.name for op in block.ops if op.selective_save for t in op.outputs} if cached else set()
-    kept = (saved - made) | stash | (constants if keep_constants else set())
-    writer.forward(block.ops, kept | ({block.input} if again else set()))
+    borders = {block.input, *tables} if again else set()  # a checkpoint holds its inputs to the end of the backward
+    writer.forward(block.ops, (saved - made) | stash | borders)
     forward, cut = writer.take(), writer.cut
     output = writer.slots.pop(block.output, INPUT)
     if again:
-        tables = constants if keep_constants else set()
-        writer.forward([op for op in again if not tables.issuperset(t.name for t in op.outputs) or not op.outputs], saved)
-    writer.backward(parameter_bytes, keep_gradients=keep_gradients)
+        ops = [op for op in again if not op.outputs or not tables.issuperset(t.name for t in op.outputs)]
+        writer.forward(ops, saved | borders)
+    writer.backward(parameter_bytes, borders, keep_gradients=keep_gradients)
     return Tape(
         forward=forward,
         backward=writer.take(),
@@ -108,8 +112,9 @@ def record(
 class _Writer:
     """Walks a block's ops and writes what they allocate and free."""
 
-    def __init__(self, block: Block, *, owns_input: bool) -> None:
+    def __init__(self, block: Block, *, owns_input: bool, ends_forward: bool) -> None:
         self.block = block
+        self.ends_forward = ends_forward
         self.owns_input = owns_input
         self.slots: dict[str, int] = {block.input: INPUT}  # live tensors of the forward
         self.num_slots = 0
@@ -135,6 +140,7 @@ class _Writer:
         last = {name: index for index, op in enumerate(ops) for name in op.inputs}
         final = {name: index for index, op in enumerate(self.block.ops) for name in op.inputs}
         keep = kept | {self.block.output}
+        leaves = max((i for i, op in enumerate(ops) if op.category == "gemm"), default=-1) if self.ends_forward else -1
         unwound: list[str] = []  # still held by Python's frames where a recomputation stops early
         for index, op in enumerate(ops):
             self._mark(op.name)
@@ -150,6 +156,8 @@ class _Writer:
                     (unwound.append if tensor.name in final else self._drop)(tensor.name)
             if op.category == "gemm":
                 self.cut = len(self._part.events)
+            if index == leaves and self.block.input not in keep:
+                self._drop(self.block.input)
         for name in unwound:
             self._drop(name)
         if self.block.input not in keep:
@@ -162,8 +170,8 @@ class _Writer:
 
     # --- backward
 
-    def backward(self, parameter_bytes: int, *, keep_gradients: bool) -> None:
-        """Ops reversed: gradients appear, saved tensors go, several gradients of one tensor are summed."""
+    def backward(self, parameter_bytes: int, held: set[str], *, keep_gradients: bool) -> None:
+        """Ops reversed: gradients appear, saved tensors go (`held` ones at the end), gradients of one tensor are summed."""
         self._grads = {self.block.output: GRADIENT}
         self._refs, self._bytes = {GRADIENT: 1}, {GRADIENT: 0}
         savers: dict[str, int] = {}
@@ -175,7 +183,7 @@ class _Writer:
             self._backward_op(op, parameter_bytes, keep_gradients=keep_gradients)
             for name in op.saved:
                 savers[name] -= 1
-                if savers[name] == 0:
+                if savers[name] == 0 and name not in held:
                     self._drop(name)
         self._finish()
 
