@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from simulator.predict import MemoryUse, Prediction, Source
+from simulator.trace import MemoryTrace, Timeline
 
 settings.register_profile("shardwise", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("shardwise")
@@ -59,4 +60,6 @@ def made_prediction() -> Prediction:
         suggestion="micro_batch_size = 2",
         extrapolated=("gemm m=1",),
         sources=(Source(what="calibration", kind="calibrated", detail="h100-sxm"),),
+        timeline=Timeline(spans=(), step_s=2.0),
+        memory_trace=MemoryTrace(samples=(), peak_index=0, by_category={}),
     )

@@ -12,7 +12,7 @@ import click
 from simulator.cli import ExitCode
 from simulator.cli.study import read_study
 from simulator.plan import Plan
-from simulator.predict import Prediction, predict
+from simulator.predict import predict
 
 _HELP = """Predict one training step of a model under a plan on a cluster.
 
@@ -87,9 +87,12 @@ def command(
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if trace is not None:
-        _write_trace(trace, prediction)
+        from simulator.writers.chrome_trace import write_chrome_trace  # noqa: PLC0415  only what is asked for is loaded
+
+        write_chrome_trace(trace, prediction)
+        click.echo(f"trace written to {trace}", err=True)
     if as_json:
-        from simulator.writers.json_report import to_json  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.writers.json_report import to_json  # noqa: PLC0415
 
         click.echo(to_json(prediction, asked.inputs()), nl=False)
     else:
@@ -98,13 +101,3 @@ def command(
 
         show(render(prediction), plain=plain)
     return ExitCode.OK if prediction.fits else ExitCode.DOES_NOT_FIT
-
-
-def _write_trace(path: Path, prediction: Prediction) -> None:
-    from simulator.trace import MemoryTrace, Timeline  # noqa: PLC0415
-    from simulator.writers.chrome_trace import write_chrome_trace  # noqa: PLC0415
-
-    assert isinstance(prediction.timeline, Timeline)
-    memory = prediction.memory_trace if isinstance(prediction.memory_trace, MemoryTrace) else None
-    write_chrome_trace(path, prediction.timeline, memory, prediction.memory.outside_torch_bytes)
-    click.echo(f"trace written to {path}", err=True)

@@ -120,11 +120,13 @@ def read_study(
 def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Relative paths in a file are relative to that file."""
     plan = data.get("plan")
-    for table, keys in ((data, ("model", "cluster", "calibration")), (plan, ("stack",))):
-        for key in keys if isinstance(table, dict) else ():
-            value = table.get(key)
-            if isinstance(value, str) and value.endswith((".toml", ".json")):
-                table[key] = str(folder / value)
+    places = [(data, key) for key in ("model", "cluster", "calibration")]
+    if isinstance(plan, dict):
+        places.append((plan, "stack"))
+    for table, key in places:
+        value = table.get(key)
+        if isinstance(value, str) and value.endswith((".toml", ".json")):
+            table[key] = str(folder / value)
     return data
 
 

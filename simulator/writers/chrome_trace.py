@@ -15,27 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import Fault, InputError
+from simulator.predict import Prediction
 from simulator.program import COMPUTE_STREAM
 from simulator.trace import MemorySample, MemoryTrace, Span, Timeline
 
 Event = dict[str, Any]
 
 
-def write_chrome_trace(
-    path: Path, timeline: Timeline, memory: MemoryTrace | None, outside_torch_bytes: int = 0
-) -> None:
+def write_chrome_trace(path: Path, prediction: Prediction) -> None:
     """Write the trace to `path`, gzipped. Raises InputError where that file cannot be written."""
+    data = chrome_trace(prediction.timeline, prediction.memory_trace, prediction.memory.outside_torch_bytes)
     try:
-        path.write_bytes(chrome_trace(timeline, memory, outside_torch_bytes))
+        path.write_bytes(data)
     except OSError as exc:
         raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
 
 
-def chrome_trace(timeline: Timeline, memory: MemoryTrace | None, outside_torch_bytes: int = 0) -> bytes:
+def chrome_trace(timeline: Timeline, memory: MemoryTrace, outside_torch_bytes: int) -> bytes:
     """The gzipped file. `memory` belongs to the first program of the timeline."""
     events = [
         *(event for pid, program in enumerate(timeline.programs) for event in _process(timeline, pid, program)),
-        *(_counters(timeline.of(), memory, outside_torch_bytes) if memory is not None else ()),
+        *_counters(timeline.of(), memory, outside_torch_bytes),
     ]
     document = {"displayTimeUnit": "ms", "traceEvents": events}
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -79,22 +79,30 @@ def _us(seconds: object) -> float:
 
 
 def _counters(spans: tuple[Span, ...], memory: MemoryTrace, outside_torch_bytes: int) -> Iterator[Event]:
+    """An event for each change of a figure."""
+    last: dict[str, int] = {}
     for ts, sample in _clocked(spans, memory.samples):
-        values = {"allocated": sample.allocated_bytes, "reserved": sample.reserved_bytes}
-        for name, size in (*values.items(), ("outside torch", outside_torch_bytes)):
-            yield {"ph": "C", "name": f"{name} (bytes)", "pid": 0, "ts": ts, "args": {name: size}}
+        figures = {
+            "allocated": sample.allocated_bytes,
+            "reserved": sample.reserved_bytes,
+            "outside torch": outside_torch_bytes,
+        }
+        for name, size in figures.items():
+            if last.get(name) != size:
+                last[name] = size
+                yield {"ph": "C", "name": f"{name} (bytes)", "pid": 0, "ts": ts, "args": {name: size}}
 
 
 def _clocked(spans: tuple[Span, ...], samples: tuple[MemorySample, ...]) -> Iterator[tuple[float, MemorySample]]:
-    """Memory has no clock: samples get the time of the next op with their label, spread evenly over it.
+    """Memory has no clock: samples "op: detail" get the time of the next op of that label, spread evenly over it.
 
-    Samples whose label no later op has stay at the end of what came before them.
+    Samples whose op does not come any more stay at the end of what came before them.
     """
     starts: dict[str, list[tuple[float, float]]] = {}
     for span in sorted(spans, key=lambda s: s.start_s):
         starts.setdefault(span.label, []).append((_us(span.start_s), _us(span.end_s)))
     now = 0.0
-    for label, group in groupby(samples, key=lambda sample: sample.label):
+    for label, group in groupby(samples, key=lambda sample: sample.label.partition(": ")[0]):
         moments, same = starts.get(label, []), list(group)
         at = bisect_left(moments, (now, 0.0))
         start, end = moments[at] if at < len(moments) else (now, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from textwrap import shorten
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -15,6 +16,7 @@ from simulator.units import format_bytes, format_flop_per_s, format_seconds
 
 _COLORS = {"FITS": "bold green", "TIGHT": "bold yellow", "OOM": "bold red"}
 _PLAIN_WIDTH = 120
+_DETAIL_WIDTH = 76
 
 
 def to_text(answer: RenderableType, *, color: bool = False, width: int = _PLAIN_WIDTH) -> str:
@@ -132,6 +134,8 @@ def _communication(p: Prediction) -> Table:
 
 
 def _sources(p: Prediction) -> Table:
-    rows = [(source.what, source.kind, source.detail) for source in p.sources]
-    rows += [(what, "extrapolated", "outside the range that was measured") for what in p.extrapolated]
+    """A line a source: JSON has the details in full."""
+    rows = [(source.what, source.kind, shorten(source.detail, _DETAIL_WIDTH, placeholder=" …")) for source in p.sources]
+    if p.extrapolated:
+        rows.append(("beyond what was measured", "extrapolated", ", ".join(p.extrapolated)))
     return _table(rows, "lll")

@@ -22,7 +22,6 @@ from simulator.plan import Plan
 from simulator.predict import Prediction
 from simulator.stack import Stack
 from simulator.topology import Cluster
-from simulator.trace import Timeline
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -246,11 +245,11 @@ def test_literals_are_read_as_in_toml_or_are_text() -> None:
     assert [literal(text) for text in texts] == [2, True, 1.5, "bf16", "400Gb/s", "2", "1\nplan = 2", "9" * 5000]
 
 
-def test_trace_is_written_beside_the_answer(asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked.answer = replace(asked.answer, timeline=Timeline(spans=(), step_s=0.0))
+@pytest.mark.usefixtures("asked")
+def test_trace_is_written_beside_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "step.json.gz"
     assert main(["predict", "--trace", str(path)]) == 0
-    assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"] == []
+    assert "traceEvents" in json.loads(gzip.decompress(path.read_bytes()))
     out, err = capsys.readouterr()
     assert out.startswith("FITS")
     assert str(path) in err

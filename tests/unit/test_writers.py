@@ -122,8 +122,8 @@ TIMELINE = Timeline(
 MEMORY = MemoryTrace(
     samples=(
         MemorySample(label="start", allocated_bytes=10, reserved_bytes=20),
-        MemorySample(label="forward 0", allocated_bytes=15, reserved_bytes=20),
-        MemorySample(label="forward 0", allocated_bytes=30, reserved_bytes=40),
+        MemorySample(label="forward 0: q", allocated_bytes=15, reserved_bytes=20),
+        MemorySample(label="forward 0: k", allocated_bytes=30, reserved_bytes=40),
         MemorySample(label="end", allocated_bytes=10, reserved_bytes=40),
     ),
     peak_index=2,
@@ -152,17 +152,22 @@ def test_memory_samples_stand_where_their_ops_run() -> None:
     allocated = events("C", name="allocated (bytes)")
     assert [e["args"]["allocated"] for e in allocated] == [10, 15, 30, 10]
     assert [e["ts"] for e in allocated] == [0.0, 1e6, 2e6, 3e6]
-    assert {e["args"]["outside torch"] for e in events("C", name="outside torch (bytes)")} == {5}
 
 
-def test_equal_predictions_make_equal_bytes(tmp_path: Path) -> None:
+def test_a_counter_has_an_event_for_each_change() -> None:
+    reserved = events("C", name="reserved (bytes)")
+    assert [(e["ts"], e["args"]["reserved"]) for e in reserved] == [(0.0, 20), (2e6, 40)]
+    assert [e["args"]["outside torch"] for e in events("C", name="outside torch (bytes)")] == [5]
+
+
+def test_equal_predictions_make_equal_bytes(made_prediction: Prediction, tmp_path: Path) -> None:
     once, again = tmp_path / "once.json.gz", tmp_path / "again.json.gz"
     for path in (once, again):
-        write_chrome_trace(path, TIMELINE, MEMORY, 5)
+        write_chrome_trace(path, replace(made_prediction, timeline=TIMELINE, memory_trace=MEMORY))
     assert once.read_bytes() == again.read_bytes()
     assert once.read_bytes()[4:8] == bytes(4)  # gzip's time stamp
 
 
-def test_a_trace_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_is_a_fault(made_prediction: Prediction, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
-        write_chrome_trace(tmp_path / "missing" / "t.json.gz", TIMELINE, None)
+        write_chrome_trace(tmp_path / "missing" / "t.json.gz", made_prediction)
