@@ -140,8 +140,7 @@ def _joint_bill(ops: Sequence[Collective]) -> tuple[Mapping[str, Number], Number
 
 
 def _share_bytes(op: Collective) -> Number:
-    given = op.bill.share_bytes
-    return max(op.bill.link_bytes.values(), default=0) if given is None else given
+    return op.bill.share_bytes or max(op.bill.link_bytes.values(), default=0)
 
 
 class _Player:

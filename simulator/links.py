@@ -108,7 +108,6 @@ class Network:
             kind = self._kinds[key] = self._new_kind(usage, share_bytes)
         alone_s = self._alone_s[kind]
         if alone_s:
-            self._settle()
             self._active[_Flow(kind, done)] = None
             self._rerate_soon()
         else:
@@ -125,12 +124,11 @@ class Network:
         return len(self._usages) - 1
 
     def _settle(self) -> None:
-        """Bring every flow's progress up to now."""
+        """Bring every flow's progress up to now. One that starts now has had no rate until now."""
         elapsed = self._env.now - self._as_of
-        if elapsed:
-            for flow in self._active:
-                flow.left -= flow.rate * elapsed
-            self._as_of = self._env.now
+        for flow in self._active:
+            flow.left -= flow.rate * elapsed
+        self._as_of = self._env.now
 
     def _rerate_soon(self) -> None:
         if not self._stale:
@@ -140,9 +138,9 @@ class Network:
     def _rerate(self, _: Event) -> None:
         self._stale = False
         self._version += 1
+        self._settle()
         if not self._active:
             return
-        self._settle()
         rates = self._rates_of(tuple(sorted(flow.kind for flow in self._active)))
         for flow in self._active:
             flow.rate = rates[flow.kind]
@@ -162,7 +160,6 @@ class Network:
     def _complete(self, timeout: Event) -> None:
         if timeout.value != self._version:
             return
-        self._settle()
         for flow in self._first:
             del self._active[flow]
             flow.done.succeed()

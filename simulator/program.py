@@ -135,6 +135,7 @@ def _numbers(op: ProgramOp) -> Iterator[tuple[str, Number]]:
     else:
         yield "latency_s", op.bill.latency_s
         yield "interference", op.interference
+        yield "share_bytes", op.bill.share_bytes or 0
         yield from ((f"bytes on {link}", number) for link, number in op.bill.link_bytes.items())
 
 

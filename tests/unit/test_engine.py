@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import doctest
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -145,3 +147,10 @@ def test_check_lists_every_fault() -> None:
 
 def test_a_legal_program_passes_the_check() -> None:
     check([program(gather(0, {"l": 1}), compute(1, 2, 0), l=1)])
+
+
+def test_the_example_of_the_documentation_runs() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "background" / "engine.md"
+    outcome = doctest.testfile(str(page), module_relative=False)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
