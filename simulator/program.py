@@ -95,8 +95,9 @@ class Program:
 
 
 def check(programs: Sequence[Program]) -> None:
-    """Raise EngineError with every fault of the programs: ids, numbers, links, rendezvous, cycles."""
+    """Raise EngineError with every fault of the programs: names, ids, numbers, links, rendezvous, cycles."""
     faults = [fault for program in programs for fault in _op_faults(program)]
+    faults += _name_faults(programs)
     faults += _link_faults(programs)
     faults += _rendezvous_faults(programs)
     faults = faults or list(_cycle_faults(programs))
@@ -107,6 +108,12 @@ def check(programs: Sequence[Program]) -> None:
 def place(program: Program, op: ProgramOp) -> str:
     """How errors name an op."""
     return f"{program.name}: op {op.id} {op.label!r} on {op.stream}"
+
+
+def _name_faults(programs: Sequence[Program]) -> Iterator[Fault]:
+    for name, count in Counter(program.name for program in programs).items():
+        if count > 1:
+            yield Fault(place=name, problem=f"{count} programs have this name", remedy="a name for each")
 
 
 def _op_faults(program: Program) -> Iterator[Fault]:

@@ -145,6 +145,11 @@ def test_check_lists_every_fault() -> None:
     assert "link m has no capacity" in str(caught.value)
 
 
+def test_programs_need_names_of_their_own() -> None:
+    with pytest.raises(EngineError, match="2 programs have this name"):
+        check([program(), program()])
+
+
 def test_a_legal_program_passes_the_check() -> None:
     check([program(gather(0, {"l": 1}), compute(1, 2, 0), l=1)])
 
