@@ -1,0 +1,205 @@
+"""How far off are whole predictions? Regenerates docs/accuracy.md from the published table of measured runs.
+
+    python experiments/accuracy.py                   # writes docs/accuracy.md, dated today
+    python experiments/accuracy.py --date 2026-01-31 --jobs 4
+
+Nothing is fitted here. accuracy_notes.toml explains, row by row, what misses; it changes no number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from simulator.backtest import BacktestReport, run
+from simulator.backtest.outcome import Outcome
+from simulator.backtest.report import Group
+from simulator.backtest.text import percent
+from simulator.stack import Stack
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "experiments" / "measured" / "runs.csv.gz"
+NOTES = ROOT / "experiments" / "accuracy_notes.toml"
+PAGE = ROOT / "docs" / "accuracy.md"
+
+# The sharded data-parallel sources with targets of their own, and the targets.
+JUDGED = (
+    "mosaicml/llm-foundry",
+    "pytorch/torchtitan",
+    "NVIDIA/dgxc-benchmarking",
+    "InternLM/InternEvo",
+    "AI-Hypercomputer/maxtext",
+)
+MEDIAN, P90, BIAS, SPEARMAN = 0.04, 0.09, 0.03, 0.85
+
+TARGETS = (
+    f"Targets: median ≤ {percent(MEDIAN)}, p90 ≤ {percent(P90)}, bias within ±{percent(BIAS)}, MFU rank ≥ {SPEARMAN}. "
+    "A cell in bold misses its target.\n"
+)
+
+HEAD = """# Accuracy
+
+Predicted against measured step times of published training runs, on {date}. Regenerate with
+`python experiments/accuracy.py`. The table is `experiments/measured/runs.csv.gz`; its columns, and the rules that turn a
+row into a plan, are in [the reference](reference/runs-table.md).
+
+Kernels and links are fitted on microbenchmarks, never on these runs. {calibration}
+
+err = predicted / measured − 1. *median* and *p90* are of |err|, *bias* is the median of err, *MFU rank* is Spearman's
+correlation of predicted with measured MFU, *in 90 %* the share of rows inside their 90 % interval. Two baselines are
+fitted on a random half of each group's rows and tested on the other half, 20 times: *one MFU* (a constant a group) and
+*four terms* (GEMM FLOP, attention FLOP, elementwise and loss bytes, communication bytes). They have seen measured times
+of the same runs; the simulator has not. Cells of baselines are median / p90.
+
+{total} rows: {counts}.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the backtest and write the page; 130 if interrupted, and then nothing is written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", type=Path, default=TABLE)
+    parser.add_argument("--out", type=Path, default=PAGE)
+    parser.add_argument("--date", default=dt.datetime.now(tz=dt.UTC).date().isoformat())
+    parser.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args(argv)
+    report = run(args.table, progress=_show, jobs=args.jobs)
+    if report.interrupted:
+        print("interrupted: the page is left as it was", file=sys.stderr)
+        return 130
+    args.out.write_text(page(report, args.date, _notes()), encoding="utf-8")
+    return 0
+
+
+def page(report: BacktestReport, date: str, notes: dict[str, str]) -> str:
+    """The whole page as Markdown."""
+    judged = [g for g in report.groups if g.step.n and g.source in JUDGED and g.precision == "bf16"]
+    others = [g for g in report.groups if g.step.n and g not in judged]
+    sections = (
+        _head(report, date),
+        "## Sharded data parallelism, bf16\n",
+        TARGETS,
+        *_step_table(judged, targets=True),
+        "\n## Other groups\n",
+        *_step_table(others, targets=False),
+        "\n## Peak memory\n",
+        *_memory_table(report),
+        "\n## Rows that miss by more than the 90th percentile's target\n",
+        *_misses(judged, report, notes),
+        "\n## Rows not predicted\n",
+        *_refusals(report),
+    )
+    return "\n".join(sections) + "\n"
+
+
+def _head(report: BacktestReport, date: str) -> str:
+    statuses = ("ok", "calibration", "refused", "bad", "failed")
+    counts = ", ".join(f"{report.count(s)} {s}" for s in statuses)
+    return HEAD.format(date=date, calibration=_calibration(), total=len(report.outcomes), counts=counts)
+
+
+def _calibration() -> str:
+    """Which stacks were fitted on which named runs."""
+    fitted = {name: runs for name in Stack.names() if (runs := Stack.load(name).calibration_runs)}
+    if not fitted:
+        return "No stack is fitted on any of them either."
+    named = "; ".join(f"`{name}` on {', '.join(f'`{r}`' for r in runs)}" for name, runs in fitted.items())
+    return f"Stacks with coefficients fitted on named runs, which are not scored: {named}."
+
+
+def _step_table(groups: Sequence[Group], *, targets: bool) -> Iterator[str]:
+    yield "| source | GPU | precision | n | median | p90 | bias | MFU rank | in 90 % | one MFU | four terms |"
+    yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for group in groups:
+        yield f"| {' | '.join(_step_cells(group, targets=targets))} |"
+
+
+def _step_cells(group: Group, *, targets: bool) -> Iterator[str]:
+    step = group.step
+
+    def cell(text: str, *, missed: bool) -> str:
+        return f"**{text}**" if targets and missed else text
+
+    yield from (group.source, group.gpu, group.precision, str(step.n))
+    yield cell(percent(step.median_abs_error), missed=(step.median_abs_error or 0) > MEDIAN)
+    yield cell(percent(step.p90_abs_error), missed=(step.p90_abs_error or 0) > P90)
+    yield cell(percent(step.bias, signed=True), missed=abs(step.bias or 0) > BIAS)
+    rank = step.spearman_mfu
+    yield "–" if rank is None else cell(f"{rank:.2f}", missed=rank < SPEARMAN)
+    yield percent(step.coverage_90)
+    for name in ("constant_mfu", "four_terms"):
+        baseline = group.baseline(name)
+        yield f"{percent(baseline.median_abs_error)} / {percent(baseline.p90_abs_error)}"
+
+
+def _memory_table(report: BacktestReport) -> Iterator[str]:
+    yield "| source | GPU | precision | metric | n | median | p90 | bias | said OOM, ran |"
+    yield "|---|---|---|---|--:|--:|--:|--:|--:|"
+    for group in report.groups:
+        for m in group.memory:
+            errors = (percent(m.median_abs_error), percent(m.p90_abs_error), percent(m.bias, signed=True))
+            cells = (group.source, group.gpu, group.precision, m.mem_metric, str(m.n), *errors, str(m.predicted_oom))
+            yield f"| {' | '.join(cells)} |"
+
+
+def _misses(judged: Sequence[Group], report: BacktestReport, notes: dict[str, str]) -> Iterator[str]:
+    keys = {(g.source, g.gpu, g.precision) for g in judged}
+    rows = [
+        (abs(o.step_error), o)
+        for o in report.outcomes
+        if o.scored and o.step_error is not None and (o.source, o.gpu, o.precision) in keys
+    ]
+    missed = sorted((item for item in rows if item[0] > P90), key=lambda item: (-item[0], item[1].id))
+    if not missed:
+        yield "None."
+        return
+    yield "| row | err | predicted | measured | verdict | why |"
+    yield "|---|--:|--:|--:|---|---|"
+    for _, outcome in missed:
+        yield f"| {' | '.join(_miss_cells(outcome, notes))} |"
+
+
+def _miss_cells(o: Outcome, notes: dict[str, str]) -> Iterator[str]:
+    yield f"`{o.id}`"
+    yield percent(o.step_error, signed=True)
+    yield f"{o.predicted_step_s or 0:.3f} s"
+    yield f"{o.measured_step_s or 0:.3f} s"
+    yield "fits" if o.fits else "does not fit"
+    yield notes.get(o.id, "not explained yet")
+
+
+def _refusals(report: BacktestReport) -> Iterator[str]:
+    yield "By the first reason of each row."
+    yield ""
+    yield "| source | rows | reasons |"
+    yield "|---|--:|---|"
+    by_source: dict[str, dict[str, int]] = {}
+    for group in report.groups:
+        kinds = by_source.setdefault(group.source, {})
+        for kind, count in group.refused.items():
+            kinds[kind] = kinds.get(kind, 0) + count
+    for source, kinds in by_source.items():
+        if kinds:
+            reasons = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+            yield f"| {source} | {sum(kinds.values())} | {reasons} |"
+
+
+def _notes() -> dict[str, str]:
+    """Row id -> why it misses."""
+    if not NOTES.is_file():
+        return {}
+    entries = tomllib.loads(NOTES.read_text(encoding="utf-8"))["note"]
+    return {row: entry["why"] for entry in entries for row in entry["rows"]}
+
+
+def _show(done: int, total: int) -> None:
+    if done % 100 == 0 or done == total:
+        print(f"\r{done} of {total} rows", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
