@@ -96,7 +96,12 @@ class LiveCourse:
 
 
 def simulate_memory(
-    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, device: Device, settings: AllocatorSettings | None = None
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    blocks: ModelBlocks,
+    device: Device,
+    settings: AllocatorSettings | None = None,
 ) -> tuple[MemoryUse, MemoryTrace]:
     """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step."""
     history = write_history(model, plan, stack, blocks, workspace_bytes(device))

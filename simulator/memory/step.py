@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, Part, Tape, record
 from simulator.kernels import DTYPE_BYTES
+from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, Part, Tape, record
 from simulator.model import Model
 from simulator.ops import ModelBlocks, recompute_ops, uses_autocast
 from simulator.plan import Plan
 from simulator.stack import Stack
-from simulator.zero import optimizer_tensors, resident_tensors
+from simulator.zero import resident_tensors
 
 ROOT = -1  # index of the root unit; layers count from 0
 Mark = tuple[int, str, int, str, str]  # (event index, phase, micro-batch, unit, op)
@@ -51,7 +52,11 @@ class Writer:
         phase, micro_batch, unit = self._phase
         stop = len(part.events) if end is None else end
         self.marks.extend(
-            [(i + shift, phase, micro_batch, unit, op) for i, op in part.marks if start <= i < stop or i == stop == start]
+            [
+                (i + shift, phase, micro_batch, unit, op)
+                for i, op in part.marks
+                if start <= i < stop or i == stop == start
+            ]
         )
         self.events.extend(
             [(base + s if s >= 0 else outside[s], n, stream, tag) for s, n, stream, tag in part.events[start:end]]
@@ -79,7 +84,7 @@ class Strategy:
     def before_backward(self, unit: int) -> None:
         """They must be there again."""
 
-    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:  # noqa: ARG002
         """Parameter gradients of the unit exist: (slot, elements) in the order of the backward."""
         self.gradients.extend(slot for slot, _ in gradients)
 
@@ -126,17 +131,17 @@ class Tapes:
 def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradients: bool) -> Tapes:
     """Record every kind of block once."""
     dtype = plan.master_dtype if uses_autocast(stack, plan) else plan.compute_dtype
-    options = {"parameter_bytes": DTYPE_BYTES[dtype], "keep_gradients": keep_gradients}
+    tape = partial(record, parameter_bytes=DTYPE_BYTES[dtype], keep_gradients=keep_gradients)
     again = recompute_ops(blocks.layer, plan, stack)
     cached = plan.recompute == "selective" and stack.blocks != "fused"
     constant = plan.implementation == "fsdp2"
-    head = record(blocks.head, ends_forward=True, **options)
+    head = tape(blocks.head, ends_forward=True)
     gemms = [op.name for op in blocks.head.ops if op.category == "gemm"]
-    begins = dict((name, index) for index, name in head.backward.marks)
+    begins = {name: index for index, name in head.backward.marks}
     return Tapes(
-        embedding=record(blocks.embedding, owns_input=False, **options),
-        plain=record(blocks.layer, **options),
-        checkpointed=record(blocks.layer, again, cached=cached, keep_constants=constant, **options),
+        embedding=tape(blocks.embedding, owns_input=False),
+        plain=tape(blocks.layer),
+        checkpointed=tape(blocks.layer, again, cached=cached, keep_constants=constant),
         head=head,
         head_gemm=begins[gemms[-1]] if gemms else 0,
     )
@@ -146,13 +151,20 @@ class Step:
     """Writes steps: `persistent` once, then `step` as often as one likes."""
 
     def __init__(
-        self, model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, strategy: Callable[[Writer, Model, Plan], Strategy]
+        self,
+        model: Model,
+        plan: Plan,
+        stack: Stack,
+        blocks: ModelBlocks,
+        strategy: Callable[[Writer, Model, Plan], Strategy],
     ) -> None:
         self.writer = Writer()
         self.model, self.plan = model, plan
         self.strategy = strategy(self.writer, model, plan)
         self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.strategy.keeps_gradients)
-        self._adding = record_tapes(blocks, plan, stack, keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
+        self._adding = (
+            record_tapes(blocks, plan, stack, keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
+        )
         self._inputs = 0
         self._workspaces: list[int] = []
 
@@ -244,7 +256,13 @@ class Step:
         return _outside(head.gradient, base, given, ones)
 
     def _backward(
-        self, index: int, stack: list[tuple[int, Tape, int, int]], gradient: int, *, sync: bool, head: list[tuple[int, int]]
+        self,
+        index: int,
+        stack: list[tuple[int, Tape, int, int]],
+        gradient: int,
+        *,
+        sync: bool,
+        head: list[tuple[int, int]],
     ) -> None:
         writer, strategy = self.writer, self.strategy
         for unit, tape, base, given in reversed(stack):

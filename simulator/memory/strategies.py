@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.memory.step import ROOT, Strategy, Writer
-from simulator.memory.tape import COMPUTE, DONE, FREE_LATER, GATHER, REDUCE
+from simulator.memory.tape import DONE, FREE_LATER, GATHER, REDUCE
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.zero import Unit, keeps_layers, keeps_root, pieces, shard_ranks, units
+from simulator.zero import Unit, keeps_layers, keeps_root, shard_ranks, units
 
 __all__ = ["strategy_of"]
 

@@ -138,30 +138,33 @@ class _Writer:
         """Tensors live to their last use, or longer if `kept`. The block's output is the next block's to free."""
         ops = list(ops)
         last = {name: index for index, op in enumerate(ops) for name in op.inputs}
-        final = {name: index for index, op in enumerate(self.block.ops) for name in op.inputs}
+        final = {name for op in self.block.ops for name in op.inputs}
         keep = kept | {self.block.output}
-        leaves = max((i for i, op in enumerate(ops) if op.category == "gemm"), default=-1) if self.ends_forward else -1
+        products = [index for index, op in enumerate(ops) if op.category == "gemm"]
+        leaves = products[-1] if products and self.ends_forward else len(ops) - 1
         unwound: list[str] = []  # still held by Python's frames where a recomputation stops early
         for index, op in enumerate(ops):
-            self._mark(op.name)
-            tag = TAG["loss" if op.category == "loss" else "activations"]
-            for tensor in op.outputs:
-                self.slots[tensor.name] = self._alloc(tensor.num_bytes, tag)
-            self._temporary(op.forward_temporary_bytes)
-            for name in dict.fromkeys(op.inputs):
-                if last[name] == index and name not in keep and name != self.block.input:
+            self._forward_op(op)
+            dead = [name for name in dict.fromkeys(op.inputs) if last[name] == index and name != self.block.input]
+            unused = [tensor.name for tensor in op.outputs if tensor.name not in last]
+            unwound += [name for name in unused if name in final]
+            for name in (*dead, *(name for name in unused if name not in final)):
+                if name not in keep:
                     self._drop(name)
-            for tensor in op.outputs:
-                if tensor.name not in keep and tensor.name not in last:
-                    (unwound.append if tensor.name in final else self._drop)(tensor.name)
             if op.category == "gemm":
                 self.cut = len(self._part.events)
             if index == leaves and self.block.input not in keep:
                 self._drop(self.block.input)
         for name in unwound:
-            self._drop(name)
-        if self.block.input not in keep:
-            self._drop(self.block.input)
+            if name not in keep:
+                self._drop(name)
+
+    def _forward_op(self, op: Op) -> None:
+        self._mark(op.name)
+        tag = TAG["loss" if op.category == "loss" else "activations"]
+        for tensor in op.outputs:
+            self.slots[tensor.name] = self._alloc(tensor.num_bytes, tag)
+        self._temporary(op.forward_temporary_bytes)
 
     def _drop(self, name: str) -> None:
         slot = self.slots.pop(name, None)

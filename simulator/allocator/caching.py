@@ -1,8 +1,8 @@
-"""The CUDA caching allocator of PyTorch: which blocks it hands out, which segments it takes from the driver.
+"""The caching allocator itself: which blocks it hands out, which segments it takes from the driver.
 
 It has no clock: it is driven by an ordered sequence of `malloc` and `free`, so it can replay a sequence recorded on a
 real GPU on a machine without one. Rules and constants: PyTorch's `c10/cuda/CUDACachingAllocator.cpp` and its headers
-(torch 2.11-2.13); every one of them is exercised by `tests/replay` against recorded traces.
+(torch 2.11-2.13); `tests/replay` holds them against recorded traces, address by address.
 
     request -> round to 512 B -> small (<= 1 MiB) or large pool of its stream -> best fit, split | new segment
     free    -> coalesce with free neighbours of the segment -> back to its stream's pool; segments stay reserved
@@ -12,97 +12,27 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
+from simulator.allocator.blocks import (
+    MIN_BLOCK_BYTES,
+    SEGMENT_ROUND_BYTES,
+    SMALL_BYTES,
+    UNLIMITED_BYTES,
+    AllocatorSettings,
+    Block,
+    Pool,
+    least_expandable,
+    merge,
+    page_bytes,
+    round_request,
+    segment_bytes,
+    split,
+)
 from simulator.errors import ShardwiseError
-
-MIB = 2**20
-MIN_BLOCK_BYTES = 512
-SMALL_BYTES = MIB  # requests up to here live in the small pool
-SMALL_SEGMENT_BYTES = 2 * MIB
-LARGE_SEGMENT_BYTES = 20 * MIB  # segment of requests between 1 and 10 MiB, page of large expandable segments
-MIN_OWN_SEGMENT_BYTES = 10 * MIB  # from here on a request gets a segment of its own ...
-SEGMENT_ROUND_BYTES = 2 * MIB  # ... rounded up to this
-UNLIMITED_BYTES = 2**62
 
 
 class OutOfMemoryError(ShardwiseError):
     """The driver's memory is used up even after every cached segment was returned."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorSettings:
-    """What PYTORCH_CUDA_ALLOC_CONF can say; the defaults are PyTorch's.
-
-    roundup_power2_divisions: 16 numbers for the powers of two 1 MiB .. 64 GiB, or empty (off).
-    garbage_collection_threshold: fraction of the capacity, 0 = off.
-    """
-
-    expandable_segments: bool = False
-    max_split_size_bytes: int = UNLIMITED_BYTES
-    max_non_split_rounding_bytes: int = LARGE_SEGMENT_BYTES
-    roundup_power2_divisions: tuple[int, ...] = ()
-    garbage_collection_threshold: float = 0.0
-
-
-def round_request(num_bytes: int, divisions: tuple[int, ...] = ()) -> int:
-    """Bytes of the block that serves a request: a multiple of 512, at least 512, or a fraction of a power of two."""
-    if divisions and num_bytes > MIN_BLOCK_BYTES:
-        power = num_bytes.bit_length() - 1
-        division = divisions[min(max(power - 20, 0), 15)]
-        if division > 1 and num_bytes > MIN_BLOCK_BYTES * division:
-            step = max(2**power // division, 1)
-            return -(-num_bytes // step) * step
-    return max(MIN_BLOCK_BYTES, -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)
-
-
-def segment_bytes(block_bytes: int) -> int:
-    """Bytes asked from the driver when no cached block fits."""
-    if block_bytes <= SMALL_BYTES:
-        return SMALL_SEGMENT_BYTES
-    if block_bytes < MIN_OWN_SEGMENT_BYTES:
-        return LARGE_SEGMENT_BYTES
-    return -(-block_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
-
-
-class Block:
-    """A piece of a segment. Neighbours are linked; `mapped` is False for expandable address space without memory."""
-
-    __slots__ = ("address", "born", "expandable", "mapped", "next", "pool", "prev", "requested", "size", "used", "uses")
-
-    def __init__(self, address: int, size: int, pool: Pool) -> None:
-        self.address = address
-        self.size = size
-        self.pool = pool
-        self.requested = 0
-        self.used = False
-        self.uses: set[int] = set()  # other streams that still read it; not free before they are done
-        self.mapped = True
-        self.expandable = False
-        self.born = 0  # number of searches when it entered its pool: its age for garbage collection
-        self.prev: Block | None = None
-        self.next: Block | None = None
-
-
-class Pool:
-    """Free blocks of one stream and one size class, ordered by (size, address)."""
-
-    __slots__ = ("free", "searches", "small", "stream", "unmapped")
-
-    def __init__(self, stream: int, *, small: bool) -> None:
-        self.stream = stream
-        self.small = small
-        self.free: list[tuple[int, int, Block]] = []
-        self.unmapped: list[tuple[int, Block]] = []  # by address
-        self.searches = 0
-
-    def insert(self, block: Block) -> None:
-        block.born = self.searches
-        insort(self.free, (block.size, block.address, block))
-
-    def remove(self, block: Block) -> None:
-        free = self.free
-        del free[bisect_left(free, (block.size, block.address))]  # type: ignore[arg-type]
 
 
 class CachingAllocator:
@@ -144,11 +74,11 @@ class CachingAllocator:
         block = self._find(pool, size) or self._from_driver(pool, size)
         remaining = block.size - size
         if small or settings.expandable_segments:
-            split = remaining >= MIN_BLOCK_BYTES
+            cut = remaining >= MIN_BLOCK_BYTES
         else:
-            split = remaining > SMALL_BYTES and size < settings.max_split_size_bytes
-        if split:
-            pool.insert(_split(block, size))
+            cut = remaining > SMALL_BYTES and size < settings.max_split_size_bytes
+        if cut:
+            pool.insert(split(block, size))
         block.used = True
         block.requested = num_bytes
         self._count(block.size, num_bytes)
@@ -207,11 +137,11 @@ class CachingAllocator:
         self.segments[address] = (num_bytes, rest)
         self._reserve(num_bytes)
         for start, size, requested in live:
-            block = rest if start == rest.address else _split(rest, start - rest.address)
+            block = rest if start == rest.address else split(rest, start - rest.address)
             if block is not rest:
                 pool.insert(rest)
             end = start + size
-            tail = None if end == block.address + block.size else _split(block, size)
+            tail = None if end == block.address + block.size else split(block, size)
             block.used, block.requested = True, requested
             self._count(size, requested)
             if tail is None:
@@ -244,12 +174,12 @@ class CachingAllocator:
     def _find(self, pool: Pool, size: int) -> Block | None:
         free = pool.free
         pool.searches += 1
-        at = bisect_left(free, (size,))  # type: ignore[arg-type]
+        at = bisect_left(free, (size,))
         if at == len(free):
             return None
         block = free[at][2]
         if block.expandable:
-            at = _least_expandable(free, at)
+            at = least_expandable(free, at)
             block = free[at][2]
         limit = self.settings.max_split_size_bytes
         if limit != UNLIMITED_BYTES:
@@ -284,7 +214,7 @@ class CachingAllocator:
         limit = self.settings.max_split_size_bytes
         if limit == UNLIMITED_BYTES or self.settings.expandable_segments:
             return False
-        at = bisect_left(pool.free, (max(size, limit),))  # type: ignore[arg-type]
+        at = bisect_left(pool.free, (max(size, limit),))
         if at < len(pool.free):
             self._drop_segment(pool.free[at][2])
             return True
@@ -333,13 +263,14 @@ class CachingAllocator:
         for _, hole in pool.unmapped:
             before = hole.prev
             start = before if before is not None and not before.used and not before.uses else hole
-            room, block = 0, start
+            room = 0
+            block: Block | None = start
             while room < size and block is not None and not block.used and not block.uses:
                 room += block.size
-                block = block.next  # type: ignore[assignment]
+                block = block.next
             if room >= size:
                 return start
-        page = _page_bytes(pool)
+        page = page_bytes(pool)
         span = max(self.capacity_bytes if self.capacity_bytes < UNLIMITED_BYTES else 2**40, size) * 9 // 8
         span = -(-span // page) * page
         hole = Block(self._place(span), span, pool)
@@ -358,13 +289,13 @@ class CachingAllocator:
     def _map(self, hole: Block, num_bytes: int) -> Block | None:
         """Give pages to the front of a hole, merged with free neighbours; the block that contains them."""
         pool = hole.pool
-        page = _page_bytes(pool)
+        page = page_bytes(pool)
         num_bytes = -(-num_bytes // page) * page
         if self.reserved_bytes + num_bytes > self.capacity_bytes:
             return None
-        del pool.unmapped[bisect_left(pool.unmapped, (hole.address,))]  # type: ignore[arg-type]
+        del pool.unmapped[bisect_left(pool.unmapped, (hole.address,))]
         if hole.size > num_bytes:
-            rest = _split(hole, num_bytes)
+            rest = split(hole, num_bytes)
             insort(pool.unmapped, (rest.address, rest))
         hole.mapped = True
         self._reserve(num_bytes)
@@ -373,21 +304,21 @@ class CachingAllocator:
     def _unmap(self, block: Block) -> None:
         """Return the whole pages inside a free block."""
         pool = block.pool
-        page = _page_bytes(pool)
+        page = page_bytes(pool)
         first = -(-block.address // page) * page
         last = (block.address + block.size) // page * page
         if last <= first:
             return
         pool.remove(block)
         if first > block.address:
-            tail = _split(block, first - block.address)
+            tail = split(block, first - block.address)
             pool.insert(block)
             block = tail
         if block.address + block.size > last:
-            pool.insert(_split(block, last - block.address))
+            pool.insert(split(block, last - block.address))
         block.mapped = False
         self.reserved_bytes -= block.size
-        block = _merge(block, lambda b: pool.unmapped.remove((b.address, b)))
+        block = merge(block, lambda b: pool.unmapped.remove((b.address, b)))
         insort(pool.unmapped, (block.address, block))
 
     # --- freeing
@@ -452,58 +383,8 @@ class CachingAllocator:
 
     def _count(self, size: int, requested: int) -> None:
         self.allocated_bytes += size
-        if self.allocated_bytes > self.peak_allocated_bytes:
-            self.peak_allocated_bytes = self.allocated_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         self.active_bytes += size
-        if self.active_bytes > self.peak_active_bytes:
-            self.peak_active_bytes = self.active_bytes
+        self.peak_active_bytes = max(self.peak_active_bytes, self.active_bytes)
         self.requested_bytes += requested
-        if self.requested_bytes > self.peak_requested_bytes:
-            self.peak_requested_bytes = self.requested_bytes
-
-
-def _page_bytes(pool: Pool) -> int:
-    return SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES
-
-
-def _split(block: Block, size: int) -> Block:
-    """Cut `block` to `size`; the rest becomes its next neighbour, in no pool yet."""
-    rest = Block(block.address + size, block.size - size, block.pool)
-    rest.mapped, rest.expandable = block.mapped, block.expandable
-    rest.prev, rest.next = block, block.next
-    if block.next is not None:
-        block.next.prev = rest
-    block.next = rest
-    block.size = size
-    return rest
-
-
-def _merge(block: Block, unfile: Callable[[Block], None]) -> Block:
-    """Join an unmapped block with unmapped neighbours."""
-    before, after = block.prev, block.next
-    if after is not None and not after.mapped:
-        unfile(after)
-        block.size += after.size
-        block.next = after.next
-        if after.next is not None:
-            after.next.prev = block
-    if before is not None and not before.mapped:
-        unfile(before)
-        before.size += block.size
-        before.next = block.next
-        if block.next is not None:
-            block.next.prev = before
-        block = before
-    return block
-
-
-def _least_expandable(free: list[tuple[int, int, Block]], at: int) -> int:
-    """A block before unmapped space counts with what it can grow to, so a larger closed block may fit better."""
-
-    def room(block: Block) -> int:
-        after = block.next
-        return block.size + (after.size if after is not None and not after.mapped else 0)
-
-    while free[at][2].expandable and at + 1 < len(free) and room(free[at + 1][2]) < room(free[at][2]):
-        at += 1
-    return at
+        self.peak_requested_bytes = max(self.peak_requested_bytes, self.requested_bytes)

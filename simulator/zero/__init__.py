@@ -1,0 +1,34 @@
+"""ZeRO: what each implementation shards, what stays resident on a GPU, what travels and which passes it adds.
+
+Letters: Ψ parameters, N shard ranks. Sources: arXiv 1910.02054 (the stages), torch 2.13 `_fully_shard` (FSDP2),
+`fsdp/_flat_param.py` (FSDP1), `nn/parallel/distributed.py` (DDP), DeepSpeed `runtime/zero`, Megatron-Core
+`distributed/param_and_grad_buffer.py`; told in docs/background/memory.md.
+"""
+
+from simulator.zero.communication import UnitComm, communication
+from simulator.zero.resident import (
+    buffer_tensors,
+    gradient_tensors,
+    model_state_bytes,
+    optimizer_tensors,
+    resident_bytes,
+    resident_tensors,
+)
+from simulator.zero.units import Unit, keeps_layers, keeps_root, pieces, shard_ranks, units
+
+__all__ = [
+    "Unit",
+    "UnitComm",
+    "buffer_tensors",
+    "communication",
+    "gradient_tensors",
+    "keeps_layers",
+    "keeps_root",
+    "model_state_bytes",
+    "optimizer_tensors",
+    "pieces",
+    "resident_bytes",
+    "resident_tensors",
+    "shard_ranks",
+    "units",
+]

@@ -1,0 +1,160 @@
+"""What travels, and which passes over memory each implementation adds around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from simulator.kernels import DTYPE_BYTES, Stream
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.zero.units import Shape, Unit, buckets, keeps_layers, keeps_root, numel_of, pieces, shard_ranks, units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitComm:
+    """What one piece of the model (embedding, layer0.., head) sends, in bytes of the full tensor; 0 = nothing.
+
+    all_gather_forward_bytes, all_gather_backward_bytes: parameters, in every micro-batch. FSDP's root unit is gathered
+    before the embedding and reduced after it.
+    reduce_scatter_bytes, all_reduce_bytes: gradients, in every micro-batch or the last one (Plan.syncs_every_micro_batch);
+    all_reduce_bytes under HSDP is the shard that travels between replicas. num_buckets: collectives they are split into.
+    parameter_gather_bytes: updated parameters, once a step.
+    backward_gather_ranks: ranks of the backward's all-gather (smaller than dp_shard if reshard_after_forward is a number).
+    *_kernels: full-size passes over memory around the collectives, on the compute stream.
+    """
+
+    unit: str
+    all_gather_forward_bytes: int = 0
+    all_gather_backward_bytes: int = 0
+    reduce_scatter_bytes: int = 0
+    all_reduce_bytes: int = 0
+    num_buckets: int = 1
+    parameter_gather_bytes: int = 0
+    backward_gather_ranks: int = 1
+    gather_forward_kernels: tuple[Stream, ...] = ()
+    gather_backward_kernels: tuple[Stream, ...] = ()
+    gradient_kernels: tuple[Stream, ...] = ()
+
+
+def communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
+    """What each piece of the model sends, in forward order: embedding, layer0.., head."""
+    match plan.implementation:
+        case "fsdp1" | "fsdp2":
+            return _fsdp_communication(model, plan)
+        case "ddp" | "zero_redundancy":
+            return _ddp_communication(model, plan)
+        case _:
+            return tuple(_flat_communication(name, shapes, plan) for name, shapes in pieces(model))
+
+
+def _fsdp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
+    root, *layers = units(model, plan)
+    comm = _fsdp_comm(root, plan, kept=keeps_root(plan))
+    embedding = replace(comm, unit="embedding", all_gather_backward_bytes=0, gather_backward_kernels=())
+    head = UnitComm(
+        unit="head",
+        all_gather_backward_bytes=comm.all_gather_backward_bytes,
+        backward_gather_ranks=comm.backward_gather_ranks,
+        gather_backward_kernels=comm.gather_backward_kernels,
+    )
+    if not layers:
+        return embedding, head
+    layer = _fsdp_comm(layers[0], plan, kept=keeps_layers(plan))
+    return embedding, *(replace(layer, unit=unit.name) for unit in layers), head
+
+
+def _fsdp_comm(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
+    compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
+    sharded = unit.shards > 1
+    gathered = unit.padded_numel * compute if plan.zero > 0 else 0
+    again = 0 if kept else gathered
+    reshard = plan.reshard_after_forward
+    ranks = reshard if isinstance(reshard, int) and not isinstance(reshard, bool) else unit.shards
+    replicas = plan.dp_replicate
+    passes = _gather_passes(unit, plan) if gathered else ()
+    return UnitComm(
+        unit=unit.name,
+        all_gather_forward_bytes=gathered if sharded else 0,
+        all_gather_backward_bytes=again if sharded else 0,
+        backward_gather_ranks=ranks,
+        reduce_scatter_bytes=unit.padded_numel * reduced if sharded else 0,
+        all_reduce_bytes=unit.shard_numel * reduced if replicas > 1 else 0,
+        gather_forward_kernels=passes,
+        gather_backward_kernels=passes if again else (),
+        gradient_kernels=_gradient_passes(unit, plan),
+    )
+
+
+def _gather_passes(unit: Unit, plan: Plan) -> tuple[Stream, ...]:
+    """Cast of the shard to the compute dtype; FSDP2 also copies the gathered buffer out into parameters."""
+    compute, master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.master_dtype]
+    shard, full = unit.shard_numel, unit.padded_numel * compute
+    cast = Stream(op="cast", read_bytes=shard * master, write_bytes=shard * compute)
+    if plan.implementation == "fsdp1":
+        return (cast,) if compute != master else ()
+    return cast, Stream(op="copy", read_bytes=full, write_bytes=full)
+
+
+def _gradient_passes(unit: Unit, plan: Plan) -> tuple[Stream, ...]:
+    """Full-size passes before the reduction: 6 B a parameter in FSDP2 (bf16 to fp32), 18 in FSDP1."""
+    compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
+    numel = unit.padded_numel
+    if plan.implementation == "fsdp2":
+        return (Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * reduced),)
+    flatten = Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * compute)
+    divide = Stream(op="elementwise", read_bytes=numel * reduced, write_bytes=numel * reduced)
+    if compute == reduced:
+        return flatten, divide
+    return flatten, Stream(op="cast", read_bytes=numel * compute, write_bytes=numel * reduced), divide
+
+
+def _ddp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
+    """All-reduce a bucket, booked on the piece whose backward fills it; ZeRO-1's owners broadcast new parameters."""
+    master = DTYPE_BYTES[plan.master_dtype]
+    numels: dict[str, list[int]] = {}
+    for _, shapes, piece in buckets(model, plan):
+        numels.setdefault(piece, []).append(numel_of(shapes))
+    return tuple(
+        UnitComm(
+            unit=name,
+            all_reduce_bytes=sum(numels.get(name, [])) * DTYPE_BYTES[plan.gradient_dtype],
+            num_buckets=len(numels.get(name, [])) or 1,
+            parameter_gather_bytes=numel_of(shapes) * master if plan.zero == 1 else 0,
+            gradient_kernels=_bucket_passes(sum(numels.get(name, [])) * master, plan),
+        )
+        for name, shapes in pieces(model)
+    )
+
+
+def _bucket_passes(num_bytes: int, plan: Plan) -> tuple[Stream, ...]:
+    """Gradients are copied (and divided) into their bucket, and back after it has travelled, unless they are its views."""
+    if num_bytes == 0:
+        return ()
+    once = Stream(op="copy", read_bytes=num_bytes, write_bytes=num_bytes)
+    return (once,) if plan.gradient_as_bucket_view else (once, once)
+
+
+def _flat_communication(name: str, shapes: tuple[Shape, ...], plan: Plan) -> UnitComm:
+    """DeepSpeed and Megatron. Stage 0 all-reduces; 1 and 2 reduce-scatter and gather new parameters; 3 gathers twice."""
+    compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
+    ranks = shard_ranks(plan)
+    numel = -(-numel_of(shapes) // ranks) * ranks
+    gathered = numel * compute if plan.zero == 3 else 0
+    passes: tuple[Stream, ...] = ()
+    buckets = 1
+    if plan.implementation == "deepspeed":
+        copy = Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * compute)
+        divide = Stream(op="elementwise", read_bytes=numel * reduced, write_bytes=numel * reduced)
+        passes = copy, divide
+        buckets = -(-numel // plan.reduce_bucket_numel)
+    return UnitComm(
+        unit=name,
+        all_gather_forward_bytes=gathered,
+        all_gather_backward_bytes=gathered,
+        backward_gather_ranks=ranks,
+        reduce_scatter_bytes=numel * reduced if plan.zero > 0 else 0,
+        all_reduce_bytes=numel // ranks * reduced if plan.zero == 0 or plan.dp_replicate > 1 else 0,
+        num_buckets=buckets,
+        parameter_gather_bytes=numel * compute if plan.zero in (1, 2) else 0,
+        gradient_kernels=passes,
+    )
