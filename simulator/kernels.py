@@ -20,9 +20,9 @@ StreamOp = Literal[
     "elementwise",  # add, multiply, activation, residual; simple vectorised kernels
     "cast",
     "copy",  # clone, contiguous, cat, split_with_sizes_copy, chunk_cat
-    "norm_forward",
-    "norm_backward",
-    "softmax",  # log-softmax over rows, forward or backward
+    "norm_forward",  # reads x, writes y
+    "norm_backward",  # two launches: dx (reads dy and x, writes dx), then the weight's column sums (reads dy and x)
+    "softmax",  # over rows, forward or backward, with every pass over memory: log-softmax is 3 reads and 1 write each way
     "reduce",  # column sums: bias gradients
     "embedding_forward",
     "embedding_backward",
