@@ -58,23 +58,17 @@ def _section(title: str, body: Table | Text) -> Group:
     return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
 
 
-def _verdict(p: Prediction) -> Text:
+def _verdict(p: Prediction) -> Table:
     m = p.memory
     spare = m.capacity_bytes - m.used_bytes
     margin = (
         f"{format_bytes(abs(spare))} ({abs(spare) / m.capacity_bytes:.0%}) {'to spare' if spare >= 0 else 'too much'}"
     )
-    text = Text(p.verdict, style=_COLORS[p.verdict])
-    text.append(
-        f"  {p.model} on {p.cluster}, {p.num_devices:,} device{'s' if p.num_devices != 1 else ''}: ",
-        style="not bold default",
-    )
-    text.append(
-        f"{format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)} used, {margin}", style="not bold default"
-    )
-    if p.cause:
-        text.append(f"\n{' ' * len(p.verdict)}  {p.cause}", style="not bold default")
-    return text
+    devices = f"{p.num_devices:,} device{'s' if p.num_devices != 1 else ''}"
+    needed = f"{format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)} needed, {margin}"
+    table = _table([(p.verdict, f"{p.model} on {p.cluster}, {devices}: {needed}"), ("", p.cause)], "ll")
+    table.columns[0].style = _COLORS[p.verdict]
+    return table
 
 
 def _table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:

@@ -261,3 +261,24 @@ def test_every_field_of_a_plan_is_a_flag_and_documented(capsys: pytest.CaptureFi
     page = (ROOT / "docs/reference/plan-file.md").read_text()
     assert [name for name in Plan.model_fields if f"--{name.replace('_', '-')}" not in text] == []
     assert [name for name in Plan.model_fields if f"`{name}`" not in page] == []
+
+
+def test_the_embedded_default_is_predicted_and_twice_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = []
+    for _ in range(2):
+        assert main(["predict", "--json"]) in (ExitCode.OK, ExitCode.DOES_NOT_FIT)
+        answers.append(capsys.readouterr().out)
+    assert answers[0] == answers[1]
+    document = json.loads(answers[0])
+    assert sum(document["breakdown_s"].values()) == pytest.approx(document["step_s"])
+    assert document["lower_s"] <= document["low_s"] <= document["step_s"] <= document["high_s"]
+
+
+@pytest.mark.parametrize(
+    "flag", ["--seq-len", "--micro-batch-size", "--num-micro-batches", "--bucket-bytes", "--dp-shard"]
+)
+def test_absurd_sizes_have_an_answer_or_a_fault(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    number = "1" + "0" * 400
+    code = main(["predict", "--calibration", "datasheet", flag, number + ("B" if flag == "--bucket-bytes" else "")])
+    assert code in (ExitCode.OK, ExitCode.BAD_INPUT, ExitCode.DOES_NOT_FIT)
+    assert "Traceback" not in capsys.readouterr().err

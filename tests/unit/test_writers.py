@@ -46,7 +46,7 @@ def test_json_refuses_what_json_cannot_say(made_prediction: Prediction) -> None:
 
 def test_text_begins_with_the_verdict_and_the_margin(made_prediction: Prediction) -> None:
     first = to_text(render(made_prediction)).splitlines()[0]
-    assert first.startswith("FITS  tiny on one-node, 8 devices: 56.0 GiB of 80.0 GiB used, 24.0 GiB (30%) to spare")
+    assert first.startswith("FITS  tiny on one-node, 8 devices: 56.0 GiB of 80.0 GiB needed, 24.0 GiB (30%) to spare")
 
 
 def test_text_says_what_is_too_much(made_prediction: Prediction) -> None:
