@@ -13,6 +13,7 @@ from simulator.cli import ExitCode
 from simulator.cli.study import read_study
 from simulator.plan import Plan
 from simulator.predict import predict
+from simulator.units import format_bytes
 
 _HELP = """Predict one training step of a model under a plan on a cluster.
 
@@ -34,16 +35,23 @@ def _metavar(annotation: object) -> str:
     return "|".join(names[part] for part in names if part is annotation or part in get_args(annotation)) or "VALUE"
 
 
+def _default(name: str, value: object) -> str:
+    """What --help says of a flag that is not given."""
+    if name == "dp_shard":
+        return "default: the devices that the other degrees leave"
+    if value is None:
+        return ""
+    if name.endswith("_bytes") and isinstance(value, int):
+        return f"default {format_bytes(value)}"
+    return f"default {str(value).lower() if isinstance(value, bool) else value}"
+
+
 def _plan_options(function: Callable[..., int]) -> Callable[..., int]:
     """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are told together."""
     for name, info in reversed(Plan.model_fields.items()):
         metavar = "SIZE" if name.endswith("_bytes") else _metavar(info.annotation)
-        default = (
-            ""
-            if info.default is None
-            else f"default {str(info.default).lower() if isinstance(info.default, bool) else info.default}"
-        )
-        function = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=default)(function)
+        option = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=_default(name, info.default))
+        function = option(function)
     return function
 
 
