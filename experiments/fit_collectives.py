@@ -13,10 +13,7 @@ spread of the left-out machines' large messages is what `between_machines` says.
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import hashlib
-import io
 import json
 import math
 from collections import Counter, defaultdict
@@ -26,176 +23,16 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from _collective_samples import SUBSET, Sample, band, cut, read_rows, to_sample, usable
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from simulator.collective_curves import LinkCurves
-from simulator.collectives.cost import Call, Links, Placement, algorithm_of, call_s, detour, nic_part, nic_share
-from simulator.collectives.volumes import Kind, volume
+from simulator.collectives.cost import algorithm_of, call_s, detour, nic_part, nic_share
+from simulator.collectives.volumes import volume
 
-HERE = Path(__file__).resolve().parent
-SUBSET = HERE / "measured" / "collectives.csv.gz"
-OUTPUT = HERE.parent / "topologies" / "calibrations" / "links.calibration.json"
-MIN_BYTES, MID_BYTES, LARGE_BYTES = 1024, 64 * 2**10, 64 * 2**20
+OUTPUT = Path(__file__).resolve().parent.parent / "topologies" / "calibrations" / "links.calibration.json"
 Array = NDArray[np.float64]
-
-KINDS: dict[str, Kind] = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "alltoall": "all_to_all",
-    "sendrecv": "send_recv",
-}
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What a table's `gpu` and `intra_link` stand for. Port speed: data sheet, one way (NVLink 2 to 5, PCIe 4 x16)."""
-
-    port: str
-    bytes_per_s: float
-    architecture: str
-    shape: str = "switch"
-
-
-GPUS = {
-    "V100-SXM3": Hardware("nvlink2", 150e9, "volta"),
-    "V100-SXM2": Hardware("nvlink2", 150e9, "volta"),
-    "A100-SXM4": Hardware("nvlink3", 300e9, "ampere"),
-    "NVIDIA A100-SXM4": Hardware("nvlink3", 300e9, "ampere"),
-    "H100-SXM5": Hardware("nvlink4", 450e9, "hopper"),
-    "H100 or H200": Hardware("nvlink4", 450e9, "hopper"),
-    "H200-SXM5": Hardware("nvlink4", 450e9, "hopper"),
-    "B200": Hardware("nvlink5", 900e9, "blackwell"),
-    "B300": Hardware("nvlink5", 900e9, "blackwell"),
-    "GB200": Hardware("nvlink5", 900e9, "blackwell"),
-    "L40S": Hardware("pcie4", 31.5e9, "ada", "pcie"),
-}
-
-# Machines by a part of `source` or `notes`: the network, NICs a node, and bytes/s a node where the table leaves it out.
-NETWORKS: tuple[tuple[str, str, int, float], ...] = (
-    ("p4de", "efa", 4, 50e9),
-    ("p5.48xlarge", "efa", 32, 400e9),
-    ("EKS EFA test", "efa", 32, 400e9),
-    ("p5en.48xlarge", "efa", 16, 400e9),
-    ("P6-B200", "efa", 8, 400e9),
-    ("TCPXO", "ethernet", 8, 200e9),  # GPUDirect-TCPXO over 8 × 200 Gb/s Ethernet
-    ("A3 High TCPX", "ethernet", 4, 100e9),
-    ("OCI BM.GPU.H100.8", "roce", 8, 400e9),
-    ("OCI BM.GPU.B4.8", "roce", 8, 200e9),
-    ("A3 Ultra", "roce", 8, 400e9),
-    ("DGX-1V", "roce", 2, 25e9),
-    ("Nebius", "infiniband", 8, 400e9),
-    ("2x DGX A100", "infiniband", 8, 200e9),
-    ("4x DGX A100", "infiniband", 8, 200e9),
-    ("sophia", "infiniband", 8, 200e9),
-    ("XE9680", "infiniband", 8, 400e9),
-    ("same cluster scaling", "infiniband", 8, 400e9),
-    ("H100 cluster, interconnect not named", "infiniband", 8, 400e9),
-    ("Slingshot", "slingshot", 2, 50e9),
-)
-
-# What is left out, and why. Each is a part of "source location notes nccl n_gpus" as `_text` writes it.
-EXCLUDED = {
-    "reported as degraded": "two-node runs of NVIDIA/nccl-tests issue 290: reported as broken",
-    "26285727504": "2 x 4 GPUs (dgx06): degraded",
-    "Intel Arc": "not NCCL",
-    "unknown (1 GPU/node)": "instance not stated",
-    "env1": "TCP sockets",
-    "env2": "TCP sockets with options",
-    "does not say which": "A3 High or Edge: page does not say which",
-    "rank count uncertain": "rank count uncertain",
-    "microsoft/vidur": "few iterations, other software between the timers",
-    "older stack": "EFA installer of an older release on the same hardware as two other sweeps",
-    "nccl 2.28.7": "a quarter of the same cluster's speed with NCCL 2.29.2: not a working network",
-    "L40S gpus 4": "GPUs on two sockets without peer access: a quarter of the two-GPU speed, one machine only",
-    "L40S gpus 8": "as with 4 GPUs",
-}
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One measured call: the simulator's own description of it, and how long it took."""
-
-    machine: str
-    call: Call
-    network: str
-    time_s: float
-
-    @property
-    def place(self) -> str:
-        return f"{self.call.kind} {self.call.place.num_domains}x{self.call.place.ranks_per_domain}"
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a (gzipped) table, exact duplicates dropped."""
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    rows = {tuple(row.items()): row for row in csv.DictReader(io.StringIO(data.decode()))}
-    return list(rows.values())
-
-
-def usable(row: dict[str, str]) -> str:
-    """Empty, or why the row is left out."""
-    text, small = _text(row), int(row["size_bytes"]) < LARGE_BYTES
-    reasons = {
-        "GPU without a port class": _hardware(row) is None,
-        "below 1 KiB": int(row["size_bytes"]) < MIN_BYTES or not float(row["time_us"]),
-        "network unknown": row["n_nodes"] != "1" and _network(row) is None,
-        "timed from Python: small calls wait for the host": "stas00" in row["source"] and small,
-        "half of the two-node speed of the same cluster, cause unknown": row["collective"] == "sendrecv"
-        and row["n_nodes"] == "10",
-        "an old nccl-tests counts these sizes otherwise": "V100" in row["gpu"]
-        and row["collective"] in ("all_gather", "reduce_scatter"),
-    }
-    marked = (reason for mark, reason in EXCLUDED.items() if mark in text)
-    return next(marked, "") or next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _text(row: dict[str, str]) -> str:
-    return (
-        f"{row['source']} {row['location']} {row['notes']} nccl {row['nccl_version']} {row['gpu']} gpus {row['n_gpus']}"
-    )
-
-
-def _hardware(row: dict[str, str]) -> Hardware | None:
-    return next((h for name, h in GPUS.items() if row["gpu"].startswith(name)), None)
-
-
-def _network(row: dict[str, str]) -> tuple[str, int, float] | None:
-    return next(((kind, nics, speed) for mark, kind, nics, speed in NETWORKS if mark in _text(row)), None)
-
-
-def to_sample(row: dict[str, str]) -> Sample:
-    """A row as a call on the links it ran over."""
-    hardware, nodes, gpus = _hardware(row), int(row["n_nodes"]), int(row["n_gpus"])
-    assert hardware is not None
-    kind, nics, node_speed = (_network(row) if nodes > 1 else None) or ("", 0, 0.0)
-    node = 8 if nodes == 1 or "xxrjun" in row["source"] else int(row["gpus_per_node"])
-    links = Links(
-        architecture=hardware.architecture,
-        port_kind=hardware.port,
-        port_bytes_per_s=hardware.bytes_per_s,
-        shape=hardware.shape,
-        host_bytes_per_s=31.5e9,
-        network_kind=kind,
-        nic_bytes_per_s=node_speed / nics if nics else 0.0,
-        num_nics=nics,
-        oversubscription=1.0,
-        nodes_per_leaf=1024,
-        gpus_per_node=node,
-        islands=node,
-    )
-    forced = tuple(text.lower() for text in (row["algo_env"], row["proto_env"]) if text)
-    place = Placement(gpus, nodes, -(-gpus // nodes))
-    call = Call(KINDS[row["collective"]], int(row["size_bytes"]), place, links, row["nccl_version"], forced)
-    source = row["source"].split("@")[0].removeprefix("github:").removeprefix("https://github.com/")
-    machine = f"{source} {row['gpu'].split(' (')[0]} {row['notes'][:40] if nodes > 1 else ''}".strip()
-    return Sample(machine, call, kind, float(row["time_us"]) * 1e-6)
-
-
-# ---------------------------------------------------------------------------------------------------------------- model
 
 
 @dataclass(frozen=True)
@@ -232,8 +69,8 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
                 sample.time_s,
             )
         )
-    columns = [np.array(column, dtype=float) for column in zip(*rows, strict=True)]
-    return Terms(columns[0].astype(np.int64), *columns[1:], weight=_weights(samples))
+    mode, port_s, nic_s, loops, local, network, time_s = (np.array(c, dtype=float) for c in zip(*rows, strict=True))
+    return Terms(mode.astype(np.int64), port_s, nic_s, loops, local, network, time_s, _weights(samples))
 
 
 def _weights(samples: Sequence[Sample]) -> Array:
@@ -241,11 +78,6 @@ def _weights(samples: Sequence[Sample]) -> Array:
     count = Counter(cells)
     tolerance = {"small": 0.15, "mid": 0.10, "large": 0.04}
     return np.array([1 / math.sqrt(count[c]) / tolerance[c[2]] * 3 for c in cells])
-
-
-def band(size_bytes: int) -> str:
-    """The three bands that quality is reported in."""
-    return "small" if size_bytes < MID_BYTES else "mid" if size_bytes < LARGE_BYTES else "large"
 
 
 PORT_MODES = (
@@ -400,19 +232,13 @@ def significant(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def describe(samples: Sequence[Sample], left_out: dict[str, float]) -> str:
-    """Provenance in one line: who measured, and how far each machine is from the fit of the others."""
-    machines = sorted({s.machine for s in samples})
-    parts = [f"{m} ({left_out[m]:+.1%})" if m in left_out else m for m in machines]
-    return f"{len(samples)} published nccl-tests samples: {'; '.join(parts)}"
-
-
 def entry(
     name: str, table: Array, samples: Sequence[Sample], error: Array, left_out: dict[str, float]
 ) -> dict[str, object]:
     """What ports and networks share in the file; `assumed` names the modes that no sweep shows."""
     seen = {PORT_MODES[i] for i in terms(samples, PORT_MODES).mode.tolist()}
     unseen = [m for m in PORT_MODES if m not in seen]
+    machines = sorted({s.machine for s in samples})
     rows = {
         mode: dict(zip(FIELDS, (significant(float(v)) for v in row), strict=True))
         for mode, row in zip(PORT_MODES, table, strict=True)
@@ -421,7 +247,8 @@ def entry(
         "name": name,
         "modes": rows,
         "quality": quality(samples, error, left_out),
-        "source": describe(samples, left_out),
+        "source": f"{len(samples)} published nccl-tests samples, {len(machines)} machines",
+        "machines": {m: significant(left_out[m]) if m in left_out else None for m in machines},
         "priors": unseen,
     }
 
@@ -502,17 +329,6 @@ def main() -> None:
     for item in (*ports, *networks):
         print(item["name"], item["quality"])
     print(f"largest difference from the simulator's bills: {check(samples, error, LinkCurves.load(OUTPUT)):.2%}")
-
-
-def cut(table: Path) -> None:
-    """Write the rows that the fit uses, all columns, reproducibly compressed; say what was left out and why."""
-    rows = read_rows(table)
-    print(Counter(usable(row) or "used" for row in rows).most_common())
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row for row in rows if not usable(row))
-    SUBSET.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -62,15 +62,16 @@ class Quality(Strict):
 class LinkClass(Strict):
     """Fields that ports and networks share.
 
-    priors: modes that no sample shows; they hold physical values. assumed: empty, or whose numbers these are and why.
+    machines: who was measured -> median log error on its large messages when the fit has not seen it (None: alone).
+    priors: modes that no sample shows; they hold physical values.
     """
 
     name: str
     modes: dict[str, Mode]  # "ring/simple", "nvls/simple", "p2p/simple", ...
     quality: Quality
     source: str
+    machines: dict[str, float | None] = {}
     priors: tuple[str, ...] = ()
-    assumed: str = ""
 
     def mode(self, algorithm: str, protocol: str) -> Mode:
         """The curve of one algorithm and protocol. Raises CalibrationError naming the recipe that would supply it."""
@@ -116,13 +117,13 @@ class LinkCurves(Strict):
         return cls(name="ideal", ideal_links=True)
 
     def port(self, kind: str, bytes_per_s: float) -> PortCurves:
-        """The nearest calibrated port of the same family, by data-sheet speed."""
+        """The port of that name, or the nearest calibrated one of its family by data-sheet speed."""
         family = family_of(kind)
         candidates = [p for p in self.ports if p.family == family] or list(self.ports)
         if not candidates:
             problem = f"no port is calibrated, {kind} is needed"
             raise CalibrationError(Fault(place=self.name, problem=problem, remedy=f"run {REFIT}"))
-        return min(candidates, key=lambda p: (abs(math.log(p.bytes_per_s / bytes_per_s)), p.name))
+        return min(candidates, key=lambda p: (p.name != kind, abs(math.log(p.bytes_per_s / bytes_per_s)), p.name))
 
     def network(self, kind: str) -> NetworkCurves:
         """The network that stands for `kind`; the first of the file where nobody names it."""

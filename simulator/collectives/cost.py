@@ -366,4 +366,4 @@ def calibrated(links: Links, curves: LinkCurves) -> bool:
     """True where the port itself was measured, not a relative scaled by data-sheet speed."""
     port = curves.port(links.port_kind, links.port_bytes_per_s)
     ratio = links.port_bytes_per_s / port.bytes_per_s
-    return not port.assumed and 1 / PORT_TOLERANCE <= ratio <= PORT_TOLERANCE
+    return port.name == links.port_kind and 1 / PORT_TOLERANCE <= ratio <= PORT_TOLERANCE

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 # Bytes read plus written in a GPU's memory per byte that leaves its port. A hop writes what arrives and reads what it
 # sends or adds; NCCL's staging buffers add up to one more of each where they fall out of the L2 cache. So 2 to 4; prior 2.
 MEMORY_PASSES = 2.0
-SMS_PER_CHANNEL = (
-    1  # one CTA a channel of up to 640 threads; NCCL's kernels fill an SM's registers (src/include/device.h)
-)
+# One CTA a channel, of up to 640 threads whose registers fill an SM (NCCL, src/include/device.h).
+SMS_PER_CHANNEL = 1
+_PAIR = 2
 _MID_BYTES, _LARGE_BYTES = 64 * 2**10, 64 * 2**20
+_PRIOR_SIGMA = 0.10  # added where no sweep shows the mode: spread of efficiency over modes of a network
+_HOST_SIGMA = 0.7  # added for more than two GPUs behind PCIe: published groups of four run at 5 to 24 GB/s of 31.5
 _SCALED_SIGMA = 0.15  # added where a relative's curves were scaled by data-sheet speed: spread of efficiency over ports
 
 
@@ -58,16 +60,20 @@ def _traffic(kind: Kind, size_bytes: int, shape: GroupShape, cluster: Cluster, c
 
 def sigma(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, curves: LinkCurves | None = None) -> float:
     """Standard deviation of log(true / predicted) time: the fit's residuals and the spread between machines."""
-    checked_kind(kind)
     curves = curves or default_curves()
     if curves.ideal_links:
         return 0.0
     links = Links.of(cluster)
     place = Placement.of(shape, links)
     port = curves.port(links.port_kind, links.port_bytes_per_s)
-    quality = curves.network(links.network_kind).quality if place.num_domains > 1 else port.quality
+    measured = curves.network(links.network_kind) if place.num_domains > 1 else port
     scaled = 0.0 if calibrated(links, curves) else _SCALED_SIGMA
-    return math.hypot(_band(quality, size_bytes), quality.between_machines, scaled)
+    through_host = _HOST_SIGMA if port.family != "nvlink" and place.ranks_per_domain > _PAIR else 0.0
+    choice = choose(kind, size_bytes, shape, cluster, curves)
+    unseen = _PRIOR_SIGMA if f"{choice.algorithm}/{choice.protocol}" in measured.priors else 0.0
+    return math.hypot(
+        _band(measured.quality, size_bytes), measured.quality.between_machines, scaled, unseen, through_host
+    )
 
 
 def _band(quality: Quality, size_bytes: int) -> float:

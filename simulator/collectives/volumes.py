@@ -137,14 +137,14 @@ def tree_edges(num_nodes: int) -> list[tuple[int, int]]:
 
 
 def minimum(kind: Kind, num_ranks: int, num_nodes: int) -> Volume:
-    """What no algorithm without in-network reduction can beat: each rank and each node receives what it lacks once.
+    """What no algorithm can beat: each rank and each node receives what it lacks once.
 
-    All-gather into a node: the (N−1)/N·S that its ranks do not hold; all-reduce is a reduce-scatter and an all-gather.
+    All-gather: into a node the (N−1)/N·S that its ranks do not hold. All-reduce: a port receives the reduced S (the
+    switch may have reduced it); without such help between nodes, (N−1)/N·S twice: partial sums in, sums out.
     """
     if kind not in _DATA_STEPS:
         return volume(kind, POINT_TO_POINT.get(kind, "ring"), num_ranks, num_nodes)
     passes = _DATA_STEPS[kind]
-    nic = Fraction(passes * (num_nodes - 1), num_nodes)
     local = -(-num_ranks // num_nodes)
-    port = Fraction(passes * (local - 1), local)
-    return Volume(port=port, nic=nic, local_steps=0, network_steps=0)
+    port = Fraction(min(passes * (local - 1), local), local)
+    return Volume(port=port, nic=Fraction(passes * (num_nodes - 1), num_nodes), local_steps=0, network_steps=0)
