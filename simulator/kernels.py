@@ -18,7 +18,8 @@ DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8"
 # What a stream over memory does; calibration gives each its own fraction of the memory's speed.
 StreamOp = Literal[
     "elementwise",  # add, multiply, activation, residual; simple vectorised kernels
-    "cast",
+    "cast",  # torch's dtype conversion, an element at a time
+    "quantise",  # hand-written casts to fp8 (Transformer Engine, vectorised)
     "copy",  # clone, contiguous, cat, split_with_sizes_copy, chunk_cat
     "norm_forward",  # reads x, writes y
     "norm_backward",  # two launches: dx (reads dy and x, writes dx), then the weight's column sums (reads dy and x)

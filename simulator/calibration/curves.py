@@ -147,7 +147,8 @@ class GemmCurve(Strict):
 class AttentionCurve(Strict):
     """Time of fused attention in one direction.
 
-    e = e_max(head_dim) · s / (s + s0) · sustained, s = keys; for a non-causal mask times `noncausal`;
+    e = e_max(head_dim) · s / (s + s0) · sustained, s = keys that a query sees on average (half of them under a causal
+    mask); without that mask times `noncausal`;
     tiles of 128 query rows count half by whole waves: w' = (w + ⌈w⌉)/2; t_c = F / (peak · e) · w'/w;
     t_m = bytes / (bandwidth · bw_frac); t = (t_c^p + t_m^p)^(1/p) + t0_s.
 
@@ -189,7 +190,8 @@ class AttentionCurve(Strict):
 
     def seconds(self, kernel: Attention, peak: float, bytes_per_s: float, num_sms: int) -> float:
         """Time at a peak of `peak` FLOP/s (any power factor already in it) and memory of `bytes_per_s`."""
-        e = self.peak_fraction(kernel.head_dim) * kernel.seq_kv / (kernel.seq_kv + self.s0) * self.sustained
+        keys = kernel.seq_kv / 2 if kernel.causal else kernel.seq_kv
+        e = self.peak_fraction(kernel.head_dim) * keys / (keys + self.s0) * self.sustained
         if not kernel.causal:
             e *= self.noncausal
         compute = kernel.flop / (peak * e)

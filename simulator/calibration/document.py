@@ -22,6 +22,7 @@ from simulator.schema import Strict, faults_of, read_json
 from simulator.stack import AttentionBackend
 
 SUFFIX = ".calibration.json"
+LINKS = "links"  # the curves of links stand beside the devices' and have a reader of their own
 FORMAT_VERSION = 1
 _SIGMA_OF = {"gemm": "gemm", "attention": "attention", "communication": "communication"}
 
@@ -55,7 +56,6 @@ class Calibration(Strict):
     overheads: Overheads
     interference: Interference
     memory: MemoryOverheads
-    collectives: dict[str, Any] = {}
     uncertainty: dict[Literal["gemm", "attention", "elementwise", "communication"], float]
     provenance: Provenance
 
@@ -146,7 +146,7 @@ class Calibration(Strict):
             Fault(
                 place=self.name,
                 problem=f"attention: no {direction} curve for {kernel}; it has {has}",
-                remedy="a stack with one of these kernels, or a sweep of that kernel over sequence length and head_dim",
+                remedy=f"a stack with one of these kernels, or {direction}_efficiency in its attention section",
             )
         )
 
@@ -181,7 +181,8 @@ class Calibration(Strict):
 
 def calibration_names() -> list[str]:
     """Names of the calibrations that ship with the package."""
-    return sorted(f.name.removesuffix(SUFFIX) for f in _shipped().iterdir() if f.name.endswith(SUFFIX))
+    names = {f.name.removesuffix(SUFFIX) for f in _shipped().iterdir() if f.name.endswith(SUFFIX)}
+    return sorted(names - {LINKS})
 
 
 def _shipped() -> Any:  # noqa: ANN401  Traversable moved between Python versions

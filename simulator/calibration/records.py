@@ -12,13 +12,10 @@ class Overheads(Strict):
     """Costs a launch, whatever it computes.
 
     launch_s: gap on the device between two kernels of one stream. host_op_s: host time of one eager operator.
-    cuda_malloc_s, cuda_malloc_s_per_byte: a segment taken from the driver.
     """
 
     launch_s: float = Field(ge=0)
     host_op_s: float = Field(ge=0)
-    cuda_malloc_s: float = Field(ge=0, default=0.0)
-    cuda_malloc_s_per_byte: float = Field(ge=0, default=0.0)
     sources: dict[str, str] = {}
 
 

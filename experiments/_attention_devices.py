@@ -1,0 +1,215 @@
+"""Which measurement gives which attention kernel on which device. The first curve of a direction is the default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import _tables
+import numpy as np
+from _attention import calls, curve, fit_calls, named, quality
+from _devices import Subject
+from _gemm_devices import Report
+from _robust import Fitted, rounded
+
+from simulator.calibration import AttentionCurve, Quality
+from simulator.kernels import Direction
+
+DIRECTIONS: tuple[tuple[str, Direction], ...] = (("fwd", "forward"), ("bwd", "backward"))
+Samples = list[dict[str, Any]]
+Curves = tuple[AttentionCurve, ...]
+
+
+def fit_attention(
+    device: Subject, table: list[_tables.Row], own: Samples, h200: Curves, h100: Curves, report: Report
+) -> Curves:
+    """Curves of one device. Relatives' curves are those already fitted (Hopper first)."""
+    if device.calibration == "h200-sxm":
+        return _h200(device, own, report)
+    if device.calibration == "h100-sxm":
+        return _h100(device, table, h200, report)
+    return (
+        _a100(device, table, h100, report) if device.calibration == "a100-sxm" else _b200(device, table, h100, report)
+    )
+
+
+def _say(report: Report, what: str, found: Fitted) -> None:
+    z = 100 * np.abs(found.residuals)
+    values = " ".join(f"{k} {v:.3g}" for k, v in found.values.items())
+    report.lines.append(
+        f"attention {what}: n {len(z)} median {np.median(z):.1f} % p90 {np.quantile(z, 0.9):.1f} %; {values}"
+    )
+
+
+def _h200(device: Subject, own: Samples, report: Report) -> Curves:
+    """Our own calls of torch's scaled_dot_product_attention, which runs cuDNN's kernel here. FA3 takes the same curve."""
+    curves = []
+    for direction in ("forward", "backward"):
+        x = calls([r for r in own if r["kind"] == f"attention_{direction}" and not r.get("sustained")])
+        found = fit_calls(device, x, direction)
+        _say(report, f"cudnn {direction}", found)
+        values = found.values | {"e256": found.values["e128"]}
+        note = "torch 2.11 scaled_dot_product_attention; too fast for flash-attention 2, so cuDNN's kernel"
+        q = quality(found, x, note, "flash3 and head_dim 256 take the same values: unmeasured here")
+        curves.append(curve(("cudnn", "flash3"), direction, device, values, q, power_limited=1.0))
+    return tuple(curves)
+
+
+def complete_h200(own: Curves, h100: Curves, report: Report) -> Curves:
+    """Kernels that only the H100 has: the same SMs at the same clock, compute-bound, so the same fractions."""
+    extra = [c for c in h100 if not {"cudnn", "flash3"} & set(c.kernels)]
+    report.borrowed.append("h100-sxm: attention kernels flash2 and flash1_triton")
+    return (*own, *(_borrowed(c, "the H100's, same SMs") for c in extra))
+
+
+def _borrowed(source: AttentionCurve, why: str, scale: float = 1.0, **fields: Any) -> AttentionCurve:  # noqa: ANN401
+    """A relative's curve with its efficiency scaled."""
+    note = Quality(basis="borrowed", measured_range=source.quality.measured_range, notes=(why,))
+    e_max = {d: rounded(v * scale) for d, v in source.e_max.items()}
+    return AttentionCurve.model_validate(source.model_dump() | {"e_max": e_max, "quality": note} | fields)
+
+
+def _pick(curves: Curves, kernel: str, direction: Direction) -> AttentionCurve:
+    return next(c for c in curves if kernel in c.kernels and c.direction == direction)
+
+
+def _h100(device: Subject, table: list[_tables.Row], h200: Curves, report: Report) -> Curves:
+    """FA3: the serving sweep's shape, pull-request tables, the paper's figures. cuDNN: the H200's. FA2: figures."""
+    curves: list[AttentionCurve] = []
+    for short, direction in DIRECTIONS:
+        relative = _pick(h200, "cudnn", direction)
+        curves.append(_borrowed(relative, "the H200's: same SMs, compute-bound", kernels=("cudnn",)))
+        rows = named(table, short, "H100", software="FA3")
+        x = calls(rows)
+        found = fit_calls(device, x, direction, sustained=1.0)
+        _say(report, f"flash3 {direction}", found)
+        if short == "fwd":
+            _compare(device, table, found, report)
+        # figures are bursts; the loss at the power cap is the one measured on the H200's cuDNN
+        values = found.values | {"sustained": relative.sustained}
+        q = quality(found, x, "paper figures (2024) and pull requests (2026); sustained factor borrowed from h200-sxm")
+        curves.append(curve(("flash3",), direction, device, values, q, power_limited=1.0))
+    curves += _flash2_hopper(device, table, report)
+    report.borrowed.append("h200-sxm: cuDNN attention and the loss of FA3 at the power cap")
+    triton = _triton(device, table, report)
+    scale = curves[4].e_max["128"] / _A100_FLASH2
+    curves += [
+        _borrowed(c, "A100's by the ratio of flash-attention 2 on both", scale, peak_flop_per_s=device.peak)
+        for c in triton
+    ]
+    report.borrowed.append("a100-sxm: flash1_triton attention, by the ratio of flash-attention 2 on both")
+    return tuple(curves)
+
+
+_A100_FLASH2 = 0.64  # e_max of flash-attention 2, head_dim 128, on A100: _a100 below fits 0.636
+
+
+def _compare(device: Subject, table: list[_tables.Row], found: Fitted, report: Report) -> None:
+    """The serving sweep of FA3 has a wrapper's floor; its fit is printed beside, not used."""
+    x = calls(named(table, "fwd", "H100-SXM", software="kernel=fa3"))
+    x = x.where(np.asarray(np.isin(x.head_dim, (64, 128, 256))))
+    serving = fit_calls(device, x, "forward", wrapper=True, sustained=1.0)
+    _say(report, "flash3 forward, serving sweep, for comparison", serving)
+
+
+def _flash2_hopper(device: Subject, table: list[_tables.Row], report: Report) -> list[AttentionCurve]:
+    """FA2 on Hopper: forward from figures; backward measured at head_dim 64, others by the forward's ratio."""
+    x = calls(named(table, "fwd", "H100", software="FA2", source="FA3 paper"))
+    forward = fit_calls(device, x, "forward", sustained=1.0)
+    _say(report, "flash2 forward", forward)
+    rows = [*named(table, "bwd", "H100", software="FA2"), *named(table, "bwd", "H100", software="ABI-stable")]
+    y = calls(rows)
+    backward = fit_calls(device, y, "backward", sustained=1.0)
+    _say(report, "flash2 backward", backward)
+    v, f = backward.values, forward.values
+    # measured without a mask; the causal value is below it by the forward's own factor
+    causal = v["e64"] / f["noncausal"]
+    values = v | {f"e{d}": causal * f[f"e{d}"] / f["e64"] for d in (64, 128, 256)} | {"noncausal": f["noncausal"]}
+    report.borrowed.append("flash2 backward: head_dim 128 and 256, and the mask, by the forward's ratios")
+    return [
+        curve(("flash2",), "forward", device, f, quality(forward, x, "paper figures (2024)"), power_limited=0.5),
+        curve(
+            ("flash2",), "backward", device, values, quality(backward, y, "head_dim 64 without mask"), power_limited=0.5
+        ),
+    ]
+
+
+def _triton(device: Subject, table: list[_tables.Row], report: Report) -> list[AttentionCurve]:
+    """The Triton kernel of 2022-23, on A100, head_dim 64, causal. Other head_dims take its value."""
+    found = []
+    for short, direction in DIRECTIONS:
+        x = calls(_tables.select(table, direction=short, source="PR 1917"))
+        a100 = _a100_subject()
+        one = fit_calls(a100, x, direction, sustained=1.0)
+        _say(report, f"flash1_triton {direction} (A100)", one)
+        q = quality(one, x, "GPU inferred to be an A100; head_dim 128 assumed like 64")
+        values = one.values | {"e128": one.values["e64"]}
+        found.append(curve(("flash1_triton",), direction, a100, values, q, power_limited=0.5))
+    return found
+
+
+def _a100_subject() -> Subject:
+    from _devices import subjects
+
+    return subjects()["a100-sxm"]
+
+
+def _a100(device: Subject, table: list[_tables.Row], h100: Curves, report: Report) -> Curves:
+    """FA2: the serving sweep forward; backward by SimuMax's matched pairs on A100-PCIe; head_dim 64 by Hopper's ratio."""
+    x = calls(named(table, "fwd", "A100-SXM", software="SGLang"))
+    found = fit_calls(device, x, "forward", wrapper=True, sustained=1.0)
+    _say(report, "flash2 forward", found)
+    ratio = _backward_ratio(table)
+    small = _pick(h100, "flash2", "forward").e_max
+    curves: list[AttentionCurve] = []
+    for direction, scale in (("forward", 1.0), ("backward", ratio)):
+        hopper = _pick(h100, "flash2", direction)
+        values = found.values | {
+            "e128": found.values["e128"] * scale,
+            "e64": found.values["e128"] * scale * small["64"] / small["128"],
+            "noncausal": hopper.noncausal,
+            "t0": hopper.t0_s * 1e6,
+        }
+        basis = "measured" if direction == "forward" else "borrowed"
+        q = quality(found, x, f"backward: {ratio:.2f} of forward speed (longest loop on A100-PCIe)", basis=basis)
+        curves.append(curve(("flash2", "cudnn"), direction, device, values, q, power_limited=0.0))
+    report.lines.append(f"attention flash2 backward over forward speed, longest loop on A100-PCIe: {ratio:.3f}")
+    report.borrowed += ["h100-sxm: flash2 head_dim 64 and mask ratios", "A100-PCIe: flash2 backward over forward"]
+    return (*curves, *_triton(device, table, report))
+
+
+def _backward_ratio(table: list[_tables.Row]) -> float:
+    """Backward over forward speed of SimuMax's longest loop on A100-PCIe (64 heads), where its wrapper's floor is least."""
+    rows = _tables.select(table, gpu="A100-PCIe", source="SimuMax", n_heads="64")
+    time = {r["direction"]: float(r["time_us"]) for r in rows}
+    return 2.5 * time["fwd"] / time["bwd"]
+
+
+def _b200(device: Subject, table: list[_tables.Row], h100: Curves, report: Report) -> Curves:
+    """cuDNN by SimuMax's loops at 4096 tokens; the ramp over length and head_dim 64 from the serving sweep."""
+    sweep = calls(named(table, "fwd", "B200", software="trtllm_mha"))
+    sweep = sweep.where(np.asarray(np.isin(sweep.head_dim, (64, 128, 256))))
+    serving = fit_calls(device, sweep, "forward", wrapper=True, sustained=1.0)
+    _say(report, "serving forward", serving)
+    curves = []
+    for short, direction in DIRECTIONS:
+        x = calls(named(table, short, "B200", source="SimuMax"))
+        found = fit_calls(device, x, direction, wrapper=True, sustained=1.0, s0=serving.values["s0"])
+        _say(report, f"cudnn {direction}", found)
+        ratio = {d: serving.values[f"e{d}"] / serving.values["e128"] for d in (64, 256)}
+        values = found.values | {f"e{d}": found.values["e128"] * r for d, r in ratio.items() if d == 64}
+        relative = _pick(h100, "flash3", direction)
+        values |= {"noncausal": relative.noncausal, "t0": relative.t0_s * 1e6}
+        q = quality(
+            found, x, "loops at 4096 tokens; ramp over length and head_dim 64 from a serving sweep; mask as on h100-sxm"
+        )
+        curves.append(curve(("cudnn", "flash3"), direction, device, values, q, power_limited=1.0))
+    # kernels of the Ampere generation run at the H100's rate per SM and clock
+    scale = _pick(h100, "flash2", "forward").peak_flop_per_s * device.sm_rate / (132 * 1.98e9) / device.peak
+    for kernel in ("flash2", "flash1_triton"):
+        for _, direction in DIRECTIONS:
+            source = _pick(h100, kernel, direction)
+            why = "the H100's rate per SM and clock: such kernels use Ampere's instructions"
+            curves.append(_borrowed(source, why, scale, peak_flop_per_s=device.peak))
+    report.borrowed.append("h100-sxm: attention kernels flash2 and flash1_triton, per SM and clock")
+    return tuple(curves)

@@ -1,0 +1,179 @@
+"""Fits of matrix products. Shape coefficients from burst sweeps, sustained speed from loops at the power cap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import _tables
+import numpy as np
+from _devices import Subject
+from _robust import Array, Fitted, Start, fit, held, quantile, rounded
+
+from simulator.calibration import GemmCurve, Quality
+from simulator.calibration.curves import MAX_SPLIT_K
+from simulator.calibration.datasheet import TILES
+from simulator.kernels import DTYPE_BYTES
+
+LARGE = 512  # a training product has no side below this; such rows weigh three times
+MIN_ROWS = 64  # fewer rows are decoding, not training
+LONG_S = 5e-4  # B200: calls longer than this ran at the power cap in the loops of SimuMax
+
+STARTS = {
+    "e_burst": Start(0.82, 0.2, 1.0),
+    "e_sust": Start(0.70, 0.2, 1.0),
+    "f0": Start(1.5, 0.05, 50.0),  # TFLOP
+    "bw_frac": Start(0.8, 0.3, 1.0),
+    "t0": Start(3.5, 0.5, 20.0),  # µs
+    "k_ramp": Start(120.0, 0.0, 600.0),
+    "p": Start(3.0, 1.2, 30.0),
+    "alpha": Start(0.2, 0.0, 0.6),
+    "tile_pen": Start(0.5, 0.0, 6.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Measured products as columns."""
+
+    m: Array
+    n: Array
+    k: Array
+    time_s: Array
+
+    @property
+    def flop(self) -> Array:
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def large(self) -> Array:
+        return np.asarray(np.minimum(np.minimum(self.m, self.n), self.k) >= LARGE)
+
+    def where(self, keep: Array) -> Products:
+        return Products(self.m[keep], self.n[keep], self.k[keep], self.time_s[keep])
+
+
+def products(rows: list[Any], *, unit_s: float) -> Products:
+    """Rows with m, n, k and `time_us` or `time_s`."""
+    time = "time_us" if unit_s < 1 else "time_s"
+    table = np.array([[float(r["m"]), float(r["n"]), float(r["k"]), float(r[time]) * unit_s] for r in rows])
+    return Products(*table.reshape(-1, 4).T)
+
+
+def seconds(c: Mapping[str, float], p: Products, device: Subject, *, peak: float, element: int, burst: bool) -> Array:
+    """The curve of simulator.calibration.curves.GemmCurve on columns; a unit test holds the two equal."""
+    e: Array | float = c["e_sust"]
+    if burst:
+        e = c["e_sust"] + (c["e_burst"] - c["e_sust"]) / (1 + p.flop / (c["f0"] * 1e12))
+    sms = device.device.num_sms
+    best = np.full_like(p.m, np.inf)
+    for tm, tn in TILES:
+        waves = np.ceil(p.m / tm) * np.ceil(p.n / tn) / sms
+        whole = waves >= 1
+        split = np.where(whole, 1.0, np.minimum(MAX_SPLIT_K, np.floor(1 / np.minimum(waves, 1))))
+        waves = np.where(whole, (1 - c["alpha"]) * waves + c["alpha"] * np.ceil(waves), 1 / split)
+        area = tm * tn
+        cost = waves * area * (p.k + c["k_ramp"] * split) * (1 + 0.1 * c["tile_pen"] * (32768 / area - 1))
+        best = np.minimum(best, cost)
+    compute = 2 * best * sms / (peak * e) * c.get("factor", 1.0)
+    size = element * (p.m * p.k + p.k * p.n) + c.get("out_bytes", 2.0) * p.m * p.n
+    memory = size / (device.device.memory_bytes_per_s * c["bw_frac"])
+    high, low = np.maximum(compute, memory), np.minimum(compute, memory)
+    return np.asarray(high * (1 + (low / high) ** c["p"]) ** (1 / c["p"]) + c["t0"] * 1e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmFit:
+    """A fit on open families, and its residuals on held-out ones (burst)."""
+
+    fitted: Fitted
+    open_rows: Products
+    test_rows: Products
+    test: Array
+
+    @property
+    def large_test(self) -> Array:
+        return self.test[self.test_rows.large]
+
+
+def fit_sweep(device: Subject, table: list[_tables.Row], *, dtype: str) -> GemmFit:
+    """Shape coefficients of one dtype from the burst sweeps of inference software (layout tn)."""
+    data = products([r for r in _rows_of(device, table, dtype) if float(r["m"]) >= MIN_ROWS], unit_s=1e-6)
+    out = np.array([_tables.held_out(int(n), int(k)) for n, k in zip(data.n, data.k, strict=True)])
+    peak, element = device.device.peak(dtype), DTYPE_BYTES[dtype]
+    train, test = data.where(~out), data.where(out)
+
+    def curve(c: Mapping[str, float], rows: Products = train) -> Array:
+        return seconds(c, rows, device, peak=peak, element=element, burst=True)
+
+    fitted = fit(curve, train.time_s, STARTS, np.where(train.large, 3.0, 1.0))
+    return GemmFit(fitted, train, test, np.log(curve(fitted.values, test) / test.time_s))
+
+
+def _rows_of(device: Subject, table: list[_tables.Row], dtype: str) -> list[_tables.Row]:
+    return _tables.select(table, gpu=device.gpu, source="aiconfigurator", dtype=dtype)
+
+
+def fit_factor(
+    device: Subject, shape: Mapping[str, float], rows: Products, *, free: str, peak: float, accumulate: bool = False
+) -> Fitted:
+    """One coefficient (`e_sust` or `factor`) on sustained rows, the shape held."""
+    starts = {name: held(shape[name]) for name in STARTS}
+    starts["factor"] = held(1.0)
+    starts["out_bytes"] = held(8.0 if accumulate else 2.0)
+    starts[free] = Start(shape.get(free, 1.5), 0.1, 20.0 if free == "factor" else 1.0)
+    return fit(lambda c: seconds(c, rows, device, peak=peak, element=2, burst=False), rows.time_s, starts, None)
+
+
+def curve_of(
+    c: Mapping[str, float], peak: float, quality: Quality, *, layout: Mapping[str, float], accumulate: float = 1.0,
+    misaligned: float = 1.0,
+) -> GemmCurve:  # fmt: skip
+    """Coefficients as they are stored. Strides between odd and aligned are interpolated geometrically: a prior."""
+    aligned = {
+        "1": rounded(misaligned, 3),
+        "2": rounded(misaligned ** (2 / 3), 3),
+        "4": rounded(misaligned ** (1 / 3), 3),
+    }
+    return GemmCurve.model_validate(
+        {
+            "peak_flop_per_s": peak,
+            "e_burst": rounded(max(c["e_burst"], c["e_sust"])),
+            "e_sust": rounded(c["e_sust"]),
+            "f0_flop": rounded(c["f0"] * 1e12),
+            "bw_frac": rounded(c["bw_frac"]),
+            "t0_s": rounded(c["t0"] * 1e-6),
+            "k_ramp": rounded(c["k_ramp"]),
+            "p": rounded(c["p"]),
+            "alpha": rounded(c["alpha"]),
+            "tile_pen": rounded(c["tile_pen"]),
+            "tiles": TILES,
+            "layout": {name: rounded(value) for name, value in layout.items()},
+            "accumulate_fp32": rounded(accumulate),
+            "misaligned": aligned if misaligned > 1 else {},
+            "quality": quality,
+        }
+    )
+
+
+def sweep_quality(result: GemmFit, notes: tuple[str, ...]) -> Quality:
+    """Residuals of held-out families with all sides at least 512, which is what training uses."""
+    rows = result.open_rows
+    return Quality(
+        basis="measured",
+        num_samples=len(rows.m),
+        held_out=int(result.test_rows.large.sum()),
+        p50=quantile(result.large_test, 0.5),
+        p95=quantile(result.large_test, 0.95),
+        standard_errors={_STORED.get(name, name): rounded(v, 2) for name, v in result.fitted.errors.items()},
+        measured_range={
+            "m": (float(rows.m.min()), float(rows.m.max())),
+            "n": (float(rows.n.min()), float(rows.n.max())),
+            "k": (float(rows.k.min()), float(rows.k.max())),
+        },
+        notes=notes,
+    )
+
+
+_STORED = {"f0": "f0_tflop", "t0": "t0_us"}

@@ -1,0 +1,225 @@
+"""Fits of memory-bound kernels: one fraction of the memory's speed an operation, one floor a launch."""
+
+from __future__ import annotations
+
+import json
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import _tables
+import numpy as np
+from _devices import Subject
+from _gemm_devices import Report
+from _robust import Start, fit, held, quantile, rounded
+
+from simulator.calibration import Quality, StreamCurve
+from simulator.calibration.datasheet import STREAM_OPS
+from simulator.kernels import StreamOp
+
+Samples = list[dict[str, Any]]
+# Priors of what nobody measured here: fraction of memory speed. Column sums read rows in order; a scatter of gradients
+# touches whole rows.
+PRIOR: dict[str, float] = {"reduce": 0.70, "embedding_forward": 0.6, "embedding_backward": 0.2}
+BF16, FP32 = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One measured call: what it must read and write, and its kernels."""
+
+    op: StreamOp
+    num_bytes: float
+    launches: int
+    time_s: float
+
+
+def passes(device: Subject, table: list[_tables.Row], own: Samples) -> list[Pass]:
+    """Every usable measurement of one device."""
+    found = [*_liger(device, table), *_plain(device, table)]
+    if device.calibration == "h200-sxm":
+        found += _own(own)
+    return found
+
+
+def _liger(device: Subject, table: list[_tables.Row]) -> Iterator[Pass]:
+    """PyTorch's own operators in Liger-Kernel's benchmarks (fp32 norms and losses), backward = full - forward."""
+    gpu = {"h100-sxm": "H100 80GB HBM3", "a100-sxm": "A100-SXM4-80GB"}.get(device.calibration)
+    if gpu is None:
+        return
+    rows = _tables.select(table, gpu=gpu, source="Liger")
+    times = {(r["op"], r["direction"], r["shape"]): float(r["time_us"]) * 1e-6 for r in rows}
+    for (op, direction, shape), time in times.items():
+        size, fields = _shape(shape)
+        if op == "layer_norm" and size >= 2048:
+            numel = size * fields["M"]
+            if direction == "forward":
+                yield Pass("norm_forward", 2 * FP32 * numel, 1, time)
+            elif direction == "full":  # dx: 3 passes; weight and bias gradients: 2 more
+                yield Pass("norm_backward", 5 * FP32 * numel, 3, time - times[op, "forward", shape])
+        elif op == "cross_entropy" and direction == "forward" and size >= 32768:
+            # rows above the cache's share are read three times and written once; the pick costs little
+            yield Pass("softmax", 4 * FP32 * size * fields["B"] * fields["T"], 2, time)
+        elif op == "relu_squared" and direction == "forward" and size >= 4096:
+            yield Pass("elementwise", 4 * BF16 * size * fields.get("BT", fields.get("M", 0)), 2, time)
+
+
+def _shape(text: str) -> tuple[int, dict[str, int]]:
+    """`V=4096 {"B": 8, "T": 2048}` -> 4096 and the whole numbers of the braces."""
+    name, _, braces = text.partition(" ")
+    fields = json.loads(braces) if braces else {}
+    return int(name.partition("=")[2]), {k: v for k, v in fields.items() if isinstance(v, int)}
+
+
+def _plain(device: Subject, table: list[_tables.Row]) -> Iterator[Pass]:
+    """Stream kernels, fp8 casts and serving's additions. Smaller rows live in the cache, in part, and are left out."""
+    names = {
+        "a100-sxm": ("A100-80GB", "A100-SXM4"),
+        "h100-sxm": ("H100-SXM5", "H100-80GB (vidur)"),
+        "h200-sxm": ("H200-SXM",),
+        "b200-sxm": ("B200",),
+    }[device.calibration]
+    ops: dict[str, StreamOp] = {
+        "add": "elementwise",
+        "gelu": "elementwise",
+        "layernorm": "norm_forward",
+        "stream_triad": "elementwise",
+        "stream_scale": "copy",
+        "stream_init(write)": "memset",
+        "fp8_cast_scale": "quantise",
+    }
+    for row in table:
+        if (
+            not row["gpu"].startswith(names)
+            or row["op"] not in ops
+            or not row["bytes"]
+            or float(row["bytes"]) < _MIN_TABLE_BYTES
+        ):
+            continue
+        if row["op"] == "layernorm" and int(row["shape"].partition("x")[2].split()[0]) > 8192:
+            continue  # rows beyond a training model's width leave the vectorised kernel
+        time = float(row["time_us"]) * 1e-6
+        yield Pass(ops[row["op"]], float(row["bytes"]), 1, time)
+
+
+_OWN: dict[tuple[str, str], tuple[StreamOp, float, int]] = {
+    # (kind, op) -> operation, bytes an element, launches; 16-bit inputs
+    ("membound_forward", "copy"): ("copy", 4, 1),
+    ("membound_forward", "add"): ("elementwise", 6, 1),
+    ("membound_forward", "mul"): ("elementwise", 6, 1),
+    ("membound_forward", "mul_ff"): ("elementwise", 6, 1),
+    ("membound_forward", "neg"): ("elementwise", 4, 1),
+    ("membound_forward", "gelu"): ("elementwise", 4, 1),
+    ("membound_forward", "silu"): ("elementwise", 4, 1),
+    ("membound_forward", "silu_mul"): ("elementwise", 10, 2),
+    ("membound_forward", "dropout"): ("elementwise", 5, 1),
+    ("membound_forward", "add_fp32"): ("elementwise", 8, 1),
+    ("membound_backward", "gelu"): ("elementwise", 6, 1),
+    ("membound_backward", "silu"): ("elementwise", 6, 1),
+    ("membound_backward", "silu_mul"): ("elementwise", 18, 3),
+    ("membound_forward", "cast_fp32"): ("cast", 6, 1),
+    ("membound_forward", "cast_to_fp32"): ("cast", 6, 1),
+    ("membound_forward", "cast_to_bf16"): ("cast", 6, 1),
+    ("membound_forward", "rms_norm"): ("norm_forward", 4, 1),
+    ("membound_forward", "layer_norm"): ("norm_forward", 4, 1),
+    ("membound_backward", "rms_norm"): ("norm_backward", 6, 1),
+    ("membound_backward", "layer_norm"): ("norm_backward", 6, 1),
+    ("membound_forward", "transpose_contiguous"): ("copy", 4, 1),
+    ("membound_forward", "cat_half"): ("copy", 6, 2),
+    ("membound_forward", "zero"): ("memset", 2, 1),
+    ("membound_forward", "sum_rows"): ("reduce", 2, 1),
+}
+_MIN_TABLE_BYTES = 3e8
+_MIN_OWN_BYTES = 60e6  # below it the second-level cache helps
+
+
+def _own(own: Samples) -> Iterator[Pass]:
+    for row in own:
+        known = _OWN.get((row["kind"], row.get("op", "")))
+        if known is not None:
+            op, per_element, launches = known
+            # samples with weight gradients (they state ideal bytes) make two more passes
+            extra = (
+                4.0 if row["kind"] == "membound_backward" and op == "norm_backward" and "ideal_bytes" in row else 0.0
+            )
+            size = (per_element + extra) * row["elements"]
+            if size >= _MIN_OWN_BYTES:
+                yield Pass(op, size, launches + (2 if extra else 0), row["time_s"])
+        elif row["kind"] == "adamw" and row["impl"] == "fused":
+            yield Pass("optimizer", 28 * row["parameters"], 1, row["time_s"])
+        elif row["kind"] == "hbm_copy":
+            yield Pass("copy", row["bytes_moved"], 1, row["time_s"])
+        elif row["kind"] == "overlap_copy_alone":
+            yield Pass("copy", row["bytes"], 1, row["time_s"])
+        elif row["kind"] == "loss" and row["op"] == "log_softmax_forward":
+            yield Pass("softmax", 16 * row["tokens"] * row["vocab"], 1, row["time_s"])
+        elif row["kind"] == "cross_entropy_forward":
+            yield _softmax_of(row, own)
+
+
+def _softmax_of(row: dict[str, Any], own: Samples) -> Pass:
+    """Cross-entropy forward less its cast (as long an element as the cast measured alone): log-softmax."""
+    cast = next(r for r in own if r.get("op") == "cast_fp32")
+    numel = row["tokens"] * row["vocab"]
+    return Pass("softmax", 16 * numel, 2, row["time_s"] - cast["time_s"] / cast["elements"] * numel)
+
+
+def launch_floor_s(device: Subject, table: list[_tables.Row]) -> float:
+    """Interval of tiny kernels in a CUDA graph: what a launch costs the device. Hopper's where nobody measured."""
+    gpu = "A100-80GB" if device.calibration == "a100-sxm" else "H200"
+    rows = [r for r in table if r["op"] == "kernel_launch_throughput" and "graph" in r["software"]]
+    return next(float(r["value"]) * 1e-6 for r in rows if r["gpu"].startswith(gpu))
+
+
+def fit_streams(
+    device: Subject, table: list[_tables.Row], own: Samples, h200: tuple[StreamCurve, ...], report: Report
+) -> tuple[StreamCurve, ...]:
+    """A curve for every StreamOp: measured, borrowed from the H200, or a prior."""
+    floor = launch_floor_s(device, table)
+    by_op: dict[str, list[Pass]] = {}
+    for one in passes(device, table, own):
+        by_op.setdefault(one.op, []).append(one)
+    curves: dict[str, StreamCurve] = {
+        op: _fit(device, op, by_op[op], floor, report) for op in STREAM_OPS if op in by_op
+    }
+    cap = max(curves[op].bw_frac for op in ("elementwise", "quantise") if op in curves)
+    for op in STREAM_OPS:
+        if op not in curves:
+            curves[op] = _borrow(device, op, h200, cap, floor, report)
+    return tuple(curves[op] for op in STREAM_OPS)
+
+
+def _fit(device: Subject, op: StreamOp, found: list[Pass], floor: float, report: Report) -> StreamCurve:
+    size, launches, time = (np.array([getattr(p, name) for p in found]) for name in ("num_bytes", "launches", "time_s"))
+    speed = device.device.memory_bytes_per_s
+    starts = {"bw_frac": Start(0.7, 0.05, 1.0), "t0": held(floor)}
+    fitted = fit(lambda c: launches * c["t0"] + size / (speed * c["bw_frac"]), time, starts, None)
+    z = 100 * np.abs(fitted.residuals)
+    value = fitted.values["bw_frac"]
+    report.lines.append(f"stream {op}: n {len(z)} bw_frac {value:.3f} median {np.median(z):.1f} % max {z.max():.1f} %")
+    quality = Quality(
+        basis="measured",
+        num_samples=len(found),
+        p50=quantile(fitted.residuals, 0.5),
+        p95=quantile(fitted.residuals, 0.95),
+        standard_errors={"bw_frac": rounded(fitted.errors["bw_frac"], 2)},
+        measured_range={"num_bytes": (float(size.min()), float(size.max()))},
+    )
+    return StreamCurve(op=op, bw_frac=rounded(value), t0_s=rounded(floor), quality=quality)
+
+
+def _borrow(
+    device: Subject, op: StreamOp, h200: tuple[StreamCurve, ...], cap: float, floor: float, report: Report
+) -> StreamCurve:
+    """Between two bounds: the H200's fraction (memory limits), and its rate per SM and clock, capped (SMs limit)."""
+    relative = next((c for c in h200 if c.op == op and c.quality.basis == "measured"), None)
+    if relative is None:
+        quality = Quality(basis="prior", notes=("not measured on any device here",))
+        return StreamCurve(op=op, bw_frac=PRIOR[op], t0_s=rounded(floor), quality=quality)
+    per_sm = relative.bw_frac * 4.8e12 / (132 * 1.98e9) * device.sm_rate / device.device.memory_bytes_per_s
+    value = min(cap, float(np.sqrt(relative.bw_frac * min(cap, per_sm))))
+    report.borrowed.append(f"h200-sxm: stream {op}")
+    note = "geometric mean of the H200's fraction of memory speed and its rate per SM and clock"
+    quality = Quality(basis="borrowed", notes=(note,))
+    return StreamCurve(op=op, bw_frac=rounded(value, 3), t0_s=rounded(floor), quality=quality)
