@@ -148,9 +148,6 @@ Seconds = Annotated[float, _validator(parse_seconds, TIME, "s")]
 FlopPerS = Annotated[float, _validator(parse_flop_per_s, SPEED, "FLOP/s")]
 
 
-_ALL_DIGITS: Final = 1000.0  # from here on three digits would hide whole units
-
-
 def format_bytes(num_bytes: float) -> str:
     """Binary units, three digits: "79.2 GiB", "512 MiB"."""
     return _format(num_bytes, [(2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")])
@@ -176,7 +173,12 @@ def _format(value: float, scales: list[tuple[float, str]]) -> str:
     """Three significant digits in the largest unit that keeps the number at 1 or more; zero in the base unit."""
     if not value:
         return f"0 {next(unit for scale, unit in scales if scale == 1.0)}"
-    scale, unit = next(((s, u) for s, u in scales if abs(value) >= s), scales[-1])
-    scaled = float(f"{value / scale:.3g}") if abs(value / scale) < _ALL_DIGITS else value / scale
+    scale, unit = next(((s, u) for s, u in scales if abs(_three_digits(value / s)) >= 1), scales[-1])
+    scaled = _three_digits(value / scale)
     decimals = 0 if unit == "B" else max(0, 2 - math.floor(math.log10(abs(scaled))))
     return f"{scaled:,.{decimals}f} {unit}"
+
+
+def _three_digits(value: float) -> float:
+    """Rounded to three digits; from a thousand on they would hide whole units, so it stays as it is."""
+    return float(f"{value:.3g}") if abs(value) < 1000 else value

@@ -131,5 +131,6 @@ def _sources(p: Prediction) -> Table:
     """A line a source: JSON has the details in full."""
     rows = [(source.what, source.kind, shorten(source.detail, _DETAIL_WIDTH, placeholder=" …")) for source in p.sources]
     if p.extrapolated:
-        rows.append(("beyond what was measured", "extrapolated", ", ".join(p.extrapolated)))
+        curves = dict.fromkeys(reason.partition(":")[0] for reason in p.extrapolated)
+        rows.append(("beyond what was measured", "extrapolated", ", ".join(curves)))
     return _table(rows, "lll")

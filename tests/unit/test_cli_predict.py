@@ -271,7 +271,8 @@ def test_the_embedded_default_is_predicted_and_twice_the_same(capsys: pytest.Cap
     assert answers[0] == answers[1]
     document = json.loads(answers[0])
     assert sum(document["breakdown_s"].values()) == pytest.approx(document["step_s"])
-    assert document["lower_s"] <= document["low_s"] <= document["step_s"] <= document["high_s"]
+    assert document["lower_s"] <= document["step_s"] <= document["upper_s"]
+    assert document["low_s"] <= document["step_s"] <= document["high_s"]
 
 
 @pytest.mark.parametrize(
