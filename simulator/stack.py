@@ -30,14 +30,14 @@ _MAX_CALIBRATION_RUNS = 6
 class AttentionBackend(Strict):
     """Which attention kernel runs.
 
-    kernel: flash2 / flash3 / cudnn: tiled kernels of 2023 on; flash1_triton: the 2022 Triton kernel;
+    kernel: flash2 / flash3 / cudnn: tiled kernels of 2023 on; flash1, flash1_triton: the CUDA and Triton kernels of 2022;
             math: unfused (two products, softmax and dropout over seq × seq).
     expand_kv_heads: K and V are repeated to all heads before the kernel (no native grouped-query attention).
     forward_efficiency, backward_efficiency: fraction of the device's peak on causal FLOP, by architecture, where the
             kernel is the stack's own and no kernel table has it; empty = the calibration's curves.
     """
 
-    kernel: Literal["flash1_triton", "flash2", "flash3", "cudnn", "math"]
+    kernel: Literal["flash1", "flash1_triton", "flash2", "flash3", "cudnn", "math"]
     expand_kv_heads: bool = False
     forward_efficiency: dict[str, float] = {}
     backward_efficiency: dict[str, float] = {}

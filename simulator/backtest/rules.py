@@ -100,8 +100,8 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
     _megatron(r"megatron|nemo", "megatron-core-2025"),
     FrameworkRule(
         pattern=r"internevo",
-        eager="internevo-2024",
-        compiled="internevo-2024",
+        eager="internevo-2023",
+        compiled="internevo-2023",
         replicated="deepspeed",
     ),
     FrameworkRule(
@@ -163,7 +163,8 @@ FAMILIES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"^nemotron", {"family": "nemotron", "norm": "layer", "norm_bias": True, "rotary_fraction": 0.5}),
     (r"^qwen3", {"family": "qwen3", "qk_norm": True}),
     (r"^qwen", {"family": "qwen2", "qkv_bias": True}),
-    (r"llama|internlm|mistral", {"family": "llama"}),
+    (r"internlm", {"family": "internlm", "qkv_bias": True, "out_bias": True, "fused_qkv": True}),
+    (r"llama|mistral", {"family": "llama"}),
 )
 
 

@@ -69,7 +69,7 @@ def kinds(**changes: Any) -> str:
         ("Megatron-LM 23e00ed + TE 2.11", "NO comm overlap (…)", "n", "megatron-core-2025-exposed"),
         ("Megatron-LM (Selene)", "", "n", "megatron-2021"),
         ("Megatron-DeepSpeed", "", "n", "megatron-deepspeed-2022"),
-        ("InternEvo", "", None, "internevo-2024"),
+        ("InternEvo", "", None, "internevo-2023"),
         ("MaxText (JAX/XLA)", "", None, "maxtext-2024"),
         ("lit-gpt fork, PyTorch FSDP", "", None, "llm-lit"),
         ("DeepSpeed 0.14", "", None, "deepspeed-0.14"),
