@@ -15,6 +15,9 @@ DataParallel = Literal["ddp", "fsdp1", "fsdp2", "zero_redundancy", "deepspeed", 
 ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
+MAX_COUNT = 2**31  # beyond any plan; keeps hostile integers out of float arithmetic
+MAX_SIZE = 2**40
+
 _STRATEGY_ZERO = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3}
 _LEGAL_ZERO: dict[str, tuple[int, ...]] = {
     "ddp": (0,),
@@ -38,20 +41,20 @@ class Plan(Strict):
     (empty: PyTorch's default for the implementation).
     """
 
-    dp_replicate: int = Field(ge=1, default=1)
-    dp_shard: int = Field(ge=1, default=1)
-    cp: int = Field(ge=1, default=1)
-    tp: int = Field(ge=1, default=1)
-    pp: int = Field(ge=1, default=1)
-    ep: int = Field(ge=1, default=1)
+    dp_replicate: int = Field(ge=1, le=MAX_COUNT, default=1)
+    dp_shard: int = Field(ge=1, le=MAX_COUNT, default=1)
+    cp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    tp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    pp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    ep: int = Field(ge=1, le=MAX_COUNT, default=1)
 
     zero: int = Field(ge=0, le=3, default=3)
     data_parallel: DataParallel | None = None
     sharding_strategy: ShardingStrategy | None = None  # FSDP's own word for zero; given instead of it
 
-    micro_batch_size: int = Field(ge=1, default=1)
-    num_micro_batches: int = Field(ge=1, default=1)
-    seq_len: int = Field(ge=1, default=2048)
+    micro_batch_size: int = Field(ge=1, le=MAX_COUNT, default=1)
+    num_micro_batches: int = Field(ge=1, le=MAX_COUNT, default=1)
+    seq_len: int = Field(ge=1, le=MAX_COUNT, default=2048)
 
     precision: Precision = "bf16"
     master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -61,18 +64,19 @@ class Plan(Strict):
     optimizer_dtype: Literal["fp32", "bf16"] = "fp32"
 
     recompute: Literal["none", "full", "selective", "every_k"] = "none"
-    recompute_every: int = Field(ge=1, default=1)  # every_k: each k-th block is checkpointed
+    recompute_every: int = Field(ge=1, le=MAX_COUNT, default=1)  # every_k: each k-th block is checkpointed
 
     reshard_after_forward: bool | int | None = None  # FSDP2; None: all groups but the root
-    forward_prefetch: int = Field(ge=0, default=0)
-    backward_prefetch: int = Field(ge=0, default=1)
+    forward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=0)
+    backward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=1)
     limit_all_gathers: bool = True  # FSDP1: at most two all-gathers in flight
-    sync_every_micro_batch: bool = True  # FSDP: reduce-scatter in every micro-batch (False: no_sync until the last)
+    # Reduce gradients in every micro-batch, or only in the last (no_sync). None: the implementation's habit.
+    sync_every_micro_batch: bool | None = None
     gradient_as_bucket_view: bool = False  # DDP
-    bucket_bytes: Bytes = Field(gt=0, default=25 * 2**20)  # DDP
-    reduce_bucket_numel: int = Field(gt=0, default=500_000_000)  # DeepSpeed, elements
-    prefetch_bucket_numel: int = Field(gt=0, default=50_000_000)  # DeepSpeed stage 3, elements
-    param_persistence_numel: int = Field(ge=0, default=100_000)  # DeepSpeed stage 3, elements
+    bucket_bytes: Bytes = Field(gt=0, le=MAX_SIZE, default=25 * 2**20)  # DDP
+    reduce_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=500_000_000)  # DeepSpeed, elements
+    prefetch_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=50_000_000)  # DeepSpeed stage 3, elements
+    param_persistence_numel: int = Field(ge=0, le=MAX_SIZE, default=100_000)  # DeepSpeed stage 3, elements
 
     stack: str = "torch-2.6-eager"
 
@@ -111,6 +115,13 @@ class Plan(Strict):
         if self.data_parallel is not None:
             return self.data_parallel
         return {0: "ddp", 1: "zero_redundancy", 2: "fsdp2", 3: "fsdp2"}[self.zero]  # type: ignore[return-value]
+
+    @property
+    def syncs_every_micro_batch(self) -> bool:
+        """FSDP and DeepSpeed's stages 2 and 3 reduce in every micro-batch; the others accumulate locally first."""
+        if self.sync_every_micro_batch is not None:
+            return self.sync_every_micro_batch
+        return self.zero >= 2
 
     @property
     def gradient_dtype(self) -> str:
