@@ -58,6 +58,8 @@ class Stack(Strict):
     loss: Literal["fp32_eager", "fp32_compiled", "fused"] = "fp32_eager"
     # autocast: fp32 parameters cast at each use (and the casts cost time and memory), as torch.autocast does
     autocast: bool = False
+    # What the selective policy keeps besides attention; torchtitan runs each second product of a block again
+    selective_keeps: Literal["products", "every_second_product"] = "products"
     early_stop: bool = True  # non-reentrant checkpointing stops the recompute once all saved tensors exist
     host_launch_s: Seconds = Field(ge=0, default=8e-6)  # host time an operator, forward
     host_blocking: bool = False

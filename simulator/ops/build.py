@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
 from simulator.ops.attention import attention
@@ -79,6 +81,14 @@ def _learned_positions(g: Graph, s: Setting, x: Value) -> Value:
     return out
 
 
+def _keep_every_second_product(block: Block) -> Block:
+    """The first product's output is kept by the selective policy, the second's is made again, and so on."""
+    products = [op.name for op in block.ops if op.category == "gemm"]
+    again = set(products[1::2])
+    ops = tuple(replace(op, selective_save=False) if op.name in again else op for op in block.ops)
+    return replace(block, ops=ops)
+
+
 def _layer(s: Setting) -> Block:
     """Norm, attention, residual; norm, MLP, residual; or both branches on one stream (parallel_residual)."""
     m = s.model
@@ -86,6 +96,8 @@ def _layer(s: Setting) -> Block:
     g = Graph("layer", x, fused=s.stack.blocks == "compiled")
     y = _parallel(g, s, x) if m.parallel_residual else _sequential(g, s, x)
     block = g.block(y, m.num_parameters_of("layer"))
+    if s.stack.selective_keeps == "every_second_product":
+        block = _keep_every_second_product(block)
     return fuse_residuals(block, x.num_bytes) if s.stack.blocks == "compiled" else block
 
 

@@ -143,3 +143,13 @@ def test_work_of_a_step(table: Path) -> None:
     root = model.num_parameters - layers
     per_micro_batch = 7 / 8 * (layers * (2 + 2 + 4) + root * (2 + 4))  # the root is not gathered again
     assert work.communication_bytes == pytest.approx(8 * per_micro_batch, rel=1e-3)
+
+
+def test_torchtitan_makes_every_second_product_of_a_block_again(table: Path) -> None:
+    """Of q k v out gate up down its policy keeps q, v, gate and down: k, out and up run once more."""
+    row = next(r for r in read_runs(table) if isinstance(r, RunRow) and r.id == "ok")
+    row = replace(row, framework="torchtitan (2025-06)", act_ckpt="selective")
+    d, f, tokens = 1024, 4096, 64 * 2048 / 8
+    again = 2 * 4 * (d * d + d * d + d * f) * tokens
+    once = 6 * resolve(row).model.num_matmul_parameters * tokens
+    assert work_of(resolve(row)).gemm_flop == pytest.approx(once + again)
