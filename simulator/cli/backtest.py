@@ -11,6 +11,7 @@ import click
 from simulator.backtest import BacktestReport, render, run
 from simulator.cli import ExitCode
 
+_WIDTH = 160  # a dozen columns
 _HELP = """Predict every row of FILE.csv, a table of measured training runs, and compare.
 
 Rows that cannot be expressed are refused with the reason, bad rows are told with their line, and the rest goes on.
@@ -30,7 +31,7 @@ def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
     else:
         from simulator.cli.terminal import show  # noqa: PLC0415  only what is asked for is loaded
 
-        show(render(report), plain=plain)
+        show(render(report), plain=plain, width=_WIDTH)
     return ExitCode.INTERRUPTED if report.interrupted else ExitCode.OK
 
 

@@ -15,11 +15,11 @@ from simulator.predict import Prediction
 from simulator.units import format_bytes, format_flop_per_s, format_seconds
 
 _COLORS = {"FITS": "bold green", "TIGHT": "bold yellow", "OOM": "bold red"}
-_PLAIN_WIDTH = 120
+PLAIN_WIDTH = 120
 _DETAIL_WIDTH = 76
 
 
-def to_text(answer: RenderableType, *, color: bool = False, width: int = _PLAIN_WIDTH) -> str:
+def to_text(answer: RenderableType, *, color: bool = False, width: int = PLAIN_WIDTH) -> str:
     """What a rich console would show, ending in a newline. Without `color` it is the same bytes on every terminal."""
     sink = io.StringIO()
     console = Console(
