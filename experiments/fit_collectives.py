@@ -135,19 +135,7 @@ def fit(t: Terms, start: Array, near: Array | None = None) -> Array:
         predicted = seconds(t, rows) if near is None else seconds(t, near, rows)
         return np.concatenate([t.weight * (np.log(predicted) - log_time), x])
 
-    solved = least_squares(residuals, np.zeros(origin.size), loss="soft_l1", max_nfev=200)
-    return _carried(unpack(solved.x), start, used)
-
-
-def _carried(table: Array, start: Array, used: NDArray[np.int64]) -> Array:
-    """What the sweeps say of a protocol's launch, hops and fill, carried to its modes that no sweep shows."""
-    fitted = set(used.tolist())
-    for index, name in enumerate(PORT_MODES):
-        kin = [i for i in fitted if PORT_MODES[i].split("/")[1] == name.split("/")[1]]
-        if index not in fitted and kin:
-            shift = np.log(table[kin, 1:5] / start[kin, 1:5]).mean(axis=0)
-            table[index, 1:5] = start[index, 1:5] * np.exp(shift)
-    return table
+    return unpack(least_squares(residuals, np.zeros(origin.size), loss="soft_l1", max_nfev=200).x)
 
 
 # -------------------------------------------------------------------------------------------------------------- results

@@ -25,13 +25,14 @@ from simulator.collective_curves import (
 )
 from simulator.collectives.tuning import Fabric, Group, pick
 from simulator.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
-from simulator.errors import Fault, PlanError
+from simulator.errors import ClusterError, Fault, PlanError
 from simulator.program import Bill, Number
 
 if TYPE_CHECKING:
     from simulator.mesh import GroupShape
     from simulator.topology import Cluster
 
+_MOST_BILLS = 65536  # a search prices many plans; a bill is quickly made again
 _NVLS_SINCE = (2, 17)  # first NCCL release with NVLink SHARP
 
 
@@ -203,6 +204,8 @@ class _Memo:
     def bill(self, call: Call) -> Bill:
         found = self.bills.get(call)
         if found is None:
+            if len(self.bills) >= _MOST_BILLS:
+                self.bills.clear()
             found = self.bills[call] = _bill(call, self.curves)
         return found
 
@@ -258,6 +261,9 @@ def algorithm_of(call: Call, curves: LinkCurves) -> tuple[Algorithm, str]:
 
 def _bill(call: Call, curves: LinkCurves) -> Bill:
     """Volume × size over each link, weighted by the mode's distance from the ring, and the delay before it."""
+    if call.place.num_domains > 1 and not call.links.num_nics:
+        problem = f"a {call.kind} spans {call.place.num_domains} nodes that no network joins"
+        raise ClusterError(Fault(place="cluster: inter", problem=problem, remedy="give `inter`, or one node"))
     algorithm, protocol = algorithm_of(call, curves)
     form = volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
     port_bytes = form.port * call.size_bytes * detour(call)

@@ -12,7 +12,7 @@ import pytest
 from simulator.collective_curves import DEFAULT_FILE
 from simulator.collectives import LinkCurves, bill, choose, interference, link_capacities, renamed, sigma, source
 from simulator.collectives.tuning import Fabric, Group, pick
-from simulator.errors import CalibrationError, PlanError
+from simulator.errors import CalibrationError, ClusterError, PlanError
 from simulator.mesh import GroupShape
 from simulator.topology import Cluster
 
@@ -70,6 +70,13 @@ def test_an_unknown_kind_is_one_fault_with_the_legal_ones() -> None:
     with pytest.raises(PlanError, match="all_gather") as caught:
         bill("allgather", GIB, shape(8), Cluster.load("hgx-h100-8"))
     assert len(caught.value.faults) == 1
+
+
+@pytest.mark.parametrize("curves", [None, LinkCurves.ideal()])
+def test_nodes_without_a_network_are_a_fault(curves: LinkCurves | None) -> None:
+    lonely = Cluster.load("hgx-h100-8").model_copy(update={"inter": None})
+    with pytest.raises(ClusterError, match="no network"):
+        bill("all_gather", GIB, shape(16, 2), lonely, curves=curves)
 
 
 def test_a_missing_curve_names_the_recipe(tmp_path: Path) -> None:
