@@ -10,6 +10,7 @@ import _tables
 import numpy as np
 from _devices import Subject
 from _robust import Array, Fitted, Start, fit, held, quantile, rounded
+from numpy.typing import NDArray
 
 from simulator.calibration import AttentionCurve, Quality
 from simulator.calibration.curves import QUERY_TILE, Basis
@@ -35,7 +36,7 @@ class Calls:
     causal: Array
     time_s: Array
 
-    def where(self, keep: Array) -> Calls:
+    def where(self, keep: NDArray[np.bool_]) -> Calls:
         return Calls(*(getattr(self, name)[keep] for name in self.__slots__))
 
 

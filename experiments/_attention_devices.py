@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import _tables
 import numpy as np
 from _attention import calls, curve, fit_calls, named, quality
-from _devices import Subject
+from _devices import Subject, subjects
 from _gemm_devices import Report
 from _robust import Fitted, rounded
 
 from simulator.calibration import AttentionCurve, Quality
+from simulator.calibration.curves import Basis
 from simulator.kernels import Direction
 
 DIRECTIONS: tuple[tuple[str, Direction], ...] = (("fwd", "forward"), ("bwd", "backward"))
@@ -23,7 +24,7 @@ Curves = tuple[AttentionCurve, ...]
 def fit_attention(
     device: Subject, table: list[_tables.Row], own: Samples, h200: Curves, h100: Curves, report: Report
 ) -> Curves:
-    """Curves of one device. Relatives' curves are those already fitted (Hopper first)."""
+    """Curves of one device from its own tables; `lend` adds the rest. Relatives are fitted before (Hopper first)."""
     if device.calibration == "h200-sxm":
         return _h200(device, own, report)
     if device.calibration == "h100-sxm":
@@ -44,7 +45,7 @@ def _say(report: Report, what: str, found: Fitted) -> None:
 def _h200(device: Subject, own: Samples, report: Report) -> Curves:
     """Our own calls of torch's scaled_dot_product_attention, which runs cuDNN's kernel here. FA3 takes the same curve."""
     curves = []
-    for direction in ("forward", "backward"):
+    for _, direction in DIRECTIONS:
         x = calls([r for r in own if r["kind"] == f"attention_{direction}" and not r.get("sustained")])
         found = fit_calls(device, x, direction)
         _say(report, f"cudnn {direction}", found)
@@ -55,11 +56,26 @@ def _h200(device: Subject, own: Samples, report: Report) -> Curves:
     return tuple(curves)
 
 
-def complete_h200(own: Curves, h100: Curves, report: Report) -> Curves:
-    """Kernels that only the H100 has: the same SMs at the same clock, compute-bound, so the same fractions."""
-    extra = [c for c in h100 if not {"cudnn", "flash3"} & set(c.kernels)]
-    report.borrowed.append("h100-sxm: attention kernels flash2 and flash1_triton")
-    return (*own, *(_borrowed(c, "the H100's, same SMs") for c in extra))
+def lend(attention: dict[str, Curves], devices: Mapping[str, Subject], reports: Mapping[str, Report]) -> None:
+    """Add the older kernels that a device has no measurement of, from the relative that has.
+
+    They use Ampere's instructions on every later device. H200 has the H100's SMs at the H100's clock; B200 runs them
+    at the H100's rate per SM and clock; the Triton kernel of 2022, measured on A100 alone, follows flash-attention 2.
+    """
+    a100, h100, h200 = devices["a100-sxm"], devices["h100-sxm"], devices["h200-sxm"]
+    ratio = _pick(attention["h100-sxm"], "flash2", "forward").e_max["128"]
+    ratio /= _pick(attention["a100-sxm"], "flash2", "forward").e_max["128"]
+    triton = [c for c in attention["a100-sxm"] if c.kernels == ("flash1_triton",)]
+    why = "A100's, by the ratio of flash-attention 2 on both"
+    attention["h100-sxm"] += tuple(_borrowed(c, why, ratio, peak_flop_per_s=h100.peak) for c in triton)
+    reports["h100-sxm"].borrowed.append("a100-sxm: attention kernel flash1_triton")
+    older = [c for c in attention["h100-sxm"] if c.kernels in (("flash2",), ("flash1_triton",))]
+    for device in (h200, devices["b200-sxm"]):
+        scale = h100.peak * device.sm_rate / h100.sm_rate / device.peak
+        why = "the H100's, per SM and clock"
+        attention[device.calibration] += tuple(_borrowed(c, why, scale, peak_flop_per_s=device.peak) for c in older)
+        reports[device.calibration].borrowed.append("h100-sxm: attention kernels flash2 and flash1_triton")
+    reports["a100-sxm"].lines.append(f"flash2 on {h100.gpu} over {a100.gpu}: {ratio:.3f} of peak's fraction")
 
 
 def _borrowed(source: AttentionCurve, why: str, scale: float = 1.0, **fields: Any) -> AttentionCurve:  # noqa: ANN401
@@ -79,32 +95,25 @@ def _h100(device: Subject, table: list[_tables.Row], h200: Curves, report: Repor
     for short, direction in DIRECTIONS:
         relative = _pick(h200, "cudnn", direction)
         curves.append(_borrowed(relative, "the H200's: same SMs, compute-bound", kernels=("cudnn",)))
-        rows = named(table, short, "H100", software="FA3")
-        x = calls(rows)
+        x = calls(named(table, short, "H100", software="FA3"))
+        if direction == "backward":  # head_dim 64 was measured at 512 to 2048 tokens only: too short for the ramp
+            x = x.where(np.asarray(x.head_dim == 128))
         found = fit_calls(device, x, direction, sustained=1.0)
         _say(report, f"flash3 {direction}", found)
-        if short == "fwd":
-            _compare(device, table, found, report)
         # figures are bursts; the loss at the power cap is the one measured on the H200's cuDNN
         values = found.values | {"sustained": relative.sustained}
+        if direction == "backward":
+            forward = _pick(tuple(curves), "flash3", "forward").e_max
+            values |= {f"e{d}": values["e128"] * forward[str(d)] / forward["128"] for d in (64, 256)}
         q = quality(found, x, "paper figures (2024) and pull requests (2026); sustained factor borrowed from h200-sxm")
         curves.append(curve(("flash3",), direction, device, values, q, power_limited=1.0))
     curves += _flash2_hopper(device, table, report)
+    _compare(device, table, report)
     report.borrowed.append("h200-sxm: cuDNN attention and the loss of FA3 at the power cap")
-    triton = _triton(device, table, report)
-    scale = curves[4].e_max["128"] / _A100_FLASH2
-    curves += [
-        _borrowed(c, "A100's by the ratio of flash-attention 2 on both", scale, peak_flop_per_s=device.peak)
-        for c in triton
-    ]
-    report.borrowed.append("a100-sxm: flash1_triton attention, by the ratio of flash-attention 2 on both")
     return tuple(curves)
 
 
-_A100_FLASH2 = 0.64  # e_max of flash-attention 2, head_dim 128, on A100: _a100 below fits 0.636
-
-
-def _compare(device: Subject, table: list[_tables.Row], found: Fitted, report: Report) -> None:
+def _compare(device: Subject, table: list[_tables.Row], report: Report) -> None:
     """The serving sweep of FA3 has a wrapper's floor; its fit is printed beside, not used."""
     x = calls(named(table, "fwd", "H100-SXM", software="kernel=fa3"))
     x = x.where(np.asarray(np.isin(x.head_dim, (64, 128, 256))))
@@ -134,24 +143,17 @@ def _flash2_hopper(device: Subject, table: list[_tables.Row], report: Report) ->
     ]
 
 
-def _triton(device: Subject, table: list[_tables.Row], report: Report) -> list[AttentionCurve]:
+def _triton(table: list[_tables.Row], report: Report) -> list[AttentionCurve]:
     """The Triton kernel of 2022-23, on A100, head_dim 64, causal. Other head_dims take its value."""
-    found = []
+    a100, found = subjects()["a100-sxm"], []
     for short, direction in DIRECTIONS:
         x = calls(_tables.select(table, direction=short, source="PR 1917"))
-        a100 = _a100_subject()
         one = fit_calls(a100, x, direction, sustained=1.0)
         _say(report, f"flash1_triton {direction} (A100)", one)
         q = quality(one, x, "GPU inferred to be an A100; head_dim 128 assumed like 64")
         values = one.values | {"e128": one.values["e64"]}
         found.append(curve(("flash1_triton",), direction, a100, values, q, power_limited=0.5))
     return found
-
-
-def _a100_subject() -> Subject:
-    from _devices import subjects
-
-    return subjects()["a100-sxm"]
 
 
 def _a100(device: Subject, table: list[_tables.Row], h100: Curves, report: Report) -> Curves:
@@ -162,7 +164,8 @@ def _a100(device: Subject, table: list[_tables.Row], h100: Curves, report: Repor
     ratio = _backward_ratio(table)
     small = _pick(h100, "flash2", "forward").e_max
     curves: list[AttentionCurve] = []
-    for direction, scale in (("forward", 1.0), ("backward", ratio)):
+    for _, direction in DIRECTIONS:
+        scale = 1.0 if direction == "forward" else ratio
         hopper = _pick(h100, "flash2", direction)
         values = found.values | {
             "e128": found.values["e128"] * scale,
@@ -170,12 +173,12 @@ def _a100(device: Subject, table: list[_tables.Row], h100: Curves, report: Repor
             "noncausal": hopper.noncausal,
             "t0": hopper.t0_s * 1e6,
         }
-        basis = "measured" if direction == "forward" else "borrowed"
+        basis: Basis = "measured" if direction == "forward" else "borrowed"
         q = quality(found, x, f"backward: {ratio:.2f} of forward speed (longest loop on A100-PCIe)", basis=basis)
         curves.append(curve(("flash2", "cudnn"), direction, device, values, q, power_limited=0.0))
     report.lines.append(f"attention flash2 backward over forward speed, longest loop on A100-PCIe: {ratio:.3f}")
     report.borrowed += ["h100-sxm: flash2 head_dim 64 and mask ratios", "A100-PCIe: flash2 backward over forward"]
-    return (*curves, *_triton(device, table, report))
+    return (*curves, *_triton(table, report))
 
 
 def _backward_ratio(table: list[_tables.Row]) -> float:
@@ -186,7 +189,7 @@ def _backward_ratio(table: list[_tables.Row]) -> float:
 
 
 def _b200(device: Subject, table: list[_tables.Row], h100: Curves, report: Report) -> Curves:
-    """cuDNN by SimuMax's loops at 4096 tokens; the ramp over length and head_dim 64 from the serving sweep."""
+    """The cuDNN kernel by SimuMax's loops at 4096 tokens; the ramp over length and head_dim 64 from the serving sweep."""
     sweep = calls(named(table, "fwd", "B200", software="trtllm_mha"))
     sweep = sweep.where(np.asarray(np.isin(sweep.head_dim, (64, 128, 256))))
     serving = fit_calls(device, sweep, "forward", wrapper=True, sustained=1.0)
@@ -204,12 +207,4 @@ def _b200(device: Subject, table: list[_tables.Row], h100: Curves, report: Repor
             found, x, "loops at 4096 tokens; ramp over length and head_dim 64 from a serving sweep; mask as on h100-sxm"
         )
         curves.append(curve(("cudnn", "flash3"), direction, device, values, q, power_limited=1.0))
-    # kernels of the Ampere generation run at the H100's rate per SM and clock
-    scale = _pick(h100, "flash2", "forward").peak_flop_per_s * device.sm_rate / (132 * 1.98e9) / device.peak
-    for kernel in ("flash2", "flash1_triton"):
-        for _, direction in DIRECTIONS:
-            source = _pick(h100, kernel, direction)
-            why = "the H100's rate per SM and clock: such kernels use Ampere's instructions"
-            curves.append(_borrowed(source, why, scale, peak_flop_per_s=device.peak))
-    report.borrowed.append("h100-sxm: attention kernels flash2 and flash1_triton, per SM and clock")
     return tuple(curves)

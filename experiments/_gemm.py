@@ -10,12 +10,14 @@ import _tables
 import numpy as np
 from _devices import Subject
 from _robust import Array, Fitted, Start, fit, held, quantile, rounded
+from numpy.typing import NDArray
 
 from simulator.calibration import GemmCurve, Quality
 from simulator.calibration.curves import MAX_SPLIT_K
 from simulator.calibration.datasheet import TILES
 from simulator.kernels import DTYPE_BYTES
 
+Mask = NDArray[np.bool_]
 LARGE = 512  # a training product has no side below this; such rows weigh three times
 MIN_ROWS = 64  # fewer rows are decoding, not training
 LONG_S = 5e-4  # B200: calls longer than this ran at the power cap in the loops of SimuMax
@@ -44,13 +46,13 @@ class Products:
 
     @property
     def flop(self) -> Array:
-        return 2 * self.m * self.n * self.k
+        return np.asarray(2 * self.m * self.n * self.k)
 
     @property
-    def large(self) -> Array:
+    def large(self) -> Mask:
         return np.asarray(np.minimum(np.minimum(self.m, self.n), self.k) >= LARGE)
 
-    def where(self, keep: Array) -> Products:
+    def where(self, keep: Mask) -> Products:
         return Products(self.m[keep], self.n[keep], self.k[keep], self.time_s[keep])
 
 
@@ -94,7 +96,7 @@ class GemmFit:
 
     @property
     def large_test(self) -> Array:
-        return self.test[self.test_rows.large]
+        return np.asarray(self.test[self.test_rows.large])
 
 
 def fit_sweep(device: Subject, table: list[_tables.Row], *, dtype: str) -> GemmFit:

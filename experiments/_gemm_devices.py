@@ -34,7 +34,8 @@ def fit_gemms(
     report = Report()
     sweep = fit_sweep(device, table, dtype="bf16")
     report.lines.append(_line("bf16 held-out, m,n,k >= 512", sweep))
-    values, notes = dict(sweep.fitted.values), []
+    values = dict(sweep.fitted.values)
+    notes: list[str] = []
     layout: dict[str, float] = {"tn": 1.0, "nn": 1.0, "nt": 1.0}
     accumulate, misaligned = 1.0, 1.0
     if device.calibration == "h200-sxm":
@@ -45,7 +46,7 @@ def fit_gemms(
         accumulate = _loops(device, values, table, "A100-PCIe-80GB", layout, report, notes)
     else:
         notes.append("sustained speed is the asymptote of 6-run bursts; the same form on H200 loops gives 0.70")
-        layout, accumulate = dict(h200["bf16"].layout), h200["bf16"].accumulate_fp32
+        layout = {str(name): factor for name, factor in h200["bf16"].layout.items()}
         report.borrowed.append("h200-sxm: layout factors of bf16 products")
         report.sigma = 0.05
     if device.calibration != "h200-sxm":

@@ -48,8 +48,11 @@ def fit(
         log: Array = np.log(seconds({**held, **dict(zip(free, map(float, x), strict=True))}) / measured_s)
         return log
 
+    def weighted(x: Array) -> Array:
+        return weight * residuals(x)
+
     solution = least_squares(
-        lambda x: weight * residuals(x),
+        weighted,
         [starts[name].value for name in free],
         bounds=([starts[name].low for name in free], [starts[name].high for name in free]),
         loss="soft_l1",
@@ -59,7 +62,7 @@ def fit(
     final = residuals(solution.x)
     return Fitted(
         values={**held, **dict(zip(free, map(float, solution.x), strict=True))},
-        errors=dict(zip(free, _standard_errors(solution.jac, final), strict=True)),
+        errors=dict(zip(free, _standard_errors(np.asarray(solution.jac), final), strict=True)),
         residuals=final,
     )
 

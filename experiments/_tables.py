@@ -76,7 +76,7 @@ def attention_wanted(row: Row) -> bool:
         return row["causal"] == "y" and row["direction"] == "fwd" and main.get(gpu, "never") in software
     if "SimuMax" in row["source"]:
         return row["head_dim"] == "128"
-    return "FA3 paper" in row["source"] and software in ("FA2", "FA3", "cuDNN") or "ABI-stable" in software
+    return ("FA3 paper" in row["source"] and software in ("FA2", "FA3", "cuDNN")) or "ABI-stable" in software
 
 
 _STREAMS = ("stream_", "scale_small", "kernel_launch_throughput", "fp8_cast_scale", "layer_norm", "cross_entropy")

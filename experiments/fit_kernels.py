@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import _tables
-from _attention_devices import complete_h200, fit_attention
+from _attention_devices import fit_attention, lend
 from _devices import Subject, subjects
 from _gemm_devices import Report, fit_gemms
 from _streams import fit_streams, launch_floor_s
@@ -31,6 +31,7 @@ from simulator.calibration import (
     Overheads,
     Power,
     Provenance,
+    Quality,
     StreamCurve,
 )
 
@@ -54,7 +55,7 @@ def fit_all() -> tuple[list[Calibration], dict[str, Report]]:
         relatives = attention.get("h200-sxm", ()), attention.get("h100-sxm", ())
         attention[name] = fit_attention(device, tables["attention"], own, *relatives, reports[name])
         streams[name] = fit_streams(device, tables["membound"], own, streams.get("h200-sxm", ()), reports[name])
-    attention["h200-sxm"] = complete_h200(attention["h200-sxm"], attention["h100-sxm"], reports["h200-sxm"])
+    lend(attention, devices, reports)
     floors = {name: launch_floor_s(device, tables["membound"]) for name, device in devices.items()}
     calibrations = [
         _calibration(devices[name], gemms[name], attention[name], streams[name], reports[name], floors[name], own)
@@ -85,18 +86,19 @@ def _calibration(
         memory=_memory(name),
         uncertainty={
             "gemm": report.sigma,
-            "attention": _sigma([c.quality.basis for c in attention[:2]]),
-            "elementwise": _sigma([c.quality.basis for c in streams]),
+            "attention": _sigma([c.quality for c in attention[:2]]),
+            "elementwise": _sigma([c.quality for c in streams]),
             "communication": 0.15,
         },
         provenance=_provenance(name, report),
     )
 
 
-def _sigma(bases: Sequence[str]) -> float:
-    """5 % from machine to machine where measured; 15 % where borrowed, 25 % where a prior; root mean square."""
-    each = {"measured": 0.05, "borrowed": 0.15, "prior": 0.25, "definition": 0.0}
-    return round(float((sum(each[b] ** 2 for b in bases) / len(bases)) ** 0.5), 3)
+def _sigma(qualities: Sequence[Quality]) -> float:
+    """5 % from machine to machine where measured, 15 % borrowed, 25 % a prior; and the residual. Root mean square."""
+    between = {"measured": 0.05, "borrowed": 0.15, "prior": 0.25, "definition": 0.0}
+    squares = [between[q.basis] ** 2 + (q.p50 or 0.0) ** 2 for q in qualities]
+    return round(float((sum(squares) / len(squares)) ** 0.5), 3)
 
 
 def _overheads(own: list[dict[str, Any]], floor_s: float) -> Overheads:
@@ -149,6 +151,7 @@ def _provenance(name: str, report: Report) -> Provenance:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 1 if --check finds a difference."""
     parser = argparse.ArgumentParser(description="Fit the kernel calibrations.")
     parser.add_argument("--check", action="store_true", help="compare with the files as they are, write nothing")
     parser.add_argument(

@@ -109,10 +109,8 @@ class Calibration(Strict):
 
     @classmethod
     def for_device(cls, device: Device) -> Self:
-        """The calibration a device names, or the one with its own name, or else its data sheet."""
-        if device.calibration:
-            return cls.load(device.calibration)
-        return cls.load(device.name) if device.name in calibration_names() else cls.datasheet(device)
+        """The calibration a device names, or else its data sheet."""
+        return cls.load(device.calibration) if device.calibration else cls.datasheet(device)
 
     def timer(self, device: Device, backend: AttentionBackend | None = None) -> Timer:
         """The kernel clock of one device and attention backend, kept for the life of this calibration."""

@@ -101,13 +101,10 @@ class Timer:
             return None
         table = backend.forward_efficiency if kernel.direction == "forward" else backend.backward_efficiency
         given = table.get(self.device.architecture)
-        if given is None and backend.kernel in ("flash1_triton", "math"):
-            why = (
-                "math attention is two products and a softmax, not one fused kernel" if backend.kernel == "math" else ""
-            )
+        if given is None and backend.kernel == "math":
             raise self._missing(
-                f"attention kernel {backend.kernel} has no {kernel.direction} speed on {self.device.architecture}",
-                why or f"{kernel.direction}_efficiency.{self.device.architecture} in the stack's attention section",
+                f"attention kernel math has no {kernel.direction} speed on {self.device.architecture}",
+                "math attention is two products and a softmax, not one fused kernel",
             )
         return given
 
