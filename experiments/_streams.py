@@ -203,7 +203,7 @@ def _fit(device: Subject, op: StreamOp, found: list[Pass], floor: float, report:
         p50=quantile(fitted.residuals, 0.5),
         p95=quantile(fitted.residuals, 0.95),
         standard_errors={"bw_frac": rounded(fitted.errors["bw_frac"], 2)},
-        measured_range={"num_bytes": (float(size.min()), float(size.max()))},
+        measured_range={"num_bytes": (0.0, float(size.max()))},  # the floor is measured too
     )
     return StreamCurve(op=op, bw_frac=rounded(value), t0_s=rounded(floor), quality=quality)
 
