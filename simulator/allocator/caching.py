@@ -304,9 +304,12 @@ class CachingAllocator:
     def _unmap(self, block: Block) -> None:
         """Return the whole pages inside a free block."""
         pool = block.pool
-        page = page_bytes(pool)
-        first = -(-block.address // page) * page
-        last = (block.address + block.size) // page * page
+        page, origin = page_bytes(pool), block
+        while origin.prev is not None:
+            origin = origin.prev
+        base = origin.address  # pages count from the segment's start
+        first = base - (base - block.address) // page * page
+        last = base + (block.address + block.size - base) // page * page
         if last <= first:
             return
         pool.remove(block)

@@ -109,8 +109,12 @@ class Strategy:
         if self.plan.optimizer_impl == "foreach":
             self.writer.free(*[self.writer.alloc(numel * size, "temporaries") for numel in numels])
             return
+        denominator: list[int] = []  # Python's variable holds the last parameter's until it is bound anew
         for numel in numels:
-            self.writer.free(*[self.writer.alloc(numel * size, "temporaries") for _ in range(2)])
+            root, quotient = (self.writer.alloc(numel * size, "temporaries") for _ in range(2))
+            self.writer.free(root, *denominator)
+            denominator = [quotient]
+        self.writer.free(*denominator)
 
     def zero_grad(self) -> None:
         self.writer.free(*self.gradients)
@@ -273,8 +277,16 @@ class Step:
             writer.play(tape.backward, base, given, gradient)
             gradient = _outside(tape.gradient, base, given, gradient)
             own = [(base + slot, numel) for slot, numel in tape.parameter_gradients]
+            if unit == ROOT and self.model.tied_embeddings:
+                own = self._added_to_head(own)
             writer.at("backward", index, name, "reduce")
             strategy.after_backward(unit, head + own if unit == ROOT else own, sync=sync)
+
+    def _added_to_head(self, gradients: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """A tied matrix has one gradient: the embedding's is added to the head's, and goes."""
+        tied = self.model.vocab_size * self.model.d_model
+        self.writer.free(*[slot for slot, numel in gradients if numel == tied])
+        return [(slot, numel) for slot, numel in gradients if numel != tied]
 
 
 def _outside(slot: int, base: int, given: int, gradient: int) -> int:

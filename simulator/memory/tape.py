@@ -198,7 +198,8 @@ class _Writer:
         product = op.category == "gemm"
         if product:
             self._parameter_gradient(op, parameter_bytes, keep_gradients=keep_gradients)
-        made = [(t.name, self._alloc(t.num_bytes, TAG["temporaries"])) for t in op.grad_inputs]
+        tag = TAG["loss" if op.category == "loss" else "temporaries"]
+        made = [(t.name, self._alloc(t.num_bytes, tag)) for t in op.grad_inputs]
         if not product:
             self._parameter_gradient(op, parameter_bytes, keep_gradients=keep_gradients)
         self._temporary(op.backward_temporary_bytes)

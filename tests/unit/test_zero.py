@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.zero import communication, gradient_tensors, optimizer_tensors, resident_bytes, units
+
+LLAMA = Model(name="small", num_layers=4, d_model=512, num_heads=8, num_kv_heads=2, d_ff=1408, vocab_size=32_000)
+
+
+def test_fsdp2_pads_each_parameter_on_dim_0() -> None:
+    ranks = 96
+    odd = LLAMA.model_copy(update={"vocab_size": 32_003})
+    for unit in units(odd, Plan(dp_shard=ranks)):
+        expected = [-(-shape[0] // ranks) * prod(shape[1:]) for shape in unit.shapes]
+        assert list(unit.local_numels) == expected
+        assert unit.padded_numel == ranks * sum(expected)
+
+
+def test_fsdp1_pads_the_flat_parameter_only() -> None:
+    for unit in units(LLAMA, Plan(dp_shard=96, sharding_strategy="FULL_SHARD")):
+        assert 0 <= unit.padded_numel - unit.numel < 96
+
+
+def test_fsdp_units_are_the_root_and_the_blocks() -> None:
+    names = [unit.name for unit in units(LLAMA, Plan(dp_shard=8))]
+    assert names == ["root", "layer0", "layer1", "layer2", "layer3"]
+
+
+def test_ddp_buckets_close_at_their_cap_in_backward_order() -> None:
+    buckets = units(LLAMA, Plan(zero=0, dp_replicate=8))
+    assert sum(bucket.numel for bucket in buckets) == LLAMA.num_parameters
+    assert buckets[0].shapes == ((32_000, 512),)  # the head's matrix alone exceeds the first cap of 1 MiB
+    for bucket, cap in zip(buckets[:-1], [2**20] + [25 * 2**20] * len(buckets), strict=False):
+        *others, last = bucket.shapes
+        assert 4 * sum(map(prod, others)) < cap <= 4 * (sum(map(prod, others)) + prod(last))
+
+
+def test_an_own_bucket_cap_applies_from_the_first() -> None:
+    small = units(LLAMA, Plan(zero=0, dp_replicate=8, bucket_bytes=2**27))
+    assert small[0].shapes[0] == (32_000, 512)
+    assert len(small[0].shapes) > 1
+
+
+def test_zero_redundancy_shares_whole_parameters() -> None:
+    plan = Plan(zero=1, dp_shard=4, optimizer_impl="loop")
+    held = resident_bytes(LLAMA, plan)["optimizer_state"] // 8
+    assert held >= 32_000 * 512  # nobody has less than the largest matrix it was given
+    assert -(-LLAMA.num_parameters // 4) <= held <= LLAMA.num_parameters // 4 + 32_000 * 512
+
+
+@pytest.mark.parametrize(
+    ("reshard", "root_again", "layer_again"), [(None, False, True), (True, True, True), (False, False, False)]
+)
+def test_fsdp2_gathers_again_what_was_resharded(reshard: bool | None, root_again: bool, layer_again: bool) -> None:
+    comms = {c.unit: c for c in communication(LLAMA, Plan(dp_shard=8, reshard_after_forward=reshard))}
+    assert (comms["head"].all_gather_backward_bytes > 0) is root_again
+    assert (comms["layer1"].all_gather_backward_bytes > 0) is layer_again
+    assert comms["embedding"].all_gather_forward_bytes > 0
+    assert comms["head"].all_gather_forward_bytes == 0  # the root is one unit, gathered before the embedding
+
+
+def test_resharding_to_a_smaller_group_gathers_there() -> None:
+    comms = {c.unit: c for c in communication(LLAMA, Plan(dp_shard=64, reshard_after_forward=8))}
+    assert comms["layer0"].backward_gather_ranks == 8
+
+
+def test_full_size_passes_of_fsdp() -> None:
+    """FSDP2: copy-out 2+2 and chunk_cat 2+4 bytes a parameter; FSDP1: cat 4, cast 6, pre-division 8."""
+    for name, gather, reduce in (("fsdp2", 4, 6), ("fsdp1", 0, 18)):
+        plan = Plan(dp_shard=8, data_parallel=name, reduce_dtype="fp32")
+        layer = next(c for c in communication(LLAMA, plan) if c.unit == "layer0")
+        numel = layer.reduce_scatter_bytes // 4
+        assert sum(k.num_bytes for k in layer.gradient_kernels) == reduce * numel
+        copies = [k for k in layer.gather_forward_kernels if k.op == "copy"]
+        assert sum(k.num_bytes for k in copies) == gather * numel
+
+
+def test_hsdp_reduces_shards_between_replicas() -> None:
+    layer = next(c for c in communication(LLAMA, Plan(dp_shard=8, dp_replicate=4)) if c.unit == "layer0")
+    assert layer.all_reduce_bytes * 8 == layer.reduce_scatter_bytes
+
+
+def test_ddp_sends_every_gradient_once() -> None:
+    comms = communication(LLAMA, Plan(zero=0, dp_replicate=8))
+    assert sum(c.all_reduce_bytes for c in comms) == 4 * LLAMA.num_parameters
+    assert [c.unit for c in comms] == ["embedding", "layer0", "layer1", "layer2", "layer3", "head"]
+
+
+def test_shard_grad_op_keeps_parameters_between_forward_and_backward() -> None:
+    comms = communication(LLAMA, Plan(dp_shard=8, sharding_strategy="SHARD_GRAD_OP"))
+    assert not any(c.all_gather_backward_bytes for c in comms)
+    assert sum(c.all_gather_forward_bytes for c in comms) >= 2 * LLAMA.num_parameters
+
+
+def test_gradients_as_bucket_views_are_no_tensors_of_their_own() -> None:
+    assert gradient_tensors(LLAMA, Plan(zero=0, dp_replicate=8, gradient_as_bucket_view=True)) == []
+
+
+def test_adam8bit_state() -> None:
+    # bitsandbytes: a byte an element and one fp32 scale in 256, twice; fp32 below 4096 elements
+    plan = Plan(optimizer="adam8bit")
+    assert sum(optimizer_tensors(2**20, plan)) == 2 * (2**20 + 4 * 2**20 // 256)
+    assert sum(optimizer_tensors(1024, plan)) == 2 * 4 * 1024
+
+
+@pytest.mark.parametrize(("optimizer", "momenta"), [("adamw", 2), ("sgd_momentum", 1), ("sgd", 0)])
+def test_momenta(optimizer: str, momenta: int) -> None:
+    plan = Plan.model_validate({"optimizer": optimizer, "optimizer_impl": "foreach"})
+    assert sum(optimizer_tensors(1000, plan)) == momenta * 4000
