@@ -260,3 +260,12 @@ def _drop(values: Mapping[str, float], flop: float) -> float:
     return values["e_sust"] / (
         values["e_sust"] + (values["e_burst"] - values["e_sust"]) / (1 + flop / (values["f0"] * 1e12))
     )
+
+
+def lend_accumulation(gemms: dict[str, dict[str, GemmCurve]], reports: Mapping[str, Report]) -> None:
+    """Hopper's weight gradients with fp32 accumulation: the factor that A100 and B200 agree on."""
+    known = [gemms[name]["bf16"].accumulate_fp32 for name in ("a100-sxm", "b200-sxm")]
+    factor = rounded(math.sqrt(known[0] * known[1]))
+    for name in ("h100-sxm", "h200-sxm"):
+        gemms[name]["bf16"] = gemms[name]["bf16"].model_copy(update={"accumulate_fp32": factor})
+        reports[name].borrowed.append("a100-sxm, b200-sxm: fp32 accumulation in weight gradients")

@@ -20,7 +20,7 @@ from typing import Any
 import _tables
 from _attention_devices import fit_attention, lend
 from _devices import Subject, subjects
-from _gemm_devices import Report, fit_gemms
+from _gemm_devices import Report, fit_gemms, lend_accumulation
 from _streams import fit_streams, launch_floor_s
 
 from simulator.calibration import (
@@ -56,6 +56,7 @@ def fit_all() -> tuple[list[Calibration], dict[str, Report]]:
         attention[name] = fit_attention(device, tables["attention"], own, *relatives, reports[name])
         streams[name] = fit_streams(device, tables["membound"], own, streams.get("h200-sxm", ()), reports[name])
     lend(attention, devices, reports)
+    lend_accumulation(gemms, reports)
     floors = {name: launch_floor_s(device, tables["membound"]) for name, device in devices.items()}
     calibrations = [
         _calibration(devices[name], gemms[name], attention[name], streams[name], reports[name], floors[name], own)
