@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +77,7 @@ def test_reserved_holds_active_holds_allocated_at_every_event(
     blocks = list(allocator.blocks())
     assert sum(block.size for block in blocks) == allocator.reserved_bytes
     ends = sorted((block.address, block.address + block.size) for block in blocks)
-    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in pairwise(ends))
 
 
 @given(SETTINGS, st.lists(REQUESTS, max_size=60))
