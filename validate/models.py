@@ -1,0 +1,299 @@
+"""Torch modules of a Model, operator by operator as `simulator.ops` lists them for the plan's software stack.
+
+Modules are registered in the order of `Model.parameter_shapes`, under its names.
+Shapes: b sequences, s positions, H heads, K kv heads, C head_dim, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from simulator.model import Model
+from simulator.stack import Stack
+
+NORM_EPS = 1e-5
+ROPE_BASE = 500_000.0
+SOFTCAP = 30.0
+INITIAL_STD = 0.02
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "swiglu": functional.silu,
+    "geglu": functional.gelu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "squared_relu": lambda x: functional.relu(x).square(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How the operators are written: what of stack and plan reaches the modules.
+
+    dtype: of the parameters. expand_kv: K and V are repeated to all heads before attention. direct_flash: call the
+    flash operator itself, because the dispatcher of a CPU build would not choose it for a device it does not have.
+    """
+
+    stack: Stack
+    dtype: torch.dtype
+    seq_len: int
+    expand_kv: bool
+    direct_flash: bool = False
+
+
+class Norm(nn.Module):  # type: ignore[misc]
+    """RMSNorm or LayerNorm over the last dim, fused or operator by operator in fp32."""
+
+    def __init__(self, width: int, model: Model, style: Style) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width, dtype=style.dtype))
+        self.bias = nn.Parameter(torch.zeros(width, dtype=style.dtype)) if model.norm_bias else None
+        self.rms = model.norm == "rms"
+        self.written_out = self.rms and style.stack.norm == "eager"
+        self.wide = style.stack.norm_dtype == "fp32"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same shape and dtype."""
+        if self.written_out:
+            return self._operators(x)
+        if self.wide and x.dtype != torch.float32:
+            bias = None if self.bias is None else self.bias.float()
+            return self._fused(x.float(), self.weight.float(), bias).to(x.dtype)
+        return self._fused(x, self.weight, self.bias)
+
+    def _fused(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.rms:
+            return functional.rms_norm(x, weight.shape, weight, NORM_EPS)
+        return functional.layer_norm(x, weight.shape, weight, bias, NORM_EPS)
+
+    def _operators(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + NORM_EPS)
+        return (scaled * self.weight).to(x.dtype)
+
+
+class Rotary:
+    """Rotary positions, rotate-half or as complex numbers in fp32, over the first `width` channels of a head."""
+
+    def __init__(self, model: Model, style: Style) -> None:
+        self.width = int(model.head_dim * model.rotary_fraction)
+        self.whole = self.width == model.head_dim
+        self.complex = style.stack.rope == "complex_fp32"
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x: [b, H, s, C]; cos, sin: [s, width] in the dtype of x, or the halves of a complex table in fp32."""
+        if self.complex:
+            return self._turned(x, cos, sin)
+        part = x if self.whole else x[..., : self.width]
+        rotated = part * cos + _swapped(part) * sin
+        return rotated if self.whole else torch.cat((rotated, x[..., self.width :]), dim=-1)
+
+    @staticmethod
+    def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = cos.shape[-1] // 2
+        table = torch.complex(cos[..., :half].float(), sin[..., :half].float())
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * table).flatten(-2).to(x.dtype)
+
+
+def _swapped(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Projections, positions, the kernel, output projection. Head counts are inferred, so local heads work too."""
+
+    def __init__(self, model: Model, style: Style) -> None:
+        super().__init__()
+        d, q, kv, bias = model.d_model, model.q_width, model.kv_width, model.qkv_bias
+        self.head_dim, self.split = model.head_dim, (q, kv, kv)
+        self.style, self.fused = style, model.fused_qkv
+        self.repeats = model.num_heads // model.num_kv_heads
+        if model.fused_qkv:
+            self.qkv = nn.Linear(d, q + 2 * kv, bias=bias, dtype=style.dtype)
+        else:
+            self.q = nn.Linear(d, q, bias=bias, dtype=style.dtype)
+            self.k = nn.Linear(d, kv, bias=bias, dtype=style.dtype)
+            self.v = nn.Linear(d, kv, bias=bias, dtype=style.dtype)
+        self.out = nn.Linear(q, d, bias=model.out_bias, dtype=style.dtype)
+        self.q_norm = Norm(model.head_dim, model, style) if model.qk_norm else None
+        self.k_norm = Norm(model.head_dim, model, style) if model.qk_norm else None
+        self.rotary = Rotary(model, style) if model.positions == "rope" else None
+
+    def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
+        """[b, s, D] -> [b, s, D]."""
+        q, k, v = self._projections(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary is not None and cos is not None and sin is not None:
+            if not self.rotary.complex:
+                cos, sin = cos.to(q.dtype), sin.to(q.dtype)
+            q = self.rotary(q, cos, sin)
+            k = self.rotary(k, cos, sin)
+        if self.style.expand_kv and self.repeats > 1:
+            k = k.repeat_interleave(self.repeats, dim=1)
+            v = v.repeat_interleave(self.repeats, dim=1)
+        o = self._core(q, k, v, mask)
+        return self.out(o.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+    def _projections(self, x: Tensor) -> tuple[Tensor, ...]:
+        if self.fused:
+            return tuple(self._heads(part) for part in self.qkv(x).split(self.split, dim=-1))
+        q, k, v = self._heads(self.q(x)), self._heads(self.k(x)), self._heads(self.v(x))
+        return q, k, v
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        if self.style.direct_flash and mask is None:
+            if q.dtype == torch.float32:  # what a CUDA build takes where flash attention has no kernel
+                efficient = torch.ops.aten._scaled_dot_product_efficient_attention  # noqa: SLF001  no public name
+                return efficient(q, k, v, None, True, 0.0, True)[0]  # noqa: FBT003  positional in its schema
+            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]  # noqa: FBT003, SLF001
+        if mask is not None:
+            mask = mask.to(q.dtype)
+        grouped = k.shape[1] != q.shape[1]
+        return functional.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=grouped)
+
+
+class Mlp(nn.Module):  # type: ignore[misc]
+    """act(gate x) * up x, or act(up x), projected down."""
+
+    def __init__(self, model: Model, style: Style) -> None:
+        super().__init__()
+        d, f, bias = model.d_model, model.d_ff, model.mlp_bias
+        if model.gated:
+            self.gate = nn.Linear(d, f, bias=bias, dtype=style.dtype)
+        self.up = nn.Linear(d, f, bias=bias, dtype=style.dtype)
+        self.down = nn.Linear(f, d, bias=bias, dtype=style.dtype)
+        self.gated, self.activation = model.gated, _ACTIVATIONS[model.mlp]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, s, D] -> [b, s, D]."""
+        if self.gated:
+            return self.down(self.activation(self.gate(x)) * self.up(x))
+        return self.down(self.activation(self.up(x)))
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """One layer: pre-norm residual branches in sequence, or both on one stream."""
+
+    def __init__(self, model: Model, style: Style) -> None:
+        super().__init__()
+        makers: dict[str, Callable[[], nn.Module]] = {
+            "attention": lambda: Attention(model, style),
+            "mlp": lambda: Mlp(model, style),
+        }
+        for name in _registration_order(model):
+            self.add_module(name, makers[name]() if name in makers else Norm(model.d_model, model, style))
+        self.parallel, self.shared, self.post = model.parallel_residual, model.shared_input_norm, model.post_norms
+
+    def forward(
+        self, x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """[b, s, D] -> [b, s, D]."""
+        if self.parallel:
+            normed = self.norm_1(x)
+            return x + (self.attention(normed, cos, sin, mask) + self.mlp(normed if self.shared else self.norm_2(x)))
+        if self.post:
+            x = x + self.norm_2(self.attention(self.norm_1(x), cos, sin, mask))
+            return x + self.norm_4(self.mlp(self.norm_3(x)))
+        x = x + self.attention(self.norm_1(x), cos, sin, mask)
+        return x + self.mlp(self.norm_2(x))
+
+
+def _registration_order(model: Model) -> list[str]:
+    """Children of a block in the order in which `Model.parameter_shapes` lists their parameters."""
+    return list(dict.fromkeys(name.split(".")[0] for name, _ in model.parameter_shapes("layer")))
+
+
+class Decoder(nn.Module):  # type: ignore[misc]
+    """Embedding, layers, head: token ids [b, s] -> logits [b, s, V]."""
+
+    def __init__(self, model: Model, style: Style) -> None:
+        super().__init__()
+        self.model, self.style = model, style
+        self.embedding = nn.Embedding(model.vocab_size, model.d_model, dtype=style.dtype)
+        if model.positions == "learned":
+            self.positions = nn.Embedding(model.max_positions, model.d_model, dtype=style.dtype)
+        self.layers = nn.ModuleList(Block(model, style) for _ in range(model.num_layers))
+        self.norm = Norm(model.d_model, model, style)
+        self.lm_head = nn.Linear(model.d_model, model.vocab_size, bias=model.lm_head_bias, dtype=style.dtype)
+        if model.tied_embeddings:
+            self.lm_head.weight = self.embedding.weight
+        self._register_tables()
+
+    def _register_tables(self) -> None:
+        cos, sin = _rope_tables(self.model, self.style.seq_len)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("mask", _mask(self.model, self.style.seq_len), persistent=False)
+
+    def initialise(self) -> None:
+        """Fill parameters and tables in place; whatever holds the parameters now (shards included)."""
+        tables = _rope_tables(self.model, self.style.seq_len), _mask(self.model, self.style.seq_len)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+                if "norm" in name.rsplit(".", 2)[-2]:
+                    local.fill_(0.0 if name.endswith("bias") else 1.0)
+                else:
+                    local.normal_(0.0, INITIAL_STD)
+            for buffer, table in zip((self.cos, self.sin, self.mask), (*tables[0], tables[1]), strict=True):
+                if buffer is not None and table is not None:
+                    buffer.copy_(table)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[b, s] -> [b, s, V]."""
+        x = self.embedding(ids)
+        length = ids.shape[1]
+        if self.model.positions == "learned":
+            x = x + self.positions(torch.arange(length, device=ids.device))
+        if self.model.embedding_scale:
+            x = x * math.sqrt(self.model.d_model)
+        cos = None if self.cos is None else self.cos[:length]
+        sin = None if self.sin is None else self.sin[:length]
+        for layer in self.layers:
+            x = layer(x, cos, sin, self.mask)
+        logits = self.lm_head(self.norm(x))
+        return SOFTCAP * torch.tanh(logits / SOFTCAP) if self.model.logit_softcap else logits
+
+
+def _rope_tables(model: Model, seq_len: int) -> tuple[Tensor | None, Tensor | None]:
+    """cos and sin of position times frequency, fp32 [s, rotated channels]; None without rotary positions."""
+    if model.positions != "rope":
+        return None, None
+    width = int(model.head_dim * model.rotary_fraction)
+    frequencies = ROPE_BASE ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float32), frequencies).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+def _mask(model: Model, seq_len: int) -> Tensor | None:
+    """What is added to the scores where plain causal attention is not enough: ALiBi's slopes, or a window's edge."""
+    window = model.sliding_window
+    windowed = window is not None and window < seq_len
+    if model.positions != "alibi" and not windowed:
+        return None
+    distance = torch.arange(seq_len).view(-1, 1) - torch.arange(seq_len)
+    seen = distance >= 0
+    if window is not None and windowed:
+        seen = seen & (distance < window)
+    mask = torch.zeros(1, seq_len, seq_len)
+    if model.positions == "alibi":
+        slopes = 2.0 ** (-8.0 * torch.arange(1, model.num_heads + 1) / model.num_heads)
+        mask = -slopes.view(-1, 1, 1) * distance
+    return mask.masked_fill(~seen, float("-inf"))
+
+
+def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of [b, s, V] logits, taken in fp32."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())

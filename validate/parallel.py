@@ -1,0 +1,246 @@
+"""A plan's torch objects: mesh, sharded or replicated modules, checkpoints, optimizer.
+
+What each option of Plan becomes stands here and nowhere else; what torch cannot do is refused by `validate.playable`
+before any of this runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from simulator.model import Model
+from simulator.ops import uses_autocast
+from simulator.ops.setting import Setting
+from simulator.plan import Plan
+from simulator.stack import Stack
+from validate.models import Decoder, Style, loss_fn
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class Built:
+    """What a step needs. `module`: without DDP around it. `network`: what is called. `optimizer` is made last."""
+
+    module: Decoder
+    network: nn.Module
+    mesh: DeviceMesh | None
+    loss: Loss
+    autocast: torch.dtype | None
+    optimizer: torch.optim.Optimizer | None = field(default=None)
+
+
+def style_of(model: Model, plan: Plan, stack: Stack, *, direct_flash: bool = False) -> Style:
+    """How the modules of a plan are written."""
+    setting = Setting(model=model, stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
+    dtype = DTYPES[plan.master_dtype]
+    return Style(
+        stack=stack, dtype=dtype, seq_len=plan.seq_len, expand_kv=setting.expand_kv, direct_flash=direct_flash
+    )
+
+
+def build(
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    device: torch.device,
+    mesh: DeviceMesh | None,
+    *,
+    direct_flash: bool = False,
+) -> Built:
+    """Modules of this rank, initialised on `device`; DDP is put around them by `replicate`, later.
+
+    mesh: what `make_mesh` made. Sharded modules are made without storage and get only this rank's part: the whole
+    model need not fit.
+    """
+    sharded = plan.implementation == "fsdp2"
+    with torch.device("meta" if sharded else device):
+        module = Decoder(model, style_of(model, plan, stack, direct_flash=direct_flash))
+    if plan.tp > 1 and mesh is not None:
+        _split_products(module, mesh["tp"])
+    _checkpoint_blocks(module, plan)
+    if stack.blocks == "compiled":
+        for block in module.layers:
+            block.compile()
+    if sharded and mesh is not None:
+        _shard(module, plan, mesh)
+        module.to_empty(device=device)
+    module.initialise()
+    return Built(
+        module=module,
+        network=module,
+        mesh=mesh,
+        loss=torch.compile(loss_fn) if stack.loss == "fp32_compiled" else loss_fn,
+        autocast=DTYPES[plan.compute_dtype] if uses_autocast(stack, plan) else None,
+    )
+
+
+def make_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
+    """(dp_replicate, dp_shard, tp) without axes of one rank (FSDP2 keeps dp_shard); None where the world is the group."""
+    sharded = plan.implementation == "fsdp2"
+    sizes = {"dp_replicate": plan.dp_replicate, "dp_shard": plan.dp_shard, "tp": plan.tp}
+    kept = {name: size for name, size in sizes.items() if size > 1 or (sharded and name == "dp_shard")}
+    if not sharded and len(kept) < 2 and plan.tp == 1:
+        return None
+    return init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+
+
+# --- tensor parallelism and checkpoints
+
+
+def _split_products(module: Decoder, mesh: DeviceMesh) -> None:
+    from torch.distributed.tensor.parallel import (  # noqa: PLC0415  slow to import, and few plans need it
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    into, out = ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up"), ("attention.out", "mlp.down")
+    for block in module.layers:
+        names = {name for name, _ in block.named_modules()}
+        parallelize_module(
+            block,
+            mesh,
+            {
+                **{name: ColwiseParallel() for name in into if name in names},
+                **{name: RowwiseParallel() for name in out},
+            },
+        )
+
+
+def _checkpoint_blocks(module: Decoder, plan: Plan) -> None:
+    if plan.recompute == "none":
+        return
+    every = plan.recompute_every if plan.recompute == "every_k" else 1
+    contexts = {"context_fn": _selective_contexts} if plan.recompute == "selective" else {}
+    for index, block in enumerate(module.layers):
+        if index % every == 0:
+            module.layers[index] = checkpoint_wrapper(
+                block, checkpoint_impl=CheckpointImpl.NO_REENTRANT, preserve_rng_state=False, **contexts
+            )
+
+
+def _selective_contexts() -> Any:  # noqa: ANN401  torch's own pair of contexts
+    """Outputs of products and of attention are kept; everything else runs again."""
+    aten = torch.ops.aten
+    kept = {
+        aten.mm.default,
+        aten.addmm.default,
+        aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001  operators have no public names
+        aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
+        aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
+        aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
+    }
+
+    def policy(_context: object, op: object, *_: object, **__: object) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+# --- data parallelism
+
+
+def _shard(module: Decoder, plan: Plan, mesh: DeviceMesh) -> None:
+    """fully_shard around each block and the rest; one axis shards, two also replicate (HSDP)."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415  only these plans need it
+
+    axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[plan.compute_dtype], reduce_dtype=DTYPES[plan.gradient_dtype])
+    reshard = False if plan.zero == 2 else plan.reshard_after_forward
+    wrap = partial(fully_shard, mesh=mesh[axes] if "tp" in mesh.mesh_dim_names else mesh, mp_policy=policy)
+    for block in module.layers:
+        wrap(block, reshard_after_forward=reshard)
+    wrap(module, reshard_after_forward=reshard if isinstance(reshard, bool) else None)
+    _set_prefetch(module, plan)
+
+
+def _set_prefetch(module: Decoder, plan: Plan) -> None:
+    """Depths other than FSDP2's own (0 forward, 1 backward) are told to each unit by name.
+
+    A unit that is told to prefetch itself, which is there already, prefetches nothing: that is how 0 is said.
+    """
+    units = [module, *module.layers]
+    for index, unit in enumerate(units):
+        if plan.forward_prefetch:
+            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + plan.forward_prefetch])
+        if plan.backward_prefetch != 1:
+            end = len(units) if index == 0 else index
+            begin = max(end - plan.backward_prefetch, 1)
+            unit.set_modules_to_backward_prefetch(units[begin:end][::-1] or [unit])
+
+
+def replicate(built: Built, plan: Plan, hook: Callable[..., Any] | None = None) -> None:
+    """DistributedDataParallel around the modules, where the plan has replicas to keep equal.
+
+    hook: reduces a bucket instead of an all-reduce (a fake process group has none that can be waited for).
+    """
+    if plan.implementation not in ("ddp", "zero_redundancy") or plan.num_data_parallel == 1:
+        return
+    ddp = nn.parallel.DistributedDataParallel(
+        built.module,
+        process_group=_replicas(built.mesh),
+        init_sync=hook is None,
+        gradient_as_bucket_view=plan.gradient_as_bucket_view,
+        broadcast_buffers=False,
+        bucket_cap_mb=plan.bucket_bytes / 2**20,
+    )
+    if hook is not None:
+        ddp.register_comm_hook(None, hook)
+    elif plan.gradient_dtype != plan.master_dtype:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415  only these plans
+
+        compress = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+        ddp.register_comm_hook(None, compress[plan.gradient_dtype])
+    built.network = ddp
+
+
+def _replicas(mesh: DeviceMesh | None) -> Any:  # noqa: ANN401  torch's process group
+    """The group over which gradients are averaged; None, the whole world, unless products are split too."""
+    if mesh is None or "tp" not in mesh.mesh_dim_names:
+        return None
+    axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
+    return mesh[axes].get_group() if len(axes) == 1 else mesh[axes]._flatten().get_group()  # noqa: SLF001  no public name
+
+
+# --- optimizer
+
+
+def make_optimizer(built: Built, plan: Plan) -> torch.optim.Optimizer:
+    """The plan's optimizer over this rank's parameters. Parameters of different meshes stand in groups of their own."""
+    kind, options = _optimizer_of(plan)
+    parameters = built.module.parameters()
+    if plan.implementation == "zero_redundancy" and plan.dp_shard > 1:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415  only these plans need it
+
+        group = built.mesh["dp_shard"].get_group() if built.mesh is not None else None
+        return ZeroRedundancyOptimizer(parameters, kind, process_group=group, **options)
+    return kind([{"params": group} for group in _by_mesh(parameters)], **options)
+
+
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    groups: dict[str, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(str(getattr(parameter, "device_mesh", None)), []).append(parameter)
+    return list(groups.values())
+
+
+def _optimizer_of(plan: Plan) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    how = {"foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}[plan.optimizer_impl]
+    match plan.optimizer:
+        case "adamw":
+            return torch.optim.AdamW, {"lr": 1e-4, **how}
+        case "adam":
+            return torch.optim.Adam, {"lr": 1e-4, **how}
+        case _:
+            return torch.optim.SGD, {"lr": 1e-4, "momentum": 0.9 if plan.optimizer == "sgd_momentum" else 0.0, **how}

@@ -1,0 +1,102 @@
+"""Play a plan on fake tensors with a fake process group: its memory at any size, on any machine, without hardware."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.stack import Stack
+from validate.parallel import DTYPES, build, make_mesh
+from validate.players.memory import track_step
+from validate.steps import Step
+from validate.tracker import MemoryCourse
+
+
+def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> MemoryCourse:
+    """Memory of rank 0 of `plan.num_devices` ranks. Uses the process's default group: one call a process at a time."""
+    device = torch.device(device_type)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_devices)
+    try:
+        mesh = make_mesh(plan, device.type)
+        with FakeTensorMode(), _real_meshes():
+            built = build(model, plan, stack, device, mesh, direct_flash=device.type == "cuda")
+            step = Step(built, model, plan, stack, device)
+            with _quiet_ddp():
+                return track_step(built, step, plan, device, _reduced_in_place(plan))
+    finally:
+        dist.destroy_process_group()
+
+
+def _reduced_in_place(plan: Plan) -> Callable[..., Any]:
+    """A communication hook that hands the bucket back as if it had been reduced.
+
+    The fake group's all-reduce returns no future. A narrower dtype to travel in costs a copy, as torch's hooks do.
+    """
+    narrow = DTYPES[plan.gradient_dtype]
+
+    def hook(_state: object, bucket: dist.GradBucket) -> Any:  # noqa: ANN401  torch's future
+        buffer = bucket.buffer()
+        if buffer.dtype != narrow:
+            buffer.copy_(buffer.to(narrow))
+        future = torch.futures.Future()
+        future.set_result(buffer)
+        return future
+
+    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}  # DDP checks them
+    return hook
+
+
+@contextlib.contextmanager
+def _real_meshes() -> Iterator[None]:
+    """DeviceMesh keeps its ranks in small tensors and reads their values, which fake ones do not have."""
+    kept = {
+        name: value
+        for name, value in vars(DeviceMesh).items()
+        if isinstance(value, types.FunctionType) and not (name.startswith("__") and name != "__init__")
+    }
+    kept |= {name: value for name, value in vars(DeviceMesh).items() if isinstance(value, property)}
+    for name, value in kept.items():
+        real = property(_unfaked(value.fget)) if isinstance(value, property) else _unfaked(value)
+        setattr(DeviceMesh, name, real)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(DeviceMesh, name, value)
+
+
+def _unfaked(function: Any) -> Callable[..., Any]:  # noqa: ANN401  methods and getters alike
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def _quiet_ddp() -> Iterator[None]:
+    """DDP's logger reads device timers, which fake tensors do not have."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    original = ddp._pre_forward  # noqa: SLF001  no public switch
+
+    def pre_forward(self: Any, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        self.logger = types.SimpleNamespace(set_runtime_stats_and_log=lambda: None)
+        return original(self, *args, **kwargs)
+
+    ddp._pre_forward = pre_forward  # noqa: SLF001
+    try:
+        yield
+    finally:
+        ddp._pre_forward = original  # noqa: SLF001

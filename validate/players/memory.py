@@ -1,0 +1,42 @@
+"""A tracked step: which bytes are alive when, on fake tensors or on real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from simulator.plan import Plan
+from validate.parallel import Built, make_optimizer, replicate
+from validate.steps import Step
+from validate.tracker import MemoryCourse, PlainTracker, ShardedTracker
+
+MICRO_BATCHES = 3  # what a third micro-batch finds, every later one finds too
+
+
+def track_step(
+    built: Built, step: Step, plan: Plan, device: torch.device, hook: Callable[..., Any] | None = None
+) -> MemoryCourse:
+    """Bytes over one step with the optimizer's state in place. Puts DDP around the modules on the way.
+
+    DDP is built under the tracker because its buckets are made in C++, where nothing else would show them; so the
+    step is DDP's first, before it rebuilds its buckets in the order of the gradients. Their sum stays the same.
+    """
+    built.optimizer = make_optimizer(built, plan)
+    step.make_optimizer_state()
+    sharded = plan.implementation == "fsdp2"
+    tracker = ShardedTracker(built.module, built.optimizer) if sharded else PlainTracker()
+    buckets = 0
+    tracker.prepare(device, lambda: buckets)
+    if sharded:
+        tracker.track_inputs(step.inputs)
+    else:
+        state = getattr(built.optimizer, "optim", built.optimizer)  # ZeRO-1 keeps this rank's optimizer inside
+        tracker.track_external(built.module, state, *step.inputs)
+    with tracker:
+        before = tracker.total()
+        replicate(built, plan, hook)
+        buckets = tracker.total() - before
+        step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
+        return tracker.course()

@@ -1,0 +1,143 @@
+"""Bytes of live tensors by category over the phases of a step, from torch's own MemTracker.
+
+Works on fake tensors (any size, no memory) and on real ones alike. What it cannot see: the caching allocator's
+rounding beyond 512 bytes and its fragments, contexts, communicators, workspaces of libraries, temporaries inside kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+
+# The tracker's labels -> this project's categories. Gradients not yet reduced, and most of what a backward makes, are
+# "Temp" to it until FSDP's post-backward or the accumulation names them.
+CATEGORIES = {
+    "Parameter": "parameters",
+    "Sharded Param": "parameters",
+    "Unsharded Param": "unsharded_parameters",
+    "Buffer": "buffers",
+    "Gradient": "gradients",
+    "Sharded Grad": "gradients",
+    "Unsharded Grad": "unsharded_gradients",
+    "Activation": "activations",
+    "Temp": "temporaries",
+    "Optstate": "optimizer_state",
+    "OptState": "optimizer_state",
+    "All Gather": "all_gather",
+    "Reduce Scatter": "reduce_scatter",
+    "Inputs": "inputs",
+    "Other": "inputs",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Moment:
+    """Live bytes at one moment, in total and by category."""
+
+    total_bytes: int = 0
+    by_category: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"total_bytes": self.total_bytes, "by_category": self.by_category}
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryCourse:
+    """A tracked step: the moments between its phases, and the peak of each phase.
+
+    start: before the step. after_forward, after_backward: of the last micro-batch. peak_phase: where the peak fell.
+    """
+
+    start: Moment
+    after_forward: Moment
+    after_backward: Moment
+    peak: Moment
+    peak_phase: str
+    peak_by_phase_bytes: dict[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        moments = ("start", "after_forward", "after_backward", "peak")
+        return {
+            **{f"{name}_bytes": getattr(self, name).total_bytes for name in moments},
+            "peak_phase": self.peak_phase,
+            "peak_by_phase_bytes": self.peak_by_phase_bytes,
+            "by_category": {name: getattr(self, name).by_category for name in moments},
+        }
+
+
+class _Phases:
+    """Mixed into a tracker: what matters here of each update, without its snapshots of every module."""
+
+    _curr_mem_snap: dict[torch.device, dict[Any, int]]
+
+    def prepare(self, device: torch.device, buckets: Callable[[], int]) -> None:
+        """Follow `device`. buckets: bytes that the tracker counts as activations and that are DDP's buckets."""
+        self.device_type, self.buckets = device.type, buckets
+        self.phase, self.moments = "start", dict[str, Moment]()
+        self.peak, self.peak_phase = Moment(), "start"
+        self.peak_by_phase: dict[str, int] = {}
+
+    def now(self) -> Moment:
+        moment = Moment()
+        for device, snapshot in self._curr_mem_snap.items():
+            if device.type == self.device_type:
+                self._add(moment, snapshot)
+        held = min(self.buckets(), moment.by_category.get("activations", 0))
+        if held:
+            moment.by_category["activations"] -= held
+            moment.by_category["buckets"] = held
+        moment.by_category = {name: size for name, size in sorted(moment.by_category.items()) if size}
+        return moment
+
+    @staticmethod
+    def _add(moment: Moment, snapshot: dict[Any, int]) -> None:
+        for key, size in snapshot.items():
+            label = getattr(key, "value", key)
+            if label == "Total":
+                moment.total_bytes += size
+            elif size:
+                name = CATEGORIES[label]
+                moment.by_category[name] = moment.by_category.get(name, 0) + size
+
+    def total(self) -> int:
+        items = self._curr_mem_snap.items()
+        return sum(snapshot["Total"] for device, snapshot in items if device.type == self.device_type)
+
+    def announce(self, phase: str) -> None:
+        """A phase begins: what is alive now ends the one before it."""
+        self.moments[self.phase] = self.now()
+        self.phase = phase
+
+    def _update_peak_stats(self, _peak_state: object) -> None:
+        total = self.total()
+        if total > self.peak_by_phase.get(self.phase, 0):
+            self.peak_by_phase[self.phase] = total
+        if total > self.peak.total_bytes:
+            self.peak, self.peak_phase = self.now(), self.phase
+
+    def get_tracker_snapshot(self, type: str = "current") -> dict[torch.device, dict[Any, int]]:  # noqa: A002, ARG002
+        return {device: dict(snapshot) for device, snapshot in self._curr_mem_snap.items()}
+
+    def course(self) -> MemoryCourse:
+        """What was seen, after the step's "end"."""
+        return MemoryCourse(
+            start=self.moments["start"],
+            after_forward=self.moments["forward"],
+            after_backward=self.moments["backward"],
+            peak=self.peak,
+            peak_phase=self.peak_phase,
+            peak_by_phase_bytes={name: size for name, size in self.peak_by_phase.items() if name != "start"},
+        )
+
+
+class PlainTracker(_Phases, MemTracker):  # type: ignore[misc]
+    """For plain modules and DDP."""
+
+
+class ShardedTracker(_Phases, FSDPMemTracker):  # type: ignore[misc]
+    """For FSDP2."""
