@@ -1,0 +1,185 @@
+"""Benches of communication: collectives over size and group, what FSDP2 adds to them, and what they cost compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+from validate.bench_compute import Item, Tensor, spread, tiny_block
+from validate.stopwatch import Session
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+MIB = 2**20
+
+
+def collective_items(s: Session) -> Iterator[Item]:
+    """Sizes spread, the collectives that training uses first; the whole world, then its prefixes by powers of two."""
+    if s.num_ranks < 2:
+        return
+    powers = range(10, 31) if s.gpu else range(10, 26)
+    sizes = [2**p for p in (12, 16, 20)] if s.setting.tiny else [2**p for p in powers]
+    groups = _groups(s)
+    for (count, group), part in product(groups, (OPS[:3], OPS[3:])):
+        for size in spread(sizes):
+            for op in part:
+                yield partial(collective, s, op, size, count, group)
+
+
+def _groups(s: Session) -> list[tuple[int, Any]]:
+    """(ranks, group) of the world and of its first 2, 4, … ranks. Every rank makes every group."""
+    dist, made = s.torch.distributed, [(s.num_ranks, None)]
+    count = 2
+    while count < s.num_ranks:
+        made.append((count, dist.new_group(list(range(count)))))
+        count *= 2
+    return made
+
+
+def collective(s: Session, op: str, size: int, count: int, group: Any) -> None:  # noqa: ANN401
+    """size: of the full tensor (all-gather and reduce-scatter: `count` times a shard)."""
+    if s.setting.rank >= count or not s.fits(3 * size):
+        return
+    call = prepared(s, op, size, count, group)
+    nodes = max(1, count // max(1, _ranks_per_node(s)))
+    shape = {"op": op, "size_bytes": size, "num_ranks": count, "num_nodes": nodes, "dtype": "fp32"}
+    s.record("collective", call, together=count == s.num_ranks, **shape)
+
+
+def _ranks_per_node(s: Session) -> int:
+    return s.torch.cuda.device_count() if s.gpu else s.num_ranks
+
+
+def prepared(s: Session, op: str, size: int, count: int, group: Any) -> Callable[[int], object]:  # noqa: ANN401
+    """A collective on buffers of its own."""
+    dist, torch = s.torch.distributed, s.torch
+    numel = max(count, size // 4 // count * count)
+    full = torch.ones(numel, device=s.setting.device)
+    shard = torch.ones(numel // count, device=s.setting.device)
+    other = torch.empty_like(full)
+    peer = s.setting.rank ^ 1
+    pairs = s.setting.rank < count // 2 * 2
+    calls: dict[str, Callable[[int], object]] = {
+        "all_reduce": lambda _: dist.all_reduce(full, group=group),
+        "all_gather": lambda _: dist.all_gather_into_tensor(full, shard, group=group),
+        "reduce_scatter": lambda _: dist.reduce_scatter_tensor(shard, full, group=group),
+        "broadcast": lambda _: dist.broadcast(full, 0, group=group),
+        "all_to_all": lambda _: dist.all_to_all_single(other, full, group=group),
+        "send_recv": lambda _: _exchange(dist, full, other, peer, group) if pairs else None,
+    }
+    return calls[op]
+
+
+def _exchange(dist: Any, out: Tensor, into: Tensor, peer: int, group: Any) -> None:  # noqa: ANN401
+    """Every rank sends to its partner and receives as much."""
+    ops = [dist.P2POp(dist.isend, out, peer, group), dist.P2POp(dist.irecv, into, peer, group)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+
+
+# -- what runs beside ----------------------------------------------------------------------------------------------
+
+
+def overlap_items(s: Session) -> Iterator[Item]:
+    """Products beside a collective: alone, the collective alone, both."""
+    if s.gpu:
+        yield partial(copy_beside, s)
+    if s.num_ranks < 2:
+        return
+    sizes = (2**18,) if s.setting.tiny else (2**26, 2**28) if s.gpu else (2**22, 2**24)
+    for size, op in product(sizes, ("all_gather", "reduce_scatter", "all_reduce")):
+        yield partial(beside, s, op, size)
+
+
+def beside(s: Session, op: str, size: int) -> None:
+    """Time products until the collective is over; `both` is the pair, launched together."""
+    torch, group = s.torch, None
+    run = prepared(s, op, size, s.num_ranks, group)
+    side = 4096 if s.gpu else 256
+    x, y = s.random(side, side), s.random(side, side)
+    s.sync()
+    alone = s.agreed(min(s.times(run, together=True)))
+    one = s.agreed(min(s.times(lambda _: x @ y)))
+    repeats = max(1, int(2 * alone / one))
+    call = partial(_work, x, y, repeats)
+    shape = {"op": op, "size_bytes": size, "num_ranks": s.num_ranks, "products": repeats, "side": side}
+    s.record("overlap", lambda _: call(), together=True, what="compute", **shape)
+    s.record("overlap", run, together=True, what="collective", **shape)
+    s.record("overlap", partial(_both, torch, s, op, size, call), together=True, what="both", **shape)
+
+
+def _work(x: Tensor, y: Tensor, repeats: int) -> None:
+    for _ in range(repeats):
+        x @ y
+
+
+def _both(torch: Any, s: Session, op: str, size: int, call: Callable[[], None], _: int) -> None:  # noqa: ANN401
+    """Launch the collective without waiting, compute, then wait."""
+    dist = torch.distributed
+    numel = size // 4 // s.num_ranks * s.num_ranks
+    full = torch.ones(numel, device=s.setting.device)
+    shard = torch.ones(numel // s.num_ranks, device=s.setting.device)
+    work = {
+        "all_gather": lambda: dist.all_gather_into_tensor(full, shard, async_op=True),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(shard, full, async_op=True),
+        "all_reduce": lambda: dist.all_reduce(full, async_op=True),
+    }[op]()
+    call()
+    work.wait()
+
+
+def copy_beside(s: Session) -> None:
+    """A product alone, a device copy alone, and both on two streams: what sharing memory costs."""
+    torch, cuda = s.torch, s.torch.cuda
+    x, y = s.random(8192, 8192, dtype="bf16"), s.random(8192, 8192, dtype="bf16")
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target, stream = torch.empty_like(source), cuda.Stream()
+
+    def both(_: int) -> None:
+        stream.wait_stream(cuda.current_stream())
+        with cuda.stream(stream):
+            target.copy_(source)
+        x @ y
+        cuda.current_stream().wait_stream(stream)
+
+    s.record("overlap_gemm_alone", lambda _: x @ y, m=8192, n=8192, k=8192)
+    s.record("overlap_copy_alone", lambda _: target.copy_(source), bytes=2 << 30)
+    s.record("overlap_both", both, m=8192, n=8192, k=8192, bytes=2 << 30)
+
+
+# -- FSDP2 ---------------------------------------------------------------------------------------------------------
+
+
+def group_items(s: Session) -> Iterator[Item]:
+    """Host time that FSDP2 adds to a step for each of its groups."""
+    if s.num_ranks > 1:
+        yield partial(fsdp2_group, s)
+
+
+def fsdp2_group(s: Session, groups: int = 4) -> None:
+    """Forward and backward of `groups` blocks that are all overhead, sharded; `alone_s` is the same without FSDP2."""
+    torch = s.torch
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    def model() -> Any:  # noqa: ANN401
+        return torch.nn.Sequential(*(tiny_block(torch, s.setting.device)[0] for _ in range(groups)))
+
+    def step(net: Any, x: Tensor) -> None:  # noqa: ANN401
+        net(x).sum().backward()
+        for p in net.parameters():
+            p.grad = None
+
+    x = torch.randn(1, 8, 16, device=s.setting.device)
+    plain = model()
+    alone = sorted(s.times(lambda _: step(plain, x), together=True))
+    sharded, mesh = model(), init_device_mesh(s.setting.device, (s.num_ranks,))
+    for block in sharded:
+        fully_shard(block, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    middle = alone[len(alone) // 2]
+    s.record(
+        "fsdp2_group", lambda _: step(sharded, x), together=True, groups=groups, alone_s=middle, num_ranks=s.num_ranks
+    )
+

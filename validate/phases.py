@@ -1,0 +1,33 @@
+"""The phases of `calibrate run`, in order, and what part of the budget each may take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SHARES: Final[dict[str, float]] = {
+    "host": 1.0,
+    "gemm": 6.0,
+    "streams": 4.0,
+    "attention": 3.0,
+    "loss": 1.5,
+    "optimizer": 1.0,
+    "collectives": 5.0,
+    "groups": 0.7,
+    "overlap": 1.5,
+    "transfers": 0.8,
+    "allocations": 0.5,
+    "storage": 0.5,
+    "sustained": 4.0,
+}
+ONLY_GPU: Final = frozenset({"allocations", "sustained"})
+ONLY_SEVERAL: Final = frozenset({"collectives", "groups", "overlap"})
+
+
+def phases_of(device: str, num_ranks: int) -> tuple[str, ...]:
+    """The phases that make sense here."""
+    return tuple(
+        phase
+        for phase in SHARES
+        if (device == "cuda" or phase not in ONLY_GPU)
+        and (num_ranks > 1 or phase not in ONLY_SEVERAL or (device == "cuda" and phase == "overlap"))
+    )

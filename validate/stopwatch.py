@@ -1,0 +1,222 @@
+"""One rank's measuring session: what is timed, how long, and where its lines go. Loads torch when it starts."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from validate.samples import sample_key, sample_line
+
+DeviceKind = Literal["cuda", "cpu"]
+MEMORY_SHARE = 0.9  # of what is free when the session starts
+MIN_REPS, MAX_REPS = 5, 50
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a worker is told. tiny: the smallest shapes only, for tests of the machinery."""
+
+    device: DeviceKind
+    rank: int
+    num_ranks: int
+    threads: int
+    budget_s: float
+    phases: tuple[str, ...]
+    folder: str  # a scratch folder that the parent removes
+    out: str  # the samples file: storage is measured beside it
+    done: tuple[str, ...] = ()  # keys that an interrupted run has measured already
+    tiny: bool = False
+
+
+@dataclass(slots=True)
+class Session:
+    """Timers, budget and output of one rank. `torch` is the module, loaded by the worker."""
+
+    setting: Setting
+    torch: Any
+    write: Callable[[str], None]
+    control: Any = None  # a gloo group over all ranks; None for one rank
+    phase: str = ""
+    phase_end_s: float = 0.0
+    end_s: float = 0.0
+    free_bytes: int = 0
+    _done: Collection[str] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        self.end_s = time.monotonic() + self.setting.budget_s
+        self.free_bytes = int(MEMORY_SHARE * free_memory(self.torch, self.gpu) / (1 if self.gpu else self.num_ranks))
+        self._done = frozenset(self.setting.done)
+
+    @property
+    def gpu(self) -> bool:
+        return self.setting.device == "cuda"
+
+    @property
+    def num_ranks(self) -> int:
+        return self.setting.num_ranks
+
+    @property
+    def slice_s(self) -> float:
+        """Seconds that one measurement may take: a thousandth of the budget, between 5 and 300 ms."""
+        return min(0.3, max(0.005, self.setting.budget_s / 1000))
+
+    # -- budget --------------------------------------------------------------------------------------------------
+
+    def begin(self, phase: str, share: float) -> None:
+        """Start a phase that may take `share` of what is left of the budget."""
+        now = time.monotonic()
+        self.phase, self.phase_end_s = phase, now + share * max(0.0, self.end_s - now)
+        self.write(sample_line("section", name=phase, state="begins", seconds=round(self.phase_end_s - now, 3)))
+
+    def go(self) -> bool:
+        """Whether the phase has time left: one answer for all ranks, which start the next item together."""
+        mine = time.monotonic() < self.phase_end_s
+        if self.control is None:
+            return mine
+        vote = self.torch.tensor([int(mine)])
+        self.torch.distributed.all_reduce(vote, op=self.torch.distributed.ReduceOp.MIN, group=self.control)
+        return bool(vote.item())
+
+    def agreed(self, seconds: float) -> float:
+        """The longest of the ranks' values: collectives need equal repetitions everywhere."""
+        if self.control is None:
+            return seconds
+        value = self.torch.tensor([seconds], dtype=self.torch.float64)
+        self.torch.distributed.all_reduce(value, op=self.torch.distributed.ReduceOp.MAX, group=self.control)
+        return float(value.item())
+
+    def fits(self, num_bytes: float) -> bool:
+        """Whether this much memory may be taken."""
+        return num_bytes <= self.free_bytes
+
+    # -- timing --------------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        if self.gpu:
+            self.torch.cuda.synchronize()
+
+    def times(self, call: Callable[[int], object], *, together: bool = False) -> list[float]:
+        """Seconds of single calls; `call` gets the repetition's number, to rotate buffers by.
+
+        together: the call is a collective, so that all ranks repeat it equally often.
+        """
+        call(0)
+        self.sync()
+        started = time.perf_counter()
+        call(1)
+        self.sync()
+        one = time.perf_counter() - started
+        one = self.agreed(one) if together else one
+        reps = max(MIN_REPS, min(MAX_REPS, int(self.slice_s / max(one, 1e-7))))
+        return self._events(call, reps) if self.gpu else _clocked(call, reps)
+
+    def _events(self, call: Callable[[int], object], reps: int) -> list[float]:
+        event = self.torch.cuda.Event
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(reps)]
+        for i, (before, after) in enumerate(pairs):
+            before.record()
+            call(i)
+            after.record()
+        self.sync()
+        return [before.elapsed_time(after) * 1e-3 for before, after in pairs]
+
+    def record(
+        self, kind: str, call: Callable[[int], object], *, together: bool = False, per: float = 1.0, **shape: object
+    ) -> float | None:
+        """Time `call` and write a line; None where it failed or an interrupted run has it. per: calls inside one."""
+        if sample_key(kind, shape) in self._done:
+            return None
+        try:
+            found = sorted(t / per for t in self.times(call, together=together))
+        except Exception as exc:  # noqa: BLE001  an unsupported kernel is an answer too
+            self.failed(kind, exc, **shape)
+            return None
+        return self.emit(kind, found, **shape)
+
+    def emit(self, kind: str, found: Sequence[float], **shape: object) -> float:
+        """Write the line of measured times, sorted; the median is returned."""
+        median = statistics.median(found)
+        tenth = len(found) // 10
+        self.write(
+            sample_line(
+                kind,
+                time_s=median,
+                p10_s=found[tenth],
+                p90_s=found[-1 - tenth],
+                reps=len(found),
+                rank=self.setting.rank,
+                **shape,
+            )
+        )
+        return median
+
+    def sustained(self, kind: str, call: Callable[[int], object], seconds: float, **shape: object) -> None:
+        """Mean time of a call while the device stays busy; the second half counts, when the power limit is reached.
+
+        Results are dropped as they come, and the queue is drained every tenth of the time.
+        """
+        if not self.gpu or sample_key(kind, {**shape, "sustained": True}) in self._done:
+            return
+        try:
+            one = statistics.median(self.times(call))
+            chunk = max(1, int(seconds / 10 / one))
+            halves = [self._chunks(call, chunk, 5) for _ in range(2)]
+        except Exception as exc:  # noqa: BLE001
+            self.failed(kind, exc, sustained=True, **shape)
+            return
+        self.emit(kind, sorted(halves[1]), sustained=True, first_half_s=statistics.fmean(halves[0]), **shape)
+
+    def _chunks(self, call: Callable[[int], object], size: int, count: int) -> list[float]:
+        event, found = self.torch.cuda.Event, []
+        for _ in range(count):
+            before, after = event(enable_timing=True), event(enable_timing=True)
+            before.record()
+            for i in range(size):
+                call(i)
+            after.record()
+            after.synchronize()
+            found.append(before.elapsed_time(after) * 1e-3 / size)
+        return found
+
+    def failed(self, kind: str, exc: BaseException, **shape: object) -> None:
+        """A measurement that did not work is a line too."""
+        self.write(sample_line(kind, error=f"{type(exc).__name__}: {exc}"[:200], rank=self.setting.rank, **shape))
+        if self.gpu:
+            self.torch.cuda.empty_cache()
+
+    # -- data ----------------------------------------------------------------------------------------------------
+
+    def random(self, *shape: int, dtype: str = "fp32") -> Any:  # noqa: ANN401  a tensor
+        """Random numbers: constant inputs draw less power and run faster than training does."""
+        torch = self.torch
+        made = torch.randn(*shape, device=self.setting.device, dtype=torch.float32)
+        return made.to(torch_dtype(torch, dtype))
+
+
+def _clocked(call: Callable[[int], object], reps: int) -> list[float]:
+    found = []
+    for i in range(reps):
+        started = time.perf_counter()
+        call(i)
+        found.append(time.perf_counter() - started)
+    return found
+
+
+def torch_dtype(torch: Any, name: str) -> Any:  # noqa: ANN401
+    """torch's dtype of our name; tf32 is fp32 in memory."""
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
+    return getattr(torch, names.get(name, "float32"))
+
+
+def free_memory(torch: Any, gpu: bool) -> int:  # noqa: ANN401, FBT001
+    """Bytes that nobody uses, of the current GPU or of the host."""
+    if gpu:
+        return int(torch.cuda.mem_get_info()[0])
+    lines = _MEMINFO.read_text().splitlines() if _MEMINFO.exists() else []
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else 4 * 2**30
