@@ -98,10 +98,17 @@ class NetworkCurves(LinkClass):
 
 
 class LinkCurves(Strict):
-    """Everything calibrated about links. `ideal` means efficiency 1, latency 0 and exact arithmetic."""
+    """Everything calibrated about links. `ideal` means efficiency 1, latency 0 and exact arithmetic.
+
+    library: nccl chooses algorithm and protocol by its own cost model; gloo has one way for each kind of collective, and
+    its modes are named after it: "ring/all_gather", "p2p/all_to_all", "send/send_recv"; "ring/simple" is the reference.
+    compute_share: measured share of compute speed lost beside a collective; None: from channels and memory traffic.
+    """
 
     name: str
     ideal_links: bool = False
+    library: Literal["nccl", "gloo"] = "nccl"
+    compute_share: float | None = Field(ge=0, le=0.9, default=None)
     ports: tuple[PortCurves, ...] = ()
     networks: tuple[NetworkCurves, ...] = ()
     provenance: dict[str, str] = {}

@@ -15,6 +15,7 @@ from simulator.calibration import datasheet
 from simulator.calibration.curves import AttentionCurve, GemmCurve, Power, StreamCurve
 from simulator.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
 from simulator.calibration.timer import Timer, attention_faults
+from simulator.collective_curves import LinkCurves
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
 from simulator.kernels import Direction, Dtype, Gemm, Kernel, Stream
@@ -44,6 +45,7 @@ class Calibration(Strict):
     gemms: by dtype. attention: one curve a direction and kernel generation; the first of a direction is the default.
     streams: one curve a StreamOp. uncertainty: category -> one-sigma relative systematic uncertainty.
     power: the cap that the matrix speeds were reached at, null if none applies.
+    links: the machine's own collectives where they were measured with it; null: the shipped curves.
     """
 
     format_version: Literal[1] = 1
@@ -58,6 +60,7 @@ class Calibration(Strict):
     memory: MemoryOverheads
     uncertainty: dict[Literal["gemm", "attention", "elementwise", "communication"], float]
     provenance: Provenance
+    links: LinkCurves | None = None
 
     _timers: _Timers = PrivateAttr(default_factory=_Timers)
 
@@ -94,7 +97,8 @@ class Calibration(Strict):
 
     def save(self, path: str | Path) -> None:
         """Write the file; equal calibrations give equal bytes."""
-        text = json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False)
+        unset = {"links"} if self.links is None else set()
+        text = json.dumps(self.model_dump(mode="json", exclude=unset), indent=1, ensure_ascii=False)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
     @classmethod

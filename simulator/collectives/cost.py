@@ -251,6 +251,8 @@ def algorithm_of(call: Call, curves: LinkCurves) -> tuple[Algorithm, str]:
     """Ideal links run rings (the closed forms); real ones what NCCL picks."""
     if curves.ideal_links:
         return POINT_TO_POINT.get(call.kind, "ring"), "simple"
+    if curves.library == "gloo":
+        return POINT_TO_POINT.get(call.kind, "ring"), call.kind
     links = call.links
     node_gb_per_s = float(nic_share(links)) * links.islands / 1e9
     # NVSwitch reduces for Hopper and later; an older NCCL cannot ask it to

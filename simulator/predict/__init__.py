@@ -40,7 +40,7 @@ def predict(
     """
     stack = stack or Stack.load(plan.stack)
     calibration = calibration or Calibration.for_device(cluster.device)
-    curves = curves or default_curves()
+    curves = curves or calibration.links or default_curves()
     lowering = lower(model, plan, cluster, stack, calibration, curves)
     played = play(lowering, fold=fold)
     memory, memory_trace = simulate_memory(model, plan, stack, lowering.blocks, cluster.device)

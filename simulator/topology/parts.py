@@ -10,7 +10,7 @@ from simulator.schema import Strict
 from simulator.units import BytesPerS, Seconds
 
 HostKind = Literal["pcie3", "pcie4", "pcie5", "c2c"]
-IntraKind = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "xgmi", "pcie3", "pcie4", "pcie5"]
+IntraKind = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "xgmi", "pcie3", "pcie4", "pcie5", "loopback"]
 Shape = Literal["switch", "mesh", "cube_mesh", "pairs", "pcie"]
 MAX_NODES: Final = 65536
 
