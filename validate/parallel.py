@@ -49,22 +49,13 @@ def style_of(model: Model, plan: Plan, stack: Stack, *, direct_flash: bool = Fal
     )
 
 
-def build(
-    model: Model,
-    plan: Plan,
-    stack: Stack,
-    device: torch.device,
-    mesh: DeviceMesh | None,
-    *,
-    direct_flash: bool = False,
-) -> Built:
-    """Modules of this rank, initialised on `device`; DDP is put around them by `replicate`, later.
+def build(model: Model, plan: Plan, stack: Stack, device: torch.device, *, direct_flash: bool = False) -> Built:
+    """Modules of this rank, still without storage: `materialise` gives it to them. DDP comes last, by `replicate`.
 
-    mesh: what `make_mesh` made. Sharded modules are made without storage and get only this rank's part: the whole
-    model need not fit.
+    Sharded modules get storage for this rank's part only, so the whole model need not fit anywhere.
     """
-    sharded = plan.implementation == "fsdp2"
-    with torch.device("meta" if sharded else device):
+    mesh = _mesh(plan, device.type)
+    with torch.device("meta"):
         module = Decoder(model, style_of(model, plan, stack, direct_flash=direct_flash))
     if plan.tp > 1 and mesh is not None:
         _split_products(module, mesh["tp"])
@@ -72,10 +63,8 @@ def build(
     if stack.blocks == "compiled":
         for block in module.layers:
             block.compile()
-    if sharded and mesh is not None:
+    if plan.implementation == "fsdp2" and mesh is not None:
         _shard(module, plan, mesh)
-        module.to_empty(device=device)
-    module.initialise()
     return Built(
         module=module,
         network=module,
@@ -85,7 +74,13 @@ def build(
     )
 
 
-def make_mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
+def materialise(built: Built, device: torch.device) -> None:
+    """Storage on `device`, and first values."""
+    built.module.to_empty(device=device)
+    built.module.initialise()
+
+
+def _mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
     """(dp_replicate, dp_shard, tp) without axes of one rank (FSDP2 keeps dp_shard); None where the world is the group."""
     sharded = plan.implementation == "fsdp2"
     sizes = {"dp_replicate": plan.dp_replicate, "dp_shard": plan.dp_shard, "tp": plan.tp}

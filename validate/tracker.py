@@ -42,9 +42,6 @@ class Moment:
     total_bytes: int = 0
     by_category: dict[str, int] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        return {"total_bytes": self.total_bytes, "by_category": self.by_category}
-
 
 @dataclass(slots=True, kw_only=True)
 class MemoryCourse:
@@ -59,6 +56,13 @@ class MemoryCourse:
     peak: Moment
     peak_phase: str
     peak_by_phase_bytes: dict[str, int]
+
+    def add(self, category: str, num_bytes: int) -> None:
+        """Bytes that were there throughout and that the tracker could not see."""
+        for moment in (self.start, self.after_forward, self.after_backward, self.peak):
+            moment.total_bytes += num_bytes
+            moment.by_category[category] = moment.by_category.get(category, 0) + num_bytes
+        self.peak_by_phase_bytes = {name: size + num_bytes for name, size in self.peak_by_phase_bytes.items()}
 
     def as_json(self) -> dict[str, Any]:
         moments = ("start", "after_forward", "after_backward", "peak")

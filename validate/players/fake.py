@@ -17,9 +17,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.stack import Stack
-from validate.parallel import DTYPES, build, make_mesh
+from validate.machine import describe
+from validate.parallel import DTYPES, build, materialise
 from validate.players.memory import track_step
+from validate.report import Report
 from validate.steps import Step
+from validate.task import Task
 from validate.tracker import MemoryCourse
 
 
@@ -28,17 +31,29 @@ def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> Me
     device = torch.device(device_type)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_devices)
     try:
-        mesh = make_mesh(plan, device.type)
-        with FakeTensorMode(), _real_meshes():
-            built = build(model, plan, stack, device, mesh, direct_flash=device.type == "cuda")
+        built = build(model, plan, stack, device, direct_flash=device.type == "cuda")
+        with FakeTensorMode() as fake, _real_meshes():
+            fake.allow_non_fake_inputs = True  # the modules come without storage, and as plain tensors
+            materialise(built, device)
+            fake.allow_non_fake_inputs = False
             step = Step(built, model, plan, stack, device)
             with _quiet_ddp():
-                return track_step(built, step, plan, device, _reduced_in_place(plan))
+                return track_step(built, step, plan, device, reduced_in_place(plan))
     finally:
         dist.destroy_process_group()
 
 
-def _reduced_in_place(plan: Plan) -> Callable[..., Any]:
+def run(task: Task, report: Report) -> dict[str, Any]:
+    """The task's memory as a rank reports it."""
+    report.phase("memory")
+    course = play(task.model, task.plan, task.stack, task.device)
+    machine = describe(
+        torch, "cpu", num_ranks=task.plan.num_devices, threads=task.threads, command=task.command.split()
+    )
+    return {"rank": 0, "machine": machine, "memory": course.as_json()}
+
+
+def reduced_in_place(plan: Plan) -> Callable[..., Any]:
     """A communication hook that hands the bucket back as if it had been reduced.
 
     The fake group's all-reduce returns no future. A narrower dtype to travel in costs a copy, as torch's hooks do.

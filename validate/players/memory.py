@@ -40,3 +40,23 @@ def track_step(
         buckets = tracker.total() - before
         step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
         return tracker.course()
+
+
+def track_live_step(built: Built, step: Step, plan: Plan, device: torch.device) -> MemoryCourse:
+    """The same for modules that have been training: whose bytes they are, beside what the allocator itself says.
+
+    DDP's buckets exist already, unseen; their bytes are those of the parameters.
+    """
+    sharded = plan.implementation == "fsdp2"
+    tracker = ShardedTracker(built.module, built.optimizer) if sharded else PlainTracker()
+    tracker.prepare(device, lambda: 0)
+    if sharded:
+        tracker.track_inputs(step.inputs)
+    else:
+        tracker.track_external(built.module, getattr(built.optimizer, "optim", built.optimizer), *step.inputs)
+    with tracker:
+        step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
+        course = tracker.course()
+    if built.network is not built.module:
+        course.add("buckets", sum(p.numel() * p.element_size() for p in built.module.parameters()))
+    return course

@@ -1,0 +1,80 @@
+"""Which plans torch itself can play, and in which mode: every reason why not, at once. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simulator.errors import Fault
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.stack import Stack
+from validate.task import Mode
+
+MAX_CPU_RANKS = 4
+
+
+def unplayable(model: Model, plan: Plan, stack: Stack, mode: Mode) -> list[Fault]:
+    """Why this plan cannot be played this way; empty if it can."""
+    return [*_plan_faults(plan), *_stack_faults(stack, mode), *_split_faults(model, plan), *_mode_faults(plan, mode)]
+
+
+def _plan_faults(plan: Plan) -> Iterator[Fault]:
+    if plan.implementation not in ("ddp", "zero_redundancy", "fsdp2"):
+        yield Fault(
+            place="plan: data_parallel",
+            problem=f"{plan.implementation} is not played",
+            remedy="ddp, zero_redundancy or fsdp2",
+        )
+    for name in ("cp", "pp", "ep"):
+        if getattr(plan, name) > 1:
+            yield Fault(place=f"plan: {name}", problem=f"{name} = {getattr(plan, name)} is not played", remedy="1")
+    if plan.precision == "fp8":
+        yield Fault(place="plan: precision", problem="fp8 products need more than torch", remedy="bf16")
+    if plan.optimizer == "adam8bit":
+        yield Fault(place="plan: optimizer", problem="adam8bit needs bitsandbytes", remedy="adamw")
+    if plan.optimizer_dtype != plan.master_dtype and plan.optimizer not in ("sgd", "adam8bit"):
+        yield Fault(
+            place="plan: optimizer_dtype",
+            problem=f"torch keeps its state in the parameters' dtype, {plan.master_dtype}, not {plan.optimizer_dtype}",
+            remedy=f"optimizer_dtype = {plan.master_dtype}" if plan.master_dtype != "fp16" else "master_dtype = fp32",
+        )
+    if plan.implementation != "fsdp2" and plan.master_dtype != "fp32" and plan.gradient_dtype != plan.master_dtype:
+        yield Fault(
+            place="plan: reduce_dtype",
+            problem=f"DDP's hooks only narrow fp32 gradients, and these are {plan.master_dtype}",
+            remedy=f"reduce_dtype = {plan.master_dtype}",
+        )
+
+
+def _stack_faults(stack: Stack, mode: Mode) -> Iterator[Fault]:
+    place = f"stack {stack.name}"
+    if stack.blocks == "fused":
+        yield Fault(place=place, problem="hand-fused blocks are not torch's own", remedy="an eager or compiled stack")
+    if stack.blocks == "eager" and stack.rope == "fused":
+        yield Fault(place=place, problem="a fused rotary kernel is not torch's own", remedy='rope = "half"')
+    if stack.loss == "fused":
+        yield Fault(place=place, problem="a fused loss is not torch's own", remedy='loss = "fp32_eager"')
+    if stack.attention.kernel == "flash1_triton":
+        yield Fault(place=place, problem="the Triton kernel of 2022 is not in torch", remedy='kernel = "flash2"')
+    if mode == "fake" and stack.blocks == "compiled":
+        yield Fault(place=place, problem="compiled blocks do not run on fake tensors", remedy="solo on a GPU")
+
+
+def _split_faults(model: Model, plan: Plan) -> Iterator[Fault]:
+    if plan.tp == 1:
+        return
+    if model.fused_qkv:
+        yield Fault(place="plan: tp", problem="a joined QKV projection is not split by torch's styles", remedy="tp = 1")
+    for name in ("num_heads", "num_kv_heads", "d_ff"):
+        if getattr(model, name) % plan.tp:
+            problem = f"{plan.tp} does not divide {name} = {getattr(model, name)}"
+            yield Fault(place="plan: tp", problem=problem, remedy=f"a divisor of {getattr(model, name)}")
+
+
+def _mode_faults(plan: Plan, mode: Mode) -> Iterator[Fault]:
+    if mode == "cpu" and plan.num_devices > MAX_CPU_RANKS:
+        yield Fault(
+            place="plan",
+            problem=f"{plan.num_devices} ranks are too many processes for one CPU machine",
+            remedy=f"at most {MAX_CPU_RANKS}, or --mode fake",
+        )

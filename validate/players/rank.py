@@ -1,0 +1,44 @@
+"""One supervised rank: `python -m validate.players.rank TASK.json`. Loads torch, plays, reports, and says what failed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from validate.report import Report, describe, kind_of
+from validate.task import Task
+
+
+def main(path: str) -> int:
+    """Exit status: 0 with a result, 1 with a fault reported."""
+    report = Report.to_parent()
+    try:
+        task = Task.model_validate_json(Path(path).read_bytes())
+        report.phase("load")
+        report.result(_player(task)(task, report))
+    except BaseException as exc:  # noqa: BLE001  whatever it is, the parent must be told
+        report.fault(kind_of(exc), describe(exc))
+        return 1
+    return 0
+
+
+def _player(task: Task) -> Any:  # noqa: ANN401  the players share a signature
+    import torch  # noqa: PLC0415  the slow part, under a deadline of its own
+
+    torch.set_num_threads(task.threads)
+    torch.manual_seed(0)
+    if task.plan.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    if task.mode == "fake":
+        from validate.players.fake import run  # noqa: PLC0415
+    else:
+        from validate.players.real import run  # noqa: PLC0415
+    return run
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1])
+    sys.stderr.flush()
+    os._exit(status)  # a half-dead process group must not hold a finished rank back

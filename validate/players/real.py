@@ -1,0 +1,168 @@
+"""Play a plan with real tensors: `cpu` (gloo), `full` (NCCL), `solo` (one device, every collective at once done)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from validate.machine import describe
+from validate.parallel import Built, build, make_optimizer, materialise, replicate
+from validate.players.fake import reduced_in_place
+from validate.players.memory import track_live_step, track_step
+from validate.players.timed import (
+    AllocatorCourse,
+    allocator_bytes,
+    profiled_step,
+    recorded_step,
+    timed_steps,
+    wait,
+)
+from validate.report import Report
+from validate.steps import Step
+from validate.task import Task
+
+_BACKENDS = {
+    "math": [SDPBackend.MATH],
+    "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH],
+}
+_FLASH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def run(task: Task, report: Report) -> dict[str, Any]:
+    """Everything one rank measures."""
+    rank, device = int(os.environ.get("RANK", "0")), _device(task)
+    report.phase("join")
+    hook = _join(task, rank, device)
+    total = _limit(task, device)
+    try:
+        with sdpa_kernel(_BACKENDS.get(task.stack.attention.kernel, _FLASH), set_priority=True):
+            return {"rank": rank, **_played(task, report, rank, device, hook, total)}
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(task: Task) -> torch.device:
+    if task.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(task: Task, rank: int, device: torch.device) -> Callable[..., Any] | None:
+    """Join the others; for `solo`, pretend: the hook stands for DDP's all-reduce."""
+    world = task.plan.num_devices
+    if task.mode == "solo":
+        from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+        return reduced_in_place(task.plan)
+    told = int(os.environ.get("WORLD_SIZE", str(world)))
+    if told != world:
+        msg = f"world size is {told} here, and the plan has {world} ranks"
+        raise ValueError(msg)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    scratch = os.environ.get("SHARDWISE_RENDEZVOUS")
+    if scratch:
+        dist.init_process_group(backend, store=dist.FileStore(scratch, world), rank=rank, world_size=world)
+    else:
+        dist.init_process_group(backend)  # torchrun's own store
+    return None
+
+
+def _limit(task: Task, device: torch.device) -> int:
+    """Stay below a share of what is free; the device's total is returned."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(task.memory_fraction * free / total)
+    return int(total)
+
+
+def _played(
+    task: Task, report: Report, rank: int, device: torch.device, hook: Callable[..., Any] | None, total: int
+) -> dict[str, Any]:
+    model, plan, stack = task.model, task.plan, task.stack
+    machine = describe(
+        torch, task.device, num_ranks=task.num_processes, threads=task.threads, command=task.command.split()
+    )
+    report.partial(machine=machine)
+    report.phase("build")
+    built = build(model, plan, stack, device)
+    materialise(built, device)
+    step = Step(built, model, plan, stack, device)
+    result: dict[str, Any] = {"machine": machine, "memory": {}}
+    if device.type == "cpu":
+        report.phase("memory")
+        result["memory"] = track_step(built, step, plan, device, hook).as_json()
+        report.partial(memory=result["memory"])
+    else:
+        built.optimizer = make_optimizer(built, plan)
+        replicate(built, plan, hook)
+    barrier = _barrier(task)
+    result |= timed_steps(step, device, report, warm_up=task.num_warm_up, count=task.num_steps, barrier=barrier)
+    if device.type == "cuda":
+        result["memory"] = _allocator_account(task, report, built, step, device, total)
+        report.partial(memory=result["memory"])
+    result |= _extras(task, report, step, device, rank, barrier)
+    return result
+
+
+def _barrier(task: Task) -> Callable[[], None]:
+    """All ranks start a step together; alone, there is nobody to wait for."""
+    if task.mode == "solo":
+        return lambda: None
+    return lambda: dist.barrier() and None
+
+
+def _allocator_account(
+    task: Task, report: Report, built: Built, step: Step, device: torch.device, total: int
+) -> dict[str, Any]:
+    """Peaks of everything until now, then the borders of one more step's phases, then whose bytes they are."""
+    peaks = allocator_bytes(total)
+    report.partial(memory=peaks)
+    report.phase("memory")
+    course = AllocatorCourse()
+    torch.cuda.reset_peak_memory_stats()
+    step.run(course.announce)
+    wait(device)
+    tracked = track_live_step(built, step, task.plan, device)
+    return {**peaks, **course.as_json(), "tracked": tracked.as_json()}
+
+
+def _extras(
+    task: Task, report: Report, step: Step, device: torch.device, rank: int, barrier: Callable[[], None]
+) -> dict[str, Any]:
+    """What goes to files: spans of a profiled step, the allocator's events of another."""
+    extras: dict[str, Any] = {}
+    if task.record and device.type == "cuda" and rank == 0:
+        report.phase("record")
+        recorded_step(step, device, Path(os.environ["SHARDWISE_SCRATCH"]) / "allocator.json.gz")
+        extras["allocator_trace"] = "allocator.json.gz"
+    if task.profile:
+        report.phase("profile")
+        timeline = profiled_step(step, device, rank, barrier)
+        kinds = dict.fromkeys(span.category for span in timeline.spans if span.is_collective)
+        seconds: dict[str, float] = {}
+        for span in timeline.spans:
+            seconds[span.category] = seconds.get(span.category, 0.0) + float(span.end_s - span.start_s)
+        extras["profile"] = {
+            "step_s": float(timeline.step_s),
+            "seconds_by_category": seconds,
+            "communication": {
+                kind: {"exposed_s": float(timeline.exposed(kind)), "hidden_s": float(timeline.hidden(kind))}
+                for kind in kinds
+            },
+        }
+        if rank == 0:
+            from validate.spanfile import write_spans  # noqa: PLC0415
+
+            write_spans(Path(os.environ.get("SHARDWISE_SCRATCH", ".")) / "spans.json.gz", timeline)
+            extras["spans"] = "spans.json.gz"
+    return extras

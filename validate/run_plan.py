@@ -1,0 +1,260 @@
+"""Run one plan for real and keep what came of it: `play(task)` gives a record, `append` adds it to a file.
+
+The parent's side: no torch. Ranks are processes of their own (`validate.players.rank`) under `validate.supervise`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.errors import Fault, InputError, PlanError
+from validate.machine import standing_jobs
+from validate.playable import unplayable
+from validate.supervise import Deadlines, Outcome, Verdict, scratch_folder, supervise
+from validate.task import Task
+
+SCHEMA_VERSION: Final = 1
+MEMORY_SHARE: Final = 0.9  # of what is free on the machine: the most that ranks on a CPU may hold
+FILES: Final = ("spans.json.gz", "allocator.json.gz")
+
+Record = dict[str, Any]
+Progress = Callable[[int, str], None]
+
+
+def deadlines(minutes: float) -> Deadlines:
+    """What each phase may take in a run of at most `minutes`."""
+    by_phase = {"start": 60.0, "load": 120.0, "join": 120.0, "build": 240.0, "memory": 300.0, "warm-up": 240.0}
+    return Deadlines(by_phase_s=by_phase, other_s=120.0, total_s=60 * minutes)
+
+
+def play(
+    task: Task,
+    limits: Deadlines | None = None,
+    *,
+    files: Path | None = None,
+    study: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Record:
+    """Play a task to the end or to its first trouble, and say what is known in either case.
+
+    files: stem of the files beside the record (spans, allocator events); None writes none. study: what else the record
+    should say of what was asked. Raises PlanError if torch cannot play the plan this way, InputError if the device is
+    somebody else's.
+    """
+    check(task)
+    with scratch_folder() as scratch:
+        (scratch / "task.json").write_text(task.model_dump_json(exclude_unset=True), encoding="utf-8")
+        outcome = supervise(
+            [_command(scratch)] * _num_local(task),
+            limits or deadlines(8),
+            environments=_environments(task, scratch),
+            scratch=scratch,
+            memory_bytes=None if task.device == "cuda" else _memory_limit(),
+            progress=progress,
+        )
+        kept = _keep_files(scratch, files, outcome)
+    return record(task, outcome, files=kept, study=study)
+
+
+def check(task: Task) -> None:
+    """Raise PlanError or InputError with every reason not to start."""
+    faults = unplayable(task.model, task.plan, task.stack, task.mode)
+    if faults:
+        raise PlanError(faults)
+    busy: Sequence[Fault] = standing_jobs() if task.device == "cuda" and task.mode != "fake" and not _launched() else ()
+    if busy:
+        raise InputError(busy)
+
+
+# --- starting ranks
+
+
+def _launched() -> bool:
+    """torchrun started this process as one rank of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _num_local(task: Task) -> int:
+    return 1 if task.mode == "full" and _launched() else task.num_processes
+
+
+def _command(scratch: Path) -> list[str]:
+    return [sys.executable, "-m", "validate.players.rank", str(scratch / "task.json")]
+
+
+def _environments(task: Task, scratch: Path) -> list[dict[str, str]]:
+    home = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
+    common = {
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": str(task.threads),
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+    }
+    if task.mode == "full" and _launched():
+        return [common]
+    count = _num_local(task)
+    common |= {"WORLD_SIZE": str(count), "SHARDWISE_RENDEZVOUS": str(scratch / "rendezvous")}
+    if task.mode == "cpu":
+        common["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def _memory_limit() -> int | None:
+    """A share of what the machine says is available; None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    return int(MEMORY_SHARE * kib * 1024)
+
+
+def _keep_files(scratch: Path, stem: Path | None, outcome: Outcome) -> dict[str, str]:
+    """Move what ranks left in their folder beside the record: `<stem>-spans.json.gz` and so on."""
+    kept: dict[str, str] = {}
+    for name in FILES:
+        if stem is None or not outcome.verdict.ok or not (scratch / name).is_file():
+            continue
+        target = stem.with_name(f"{stem.name}-{name}")
+        try:
+            shutil.copyfile(scratch / name, target)
+        except OSError as exc:
+            target.unlink(missing_ok=True)
+            kept[f"{name} (lost)"] = str(exc.strerror)
+            continue
+        kept[name] = target.name
+    return kept
+
+
+# --- the record
+
+
+def record(
+    task: Task,
+    outcome: Outcome,
+    *,
+    files: Mapping[str, str] | None = None,
+    study: Mapping[str, Any] | None = None,
+) -> Record:
+    """One line of the results file. `partial`: not every rank reached the end, and what stands here is what was known."""
+    told = [{**outcome.partials.get(r, {}), **outcome.results.get(r, {})} for r in range(_num_local(task))]
+    first = told[0] if told else {}
+    verdict = outcome.verdict
+    return {
+        "kind": "run",
+        "schema_version": SCHEMA_VERSION,
+        "date": dt.datetime.now(dt.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z"),
+        "command": task.command,
+        "mode": task.mode,
+        "verdict": verdict.kind,
+        "partial": not verdict.ok,
+        "trouble": None if verdict.ok else _trouble(verdict, outcome),
+        "model": task.model.model_dump(mode="json"),
+        "plan": task.plan.model_dump(mode="json"),
+        "stack": task.stack.model_dump(mode="json", exclude_unset=True),
+        "study": dict(study or {}),
+        "num_ranks": task.plan.num_devices,
+        "machine": first.get("machine"),
+        "time": times([part.get("step_times_s", []) for part in told], first.get("phase_times_s", {})),
+        "memory": first.get("memory") or None,
+        "memory_by_rank": [_peak(part) for part in told] if len(told) > 1 else None,
+        "profile": first.get("profile"),
+        "files": dict(files or {}),
+    }
+
+
+def _trouble(verdict: Verdict, outcome: Outcome) -> dict[str, Any]:
+    lines = outcome.stderr.get(verdict.rank, "").strip().splitlines() if verdict.rank is not None else []
+    return {"rank": verdict.rank, "phase": verdict.phase, "detail": verdict.detail, "stderr": lines[-5:]}
+
+
+def _peak(part: Mapping[str, Any]) -> int | None:
+    memory = part.get("memory") or {}
+    peak = memory.get("peak_allocated_bytes", memory.get("peak_bytes"))
+    return int(peak) if peak is not None else None
+
+
+def times(by_rank: Sequence[Sequence[float]], phases: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
+    """Statistics of the steps that all ranks have done; a step takes as long as its slowest rank. None without any.
+
+    phases are rank 0's. p10_s and p90_s are the spread, standard_error_s that of the median.
+    """
+    count = min((len(steps) for steps in by_rank), default=0)
+    if count == 0:
+        return None
+    slowest = [max(steps[i] for steps in by_rank) for i in range(count)]
+    return {
+        **spread(slowest),
+        "times_s": slowest,
+        "phases": {name: spread(seconds) for name, seconds in phases.items() if seconds},
+    }
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, 10th and 90th percentile, and the standard error of the median: 1.253 σ/√n for a normal distribution."""
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    sigma = statistics.stdev(ordered) if last else 0.0
+    return {
+        "median_s": statistics.median(ordered),
+        "p10_s": ordered[round(0.1 * last)],
+        "p90_s": ordered[round(0.9 * last)],
+        "standard_error_s": 1.2533 * sigma / len(ordered) ** 0.5,
+    }
+
+
+# --- the results file
+
+
+def append(path: Path, entry: Record) -> None:
+    """Add one line. If it cannot be written whole, the file is left as it was and OSError says why."""
+    data = (json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    with path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            written = 0
+            while written < len(data):
+                written += file.write(data[written:])
+            if file.seekable():
+                os.fsync(file.fileno())
+        except OSError:
+            if path.is_file():
+                os.ftruncate(file.fileno(), before)
+            raise
+
+
+def read_records(path: Path) -> tuple[list[Record], list[Fault]]:
+    """The runs of a results file, and a fault for each line that is none. Raises InputError if nothing is left."""
+    records: list[Record] = []
+    faults: list[Fault] = []
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as exc:
+        raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc.strerror}")) from None
+    for number, line in enumerate(lines, 1):
+        problem = ""
+        try:
+            entry = json.loads(line, parse_constant=_refuse)
+        except (ValueError, RecursionError) as exc:
+            entry, problem = None, f"not JSON: {exc}"
+        if isinstance(entry, dict) and entry.get("kind") == "run" and entry.get("schema_version") == SCHEMA_VERSION:
+            records.append(entry)
+        elif line.strip():
+            place = f"{path}: line {number}"
+            faults.append(Fault(place=place, problem=problem or "not a run", remedy="what `validate run` wrote"))
+    if not records:
+        raise InputError(faults or Fault(place=str(path), problem="holds no run", remedy="shardwise validate run"))
+    return records, faults
+
+
+def _refuse(name: str) -> float:
+    msg = f"{name} is no number"
+    raise ValueError(msg)

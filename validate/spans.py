@@ -1,0 +1,110 @@
+"""Profiler events as this project's spans: one program, its compute stream, its collectives. No torch needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from simulator.program import COMPUTE_STREAM
+from simulator.trace import Span, Timeline
+
+_CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern, re.IGNORECASE))
+    for name, pattern in (
+        ("optimizer", r"adam|sgd|multi_tensor|Optimizer\.step"),
+        ("attention", r"scaled_dot_product|flash|fmha|attention"),
+        ("loss", r"cross_entropy|softmax|nll_loss"),
+        ("norm", r"rms_?norm|layer_?norm"),
+        ("embedding", r"embedding|index_?select"),
+        ("gemm", r"gemm|cutlass|xmma|nvjet|cublas|::(add|b)?mm(_|$)|::linear|::matmul"),
+    )
+)
+_COLLECTIVES = (
+    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
+    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
+    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
+    ("all_to_all", re.compile(r"all_?to_?all", re.IGNORECASE)),
+    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
+    ("send_recv", re.compile(r"send|recv", re.IGNORECASE)),
+)
+_LIBRARIES = re.compile(r"^(gloo:|nccl)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What a profiler saw: `stream` is a thread of the host or a stream of the device, times in seconds of any origin."""
+
+    name: str
+    stream: str
+    start_s: float
+    end_s: float
+
+
+def timeline(events: Iterable[Event], program: str, *, compute: Sequence[str], optimizer: Sequence[Event] = ()) -> Timeline:
+    """Spans of a step: outermost events of each stream, categories from their names, times from the first one on.
+
+    compute: streams that are the compute stream. optimizer: host ranges whose work is the optimizer's, whatever its name.
+    A profiler does not show when the last member of a collective arrived: `joined_s` is its own start.
+    """
+    kept = sorted(_outermost(events), key=lambda event: (event.start_s, event.end_s, event.name))
+    if not kept:
+        return Timeline(spans=(), step_s=0.0)
+    origin = kept[0].start_s
+    spans = tuple(_span(i, event, program, origin, compute, optimizer) for i, event in enumerate(kept))
+    return Timeline(spans=spans, step_s=max(span.end_s for span in spans))
+
+
+def _outermost(events: Iterable[Event]) -> list[Event]:
+    """Events of one stream that lie in no other one; an overlap that is no nesting is cut off at the later start."""
+    by_stream: dict[str, list[Event]] = {}
+    for event in events:
+        by_stream.setdefault(event.stream, []).append(event)
+    kept: list[Event] = []
+    for stream in by_stream.values():
+        end = float("-inf")
+        for event in sorted(stream, key=lambda e: (e.start_s, -e.end_s)):
+            if event.start_s >= end:
+                kept.append(event)
+                end = event.end_s
+            elif event.end_s > end and collective_of(event.name):
+                kept.append(Event(name=event.name, stream=event.stream, start_s=end, end_s=event.end_s))
+                end = event.end_s
+    return kept
+
+
+def _span(
+    index: int, event: Event, program: str, origin: float, compute: Sequence[str], optimizer: Sequence[Event]
+) -> Span:
+    kind = collective_of(event.name)
+    start, end = event.start_s - origin, event.end_s - origin
+    if kind is not None:
+        return Span(
+            program=program, stream=f"nccl:{event.stream}", id=index, label=event.name, category=kind,
+            start_s=start, end_s=end, nominal_s=end - start, joined_s=start,
+        )  # fmt: skip
+    ours = any(span.start_s <= event.start_s < span.end_s for span in optimizer)
+    category = "optimizer" if ours else category_of(event.name)
+    return Span(
+        program=program,
+        stream=COMPUTE_STREAM if event.stream in compute else event.stream,
+        id=index,
+        label=event.name,
+        category=category,
+        start_s=start,
+        end_s=end,
+        nominal_s=end - start,
+        parts=((category, end - start),),
+    )
+
+
+def collective_of(name: str) -> str | None:
+    """The kind of collective that an event of a communication library is; None for other events."""
+    if not _LIBRARIES.match(name):
+        return None
+    return next((kind for kind, pattern in _COLLECTIVES if pattern.search(name)), "collective")
+
+
+def category_of(name: str) -> str:
+    """A kernel's or operator's category; what has no name of its own is elementwise."""
+    return next((category for category, pattern in _CATEGORIES if pattern.search(name)), "elementwise")
