@@ -235,12 +235,11 @@ def _plain(device: Subject, values: Mapping[str, float], own: Samples, dtype: st
     longest = bursts.flop >= bursts.flop.max() / 2
     if len(loops.m):
         sustained, how = float(np.median(_speed(device, values, loops, peak))), "loops"
-    else:
-        drop = _drop(values, float(bursts.flop[longest].mean()) * device.peak / peak)
-        sustained, how = (
-            float(np.median(speed[longest])) * drop,
-            f"the longest bursts x {drop:.2f}, bf16's drop from there",
-        )
+    elif dtype == "fp32":  # its own units: no power limit was seen
+        sustained, how = float(np.median(speed[longest])), "the longest bursts"
+    else:  # the same units under the same cap
+        drop = values["e_sust"] / values["e_burst"]
+        sustained, how = float(np.median(speed)) * drop, f"bursts x {drop:.2f}, what bf16's loops lose to the power cap"
     c = dict(values) | {"e_burst": float(np.median(speed)), "e_sust": sustained}
     notes = (f"square products and a feed-forward's; bf16's shape; sustained from {how}",)
     quality = Quality(basis="measured", num_samples=len(rows), notes=notes)
@@ -253,13 +252,6 @@ def _speed(device: Subject, shape: Mapping[str, float], rows: Products, peak: fl
     element = 1 if peak == device.device.peak("fp8") else 2
     ideal = seconds(one, rows, device, peak=peak, element=element, burst=False)
     return np.asarray(np.minimum(1.0, (ideal - shape["t0"] * 1e-6) / (rows.time_s - shape["t0"] * 1e-6)))
-
-
-def _drop(values: Mapping[str, float], flop: float) -> float:
-    """Sustained over burst speed of a bf16 call of `flop`: calls as long are as far into the power limit."""
-    return values["e_sust"] / (
-        values["e_sust"] + (values["e_burst"] - values["e_sust"]) / (1 + flop / (values["f0"] * 1e12))
-    )
 
 
 def lend_accumulation(gemms: dict[str, dict[str, GemmCurve]], reports: Mapping[str, Report]) -> None:

@@ -211,14 +211,21 @@ def _fit(device: Subject, op: StreamOp, found: list[Pass], floor: float, report:
 def _borrow(
     device: Subject, op: StreamOp, h200: tuple[StreamCurve, ...], cap: float, floor: float, report: Report
 ) -> StreamCurve:
-    """Between two bounds: the H200's fraction (memory limits), and its rate per SM and clock, capped (SMs limit)."""
+    """Between two bounds: the H200's fraction (memory limits), and its rate per SM and clock, capped (SMs limit).
+
+    Casts between 16 and 32 bits reach half of what the H200's plain streams do: there the SMs limit, and the second bound
+    is the value.
+    """
     relative = next((c for c in h200 if c.op == op and c.quality.basis == "measured"), None)
     if relative is None:
         quality = Quality(basis="prior", notes=("not measured on any device here",))
         return StreamCurve(op=op, bw_frac=PRIOR[op], t0_s=rounded(floor), quality=quality)
     per_sm = relative.bw_frac * 4.8e12 / (132 * 1.98e9) * device.sm_rate / device.device.memory_bytes_per_s
-    value = min(cap, float(np.sqrt(relative.bw_frac * min(cap, per_sm))))
+    if op == "cast":
+        value, note = min(cap, per_sm), "the H200's rate per SM and clock"
+    else:
+        value = min(cap, float(np.sqrt(relative.bw_frac * min(cap, per_sm))))
+        note = "geometric mean of the H200's fraction of memory speed and its rate per SM and clock"
     report.borrowed.append(f"h200-sxm: stream {op}")
-    note = "geometric mean of the H200's fraction of memory speed and its rate per SM and clock"
     quality = Quality(basis="borrowed", notes=(note,))
     return StreamCurve(op=op, bw_frac=rounded(value, 3), t0_s=rounded(floor), quality=quality)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,6 +25,9 @@ _COEFFICIENTS = (
     "step_overhead_s",
 )
 _MAX_CALIBRATION_RUNS = 6
+# One H200 ran whole eager steps as if every product took 1/0.96 of its sustained time alone: colder caches, operands from
+# other kernels (experiments/fit_stacks.py, torch-2.11-eager). The prior for every stack that nobody calibrated.
+IN_STEP = 0.96
 
 
 class AttentionBackend(Strict):
@@ -41,6 +44,8 @@ class AttentionBackend(Strict):
     expand_kv_heads: bool = False
     forward_efficiency: dict[str, float] = {}
     backward_efficiency: dict[str, float] = {}
+    # Achieved speed over the calibrated curve, by architecture: the kernel's version and tuning in this stack
+    speed_factor: dict[str, float] = {}
 
 
 class Stack(Strict):
@@ -67,7 +72,9 @@ class Stack(Strict):
     nccl: str = ""
     # Share of collectives that the framework leaves exposed whatever the schedule would allow (1 = no overlap at all)
     overlap: bool = True
-    gemm_factor: float = Field(gt=0, default=1.0)  # achieved / sustained kernel speed of GEMMs inside real steps
+    # Speed of products inside real steps over their sustained speed alone: by architecture ("hopper"), or for one dtype on
+    # it ("hopper_fp8": a framework may ask for slower, exacter accumulation); IN_STEP where none is given
+    gemm_factor: dict[str, Annotated[float, Field(gt=0)]] = {}
     elementwise_factor: float = Field(gt=0, default=1.0)  # time over the calibrated stream's time
     step_overhead_s: Seconds = Field(ge=0, default=0.0)
     # One-sigma relative uncertainty of whole steps that the kernels' own does not explain
@@ -85,6 +92,7 @@ class Stack(Strict):
             if name in self.model_fields_set and not self.sources.get(name)
         ]
         efficiencies = self.attention.forward_efficiency or self.attention.backward_efficiency
+        efficiencies = efficiencies or self.attention.speed_factor
         if efficiencies and not self.sources.get("attention_efficiency"):
             problems.append("attention efficiencies are set, and `sources` has no attention_efficiency")
         runs = self.calibration_runs
@@ -93,6 +101,10 @@ class Stack(Strict):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def gemm_factor_on(self, architecture: str, dtype: str) -> float:
+        """Speed of products inside steps over their speed alone, of one dtype on one architecture."""
+        return self.gemm_factor.get(f"{architecture}_{dtype}", self.gemm_factor.get(architecture, IN_STEP))
 
     @classmethod
     def load(cls, name: str | Path) -> Self:

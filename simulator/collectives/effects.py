@@ -32,17 +32,21 @@ def interference(
     curves: LinkCurves | None = None,
     *,
     size_bytes: int = 2**28,
+    memory_weight: float = 1.0,
 ) -> float:
     """Share of compute speed (0..0.9) lost while the collective runs: SMs of its channels, memory traffic of its bytes.
 
     Both are physics, not a fit: channels × SMs a channel over the device's SMs, plus the bytes that a call of
-    `size_bytes` (large, where rates are steady) reads and writes a second over the memory's speed.
+    `size_bytes` (large, where rates are steady) reads and writes a second over the memory's speed. memory_weight: what
+    compute loses of a second in which somebody else has all of the memory's speed (calibration.interference.hbm_weight).
     """
     curves = curves or default_curves()
     if curves.ideal_links or shape.num_ranks == 1:
         return 0.0
+    if curves.compute_share is not None:
+        return curves.compute_share
     channels, wire_bytes_per_s = _traffic(checked_kind(kind), size_bytes, shape, cluster, curves)
-    memory = MEMORY_PASSES * wire_bytes_per_s / cluster.device.memory_bytes_per_s
+    memory = memory_weight * MEMORY_PASSES * wire_bytes_per_s / cluster.device.memory_bytes_per_s
     return min(0.9, SMS_PER_CHANNEL * channels / cluster.device.num_sms + memory)
 
 
@@ -68,12 +72,17 @@ def sigma(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, curve
     port = curves.port(links.port_kind, links.port_bytes_per_s)
     measured = curves.network(links.network_kind) if place.num_domains > 1 else port
     scaled = 0.0 if calibrated(links, curves) else _SCALED_SIGMA
-    through_host = _HOST_SIGMA if port.family != "nvlink" and place.ranks_per_domain > _PAIR else 0.0
+    through_host = _HOST_SIGMA if _behind_host(port.family, links, place) else 0.0
     choice = choose(kind, size_bytes, shape, cluster, curves)
     unseen = _PRIOR_SIGMA if f"{choice.algorithm}/{choice.protocol}" in measured.priors else 0.0
     return math.hypot(
         _band(measured.quality, size_bytes), measured.quality.between_machines, scaled, unseen, through_host
     )
+
+
+def _behind_host(family: str, links: Links, place: Placement) -> bool:
+    """More than two ranks whose traffic meets in the host; the loopback of one machine is measured as it is."""
+    return family != "nvlink" and links.port_kind != "loopback" and place.ranks_per_domain > _PAIR
 
 
 def _band(quality: Quality, size_bytes: int) -> float:

@@ -15,6 +15,7 @@ from simulator.errors import Fault, PlanError
 from simulator.kernels import DTYPE_BYTES
 from simulator.lower.builder import Builder, Fabric
 from simulator.lower.schedule import Step, Unit, replicated_step, sharded_step
+from simulator.lower.stragglers import slowdown
 from simulator.lower.work import NO_WORK, BlockWork, Clock, Work
 from simulator.mesh import Mesh, check
 from simulator.model import Model
@@ -52,7 +53,15 @@ class Lowering:
     @property
     def fabric(self) -> Fabric:
         """What its collectives run on."""
-        return Fabric(cluster=self.cluster, mesh=self.mesh, stack=self.stack, curves=self.curves)
+        ideal = self.calibration.kind == "ideal"
+        return Fabric(
+            cluster=self.cluster,
+            mesh=self.mesh,
+            stack=self.stack,
+            curves=self.curves,
+            memory_weight=self.calibration.interference.hbm_weight,
+            slowdown=0.0 if ideal else slowdown(self.plan.num_devices),
+        )
 
     def program(self, num_micro_batches: int) -> Program:
         """The step of one rank with `num_micro_batches` instead of the plan's own count."""

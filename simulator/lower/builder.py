@@ -23,6 +23,8 @@ class Fabric:
     mesh: Mesh
     stack: Stack
     curves: LinkCurves
+    memory_weight: float  # what compute loses of memory that a collective uses
+    slowdown: float  # of the slowest GPU's compute, as a fraction
 
     def shape(self, role: str) -> GroupShape:
         """The groups over which a role communicates: shard, replicate or cp.
@@ -59,13 +61,14 @@ class Builder:
             after, self._held = (*after, *self._held), []
         if not self._fabric.stack.overlap:
             after = (*after, self._last_collective)
+        waiting_s = self._fabric.slowdown * work.duration_s
         op = Compute(
             id=len(self._ops),
             stream=COMPUTE,
             after=_ids(after),
             label=label,
-            duration_s=work.duration_s,
-            parts=work.parts,
+            duration_s=work.duration_s + waiting_s,
+            parts=(*work.parts, ("stragglers", waiting_s)) if waiting_s else work.parts,
             host_s=work.host_s,
             blocking=self._fabric.stack.host_blocking,
         )
@@ -99,7 +102,9 @@ class Builder:
             ),
             size_bytes=size_bytes,
             host_s=count * fabric.stack.host_collective_s,
-            interference=interference(kind, shape, fabric.cluster, fabric.curves),
+            interference=interference(
+                kind, shape, fabric.cluster, fabric.curves, memory_weight=fabric.memory_weight
+            ),
         )
         self._ops.append(op)
         self._last_collective = op.id

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from simulator.calibration import Calibration
 from simulator.device import Device
-from simulator.kernels import Gemm, Kernel, launches
+from simulator.kernels import Attention, Gemm, Kernel, launches
 from simulator.ops import Block, Op, recompute_ops
 from simulator.plan import Plan
 from simulator.stack import Stack
@@ -57,13 +57,15 @@ class Clock:
 
     def __init__(self, device: Device, calibration: Calibration, stack: Stack) -> None:
         self._stack = stack
+        self._architecture, self._ideal = device.architecture, calibration.kind == "ideal"
+        self._attention_factor = stack.attention.speed_factor.get(device.architecture, 1.0)
         self._timer = calibration.timer(device, stack.attention)
 
     def seconds(self, kernel: Kernel) -> float:
         time_s = self._timer.kernel_s(kernel)
         if isinstance(kernel, Gemm):
-            return time_s / self._stack.gemm_factor
-        return time_s
+            return time_s if self._ideal else time_s / self._stack.gemm_factor_on(self._architecture, kernel.dtype)
+        return time_s / self._attention_factor if isinstance(kernel, Attention) else time_s
 
     def work(self, category: str, kernels: Iterable[Kernel]) -> Work:
         """All `kernels` under one category."""

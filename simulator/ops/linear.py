@@ -86,7 +86,7 @@ class _Quantiser:
         if not self._fused:
             return x
         quantised = self._g.value(f"{self._name}.fp8", x.numel, "fp8")
-        kernel = stream("cast", x.num_bytes, 2 * x.numel)
+        kernel = stream("quantise", x.num_bytes, 2 * x.numel)
         self._g.op(
             f"{self._name}.fp8", "elementwise", inputs=(x,), outputs=(quantised,), forward=(kernel,), aliases=(x,)
         )
@@ -104,4 +104,4 @@ class _Quantiser:
         return (gradient, self._cast(self._n * self._k), self._cast(self._t * self._k))
 
     def _cast(self, numel: int) -> Kernel:
-        return stream("cast", 2 * numel, 2 * numel) if self._fused else stream("cast", 4 * numel, numel, 2)
+        return stream("quantise", 2 * numel, 2 * numel) if self._fused else stream("cast", 4 * numel, numel, 2)

@@ -121,7 +121,7 @@ def test_an_unknown_stack_is_told_the_nearest_and_a_bad_file_all_its_faults(tmp_
 def test_a_coefficient_without_a_source_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(
-        'name = "mine"\nframework = "x"\ndate = "2024"\nblocks = "eager"\ngemm_factor = 0.9\n'
+        'name = "mine"\nframework = "x"\ndate = "2024"\nblocks = "eager"\ngemm_factor = { ampere = 0.9 }\n'
         'calibration_runs = ["a", "b", "c", "d", "e", "f", "g"]\n[attention]\nkernel = "flash2"\n'
     )
     with pytest.raises(StackError, match=r"gemm_factor is set, and `sources`.*at most 6"):

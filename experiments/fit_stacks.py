@@ -1,0 +1,354 @@
+"""Fits the few coefficients of software stacks, each on at most six runs that are named in its file and never scored.
+
+    python experiments/fit_stacks.py [--write]
+
+What a kernel table cannot know of a stack: how far products inside a step stay behind the same product alone
+(`gemm_factor`), how far its elementwise kernels stay behind a stream over memory (`elementwise_factor`), and how fast its
+version of the attention kernel is (`attention.speed_factor`). Kernels and links are not touched here.
+
+The runs are chosen by a rule, not by their errors: among a stack's rows on the fewest devices (links are not to be fitted
+here) whose memory surely fits, for each kind of device the row in the middle, then always the row farthest (in logarithms of parameters, sequence
+length and micro-batch, by precision and recomputation) from those chosen. At most six, at most a third of the stack's rows.
+The fit is a maximum a posteriori with a soft-L1 loss: coefficients start from a prior, so what the runs do not show stays
+where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from simulator.backtest.measured import step_seconds  # noqa: E402
+from simulator.backtest.resolve import RefusedError, Run, resolve  # noqa: E402
+from simulator.calibration import Calibration  # noqa: E402
+from simulator.collective_curves import LinkCurves, default_curves  # noqa: E402
+from simulator.errors import InputError  # noqa: E402
+from simulator.lower import lower  # noqa: E402
+from simulator.memory import simulate_memory  # noqa: E402
+from simulator.model import Model  # noqa: E402
+from simulator.ops import build_blocks  # noqa: E402
+from simulator.plan import Plan  # noqa: E402
+from simulator.predict.play import play  # noqa: E402
+from simulator.predict.verdict import verdict_of  # noqa: E402
+from simulator.readers.runs_table import RunRow, read_runs  # noqa: E402
+from simulator.stack import IN_STEP, Stack  # noqa: E402
+from simulator.topology import Cluster  # noqa: E402
+
+RUNS = ROOT / "experiments" / "measured" / "runs.csv.gz"
+SOLO = ROOT / "experiments" / "measured" / "h200-2026-11-20" / "plans.jsonl"
+STACKS = ROOT / "topologies" / "stacks"
+NOISE = 0.015  # of a run: repeats of published runs differ by 1-2 %
+MOST_RUNS = 6
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """name: field of Stack, with .<architecture> for a table. prior, width: median and one sigma of its logarithm."""
+
+    name: str
+    prior: float
+    width: float
+
+
+# The priors say what each number can physically be. A product inside a step: IN_STEP, from our own single-GPU steps below.
+# Elementwise kernels: a stream, if well written; up to three times that (docs/background/kernels.md).
+HOPPER = Coefficient("gemm_factor.hopper", IN_STEP, 0.02)
+AMPERE = Coefficient("gemm_factor.ampere", IN_STEP, 0.03)
+ELEMENTWISE = Coefficient("elementwise_factor", 1.0, 0.3)
+FITS: dict[str, tuple[Coefficient, ...]] = {
+    "llm-foundry-2023": (
+        AMPERE,
+        HOPPER,
+        ELEMENTWISE,
+        Coefficient("speed_factor.ampere", 1.0, 0.15),
+        Coefficient("speed_factor.hopper", 1.0, 0.15),
+    ),
+    # Transformer Engine accumulates fp8 gradients with split accumulators, slower than the fast ones of the calibration
+    "nemo-24": (HOPPER, Coefficient("gemm_factor.hopper_fp8", IN_STEP, 0.1), ELEMENTWISE),
+    "internevo-2023": (AMPERE, ELEMENTWISE),
+    "maxtext-2024": (Coefficient("gemm_factor.hopper", IN_STEP, 0.06), ELEMENTWISE),
+}
+
+
+def main() -> None:
+    """Fit every stack of FITS, print what was found, and write it if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the coefficients into topologies/stacks")
+    write = parser.parse_args().write
+    solo_stack(write=write)
+    by_stack: dict[str, list[Run]] = {}
+    for row in read_runs(RUNS):
+        run = _expressible(row) if isinstance(row, RunRow) else None
+        if run is not None:
+            by_stack.setdefault(run.stack.name, []).append(run)
+    for name, coefficients in FITS.items():
+        chosen = choose(by_stack[name])
+        report(name, coefficients, [_Measured(run) for run in chosen], write=write, ids=[r.row.id for r in chosen])
+
+
+def _expressible(row: RunRow) -> Run | None:
+    try:
+        run = resolve(row)
+    except (RefusedError, InputError):
+        return None
+    return run if _measured_s(run) else None
+
+
+def _measured_s(run: Run) -> float | None:
+    return step_seconds(run.row, run.plan.num_devices, run.rule.flop_convention)
+
+
+# --- which runs
+
+
+def choose(runs: Sequence[Run]) -> list[Run]:
+    """At most six runs, at most a third of all, on the fewest devices, shared among the kinds of device and spread."""
+    count = max(1, min(MOST_RUNS, len(runs) // 3))
+    fewest = min(run.plan.num_devices for run in runs)
+    runs = [run for run in runs if run.plan.num_devices == fewest and _roomy(run)]
+    devices = sorted({run.cluster.device.name for run in runs})
+    taken: list[Run] = []
+    for index, device in enumerate(devices):
+        share = count // len(devices) + (index < count % len(devices))
+        taken += _spread([run for run in runs if run.cluster.device.name == device], share)
+    return taken
+
+
+def _roomy(run: Run) -> bool:
+    """The run's memory surely fits: an allocator at its limit costs time that no coefficient here stands for."""
+    blocks = build_blocks(run.model, run.stack, run.plan)
+    memory, _ = simulate_memory(run.model, run.plan, run.stack, blocks, run.cluster.device)
+    return verdict_of(memory)[0] == "FITS"
+
+
+def _spread(runs: Sequence[Run], count: int) -> list[Run]:
+    runs = sorted(runs, key=lambda run: run.row.id)
+    points = np.array([_features(run) for run in runs])
+    deviation = points.std(axis=0)
+    points = points / np.where(deviation > 0, deviation, 1)
+    taken = [int(np.argmin(((points - np.median(points, axis=0)) ** 2).sum(axis=1)))]
+    while len(taken) < min(count, len(runs)):
+        distance = np.min([((points - points[i]) ** 2).sum(axis=1) for i in taken], axis=0)
+        if not distance.any():
+            break  # the rest are repeats
+        taken.append(int(np.argmax(distance)))
+    return [runs[i] for i in sorted(taken)]
+
+
+def _features(run: Run) -> list[float]:
+    plan = run.plan
+    numbers = (run.model.num_parameters, plan.seq_len, plan.num_devices, plan.micro_batch_size)
+    kinds = (plan.precision, plan.recompute)
+    return [*(math.log(n) for n in numbers), *(float(_code(kind)) for kind in kinds)]
+
+
+def _code(word: str) -> int:
+    order = ("bf16", "fp8", "fp16", "none", "selective", "full", "every_k")
+    return order.index(word) if word in order else 0
+
+
+# --- what a stack with other coefficients would take
+
+
+class _Measured:
+    """A run that can be predicted again under changed coefficients."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        measured = _measured_s(run)
+        if measured is None:
+            raise ValueError(run.row.id)
+        self.measured_s = measured
+        self.calibration = Calibration.for_device(run.cluster.device)
+
+    def predicted_s(self, stack: Stack) -> float:
+        run = self.run
+        lowering = lower(run.model, run.plan, run.cluster, stack, self.calibration, default_curves())
+        return play(lowering).step_s * run.time_factor
+
+
+def changed(stack: Stack, values: dict[str, float]) -> Stack:
+    """The stack with coefficients replaced."""
+    tables: dict[str, dict[str, float]] = {"gemm_factor": dict(stack.gemm_factor), "speed_factor": dict(stack.attention.speed_factor)}
+    plain: dict[str, float] = {}
+    for name, value in values.items():
+        table, dot, architecture = name.partition(".")
+        if dot:
+            tables[table][architecture] = value
+        else:
+            plain[name] = value
+    attention = stack.attention.model_copy(update={"speed_factor": tables["speed_factor"]})
+    return stack.model_copy(update={**plain, "gemm_factor": tables["gemm_factor"], "attention": attention})
+
+
+def fit(
+    stack: Stack, coefficients: Sequence[Coefficient], predict: Sequence[Callable[[Stack], float]], measured: np.ndarray
+) -> tuple[dict[str, float], dict[str, float]]:
+    """(value, standard error of its logarithm) of each coefficient."""
+    prior = np.log([c.prior for c in coefficients])
+    width = np.array([c.width for c in coefficients])
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        trial = changed(stack, {c.name: float(np.exp(v)) for c, v in zip(coefficients, x, strict=True)})
+        data = (np.log([one(trial) for one in predict]) - np.log(measured)) / NOISE
+        soft = np.sign(data) * np.sqrt(2 * (np.sqrt(1 + data**2) - 1))  # soft-L1 on the runs, not on the prior
+        return np.concatenate([soft, (x - prior) / width])
+
+    found = least_squares(residuals, prior, diff_step=1e-3)
+    errors = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
+    names = [c.name for c in coefficients]
+    values = np.exp(found.x).round(3)
+    return dict(zip(names, map(float, values), strict=True)), dict(zip(names, map(float, errors), strict=True))
+
+
+def report(
+    name: str, coefficients: Sequence[Coefficient], runs: Sequence[_Measured], *, write: bool, ids: Sequence[str]
+) -> None:
+    stack = Stack.load(name)
+    measured = np.array([run.measured_s for run in runs])
+    values, errors = fit(stack, coefficients, [run.predicted_s for run in runs], measured)
+    after = [run.predicted_s(changed(stack, values)) / run.measured_s - 1 for run in runs]
+    _say(name, values, errors, ids, after)
+    if write:
+        _write(name, values, errors, ids)
+
+
+def _say(
+    name: str, values: dict[str, float], errors: dict[str, float], ids: Sequence[str], after: Sequence[float]
+) -> None:
+    print(name)
+    for key, value in values.items():
+        print(f"  {key} = {value:.3f} ± {100 * errors[key]:.1f} %")
+    for run_id, error in zip(ids, after, strict=True):
+        print(f"  {run_id}: {100 * error:+.1f} %")
+
+
+# --- our own single-GPU steps
+
+
+SIZES = {
+    "l1B": (16, 2048, 32, 8, 8192, 128256),
+    "l3B": (28, 3072, 24, 8, 8192, 128256),
+    "l8B": (32, 4096, 32, 8, 14336, 128256),
+    "l8B_v1k": (32, 4096, 32, 8, 14336, 1024),
+    "l13B_v32k": (40, 5120, 40, 40, 13824, 32000),
+    "l70B_8L": (8, 8192, 64, 8, 28672, 128256),
+}
+
+
+class Solo:
+    """One rank of a sharded job on one H200, its collectives returning at once."""
+
+    def __init__(self, line: dict[str, object]) -> None:
+        self.name, self.measured_s = str(line["name"]), float(line["step_s"])  # type: ignore[arg-type]
+        layers, width, heads, kv, d_ff, vocab = SIZES[str(line["model"])]
+        self.model = Model(
+            name=str(line["model"]),
+            family="llama",
+            num_layers=layers,
+            d_model=width,
+            num_heads=heads,
+            num_kv_heads=kv,
+            d_ff=d_ff,
+            mlp="swiglu",
+            norm="rms",
+            positions="rope",
+            vocab_size=vocab,
+        )
+        world = int(line["world"])  # type: ignore[call-overload]
+        shards = line["shards"] or (8 if line["strategy"] == "hsdp" else world)
+        self.plan = Plan(
+            dp_shard=shards,  # type: ignore[arg-type]
+            dp_replicate=world // shards,  # type: ignore[operator]
+            seq_len=line["seq"],  # type: ignore[arg-type]
+            micro_batch_size=line["mb"],  # type: ignore[arg-type]
+            num_micro_batches=line["accum"],  # type: ignore[arg-type]
+            recompute=line["ac"],  # type: ignore[arg-type]
+            optimizer_impl=line["opt"],  # type: ignore[arg-type]
+            reshard_after_forward=None if line["reshard"] else False,
+        )
+        self.cluster = Cluster.load("hgx-h200-8", max(1, world // 8))
+        self.calibration = Calibration.for_device(self.cluster.device)
+
+    def predicted_s(self, stack: Stack) -> float:
+        """Step time without communication and without waiting for slower GPUs."""
+        played = play(lower(self.model, self.plan, self.cluster, stack, self.calibration, LinkCurves.ideal()))
+        absent = ("exposed", "interference", "stragglers")
+        return sum(seconds for name, seconds in played.breakdown.items() if not name.startswith(absent))
+
+
+def solo_stack(*, write: bool) -> None:
+    """gemm_factor of plain eager PyTorch on the H200: every third FSDP2 plan that the GPU, not the host, decides."""
+    lines = [json.loads(text) for text in SOLO.read_text().splitlines()]
+    usable = [x for x in lines if "error" not in x and x["strategy"] in ("fsdp2", "hsdp") and not x["compile"]]
+    plans = [Solo(x) for x in sorted(usable, key=lambda x: x["name"]) if x["seq"] * x["mb"] >= 4096]  # noqa: PLR2004
+    chosen = plans[::3][:MOST_RUNS]
+    stack = Stack.load("torch-2.11-eager")
+    measured = np.array([plan.measured_s for plan in chosen])
+    wide = Coefficient("gemm_factor.hopper", 1.0, 0.1)
+    values, errors = fit(stack, (wide,), [plan.predicted_s for plan in chosen], measured)
+    ids = [plan.name for plan in chosen]
+    _say(stack.name, values, errors, [p.name for p in plans], [p.predicted_s(changed(stack, values)) / p.measured_s - 1 for p in plans])
+    if write:
+        _write(stack.name, values, errors, ids)
+
+
+# --- writing
+
+
+def _write(name: str, values: dict[str, float], errors: dict[str, float], ids: Sequence[str]) -> None:
+    """Set the keys in the stack's file, leaving everything else as it stands."""
+    path = STACKS / f"{name}.toml"
+    text = path.read_text(encoding="utf-8")
+    tables: dict[str, dict[str, float]] = {}
+    for key, value in values.items():
+        table, dot, architecture = key.partition(".")
+        if dot:
+            tables.setdefault(table, {})[architecture] = value
+        else:
+            text = _set(text, key, f"{value:.3f}", before="[attention]")
+        field = "attention_efficiency" if table == "speed_factor" else table
+        text = _set(text, field, json.dumps(_source(table, errors, ids), ensure_ascii=False), after="[sources]")
+    for table, entries in tables.items():
+        inline = "{ " + ", ".join(f"{k} = {v:.3f}" for k, v in entries.items()) + " }"
+        where = {"after": "[attention]"} if table == "speed_factor" else {"before": "[attention]"}
+        text = _set(text, table, inline, **where)
+    text = _set(text, "calibration_runs", json.dumps(list(ids)), before="[attention]")
+    text = _set(text, "sigma", "0.03", before="[attention]")
+    path.write_text(text, encoding="utf-8")
+
+
+def _source(table: str, errors: dict[str, float], ids: Sequence[str]) -> str:
+    spread = ", ".join(
+        f"{key.partition('.')[2] or 'all'} ± {100 * error:.1f} %" for key, error in errors.items() if key.startswith(table)
+    )
+    return f"experiments/fit_stacks.py on the {len(ids)} runs of calibration_runs: {spread}"
+
+
+def _set(text: str, key: str, value: str, *, before: str = "", after: str = "") -> str:
+    head, mark, tail = text.partition(f"{before or after}\n")
+    part = head if before else tail
+    line = f"{key} = {value}\n"
+    pattern = re.compile(rf"^{re.escape(key)} = .*\n", re.MULTILINE)
+    if pattern.search(part):
+        part = pattern.sub(lambda _: line, part, count=1)
+    else:
+        part = part.rstrip("\n") + "\n" + line + "\n" if before else line + part
+    return part + mark + tail if before else head + mark + part
+
+
+if __name__ == "__main__":
+    main()
