@@ -1,0 +1,79 @@
+"""`shardwise calibrate`: measure this machine, and fit a calibration from what was measured."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from simulator.errors import Fault, InputError
+
+_ANY_FILE = click.Path(path_type=Path, dir_okay=False)
+_RUN_HELP = """Measure this machine for --minutes and write one sample a line.
+
+Products, attention, passes over memory, losses, optimizers, launches, transfers, storage, collectives over size and
+group, and compute beside a collective; what tells most comes first. Ranks measure together: on GPUs one a device (NCCL;
+under torchrun the ranks it started), on CPUs --ranks processes (gloo). Clocks are only read.
+
+Ctrl-C keeps what is done; --resume goes on where a file ends.
+
+Exit codes: 0 complete, 2 usage, 3 refused (somebody else's job, a file that is not empty), 5 partial, 130 interrupted."""
+_FIT_HELP = """Fit a calibration from samples, nccl-tests logs or published tables.
+
+INPUTS are files of `calibrate run` (.jsonl, .jsonl.gz), nccl-tests output (text or -J JSON), or a table of published
+sweeps (.csv, .csv.gz). Beside OUT.calibration.json a CPU machine also gets OUT.toml (its cluster) and OUT.stack.toml.
+
+Exit codes: 0 fitted, 2 usage, 3 bad input or too few sizes."""
+
+
+@click.group("calibrate")
+def command() -> None:
+    """Measure this machine, and fit a calibration from samples."""
+
+
+@command.command("run", help=_RUN_HELP)
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=8.0, show_default=True)
+@click.option("--out", type=_ANY_FILE, default=Path("samples.jsonl"), show_default=True, metavar="FILE")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="default: cuda where there is one")
+@click.option("--ranks", type=click.IntRange(1, 1024), help="default: all GPUs, or two CPU processes")
+@click.option("--threads", type=click.IntRange(1, 1024), help="of each CPU process; default: the cores shared evenly")
+@click.option("--resume", is_flag=True, help="Go on with a file that was interrupted.")
+@click.option("--tiny", is_flag=True, help="The smallest shapes only: tries the machinery, calibrates nothing.")
+def run(
+    *,
+    minutes: float,
+    out: Path,
+    device: str | None,
+    ranks: int | None,
+    threads: int | None,
+    resume: bool,
+    tiny: bool,
+) -> int:
+    """Measure."""
+    _needs_torch()
+    return int(
+        import_module("validate.calibrate").run(
+            minutes=minutes, out=out, device=device, ranks=ranks, threads=threads, resume=resume, tiny=tiny
+        )
+    )
+
+
+@command.command("fit", help=_FIT_HELP)
+@click.argument("inputs", nargs=-1, required=True, type=_ANY_FILE, metavar="INPUTS...")
+@click.option("-o", "--out", type=_ANY_FILE, default=Path("machine.calibration.json"), show_default=True, metavar="FILE")
+@click.option("--device", metavar="NAME|FILE", help="The device, where the samples name one that nobody knows.")
+@click.option("--cluster", metavar="NAME|FILE", help="The cluster that nccl-tests logs are of.")
+def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None) -> int:
+    """Fit."""
+    return int(import_module("validate.calibrate").fit(inputs=inputs, out=out, device=device, cluster=cluster))
+
+
+def _needs_torch() -> None:
+    if find_spec("torch") is None:
+        fault = Fault(place="environment", problem="PyTorch is not installed", remedy="pip install 'shardwise[validate]'")
+        raise InputError(fault)
+
+
+

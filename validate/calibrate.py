@@ -1,0 +1,129 @@
+"""What `shardwise calibrate` does, without the command line: choose ranks, measure, fit, write, say what came of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from simulator.calibration.document import SUFFIX
+from simulator.cli import ExitCode
+from simulator.device import Device
+from simulator.errors import CalibrationError, Fault, InputError
+from validate.measure import Job, measure
+from validate.samples import read_samples
+from validate.stopwatch import DeviceKind
+
+PARTIAL = 5  # exit code: something is missing, and is named
+CPU_RANKS = 2
+_SHOWN = 20  # faults of a file that are printed; the count of the rest follows
+
+
+def run(
+    *,
+    minutes: float,
+    out: Path,
+    device: str | None,
+    ranks: int | None,
+    threads: int | None,
+    resume: bool,
+    tiny: bool,
+) -> int:
+    """Measure this machine. Returns the exit code; raises InputError for what is refused."""
+    gpus = _count_gpus() if device != "cpu" else 0
+    if device == "cuda" and not gpus:
+        fault = Fault(place="--device cuda", problem="torch sees no GPU here", remedy="--device cpu")
+        raise InputError(fault)
+    kind: DeviceKind = "cuda" if gpus else "cpu"
+    count = _ranks(ranks, gpus)
+    out = _own_file(out)
+    each = threads or max(1, (os.cpu_count() or 1) // count)
+    job = Job(
+        out=out,
+        minutes=minutes,
+        device=kind,
+        num_ranks=count,
+        threads=each,
+        resume=resume,
+        tiny=tiny,
+    )
+    _say(f"{count} {'GPUs' if gpus else 'CPU processes'}, {minutes:g} minutes, samples to {out}")
+    outcome = measure(job, _say)
+    for problem in outcome.problems:
+        _say(f"not measured: {problem}")
+    _say(f"{outcome.verdict}: {outcome.num_samples} samples, {outcome.num_failures} failures in {out}")
+    return {"complete": ExitCode.OK, "interrupted": ExitCode.INTERRUPTED}.get(outcome.verdict, PARTIAL)
+
+
+def _ranks(asked: int | None, gpus: int) -> int:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    if asked and gpus and asked > gpus:
+        raise InputError(Fault(place="--ranks", problem=f"{asked} ranks on {gpus} GPUs", remedy=f"at most {gpus}"))
+    return asked or gpus or min(CPU_RANKS, os.cpu_count() or 1)
+
+
+def _own_file(out: Path) -> Path:
+    """Under torchrun every rank writes its own file: samples.jsonl, samples.rank1.jsonl, …"""
+    rank = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    return out.with_name(f"{out.stem}.rank{rank}{out.suffix}") if rank else out
+
+
+def _count_gpus() -> int:
+    """Asked in a process of its own: torch must not be loaded here, nor a CUDA context made."""
+    ask = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    try:
+        done = subprocess.run(  # noqa: S603  a fixed command
+            [sys.executable, "-c", ask], capture_output=True, text=True, timeout=120, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
+
+
+def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None) -> int:
+    """Fit `inputs` and write the files. Raises InputError with every reason where nothing can be fitted."""
+    from validate.fit import published  # noqa: PLC0415  scipy costs a second
+
+    if not out.resolve().parent.is_dir():
+        raise InputError(Fault(place=str(out), problem="its folder does not exist", remedy="make it first"))
+    kinds = {published.kind_of(path) for path in inputs}
+    if len(kinds) > 1:
+        problem = f"{', '.join(sorted(kinds))} cannot be fitted together"
+        raise CalibrationError(Fault(place="inputs", problem=problem, remedy="one kind of file a call"))
+    if kinds == {"samples"}:
+        return _fit_samples(inputs, out, device)
+    lines = published.fit_tables(inputs, out) if kinds == {"table"} else published.fit_logs(inputs, out, cluster)
+    for line in lines:
+        _say(line)
+    return ExitCode.OK
+
+
+def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None) -> int:
+    from validate.fit.machine import fit_machine, write_cluster, write_stack  # noqa: PLC0415
+
+    found = read_samples(inputs)
+    for fault in found.faults[:_SHOWN]:
+        _say(f"left out: {fault}")
+    if len(found.faults) > _SHOWN:
+        _say(f"left out: {len(found.faults) - _SHOWN} more")
+    name = out.name.removesuffix(SUFFIX).removesuffix(".json") or "machine"
+    result = fit_machine(found, name, Device.load(device) if device else None)
+    for line in (*result.report.lines, *(f"dropped: {d}" for d in result.report.dropped)):
+        _say(line)
+    for line in result.report.refused:
+        _say(f"refused: {line}")
+    result.calibration.save(out)
+    written = [out]
+    if result.cluster is not None and result.stack is not None:
+        written += [out.with_name(f"{name}.toml"), out.with_name(f"{name}.stack.toml")]
+        write_cluster(result.cluster, written[1])
+        write_stack(result.stack, written[2])
+    print("\n".join(map(str, written)))  # noqa: T201  the answer
+    return ExitCode.OK
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201  progress

@@ -1,0 +1,241 @@
+"""Fits of matrix products: GemmCurve's coefficients from products as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.calibration import GemmCurve, Quality
+from simulator.calibration.curves import MAX_SPLIT_K
+from simulator.calibration.datasheet import TILES, TYPICAL
+from simulator.device import Device
+from simulator.errors import CalibrationError, Fault
+from simulator.kernels import DTYPE_BYTES
+from validate.fit.robust import Array, Fitted, Start, bootstrap, fit, held, quantile, rounded, trimmed
+from validate.samples import Sample
+
+Mask = NDArray[np.bool_]
+Tiles = tuple[tuple[int, int], ...]
+
+# f0 in TFLOP, t0 in µs: so that all coefficients are of a size.
+STARTS = {
+    "e_burst": Start(0.82, 0.2, 1.0),
+    "e_sust": Start(0.70, 0.2, 1.0),
+    "f0": Start(1.5, 0.05, 50.0),
+    "bw_frac": Start(0.8, 0.3, 1.0),
+    "t0": Start(3.5, 0.5, 20.0),
+    "k_ramp": Start(120.0, 0.0, 600.0),
+    "p": Start(3.0, 1.2, 30.0),
+    "alpha": Start(0.2, 0.0, 0.6),
+    "tile_pen": Start(0.5, 0.0, 6.0),
+}
+_STORED = {"f0": "f0_tflop", "t0": "t0_us"}
+CPU_TILES: Tiles = ((16, 64),)  # a register block of one core: sides are rounded up to it, nothing waits for a wave
+MIN_SHAPES = 8
+MIN_FLOP_RANGE = 100.0
+MANY_SHAPES = 60  # enough to free the coefficients of waves and tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Measured products as columns."""
+
+    m: Array
+    n: Array
+    k: Array
+    time_s: Array
+
+    @property
+    def flop(self) -> Array:
+        return np.asarray(2 * self.m * self.n * self.k)
+
+    def where(self, keep: Mask) -> Products:
+        return Products(self.m[keep], self.n[keep], self.k[keep], self.time_s[keep])
+
+
+def seconds(
+    c: Mapping[str, float], p: Products, device: Device, *, peak: float, element: int, burst: bool, tiles: Tiles = TILES
+) -> Array:
+    """The curve of simulator.calibration.curves.GemmCurve on columns; a unit test holds the two equal."""
+    e: Array | float = c["e_sust"]
+    if burst:
+        e = c["e_sust"] + (c["e_burst"] - c["e_sust"]) / (1 + p.flop / (c["f0"] * 1e12))
+    sms = device.num_sms
+    best = np.full_like(p.m, np.inf)
+    for tm, tn in tiles:
+        waves = np.ceil(p.m / tm) * np.ceil(p.n / tn) / sms
+        whole = waves >= 1
+        split = np.where(whole, 1.0, np.minimum(MAX_SPLIT_K, np.floor(1 / np.minimum(waves, 1))))
+        waves = np.where(whole, (1 - c["alpha"]) * waves + c["alpha"] * np.ceil(waves), 1 / split)
+        area = tm * tn
+        cost = waves * area * (p.k + c["k_ramp"] * split) * (1 + 0.1 * c["tile_pen"] * (32768 / area - 1))
+        best = np.minimum(best, cost)
+    compute = 2 * best * sms / (peak * e) * c.get("factor", 1.0)
+    size = element * (p.m * p.k + p.k * p.n) + c.get("out_bytes", 2.0) * p.m * p.n
+    memory = size / (device.memory_bytes_per_s * c["bw_frac"])
+    high, low = np.maximum(compute, memory), np.minimum(compute, memory)
+    return np.asarray(high * (1 + (low / high) ** c["p"]) ** (1 / c["p"]) + c["t0"] * 1e-6)
+
+
+def products(samples: Iterable[Sample]) -> Products:
+    """Samples of products as columns."""
+    table = np.array([[float(s["m"]), float(s["n"]), float(s["k"]), s.time_s] for s in samples])
+    return Products(*table.reshape(-1, 4).T)
+
+
+@dataclass(frozen=True, slots=True)
+class GemmResult:
+    """A dtype's curve; `sigma`: how sure the time of all its products together is; `outliers`: samples left out."""
+
+    curve: GemmCurve
+    sigma: float
+    outliers: tuple[Sample, ...]
+    notes: tuple[str, ...]
+
+
+def fit_gemm(samples: Sequence[Sample], dtype: str, device: Device) -> GemmResult:
+    """One dtype: shape and burst speed from single calls, sustained speed from loops, a factor for each layout.
+
+    Raises CalibrationError where there are too few shapes.
+    """
+    mine = [s for s in samples if s["dtype"] == dtype]
+    bursts, loops = [s for s in mine if not s.sustained], [s for s in mine if s.sustained]
+    aligned = [s for s in bursts if not _odd(s)]
+    _refuse_few(aligned, dtype)
+    tiles = CPU_TILES if device.architecture == "cpu" else TILES
+    peak, element = device.peak(dtype), DTYPE_BYTES[dtype]
+    out_bytes = float(max(2, element))
+    columns, layouts = products(aligned), [str(s["layout"]) for s in aligned]
+
+    def curve(c: Mapping[str, float]) -> Array:
+        return seconds({**c, "out_bytes": out_bytes}, columns, device, peak=peak, element=element, burst=True, tiles=tiles)
+
+    starts = _starts(device, len({s.key for s in aligned}))
+    weights = _weights(aligned)
+    found, used = trimmed(curve, columns.time_s, starts, weights)
+    values = dict(found.values)
+    notes: list[str] = []
+    if loops:
+        values["e_sust"] = _sustained(values, products(loops), device, peak=peak, element=element)
+        notes.append(f"e_sust: {len(loops)} loops at the power limit")
+    elif device.architecture != "cpu":
+        notes.append("e_sust: asymptote of single calls; no loop was measured")
+    values["e_burst"] = max(values["e_burst"], values["e_sust"])
+    factors = _layout_factors(found.residuals, used, layouts)
+    resampled = bootstrap(curve, columns.time_s, starts, [s.key for s in aligned], 20)
+    quality = _quality(found, used, columns, layouts, factors, tuple(notes))
+    made = _curve(values, peak, tiles, factors, _misaligned(values, bursts, device, peak, element, out_bytes), quality)
+    total = [float(np.log(curve(v)[used]).mean()) for v in resampled]
+    sigma = float(np.hypot(np.std(total), quality.p50 or 0.0))
+    outliers = tuple(s for s, inside in zip(aligned, used, strict=True) if not inside)
+    return GemmResult(made, sigma, outliers, tuple(notes))
+
+
+def _refuse_few(samples: Sequence[Sample], dtype: str) -> None:
+    shapes = {(s["m"], s["n"], s["k"]) for s in samples}
+    flop = [2 * m * n * k for m, n, k in shapes]
+    if len(shapes) < MIN_SHAPES or max(flop) < MIN_FLOP_RANGE * min(flop):
+        span = f" over a factor of {max(flop) / min(flop):.0f} in FLOP" if flop else ""
+        remedy = f"at least {MIN_SHAPES} shapes over a factor of {MIN_FLOP_RANGE:.0f}"
+        problem = f"{len(shapes)} different shapes{span}"
+        raise CalibrationError(Fault(place=f"gemm {dtype}", problem=problem, remedy=remedy))
+
+
+def _odd(sample: Sample) -> bool:
+    strides = (sample["m"], sample["n"]) if sample["layout"] == "nt" else (sample["n"], sample["k"])
+    aligned = 16 // DTYPE_BYTES[sample["dtype"]]
+    return min(s & -s for s in strides) < aligned
+
+
+def _starts(device: Device, shapes: int) -> dict[str, Start]:
+    """What is free: on a CPU one speed, no waves; on a GPU waves and tiles only where there are many shapes."""
+    starts = dict(STARTS)
+    if device.architecture == "cpu":
+        starts |= {"e_sust": Start(0.8, 0.02, 1.0), "bw_frac": Start(0.5, 0.02, 1.0), "t0": Start(5.0, 0.2, 200.0)}
+        # one speed whatever the length of a call: f0 out of reach, so that the burst's never enters
+        return starts | {"f0": held(1e-9), "alpha": held(0.0), "tile_pen": held(0.0), "p": held(3.0), "e_burst": held(1.0)}
+    typical = TYPICAL[device.architecture]
+    if shapes < MANY_SHAPES:
+        starts |= {"alpha": held(typical.alpha), "tile_pen": held(0.5), "p": held(3.0)}
+    return starts
+
+
+def _weights(samples: Sequence[Sample]) -> Array:
+    """Calls that matter more weigh more: a fourth root of FLOP, and what was measured on several ranks counts once."""
+    flop = np.array([2.0 * s["m"] * s["n"] * s["k"] for s in samples])
+    return np.asarray((flop / flop.max()) ** 0.125)
+
+
+def _sustained(values: Mapping[str, float], loops: Products, device: Device, *, peak: float, element: int) -> float:
+    starts = {name: held(values[name]) for name in STARTS}
+    starts |= {"factor": held(1.0), "out_bytes": held(2.0), "e_sust": Start(values["e_sust"], 0.05, 1.0)}
+    found = fit(lambda c: seconds(c, loops, device, peak=peak, element=element, burst=False), loops.time_s, starts, None)
+    return found.values["e_sust"]
+
+
+def _layout_factors(residuals: Array, used: Mask, layouts: Sequence[str]) -> dict[str, float]:
+    """Time of each layout over the curve's: the median of what the fit leaves, where five samples say so."""
+    factors = {}
+    for name in ("tn", "nn", "nt"):
+        logs = [-float(r) for r, u, lay in zip(residuals, used, layouts, strict=True) if u and lay == name]
+        if len(logs) >= 5:
+            factors[name] = float(np.exp(np.median(logs)))
+    return factors
+
+
+def _misaligned(
+    values: Mapping[str, float], bursts: Sequence[Sample], device: Device, peak: float, element: int, out_bytes: float
+) -> float:
+    """Factor on products whose rows are odd; 1 where none was measured or it is no slower."""
+    odd = [s for s in bursts if _odd(s) and min((s["n"] & -s["n"]), (s["k"] & -s["k"])) == 1]
+    if len(odd) < 2 or device.architecture == "cpu":
+        return 1.0
+    columns = products(odd)
+    c = {**values, "out_bytes": out_bytes}
+    expected = seconds(c, columns, device, peak=peak, element=element, burst=True)
+    return max(1.0, float(np.median(columns.time_s / expected)))
+
+
+def _quality(
+    found: Fitted, used: Mask, p: Products, layouts: Sequence[str], factors: Mapping[str, float], notes: tuple[str, ...]
+) -> Quality:
+    """Residuals with the layouts' factors taken out, outliers left out."""
+    shifts = np.array([np.log(factors.get(lay, 1.0)) for lay in layouts])
+    left = (found.residuals + shifts)[used]
+    return Quality(
+        basis="measured",
+        num_samples=int(used.sum()),
+        p50=quantile(left, 0.5),
+        p95=quantile(left, 0.95),
+        standard_errors={_STORED.get(name, name): rounded(v, 2) for name, v in found.errors.items()},
+        measured_range={name: (float(getattr(p, name).min()), float(getattr(p, name).max())) for name in ("m", "n", "k")},
+        notes=notes,
+    )
+
+
+def _curve(
+    c: Mapping[str, float], peak: float, tiles: Tiles, factors: Mapping[str, float], misaligned: float, quality: Quality
+) -> GemmCurve:
+    """Coefficients as they are stored. Strides between odd and aligned are interpolated geometrically: a prior."""
+    powers = {"1": 1.0, "2": 2 / 3, "4": 1 / 3}
+    return GemmCurve.model_validate(
+        {
+            "peak_flop_per_s": peak,
+            "e_burst": rounded(max(c["e_burst"], c["e_sust"])),
+            "e_sust": rounded(c["e_sust"]),
+            "f0_flop": rounded(max(c["f0"], 1e-9) * 1e12),
+            "bw_frac": rounded(c["bw_frac"]),
+            "t0_s": rounded(c["t0"] * 1e-6),
+            "k_ramp": rounded(c["k_ramp"]),
+            "p": rounded(c["p"]),
+            "alpha": rounded(c["alpha"]),
+            "tile_pen": rounded(c["tile_pen"]),
+            "tiles": tiles,
+            "layout": {name: rounded(value) for name, value in factors.items()},
+            "misaligned": {key: rounded(misaligned**power, 3) for key, power in powers.items()} if misaligned > 1 else {},
+            "quality": quality,
+        }
+    )

@@ -1,0 +1,154 @@
+"""Fits of gloo's collectives on one machine: a mode for each kind, t = base + steps · hop + port bytes / speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.collective_curves import LinkCurves, Mode, PortCurves, Quality
+from simulator.collectives.volumes import KINDS, POINT_TO_POINT, Kind, volume
+from simulator.errors import CalibrationError
+from validate.fit.line import refuse_few
+from validate.fit.robust import Array, Start, bootstrap, held, rounded, spread, trimmed
+from validate.samples import Sample
+
+PORT = "loopback"
+# Beside a call of its own, gloo's threads and the program share the cores: what a call alone takes says little of less.
+_MID_BYTES, _LARGE_BYTES = 64 * 2**10, 64 * 2**20
+_DEFAULT_SHARE = 0.5  # of compute lost beside a collective where that was not measured: two threads on one core
+
+
+@dataclass(frozen=True, slots=True)
+class GlooResult:
+    """The machine's links, how sure their times are, what was left out and what was refused."""
+
+    links: LinkCurves | None
+    port_bytes_per_s: float
+    sigma: float
+    outliers: tuple[Sample, ...]
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    mode: Mode
+    speed: float  # port bytes a second
+    sigma: float
+    residuals: dict[str, list[float]]
+    sizes: tuple[float, float]
+    count: int
+
+
+def fit_gloo(samples: Sequence[Sample], source: str) -> GlooResult:
+    """Modes of every kind that was measured at enough sizes; the others take all-reduce's."""
+    found: dict[Kind, _Kind] = {}
+    outliers: list[Sample] = []
+    refused: list[str] = []
+    for kind in KINDS:
+        mine = [s for s in samples if s.kind == "collective" and s["op"] == kind and s["num_ranks"] > 1]
+        try:
+            if mine:
+                found[kind], left_out = _fit(kind, mine)
+                outliers += left_out
+        except CalibrationError as exc:
+            refused += [f"{fault.place}: {fault.problem} ({fault.remedy})" for fault in exc.faults]
+    if "all_reduce" not in found:
+        return GlooResult(None, 0.0, 0.0, tuple(outliers), tuple(refused))
+    best = max(one.speed for one in found.values())
+    share = _share(samples)
+    links = LinkCurves(
+        name="gloo",
+        library="gloo",
+        compute_share=rounded(share if share is not None else _DEFAULT_SHARE, 3),
+        ports=(_port(found, best, source),),
+    )
+    sigma = float(np.median([one.sigma for one in found.values()]))
+    return GlooResult(links, best, sigma, tuple(outliers), tuple(refused))
+
+
+def _fit(kind: Kind, samples: Sequence[Sample]) -> tuple[_Kind, list[Sample]]:
+    size = np.array([float(s["size_bytes"]) for s in samples])
+    refuse_few(size, f"gloo {kind}")
+    forms = [volume(kind, POINT_TO_POINT.get(kind, "ring"), int(s["num_ranks"]), 1) for s in samples]
+    moved = size * np.array([float(form.port) for form in forms])
+    steps = np.array([float(form.local_steps) for form in forms])
+    time = np.array([s.time_s for s in samples])
+    fastest = float(np.max(moved / time))
+    floor = 1e6 * float(np.median(time[size == size.min()]))
+    starts = {
+        "base": Start(floor, 1.0, 1e5),
+        "hop": Start(10.0, 0.0, 1e5) if len(set(steps)) > 1 else held(0.0),
+        "gb_per_s": Start(fastest / 1e9, fastest / 1e11, 10 * fastest / 1e9),
+    }
+
+    def curve(c: Mapping[str, float]) -> Array:
+        return np.asarray((c["base"] + c["hop"] * steps) * 1e-6 + moved / (c["gb_per_s"] * 1e9))
+
+    fitted, used = trimmed(curve, time, starts, np.where(size >= _MID_BYTES, 1.0, 0.7))
+    resampled = bootstrap(curve, time, starts, [s.key for s in samples], 20)
+    sigma = float(np.hypot(np.std([float(np.log(curve(v)[used]).mean()) for v in resampled]), spread(fitted.residuals)))
+    bands: dict[str, list[float]] = {}
+    for one, residual, inside in zip(size, fitted.residuals, used, strict=True):
+        if inside:
+            bands.setdefault(_band(float(one)), []).append(abs(float(residual)))
+    c = fitted.values
+    mode = Mode(efficiency=1.0, base_s=rounded(c["base"] * 1e-6), hop_s=rounded(c["hop"] * 1e-6))
+    left_out = [s for s, inside in zip(samples, used, strict=True) if not inside]
+    return _Kind(mode, c["gb_per_s"] * 1e9, sigma, bands, (float(size.min()), float(size.max())), int(used.sum())), left_out
+
+
+def _band(size: float) -> str:
+    return "small" if size < _MID_BYTES else "mid" if size < _LARGE_BYTES else "large"
+
+
+def _port(found: Mapping[Kind, _Kind], best: float, source: str) -> PortCurves:
+    """Efficiencies are of the fastest kind's speed: a loopback has no data sheet."""
+    modes: dict[str, Mode] = {}
+    for kind in KINDS:
+        one = found.get(kind, found["all_reduce"])
+        name = f"{POINT_TO_POINT.get(kind, 'ring')}/{kind}"
+        modes[name] = one.mode.model_copy(update={"efficiency": rounded(one.speed / best)})
+    modes["ring/simple"] = modes["ring/all_reduce"]
+    bands = {name: [r for one in found.values() for r in one.residuals.get(name, [])] for name in ("small", "mid", "large")}
+    every = [r for band in bands.values() for r in band]
+    numbers: dict[str, float] = {}
+    for name, residuals in bands.items():
+        for p in (50, 95):
+            numbers[f"{name}_p{p}"] = rounded(float(np.percentile(residuals or every, p)))
+    return PortCurves(
+        name=PORT,
+        family="host",
+        bytes_per_s=rounded(best),
+        num_channels=1,
+        modes=modes,
+        source=source,
+        machines={},
+        priors=tuple(f"{POINT_TO_POINT.get(k, 'ring')}/{k}" for k in KINDS if k not in found),
+        quality=Quality(
+            **numbers,
+            between_machines=0.0,
+            num_samples=sum(one.count for one in found.values()),
+            min_bytes=int(min(one.sizes[0] for one in found.values())),
+            max_bytes=int(max(one.sizes[1] for one in found.values())),
+        ),
+    )
+
+
+def _share(samples: Sequence[Sample]) -> float | None:
+    """Share of compute lost beside a collective: the pair took `both`, compute alone `work`, the collective alone `c`.
+
+    The engine slows compute by the share while the collective lasts: work done beside it is (1 − share) · c, so
+    both = c + work − (1 − share) · c, and share = (both − work) / c, at most 0.9 (the engine's limit).
+    """
+    cells: dict[tuple[object, ...], dict[str, float]] = {}
+    for s in samples:
+        if s.kind == "overlap":
+            cells.setdefault((s["op"], s["size_bytes"], s.rank), {})[s["what"]] = s.time_s
+    shares = [
+        (cell["both"] - cell["compute"]) / cell["collective"]
+        for cell in cells.values()
+        if {"both", "compute", "collective"} <= cell.keys()
+    ]
+    return min(0.9, max(0.0, float(np.median(shares)))) if shares else None

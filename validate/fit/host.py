@@ -1,0 +1,66 @@
+"""What the host costs on a CPU: time of an operator beyond its kernels, and of FSDP2's hooks around a collective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simulator.calibration import Calibration
+from simulator.device import Device
+from simulator.kernels import launches
+from simulator.model import Model
+from simulator.ops import build_blocks
+from simulator.plan import Plan
+from simulator.stack import Stack
+from validate.samples import Sample
+
+# The block of bench_compute.tiny_block: eight tokens, so that its arithmetic is nothing.
+_MODEL = {"name": "tiny block", "num_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 16, "vocab_size": 16}
+_TOKENS = 8
+_COLLECTIVES_PER_GROUP = 3  # two all-gathers and a reduce-scatter a step
+
+
+@dataclass(slots=True)
+class HostCosts:
+    """Seconds; None where nobody measured."""
+
+    launch_s: float | None = None
+    collective_s: float | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+
+
+def host_costs(samples: Sequence[Sample], device: Device, calibration: Calibration, stack: Stack) -> HostCosts:
+    """Of an eager block: what is left after its kernels' own times, over its launches as the simulator counts them."""
+    costs = HostCosts()
+    time = {p: [s.time_s for s in samples if s.kind == "eager_block" and s["phase"] == p] for p in ("forward", "backward")}
+    if all(time.values()):
+        kernel_s, count = _tiny_block(device, calibration, stack)
+        measured = sum(float(np.median(found)) for found in time.values())
+        costs.launch_s = max(0.0, (measured - kernel_s) / count)
+        costs.sources["host_launch_s"] = f"one eager block of {count} launches that is all overhead"
+    groups = [s for s in samples if s.kind == "fsdp2_group"]
+    if groups and calibration.links is not None:
+        wire_s = _small_collectives(calibration)
+        each = [(s.time_s - s["alone_s"]) / s["groups"] / _COLLECTIVES_PER_GROUP - wire_s for s in groups]
+        costs.collective_s = max(0.0, float(np.median(each)))
+        costs.sources["host_collective_s"] = "FSDP2 over blocks that are all overhead, less gloo's own latency"
+    return costs
+
+
+def _tiny_block(device: Device, calibration: Calibration, stack: Stack) -> tuple[float, int]:
+    """Kernel seconds and launches of the block, forward and backward."""
+    plan = Plan(seq_len=_TOKENS, precision="fp32", stack=stack.name)
+    layer = build_blocks(Model.model_validate(_MODEL), stack, plan).layer
+    kernels = [kernel for op in layer.ops for kernel in (*op.forward, *op.backward)]
+    timer = calibration.timer(device, stack.attention)
+    return timer.kernels_s(kernels), sum(map(launches, kernels))
+
+
+def _small_collectives(calibration: Calibration) -> float:
+    """Mean latency of the collectives that FSDP2 makes of a group: two all-gathers and a reduce-scatter."""
+    assert calibration.links is not None
+    port = calibration.links.ports[0]
+    gather, scatter = port.modes["ring/all_gather"].base_s, port.modes["ring/reduce_scatter"].base_s
+    return (2 * gather + scatter) / _COLLECTIVES_PER_GROUP

@@ -1,0 +1,175 @@
+"""nccl-tests' output as samples: the text tables, and `-J` JSON with times of single iterations.
+
+Text: `# Collective test starting: all_reduce_perf`, a header line that names the columns, then a row a size; the
+out-of-place time is taken (in place it is the same collective). Times are microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.errors import CalibrationError, Fault
+from validate.samples import Machine, Sample, SampleFile
+
+MAX_BYTES: Final = 64 * 2**20
+KINDS: Final = {
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "sendrecv": "send_recv",
+}
+_STARTING = re.compile(r"Collective test starting:\s*(\w+?)_perf")
+_RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+(\d+)", re.IGNORECASE)
+_VERSION = re.compile(r"nccl[- ]?(?:tests)?.*?headers[=:]?\s*(\d+)|NCCL version\s+([\d.]+)", re.IGNORECASE)
+_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\S+)\s+(-?\d+)\s+([\d.]+|nan|inf)\s+([\d.]+)\s+([\d.]+)")
+_BY_NAME = tuple(sorted(KINDS, key=len, reverse=True))
+
+
+def read_logs(paths: list[Path]) -> SampleFile:
+    """Samples of kind `collective` of every log. Raises CalibrationError where no row can be read."""
+    samples: list[Sample] = []
+    faults: list[Fault] = []
+    for path in paths:
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise OSError(f"larger than {MAX_BYTES} bytes")  # noqa: TRY301
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as exc:
+            faults.append(Fault(place=str(path), problem=f"cannot be read: {exc}"))
+            continue
+        reader = _json_rows if text.lstrip()[:1] == "{" else _text_rows
+        found = list(reader(text, path, faults))
+        samples += found
+        if not found and not any(f.place.startswith(str(path)) for f in faults):
+            faults.append(Fault(place=str(path), problem="no row of an nccl-tests table", remedy="its output, or -J's"))
+    if not samples:
+        raise CalibrationError(faults)
+    machine = Machine(id="log", line=0, facts={"device": "", "architecture": ""})
+    return SampleFile(machine=machine, samples=tuple(samples), failures=(), faults=tuple(faults), sha256={})
+
+
+def _text_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
+    """A log may hold several tests; ranks and hosts are those listed before the table."""
+    kind, ranks, hosts = _named(path.name), set[int](), set[str]()
+    fresh = True
+    for number, line in enumerate(text.splitlines(), 1):
+        place = f"{path}: line {number}"
+        if starting := _STARTING.search(line):
+            kind = KINDS.get(starting[1].lower(), "")
+        elif listed := _RANK.search(line):
+            if fresh:
+                ranks, hosts, fresh = set(), set(), False
+            ranks.add(int(listed[1]))
+            hosts.add(listed[2])
+        elif row := _ROW.match(line):
+            fresh = True
+            if not kind or not ranks:
+                what = "which collective this is" if not kind else "the ranks"
+                faults.append(Fault(place=place, problem=f"nothing before says {what}", remedy="the whole output"))
+                return
+            try:
+                time_s = float(row[6]) * 1e-6
+            except ValueError:
+                time_s = 0.0
+            if not 0 < time_s < 1e6:
+                if int(row[1]):
+                    faults.append(Fault(place=place, problem=f"time {row[6]} is not above 0"))
+                continue
+            yield _sample(kind, int(row[1]), time_s, len(ranks), len(hosts), number)
+
+
+def _json_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
+    """`-J`: results with sizes and times; where single iterations are listed, each is a sample of its own rank."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        faults.append(Fault(place=str(path), problem=f"not JSON: {exc}"))
+        return
+    if not isinstance(data, dict):
+        faults.append(Fault(place=str(path), problem="is not an object"))
+        return
+    kind = KINDS.get(str(data.get("collective_name") or data.get("collective") or "").lower().replace("_perf", ""), "")
+    kind = kind or _named(" ".join(map(str, _list(data.get("args"))))) or _named(path.name)
+    config = data.get("config") if isinstance(data.get("config"), dict) else data
+    hosts = {str(d.get("host") or d.get("hostname")) for d in _dicts(data.get("devices") or data.get("ranks"))}
+    ranks = _count(config, ("nranks", "num_ranks", "ranks")) or len(_dicts(data.get("devices") or data.get("ranks")))
+    if not kind or not ranks:
+        what = "the collective" if not kind else "the number of ranks"
+        faults.append(Fault(place=str(path), problem=f"does not name {what}"))
+        return
+    for index, row in enumerate(_dicts(data.get("results"))):
+        yield from _json_row(row, kind, ranks, max(1, len(hosts)), f"{path}: results[{index}]", index + 1, faults)
+
+
+def _json_row(
+    row: Mapping[str, Any], kind: str, ranks: int, nodes: int, place: str, number: int, faults: list[Fault]
+) -> Iterator[Sample]:
+    size = row.get("size")
+    timing = row.get("out_of_place") or row.get("out-of-place") or row.get("in_place")
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0 or not isinstance(timing, dict):
+        faults.append(Fault(place=place, problem="has no size and time"))
+        return
+    single = timing.get("iterations") or timing.get("iteration_times") or timing.get("per_iteration")
+    times = list(_single(single)) or [(0, timing.get("time"))]
+    for rank, time_us in times:
+        if isinstance(time_us, int | float) and not isinstance(time_us, bool) and 0 < time_us < 1e12:
+            yield _sample(kind, size, time_us * 1e-6, ranks, nodes, number, rank)
+        else:
+            faults.append(Fault(place=place, problem=f"time {time_us!r} is not above 0"))
+
+
+def _single(value: object) -> Iterator[tuple[int, object]]:
+    """(rank, µs) of single iterations: a list, or a list for each rank."""
+    if isinstance(value, list):
+        for index, one in enumerate(value):
+            if isinstance(one, list):
+                yield from ((index, time) for time in one)
+            elif isinstance(one, dict):
+                yield int(one.get("rank", 0)), one.get("time")
+            else:
+                yield 0, one
+
+
+def _sample(kind: str, size: int, time_s: float, ranks: int, nodes: int, line: int, rank: int = 0) -> Sample:
+    shape = {"op": kind, "size_bytes": size, "num_ranks": ranks, "num_nodes": nodes}
+    return Sample(
+        kind="collective",
+        time_s=time_s,
+        p10_s=None,
+        p90_s=None,
+        reps=1,
+        sustained=False,
+        rank=rank,
+        host="",
+        machine="log",
+        line=line,
+        shape=shape,
+    )
+
+
+def _named(text: str) -> str:
+    return next((KINDS[name] for name in _BY_NAME if name in text.lower()), "")
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in _list(value) if isinstance(one, dict)]
+
+
+def _count(data: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    found = [data[n] for n in names if isinstance(data.get(n), int) and not isinstance(data.get(n), bool)]
+    return int(found[0]) if found else 0
