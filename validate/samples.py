@@ -103,7 +103,7 @@ class Sample:
 
 
 # Numbers that kinds report beside their time; they do not tell two measurements apart.
-_MEASURED = frozenset({"first_half_s", "time_with_sync_s", "flop", "flop_forward", "ideal_bytes", "alone_s", "order"})
+_MEASURED = frozenset({"first_half_s", "time_with_sync_s", "flop", "flop_forward", "ideal_bytes", "alone_s", "iteration"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

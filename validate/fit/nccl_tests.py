@@ -31,7 +31,6 @@ KINDS: Final = {
 }
 _STARTING = re.compile(r"Collective test starting:\s*(\w+?)_perf")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device\s+(\d+)", re.IGNORECASE)
-_VERSION = re.compile(r"nccl[- ]?(?:tests)?.*?headers[=:]?\s*(\d+)|NCCL version\s+([\d.]+)", re.IGNORECASE)
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\S+)\s+(-?\d+)\s+([\d.]+|nan|inf)\s+([\d.]+)\s+([\d.]+)")
 _BY_NAME = tuple(sorted(KINDS, key=len, reverse=True))
 
@@ -90,59 +89,62 @@ def _text_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
 
 
 def _json_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
-    """`-J`: results with sizes and times; where single iterations are listed, each is a sample of its own rank."""
+    """`-J`, version 1 and 2 of its format: config.devices says who took part, results holds a row a size.
+
+    A process may own several ranks and lists the first only, so ranks are devices × nthreads × ngpus.
+    """
+    data = _object(text, path, faults)
+    if data is None:
+        return
+    config = data["config"] if isinstance(data.get("config"), dict) else {}
+    devices = _dicts(config.get("devices"))
+    ranks = len(devices) * _whole(config.get("nthreads")) * _whole(config.get("ngpus"))
+    hosts = {str(d.get("hostname")) for d in devices}
+    program = next(iter(_list(data.get("args"))), "")
+    if not ranks:
+        faults.append(Fault(place=str(path), problem="config.devices names no device", remedy="nccl-tests -J"))
+        return
+    for index, row in enumerate(_dicts(data.get("results"))):
+        place = f"{path}: results[{index}]"
+        kind = _named(str(row.get("experiment_name", ""))) or _named(str(program).rpartition("/")[2]) or _named(path.name)
+        size = row.get("size")
+        if not kind or not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+            faults.append(Fault(place=place, problem="does not name its collective and size"))
+            continue
+        for iteration, time_us in enumerate(_times_us(row)):
+            if isinstance(time_us, int | float) and not isinstance(time_us, bool) and 0 < time_us < 1e12:
+                yield _sample(kind, size, time_us * 1e-6, ranks, len(hosts), index + 1, iteration)
+            else:
+                faults.append(Fault(place=place, problem=f"time {time_us!r} is not above 0"))
+
+
+def _object(text: str, path: Path, faults: list[Fault]) -> dict[str, Any] | None:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as exc:
         faults.append(Fault(place=str(path), problem=f"not JSON: {exc}"))
-        return
-    if not isinstance(data, dict):
-        faults.append(Fault(place=str(path), problem="is not an object"))
-        return
-    kind = KINDS.get(str(data.get("collective_name") or data.get("collective") or "").lower().replace("_perf", ""), "")
-    kind = kind or _named(" ".join(map(str, _list(data.get("args"))))) or _named(path.name)
-    config = data.get("config") if isinstance(data.get("config"), dict) else data
-    hosts = {str(d.get("host") or d.get("hostname")) for d in _dicts(data.get("devices") or data.get("ranks"))}
-    ranks = _count(config, ("nranks", "num_ranks", "ranks")) or len(_dicts(data.get("devices") or data.get("ranks")))
-    if not kind or not ranks:
-        what = "the collective" if not kind else "the number of ranks"
-        faults.append(Fault(place=str(path), problem=f"does not name {what}"))
-        return
-    for index, row in enumerate(_dicts(data.get("results"))):
-        yield from _json_row(row, kind, ranks, max(1, len(hosts)), f"{path}: results[{index}]", index + 1, faults)
+        return None
+    return data if isinstance(data, dict) else None
 
 
-def _json_row(
-    row: Mapping[str, Any], kind: str, ranks: int, nodes: int, place: str, number: int, faults: list[Fault]
-) -> Iterator[Sample]:
-    size = row.get("size")
-    timing = row.get("out_of_place") or row.get("out-of-place") or row.get("in_place")
-    if not isinstance(size, int) or isinstance(size, bool) or size <= 0 or not isinstance(timing, dict):
-        faults.append(Fault(place=place, problem="has no size and time"))
-        return
-    single = timing.get("iterations") or timing.get("iteration_times") or timing.get("per_iteration")
-    times = list(_single(single)) or [(0, timing.get("time"))]
-    for rank, time_us in times:
-        if isinstance(time_us, int | float) and not isinstance(time_us, bool) and 0 < time_us < 1e12:
-            yield _sample(kind, size, time_us * 1e-6, ranks, nodes, number, rank)
-        else:
-            faults.append(Fault(place=place, problem=f"time {time_us!r} is not above 0"))
+def _times_us(row: Mapping[str, Any]) -> list[object]:
+    """Single iterations where they are listed, each the quickest process's: the others waited for a late one."""
+    for way in ("out_of_place", "in_place"):
+        single = row.get(f"{way}_per_iter")
+        if isinstance(single, dict):
+            every = [p for p in _list(single.get("per_process_max_times_us")) if isinstance(p, list)]
+            if every and all(isinstance(t, int | float) for p in every for t in p):
+                return [min(times) for times in zip(*every, strict=False)]
+            if _list(single.get("times_us")):
+                return _list(single.get("times_us"))
+        whole = row.get(way)
+        if isinstance(whole, dict):
+            return [whole.get("time", whole.get("cpu_time"))]
+    return [None]
 
 
-def _single(value: object) -> Iterator[tuple[int, object]]:
-    """(rank, µs) of single iterations: a list, or a list for each rank."""
-    if isinstance(value, list):
-        for index, one in enumerate(value):
-            if isinstance(one, list):
-                yield from ((index, time) for time in one)
-            elif isinstance(one, dict):
-                yield int(one.get("rank", 0)), one.get("time")
-            else:
-                yield 0, one
-
-
-def _sample(kind: str, size: int, time_s: float, ranks: int, nodes: int, line: int, rank: int = 0) -> Sample:
-    shape = {"op": kind, "size_bytes": size, "num_ranks": ranks, "num_nodes": nodes}
+def _sample(kind: str, size: int, time_s: float, ranks: int, nodes: int, line: int, iteration: int = 0) -> Sample:
+    shape = {"op": kind, "size_bytes": size, "num_ranks": ranks, "num_nodes": nodes, "iteration": iteration}
     return Sample(
         kind="collective",
         time_s=time_s,
@@ -150,7 +152,7 @@ def _sample(kind: str, size: int, time_s: float, ranks: int, nodes: int, line: i
         p90_s=None,
         reps=1,
         sustained=False,
-        rank=rank,
+        rank=0,
         host="",
         machine="log",
         line=line,
@@ -170,6 +172,5 @@ def _dicts(value: object) -> list[dict[str, Any]]:
     return [one for one in _list(value) if isinstance(one, dict)]
 
 
-def _count(data: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    found = [data[n] for n in names if isinstance(data.get(n), int) and not isinstance(data.get(n), bool)]
-    return int(found[0]) if found else 0
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1

@@ -5,15 +5,12 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from simulator.collectives.cost import Call, Links, Placement
 from simulator.collectives.volumes import Kind
 
-HERE = Path(__file__).resolve().parent
-SUBSET = HERE / "measured" / "collectives.csv.gz"
 MIN_BYTES, MID_BYTES, LARGE_BYTES = 1024, 64 * 2**10, 64 * 2**20
 
 KINDS: dict[str, Kind] = {
@@ -59,7 +56,7 @@ NETWORKS: tuple[tuple[str, str, int, float], ...] = (
     ("p5en.48xlarge", "efa", 16, 400e9),
     ("P6-B200", "efa", 8, 400e9),
     ("TCPXO", "ethernet", 8, 200e9),  # GPUDirect-TCPXO over 8 × 200 Gb/s Ethernet
-    ("A3 High TCPX", "ethernet", 4, 100e9),
+    ("A3 High TCPX", "tcpx", 4, 100e9),  # GPUDirect-TCPX: through the host's TCP stack
     ("OCI BM.GPU.H100.8", "roce", 8, 400e9),
     ("OCI BM.GPU.B4.8", "roce", 8, 200e9),
     ("A3 Ultra", "roce", 8, 400e9),
@@ -175,14 +172,3 @@ def to_sample(row: dict[str, str]) -> Sample:
 def band(size_bytes: int) -> str:
     """The three bands that quality is reported in."""
     return "small" if size_bytes < MID_BYTES else "mid" if size_bytes < LARGE_BYTES else "large"
-
-
-def cut(table: Path) -> None:
-    """Write the rows that the fit uses, all columns, reproducibly compressed; say what was left out and why."""
-    rows = read_rows(table)
-    print(Counter(usable(row) or "used" for row in rows).most_common())
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row for row in rows if not usable(row))
-    SUBSET.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))

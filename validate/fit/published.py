@@ -1,0 +1,139 @@
+"""Fits that are not of one machine's samples: nccl-tests logs of a cluster, and tables of published sweeps."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simulator.calibration import Calibration
+from simulator.calibration.document import SUFFIX
+from simulator.collective_curves import LinkCurves, default_curves, family_of
+from simulator.collectives.cost import Call, Links, Placement, checked_kind
+from simulator.errors import CalibrationError, Fault
+from simulator.topology import Cluster
+from validate.fit.line import refuse_few
+from validate.fit.nccl import NETWORK_PRIORS, PORTS, entry, errors, fit_all, fit_network, fit_port, table_rows
+from validate.fit.nccl_tests import read_logs
+from validate.fit.robust import kept
+from validate.fit.sweeps import Sample, read_rows, to_sample, usable
+from validate.samples import SampleFile
+
+if TYPE_CHECKING:
+    from validate.fit.nccl import Array
+
+_TABLE_COLUMNS = ("collective", "n_gpus", "n_nodes", "size_bytes", "time_us")
+_HEAD_BYTES = 4096
+
+
+def kind_of(path: Path) -> str:
+    """samples, log or table, by the file's name and its first bytes. Raises CalibrationError if it cannot be read."""
+    try:
+        with path.open("rb") as raw:
+            head = raw.read(2)
+        with gzip.open(path) if head == b"\x1f\x8b" else path.open("rb") as file:
+            text = file.read(_HEAD_BYTES).decode("utf-8", "replace").lstrip()
+    except (OSError, EOFError) as exc:
+        raise CalibrationError(Fault(place=str(path), problem=f"cannot be read: {exc}")) from None
+    if all(column in text.partition("\n")[0] for column in _TABLE_COLUMNS):
+        return "table"
+    if ".jsonl" in path.name or '"kind"' in text.partition("\n")[0]:
+        return "samples"
+    return "log"
+
+
+def fit_tables(paths: Sequence[Path], out: Path) -> list[str]:
+    """Links of every port and network that the tables measure, as `topologies/calibrations/links` ships them."""
+    rows = [row for path in paths for row in read_rows(path)]
+    reasons = Counter(reason for row in rows if (reason := usable(row)))
+    samples = [to_sample(row) for row in rows if not usable(row)]
+    if not samples:
+        raise CalibrationError(Fault(place=", ".join(map(str, paths)), problem="no usable row", remedy=str(reasons)))
+    ports, networks, _, _ = fit_all(samples)
+    provenance = {
+        "recipe": "shardwise calibrate fit " + " ".join(path.name for path in paths),
+        "sha256": " ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths),
+    }
+    content = {"name": out.name.removesuffix(SUFFIX), "ports": ports, "networks": networks, "provenance": provenance}
+    out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    lines = [f"left out: {count} rows: {reason}" for reason, count in reasons.most_common()]
+    lines += [f"{item['name']}: {item['quality']}" for item in (*ports, *networks)]
+    return [*lines, str(out)]
+
+
+def fit_logs(paths: Sequence[Path], out: Path, cluster_name: str | None) -> list[str]:
+    """The cluster's own calibration with its links fitted on its own logs; what they do not show stays as shipped."""
+    if cluster_name is None:
+        problem, remedy = "nccl-tests logs do not say what the links are", "--cluster NAME|FILE"
+        raise CalibrationError(Fault(place="inputs", problem=problem, remedy=remedy))
+    cluster, found = Cluster.load(cluster_name), read_logs(list(paths))
+    lines = [f"left out: {fault}" for fault in found.faults]
+    samples = _calls(found, cluster)
+    shipped = default_curves()
+    data = shipped.model_dump(mode="json")
+    near = [s for s in samples if not s.network]
+    far = [s for s in samples if s.network]
+    date = ", ".join(path.name for path in paths)
+    tables = table_rows(shipped)
+    kind = samples[0].call.links.port_kind
+    if near:
+        part, dropped = _trimmed(near, kind)
+        lines += dropped
+        tables[kind] = fit_port(part, kind)
+        made = entry(kind, tables[kind], part, errors(part, tables[kind]), {})
+        family, speed, channels, nvls, _ = PORTS[kind]
+        own = {"family": family, "bytes_per_s": speed, "num_channels": channels, "num_nvls_channels": nvls}
+        data["ports"] = [made | own | {"source": date}, *(p for p in data["ports"] if p["name"] != kind)]
+        lines.append(f"{kind}: {made['quality']}")
+    if far:
+        name = far[0].network
+        table = fit_network(far, name, tables)
+        made = entry(name, table, far, errors(far, table, tables), {})
+        kinds = next((n["kinds"] for n in data["networks"] if n["name"] == name), [name])
+        others = [n for n in data["networks"] if n["name"] != name]
+        data["networks"] = [made | {"kinds": kinds, "source": date}, *others]
+        lines.append(f"{name}: {made['quality']}")
+    data |= {"name": cluster.name, "provenance": {"recipe": f"shardwise calibrate fit {date} --cluster {cluster.name}"}}
+    links = LinkCurves.model_validate_json(json.dumps(data))
+    Calibration.for_device(cluster.device).model_copy(update={"links": links}).save(out)
+    return [*lines, str(out)]
+
+
+def _calls(found: SampleFile, cluster: Cluster) -> list[Sample]:
+    """Log rows as the simulator's calls on this cluster. Raises CalibrationError where they cannot have run there."""
+    links, samples = Links.of(cluster), []
+    if links.port_kind not in PORTS:
+        problem = f"no prior for ports of kind {links.port_kind}"
+        raise CalibrationError(Fault(place=cluster.name, problem=problem, remedy=f"one of {', '.join(PORTS)}"))
+    for s in found.samples:
+        nodes, ranks = int(s["num_nodes"]), int(s["num_ranks"])
+        local = -(-ranks // nodes)
+        if local > links.gpus_per_node or (nodes > 1 and not links.num_nics):
+            problem = f"{ranks} ranks on {nodes} nodes do not fit {cluster.name}"
+            raise CalibrationError(Fault(place=f"line {s.line}", problem=problem, remedy="--cluster of the log"))
+        call = Call(checked_kind(s["op"]), int(s["size_bytes"]), Placement(ranks, nodes, local), links, "", ())
+        network = "" if nodes == 1 else _network(links.network_kind)
+        samples.append(Sample("log", call, network, s.time_s))
+    for network in {s.network for s in samples}:
+        sizes = np.array([float(s.call.size_bytes) for s in samples if s.network == network])
+        refuse_few(sizes, network or f"{links.port_kind} ({family_of(links.port_kind)})")
+    return samples
+
+
+def _network(kind: str) -> str:
+    return kind if kind in NETWORK_PRIORS else "infiniband"
+
+
+def _trimmed(samples: Sequence[Sample], port: str) -> tuple[list[Sample], list[str]]:
+    """Single iterations that were disturbed are dropped and counted."""
+    log: Array = errors(samples, fit_port(samples, port))
+    use = kept(log)
+    part = [s for s, inside in zip(samples, use, strict=True) if inside]
+    dropped = len(samples) - len(part)
+    return part, [f"dropped: {dropped} of {len(samples)} times far from the others"] if dropped else []
