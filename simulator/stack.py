@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from simulator.errors import Fault, StackError
 from simulator.schema import Strict, nearest, read_toml
-from simulator.units import Seconds
+from simulator.units import Bytes, Seconds
 
 # Numbers that were measured or fitted: a file that sets one must say where it comes from.
 _COEFFICIENTS = (
@@ -47,6 +47,10 @@ class AttentionBackend(Strict):
     # Achieved speed over the calibrated curve, by architecture: the kernel's version and tuning in this stack
     speed_factor: dict[str, float] = {}
 
+    def states_speed(self, direction: str) -> bool:
+        """The stack brings its own speeds of this direction instead of the calibration's curves."""
+        return bool(self.forward_efficiency if direction == "forward" else self.backward_efficiency)
+
 
 class Stack(Strict):
     """A software stack: framework, kernels and habits. Every coefficient names its source in `sources`."""
@@ -72,6 +76,8 @@ class Stack(Strict):
     nccl: str = ""
     # Share of collectives that the framework leaves exposed whatever the schedule would allow (1 = no overlap at all)
     overlap: bool = True
+    # Gradients' all-reduces between replicas are joined until they hold this much (XLA's combiner); 0: one a unit
+    all_reduce_combine: Bytes = Field(ge=0, default=0)
     # Speed of products inside real steps over their sustained speed alone: by architecture ("hopper"), or for one dtype on
     # it ("hopper_fp8": a framework may ask for slower, exacter accumulation); IN_STEP where none is given
     gemm_factor: dict[str, Annotated[float, Field(gt=0)]] = {}

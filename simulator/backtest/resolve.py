@@ -9,7 +9,7 @@ from functools import cache
 from math import ceil, prod
 from typing import Any
 
-from simulator.backtest.rules import FrameworkRule, family_fields, framework_rule, network_bytes_per_s
+from simulator.backtest.rules import FrameworkRule, family_fields, framework_rule, machine, network_bytes_per_s
 from simulator.errors import ModelError, PlanError
 from simulator.model import Model
 from simulator.plan import Plan
@@ -60,7 +60,11 @@ def resolve(row: RunRow) -> Run:
     if reasons:
         raise RefusedError(*reasons)
     num_devices = row.n_gpus or 0
-    cluster = _cluster(row.gpu, num_devices, row.gpus_per_node, network_bytes_per_s(row))
+    preset = machine(row)
+    if preset is None:
+        cluster = _cluster(row.gpu, num_devices, row.gpus_per_node, network_bytes_per_s(row))
+    else:
+        cluster = _preset(preset, num_devices)
     micro_batches, plan = _plan(row, rule, cluster)
     return Run(
         row=row,
@@ -79,6 +83,12 @@ _stack = cache(Stack.load)
 @cache
 def _cluster(gpu: str, num_devices: int, gpus_per_node: int | None, bytes_per_s: float | None) -> Cluster:
     return Cluster.synthesise(gpu, num_devices, gpus_per_node, inter_bytes_per_s_per_node=bytes_per_s)
+
+
+@cache
+def _preset(name: str, num_devices: int) -> Cluster:
+    cluster = Cluster.load(name)
+    return cluster.with_nodes(ceil(num_devices / cluster.gpus_per_node))
 
 
 def _inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
@@ -146,7 +156,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "stack": rule.stack(compiled=row.compile == "y"),
         **_sharding(row, rule, ranks, cluster.gpus_per_node),
         **_recompute(row, rule),
-        **_reduce_dtype(row),
+        **_reduce_dtype(row, rule),
     }
     plan = Plan.parse(fields, f"line {row.line}", PlanError)
     plan.check(f"line {row.line}")
@@ -170,6 +180,8 @@ def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> di
 def _recompute(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
     """act_ckpt in the plan's words. Megatron's `selective` recomputes the attention core, which a fused kernel does."""
     word = row.act_ckpt or rule.recompute
+    if word == "products":
+        return {"recompute": "selective"}
     if word != "selective":
         return {"recompute": word}
     if _EVERY_SECOND_BLOCK.search(row.notes):
@@ -181,7 +193,7 @@ def _recompute(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
     return {"recompute": "selective"}
 
 
-def _reduce_dtype(row: RunRow) -> dict[str, Any]:
+def _reduce_dtype(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
     found = (dtype for flag, dtype in _REDUCE_DTYPES.items() if flag in row.notes)
-    dtype = next(found, None)
+    dtype = next(found, rule.reduce_dtype)
     return {} if dtype is None else {"reduce_dtype": dtype}

@@ -25,6 +25,8 @@ class FrameworkRule:
     eager, compiled: stack names, chosen by the `compile` column (blank: eager).
     sharded, replicated: whose implementation plays FSDP words (fsdp_full, hsdp, zero2, zero3) and ddp / zero1.
     sharding, recompute: what a blank zero_or_fsdp or act_ckpt means; None refuses the row.
+        "products" keeps products and attention whatever a table's "selective" means for the framework.
+    reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
     flop_convention: what the framework's own TFLOP/s count; None refuses rows measured so.
     """
 
@@ -35,7 +37,8 @@ class FrameworkRule:
     sharded: DataParallel = "fsdp2"
     replicated: DataParallel | None = None
     sharding: str | None = None
-    recompute: Literal["none", "full"] | None = None
+    recompute: Literal["none", "full", "products"] | None = None
+    reduce_dtype: Literal["bf16"] | None = None
     optimizer_impl: OptimizerImpl = "fused"
     flop_convention: FlopConvention | None = None
 
@@ -108,7 +111,10 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         pattern=r"maxtext",
         eager="maxtext-2024",
         compiled="maxtext-2024",
-        recompute="none",
+        # configs/models/gpu/llama2_7b.yml: remat_policy minimal_flash keeps products and attention
+        recompute="products",
+        # the partial sums of a product are reduced in its own dtype, before the cast to the weights' fp32
+        reduce_dtype="bf16",
         flop_convention="full_attention",
     ),
     FrameworkRule(
@@ -135,14 +141,18 @@ def framework_rule(row: RunRow) -> FrameworkRule:
     return next(rule for rule in FRAMEWORKS if rule.matches(row))
 
 
-# Networks that the notes name by their machine: bits a second and node, one way, in Gb/s.
-NETWORKS: tuple[tuple[str, float], ...] = ((r"\bA3 VM", 800.0),)  # A3 High: four 200 Gb/s cards for eight GPUs
+# Machines that the notes name, and the preset cluster each is.
+MACHINES: tuple[tuple[str, str], ...] = ((r"\bA3 VM", "gcp-a3-high"),)
+
+
+def machine(row: RunRow) -> str | None:
+    """The preset cluster that a row's notes name, if any."""
+    return next((preset for pattern, preset in MACHINES if re.search(pattern, row.notes)), None)
 
 
 def network_bytes_per_s(row: RunRow) -> float | None:
-    """What a node sends one way: the row's own figure, or its machine's; None leaves it to the GPU's usual host."""
-    noted = (gbps for pattern, gbps in NETWORKS if re.search(pattern, row.notes))
-    gbps = row.inter_link_gbps_per_node if row.inter_link_gbps_per_node is not None else next(noted, None)
+    """What a node sends one way, if the row says so; None leaves it to the GPU's usual host."""
+    gbps = row.inter_link_gbps_per_node
     return None if gbps is None else gbps * 1e9 / 8
 
 

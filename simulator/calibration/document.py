@@ -160,6 +160,8 @@ class Calibration(Strict):
             why = quality.outside(num_bytes=kernel.num_bytes) if quality else None
         elif isinstance(kernel, Gemm):
             return self._extrapolated_gemm(kernel)
+        elif backend is not None and backend.states_speed(kernel.direction):
+            return f"attention {kernel.direction}: the stack's own efficiency"
         else:
             quality = self.attention_curve(kernel.direction, backend).quality
             what = f"attention {kernel.direction}"

@@ -50,6 +50,15 @@ class Builder:
         self._last_collective: int | None = None
         self._last_compute: int | None = None
         self._held: list[int | None] = []
+        self._pending_bytes = 0
+
+    def combined(self, size_bytes: int, *, last: bool) -> int:
+        """Bytes to all-reduce now: those of joined units, once they reach the stack's threshold; else 0."""
+        self._pending_bytes += size_bytes
+        if self._pending_bytes < self._fabric.stack.all_reduce_combine and not last:
+            return 0
+        ready, self._pending_bytes = self._pending_bytes, 0
+        return ready
 
     def hold(self, op: int | None) -> None:
         """The next joining compute op waits for `op`, whatever else it waits for."""

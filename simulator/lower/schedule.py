@@ -138,35 +138,39 @@ def _reduce(build: Builder, unit: Unit, index: int, after: int) -> int | None:
 
 
 def _all_reduce(build: Builder, unit: Unit, index: int, after: int) -> int | None:
-    return build.collective(
-        f"all-reduce {unit.name} mb{index}",
-        "all_reduce",
-        "replicate",
-        unit.comm.all_reduce_bytes,
-        after,
-        count=unit.comm.num_buckets,
-    )
+    """Between replicas: at once, or joined with the units before it until they hold enough (the last unit has all)."""
+    size = build.combined(unit.comm.all_reduce_bytes, last=unit.name == "embedding")
+    label, count = f"all-reduce {unit.name} mb{index}", unit.comm.num_buckets
+    return build.collective(label, "all_reduce", "replicate", size, after, count=count)
 
 
 def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
     """DDP and ZeRO-1/2: every rank holds the parameters; gradients are reduced as they appear.
 
-    Parameters that the optimizer updates in shards travel back before their next use: at the start of the step shown,
-    as in a steady run.
+    Parameters that the optimizer updates in shards travel back: Megatron gathers each before its next use, so the step
+    shown begins with those gathers, as in a steady run; DeepSpeed and torch's ZeRO-1 gather them inside optimizer.step().
     """
     last: list[int | None] = []
+    late = step.plan.implementation != "megatron"
     for index in range(num_micro_batches):
         for unit in step.units:
-            if index == 0:
-                gather = build.collective(
-                    f"all-gather {unit.name}", "all_gather", "shard", unit.comm.parameter_gather_bytes
-                )
-                if gather is not None:
-                    build.compute(f"copy-out {unit.name}", unit.gather_forward, gather)
+            if index == 0 and not late:
+                _gather_updated(build, unit)
             _forward(build, step, unit, index)
         sync = step.plan.syncs_every_micro_batch or index == num_micro_batches - 1
         for unit in reversed(step.units):
             computed = _backward(build, step, unit, index)
             if sync:
                 last.append(_reduce(build, unit, index, computed))
-    build.compute("optimizer", step.optimizer, *last)
+    done = build.compute("optimizer", step.optimizer, *last)
+    if late:
+        for unit in step.units:
+            _gather_updated(build, unit, done)
+
+
+def _gather_updated(build: Builder, unit: Unit, *after: int) -> None:
+    gather = build.collective(
+        f"all-gather {unit.name}", "all_gather", "shard", unit.comm.parameter_gather_bytes, *after
+    )
+    if gather is not None:
+        build.compute(f"copy-out {unit.name}", unit.gather_forward, gather)

@@ -14,7 +14,7 @@ IntraKind = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "xgmi", "pcie3",
 Shape = Literal["switch", "mesh", "cube_mesh", "pairs", "pcie"]
 MAX_NODES: Final = 65536
 
-InterKind = Literal["infiniband", "roce", "efa", "ethernet", "omnipath", "slingshot"]
+InterKind = Literal["infiniband", "roce", "efa", "ethernet", "tcpx", "omnipath", "slingshot"]
 
 
 class Edge(Strict):

@@ -26,7 +26,7 @@ MODEL = Model(
     positions="rope",
     vocab_size=4096,
 )
-STACKS = ("torch-2.6-eager", "torchtitan-2024-compiled", "maxtext-2024")
+STACKS = ("torch-2.6-eager", "torchtitan-2024-compiled", "maxtext-2024", "megatron-core-2025-exposed")
 # (data_parallel, zero, dp_replicate, dp_shard) on 16 devices
 LAYOUTS = (
     ("ddp", 0, 16, 1),

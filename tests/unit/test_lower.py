@@ -95,7 +95,7 @@ def test_backward_prefetches_one_unit() -> None:
 
 def test_a_checkpointed_block_pays_for_its_forward_again() -> None:
     plain = lowered(Plan(dp_shard=8, seq_len=2048)).step.units[1]
-    full = lowered(Plan(dp_shard=8, seq_len=2048, recompute="full"), stack="internevo-2024").step.units[1]
+    full = lowered(Plan(dp_shard=8, seq_len=2048, recompute="full"), stack="deepspeed-0.14").step.units[1]
     assert "recompute" not in dict(plain.backward.parts)
     # that stack's checkpoint is re-entrant: the whole forward runs again
     assert dict(full.backward.parts)["recompute"] == pytest.approx(full.work.forward.duration_s, rel=0.02)
@@ -107,7 +107,7 @@ def test_every_kth_block_is_checkpointed() -> None:
 
 
 def test_without_overlap_everything_runs_one_after_another() -> None:
-    lowering = lowered(Plan(dp_shard=8, seq_len=2048), stack="maxtext-2024")
+    lowering = lowered(Plan(dp_shard=8, seq_len=2048), stack="megatron-core-2025-exposed")
     program = lowering.program(1)
     collectives = sum(collective_s(op, program) for op in program.ops if isinstance(op, Collective))
     played = play(lowering)
