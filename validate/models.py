@@ -268,7 +268,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
 
 
 def _rope_tables(model: Model, seq_len: int) -> tuple[Tensor | None, Tensor | None]:
-    """cos and sin of position times frequency, fp32 [s, rotated channels]; None without rotary positions."""
+    """Cosines and sines of position times frequency, fp32 [s, rotated channels]; None without rotary positions."""
     if model.positions != "rope":
         return None, None
     width = int(model.head_dim * model.rotary_fraction)

@@ -44,9 +44,7 @@ def style_of(model: Model, plan: Plan, stack: Stack, *, direct_flash: bool = Fal
     """How the modules of a plan are written."""
     setting = Setting(model=model, stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
     dtype = DTYPES[plan.master_dtype]
-    return Style(
-        stack=stack, dtype=dtype, seq_len=plan.seq_len, expand_kv=setting.expand_kv, direct_flash=direct_flash
-    )
+    return Style(stack=stack, dtype=dtype, seq_len=plan.seq_len, expand_kv=setting.expand_kv, direct_flash=direct_flash)
 
 
 def build(model: Model, plan: Plan, stack: Stack, device: torch.device, *, direct_flash: bool = False) -> Built:
@@ -185,7 +183,7 @@ def replicate(built: Built, plan: Plan, hook: Callable[..., Any] | None = None) 
     ddp = nn.parallel.DistributedDataParallel(
         built.module,
         process_group=_replicas(built.mesh),
-        init_sync=hook is None,
+        init_sync=False,  # every rank begins with the same seed
         gradient_as_bucket_view=plan.gradient_as_bucket_view,
         broadcast_buffers=False,
         bucket_cap_mb=plan.bucket_bytes / 2**20,

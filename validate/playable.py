@@ -38,7 +38,7 @@ def _plan_faults(plan: Plan) -> Iterator[Fault]:
             problem=f"torch keeps its state in the parameters' dtype, {plan.master_dtype}, not {plan.optimizer_dtype}",
             remedy=f"optimizer_dtype = {plan.master_dtype}" if plan.master_dtype != "fp16" else "master_dtype = fp32",
         )
-    if plan.implementation != "fsdp2" and plan.master_dtype != "fp32" and plan.gradient_dtype != plan.master_dtype:
+    if plan.implementation != "fsdp2" and plan.master_dtype not in ("fp32", plan.gradient_dtype):
         yield Fault(
             place="plan: reduce_dtype",
             problem=f"DDP's hooks only narrow fp32 gradients, and these are {plan.master_dtype}",

@@ -78,7 +78,7 @@ def check(task: Task) -> None:
 
 
 def _launched() -> bool:
-    """torchrun started this process as one rank of several."""
+    """Whether torchrun started this process as one rank of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 

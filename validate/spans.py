@@ -41,7 +41,9 @@ class Event:
     end_s: float
 
 
-def timeline(events: Iterable[Event], program: str, *, compute: Sequence[str], optimizer: Sequence[Event] = ()) -> Timeline:
+def timeline(
+    events: Iterable[Event], program: str, *, compute: Sequence[str], optimizer: Sequence[Event] = ()
+) -> Timeline:
     """Spans of a step: outermost events of each stream, categories from their names, times from the first one on.
 
     compute: streams that are the compute stream. optimizer: host ranges whose work is the optimizer's, whatever its name.

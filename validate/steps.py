@@ -63,9 +63,8 @@ class Step:
             del loss
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        if self.built.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.built.autocast)
+        autocast = self.built.autocast
+        return contextlib.nullcontext() if autocast is None else torch.autocast(self.device.type, autocast)
 
     def _synchronised(self, *, sync: bool) -> contextlib.AbstractContextManager[Any]:
         """Gradients are reduced in this micro-batch, or kept for a later one."""

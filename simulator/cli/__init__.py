@@ -20,6 +20,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     BAD_INPUT = 3
     DOES_NOT_FIT = 4
+    RUN_FAILED = 5
     INTERRUPTED = 130
     READER_LEFT = 141  # as if by SIGPIPE
 
@@ -27,6 +28,8 @@ class ExitCode(IntEnum):
 VERBS = {
     "predict": "Step time and peak memory of one plan, and whether it fits.",
     "backtest": "Predict a table of measured runs and say how far off each group is.",
+    "validate": "Run a plan for real, and compare the prediction with it.",
+    "calibrate": "Measure this machine, and fit a calibration from samples or nccl-tests logs.",
     "doctor": "Versions, and what in this environment would get in the way.",
 }
 

@@ -75,12 +75,13 @@ def reduced_in_place(plan: Plan) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _real_meshes() -> Iterator[None]:
     """DeviceMesh keeps its ranks in small tensors and reads their values, which fake ones do not have."""
+    members: dict[str, Any] = dict(vars(DeviceMesh))
     kept = {
         name: value
-        for name, value in vars(DeviceMesh).items()
-        if isinstance(value, types.FunctionType) and not (name.startswith("__") and name != "__init__")
+        for name, value in members.items()
+        if isinstance(value, types.FunctionType) and (name == "__init__" or not name.startswith("__"))
     }
-    kept |= {name: value for name, value in vars(DeviceMesh).items() if isinstance(value, property)}
+    kept |= {name: value for name, value in members.items() if isinstance(value, property)}
     for name, value in kept.items():
         real = property(_unfaked(value.fget)) if isinstance(value, property) else _unfaked(value)
         setattr(DeviceMesh, name, real)

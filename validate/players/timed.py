@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,9 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def timed_steps(step: Step, device: torch.device, report: Report, *, warm_up: int, count: int, barrier: Any) -> dict[str, Any]:  # noqa: ANN401
+def timed_steps(
+    step: Step, device: torch.device, report: Report, *, warm_up: int, count: int, barrier: Callable[[], None]
+) -> dict[str, Any]:
     """Run `warm_up` steps, then `count` with their times; what is known goes out after each one."""
     for index in range(warm_up):
         report.phase(f"warm-up {index + 1}")
@@ -77,7 +80,7 @@ def timed_steps(step: Step, device: torch.device, report: Report, *, warm_up: in
     return {"step_times_s": times, "phase_times_s": phases}
 
 
-def profiled_step(step: Step, device: torch.device, rank: int, barrier: Any) -> Timeline:  # noqa: ANN401
+def profiled_step(step: Step, device: torch.device, rank: int, barrier: Callable[[], None]) -> Timeline:
     """One more step under torch's profiler, as spans."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     barrier()

@@ -1,0 +1,56 @@
+"""Prediction against measurement: what differs, whether the difference means anything, and where it comes from.
+
+After ASME V&V 20-2009: the comparison error E = S - D (simulation minus data) is judged against its uncertainty
+u_val² = u_num² + u_input² + u_D². |E| <= u_val says that the model's own error is lost in the noise; otherwise it lies
+in E ± u_val. Standard uncertainties throughout (one sigma).
+
+u_num    of the solution: the engine and the sums of bytes are exact, so 0
+u_input  of what the model was given: the calibration's and the stack's, from the prediction's 90 % interval
+u_D      of the data: the standard error of the median step; bytes are counted, so 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from simulator.predict import predict
+from validate.compare.line import Line
+from validate.compare.memory import compare_memory
+from validate.compare.run import Run
+from validate.compare.time import compare_time, predicted_phases
+
+__all__ = ["Line", "compare_run", "predicted_phases"]
+
+
+def compare_run(
+    record: Mapping[str, Any],
+    *,
+    cluster: str | None = None,
+    nodes: str | None = None,
+    calibration: str | None = None,
+) -> dict[str, Any]:
+    """Compare one record of a results file with its prediction, as plain data (docs/reference/validate.md).
+
+    cluster, nodes, calibration: instead of the study's own. Raises InputError if the record cannot be predicted.
+    """
+    run = Run.of(record)
+    notes: list[str] = []
+    found: dict[str, Any] = {
+        "what": run.what,
+        "mode": record["mode"],
+        "verdict": record["verdict"],
+        "explains": {},
+        "notes": notes,
+    }
+    machine = run.cluster(cluster, nodes)
+    prediction = None
+    if machine is not None and (record.get("time") or run.on_gpu):
+        prediction = predict(run.model, run.plan, machine, run.calibration(calibration, machine), run.stack)
+    if prediction is not None and record.get("time"):
+        compare_time(found, run, prediction)
+    if record.get("memory"):
+        compare_memory(found, run, prediction)
+    if record["verdict"] != "ok":
+        notes.append(f"the run ended early ({record['verdict']}): these are its parts")
+    return found

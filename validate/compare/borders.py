@@ -1,0 +1,54 @@
+"""Predicted bytes at the borders of a step's phases: the same moments that a tracked step reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.memory import step_events
+from simulator.model import Model
+from simulator.ops import build_blocks
+from simulator.plan import Plan
+from simulator.stack import Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Borders:
+    """Live bytes before the step, after the last forward and backward, and at the peak, with whose they are there."""
+
+    start_bytes: int
+    after_forward_bytes: int
+    after_backward_bytes: int
+    peak_bytes: int
+    peak_phase: str
+    peak_by_phase_bytes: dict[str, int]
+    by_category: dict[str, int]
+
+
+def borders(model: Model, plan: Plan, stack: Stack, *, granularity_bytes: int) -> Borders:
+    """Walk the predicted step; each storage is rounded up to `granularity_bytes` (1: a CPU, 512: CUDA)."""
+    live = highest = 0
+    by_tag: dict[str, int] = {}
+    peak_tags: dict[str, int] = {}
+    peak_phase = "start"
+    after: dict[str, int] = {}
+    peaks: dict[str, int] = {}
+    for event in step_events(model, plan, stack, build_blocks(model, stack, plan)):
+        phase = event.moment[0]
+        size = -(-event.num_bytes // granularity_bytes) * granularity_bytes
+        signed = size if event.kind == "alloc" else -size
+        peaks.setdefault(phase, live)
+        live += signed
+        by_tag[event.tag] = by_tag.get(event.tag, 0) + signed
+        after[phase] = live
+        peaks[phase] = max(peaks[phase], live)
+        if live > highest:
+            highest, peak_phase, peak_tags = live, phase, dict(by_tag)
+    return Borders(
+        start_bytes=after["start"],
+        after_forward_bytes=after["forward"],
+        after_backward_bytes=after["backward"],
+        peak_bytes=highest,
+        peak_phase=peak_phase,
+        peak_by_phase_bytes={name: size for name, size in peaks.items() if name != "start"},
+        by_category={name: size for name, size in peak_tags.items() if size},
+    )

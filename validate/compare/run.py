@@ -1,0 +1,87 @@
+"""A record of `validate run` with its nouns built again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import ValidationError
+
+from simulator.calibration import Calibration
+from simulator.errors import ClusterError, InputError, ModelError, PlanError, StackError
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.schema import Strict, faults_of
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+NounT = TypeVar("NounT", bound=Strict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A record, and what was run."""
+
+    record: Mapping[str, Any]
+    model: Model
+    plan: Plan
+    stack: Stack
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Self:
+        """Raises InputError where the record's model, plan or stack are none."""
+        return cls(
+            record=record,
+            model=_noun(Model, record, "model", ModelError),
+            plan=_noun(Plan, record, "plan", PlanError),
+            stack=_noun(Stack, record, "stack", StackError),
+        )
+
+    @property
+    def on_gpu(self) -> bool:
+        """The caching allocator was there to be asked."""
+        return "peak_reserved_bytes" in (self.record.get("memory") or {})
+
+    @property
+    def what(self) -> str:
+        """The run in one line."""
+        plan = self.plan
+        degrees = " ".join(
+            f"{name}={getattr(plan, name)}" for name in ("dp_replicate", "dp_shard", "tp") if getattr(plan, name) > 1
+        )
+        return (
+            f"{self.model.name}, {plan.implementation} {degrees or 'one rank'}, {plan.micro_batch_size} x "
+            f"{plan.seq_len} tokens x {plan.num_micro_batches}, recompute {plan.recompute}, {plan.precision}"
+        )
+
+    def cluster(self, name: str | None, nodes: str | None) -> Cluster | None:
+        """The cluster to predict for: the one named, or the study's; None where nothing says which."""
+        count = int(nodes) if nodes is not None and nodes.isdigit() else None
+        if name is not None:
+            return Cluster.load(name, count)
+        told = (self.record.get("study") or {}).get("cluster")
+        return Cluster.parse(told, "run: study.cluster", ClusterError) if told else None
+
+    def calibration(self, name: str | None, cluster: Cluster) -> Calibration | None:
+        """The calibration to predict with: the one named, the study's, or None for the device's own."""
+        name = name or (self.record.get("study") or {}).get("calibration")
+        match name:
+            case None:
+                return None
+            case "ideal":
+                return Calibration.ideal()
+            case "datasheet":
+                return Calibration.datasheet(cluster.device)
+            case _:
+                return Calibration.load(Path(name) if name.endswith(".json") else name)
+
+
+def _noun(kind: type[NounT], record: Mapping[str, Any], key: str, error: type[InputError]) -> NounT:
+    """Strict nouns read JSON as JSON: lists become tuples only there."""
+    try:
+        return kind.model_validate_json(json.dumps(record.get(key)))
+    except ValidationError as exc:
+        raise error(faults_of(exc, f"run: {key}", kind)) from None

@@ -1,0 +1,77 @@
+"""The parent that keeps deadlines: it starts ranks, listens to them, and leaves no process and no file behind.
+
+A rank is a process in a session of its own. It reports by JSON lines on an inherited pipe: `{"phase": name}` when a
+phase begins, `{"partial": {...}}` for what is already known, `{"result": {...}}` at the end, `{"fault": {...}}` if it
+knows what went wrong. Its standard input is a lifeline: it ends when the parent does (`validate.players.rank`).
+No torch in here: what is supervised may be anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from validate.supervise.processes import MARK, Interrupted, Rank, deaf, end, marked, start, stop_signals
+from validate.supervise.verdict import Deadlines, Kind, Outcome, Verdict
+from validate.supervise.watch import Watch
+
+__all__ = ["MARK", "Deadlines", "Kind", "Outcome", "Verdict", "marked", "scratch_folder", "supervise"]
+
+
+def supervise(
+    commands: Sequence[Sequence[str]],
+    deadlines: Deadlines,
+    *,
+    environments: Sequence[Mapping[str, str]] | None = None,
+    scratch: Path | None = None,
+    memory_bytes: int | None = None,
+    progress: Callable[[int, str], None] | None = None,
+) -> Outcome:
+    """Run one process a command to the end, or to the first trouble; nothing of them is left when this returns.
+
+    environments: added to this process's, one a command. scratch: the ranks' folder (TMPDIR), the caller's to remove.
+    memory_bytes: what all ranks together may hold resident; more ends the run before the machine suffers.
+    progress(rank, phase) is called as phases begin.
+    """
+    token = uuid.uuid4().hex
+    ranks: list[Rank] = []
+    watch = Watch(ranks, deadlines, memory_bytes, progress)
+    try:
+        with stop_signals():
+            for index, command in enumerate(commands):
+                extra = environments[index] if environments is not None else {}
+                try:
+                    ranks.append(start(index, command, {**extra, MARK: token}, scratch))
+                except OSError as exc:
+                    watch.trouble = Verdict(kind="missing", detail=f"{command[0]}: {exc.strerror}", rank=index)
+                    break
+            verdict = watch.trouble or watch.run()
+    except KeyboardInterrupt:
+        verdict = Verdict(kind="interrupted", detail="Ctrl-C")
+    except Interrupted as exc:
+        verdict = Verdict(kind="interrupted", detail=str(exc))
+    finally:
+        with deaf():
+            end(ranks, token, deadlines.grace_s)
+            watch.drain()
+    return Outcome(
+        verdict=verdict,
+        results={rank.index: rank.result for rank in ranks if rank.result is not None},
+        partials={rank.index: rank.partial for rank in ranks if rank.partial},
+        stderr={rank.index: rank.tail.decode(errors="replace") for rank in ranks},
+    )
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, whatever happens."""
+    folder = Path(tempfile.mkdtemp(prefix="shardwise-"))
+    try:
+        yield folder
+    finally:
+        with deaf():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,181 @@
+"""Listening to ranks: what they report, when they hang or die, and which of their troubles is the cause."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+
+from validate.supervise.processes import TICK_S, Rank, resident_bytes, signal_name
+from validate.supervise.verdict import PRIORITY, Deadlines, Kind, Verdict
+
+MAX_LINE_BYTES = 8 * 2**20
+_TAIL_BYTES = 16 * 2**10
+_MEMORY_EVERY_S = 0.5
+
+
+class Watch:
+    """Reads what ranks report until all are done, one is in trouble, or time is up."""
+
+    def __init__(
+        self,
+        ranks: list[Rank],
+        deadlines: Deadlines,
+        memory_bytes: int | None,
+        progress: Callable[[int, str], None] | None,
+    ) -> None:
+        self.ranks, self.deadlines, self.memory_bytes, self.progress = ranks, deadlines, memory_bytes, progress
+        self.trouble: Verdict | None = None
+        self.selector = selectors.DefaultSelector()
+        self._next_memory_s = 0.0
+
+    def run(self) -> Verdict:
+        started = time.monotonic()
+        for rank in self.ranks:
+            self._listen(rank, started)
+        until = started + self.deadlines.total_s
+        settling = False
+        while any(rank.open_pipes or rank.process.poll() is None for rank in self.ranks):
+            now = time.monotonic()
+            if now >= until:
+                break
+            self._read(min(TICK_S, until - now))
+            self._check(now)
+            if not settling and any(rank.trouble for rank in self.ranks):
+                settling, until = True, min(until, now + self.deadlines.settle_s)
+        return self._verdict(timed_out=not settling and time.monotonic() >= until)
+
+    def _listen(self, rank: Rank, now: float) -> None:
+        rank.since_s = now
+        assert rank.process.stderr is not None
+        for descriptor in (rank.report, rank.process.stderr.fileno()):
+            os.set_blocking(descriptor, False)
+            self.selector.register(descriptor, selectors.EVENT_READ, rank)
+
+    def _read(self, timeout_s: float) -> None:
+        if not self.selector.get_map():
+            time.sleep(timeout_s)
+        for key, _ in self.selector.select(timeout_s):
+            self._take(key.fd, key.data)
+
+    def _take(self, descriptor: int, rank: Rank) -> bool:
+        """Read once; whether there may be more."""
+        try:
+            data = os.read(descriptor, 65536)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.selector.unregister(descriptor)
+            rank.open_pipes -= 1
+        elif descriptor == rank.report:
+            self._lines(rank, data)
+        else:
+            rank.tail = (rank.tail + data)[-_TAIL_BYTES:]
+        return bool(data)
+
+    def drain(self) -> None:
+        """Read what dead ranks left in their pipes, and close everything."""
+        for key in list(self.selector.get_map().values()):
+            for _ in range(2 * MAX_LINE_BYTES // 65536):
+                if not self._take(key.fd, key.data):
+                    break
+        self.selector.close()
+        for rank in self.ranks:
+            os.close(rank.report)
+            for pipe in (rank.process.stdin, rank.process.stderr):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def _lines(self, rank: Rank, data: bytes) -> None:
+        *lines, rank.pending = (rank.pending + data).split(b"\n")
+        for line in lines:
+            self._line(rank, line)
+        if len(rank.pending) > MAX_LINE_BYTES:
+            rank.pending = b""
+            self._blame(rank, "bad_report", f"a line of more than {MAX_LINE_BYTES} bytes")
+
+    def _line(self, rank: Rank, line: bytes) -> None:
+        try:
+            message = json.loads(line, parse_constant=_refuse)
+            ((key, value),) = message.items()
+        except (ValueError, AttributeError, RecursionError):
+            self._blame(rank, "bad_report", f"not a report: {line[:80]!r}")
+            return
+        if key == "phase" and isinstance(value, str):
+            rank.phase, rank.since_s = value, time.monotonic()
+            if self.progress is not None:
+                self.progress(rank.index, value)
+        elif key == "partial" and isinstance(value, dict):
+            rank.partial |= value
+        elif key == "result" and isinstance(value, dict) and rank.result is None:
+            rank.result = value
+        elif key == "fault" and isinstance(value, dict) and value.get("kind") in PRIORITY:
+            self._blame(rank, value["kind"], str(value.get("detail", "")))
+        else:
+            self._blame(rank, "bad_report", f"not a report: {line[:80]!r}")
+
+    # --- judging
+
+    def _blame(self, rank: Rank, kind: Kind, detail: str) -> None:
+        if rank.trouble is None:
+            rank.trouble = Verdict(kind=kind, detail=detail, rank=rank.index, phase=rank.phase)
+
+    def _check(self, now: float) -> None:
+        for rank in self.ranks:
+            status = rank.process.poll()
+            if status is None:
+                if now - rank.since_s > self.deadlines.of(rank.phase):
+                    self._blame(rank, "hung", f"nothing for {self.deadlines.of(rank.phase):g} s")
+            elif status < 0:
+                self._blame(rank, "killed", f"by {signal_name(-status)}{_who_kills(-status)}")
+            elif rank.open_pipes == 0 or status != 0:
+                self._ended(rank, status)
+        if self.memory_bytes is not None and now >= self._next_memory_s:
+            self._next_memory_s = now + _MEMORY_EVERY_S
+            self._check_memory(self.memory_bytes)
+
+    def _ended(self, rank: Rank, status: int) -> None:
+        while rank.trouble is None and self._take_report(rank):  # a fault may still lie in the pipe
+            pass
+        if status:
+            self._blame(rank, "failed", f"exit status {status}{_last_line(rank.tail)}")
+        elif rank.result is None:
+            self._blame(rank, "no_result", "ended without a result")
+
+    def _take_report(self, rank: Rank) -> bool:
+        return rank.report in self.selector.get_map() and self._take(rank.report, rank)
+
+    def _check_memory(self, limit: int) -> None:
+        held = {rank.index: resident_bytes(rank.process.pid) for rank in self.ranks}
+        if sum(held.values()) > limit:
+            largest = max(self.ranks, key=lambda rank: held[rank.index])
+            self._blame(largest, "out_of_memory", f"the ranks hold {sum(held.values())} of {limit} bytes allowed")
+
+    def _verdict(self, *, timed_out: bool) -> Verdict:
+        troubles = [rank.trouble for rank in self.ranks if rank.trouble is not None]
+        if troubles:
+            return min(troubles, key=lambda trouble: PRIORITY.index(trouble.kind))
+        if timed_out:
+            slowest = min(self.ranks, key=lambda rank: (rank.result is not None, rank.since_s))
+            detail = f"the run took more than {self.deadlines.total_s:g} s"
+            return Verdict(kind="hung", detail=detail, rank=slowest.index, phase=slowest.phase)
+        return Verdict(kind="ok")
+
+
+def _refuse(name: str) -> float:
+    msg = f"{name} is no number"
+    raise ValueError(msg)
+
+
+def _who_kills(number: int) -> str:
+    return " (by hand, or the machine ran out of memory)" if number == signal.SIGKILL else ""
+
+
+def _last_line(tail: bytes) -> str:
+    lines = [line.strip() for line in tail.decode(errors="replace").splitlines() if line.strip()]
+    return f": {lines[-1][:300]}" if lines else ""
