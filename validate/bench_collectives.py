@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from validate.bench_compute import Item, Tensor, spread, tiny_block
+from validate.bench_compute import Item, Shape, Tensor, spread, tiny_block
 from validate.stopwatch import Session
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
@@ -43,8 +43,8 @@ def collective(s: Session, op: str, size: int, count: int, group: Any) -> None: 
         return
     call = prepared(s, op, size, count, group)
     nodes = max(1, count // max(1, _ranks_per_node(s)))
-    shape = {"op": op, "size_bytes": size, "num_ranks": count, "num_nodes": nodes, "dtype": "fp32"}
-    s.record("collective", call, together=count == s.num_ranks, **shape)
+    shape: Shape = {"op": op, "size_bytes": size, "num_ranks": count, "num_nodes": nodes, "dtype": "fp32"}
+    s.record("collective", call, shape, together=count == s.num_ranks)
 
 
 def _ranks_per_node(s: Session) -> int:
@@ -103,10 +103,10 @@ def beside(s: Session, op: str, size: int) -> None:
     one = s.agreed(min(s.times(lambda _: x @ y)))
     repeats = max(1, int(2 * alone / one))
     call = partial(_work, x, y, repeats)
-    shape = {"op": op, "size_bytes": size, "num_ranks": s.num_ranks, "products": repeats, "side": side}
-    s.record("overlap", lambda _: call(), together=True, what="compute", **shape)
-    s.record("overlap", run, together=True, what="collective", **shape)
-    s.record("overlap", partial(_both, torch, s, op, size, call), together=True, what="both", **shape)
+    shape: Shape = {"op": op, "size_bytes": size, "num_ranks": s.num_ranks, "products": repeats, "side": side}
+    s.record("overlap", lambda _: call(), {**shape, "what": "compute"}, together=True)
+    s.record("overlap", run, {**shape, "what": "collective"}, together=True)
+    s.record("overlap", partial(_both, torch, s, op, size, call), {**shape, "what": "both"}, together=True)
 
 
 def _work(x: Tensor, y: Tensor, repeats: int) -> None:
@@ -135,6 +135,7 @@ def copy_beside(s: Session) -> None:
     x, y = s.random(8192, 8192, dtype="bf16"), s.random(8192, 8192, dtype="bf16")
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target, stream = torch.empty_like(source), cuda.Stream()
+    shape: Shape = {"m": 8192, "n": 8192, "k": 8192}
 
     def both(_: int) -> None:
         stream.wait_stream(cuda.current_stream())
@@ -143,9 +144,9 @@ def copy_beside(s: Session) -> None:
         x @ y
         cuda.current_stream().wait_stream(stream)
 
-    s.record("overlap_gemm_alone", lambda _: x @ y, m=8192, n=8192, k=8192)
-    s.record("overlap_copy_alone", lambda _: target.copy_(source), bytes=2 << 30)
-    s.record("overlap_both", both, m=8192, n=8192, k=8192, bytes=2 << 30)
+    s.record("overlap_gemm_alone", lambda _: x @ y, shape)
+    s.record("overlap_copy_alone", lambda _: target.copy_(source), {"bytes": 2 << 30})
+    s.record("overlap_both", both, {**shape, "bytes": 2 << 30})
 
 
 # -- FSDP2 ---------------------------------------------------------------------------------------------------------
@@ -179,7 +180,5 @@ def fsdp2_group(s: Session, groups: int = 4) -> None:
         fully_shard(block, mesh=mesh)
     fully_shard(sharded, mesh=mesh)
     middle = alone[len(alone) // 2]
-    s.record(
-        "fsdp2_group", lambda _: step(sharded, x), together=True, groups=groups, alone_s=middle, num_ranks=s.num_ranks
-    )
-
+    shape: Shape = {"groups": groups, "alone_s": middle, "num_ranks": s.num_ranks}
+    s.record("fsdp2_group", lambda _: step(sharded, x), shape, together=True)

@@ -17,6 +17,7 @@ from validate.stopwatch import Session, torch_dtype
 T = TypeVar("T")
 Item = Callable[[], object]
 Tensor = Any  # torch is loaded by the worker
+Shape = dict[str, object]
 
 LAYOUTS = ("tn", "nn", "nt")
 GPU_WIDTHS = ((768, 3072), (2048, 8192), (4096, 14336), (5120, 13824), (8192, 28672))
@@ -101,11 +102,11 @@ def gemm(s: Session, m: int, n: int, k: int, dtype: str, layout: str, long_s: fl
     left = [x.t() if layout == "nt" else x for x in a]
     right = [x.t() if layout == "tn" else x for x in b]
     call = _scaled(s, left, right) if dtype == "fp8" else lambda i: left[i % sets] @ right[i % sets]
-    shape = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": layout, "flop": 2 * m * n * k}
+    shape: Shape = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": layout, "flop": 2 * m * n * k}
     if long_s:
-        s.sustained("gemm", call, long_s, **shape)
+        s.sustained("gemm", call, shape, seconds=long_s)
     else:
-        s.record("gemm", call, **shape)
+        s.record("gemm", call, shape, graph=True)
 
 
 def _scaled(s: Session, left: list[Tensor], right: list[Tensor]) -> Callable[[int], object]:
@@ -151,15 +152,15 @@ def attention(
     def forward(_: int) -> Tensor:
         return attend(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
 
-    shape = {"batch": batch, "seq_q": seq, "seq_kv": seq, "num_heads": heads, "num_kv_heads": kv_heads}
+    shape: Shape = {"batch": batch, "seq_q": seq, "seq_kv": seq, "num_heads": heads, "num_kv_heads": kv_heads}
     shape |= {"head_dim": width, "causal": causal, "dtype": dtype}
     take = partial(s.sustained, seconds=long_s) if long_s else s.record
     if only != "backward":
-        take("attention_forward", forward, **shape)
+        take("attention_forward", forward, shape)
     if only != "forward":
         out = forward(0)
         gradient = torch.randn_like(out)
-        take("attention_backward", lambda _: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), **shape)
+        take("attention_backward", lambda _: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True), shape)
 
 
 # -- passes over memory --------------------------------------------------------------------------------------------
@@ -168,12 +169,13 @@ def attention(
 def stream_items(s: Session) -> Iterator[Item]:
     """Every pass over every size, sizes spread; the passes that a block is made of come first."""
     widths = (64,) if s.setting.tiny else (1024, 4096, 8192) if s.gpu else (128, 256, 704)
-    sizes = [2**p for p in range(20, 30)] if s.gpu else [2**p for p in range(12, 25)]
+    sizes = [2**p for p in range(20, 30)] if s.gpu else [2**p for p in range(13, 24)]
     sizes = [2**12, 2**14, 2**16, 2**18] if s.setting.tiny else sizes
     dtypes = ("bf16", "fp32") if s.gpu else ("fp32", "bf16")
     for dtype, num_bytes in product(dtypes, spread(sizes)):
         for name in PASSES:
             yield partial(one_pass, s, name, num_bytes, widths[1 % len(widths)], dtype)
+    yield partial(one_pass, s, "add", 2**26, widths[0], dtypes[0])  # beyond every cache, once
     for dtype, width, num_bytes in product(dtypes, widths, spread(sizes)[:3]):
         yield partial(one_pass, s, "softmax_forward", num_bytes, width, dtype)
 
@@ -187,9 +189,9 @@ def one_pass(s: Session, name: str, num_bytes: int, width: int, dtype: str) -> N
     op, build, read, write, launches = PASSES[name]
     call = build(s.torch, s.random(rows, width, dtype=dtype), s.random(rows, width, dtype=dtype))
     numel = rows * width
-    shape: dict[str, object] = {"op": name, "stream_op": op, "launches": launches, "elements": numel, "width": width}
+    shape: Shape = {"op": name, "stream_op": op, "launches": launches, "elements": numel, "width": width}
     shape |= {"read_bytes": int(read(element) * numel), "write_bytes": int(write(element) * numel), "dtype": dtype}
-    s.record("stream", call, **shape)
+    s.record("stream", call, shape, graph=not name.endswith("_backward"))
 
 
 Build = Callable[[Any, Tensor, Tensor], Callable[[int], object]]
@@ -224,7 +226,15 @@ def _softmax_backward(torch: Any, x: Tensor, _: Tensor) -> Callable[[int], objec
 
 def _norm(torch: Any, x: Tensor) -> Callable[..., Tensor]:  # noqa: ANN401
     weight = torch.ones(x.shape[-1], device=x.device, dtype=x.dtype, requires_grad=True)
-    return lambda a, w=weight: torch.nn.functional.layer_norm(a, (a.shape[-1],), w)
+
+    def norm(a: Tensor, w: Tensor = weight) -> Tensor:
+        return torch.nn.functional.layer_norm(a, (a.shape[-1],), w)
+
+    return norm
+
+
+def _zero(_: Any, x: Tensor, __: Tensor) -> Callable[[int], object]:  # noqa: ANN401
+    return lambda _: x.zero_()
 
 
 def _norm_forward(torch: Any, x: Tensor, _: Tensor) -> Callable[[int], object]:  # noqa: ANN401
@@ -286,7 +296,7 @@ PASSES: dict[str, tuple[str, Build, Bytes, Bytes, int]] = {
     "norm_backward": ("norm_backward", _norm_backward, _each(4), _each(1), 3),
     "softmax_forward": ("softmax", _softmax_forward, lambda _: 8, lambda _: 4, 1),
     "softmax_backward": ("softmax", _softmax_backward, lambda _: 12, lambda _: 4, 1),
-    "zero": ("memset", lambda _, x, __: lambda _: x.zero_(), _each(0), _each(1), 1),
+    "zero": ("memset", _zero, _each(0), _each(1), 1),
     "cast": ("cast", _cast, _each(1), lambda e: 6 - e, 1),
 }
 
@@ -299,7 +309,9 @@ def loss_items(s: Session) -> Iterator[Item]:
     gpu, cpu = [(4096, 32000), (4096, 128256), (8192, 50257)], [(128, 1000), (512, 8192), (256, 4096), (1024, 4096)]
     for tokens, vocab in [(64, 256), (128, 512)] if s.setting.tiny else gpu if s.gpu else cpu:
         yield partial(cross_entropy, s, tokens, vocab)
-    for tokens, width in product((64, 256) if s.setting.tiny else (512, 8192), (64, 256) if not s.gpu else (1024, 4096)):
+    for tokens, width in product(
+        (64, 256) if s.setting.tiny else (512, 8192), (64, 256) if not s.gpu else (1024, 4096)
+    ):
         yield partial(embedding, s, tokens, width, 1000 if not s.gpu else 32000)
 
 
@@ -314,10 +326,10 @@ def cross_entropy(s: Session, tokens: int, vocab: int) -> None:
     def loss(_: int) -> Tensor:
         return torch.nn.functional.cross_entropy(logits.float(), targets)
 
-    shape = {"tokens": tokens, "vocab": vocab, "dtype": dtype}
-    s.record("cross_entropy_forward", loss, **shape)
+    shape: Shape = {"tokens": tokens, "vocab": vocab, "dtype": dtype}
+    s.record("cross_entropy_forward", loss, shape)
     made = loss(0)
-    s.record("cross_entropy_backward", lambda _: torch.autograd.grad(made, logits, retain_graph=True), **shape)
+    s.record("cross_entropy_backward", lambda _: torch.autograd.grad(made, logits, retain_graph=True), shape)
 
 
 def embedding(s: Session, tokens: int, width: int, vocab: int) -> None:
@@ -326,24 +338,13 @@ def embedding(s: Session, tokens: int, width: int, vocab: int) -> None:
     table = s.random(vocab, width, dtype=dtype).requires_grad_()
     ids = torch.randint(0, vocab, (tokens,), device=s.setting.device)
     rows, whole = tokens * width * DTYPE_BYTES[dtype], vocab * width * DTYPE_BYTES[dtype]
-    shape: dict[str, object] = {"elements": tokens * width, "width": width, "vocab": vocab, "dtype": dtype}
-    s.record(
-        "stream",
-        lambda _: torch.nn.functional.embedding(ids, table),
-        **shape | {"op": "embedding", "stream_op": "embedding_forward"},
-        read_bytes=rows,
-        write_bytes=rows,
-        launches=1,
-    )
-    gradient = s.random(tokens, width, dtype=dtype)
-    s.record(
-        "stream",
-        lambda _: torch.ops.aten.embedding_dense_backward(gradient, ids, vocab, -1, False),  # noqa: FBT003
-        **shape | {"op": "embedding_backward", "stream_op": "embedding_backward", "zeroed_bytes": whole},
-        read_bytes=rows,
-        write_bytes=rows,
-        launches=6,
-    )
+    shape: Shape = {"elements": tokens * width, "width": width, "vocab": vocab, "dtype": dtype}
+    shape |= {"read_bytes": rows, "write_bytes": rows}
+    looked_up = {"op": "embedding", "stream_op": "embedding_forward", "launches": 1}
+    s.record("stream", lambda _: torch.nn.functional.embedding(ids, table), shape | looked_up)
+    gradient, scatter = s.random(tokens, width, dtype=dtype), torch.ops.aten.embedding_dense_backward
+    scattered = {"op": "embedding_backward", "stream_op": "embedding_backward", "launches": 6, "zeroed_bytes": whole}
+    s.record("stream", lambda _: scatter(gradient, ids, vocab, -1, False), shape | scattered)  # noqa: FBT003
 
 
 def optimizer_items(s: Session) -> Iterator[Item]:
@@ -362,7 +363,8 @@ def adamw(s: Session, parameters: int, impl: str) -> None:
     for tensor in tensors:
         tensor.grad = torch.randn_like(tensor)
     optimizer = torch.optim.AdamW(tensors, lr=1e-4, **{impl: True})
-    s.record("adamw", lambda _: optimizer.step(), impl=impl, parameters=parameters, tensors=16, dtype="fp32")
+    shape: Shape = {"impl": impl, "parameters": parameters, "tensors": len(tensors), "dtype": "fp32"}
+    s.record("adamw", lambda _: optimizer.step(), shape)
 
 
 # -- the host ------------------------------------------------------------------------------------------------------
@@ -386,7 +388,7 @@ def dispatch(s: Session) -> None:
     calls: dict[str, Callable[[], object]] = {"add_": lambda: a.add_(1), "mul_out": lambda: a * 1}
     calls["linear_8x8"] = lambda: linear(x)
     for name, call in calls.items():
-        s.record("host_dispatch", partial(_many, call), per=DISPATCH_CALLS, op=name)
+        s.record("host_dispatch", partial(_many, call), {"op": name}, per=DISPATCH_CALLS)
 
 
 def _many(call: Callable[[], object], _: int) -> None:
@@ -400,30 +402,16 @@ def graph_launches(s: Session) -> None:
     a, graph = torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         _many(lambda: a.add_(1), 0)
-    s.record("graph_kernel_200", lambda _: graph.replay())
+    s.record("graph_kernel_200", lambda _: graph.replay(), {})
 
 
 def eager_block(s: Session) -> None:
-    """One Llama block of eight tokens and width 16, forward and backward, with the launches that the simulator counts."""
+    """One Llama block of eight tokens and width 16, forward and backward: nothing but overhead."""
     block, x = tiny_block(s.torch, s.setting.device)
-    for name, phase in (("forward", "forward"), ("backward", "backward")):
-        launches = len(OPS_OF_BLOCK) if name == "forward" else 2 * len(OPS_OF_BLOCK)
-        if name == "forward":
-            s.record("eager_block", lambda _: block(x), phase=phase, launches=launches)
-        else:
-            out = block(x)
-            gradient, inputs = s.torch.ones_like(out), [x, *block.parameters()]
-            s.record(
-                "eager_block",
-                lambda _, o=out, g=gradient, i=inputs: s.torch.autograd.grad(o, i, g, retain_graph=True),
-                phase=phase,
-                launches=launches,
-            )
-
-
-# Operators of one eager Llama block's forward, as `tiny_block` writes them: two norms (5 each written out), four
-# products of attention, two rotations (4 each), the attention, two residuals, three products of the MLP, silu, product.
-OPS_OF_BLOCK = ("norm",) * 10 + ("linear",) * 7 + ("rotate",) * 8 + ("attention", "add", "add", "silu", "mul")
+    s.record("eager_block", lambda _: block(x), {"phase": "forward"})
+    out = block(x)
+    gradient, inputs, grad = s.torch.ones_like(out), [x, *block.parameters()], s.torch.autograd.grad
+    s.record("eager_block", lambda _: grad(out, inputs, gradient, retain_graph=True), {"phase": "backward"})
 
 
 def tiny_block(torch: Any, device: str) -> tuple[Any, Tensor]:  # noqa: ANN401

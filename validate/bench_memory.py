@@ -31,7 +31,7 @@ def device_copy(s: Session, size: int) -> None:
     if s.fits(2 * size):
         source = s.torch.empty(size, dtype=s.torch.uint8, device=s.setting.device)
         target = s.torch.empty_like(source)
-        s.record("hbm_copy", lambda _: target.copy_(source), bytes_moved=2 * size)
+        s.record("hbm_copy", lambda _: target.copy_(source), {"bytes_moved": 2 * size})
 
 
 def host_copies(s: Session, size: int) -> None:
@@ -41,10 +41,10 @@ def host_copies(s: Session, size: int) -> None:
         return
     pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     pageable, device = torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8, device="cuda")
-    s.record("h2d_pinned", lambda _: device.copy_(pinned, non_blocking=True), bytes=size)
-    s.record("d2h_pinned", lambda _: pinned.copy_(device, non_blocking=True), bytes=size)
-    s.record("h2d_pageable", lambda _: device.copy_(pageable), bytes=size)
-    s.record("d2h_pageable", lambda _: pageable.copy_(device), bytes=size)
+    s.record("h2d_pinned", lambda _: device.copy_(pinned, non_blocking=True), {"bytes": size})
+    s.record("d2h_pinned", lambda _: pinned.copy_(device, non_blocking=True), {"bytes": size})
+    s.record("h2d_pageable", lambda _: device.copy_(pageable), {"bytes": size})
+    s.record("d2h_pageable", lambda _: pageable.copy_(device), {"bytes": size})
     streams = cuda.Stream(), cuda.Stream()
     back, other = torch.empty_like(pinned, pin_memory=True), torch.empty_like(device)
 
@@ -56,7 +56,7 @@ def host_copies(s: Session, size: int) -> None:
                 target.copy_(source, non_blocking=True)
             here.wait_stream(stream)
 
-    s.record("h2d_d2h_together", both, bytes=2 * size)
+    s.record("h2d_d2h_together", both, {"bytes": 2 * size})
 
 
 def allocation_items(s: Session) -> Iterator[Item]:
@@ -67,7 +67,7 @@ def allocation_items(s: Session) -> Iterator[Item]:
 
 
 def device_allocation(s: Session, size: int) -> None:
-    """cudaMalloc and cudaFree of a block that the caching allocator does not hold."""
+    """What cudaMalloc and cudaFree take of a block that the caching allocator does not hold."""
     torch, cuda = s.torch, s.torch.cuda
     if not s.fits(size):
         return
@@ -84,8 +84,8 @@ def device_allocation(s: Session, size: int) -> None:
         begun = time.perf_counter()
         cuda.empty_cache()
         freed.append(time.perf_counter() - begun)
-    s.emit("device_malloc", sorted(took), bytes=size)
-    s.emit("device_free", sorted(freed), bytes=size)
+    s.emit("device_malloc", sorted(took), {"bytes": size})
+    s.emit("device_free", sorted(freed), {"bytes": size})
 
 
 def storage_items(s: Session) -> Iterator[Item]:
@@ -106,10 +106,10 @@ def storage(s: Session, size: int) -> None:
     path = folder / f".shardwise-{os.getpid()}.tmp"
     data = os.urandom(MIB)
     try:
-        s.emit("storage_write", sorted(_seconds(partial(_write, path, data, size)) for _ in range(3)), bytes=size)
-        s.emit("storage_read", sorted(_read(path) for _ in range(3)), bytes=size)
+        s.emit("storage_write", sorted(_seconds(partial(_write, path, data, size)) for _ in range(3)), {"bytes": size})
+        s.emit("storage_read", sorted(_read(path) for _ in range(3)), {"bytes": size})
     except OSError as exc:
-        s.failed("storage_write", exc, bytes=size)
+        s.failed("storage_write", exc, {"bytes": size})
     finally:
         path.unlink(missing_ok=True)
 
@@ -138,5 +138,3 @@ def _seconds(call: Callable[[], object]) -> float:
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
-
-

@@ -44,8 +44,9 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Measure the phases that the argument names."""
-    told = json.loads(sys.argv[1])
-    setting = Setting(**{k: tuple(v) if isinstance(v, list) else v for k, v in told.items()})
+    told: dict[str, Any] = json.loads(sys.argv[1])
+    told |= {key: tuple(told[key]) for key in ("phases", "done")}
+    setting = Setting(**told)
     die_with_parent()
     write = _own_stdout()
     import torch  # noqa: PLC0415  the only import that costs a second

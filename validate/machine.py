@@ -93,7 +93,9 @@ def standing_jobs() -> list[Fault]:
     for row in _ask("index,memory.used"):
         if not faults and len(row) == 2 and row[1].isdigit() and int(row[1]) * 2**20 > _IDLE_BYTES:
             problem = f"{row[1]} MiB are in use, by whom the driver does not say"
-            faults.append(Fault(place=f"GPU {row[0]}", problem=problem, remedy="see nvidia-smi; an idle GPU holds less"))
+            faults.append(
+                Fault(place=f"GPU {row[0]}", problem=problem, remedy="see nvidia-smi; an idle GPU holds less")
+            )
     return faults
 
 

@@ -55,7 +55,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-class _Trouble(Exception):
+class _TroubleError(Exception):
     """A rank died, hung or spoke nonsense; the phase it happened in is skipped."""
 
     def __init__(self, phase: str, problem: str) -> None:
@@ -77,7 +77,7 @@ def measure(job: Job, say: Callable[[str], None] = lambda _: None) -> Outcome:
             try:
                 _attempt(job, phases, left, done, writer, say)
                 break
-            except _Trouble as trouble:
+            except _TroubleError as trouble:
                 outcome.verdict = "partial"
                 outcome.problems.append(f"{trouble.phase or 'start'}: {trouble.problem}")
                 writer.line(sample_line(trouble.phase or "start", error=trouble.problem))
@@ -137,7 +137,7 @@ class _Writer:
     def machine(self, row: dict[str, object], text: str) -> None:
         identity = machine_id(row)
         if self._machine and identity != self._machine:
-            raise _Trouble("", "the file's samples are of another machine or setting: give another --out")
+            raise _TroubleError("", "the file's samples are of another machine or setting: give another --out")
         self._machine = identity
         self.line(text)
 
@@ -180,9 +180,14 @@ def _environment(job: Job) -> dict[str, str]:
 
 
 def _attempt(
-    job: Job, phases: tuple[str, ...], budget_s: float, done: tuple[str, ...], writer: _Writer, say: Callable[[str], None]
+    job: Job,
+    phases: tuple[str, ...],
+    budget_s: float,
+    done: tuple[str, ...],
+    writer: _Writer,
+    say: Callable[[str], None],
 ) -> None:
-    """Start the ranks and play `phases`. Raises _Trouble naming the phase that failed; no process survives."""
+    """Start the ranks and play `phases`. Raises _TroubleError naming the phase that failed; no process survives."""
     first = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
     local = range(first, first + 1) if "TORCHELASTIC_RUN_ID" in os.environ else range(job.num_ranks)
     with tempfile.TemporaryDirectory(prefix="shardwise-") as folder:
@@ -212,25 +217,25 @@ def _listen(job: Job, ranks: list[_Rank], writer: _Writer, say: Callable[[str], 
             selector.register(rank.pipe, selectors.EVENT_READ, rank)
         while not all(rank.done for rank in ranks):
             for key, _ in selector.select(timeout=0.2):
-                rank: _Rank = key.data
-                data = os.read(rank.pipe, 1 << 16)
+                one: _Rank = key.data
+                data = os.read(one.pipe, 1 << 16)
                 if not data:
-                    selector.unregister(rank.pipe)
-                    if not rank.done:
-                        raise _Trouble(rank.phase, f"rank {rank.rank} died ({_how(rank.process)})")
-                for line in rank.lines(data):
-                    _take(job, rank, ranks[0], line, writer, say)
+                    selector.unregister(one.pipe)
+                    if not one.done:
+                        raise _TroubleError(one.phase, f"rank {one.rank} died ({_how(one.process)})")
+                for line in one.lines(data):
+                    _take(job, one, ranks[0], line, writer, say)
             late = [r for r in ranks if not r.done and time.monotonic() > r.deadline_s]
             if late:
                 names = ", ".join(str(r.rank) for r in late)
-                raise _Trouble(late[0].phase, f"rank {names} was silent past its deadline")
+                raise _TroubleError(late[0].phase, f"rank {names} was silent past its deadline")
 
 
 def _take(job: Job, rank: _Rank, leader: _Rank, line: str, writer: _Writer, say: Callable[[str], None]) -> None:
     try:
         row = json.loads(line)
     except ValueError:
-        raise _Trouble(rank.phase, f"rank {rank.rank} wrote {line[:80]!r}") from None
+        raise _TroubleError(rank.phase, f"rank {rank.rank} wrote {line[:80]!r}") from None
     kind = row.get("kind")
     if kind == "section":
         rank.phase, rank.done = row["name"], row["state"] == "done"

@@ -6,8 +6,8 @@ from typing import Final
 
 SHARES: Final[dict[str, float]] = {
     "host": 1.0,
-    "gemm": 6.0,
-    "streams": 4.0,
+    "gemm": 5.0,
+    "streams": 6.0,
     "attention": 3.0,
     "loss": 1.5,
     "optimizer": 1.0,

@@ -37,7 +37,7 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "cross_entropy_backward": ("tokens", "vocab"),
     "adamw": ("impl", "parameters"),
     "host_dispatch": ("op",),
-    "eager_block": ("phase", "launches"),
+    "eager_block": ("phase",),
     "fsdp2_group": ("groups",),
     "hbm_copy": ("bytes_moved",),
     "h2d_pinned": ("bytes",),
@@ -103,7 +103,9 @@ class Sample:
 
 
 # Numbers that kinds report beside their time; they do not tell two measurements apart.
-_MEASURED = frozenset({"first_half_s", "time_with_sync_s", "flop", "flop_forward", "ideal_bytes", "alone_s", "iteration"})
+_MEASURED = frozenset(
+    {"first_half_s", "time_with_sync_s", "flop", "flop_forward", "ideal_bytes", "alone_s", "iteration"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,7 @@ def read_samples(paths: Sequence[Path]) -> SampleFile:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    return io.BufferedReader(gzip.open(path)) if path.suffix == ".gz" else path.open("rb")  # type: ignore[arg-type]
+    return io.BufferedReader(gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
 class _Reader:

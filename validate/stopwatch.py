@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from validate.samples import sample_key, sample_line
 DeviceKind = Literal["cuda", "cpu"]
 MEMORY_SHARE = 0.9  # of what is free when the session starts
 MIN_REPS, MAX_REPS = 5, 50
+SHORT_S = 1e-4  # shorter calls wait for the host between two events
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -115,6 +116,19 @@ class Session:
         reps = max(MIN_REPS, min(MAX_REPS, int(self.slice_s / max(one, 1e-7))))
         return self._events(call, reps) if self.gpu else _clocked(call, reps)
 
+    def short_times(self, call: Callable[[int], object], count: int = 20) -> list[float] | None:
+        """Times of a call too short to launch one by one: `count` of them in a CUDA graph. None where that fails."""
+        cuda = self.torch.cuda
+        graph = cuda.CUDAGraph()
+        try:
+            with cuda.graph(graph):
+                for i in range(count):
+                    call(i)
+        except Exception:  # noqa: BLE001  what synchronises cannot be captured: the single calls stand
+            self.sync()
+            return None
+        return [time_s / count for time_s in self._events(lambda _: graph.replay(), MIN_REPS * 2)]
+
     def _events(self, call: Callable[[int], object], reps: int) -> list[float]:
         event = self.torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(reps)]
@@ -126,19 +140,31 @@ class Session:
         return [before.elapsed_time(after) * 1e-3 for before, after in pairs]
 
     def record(
-        self, kind: str, call: Callable[[int], object], *, together: bool = False, per: float = 1.0, **shape: object
+        self,
+        kind: str,
+        call: Callable[[int], object],
+        shape: Mapping[str, object],
+        *,
+        together: bool = False,
+        per: float = 1.0,
+        graph: bool = False,
     ) -> float | None:
-        """Time `call` and write a line; None where it failed or an interrupted run has it. per: calls inside one."""
+        """Time `call` and write a line; None where it failed or an interrupted run has it.
+
+        per: calls inside one. graph: a short call may be timed in a CUDA graph, without the host's part.
+        """
         if sample_key(kind, shape) in self._done:
             return None
         try:
             found = sorted(t / per for t in self.times(call, together=together))
+            if self.gpu and graph and found[len(found) // 2] < SHORT_S and (quick := self.short_times(call)):
+                found, shape = sorted(quick), {**shape, "graph": True}
         except Exception as exc:  # noqa: BLE001  an unsupported kernel is an answer too
-            self.failed(kind, exc, **shape)
+            self.failed(kind, exc, shape)
             return None
-        return self.emit(kind, found, **shape)
+        return self.emit(kind, found, shape)
 
-    def emit(self, kind: str, found: Sequence[float], **shape: object) -> float:
+    def emit(self, kind: str, found: Sequence[float], shape: Mapping[str, object]) -> float:
         """Write the line of measured times, sorted; the median is returned."""
         median = statistics.median(found)
         tenth = len(found) // 10
@@ -155,7 +181,9 @@ class Session:
         )
         return median
 
-    def sustained(self, kind: str, call: Callable[[int], object], seconds: float, **shape: object) -> None:
+    def sustained(
+        self, kind: str, call: Callable[[int], object], shape: Mapping[str, object], *, seconds: float
+    ) -> None:
         """Mean time of a call while the device stays busy; the second half counts, when the power limit is reached.
 
         Results are dropped as they come, and the queue is drained every tenth of the time.
@@ -167,9 +195,10 @@ class Session:
             chunk = max(1, int(seconds / 10 / one))
             halves = [self._chunks(call, chunk, 5) for _ in range(2)]
         except Exception as exc:  # noqa: BLE001
-            self.failed(kind, exc, sustained=True, **shape)
+            self.failed(kind, exc, {**shape, "sustained": True})
             return
-        self.emit(kind, sorted(halves[1]), sustained=True, first_half_s=statistics.fmean(halves[0]), **shape)
+        more = {"sustained": True, "first_half_s": statistics.fmean(halves[0])}
+        self.emit(kind, sorted(halves[1]), {**shape, **more})
 
     def _chunks(self, call: Callable[[int], object], size: int, count: int) -> list[float]:
         event, found = self.torch.cuda.Event, []
@@ -183,7 +212,7 @@ class Session:
             found.append(before.elapsed_time(after) * 1e-3 / size)
         return found
 
-    def failed(self, kind: str, exc: BaseException, **shape: object) -> None:
+    def failed(self, kind: str, exc: BaseException, shape: Mapping[str, object]) -> None:
         """A measurement that did not work is a line too."""
         self.write(sample_line(kind, error=f"{type(exc).__name__}: {exc}"[:200], rank=self.setting.rank, **shape))
         if self.gpu:
@@ -208,7 +237,7 @@ def _clocked(call: Callable[[int], object], reps: int) -> list[float]:
 
 
 def torch_dtype(torch: Any, name: str) -> Any:  # noqa: ANN401
-    """torch's dtype of our name; tf32 is fp32 in memory."""
+    """The dtype of torch by our name; tf32 is fp32 in memory."""
     names = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
     return getattr(torch, names.get(name, "float32"))
 

@@ -62,7 +62,9 @@ def run(
 
 @command.command("fit", help=_FIT_HELP)
 @click.argument("inputs", nargs=-1, required=True, type=_ANY_FILE, metavar="INPUTS...")
-@click.option("-o", "--out", type=_ANY_FILE, default=Path("machine.calibration.json"), show_default=True, metavar="FILE")
+@click.option(
+    "-o", "--out", type=_ANY_FILE, default=Path("machine.calibration.json"), show_default=True, metavar="FILE"
+)
 @click.option("--device", metavar="NAME|FILE", help="The device, where the samples name one that nobody knows.")
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that nccl-tests logs are of.")
 def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None) -> int:
@@ -72,8 +74,7 @@ def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str
 
 def _needs_torch() -> None:
     if find_spec("torch") is None:
-        fault = Fault(place="environment", problem="PyTorch is not installed", remedy="pip install 'shardwise[validate]'")
+        fault = Fault(
+            place="environment", problem="PyTorch is not installed", remedy="pip install 'shardwise[validate]'"
+        )
         raise InputError(fault)
-
-
-

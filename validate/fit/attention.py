@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.calibration import AttentionCurve, Quality
 from simulator.calibration.curves import QUERY_TILE
@@ -112,7 +113,7 @@ def _starts(x: Calls, direction: Direction, *, cpu: bool) -> dict[str, Start]:
     return starts
 
 
-def _quality(found: Fitted, x: Calls, used: Array) -> Quality:
+def _quality(found: Fitted, x: Calls, used: NDArray[np.bool_]) -> Quality:
     left = found.residuals[used]
     return Quality(
         basis="measured",

@@ -32,9 +32,13 @@ STARTS = {
     "alpha": Start(0.2, 0.0, 0.6),
     "tile_pen": Start(0.5, 0.0, 6.0),
 }
+# What single calls of a model's shapes leave open; widths of the fits of published sweeps (docs/background/kernels.md).
+PULLS = {"e_burst": 0.05, "bw_frac": 0.05, "t0": 1.0, "k_ramp": 40.0, "p": 0.7, "alpha": 0.15, "tile_pen": 0.5, "f0": 1.0}
+HOST_BOUND_S = 3e-5  # shorter calls that were launched one by one show the host's time, not the device's
 _STORED = {"f0": "f0_tflop", "t0": "t0_us"}
 CPU_TILES: Tiles = ((16, 64),)  # a register block of one core: sides are rounded up to it, nothing waits for a wave
 MIN_SHAPES = 8
+_FEW = 2
 MIN_FLOP_RANGE = 100.0
 MANY_SHAPES = 60  # enough to free the coefficients of waves and tiles
 
@@ -102,7 +106,7 @@ def fit_gemm(samples: Sequence[Sample], dtype: str, device: Device) -> GemmResul
     Raises CalibrationError where there are too few shapes.
     """
     mine = [s for s in samples if s["dtype"] == dtype]
-    bursts, loops = [s for s in mine if not s.sustained], [s for s in mine if s.sustained]
+    bursts, loops = [s for s in mine if _is_burst(s, device)], [s for s in mine if s.sustained]
     aligned = [s for s in bursts if not _odd(s)]
     _refuse_few(aligned, dtype)
     tiles = CPU_TILES if device.architecture == "cpu" else TILES
@@ -111,11 +115,14 @@ def fit_gemm(samples: Sequence[Sample], dtype: str, device: Device) -> GemmResul
     columns, layouts = products(aligned), [str(s["layout"]) for s in aligned]
 
     def curve(c: Mapping[str, float]) -> Array:
-        return seconds({**c, "out_bytes": out_bytes}, columns, device, peak=peak, element=element, burst=True, tiles=tiles)
+        return seconds(
+            {**c, "out_bytes": out_bytes}, columns, device, peak=peak, element=element, burst=True, tiles=tiles
+        )
 
     starts = _starts(device, len({s.key for s in aligned}))
     weights = _weights(aligned)
-    found, used = trimmed(curve, columns.time_s, starts, weights)
+    pulls = {} if device.architecture == "cpu" else PULLS
+    found, used = trimmed(curve, columns.time_s, starts, weights, pulls)
     values = dict(found.values)
     notes: list[str] = []
     if loops:
@@ -125,13 +132,46 @@ def fit_gemm(samples: Sequence[Sample], dtype: str, device: Device) -> GemmResul
         notes.append("e_sust: asymptote of single calls; no loop was measured")
     values["e_burst"] = max(values["e_burst"], values["e_sust"])
     factors = _layout_factors(found.residuals, used, layouts)
-    resampled = bootstrap(curve, columns.time_s, starts, [s.key for s in aligned], 20)
+    resampled = bootstrap(curve, columns.time_s, starts, [s.key for s in aligned], 20, pulls)
     quality = _quality(found, used, columns, layouts, factors, tuple(notes))
     made = _curve(values, peak, tiles, factors, _misaligned(values, bursts, device, peak, element, out_bytes), quality)
     total = [float(np.log(curve(v)[used]).mean()) for v in resampled]
     sigma = float(np.hypot(np.std(total), quality.p50 or 0.0))
     outliers = tuple(s for s, inside in zip(aligned, used, strict=True) if not inside)
     return GemmResult(made, sigma, outliers, tuple(notes))
+
+
+def _is_burst(sample: Sample, device: Device) -> bool:
+    shown = device.architecture == "cpu" or sample.time_s >= HOST_BOUND_S or sample.shape.get("graph")
+    return not sample.sustained and bool(shown)
+
+
+def scaled_gemm(samples: Sequence[Sample], dtype: str, device: Device, reference: GemmCurve) -> GemmCurve:
+    """A dtype with a few shapes only: another dtype's shape coefficients, its own speed from the largest products.
+
+    Raises CalibrationError where fewer than two products are usable.
+    """
+    mine = [s for s in samples if s["dtype"] == dtype and _is_burst(s, device) and not _odd(s)]
+    if len(mine) < _FEW:
+        problem, remedy = f"{len(mine)} usable products", f"at least {_FEW}"
+        raise CalibrationError(Fault(place=f"gemm {dtype}", problem=problem, remedy=remedy))
+    p, peak, element = products(mine), device.peak(dtype), DTYPE_BYTES[dtype]
+    c = {name: getattr(reference, name) for name in ("bw_frac", "k_ramp", "alpha", "tile_pen")}
+    c |= {"e_sust": 1.0, "t0": 1e6 * reference.t0_s, "p": reference.p or 3.0, "out_bytes": max(2, element)}
+    ideal = seconds(c, p, device, peak=peak, element=element, burst=False, tiles=reference.tiles)
+    large = p.flop >= p.flop.max() / 8
+    burst = float(np.clip(np.median((ideal / p.time_s)[large]), 0.01, 1.0))
+    own = {
+        "peak_flop_per_s": peak,
+        "e_burst": rounded(burst),
+        "e_sust": rounded(burst * reference.e_sust / reference.e_burst),
+        "misaligned": {},
+        "layout": {},
+        "quality": Quality(
+            basis="measured", num_samples=len(mine), notes=("few shapes: the main dtype's form, own speed",)
+        ),
+    }
+    return GemmCurve.model_validate(reference.model_dump() | own)
 
 
 def _refuse_few(samples: Sequence[Sample], dtype: str) -> None:
@@ -147,7 +187,7 @@ def _refuse_few(samples: Sequence[Sample], dtype: str) -> None:
 def _odd(sample: Sample) -> bool:
     strides = (sample["m"], sample["n"]) if sample["layout"] == "nt" else (sample["n"], sample["k"])
     aligned = 16 // DTYPE_BYTES[sample["dtype"]]
-    return min(s & -s for s in strides) < aligned
+    return bool(min(s & -s for s in strides) < aligned)
 
 
 def _starts(device: Device, shapes: int) -> dict[str, Start]:
@@ -156,7 +196,13 @@ def _starts(device: Device, shapes: int) -> dict[str, Start]:
     if device.architecture == "cpu":
         starts |= {"e_sust": Start(0.8, 0.02, 1.0), "bw_frac": Start(0.5, 0.02, 1.0), "t0": Start(5.0, 0.2, 200.0)}
         # one speed whatever the length of a call: f0 out of reach, so that the burst's never enters
-        return starts | {"f0": held(1e-9), "alpha": held(0.0), "tile_pen": held(0.0), "p": held(3.0), "e_burst": held(1.0)}
+        return starts | {
+            "f0": held(1e-9),
+            "alpha": held(0.0),
+            "tile_pen": held(0.0),
+            "p": held(3.0),
+            "e_burst": held(1.0),
+        }
     typical = TYPICAL[device.architecture]
     if shapes < MANY_SHAPES:
         starts |= {"alpha": held(typical.alpha), "tile_pen": held(0.5), "p": held(3.0)}
@@ -172,7 +218,9 @@ def _weights(samples: Sequence[Sample]) -> Array:
 def _sustained(values: Mapping[str, float], loops: Products, device: Device, *, peak: float, element: int) -> float:
     starts = {name: held(values[name]) for name in STARTS}
     starts |= {"factor": held(1.0), "out_bytes": held(2.0), "e_sust": Start(values["e_sust"], 0.05, 1.0)}
-    found = fit(lambda c: seconds(c, loops, device, peak=peak, element=element, burst=False), loops.time_s, starts, None)
+    found = fit(
+        lambda c: seconds(c, loops, device, peak=peak, element=element, burst=False), loops.time_s, starts, None
+    )
     return found.values["e_sust"]
 
 
@@ -211,7 +259,9 @@ def _quality(
         p50=quantile(left, 0.5),
         p95=quantile(left, 0.95),
         standard_errors={_STORED.get(name, name): rounded(v, 2) for name, v in found.errors.items()},
-        measured_range={name: (float(getattr(p, name).min()), float(getattr(p, name).max())) for name in ("m", "n", "k")},
+        measured_range={
+            name: (float(getattr(p, name).min()), float(getattr(p, name).max())) for name in ("m", "n", "k")
+        },
         notes=notes,
     )
 
@@ -235,7 +285,9 @@ def _curve(
             "tile_pen": rounded(c["tile_pen"]),
             "tiles": tiles,
             "layout": {name: rounded(value) for name, value in factors.items()},
-            "misaligned": {key: rounded(misaligned**power, 3) for key, power in powers.items()} if misaligned > 1 else {},
+            "misaligned": {key: rounded(misaligned**power, 3) for key, power in powers.items()}
+            if misaligned > 1
+            else {},
             "quality": quality,
         }
     )

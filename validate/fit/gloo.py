@@ -96,7 +96,9 @@ def _fit(kind: Kind, samples: Sequence[Sample]) -> tuple[_Kind, list[Sample]]:
     c = fitted.values
     mode = Mode(efficiency=1.0, base_s=rounded(c["base"] * 1e-6), hop_s=rounded(c["hop"] * 1e-6))
     left_out = [s for s, inside in zip(samples, used, strict=True) if not inside]
-    return _Kind(mode, c["gb_per_s"] * 1e9, sigma, bands, (float(size.min()), float(size.max())), int(used.sum())), left_out
+    return _Kind(
+        mode, c["gb_per_s"] * 1e9, sigma, bands, (float(size.min()), float(size.max())), int(used.sum())
+    ), left_out
 
 
 def _band(size: float) -> str:
@@ -111,7 +113,9 @@ def _port(found: Mapping[Kind, _Kind], best: float, source: str) -> PortCurves:
         name = f"{POINT_TO_POINT.get(kind, 'ring')}/{kind}"
         modes[name] = one.mode.model_copy(update={"efficiency": rounded(one.speed / best)})
     modes["ring/simple"] = modes["ring/all_reduce"]
-    bands = {name: [r for one in found.values() for r in one.residuals.get(name, [])] for name in ("small", "mid", "large")}
+    bands = {
+        name: [r for one in found.values() for r in one.residuals.get(name, [])] for name in ("small", "mid", "large")
+    }
     every = [r for band in bands.values() for r in band]
     numbers: dict[str, float] = {}
     for name, residuals in bands.items():

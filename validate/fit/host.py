@@ -34,7 +34,9 @@ class HostCosts:
 def host_costs(samples: Sequence[Sample], device: Device, calibration: Calibration, stack: Stack) -> HostCosts:
     """Of an eager block: what is left after its kernels' own times, over its launches as the simulator counts them."""
     costs = HostCosts()
-    time = {p: [s.time_s for s in samples if s.kind == "eager_block" and s["phase"] == p] for p in ("forward", "backward")}
+    time = {
+        p: [s.time_s for s in samples if s.kind == "eager_block" and s["phase"] == p] for p in ("forward", "backward")
+    }
     if all(time.values()):
         kernel_s, count = _tiny_block(device, calibration, stack)
         measured = sum(float(np.median(found)) for found in time.values())

@@ -45,7 +45,9 @@ class Line:
         return np.asarray(self.latency_s.value + num_bytes / self.bytes_per_s.value)
 
 
-def fit_line(num_bytes: Sequence[float], time_s: Sequence[float], runs: Sequence[str] = (), what: str = "sizes") -> Line:
+def fit_line(
+    num_bytes: Sequence[float], time_s: Sequence[float], runs: Sequence[str] = (), what: str = "sizes"
+) -> Line:
     """The line through (bytes, seconds). runs: which run each point is of; without them every point is its own.
 
     Raises CalibrationError where there are too few sizes or they lie too close together.
@@ -124,7 +126,7 @@ def _resampled(size: Array, time: Array, names: Sequence[str], use: NDArray[np.b
     different = sorted(set(names))
     member = np.array([different.index(name) for name in names])
     drawn = rng.multinomial(len(different), np.full(len(different), 1 / len(different)), RESAMPLES)
-    return _solve(size, time, drawn[:, member] * use, start, soft=0.0)
+    return _solve(size, time, drawn[:, member] * use.astype(float), start, soft=0.0)
 
 
 def _interval(value: float, resampled: Array, runs: int) -> Interval:

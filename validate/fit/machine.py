@@ -12,13 +12,13 @@ from simulator.calibration import AttentionCurve, Calibration, GemmCurve, Interf
 from simulator.calibration.datasheet import FUSED
 from simulator.device import Device, PeakFlop
 from simulator.errors import CalibrationError, ClusterError, Fault
-from simulator.kernels import Direction
+from simulator.kernels import Direction, Dtype
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.topology.parts import Intra
 from validate.fit.attention import fit_attention
-from validate.fit.gemm import fit_gemm
-from validate.fit.gloo import PORT, GlooResult, fit_gloo
+from validate.fit.gemm import fit_gemm, scaled_gemm
+from validate.fit.gloo import GlooResult, fit_gloo
 from validate.fit.host import host_costs
 from validate.fit.ranks import slow_ranks
 from validate.fit.robust import rounded
@@ -26,7 +26,7 @@ from validate.fit.streams import fit_streams, passes
 from validate.samples import Machine, Sample, SampleFile
 
 CPU_STACK = "torch-2.13-cpu"
-DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
+DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "tf32", "fp32", "fp8")
 _LARGE_CPU_BYTES, _LARGE_GPU_BYTES = 2**16, 6e7  # smaller passes: launch cost on a CPU, second-level cache on a GPU
 _PEAK_BYTES = 2**18  # a pass of this size says what memory can do
 _FEW = 3
@@ -129,7 +129,9 @@ def cpu_device(machine: Machine, samples: Sequence[Sample], name: str) -> Device
     if not peaks["fp32"] or not speed:
         missing = "products in fp32" if not peaks["fp32"] else f"passes over at least {_PEAK_BYTES} bytes"
         problem = f"no sample of {missing}"
-        raise CalibrationError(Fault(place="samples", problem=problem, remedy="shardwise calibrate run, with more time"))
+        raise CalibrationError(
+            Fault(place="samples", problem=problem, remedy="shardwise calibrate run, with more time")
+        )
     memory = int(machine.facts.get("memory_bytes", 4 * 2**30)) // max(1, int(machine.facts.get("num_ranks", 1)))
     measured = "the best measured here"
     return Device(
@@ -165,7 +167,7 @@ def cpu_cluster(device: Device, name: str, machine: Machine, gloo: GlooResult) -
         device=device,
         gpus_per_node=ranks,
         nvlink_domain_size=ranks,
-        intra=Intra(kind=PORT, shape="switch", bytes_per_s=rounded(speed)),
+        intra=Intra(kind="loopback", shape="switch", bytes_per_s=rounded(speed)),
         sources={"intra": source},
     )
 
@@ -173,26 +175,33 @@ def cpu_cluster(device: Device, name: str, machine: Machine, gloo: GlooResult) -
 # -- curves --------------------------------------------------------------------------------------------------------
 
 
-def _gemms(samples: Sequence[Sample], device: Device, report: Report) -> tuple[dict[str, GemmCurve], float]:
-    """Curves of every dtype with shapes enough; the first one's sigma. Raises CalibrationError if none has."""
-    curves: dict[str, GemmCurve] = {}
-    sigmas: list[float] = []
-    faults: list[Fault] = []
+def _gemms(samples: Sequence[Sample], device: Device, report: Report) -> tuple[dict[Dtype, GemmCurve], float]:
+    """The main dtype's curve and its sigma; others of their own where they have shapes enough, else of its form.
+
+    Raises CalibrationError where the main dtype (fp32 on a CPU, bf16 on a GPU) has too few shapes.
+    """
     mine = [s for s in samples if s.kind == "gemm"]
-    for dtype in DTYPES if device.architecture != "cpu" else ("fp32", "bf16"):
+    main, *others = ("fp32", "bf16") if device.architecture == "cpu" else DTYPES
+    result = fit_gemm(mine, main, device)
+    report.outliers(f"gemm {main}", result.outliers)
+    curves: dict[Dtype, GemmCurve] = {main: result.curve}
+    for dtype in others:
+        if not device.peak(dtype) or not any(s["dtype"] == dtype for s in mine):
+            continue
         try:
-            if any(s["dtype"] == dtype for s in mine):
-                result = fit_gemm(mine, dtype, device)
-                curves[dtype] = result.curve
-                sigmas.append(result.sigma)
-                report.outliers(f"gemm {dtype}", result.outliers)
+            curves[dtype] = _other(mine, dtype, device, result.curve, report)
         except CalibrationError as exc:
-            faults += exc.faults
-    if not curves:
-        problem, remedy = "no product was measured", "shardwise calibrate run"
-        raise CalibrationError(faults or [Fault(place="gemm", problem=problem, remedy=remedy)])
-    report.refused += [f"{f.place}: {f.problem} ({f.remedy})" for f in faults]
-    return curves, sigmas[0]
+            report.refused += [f"{f.place}: {f.problem} ({f.remedy})" for f in exc.faults]
+    return curves, result.sigma
+
+
+def _other(mine: Sequence[Sample], dtype: Dtype, device: Device, main: GemmCurve, report: Report) -> GemmCurve:
+    try:
+        result = fit_gemm(mine, dtype, device)
+    except CalibrationError:
+        return scaled_gemm(mine, dtype, device, main)
+    report.outliers(f"gemm {dtype}", result.outliers)
+    return result.curve
 
 
 def _attention(
@@ -250,9 +259,7 @@ def _interference(samples: Sequence[Sample], prior: Calibration) -> Interference
     both, product, copy = (float(np.median(time[f"overlap_{k}"])) for k in ("both", "gemm_alone", "copy_alone"))
     weight = max(0.0, (both - product) / copy)
     sources = {"hbm_weight": "a product beside a device copy at full memory speed", "num_channels": "prior"}
-    return Interference(
-        num_channels=prior.interference.num_channels, hbm_weight=rounded(weight, 3), sources=sources
-    )
+    return Interference(num_channels=prior.interference.num_channels, hbm_weight=rounded(weight, 3), sources=sources)
 
 
 def _stack(samples: Sequence[Sample], device: Device, calibration: Calibration, name: str) -> Stack:
@@ -286,7 +293,7 @@ def _summarise(calibration: Calibration, report: Report) -> None:
     named += [(f"stream {c.op}", c) for c in calibration.streams]
     for what, curve in named:
         q = curve.quality  # type: ignore[attr-defined]
-        if q.basis == "measured":
+        if q.basis == "measured" and q.p50 is not None:
             errors = " ".join(f"{k} ±{v:g}" for k, v in q.standard_errors.items())
             report.lines.append(f"{what}: {q.num_samples} samples, residual p50 {q.p50:.1%} p95 {q.p95:.1%}; {errors}")
     for port in calibration.links.ports if calibration.links else ():
@@ -341,6 +348,10 @@ def _toml(tables: Sequence[tuple[str, Mapping[str, object]]]) -> str:
     parts = []
     for title, rows in tables:
         lines = [f"[{title}]"] if title else []
-        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in rows.items() if not isinstance(value, dict)]
+        lines += [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}"
+            for key, value in rows.items()
+            if not isinstance(value, dict)
+        ]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"

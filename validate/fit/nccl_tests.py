@@ -106,7 +106,9 @@ def _json_rows(text: str, path: Path, faults: list[Fault]) -> Iterator[Sample]:
         return
     for index, row in enumerate(_dicts(data.get("results"))):
         place = f"{path}: results[{index}]"
-        kind = _named(str(row.get("experiment_name", ""))) or _named(str(program).rpartition("/")[2]) or _named(path.name)
+        kind = (
+            _named(str(row.get("experiment_name", ""))) or _named(str(program).rpartition("/")[2]) or _named(path.name)
+        )
         size = row.get("size")
         if not kind or not isinstance(size, int) or isinstance(size, bool) or size <= 0:
             faults.append(Fault(place=place, problem="does not name its collective and size"))

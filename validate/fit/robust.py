@@ -37,8 +37,13 @@ def fit(
     measured_s: Array,
     starts: Mapping[str, Start],
     weights: Array | None,
+    pulls: Mapping[str, float] | None = None,
 ) -> Fitted:
-    """Minimise soft-L1 of weight × ln(seconds / measured) over `starts`. A start with low = high is held."""
+    """Minimise soft-L1 of weight × ln(seconds / measured) over `starts`. A start with low = high is held.
+
+    pulls: coefficient -> distance from its start that costs as much as one sample that is SOFT_SCALE off: a weak prior,
+    which decides only what the samples leave open.
+    """
     free = [name for name, s in starts.items() if s.low < s.high]
     held = {name: s.value for name, s in starts.items()}
     weight = np.ones_like(measured_s) if weights is None else weights
@@ -48,8 +53,11 @@ def fit(
         log: Array = np.log(seconds({**held, **dict(zip(free, map(float, x), strict=True))}) / measured_s)
         return log
 
+    pulled = [(free.index(name), starts[name].value, width) for name, width in (pulls or {}).items() if name in free]
+
     def weighted(x: Array) -> Array:
-        return weight * residuals(x)
+        data = weight * residuals(x)
+        return np.append(data, [SOFT_SCALE * (x[i] - at) / width for i, at, width in pulled]) if pulled else data
 
     solution = least_squares(
         weighted,
@@ -75,6 +83,7 @@ def _standard_errors(jacobian: Array, residuals: Array) -> list[float]:
 
 
 def held(value: float) -> Start:
+    """A coefficient that is known."""
     return Start(value, value, value)
 
 
@@ -84,6 +93,7 @@ def rounded(x: float, digits: int = 4) -> float:
 
 
 def quantile(residuals: Array, q: float) -> float:
+    """Of the residuals' sizes, to three digits."""
     return rounded(float(np.quantile(np.abs(residuals), q)), 3)
 
 
@@ -108,20 +118,24 @@ def kept(residuals: Array) -> NDArray[np.bool_]:
 
 
 def trimmed(
-    seconds: Callable[[Mapping[str, float]], Array], measured_s: Array, starts: Mapping[str, Start], weights: Array
+    seconds: Callable[[Mapping[str, float]], Array],
+    measured_s: Array,
+    starts: Mapping[str, Start],
+    weights: Array,
+    pulls: Mapping[str, float] | None = None,
 ) -> tuple[Fitted, NDArray[np.bool_]]:
     """Fit, drop what lies far off, fit again until nothing more is dropped (three times at most).
 
     Returns the last fit, with residuals of all rows, and which rows it used.
     """
     use = np.ones(measured_s.shape, dtype=bool)
-    found = fit(seconds, measured_s, starts, weights)
+    found = fit(seconds, measured_s, starts, weights, pulls)
     for _ in range(3):
         inside = kept(found.residuals)
         if bool((inside == use).all()):
             break
         use = inside
-        found = fit(seconds, measured_s, starts, weights * use)
+        found = fit(seconds, measured_s, starts, weights * use, pulls)
     return found, use
 
 
@@ -131,6 +145,7 @@ def bootstrap(
     starts: Mapping[str, Start],
     groups: Sequence[str],
     count: int = 40,
+    pulls: Mapping[str, float] | None = None,
 ) -> list[dict[str, float]]:
     """Coefficients of `count` fits on resampled groups (runs where there are several, else shapes). Seeded."""
     rng = np.random.default_rng(0)
@@ -139,5 +154,5 @@ def bootstrap(
     found = []
     for _ in range(count):
         drawn = np.bincount(rng.integers(0, len(names), len(names)), minlength=len(names))
-        found.append(fit(seconds, measured_s, starts, np.sqrt(drawn[member].astype(float))).values)
+        found.append(fit(seconds, measured_s, starts, np.sqrt(drawn[member].astype(float)), pulls).values)
     return found

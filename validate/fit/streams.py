@@ -11,11 +11,12 @@ from simulator.calibration import Quality, StreamCurve
 from simulator.calibration.datasheet import STREAM_OPS
 from simulator.device import Device
 from simulator.kernels import StreamOp
+from simulator.ops.loss import SHORT_ROW_BYTES
 from validate.fit.robust import Array, Start, bootstrap, held, quantile, rounded, trimmed
 from validate.samples import Sample
 
 MIN_SIZES = 3
-BF16 = 2
+FP32 = 4
 _ADAMW_BYTES = {"fused": 28, "foreach": 80}  # a parameter: simulator.ops.optimizer counts the passes
 _FOREACH_LAUNCHES = 8
 _PER_LAUNCH = 32  # tensors a multi-tensor kernel takes
@@ -62,8 +63,18 @@ def passes(samples: Iterable[Sample]) -> Iterator[Pass]:
             kernels = -(-int(s.shape.get("tensors", 16)) // _PER_LAUNCH)
             launches = kernels * (1 if s["impl"] == "fused" else _FOREACH_LAUNCHES)
             yield Pass("optimizer", _ADAMW_BYTES[s["impl"]] * s["parameters"], launches, s.time_s, s)
+        elif s.kind.startswith("cross_entropy_") and s.shape.get("dtype") == "fp32":
+            yield _loss(s)
         elif s.kind == "hbm_copy":
             yield Pass("copy", s["bytes_moved"], 1, s.time_s, s)
+
+
+def _loss(s: Sample) -> Pass:
+    """Cross-entropy in fp32 as simulator.ops.loss counts it: forward the passes of log-softmax, backward a fill more."""
+    numel = s["tokens"] * s["vocab"]
+    short = FP32 * s["vocab"] <= SHORT_ROW_BYTES
+    passes_of_one = (3 if short else 4) if s.kind == "cross_entropy_forward" else 5
+    return Pass("softmax", FP32 * passes_of_one * numel, 2, s.time_s, s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +108,9 @@ def fit_streams(
             continue
         if len(sizes) < MIN_SIZES:
             refused.append(f"{prior.op}: {len(sizes)} sizes, {MIN_SIZES} are needed for its launch cost")
-        curve, sigma, left_out = _fit(found, device, free_floor=len(sizes) >= MIN_SIZES, floor=prior.t0_s, large=min_bytes)
+        curve, sigma, left_out = _fit(
+            found, device, free_floor=len(sizes) >= MIN_SIZES, floor=prior.t0_s, large=min_bytes
+        )
         curves.append(curve)
         sigmas.append(sigma)
         outliers += left_out
@@ -108,10 +121,16 @@ def fit_streams(
 def _fit(
     found: Sequence[Pass], device: Device, *, free_floor: bool, floor: float, large: float
 ) -> tuple[StreamCurve, float, list[Sample]]:
-    size, launches, time = (np.array([float(getattr(p, n)) for p in found]) for n in ("num_bytes", "launches", "time_s"))
+    size, launches, time = (
+        np.array([float(getattr(p, n)) for p in found]) for n in ("num_bytes", "launches", "time_s")
+    )
     speed = device.memory_bytes_per_s
-    starts = {"bw_frac": Start(0.6, 0.01, 1.0), "t0": Start(1e6 * floor, 0.1, 500.0) if free_floor else held(1e6 * floor)}
-    weights = np.where(size >= large, 1.0, 0.5)
+    starts = {
+        "bw_frac": Start(0.6, 0.01, 1.0),
+        "t0": Start(1e6 * floor, 0.1, 500.0) if free_floor else held(1e6 * floor),
+    }
+    # what takes long decides a step: a caching CPU is four times as fast on small tensors, and no line shows both
+    weights = np.where(size >= large, 1.0, 0.5) * (size / size.max()) ** 0.25
 
     def curve(c: dict[str, float]) -> Array:
         return np.asarray(launches * c["t0"] * 1e-6 + size / (speed * c["bw_frac"]))
@@ -132,7 +151,10 @@ def _fit(
         measured_range={"num_bytes": (float(size.min()), float(size.max()))},
     )
     made = StreamCurve(
-        op=found[0].op, bw_frac=rounded(fitted.values["bw_frac"]), t0_s=rounded(fitted.values["t0"] * 1e-6), quality=quality
+        op=found[0].op,
+        bw_frac=rounded(fitted.values["bw_frac"]),
+        t0_s=rounded(fitted.values["t0"] * 1e-6),
+        quality=quality,
     )
     sigma = float(np.hypot(np.std(total), quality.p50 or 0.0))
     return made, sigma, [p.sample for p, inside in zip(found, used, strict=True) if not inside]
