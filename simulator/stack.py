@@ -36,12 +36,14 @@ class AttentionBackend(Strict):
     kernel: flash2 / flash3 / cudnn: tiled kernels of 2023 on; flash1, flash1_triton: the CUDA and Triton kernels of 2022;
             math: unfused (two products, softmax and dropout over seq × seq).
     expand_kv_heads: K and V are repeated to all heads before the kernel (no native grouped-query attention).
+    random_state: the kernel returns the seed and offset of dropout's generator as tensors, whatever the dropout.
     forward_efficiency, backward_efficiency: fraction of the device's peak on causal FLOP, by architecture, where the
             kernel is the stack's own and no kernel table has it; empty = the calibration's curves.
     """
 
     kernel: Literal["flash1", "flash1_triton", "flash2", "flash3", "cudnn", "math"]
     expand_kv_heads: bool = False
+    random_state: bool = True
     forward_efficiency: dict[str, float] = {}
     backward_efficiency: dict[str, float] = {}
     # Achieved speed over the calibrated curve, by architecture: the kernel's version and tuning in this stack
@@ -63,6 +65,8 @@ class Stack(Strict):
     blocks: Literal["eager", "compiled", "fused"]
     norm: Literal["eager", "fused"] = "fused"  # eager: several kernels and fp32 temporaries; fused: one
     rope: Literal["half", "complex_fp32", "fused"] = "half"
+    # kernel: SiLU's backward is one; operators: written out, as PyTorch does on a device without kernels of its own
+    activation_backward: Literal["kernel", "operators"] = "kernel"
     norm_dtype: Literal["fp32", "compute"] = "compute"
     loss: Literal["fp32_eager", "fp32_compiled", "fused"] = "fp32_eager"
     # autocast: fp32 parameters cast at each use (and the casts cost time and memory), as torch.autocast does

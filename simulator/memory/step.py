@@ -144,7 +144,7 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
     begins = {name: index for index, name in head.backward.marks}
     return Tapes(
         embedding=tape(blocks.embedding, owns_input=False),
-        plain=tape(blocks.layer),
+        plain=tape(blocks.layer, keep_constants=constant),
         checkpointed=tape(blocks.layer, again, cached=cached, keep_constants=constant),
         head=head,
         head_gemm=begins[gemms[-1]] if gemms else 0,
@@ -225,9 +225,11 @@ class Step:
 
         def forward(unit: int, name: str, tape: Tape, end: int | None = None) -> int:
             base = self._base(tape)
+            writer.at("forward", index, name, "inputs")
+            writer.play(tape.forward, base, given, 0, end=tape.early)
             writer.at("forward", index, name, "gather")
             strategy.before_forward(unit)
-            writer.play(tape.forward, base, given, 0, end=end)
+            writer.play(tape.forward, base, given, 0, start=tape.early, end=end)
             stack.append((unit, tape, base, given))
             return base + tape.output if tape.output >= 0 else given
 
@@ -244,15 +246,15 @@ class Step:
         writer.at("forward", index, "head", "reshard")
         strategy.after_forward(ROOT)
         writer.play(head.forward, base, given, 0, start=head.cut)
-        gradient = self._head_backward(index, tapes, base, given)
+        writer.at("backward", index, "head", "loss")
+        ones = writer.alloc(4, "loss")  # the loss's own gradient: held by the frame of `backward` until it returns
+        gradient = self._head_backward(tapes, base, given, ones)
         self._backward(index, stack, gradient, sync=sync, head=[(base + s, n) for s, n in head.parameter_gradients])
-        writer.free(loss)
+        writer.free(ones, loss)
         strategy.end_backward()
 
-    def _head_backward(self, index: int, tapes: Tapes, base: int, given: int) -> int:
+    def _head_backward(self, tapes: Tapes, base: int, given: int, ones: int) -> int:
         writer, head = self.writer, tapes.head
-        writer.at("backward", index, "head", "loss")
-        ones = writer.alloc(4, "loss")
         writer.play(head.backward, base, given, ones, end=tapes.head_gemm)
         self.strategy.before_backward(ROOT)
         self._product()

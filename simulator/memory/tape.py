@@ -52,7 +52,7 @@ class Tape:
 
     output, gradient: slots of its result and of its input's gradient (may be INPUT or GRADIENT: the same storage).
     parameter_gradients: slots that its backward leaves. cut: index in `forward.events` where the model's own forward
-    ends and the loss begins (the head), else its length.
+    ends and the loss begins (the head), else its length. early: events of the forward that precede the block's hooks.
     """
 
     forward: Part
@@ -62,6 +62,7 @@ class Tape:
     gradient: int
     parameter_gradients: tuple[tuple[int, int], ...]
     cut: int
+    early: int
 
 
 def record(
@@ -78,20 +79,21 @@ def record(
     """Record a block.
 
     again: ops run again before the backward. cached: the outputs of ops with `selective_save` are kept for that.
-    keep_constants: what ops without inputs make (position tables) is kept over a checkpoint: FSDP2 casts a block's
-    inputs before the checkpoint sees them. parameter_bytes: of an element of parameter gradients.
+    keep_constants: what ops without inputs make (position tables) is made first and kept over a checkpoint: FSDP2 casts
+    a block's inputs before it gathers, and before the checkpoint sees them. parameter_bytes: of an element of parameter gradients.
     keep_gradients: parameter gradients stay; otherwise they are added to existing ones and freed.
-    ends_forward: the model's own forward, which holds the block's input, ends at the last product (the head).
+    ends_forward: the model's own forward, which holds the block's input, ends at the last product (the head); the
+    gradient of its output is the caller's, who frees it.
     """
     writer = _Writer(block, owns_input=owns_input, ends_forward=ends_forward)
     saved = {name for op in block.ops for name in op.saved}
-    tables = set()
+    constants = [op for op in block.ops if keep_constants and not op.inputs and not op.parameter_numel]
+    tables = {t.name for op in constants if again for t in op.outputs}
     made = {t.name for op in again for t in op.outputs}
-    if keep_constants:
-        tables = {t.name for op in again if not op.inputs and not op.parameter_numel for t in op.outputs}
     stash = {t.name for op in block.ops if op.selective_save for t in op.outputs} if cached else set()
     borders = {block.input, *tables} if again else set()  # a checkpoint holds its inputs to the end of the backward
-    writer.forward(block.ops, (saved - made) | stash | borders)
+    others = [op for op in block.ops if op not in constants]
+    writer.forward([*constants, *others], (saved - made) | stash | borders)
     forward, cut = writer.take(), writer.cut
     output = writer.slots.pop(block.output, INPUT)
     if again:
@@ -106,6 +108,7 @@ def record(
         gradient=writer.gradient,
         parameter_gradients=tuple(writer.parameter_gradients),
         cut=cut,
+        early=sum(len(op.outputs) for op in constants),
     )
 
 
@@ -176,7 +179,7 @@ class _Writer:
     def backward(self, parameter_bytes: int, held: set[str], *, keep_gradients: bool) -> None:
         """Ops reversed: gradients appear, saved tensors go (`held` ones at the end), gradients of one tensor are summed."""
         self._grads = {self.block.output: GRADIENT}
-        self._refs, self._bytes = {GRADIENT: 1}, {GRADIENT: 0}
+        self._refs, self._bytes = {GRADIENT: 2 if self.ends_forward else 1}, {GRADIENT: 0}
         savers: dict[str, int] = {}
         for op in self.block.ops:
             for name in op.saved:

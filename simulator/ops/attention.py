@@ -57,11 +57,13 @@ def _expand(g: Graph, s: Setting, x: Value, name: str) -> Value:
 
 
 def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
-    """Tiled attention. Saves Q, K, V, O, the log-sum-exp of each row in fp32, and the random state."""
+    """Tiled attention. Saves Q, K, V, O, the log-sum-exp of each row in fp32, and dropout's random state."""
     m, b = s.model, s.batch
     o = g.value("o", s.tokens * m.q_width, q.dtype)
     lse = g.value("logsumexp", b * m.num_heads * _rounded(s, s.seq_q), "fp32")
-    state = [g.value("philox_seed", 2, "int64"), g.value("philox_offset", 1, "int64")]
+    state = []
+    if s.stack.attention.random_state:
+        state = [g.value("philox_seed", 2, "int64"), g.value("philox_offset", 1, "int64")]
     kernels = [
         Attention(
             batch=b,

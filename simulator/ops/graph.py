@@ -103,7 +103,7 @@ class Graph:
         """Python locals: `values` live until here whether or not anybody saves them."""
         self.op(name, "elementwise", inputs=values)
 
-    def pointwise(
+    def pointwise(  # noqa: PLR0913  an op has that many facts
         self,
         name: str,
         inputs: Sequence[Value],
@@ -114,6 +114,7 @@ class Graph:
         aliases: Sequence[Value] = (),
         op: StreamOp = "elementwise",
         category: Category = "elementwise",
+        backward_temporary_bytes: int = 0,
     ) -> Value:
         """One kernel that reads `inputs` once and writes `output`; backward, one kernel for each of `grads`."""
         self.op(
@@ -126,6 +127,7 @@ class Graph:
             saved=saved,
             grads=grads,
             aliases=aliases,
+            backward_temporary_bytes=backward_temporary_bytes,
         )
         return output
 

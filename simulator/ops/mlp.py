@@ -6,6 +6,9 @@ from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.setting import Setting
 
+# SiLU's backward written out, σ(x) (1 + x (1 − σ(x))) dy, has six operators; five results die with the expression.
+_SILU_OPERATORS = 5
+
 
 def mlp(g: Graph, s: Setting, x: Value) -> Value:
     """The MLP of one layer, [T, D] -> [T, D], without its norm and residual."""
@@ -39,7 +42,8 @@ def _gated(g: Graph, s: Setting, x: Value) -> Value:
     if s.stack.blocks == "compiled":
         return _swiglu(g, gate, linear(g, s, "up", x, m.d_ff, bias=m.mlp_bias))
     act = g.value("activation", gate.numel, gate.dtype)
-    g.pointwise("activation", [gate], act, saved=[gate], grads=[gate])
+    parts = _SILU_OPERATORS * gate.num_bytes if s.stack.activation_backward == "operators" else 0
+    g.pointwise("activation", [gate], act, saved=[gate], grads=[gate], backward_temporary_bytes=parts)
     up = linear(g, s, "up", x, m.d_ff, bias=m.mlp_bias)
     product = g.value("product", act.numel, act.dtype)
     return g.pointwise("product", [act, up], product, saved=[act, up], grads=[act, up])
