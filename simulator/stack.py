@@ -69,6 +69,8 @@ class Stack(Strict):
     activation_backward: Literal["kernel", "operators"] = "kernel"
     norm_dtype: Literal["fp32", "compute"] = "compute"
     loss: Literal["fp32_eager", "fp32_compiled", "fused"] = "fp32_eager"
+    # Training metrics that compute an eager fp32 cross-entropy of every micro-batch's logits once more, forward only
+    loss_metrics: int = Field(ge=0, default=0)
     # autocast: fp32 parameters cast at each use (and the casts cost time and memory), as torch.autocast does
     autocast: bool = False
     # What the selective policy keeps besides attention; torchtitan runs each second product of a block again

@@ -15,12 +15,23 @@ SHORT_ROW_BYTES = 100_000
 
 
 def cross_entropy(g: Graph, s: Setting, logits: Value) -> Value:
-    """The mean loss, a scalar, of logits [T, V]."""
+    """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
     if s.stack.loss == "fp32_eager":
-        return _eager(g, s, logits)
-    if s.stack.loss == "fused" and s.stack.blocks == "fused":
-        return _megatron(g, s, logits)
-    return _one_kernel(g, s, logits)
+        loss = _eager(g, s, logits)
+    elif s.stack.loss == "fused" and s.stack.blocks == "fused":
+        loss = _megatron(g, s, logits)
+    else:
+        loss = _one_kernel(g, s, logits)
+    for index in range(s.stack.loss_metrics):
+        _metric(g, logits, f"metric{index}")
+    return loss
+
+
+def _metric(g: Graph, logits: Value, name: str) -> None:
+    """A metric's cross-entropy: cast (6 B), log-softmax (16). It runs after the backward, when nothing else is alive."""
+    size, wide = logits.num_bytes, 4 * logits.numel
+    kernels = (stream("cast", size, wide), stream("softmax", 3 * wide, wide))
+    g.op(name, "loss", inputs=(logits,), outputs=(), forward=kernels)
 
 
 def _eager(g: Graph, s: Setting, logits: Value) -> Value:

@@ -12,7 +12,8 @@ from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict.confidence import extrapolated, sigma, sources
 from simulator.predict.play import bounds, play
-from simulator.predict.prediction import MemoryUse, Prediction, Source, Verdict
+from simulator.memory import MemoryUse
+from simulator.predict.prediction import Prediction, Source, Verdict
 from simulator.predict.verdict import suggest, verdict_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
