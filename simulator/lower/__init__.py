@@ -63,13 +63,13 @@ class Lowering:
             slowdown=0.0 if ideal else slowdown(self.plan.num_devices),
         )
 
-    def program(self, num_micro_batches: int) -> Program:
-        """The step of one rank with `num_micro_batches` instead of the plan's own count."""
-        build = Builder("rank", self.fabric)
+    def program(self, num_micro_batches: int, rank: int | None = None) -> Program:
+        """The step of the class of all ranks, or of one rank, with that many micro-batches instead of the plan's."""
+        build = Builder(self.fabric, rank)
         gathers = self.plan.implementation in ("fsdp1", "fsdp2") or self.plan.zero == 3
         schedule = sharded_step if gathers else replicated_step
         schedule(build, self.step, num_micro_batches)
-        return build.program(self.plan.num_devices)
+        return build.program()
 
 
 def lower(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.collective_curves import LinkCurves
-from simulator.collectives import bill, interference, link_capacities
+from simulator.collectives import bill, interference, link_capacities, renamed
 from simulator.lower.work import Work
 from simulator.mesh import GroupShape, Mesh
 from simulator.program import Bill, Collective, Compute, Program, ProgramOp
@@ -26,26 +26,29 @@ class Fabric:
     memory_weight: float  # what compute loses of memory that a collective uses
     slowdown: float  # of the slowest GPU's compute, as a fraction
 
-    def shape(self, role: str) -> GroupShape:
-        """The groups over which a role communicates: shard, replicate or cp.
+    def axis(self, role: str) -> str:
+        """The mesh axis over which a role communicates: shard, replicate or cp.
 
         Context-parallel ranks hold the same parameters as their peers, so gradients cross them too: with the shards
         where there are any, else with the replicas.
         """
         sharded = self.mesh.plan.zero > 0
-        axis = {
-            "shard": "dp_shard_cp",
-            "replicate": "dp_replicate" if sharded else "dp_cp",
-            "cp": "cp",
-        }[role]
-        return self.mesh.group_shape(axis)
+        return {"shard": "dp_shard_cp", "replicate": "dp_replicate" if sharded else "dp_cp", "cp": "cp"}[role]
+
+    def shape(self, role: str) -> GroupShape:
+        """How the groups of a role lie on the nodes."""
+        return self.mesh.group_shape(self.axis(role))
 
 
 class Builder:
-    """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored)."""
+    """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored).
 
-    def __init__(self, name: str, fabric: Fabric) -> None:
-        self._name, self._fabric = name, fabric
+    rank: None builds the program of the class of all ranks; a number that of one rank, on links of its own, meeting the
+    other members of its groups.
+    """
+
+    def __init__(self, fabric: Fabric, rank: int | None = None) -> None:
+        self._fabric, self._rank = fabric, rank
         self._ops: list[ProgramOp] = []
         self._last_collective: int | None = None
         self._last_compute: int | None = None
@@ -98,30 +101,42 @@ class Builder:
             return None
         if not fabric.stack.overlap:
             after = (*after, self._last_compute)
+        one = bill(kind, size_bytes // count, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.stack.nccl)
+        group, members = self._group(role)
         op = Collective(
             id=len(self._ops),
             stream=f"nccl:{role}",
             after=_ids(after),
             label=label,
             kind=kind,
-            key=f"{role}:{len(self._ops)}",
-            bill=_times(
-                bill(kind, size_bytes // count, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.stack.nccl),
-                count,
-            ),
+            key=f"{role}:{len(self._ops)}{group}",
+            members=members,
+            bill=renamed(_times(one, count), self._suffix),
             size_bytes=size_bytes,
             host_s=count * fabric.stack.host_collective_s,
-            interference=interference(
-                kind, shape, fabric.cluster, fabric.curves, memory_weight=fabric.memory_weight
-            ),
+            interference=interference(kind, shape, fabric.cluster, fabric.curves, memory_weight=fabric.memory_weight),
         )
         self._ops.append(op)
         self._last_collective = op.id
         return op.id
 
-    def program(self, num_ranks: int) -> Program:
-        links = link_capacities(self._fabric.cluster, self._fabric.curves)
-        return Program(name=self._name, num_ranks=num_ranks, ops=tuple(self._ops), links=links)
+    @property
+    def _suffix(self) -> str:
+        return "" if self._rank is None else f":{self._rank}"
+
+    def _group(self, role: str) -> tuple[str, int]:
+        """What tells a rank's group from the others of the role, and how many programs meet in it."""
+        if self._rank is None:
+            return "", 1
+        ranks = self._fabric.mesh.group_of(self._fabric.axis(role), self._rank)
+        return f":{ranks[0]}", len(ranks)
+
+    def program(self) -> Program:
+        """What was built so far."""
+        links = link_capacities(self._fabric.cluster, self._fabric.curves, suffix=self._suffix)
+        num_ranks = self._fabric.mesh.plan.num_devices if self._rank is None else 1
+        name = "rank" if self._rank is None else f"rank{self._rank}"
+        return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links)
 
 
 def _times(one: Bill, count: int) -> Bill:

@@ -36,7 +36,7 @@ def predict(
     """Predict one training step.
 
     calibration: None takes the device's own, or its data sheet where nobody has measured it. stack: None loads the
-    plan's. fold: False plays every micro-batch.
+
     Raises PlanError, ModelError, ClusterError, StackError or CalibrationError with every fault found.
     """
     stack = stack or Stack.load(plan.stack)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from simulator.engine import run
@@ -30,9 +30,15 @@ class Played:
 
 
 def play(lowering: Lowering, *, fold: bool = True) -> Played:
-    """Run the step; with `fold` at most four micro-batches are played and the rest extrapolated exactly."""
+    """Run the step.
+
+    fold: equal ranks are one class, and at most four micro-batches are played, the rest extrapolated exactly. Without,
+    every rank plays every micro-batch: seconds to minutes for more than a few hundred ranks.
+    """
     count = lowering.plan.num_micro_batches
-    if not fold or count <= _PLAYED:
+    if not fold:
+        return _play(lowering, count, [lowering.program(count, rank) for rank in range(lowering.plan.num_devices)])
+    if count <= _PLAYED:
         return _play(lowering, count)
     shorter, longer = _play(lowering, _PLAYED - 1), _play(lowering, _PLAYED)
     more = count - _PLAYED
@@ -55,9 +61,10 @@ def _extend(shorter: float, longer: float, more: int) -> float:
     return longer + more * (longer - shorter)
 
 
-def _play(lowering: Lowering, num_micro_batches: int) -> Played:
-    program = lowering.program(num_micro_batches)
-    timeline = run([program])
+def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program] = ()) -> Played:
+    programs = programs or [lowering.program(num_micro_batches)]
+    program = programs[0]
+    timeline = run(programs)
     kinds = dict.fromkeys(op.kind for op in program.ops if isinstance(op, Collective))
     lower_s, upper_s = bounds(program)
     return Played(

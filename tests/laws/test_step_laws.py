@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from simulator.calibration import Calibration
 from simulator.collective_curves import default_curves
+from simulator.engine import run
+from simulator.fold import fold_programs
 from simulator.lower import Lowering, lower
 from simulator.model import Model
 from simulator.plan import Plan
@@ -67,14 +69,25 @@ def lowered(plan: Plan) -> Lowering:
     return lower(MODEL, plan, cluster, Stack.load(plan.stack), calibration, default_curves())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(plans())
-def test_folded_micro_batches_equal_all_of_them(plan: Plan) -> None:
+def test_folded_equals_every_rank_playing_every_micro_batch(plan: Plan) -> None:
     lowering = lowered(plan)
     folded, full = play(lowering), play(lowering, fold=False)
+    assert len(full.timeline.programs) == plan.num_devices
     assert folded.step_s == pytest.approx(full.step_s, rel=1e-9)
     for name, seconds in full.breakdown.items():
         assert folded.breakdown[name] == pytest.approx(seconds, rel=1e-6, abs=1e-9 * full.step_s)
+
+
+@settings(max_examples=15, deadline=None)
+@given(plans())
+def test_refinement_finds_that_all_ranks_are_equal(plan: Plan) -> None:
+    lowering = lowered(plan)
+    programs = [lowering.program(1, rank) for rank in range(plan.num_devices)]
+    (one,) = fold_programs(programs)
+    assert one.num_ranks == plan.num_devices
+    assert run([one]).step_s == pytest.approx(run(programs).step_s, rel=1e-9)
 
 
 @settings(max_examples=60, deadline=None)
