@@ -18,7 +18,7 @@ def collective_items(s: Session) -> Iterator[Item]:
     """Sizes spread, the collectives that training uses first; the whole world, then its prefixes by powers of two."""
     if s.num_ranks < 2:
         return
-    powers = range(10, 31) if s.gpu else range(10, 26)
+    powers = range(10, 31) if s.gpu else range(10, 25)
     sizes = [2**p for p in (12, 16, 20)] if s.setting.tiny else [2**p for p in powers]
     groups = _groups(s)
     for (count, group), part in product(groups, (OPS[:3], OPS[3:])):
@@ -58,17 +58,24 @@ def prepared(s: Session, op: str, size: int, count: int, group: Any) -> Callable
     full = torch.ones(numel, device=s.setting.device)
     shard = torch.ones(numel // count, device=s.setting.device)
     other = torch.empty_like(full)
+    gather, scatter = _gather_scatter(dist)
     peer = s.setting.rank ^ 1
     pairs = s.setting.rank < count // 2 * 2
     calls: dict[str, Callable[[int], object]] = {
         "all_reduce": lambda _: dist.all_reduce(full, group=group),
-        "all_gather": lambda _: dist.all_gather_into_tensor(full, shard, group=group),
-        "reduce_scatter": lambda _: dist.reduce_scatter_tensor(shard, full, group=group),
+        "all_gather": lambda _: gather(full, shard, group=group),
+        "reduce_scatter": lambda _: scatter(shard, full, group=group),
         "broadcast": lambda _: dist.broadcast(full, 0, group=group),
         "all_to_all": lambda _: dist.all_to_all_single(other, full, group=group),
         "send_recv": lambda _: _exchange(dist, full, other, peer, group) if pairs else None,
     }
     return calls[op]
+
+
+def _gather_scatter(dist: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    """The collectives on one tensor: torch 2.13 gave them new names."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return gather, getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def _exchange(dist: Any, out: Tensor, into: Tensor, peer: int, group: Any) -> None:  # noqa: ANN401
@@ -117,12 +124,13 @@ def _work(x: Tensor, y: Tensor, repeats: int) -> None:
 def _both(torch: Any, s: Session, op: str, size: int, call: Callable[[], None], _: int) -> None:  # noqa: ANN401
     """Launch the collective without waiting, compute, then wait."""
     dist = torch.distributed
+    gather, scatter = _gather_scatter(dist)
     numel = size // 4 // s.num_ranks * s.num_ranks
     full = torch.ones(numel, device=s.setting.device)
     shard = torch.ones(numel // s.num_ranks, device=s.setting.device)
     work = {
-        "all_gather": lambda: dist.all_gather_into_tensor(full, shard, async_op=True),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(shard, full, async_op=True),
+        "all_gather": lambda: gather(full, shard, async_op=True),
+        "reduce_scatter": lambda: scatter(shard, full, async_op=True),
         "all_reduce": lambda: dist.all_reduce(full, async_op=True),
     }[op]()
     call()

@@ -69,11 +69,10 @@ def main() -> None:
 
 
 def _play(session: Session, phase: str, share: float) -> None:
+    """Items until the phase's time is over; the first one always, so that every phase says something."""
     session.begin(phase, share)
-    items = ITEMS[phase](session)
-    while session.go():
-        item = next(items, None)
-        if item is None:
+    for index, item in enumerate(ITEMS[phase](session)):
+        if not session.go() and index > 0:
             return
         item()
 

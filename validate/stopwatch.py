@@ -13,7 +13,7 @@ from validate.samples import sample_key, sample_line
 
 DeviceKind = Literal["cuda", "cpu"]
 MEMORY_SHARE = 0.9  # of what is free when the session starts
-MIN_REPS, MAX_REPS = 5, 50
+FEWEST_REPS, MIN_REPS, MAX_REPS = 3, 5, 50  # the fewest of calls that take long
 SHORT_S = 1e-4  # shorter calls wait for the host between two events
 _MEMINFO = Path("/proc/meminfo")
 
@@ -113,7 +113,8 @@ class Session:
         self.sync()
         one = time.perf_counter() - started
         one = self.agreed(one) if together else one
-        reps = max(MIN_REPS, min(MAX_REPS, int(self.slice_s / max(one, 1e-7))))
+        least = MIN_REPS if MIN_REPS * one < 4 * self.slice_s else FEWEST_REPS
+        reps = max(least, min(MAX_REPS, int(self.slice_s / max(one, 1e-7))))
         return self._events(call, reps) if self.gpu else _clocked(call, reps)
 
     def short_times(self, call: Callable[[int], object], count: int = 20) -> list[float] | None:

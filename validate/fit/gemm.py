@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +34,21 @@ STARTS = {
     "tile_pen": Start(0.5, 0.0, 6.0),
 }
 # What single calls of a model's shapes leave open; widths of the fits of published sweeps (docs/background/kernels.md).
-PULLS = {"e_burst": 0.05, "bw_frac": 0.05, "t0": 1.0, "k_ramp": 40.0, "p": 0.7, "alpha": 0.15, "tile_pen": 0.5, "f0": 1.0}
+PULLS = {
+    "e_burst": 0.05,
+    "bw_frac": 0.05,
+    "t0": 1.0,
+    "k_ramp": 40.0,
+    "p": 0.7,
+    "alpha": 0.15,
+    "tile_pen": 0.5,
+    "f0": 1.0,
+}
 HOST_BOUND_S = 3e-5  # shorter calls that were launched one by one show the host's time, not the device's
 _STORED = {"f0": "f0_tflop", "t0": "t0_us"}
 CPU_TILES: Tiles = ((16, 64),)  # a register block of one core: sides are rounded up to it, nothing waits for a wave
 MIN_SHAPES = 8
+MIN_OF_LAYOUT = 5
 _FEW = 2
 MIN_FLOP_RANGE = 100.0
 MANY_SHAPES = 60  # enough to free the coefficients of waves and tiles
@@ -61,7 +72,7 @@ class Products:
 
 
 def seconds(
-    c: Mapping[str, float], p: Products, device: Device, *, peak: float, element: int, burst: bool, tiles: Tiles = TILES
+    c: Mapping[str, Any], p: Products, device: Device, *, peak: float, element: int, burst: bool, tiles: Tiles = TILES
 ) -> Array:
     """The curve of simulator.calibration.curves.GemmCurve on columns; a unit test holds the two equal."""
     e: Array | float = c["e_sust"]
@@ -114,12 +125,15 @@ def fit_gemm(samples: Sequence[Sample], dtype: str, device: Device) -> GemmResul
     out_bytes = float(max(2, element))
     columns, layouts = products(aligned), [str(s["layout"]) for s in aligned]
 
+    masks = {name: np.array([layout == name for layout in layouts]) for name in ("nn", "nt")}
+
     def curve(c: Mapping[str, float]) -> Array:
-        return seconds(
-            {**c, "out_bytes": out_bytes}, columns, device, peak=peak, element=element, burst=True, tiles=tiles
-        )
+        factor = 1.0 + sum((c[name] - 1) * mask for name, mask in masks.items() if name in c)
+        own = {**c, "out_bytes": out_bytes, "factor": factor}
+        return seconds(own, columns, device, peak=peak, element=element, burst=True, tiles=tiles)
 
     starts = _starts(device, len({s.key for s in aligned}))
+    starts |= {name: Start(1.0, 0.5, 2.0) for name, mask in masks.items() if mask.sum() >= MIN_OF_LAYOUT}
     weights = _weights(aligned)
     pulls = {} if device.architecture == "cpu" else PULLS
     found, used = trimmed(curve, columns.time_s, starts, weights, pulls)
@@ -131,9 +145,9 @@ def fit_gemm(samples: Sequence[Sample], dtype: str, device: Device) -> GemmResul
     elif device.architecture != "cpu":
         notes.append("e_sust: asymptote of single calls; no loop was measured")
     values["e_burst"] = max(values["e_burst"], values["e_sust"])
-    factors = _layout_factors(found.residuals, used, layouts)
+    factors = {"tn": 1.0} | {name: values[name] for name in masks if name in values}
     resampled = bootstrap(curve, columns.time_s, starts, [s.key for s in aligned], 20, pulls)
-    quality = _quality(found, used, columns, layouts, factors, tuple(notes))
+    quality = _quality(found, used, columns, tuple(notes))
     made = _curve(values, peak, tiles, factors, _misaligned(values, bursts, device, peak, element, out_bytes), quality)
     total = [float(np.log(curve(v)[used]).mean()) for v in resampled]
     sigma = float(np.hypot(np.std(total), quality.p50 or 0.0))
@@ -224,16 +238,6 @@ def _sustained(values: Mapping[str, float], loops: Products, device: Device, *, 
     return found.values["e_sust"]
 
 
-def _layout_factors(residuals: Array, used: Mask, layouts: Sequence[str]) -> dict[str, float]:
-    """Time of each layout over the curve's: the median of what the fit leaves, where five samples say so."""
-    factors = {}
-    for name in ("tn", "nn", "nt"):
-        logs = [-float(r) for r, u, lay in zip(residuals, used, layouts, strict=True) if u and lay == name]
-        if len(logs) >= 5:
-            factors[name] = float(np.exp(np.median(logs)))
-    return factors
-
-
 def _misaligned(
     values: Mapping[str, float], bursts: Sequence[Sample], device: Device, peak: float, element: int, out_bytes: float
 ) -> float:
@@ -247,12 +251,9 @@ def _misaligned(
     return max(1.0, float(np.median(columns.time_s / expected)))
 
 
-def _quality(
-    found: Fitted, used: Mask, p: Products, layouts: Sequence[str], factors: Mapping[str, float], notes: tuple[str, ...]
-) -> Quality:
-    """Residuals with the layouts' factors taken out, outliers left out."""
-    shifts = np.array([np.log(factors.get(lay, 1.0)) for lay in layouts])
-    left = (found.residuals + shifts)[used]
+def _quality(found: Fitted, used: Mask, p: Products, notes: tuple[str, ...]) -> Quality:
+    """Residuals of the fit's own rows, outliers left out."""
+    left = found.residuals[used]
     return Quality(
         basis="measured",
         num_samples=int(used.sum()),

@@ -1,0 +1,179 @@
+"""`calibrate run` on this machine's CPU, with gloo and two processes: the whole way, with the smallest shapes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from simulator import Calibration, Cluster, Model, Plan, predict
+from simulator.cli import ExitCode, main
+from simulator.errors import InputError
+from validate.bench_compute import spread
+from validate.measure import Job, measure
+from validate.samples import read_samples
+
+TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
+PLANS = {
+    "ddp": {"dp_replicate": 2, "zero": 0},
+    "zero1": {"dp_shard": 2, "zero": 1},
+    "fsdp2": {"dp_shard": 2, "zero": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with samples.jsonl and the machine's files, made by the command line."""
+    folder = tmp_path_factory.mktemp("machine")
+    run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.4", "--out", str(folder / "samples.jsonl")]
+    assert main(run) == ExitCode.OK
+    fit = ["calibrate", "fit", str(folder / "samples.jsonl"), "-o", str(folder / "here.calibration.json")]
+    assert main(fit) == ExitCode.OK
+    return folder
+
+
+def test_every_phase_leaves_samples_of_both_ranks(folder: Path) -> None:
+    found = read_samples([folder / "samples.jsonl"])
+    assert not found.faults
+    assert not found.failures
+    kinds = {s.kind for s in found.samples}
+    assert {"gemm", "stream", "attention_forward", "attention_backward", "adamw", "collective", "overlap"} <= kinds
+    assert {"eager_block", "fsdp2_group", "host_dispatch", "hbm_copy", "storage_write", "storage_read"} <= kinds
+    assert {s.rank for s in found.samples} == {0, 1}
+    facts = found.machine.facts
+    assert facts["num_ranks"] == 2
+    assert all(facts[name] for name in ("device", "torch", "date", "command", "hostname"))
+
+
+@pytest.mark.parametrize("strategy", PLANS)
+def test_small_plans_are_predicted_from_it(folder: Path, strategy: str) -> None:
+    plan = Plan(
+        **PLANS[strategy], seq_len=64, micro_batch_size=2, precision="fp32", stack=str(folder / "here.stack.toml")
+    )
+    cluster = Cluster.load(folder / "here.toml")
+    calibration = Calibration.load(folder / "here.calibration.json")
+    found = predict(TINY, plan, cluster, calibration)
+    assert found.lower_s <= found.step_s <= found.upper_s
+    assert found.low_s < found.step_s < found.high_s
+    assert found.communication  # two ranks talk
+    # products alone cannot beat the fastest product that was measured
+    flop = TINY.model_flop_per_sequence(64) * 2
+    assert found.step_s > flop / cluster.device.peak("fp32") * 0.9
+
+
+def test_wider_samples_give_wider_intervals(folder: Path, tmp_path: Path) -> None:
+    """What the fit is unsure of reaches the prediction: noise of a factor two on products widens its interval."""
+    lines = (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    for index, row in enumerate(rows):
+        if row["kind"] == "gemm":
+            row["time_s"] *= 2.0 if index % 2 else 0.5
+    noisy = tmp_path / "noisy.jsonl"
+    noisy.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert main(["calibrate", "fit", str(noisy), "-o", str(tmp_path / "noisy.calibration.json")]) == ExitCode.OK
+    sure, unsure = (
+        Calibration.load(p) for p in (folder / "here.calibration.json", tmp_path / "noisy.calibration.json")
+    )
+    assert unsure.sigma("gemm") > sure.sigma("gemm")
+
+
+def test_a_file_with_samples_is_not_overwritten(folder: Path) -> None:
+    job = Job(out=folder / "samples.jsonl", minutes=0.1, device="cpu", num_ranks=1, threads=1)
+    with pytest.raises(InputError, match="holds samples already"):
+        measure(job)
+
+
+def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "samples.jsonl"
+    command = [sys.executable, "-m", "simulator.cli", "calibrate", "run", "--device", "cpu", "--ranks", "2", "--tiny"]
+    command += ["--minutes", "0.2", "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as parent:
+        _until(lambda: out.exists() and out.read_bytes().count(b'"time_s"') >= 8)
+        children = _children(parent.pid)
+        parent.send_signal(signal.SIGKILL)
+    assert len(children) == 2
+    _until(lambda: not any(_alive(pid) for pid in children))
+    before = [line for line in out.read_text(encoding="utf-8").splitlines() if '"time_s"' in line]
+    with out.open("a", encoding="utf-8") as file:
+        file.write('{"kind": "gemm", "m": 6')  # as if the last write had been cut
+    job = Job(out=out, minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True, resume=True)
+    outcome = measure(job)
+    assert outcome.verdict == "complete", outcome.problems
+    found = read_samples([out])
+    assert not found.faults
+    assert len(found.samples) == len(before) + outcome.num_samples
+    keys = [(s.key, s.rank) for s in found.samples]
+    assert len(keys) - len(set(keys)) <= 2  # what only one rank had written is measured again
+
+
+def test_a_rank_that_dies_costs_its_phase_only(tmp_path: Path) -> None:
+    out = tmp_path / "samples.jsonl"
+    killed: list[int] = []
+
+    def kill_one(text: str) -> None:
+        if text.startswith("attention") and not killed:
+            killed.append(_children(os.getpid())[-1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    job = Job(out=out, minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True)
+    outcome = measure(job, kill_one)
+    assert outcome.verdict == "partial"
+    assert len(outcome.problems) == 1
+    assert "SIGKILL" in outcome.problems[0]
+    found = read_samples([out])
+    assert {"gemm", "collective"} <= {s.kind for s in found.samples}  # before and after it
+    assert not any(_alive(pid) for pid in _children(os.getpid()))
+
+
+def test_a_silent_rank_is_ended_at_its_deadline(tmp_path: Path) -> None:
+    def stop_one(text: str) -> None:
+        if text.startswith("loss"):
+            os.kill(_children(os.getpid())[-1], signal.SIGSTOP)
+
+    job = Job(out=tmp_path / "s.jsonl", minutes=0.12, device="cpu", num_ranks=2, threads=1, tiny=True, grace_s=1.0)
+    outcome = measure(job, stop_one)
+    assert outcome.verdict == "partial"
+    assert "silent past its deadline" in outcome.problems[0]
+
+
+def test_every_prefix_of_a_spread_covers_the_range() -> None:
+    assert spread([0, 1, 2, 3, 4, 5, 6, 7, 8])[:5] == [0, 8, 4, 2, 6]
+    assert [spread(list(range(n))) for n in (0, 1, 2)] == [[], [0], [0, 1]]
+    assert all(sorted(spread(list(range(n)))) == list(range(n)) for n in range(30))
+
+
+def _until(holds: object, patience_s: float = 30.0) -> None:
+    assert callable(holds)
+    end_s = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    """Workers that this process started (Linux)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            command = (path.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z" and b"validate.bench_worker" in command:
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
