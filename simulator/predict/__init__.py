@@ -7,12 +7,11 @@ import math
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.lower import lower
-from simulator.memory import simulate_memory
+from simulator.memory import MemoryUse, simulate_memory
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict.confidence import extrapolated, sigma, sources
 from simulator.predict.play import bounds, play
-from simulator.memory import MemoryUse
 from simulator.predict.prediction import Prediction, Source, Verdict
 from simulator.predict.verdict import suggest, verdict_of
 from simulator.stack import Stack
@@ -36,7 +35,8 @@ def predict(
     """Predict one training step.
 
     calibration: None takes the device's own, or its data sheet where nobody has measured it. stack: None loads the
-
+    plan's. curves: None takes those that came with the calibration, or the published sweeps'. fold: False plays every
+    rank and every micro-batch.
     Raises PlanError, ModelError, ClusterError, StackError or CalibrationError with every fault found.
     """
     stack = stack or Stack.load(plan.stack)
