@@ -98,9 +98,12 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCourse:
-    """Live bytes over a steady step: the most of each moment with its event's index; before and after the step."""
+    """Live bytes over a steady step: the most of each moment with its event's index, what each moment leaves; before
+    and after the step.
+    """
 
     most: list[tuple[int, int]]
+    ends: list[int]
     resident: int
     final: int
 
@@ -187,6 +190,7 @@ def live_course(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTE
     up = granularity_bytes - 1
     live = resident = index = 0
     most: list[tuple[int, int]] = []
+    ends: list[int] = []
     for start, end in zip(history.bounds, history.bounds[1:], strict=False):
         highest, at = live, start
         for index, (slot, num_bytes, _, _) in enumerate(history.events[start:end], start):
@@ -201,7 +205,8 @@ def live_course(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTE
             resident = live
         if start >= history.steady:
             most.append((highest, at))
-    return LiveCourse(most=most, resident=resident, final=live)
+            ends.append(live)
+    return LiveCourse(most=most, ends=ends, resident=resident, final=live)
 
 
 def live_by_category(history: History, at: int, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> dict[str, int]:
