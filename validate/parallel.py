@@ -74,8 +74,11 @@ def build(model: Model, plan: Plan, stack: Stack, device: torch.device, *, direc
 
 def materialise(built: Built, device: torch.device) -> None:
     """Storage on `device`, and first values."""
-    built.module.to_empty(device=device)
-    built.module.initialise()
+    module = built.module
+    module.to_empty(device=device)
+    if module.model.tied_embeddings and module.lm_head.weight is not module.embedding.weight:
+        module.lm_head.weight = module.embedding.weight  # plain modules get a storage for each name
+    module.initialise()
 
 
 def _mesh(plan: Plan, device_type: str) -> DeviceMesh | None:

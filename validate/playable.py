@@ -32,6 +32,12 @@ def _plan_faults(plan: Plan) -> Iterator[Fault]:
         yield Fault(place="plan: precision", problem="fp8 products need more than torch", remedy="bf16")
     if plan.optimizer == "adam8bit":
         yield Fault(place="plan: optimizer", problem="adam8bit needs bitsandbytes", remedy="adamw")
+    if plan.optimizer.startswith("sgd") and plan.optimizer_impl == "fused" and plan.implementation == "fsdp2":
+        yield Fault(
+            place="plan: optimizer_impl",
+            problem="torch has no fused SGD for sharded parameters",
+            remedy="foreach",
+        )
     if plan.optimizer_dtype != plan.master_dtype and plan.optimizer not in ("sgd", "adam8bit"):
         yield Fault(
             place="plan: optimizer_dtype",
@@ -63,6 +69,8 @@ def _stack_faults(stack: Stack, mode: Mode) -> Iterator[Fault]:
 def _split_faults(model: Model, plan: Plan) -> Iterator[Fault]:
     if plan.tp == 1:
         return
+    if plan.implementation != "fsdp2" and plan.num_data_parallel > 1:
+        yield Fault(place="plan: tp", problem="DDP does not take split parameters", remedy="tp = 1, or zero = 3")
     if model.fused_qkv:
         yield Fault(place="plan: tp", problem="a joined QKV projection is not split by torch's styles", remedy="tp = 1")
     for name in ("num_heads", "num_kv_heads", "d_ff"):

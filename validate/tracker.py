@@ -78,6 +78,7 @@ class _Phases:
     """Mixed into a tracker: what matters here of each update, without its snapshots of every module."""
 
     _curr_mem_snap: dict[torch.device, dict[Any, int]]
+    reset_mod_stats: Callable[[], None]
 
     def prepare(self, device: torch.device, buckets: Callable[[], int]) -> None:
         """Follow `device`. buckets: bytes that the tracker counts as activations and that are DDP's buckets."""
@@ -116,6 +117,8 @@ class _Phases:
         """A phase begins: what is alive now ends the one before it."""
         self.moments[self.phase] = self.now()
         self.phase = phase
+        if phase == "forward":
+            self.reset_mod_stats()  # it refuses a second micro-batch while it remembers the first one's modules
 
     def _update_peak_stats(self, _peak_state: object) -> None:
         total = self.total()

@@ -43,6 +43,7 @@ def borders(model: Model, plan: Plan, stack: Stack, *, granularity_bytes: int) -
         peaks[phase] = max(peaks[phase], live)
         if live > highest:
             highest, peak_phase, peak_tags = live, phase, dict(by_tag)
+    peaks.setdefault("optimizer", after["backward"])  # it may allocate nothing
     return Borders(
         start_bytes=after["start"],
         after_forward_bytes=after["forward"],

@@ -31,8 +31,10 @@ def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> Me
     device = torch.device(device_type)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_devices)
     try:
-        built = build(model, plan, stack, device, direct_flash=device.type == "cuda")
-        with FakeTensorMode() as fake, _real_meshes():
+        fake = FakeTensorMode()
+        with _fake_empties(fake, device):  # the modules themselves are made outside: cutting a fake tensor into shards is slow
+            built = build(model, plan, stack, device, direct_flash=device.type == "cuda")
+        with fake, _real_meshes():
             fake.allow_non_fake_inputs = True  # the modules come without storage, and as plain tensors
             materialise(built, device)
             fake.allow_non_fake_inputs = False
@@ -70,6 +72,25 @@ def reduced_in_place(plan: Plan) -> Callable[..., Any]:
 
     hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}  # DDP checks them
     return hook
+
+
+@contextlib.contextmanager
+def _fake_empties(fake: FakeTensorMode, device: torch.device) -> Iterator[None]:
+    """fully_shard makes an empty tensor on the device, which may not exist."""
+    with torch.device("meta"):
+        torch.zeros(1)  # torch lists its factories once, and that must not be while one of them is another function
+    original = torch.empty
+
+    def empty(*args: object, **kwargs: object) -> Any:  # noqa: ANN401  a tensor
+        there = kwargs.get("device")
+        with fake if there is not None and torch.device(there).type == device.type else contextlib.nullcontext():
+            return original(*args, **kwargs)
+
+    torch.empty = empty
+    try:
+        yield
+    finally:
+        torch.empty = original
 
 
 @contextlib.contextmanager

@@ -1,0 +1,275 @@
+"""Comparison errors and their uncertainties, on runs whose truth is made up here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from simulator.errors import InputError
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict import Prediction, predict
+from simulator.program import COMPUTE_STREAM
+from simulator.stack import Stack
+from simulator.topology import Cluster
+from validate.compare import Line, compare_run, predicted_phases
+from validate.compare.borders import borders
+from validate.run_plan import spread, times
+from validate.spans import Event, category_of, collective_of, timeline
+from validate.text import comparison_text, run_text
+
+MODEL = Model(name="tiny", num_layers=3, d_model=256, num_heads=4, d_ff=512, vocab_size=1000)
+CLUSTER = Cluster.load("hgx-h100-8")
+STACK = Stack.load("torch-2.6-eager")
+SHARDED = Plan(dp_shard=8, seq_len=256)
+
+
+def seconds(median_s: float, error_s: float = 0.0) -> dict[str, float]:
+    return {"median_s": median_s, "p10_s": median_s, "p90_s": median_s, "standard_error_s": error_s}
+
+
+def record(plan: Plan = SHARDED, mode: str = "full", **changes: Any) -> dict[str, Any]:
+    """A run that went exactly as predicted."""
+    prediction = predict(MODEL, plan, CLUSTER, None, STACK)
+    alone = mode == "solo"
+    phases = predicted_phases(prediction, alone=alone)
+    told: dict[str, Any] = {
+        "kind": "run",
+        "schema_version": 1,
+        "mode": mode,
+        "verdict": "ok",
+        "partial": False,
+        "trouble": None,
+        "model": MODEL.model_dump(mode="json"),
+        "plan": plan.model_dump(mode="json"),
+        "stack": STACK.model_dump(mode="json", exclude_unset=True),
+        "study": {"cluster": CLUSTER.model_dump(mode="json"), "calibration": None},
+        "time": {
+            **seconds(sum(phases.values())),
+            "times_s": [sum(phases.values())],
+            "phases": {name: seconds(s) for name, s in phases.items()},
+        },
+        "memory": None,
+        "profile": None,
+        "files": {},
+    }
+    return {**told, **changes}
+
+
+def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in rows}
+
+
+# --- one line
+
+
+def test_the_uncertainties_add_in_quadrature() -> None:
+    line = Line(name="step_s", predicted=12.0, measured=10.0, u_num=1.0, u_input=2.0, u_data=2.0)
+    assert line.error == 2.0
+    assert line.u_val == 3.0  # √(1 + 4 + 4)
+    assert line.in_the_noise
+
+
+def test_an_error_beyond_its_uncertainty_means_something() -> None:
+    assert not Line(name="step_s", predicted=12.0, measured=10.0, u_input=1.2, u_data=1.5).in_the_noise  # 1.92 < 2
+
+
+# --- phases of a prediction
+
+
+PLANS = {
+    "fsdp2": SHARDED,
+    "kept": Plan(dp_shard=8, seq_len=256, zero=2),
+    "hybrid": Plan(dp_shard=4, dp_replicate=2, seq_len=256),
+    "ddp": Plan(zero=0, dp_replicate=8, seq_len=256),
+    "accumulated": Plan(dp_shard=8, seq_len=256, num_micro_batches=3),
+    "folded": Plan(dp_shard=8, seq_len=256, num_micro_batches=16),
+    "recomputed": Plan(dp_shard=8, seq_len=256, recompute="full"),
+}
+
+
+def predicted(plan: Plan) -> Prediction:
+    return predict(MODEL, plan, CLUSTER, None, STACK)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_phases_fill_the_step(name: str) -> None:
+    prediction = predicted(PLANS[name])
+    phases = predicted_phases(prediction)
+    assert sum(phases.values()) == pytest.approx(prediction.step_s, rel=1e-9)
+    assert all(value > 0 for value in phases.values())
+    alone = predicted_phases(prediction, alone=True)
+    communication = sum(v for k, v in prediction.breakdown.items() if k.split(":")[0] in ("exposed", "wait", "interference"))
+    assert sum(alone.values()) == pytest.approx(prediction.step_s - communication, rel=1e-9)
+
+
+def test_recomputation_is_the_backwards() -> None:
+    plain, again = (predicted_phases(predicted(PLANS[name]), alone=True) for name in ("fsdp2", "recomputed"))
+    assert again["backward"] > plain["backward"]
+    assert again["optimizer"] == pytest.approx(plain["optimizer"], rel=0.05)
+
+
+# --- whole runs
+
+
+@pytest.mark.parametrize("mode", ["full", "solo"])
+@pytest.mark.parametrize("name", PLANS)
+def test_a_run_as_predicted_has_no_error(name: str, mode: str) -> None:
+    found = compare_run(record(PLANS[name], mode))
+    for row in found["time"]:
+        assert row["error"] == pytest.approx(0.0, abs=1e-9 * row["measured"])
+        assert row["in_the_noise"]
+
+
+def test_the_interval_of_the_prediction_is_its_uncertainty() -> None:
+    """low and high are step · exp(∓1.6449 σ), so σ is what both give back."""
+    prediction = predicted(SHARDED)
+    step = by_name(compare_run(record())["time"])["step_s"]
+    sigma = math.log(prediction.high_s / prediction.step_s) / 1.6449
+    assert step["u_input"] == pytest.approx(sigma * prediction.step_s, rel=1e-6)
+    assert (step["u_num"], step["u_data"]) == (0.0, 0.0)
+
+
+def test_the_phase_that_took_longer_explains_the_error() -> None:
+    run = record()
+    phases = run["time"]["phases"]
+    late = 5 * phases["forward"]["median_s"]
+    run["time"] |= seconds(run["time"]["median_s"] + late, 0.001 * late)
+    phases["forward"] = seconds(phases["forward"]["median_s"] + late)
+    found = compare_run(run)
+    step = by_name(found["time"])["step_s"]
+    assert step["error"] == pytest.approx(-late, rel=1e-9)
+    assert step["u_data"] == pytest.approx(0.001 * late)
+    assert not step["in_the_noise"]
+    why = found["explains"]["time"]
+    assert (why["part"], why["share"]) == ("forward_s", pytest.approx(1.0, abs=1e-6))
+
+
+def test_with_a_profile_the_part_is_a_kind_of_work() -> None:
+    prediction = predicted(SHARDED)
+    compute: dict[str, float] = {}
+    for name, value in prediction.breakdown.items():
+        joined = {"copies": "elementwise"}.get(name, name)
+        if joined in ("gemm", "attention", "norm", "elementwise", "loss", "embedding", "optimizer"):
+            compute[joined] = compute.get(joined, 0.0) + value
+    compute["attention"] += 0.5 * prediction.step_s
+    run = record()
+    run["time"] |= seconds(1.5 * prediction.step_s)
+    communication = {kind: {"exposed_s": e, "hidden_s": h} for kind, (e, h) in prediction.communication.items()}
+    run["profile"] = {"step_s": 1.5 * prediction.step_s, "compute_s": compute, "communication": communication}
+    found = compare_run(run)
+    assert found["explains"]["time"]["part"] == "attention_s"
+    parts = by_name(found["parts"])
+    assert parts["attention_s"]["error"] == pytest.approx(-0.5 * prediction.step_s)
+    assert sum(row["measured"] for row in parts.values()) == pytest.approx(1.5 * prediction.step_s)
+    exposed = by_name(found["communication"])
+    assert all(row["error"] == pytest.approx(0.0, abs=1e-12) for row in exposed.values())
+
+
+def test_memory_is_compared_to_the_byte_and_by_owner() -> None:
+    ours = borders(MODEL, SHARDED, STACK, granularity_bytes=1)
+    owners = {**ours.by_category, "buffers": ours.by_category.get("buffers", 0) + 1000}
+    memory = {
+        "start_bytes": ours.start_bytes,
+        "after_forward_bytes": ours.after_forward_bytes,
+        "after_backward_bytes": ours.after_backward_bytes,
+        "peak_bytes": ours.peak_bytes + 1000,
+        "peak_phase": ours.peak_phase,
+        "peak_by_phase_bytes": ours.peak_by_phase_bytes,
+        "by_category": {"peak": owners},
+    }
+    found = compare_run(record(mode="fake", time=None, memory=memory))
+    rows = by_name(found["memory"])
+    assert rows["start_bytes"]["error"] == 0
+    assert rows["peak_bytes"]["error"] == -1000
+    assert not rows["peak_bytes"]["in_the_noise"]
+    assert found["explains"]["memory"] == {"part": "buffers_bytes", "error": -1000, "share": 1.0, "of_error": -1000}
+
+
+def test_a_partial_run_says_so() -> None:
+    run = record(verdict="hung", partial=True, trouble={"rank": 1, "phase": "step 3", "detail": "late", "stderr": ["x"]})
+    found = compare_run(run)
+    assert any("hung" in note for note in found["notes"])
+    assert "hung" in comparison_text(found)
+    assert "rank 1, phase step 3: late" in run_text(run)
+
+
+def test_a_record_of_no_plan_is_refused() -> None:
+    with pytest.raises(InputError, match="dp_shard"):
+        compare_run(record(plan=SHARDED) | {"plan": {"dp_shard": 0}})
+
+
+# --- statistics of steps
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
+    found = times([[1.0, 5.0, 3.0], [2.0, 4.0, 3.0]], {"forward": [0.5, 0.7, 0.6]})
+    assert found is not None
+    assert found["times_s"] == [2.0, 5.0, 3.0]
+    assert found["median_s"] == 3.0
+    assert found["phases"]["forward"]["median_s"] == 0.6
+
+
+def test_steps_that_not_all_ranks_finished_do_not_count() -> None:
+    found = times([[1.0, 1.0], [1.0]], {})
+    assert found is not None
+    assert found["times_s"] == [1.0]
+    assert times([[1.0], []], {}) is None
+
+
+def test_the_median_of_n_normal_steps_is_known_to_one_and_a_quarter_of_the_means_error() -> None:
+    """Asymptotically the variance of the median is π/2 of the mean's (Kendall & Stuart, vol. 1, ch. 10)."""
+    values = [1.0, 2.0, 3.0, 4.0]
+    sigma = math.sqrt(5 / 3)
+    assert spread(values)["standard_error_s"] == pytest.approx(math.sqrt(math.pi / 2) * sigma / 2, rel=1e-3)
+
+
+# --- spans
+
+
+def test_profiler_events_become_spans_of_one_op_at_a_time() -> None:
+    events = [
+        Event(name="aten::linear", stream="1", start_s=10.0, end_s=12.0),
+        Event(name="aten::mm", stream="1", start_s=10.5, end_s=11.5),  # inside its parent
+        Event(name="aten::mul", stream="1", start_s=13.0, end_s=14.0),
+        Event(name="gloo:all_gather", stream="2", start_s=11.0, end_s=13.5),
+    ]
+    ranges = [Event(name="Optimizer.step", stream="1", start_s=12.5, end_s=15.0)]
+    found = timeline(events, "rank0", compute=("1",), optimizer=ranges)
+    assert [(s.label, s.category, s.start_s, s.end_s) for s in found.spans] == [
+        ("aten::linear", "gemm", 0.0, 2.0),
+        ("gloo:all_gather", "all_gather", 1.0, 3.5),
+        ("aten::mul", "optimizer", 3.0, 4.0),
+    ]
+    assert found.step_s == 4.0
+    assert found.exposed("all_gather") == 1.0  # between 2 and 3 nothing is computed
+    assert found.hidden("all_gather") == 1.5
+    assert found.busy("rank0", COMPUTE_STREAM) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_TNN", "gemm"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "gemm"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm>", "gemm"),
+        ("aten::addmm", "gemm"),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "attention"),
+        ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, float>", "loss"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel", "norm"),
+        ("multi_tensor_apply_kernel<TensorListMetadata, FusedAdamMathFunctor>", "optimizer"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor>", "elementwise"),
+    ],
+)
+def test_kernels_are_sorted_by_name(name: str, category: str) -> None:
+    assert category_of(name) == category
+    assert collective_of(name) is None
+
+
+def test_collectives_are_known_by_their_library() -> None:
+    assert collective_of("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL") == "reduce_scatter"
+    assert collective_of("ncclDevKernel_AllGather_RING_LL") == "all_gather"
+    assert collective_of("gloo:all_reduce") == "all_reduce"

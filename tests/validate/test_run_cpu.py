@@ -1,0 +1,118 @@
+"""Plans really run with gloo on this machine, from the command down to the record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from simulator.cli import main
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.program import COMPUTE_STREAM
+from simulator.stack import Stack
+from validate.compare.borders import borders
+from validate.run_plan import play, read_records
+from validate.spanfile import read_spans
+from validate.task import Task
+
+TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
+CPU = Stack.load("torch-2.13-cpu")
+
+
+def task(mode: str, **options: Any) -> Task:
+    plan = Plan(**{"seq_len": 64, "precision": "fp32", **options})
+    return Task(mode=mode, model=TINY, plan=plan, stack=CPU, num_steps=2, num_warm_up=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        ({"dp_shard": 2, "recompute": "full"}, {"all_gather", "all_reduce"}),  # gloo scatters by reducing everywhere
+        ({"zero": 0, "dp_replicate": 2, "num_micro_batches": 2}, {"all_reduce"}),
+        ({"zero": 1, "dp_shard": 2}, {"all_reduce", "broadcast"}),
+    ],
+    ids=["fsdp2", "ddp", "zero1"],
+)
+def test_two_ranks_run_the_plan(options: dict[str, Any], kinds: set[str], tmp_path: Path) -> None:
+    asked = task("cpu", **options)
+    record = play(asked, files=tmp_path / "run")
+    assert record["verdict"] == "ok", record["trouble"]
+    assert not record["partial"]
+    time = record["time"]
+    assert len(time["times_s"]) == 2
+    phases = sum(time["phases"][name]["median_s"] for name in ("forward", "backward", "optimizer"))
+    assert 0 < phases <= 1.001 * max(time["times_s"])
+    assert set(record["profile"]["communication"]) == kinds
+    predicted = borders(TINY, asked.plan, CPU, granularity_bytes=1)
+    assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0.01)
+    timeline = read_spans(tmp_path / record["files"]["spans.json.gz"])
+    assert {span.stream for span in timeline.spans} > {COMPUTE_STREAM}
+    compute = [span for span in timeline.spans if span.stream == COMPUTE_STREAM]
+    assert {"gemm", "attention", "loss", "optimizer"} <= {span.category for span in compute}
+    assert all(a.end_s <= b.start_s for a, b in zip(compute, compute[1:], strict=False)), "one stream, one op at a time"
+    assert not list(tmp_path.glob("shardwise-*"))
+
+
+def test_one_process_plays_a_rank_of_many() -> None:
+    asked = task("solo", dp_shard=16, dp_replicate=4, precision="bf16")
+    record = play(asked)
+    assert record["verdict"] == "ok", record["trouble"]
+    assert record["num_ranks"] == 64
+    predicted = borders(TINY, asked.plan, CPU, granularity_bytes=1)
+    assert record["memory"]["start_bytes"] == predicted.start_bytes
+    assert record["memory"]["peak_bytes"] == pytest.approx(predicted.peak_bytes, rel=0.01)
+
+
+def write_study(folder: Path, **plan: Any) -> Path:
+    model = folder / "tiny.toml"
+    model.write_text("\n".join(f"{k} = {v}" for k, v in TINY.model_dump(include=SIZES).items()), encoding="utf-8")
+    study = folder / "study.toml"
+    table = {"seq_len": 64, "precision": '"fp32"', "stack": '"torch-2.13-cpu"', **plan}
+    lines = ['model = "tiny.toml"', 'cluster = "hgx-h100-8"', "[plan]", *(f"{k} = {v}" for k, v in table.items())]
+    study.write_text("\n".join(lines), encoding="utf-8")
+    return study
+
+
+SIZES = {"num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff", "vocab_size"}
+
+
+def test_run_and_compare_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    study, runs = write_study(tmp_path, dp_shard=8), tmp_path / "runs.jsonl"
+    assert main(["validate", "run", str(study), "--mode", "fake", "-o", str(runs), "--json"]) == 0
+    out, err = capfd.readouterr()
+    record = json.loads(out)
+    assert "memory" in err.splitlines(), "progress goes to stderr"
+    assert (record["mode"], record["num_ranks"], record["time"]) == ("fake", 8, None)
+    assert read_records(runs) == ([record], [])
+    assert main(["validate", "compare", str(runs)]) == 0
+    text = capfd.readouterr().out
+    assert "peak" in text
+    assert "most of the error in memory" in text
+
+
+def test_a_bad_plan_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    study = write_study(tmp_path, pp=2, dp_shard=4)
+    assert main(["validate", "run", str(study), "--mode", "cpu"]) == 3
+    assert "plan: pp" in capfd.readouterr().err
+
+
+def test_a_device_that_a_mode_does_not_have_is_a_usage_error(tmp_path: Path) -> None:
+    assert main(["validate", "run", str(write_study(tmp_path)), "--mode", "cpu", "--device", "cuda"]) == 2
+
+
+def test_a_full_disk_prints_the_record_instead(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    monkeypatch.setattr("validate.run_plan.play", lambda *_, **__: {"verdict": "ok", "kind": "run"})
+    study = write_study(tmp_path, dp_shard=8)
+    assert main(["validate", "run", str(study), "--mode", "fake", "-o", "/dev/full"]) == 5
+    out, err = capfd.readouterr()
+    assert json.loads(out)["verdict"] == "ok"
+    assert "No space left" in err

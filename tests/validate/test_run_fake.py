@@ -1,0 +1,253 @@
+"""Plans on fake tensors: torch's modules are the simulator's model, and their memory is the published one to the byte."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.errors import ModelError, StackError
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.stack import Stack
+from simulator.zero.resident import resident_bytes
+from validate.task import Task
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+import torch  # noqa: E402
+
+from validate.compare.borders import borders  # noqa: E402
+from validate.models import Decoder  # noqa: E402
+from validate.parallel import style_of  # noqa: E402
+from validate.playable import unplayable  # noqa: E402
+from validate.players import fake, guard  # noqa: E402
+from validate.run_plan import play  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every version has others
+
+CPU = Stack.load("torch-2.13-cpu")
+TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "single": {"zero": 0},
+    "ddp": {"zero": 0, "dp_replicate": 4},
+    "zero1": {"zero": 1, "dp_shard": 4},
+    "zero1 in groups": {"zero": 1, "dp_shard": 2, "dp_replicate": 2},
+    "zero2": {"zero": 2, "dp_shard": 4},
+    "fsdp2": {"dp_shard": 4},
+    "hsdp": {"dp_shard": 2, "dp_replicate": 2},
+}
+
+
+def plan(**options: Any) -> Plan:
+    return Plan(**{"seq_len": 64, "precision": "fp32", **options})
+
+
+def shrunk(preset: str, **changes: Any) -> Model:
+    """A preset's family at a size that plays in a second."""
+    fields = Model.load(preset).model_dump(exclude_unset=True)
+    for name in ("head_dim", "num_kv_heads", "sources"):
+        fields.pop(name, None)
+    sizes = {"num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 128, "vocab_size": 256, "max_positions": 64}
+    return Model.parse({**fields, **sizes, **changes}, preset, ModelError)
+
+
+# --- the modules are the model
+
+
+@pytest.mark.parametrize(
+    "preset",
+    ["llama3-8b", "gpt2", "mpt-1b", "falcon-7b", "pythia-1b", "gemma2-2b", "qwen3-0.6b", "qwen2-0.5b", "gpt3-175b"],
+)
+def test_modules_have_the_models_parameters_in_its_order(preset: str) -> None:
+    model = shrunk(preset)
+    with torch.device("meta"):
+        module = Decoder(model, style_of(model, plan(), CPU))
+    built = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+    layer = model.parameter_shapes("layer")
+    asked = [
+        *model.parameter_shapes("embedding"),
+        *((f"layers.{i}.{name}", shape) for i in range(model.num_layers) for name, shape in layer),
+        *model.parameter_shapes("head"),
+    ]
+    assert built == asked
+    assert sum(parameter.numel() for parameter in module.parameters()) == model.num_parameters
+
+
+@pytest.mark.parametrize("preset", ["llama3-8b", "gpt2"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_resident_is_what_the_stage_leaves_there(strategy: str, preset: str) -> None:
+    model, asked = shrunk(preset), plan(**STRATEGIES[strategy])
+    start = fake.play(model, asked, CPU).start
+    held = resident_bytes(model, asked)
+    inputs = 2 * 8 * asked.micro_batch_size * asked.seq_len  # token ids and labels, int64
+    assert start.by_category.get("buckets", 0) == held["buckets"]
+    assert start.by_category["inputs"] == inputs
+    rank_0_is_not_fullest = asked.zero == 1
+    if rank_0_is_not_fullest:
+        assert start.by_category["optimizer_state"] <= held["optimizer_state"]
+    else:
+        assert start.total_bytes == sum(held.values()) + inputs
+
+
+# --- published bytes
+
+
+def reference_rows() -> list[dict[str, str]]:
+    file = Path(__file__).resolve().parents[3] / "shared" / "data" / "memory.csv"
+    if not file.is_file():
+        return []
+    with file.open(encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def as_plan(row: dict[str, str]) -> tuple[Model, Plan, Stack]:
+    """A row of the table as a plan: `strategy` and its neighbours in Plan's words."""
+    sizes = {"num_layers": "n_layers", "d_model": "d_model", "num_heads": "n_heads", "num_kv_heads": "n_kv_heads"}
+    sizes |= {"d_ff": "d_ff", "vocab_size": "vocab"}
+    model = Model(name=row["model"], **{ours: int(row[theirs]) for ours, theirs in sizes.items()})
+    world, tp, strategy = int(row["world"]), int(row["tp"]), row["strategy"]
+    options: dict[str, Any] = {
+        "tp": tp,
+        "seq_len": int(row["seq_len"]),
+        "micro_batch_size": int(row["micro_batch"]),
+        "recompute": row["ac"],
+        "optimizer_impl": row["opt_impl"].removeprefix("adamw_"),
+        "master_dtype": row["store_dtype"],
+        "optimizer_dtype": row["store_dtype"],
+        "precision": row["param_dtype"],
+        "gradient_as_bucket_view": row["ddp_bucket_view"] == "True",
+    }
+    if strategy in ("single", "ddp", "tp"):
+        options |= {"zero": 0, "dp_replicate": world // tp}
+    else:
+        replicate = int(row["replicate"]) if strategy == "hsdp" else 1
+        options |= {"dp_replicate": replicate, "dp_shard": world // tp // replicate, "reduce_dtype": row["reduce_dtype"]}
+        options |= {"reshard_after_forward": False} if strategy == "fsdp2_noreshard" else {}
+    stack = CPU.model_dump(mode="json", exclude_unset=True)
+    stack["attention"]["expand_kv_heads"] = row["attn"] != "flash_gqa"
+    stack["norm"] = "eager" if row["device"] == "cpu" else "fused"
+    return model, Plan(**options), Stack.parse(stack, "row", StackError)
+
+
+QUICK_ROWS = ("1", "5", "6", "8", "9", "10", "12", "26", "27", "98", "101", "102")
+ROWS = {row["row"]: row for row in reference_rows()}
+MOMENTS = {"peak": "peak_bytes", "start": "start_bytes", "after_forward": "after_fwd_bytes", "after_backward": "after_bwd_bytes"}
+
+
+@pytest.mark.parametrize("number", QUICK_ROWS)
+def test_rows_measured_on_a_cpu_to_the_byte(number: str) -> None:
+    if number not in ROWS:
+        pytest.skip("the table of measured memory is not on this machine")
+    row = ROWS[number]
+    course = fake.play(*as_plan(row))
+    found = {name: getattr(course, name).total_bytes for name in MOMENTS}
+    assert found == {name: int(row[column]) for name, column in MOMENTS.items()}
+    phases = {"forward": "peak_fwd", "backward": "peak_bwd", "optimizer": "peak_opt"}
+    assert course.peak_by_phase_bytes == {name: int(row[column]) for name, column in phases.items()}
+
+
+@pytest.mark.parametrize("number", ["85"])  # every other one has been checked by hand, and takes as long
+def test_rows_measured_for_cuda_to_the_byte(number: str) -> None:
+    if guard.needs_guard() and guard.compiler() is None:
+        pytest.skip("needs a CUDA build and a GPU, or a C++ compiler for the device guard")
+    if number not in ROWS:
+        pytest.skip("the table of measured memory is not on this machine")
+    model, asked, stack = as_plan(ROWS[number])
+    record = play(Task(mode="fake", device="cuda", model=model, plan=asked, stack=stack))
+    assert record["verdict"] == "ok", record["trouble"]
+    found = {name: record["memory"][f"{name}_bytes"] for name in MOMENTS}
+    assert found == {name: int(ROWS[number][column]) for name, column in MOMENTS.items()}
+
+
+# --- the simulator's own account of the same plans
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16"},
+    "all kept": {"reshard_after_forward": False},
+    "all resharded": {"reshard_after_forward": True},
+    "no prefetch": {"backward_prefetch": 0},
+    "two ahead": {"backward_prefetch": 2},
+    "accumulated": {"num_micro_batches": 2},
+    "accumulated without reductions": {"num_micro_batches": 3, "sync_every_micro_batch": False, "precision": "bf16"},
+    "checkpointed": {"recompute": "full"},
+    "checkpointed selectively": {"recompute": "selective"},
+    "each second block": {"recompute": "every_k", "recompute_every": 2},
+    "momentum": {"optimizer": "sgd", "optimizer_impl": "foreach"},
+    "16-bit master": {"precision": "bf16", "master_dtype": "bf16", "optimizer_dtype": "bf16", "reduce_dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_a_plan_reaches_torch(option: str) -> None:
+    """The simulator derives the same step from PyTorch's rules; random states of attention (24 B a layer) apart."""
+    asked = plan(dp_shard=4, **OPTIONS[option])
+    course, predicted = fake.play(TINY, asked, CPU), borders(TINY, asked, CPU, granularity_bytes=1)
+    for name in ("start", "after_forward", "after_backward", "peak"):
+        difference = getattr(predicted, f"{name}_bytes") - getattr(course, name).total_bytes
+        assert 0 <= difference <= 24 * TINY.num_layers, name
+
+
+def test_options_make_a_difference() -> None:
+    """Otherwise the test above would hold of a player that ignores them."""
+    peaks = {name: fake.play(TINY, plan(dp_shard=4, **options), CPU) for name, options in OPTIONS.items()}
+    totals = {(c.peak.total_bytes, c.after_forward.total_bytes, c.start.total_bytes) for c in peaks.values()}
+    usual = {"all resharded"}  # a root alone that is kept or not does not change these moments of two small layers
+    assert len(totals) >= len(OPTIONS) - len(usual)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_memory_shrinks_with_the_stage_only_where_the_stage_says(strategy: str) -> None:
+    asked = plan(**STRATEGIES[strategy])
+    start = fake.play(TINY, asked, CPU).start.by_category
+    whole = 4 * TINY.num_parameters
+    shards = {"fsdp2": 4, "zero2": 4, "hsdp": 2}.get(strategy, 1)
+    assert start["parameters"] == whole // shards
+    assert ("buckets" in start) == (strategy in ("ddp", "zero1", "zero1 in groups"))
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"pp": 2}, "plan: pp"),
+        ({"cp": 2}, "plan: cp"),
+        ({"precision": "fp8"}, "plan: precision"),
+        ({"optimizer": "adam8bit"}, "plan: optimizer"),
+        ({"optimizer_dtype": "bf16"}, "plan: optimizer_dtype"),
+        ({"optimizer": "sgd", "optimizer_impl": "fused"}, "plan: optimizer_impl"),
+        ({"data_parallel": "megatron", "zero": 1}, "plan: data_parallel"),
+        ({"tp": 3}, "plan: tp"),
+        ({"zero": 0, "dp_shard": 1, "dp_replicate": 2, "tp": 2}, "plan: tp"),
+        ({"zero": 0, "dp_shard": 1, "dp_replicate": 2, "master_dtype": "bf16", "optimizer_dtype": "bf16",
+          "reduce_dtype": "fp32"}, "plan: reduce_dtype"),
+    ],
+)  # fmt: skip
+def test_what_torch_cannot_play_is_refused(changes: dict[str, Any], place: str) -> None:
+    faults = unplayable(TINY, plan(**{"dp_shard": 2, **changes}), CPU, "fake")
+    assert place in {fault.place for fault in faults}
+    assert all(fault.remedy for fault in faults)
+
+
+@pytest.mark.parametrize("stack", ["megatron-2021", "torch-2.11-compiled"])
+def test_stacks_that_are_not_plain_torch_are_refused_on_fake_tensors(stack: str) -> None:
+    assert unplayable(TINY, plan(dp_shard=2), Stack.load(stack), "fake")
+
+
+def test_a_task_survives_its_file() -> None:
+    task = Task(mode="fake", model=shrunk("gpt2"), plan=plan(dp_shard=2), stack=CPU)
+    assert Task.model_validate_json(task.model_dump_json(exclude_unset=True)) == task
+
+
+@pytest.mark.skipif(not os.environ.get("SHARDWISE_SLOW"), reason="takes half a minute: set SHARDWISE_SLOW=1")
+def test_llama3_70b_on_512_ranks_at_all() -> None:
+    asked = Plan(dp_shard=512, seq_len=8192, recompute="full")
+    course = fake.play(Model.load("llama3-70b"), asked, Stack.load("torch-2.6-eager"))
+    held = resident_bytes(Model.load("llama3-70b"), asked)
+    assert course.start.total_bytes == sum(held.values()) + 2 * 8 * 8192

@@ -1,0 +1,103 @@
+"""CUDA's shapes of memory on a machine without CUDA: a device guard that does nothing, for fake tensors only.
+
+Call `stand_in(folder)` before torch is imported for the first time. It compiles `cuda_guard.cpp` against the installed
+torch (seconds; the library lies in `folder`), loads it, and gives torch.cuda streams and events that do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+_SOURCE = Path(__file__).with_name("cuda_guard.cpp")
+_COMPILE_S = 300
+
+
+def needs_guard() -> bool:
+    """The installed torch was built without CUDA."""
+    return not (_torch() / "lib" / "libtorch_cuda.so").exists()
+
+
+def compiler() -> str | None:
+    """A C++ compiler, if there is one."""
+    return shutil.which("g++") or shutil.which("clang++")
+
+
+def stand_in(folder: Path) -> None:
+    """Compile, load, patch. Raises OSError or CalledProcessError in words of the compiler's."""
+    if "torch" in sys.modules:
+        raise RuntimeError("the device guard comes too late: torch is loaded already")
+    ctypes.CDLL(str(_compiled(folder)), mode=ctypes.RTLD_GLOBAL)
+    _patch()
+
+
+def _torch() -> Path:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("torch is not installed")
+    return Path(spec.origin).parent
+
+
+def _compiled(folder: Path) -> Path:
+    program, home, library = compiler(), _torch(), folder / "libcuda_guard.so"
+    if program is None:
+        raise FileNotFoundError("no C++ compiler for the device guard: install g++, or use --device cpu")
+    command = [program, "-shared", "-fPIC", "-std=c++20", f"-I{home / 'include'}", str(_SOURCE), "-o", str(library)]
+    command += [f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-lc10", "-ltorch_cpu"]
+    subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_S)  # noqa: S603  a fixed command
+    return library
+
+
+class _Event:
+    """An event that has always happened."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+    def record(self, *_: object) -> _Event:
+        return self
+
+    def wait(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        return True
+
+
+class _Stream:
+    """A stream on which everything is done at once."""
+
+    device_index = 0
+    priority = 0
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+    def wait_stream(self, *_: object) -> None: ...
+    def wait_event(self, *_: object) -> None: ...
+    def synchronize(self) -> None: ...
+    def record_event(self, event: _Event | None = None) -> _Event:
+        return event or _Event()
+
+
+def _patch() -> None:
+    """What FSDP and checkpoints ask of torch.cuda."""
+    import torch  # noqa: PLC0415  after the guard
+
+    only = _Stream()
+    only.device = torch.device("cuda", 0)  # type: ignore[attr-defined]
+    answers: dict[str, Any] = {
+        "Stream": _Stream,
+        "Event": _Event,
+        "stream": lambda _: contextlib.nullcontext(),
+        "current_stream": lambda *_: only,
+        "current_device": lambda: 0,
+        "device_count": lambda: 8,
+        "is_initialized": lambda: True,
+        "set_device": lambda *_: None,
+        "synchronize": lambda *_: None,
+        "get_rng_state": lambda *_: torch.empty(16, dtype=torch.uint8),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
