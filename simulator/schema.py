@@ -96,11 +96,10 @@ def _where(place: str, loc: tuple[int | str, ...]) -> str:
 
 
 def read_toml(path: Path, error: type[InputError]) -> dict[str, Any]:
-    """A TOML file as plain data; TOML itself refuses duplicate keys, NaN and infinity are refused here."""
+    """A TOML file as plain data. TOML refuses duplicate keys; the strict models that take it refuse NaN and infinity."""
     text = _read_text(path, error)
     try:
         data = tomllib.loads(text)
-        _refuse_non_finite(data, str(path), error)
     except (ValueError, RecursionError) as exc:  # ValueError: not TOML, or digits beyond what Python reads
         raise error(Fault(place=str(path), problem=f"not TOML: {exc}")) from None
     return data
