@@ -30,6 +30,12 @@ from simulator.allocator.blocks import (
 )
 from simulator.errors import ShardwiseError
 
+_ADOPTED_SPAN_BYTES = 2**41  # a recording does not say how far an expandable segment may grow: beyond any device
+
+
+def _nobody(call: str, address: int, num_bytes: int) -> None:
+    """Nobody wants to hear of the driver's calls."""
+
 
 class OutOfMemoryError(ShardwiseError):
     """The driver's memory is used up even after every cached segment was returned."""
@@ -39,7 +45,8 @@ class CachingAllocator:
     """One device's allocator.
 
     capacity_bytes: what the driver can give (None: no limit). place: gives the address of a new segment of so many
-    bytes; addresses only break ties between equally large free blocks. `used` fields are current, `peak_` their peaks.
+    bytes; addresses only break ties between equally large free blocks. on_driver: is told (call, address, bytes) of
+    each segment_alloc, segment_free, segment_map and segment_unmap. Figures without `peak_` are current.
     """
 
     def __init__(
@@ -48,12 +55,14 @@ class CachingAllocator:
         *,
         capacity_bytes: int | None = None,
         place: Callable[[int], int] | None = None,
+        on_driver: Callable[[str, int, int], None] | None = None,
     ) -> None:
         self.settings = settings or AllocatorSettings()
         self.capacity_bytes = UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
         self.pools: dict[tuple[int, bool], Pool] = {}
         self.segments: dict[int, tuple[int, Block]] = {}  # address -> (bytes, first block)
         self._place = place or self._next_address
+        self._told = on_driver or _nobody
         self._top = 2**40
         self._pending: list[Block] = []
         self.allocated_bytes = self.peak_allocated_bytes = 0
@@ -93,6 +102,15 @@ class CachingAllocator:
         else:
             self._release(block)
 
+    def request_free(self, block: Block) -> None:
+        """The program gives a block back that other streams may still read: active until `complete_free`."""
+        self.allocated_bytes -= block.size
+        self.requested_bytes -= block.requested
+
+    def complete_free(self, block: Block) -> None:
+        """Nobody reads a block any more whose free was requested."""
+        self._release(block)
+
     def record_stream(self, block: Block, stream: int) -> None:
         """Another stream reads the block: a later `free` waits for it."""
         if stream != block.pool.stream:
@@ -115,7 +133,7 @@ class CachingAllocator:
         for pool in self.pools.values():
             for _, _, block in list(pool.free):
                 if block.expandable:
-                    self._unmap(block)
+                    self.unmap(block)
                 elif block.prev is None and block.next is None:
                     self._drop_segment(block)
 
@@ -129,12 +147,16 @@ class CachingAllocator:
         live: Iterable[tuple[int, int, int]],
         expandable: bool = False,
     ) -> None:
-        """Take over a segment as it is: `live` are the (address, block bytes, requested bytes) in use, in order."""
+        """Take over a segment as it is: `live` are the (address, block bytes, requested bytes) in use, in order.
+
+        expandable: it is one mapped range; ranges of one stream and size come in order of address and share a segment.
+        """
         pool = self.pools.get((stream, small)) or self._new_pool(stream, small=small)
-        rest = Block(address, num_bytes, pool)
         if expandable:
-            self._grow(rest)
-        self.segments[address] = (num_bytes, rest)
+            rest = self._adopt_range(pool, address, num_bytes)
+        else:
+            rest = Block(address, num_bytes, pool)
+            self.segments[address] = (num_bytes, rest)
         self._reserve(num_bytes)
         for start, size, requested in live:
             block = rest if start == rest.address else split(rest, start - rest.address)
@@ -149,9 +171,17 @@ class CachingAllocator:
             rest = tail
         pool.insert(rest)
 
+    def adopt_space(self, address: int, stream: int, *, small: bool) -> None:
+        """Take over the address space of an expandable segment, nothing of which is mapped yet."""
+        pool = self.pools.get((stream, small)) or self._new_pool(stream, small=small)
+        self._space(pool, address, _ADOPTED_SPAN_BYTES)
+
     def empty_segment(self, address: int) -> None:
-        """Return the wholly free segment at `address` to the driver."""
-        self._drop_segment(self.segments[address][1])
+        """Return the wholly free segment at `address` to the driver. Raises KeyError where there is none."""
+        block = self.segments[address][1]
+        if block.used or block.next is not None:
+            raise KeyError(address)
+        self._drop_segment(block)
 
     def reset_peaks(self) -> None:
         """Peaks start again from the current values (torch.cuda.reset_peak_memory_stats)."""
@@ -233,6 +263,7 @@ class CachingAllocator:
         block = Block(self._place(num_bytes), num_bytes, pool)
         self.segments[block.address] = (num_bytes, block)
         self._reserve(num_bytes)
+        self._told("segment_alloc", block.address, num_bytes)
         return block
 
     def _next_address(self, num_bytes: int) -> int:
@@ -273,18 +304,27 @@ class CachingAllocator:
         page = page_bytes(pool)
         span = max(self.capacity_bytes if self.capacity_bytes < UNLIMITED_BYTES else 2**40, size) * 9 // 8
         span = -(-span // page) * page
-        hole = Block(self._place(span), span, pool)
+        return self._space(pool, self._place(span), span)
+
+    def _space(self, pool: Pool, address: int, span: int) -> Block:
+        """A new expandable segment: address space without memory."""
+        hole = Block(address, span, pool)
         hole.mapped, hole.expandable = False, True
-        self.segments[hole.address] = (span, hole)
-        insort(pool.unmapped, (hole.address, hole))
+        self.segments[address] = (span, hole)
+        insort(pool.unmapped, (address, hole))
         return hole
 
-    def _grow(self, block: Block) -> None:
-        """Mark an adopted segment expandable: unmapped space follows it."""
-        hole = Block(block.address + block.size, 2**40, block.pool)
-        block.expandable, hole.expandable, hole.mapped = True, True, False
-        block.next, hole.prev = hole, block
-        insort(block.pool.unmapped, (hole.address, hole))
+    def _adopt_range(self, pool: Pool, address: int, num_bytes: int) -> Block:
+        """Cut a mapped range out of the pool's last hole, or out of a segment that begins with it."""
+        hole = pool.unmapped[-1][1] if pool.unmapped else self._space(pool, address, _ADOPTED_SPAN_BYTES)
+        if address > hole.address:
+            hole = split(hole, address - hole.address)
+        else:
+            del pool.unmapped[-1]
+        after = split(hole, num_bytes)
+        insort(pool.unmapped, (after.address, after))
+        hole.mapped = True
+        return hole
 
     def _map(self, hole: Block, num_bytes: int) -> Block | None:
         """Give pages to the front of a hole, merged with free neighbours; the block that contains them."""
@@ -299,10 +339,11 @@ class CachingAllocator:
             insort(pool.unmapped, (rest.address, rest))
         hole.mapped = True
         self._reserve(num_bytes)
+        self._told("segment_map", hole.address, hole.size)
         return self._coalesce(hole)
 
-    def _unmap(self, block: Block) -> None:
-        """Return the whole pages inside a free block."""
+    def unmap(self, block: Block) -> None:
+        """Return the whole pages inside a free block of an expandable segment."""
         pool = block.pool
         page, origin = page_bytes(pool), block
         while origin.prev is not None:
@@ -321,6 +362,7 @@ class CachingAllocator:
             pool.insert(split(block, last - block.address))
         block.mapped = False
         self.reserved_bytes -= block.size
+        self._told("segment_unmap", block.address, block.size)
         block = merge(block, lambda b: pool.unmapped.remove((b.address, b)))
         insort(pool.unmapped, (block.address, block))
 
@@ -355,6 +397,7 @@ class CachingAllocator:
         block.pool.remove(block)
         del self.segments[block.address]
         self.reserved_bytes -= block.size
+        self._told("segment_free", block.address, block.size)
 
     def _collect_garbage(self) -> None:
         """Return old, unsplit large segments while more than the threshold of the capacity is reserved."""

@@ -30,6 +30,7 @@ VERBS = {
     "backtest": "Predict a table of measured runs and say how far off each group is.",
     "validate": "Run a plan for real, and compare the prediction with it.",
     "calibrate": "Measure this machine, and fit a calibration from samples or nccl-tests logs.",
+    "replay": "A recorded CUDA memory trace through the allocator: exactly, or under other settings.",
     "doctor": "Versions, and what in this environment would get in the way.",
 }
 

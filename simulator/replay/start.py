@@ -1,0 +1,187 @@
+"""The allocator's state before a recording's first event: its last segments, with the events undone."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from simulator.allocator import Block, CachingAllocator, round_request
+from simulator.allocator.blocks import SMALL_BYTES, SMALL_SEGMENT_BYTES
+from simulator.errors import Fault, InputError
+from simulator.replay.recording import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+    RecordedEvent,
+    Recording,
+)
+
+
+@dataclass(slots=True)
+class Live:
+    """A block in use at the start. size_bytes: None where only its request is known. awaiting: its free was asked for."""
+
+    requested_bytes: int
+    size_bytes: int | None
+    awaiting: bool = False
+
+
+class Start:
+    """Segments and live blocks before the first event, by address."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._place = recording.name
+        self._expandable = recording.settings.expandable_segments
+        self.segments: dict[int, tuple[int, int, bool]] = {}  # address -> (bytes, stream, is small)
+        self.ranges: dict[int, tuple[int, int, bool]] = {}  # the same of mapped ranges of expandable segments
+        self.origins: dict[tuple[int, bool], int] = {}  # (stream, is small) -> lowest address its ranges ever had
+        self.live: dict[int, Live] = {}
+        for segment in recording.segments:
+            found = self.ranges if segment.is_expandable else self.segments
+            found[segment.address] = (segment.total_bytes, segment.stream, segment.is_small)
+            for block in segment.blocks:
+                if block.is_active:
+                    awaiting = not block.is_allocated
+                    self.live[block.address] = Live(block.requested_bytes, block.size_bytes, awaiting)
+        self._spaces = self._kinds_of_ranges(recording)
+        for event in reversed(recording.events):
+            self._undo(event)
+        self._find_slack(recording.events)
+
+    def _undo(self, event: RecordedEvent) -> None:
+        action, address, size, stream, _ = event
+        if action == ALLOC:
+            self.live.pop(address, None)
+        elif action == FREE_COMPLETED:
+            self.live[address] = Live(size, None, awaiting=True)
+        elif action == FREE_REQUESTED and address in self.live:
+            self.live[address].awaiting = False
+        elif action == SEGMENT_ALLOC:
+            self.segments.pop(address, None)
+        elif action == SEGMENT_FREE:
+            self.segments[address] = (size, stream, size == SMALL_SEGMENT_BYTES)
+        elif action == SEGMENT_MAP:
+            self._cut(address, size)
+        elif action == SEGMENT_UNMAP:
+            self._join(address, size, stream)
+
+    def _kinds_of_ranges(self, recording: Recording) -> list[tuple[int, int, bool]]:
+        """(address, stream, is small) of each range, for events that say only their stream."""
+        found = [(address, stream, small) for address, (_, stream, small) in self.ranges.items()]
+        for address, stream, small in found:
+            self._lower(address, stream, small=small)
+        for action, address, size, stream, _ in recording.events:
+            if action in (SEGMENT_MAP, SEGMENT_UNMAP):
+                small = self._is_small(found, address, size, stream)
+                self._lower(address, stream, small=small)
+        return sorted(found)
+
+    def _lower(self, address: int, stream: int, *, small: bool) -> None:
+        key = (stream, small)
+        self.origins[key] = min(address, self.origins.get(key, address))
+
+    @staticmethod
+    def _is_small(ranges: list[tuple[int, int, bool]], address: int, size: int, stream: int) -> bool:
+        """The pool of a mapping: that of the stream's nearest range; where it has none, small ones come in 2 MiB."""
+        near = [(abs(at - address), small) for at, owner, small in ranges if owner == stream]
+        span = 2**36  # segments lie at least a device's memory apart
+        if near and min(near)[0] < span:
+            return min(near)[1]
+        return size == SMALL_SEGMENT_BYTES
+
+    def _cut(self, address: int, size: int) -> None:
+        """Unmap a range again."""
+        starts = sorted(self.ranges)
+        at = bisect_right(starts, address) - 1
+        if at < 0:
+            return
+        start = starts[at]
+        total, stream, small = self.ranges[start]
+        if address >= start + total:
+            return
+        del self.ranges[start]
+        if address > start:
+            self.ranges[start] = (address - start, stream, small)
+        end = start + total
+        if address + size < end:
+            self.ranges[address + size] = (end - address - size, stream, small)
+
+    def _join(self, address: int, size: int, stream: int) -> None:
+        """Map a range again, one with its neighbours."""
+        small = self._is_small(self._spaces, address, size, stream)
+        after = self.ranges.pop(address + size, None)
+        total = size + (after[0] if after else 0)
+        for start, (length, owner, kind) in self.ranges.items():
+            if start + length == address and (owner, kind) == (stream, small):
+                self.ranges[start] = (length + total, stream, small)
+                return
+        self.ranges[address] = (total, stream, small)
+
+    def _find_slack(self, events: Iterable[RecordedEvent]) -> None:
+        """A block that begins up to 1 MiB behind one still in use shows where that one ends: no smaller rest is free."""
+        starts = sorted(self.live)
+        segments = sorted(self.segments)
+        for action, address, size, _, _ in events:
+            at = bisect_right(starts, address) - 1
+            if at < 0 or action not in (ALLOC, FREE_COMPLETED):
+                continue
+            start = starts[at]
+            live = self.live[start]
+            if action == FREE_COMPLETED and start == address:
+                del starts[at]
+            elif action == ALLOC and live.size_bytes is None and size > SMALL_BYTES:
+                same = bisect_right(segments, start) == bisect_right(segments, address)
+                if same and 0 < address - start - round_request(live.requested_bytes) <= SMALL_BYTES:
+                    live.size_bytes = address - start
+
+    def fill(self, allocator: CachingAllocator) -> dict[int, Block]:
+        """Put the state into an empty allocator; its blocks in use by address.
+
+        Raises InputError where live blocks lie outside every segment or over each other: events are lost.
+        """
+        inside = self._by_segment()
+        for (stream, small), origin in sorted(self.origins.items()):
+            allocator.adopt_space(origin, stream, small=small)
+        for start in sorted(inside):
+            expandable = start in self.ranges
+            total, stream, small = self.ranges[start] if expandable else self.segments[start]
+            live = self._blocks(inside[start], start + total, tight=small or expandable or self._expandable)
+            allocator.adopt(start, total, stream, small=small, live=live, expandable=expandable)
+        at = {block.address: block for block in allocator.blocks() if block.used}
+        for address, block in self.live.items():
+            if block.awaiting:
+                allocator.request_free(at[address])
+        return at
+
+    def _by_segment(self) -> dict[int, list[int]]:
+        sizes = {**self.segments, **self.ranges}
+        starts = sorted(sizes)
+        inside: dict[int, list[int]] = {start: [] for start in starts}
+        for address in sorted(self.live):
+            at = bisect_right(starts, address) - 1
+            if at < 0 or address >= starts[at] + sizes[starts[at]][0]:
+                problem = f"the block at {address} is in use before the first event, and lies in no segment"
+                raise InputError(Fault(place=self._place, problem=problem, remedy="events are lost: record them all"))
+            inside[starts[at]].append(address)
+        return inside
+
+    def _blocks(self, addresses: list[int], end: int, *, tight: bool) -> list[tuple[int, int, int]]:
+        """A large pool never leaves a free rest of up to 1 MiB: what is left there belongs to the block before it."""
+        rows = []
+        for address, after in zip(addresses, [*addresses[1:], end][: len(addresses)], strict=True):
+            live = self.live[address]
+            size = live.size_bytes or round_request(live.requested_bytes)
+            if live.size_bytes is None and not tight and after - address - size <= SMALL_BYTES:
+                size = after - address
+            if address + size > after:
+                problem = (
+                    f"the block at {address} of {size} bytes reaches into the one at {after} before the first event"
+                )
+                raise InputError(Fault(place=self._place, problem=problem, remedy="events are lost: record them all"))
+            rows.append((address, size, live.requested_bytes))
+        return rows
