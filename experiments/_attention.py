@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import _tables
 import numpy as np
 from _devices import Subject
-from _robust import Array, Fitted, Start, fit, held, quantile, rounded
-from numpy.typing import NDArray
 
 from simulator.calibration import AttentionCurve, Quality
-from simulator.calibration.curves import QUERY_TILE, Basis
+from simulator.calibration.curves import Basis
 from simulator.kernels import Direction
+from validate.fit.attention import BLEND, BW_FRAC, Calls, seconds
+from validate.fit.robust import Fitted, Start, fit, held, quantile, rounded
 
 # A launch inside a step: forward is one kernel, backward three (row sums, gradients, conversion of dQ). The tables'
 # own floors (12-44 µs) are those of a serving wrapper.
 LAUNCH_US: dict[Direction, float] = {"forward": 8.0, "backward": 15.0}
-LONG_S = 5e-3  # ten calls of this length reach the power cap within a measurement
-BW_FRAC, BLEND = 0.8, 2.5
 HEAD_DIMS = (64, 96, 128, 256)
-
-
-@dataclass(frozen=True, slots=True)
-class Calls:
-    """Measured attention calls as columns; causal is 0 or 1."""
-
-    batch: Array
-    seq: Array
-    heads: Array
-    kv_heads: Array
-    head_dim: Array
-    causal: Array
-    time_s: Array
-
-    def where(self, keep: NDArray[np.bool_]) -> Calls:
-        return Calls(*(getattr(self, name)[keep] for name in self.__slots__))
 
 
 def calls(rows: Sequence[Mapping[str, Any]]) -> Calls:
@@ -49,22 +30,6 @@ def calls(rows: Sequence[Mapping[str, Any]]) -> Calls:
         causal = r["causal"] in ("y", True)
         table.append([float(r[c]) for c in ("batch", "seq_q", *heads, "head_dim")] + [float(causal), time])
     return Calls(*np.array(table).reshape(-1, 7).T)
-
-
-def seconds(c: Mapping[str, float], x: Calls, device: Subject, direction: Direction, *, peak: float) -> Array:
-    """The curve of simulator.calibration.curves.AttentionCurve on columns; a unit test holds the two equal."""
-    backward = direction == "backward"
-    flop = 4 * x.batch * x.heads * x.seq**2 * x.head_dim * np.where(x.causal > 0, 0.5, 1.0) * (2.5 if backward else 1.0)
-    dims = [d for d in HEAD_DIMS if f"e{d}" in c]
-    e = np.interp(x.head_dim, dims, [c[f"e{d}"] for d in dims])
-    keys = x.seq * np.where(x.causal > 0, 0.5, 1.0)
-    e *= keys / (keys + c["s0"])
-    e *= np.where(x.causal > 0, 1.0, c["noncausal"]) * np.where(x.time_s > LONG_S, c["sustained"], 1.0)
-    waves = x.batch * x.heads * np.ceil(x.seq / QUERY_TILE) / device.device.num_sms
-    compute = flop / (peak * e) * (0.5 + 0.5 * np.ceil(waves) / waves)
-    size = 2 * x.batch * x.seq * x.head_dim * (2 * x.heads + 2 * x.kv_heads) * (2 if backward else 1)
-    memory = size / (device.device.memory_bytes_per_s * BW_FRAC)
-    return np.asarray((compute**BLEND + memory**BLEND) ** (1 / BLEND) + c["t0"] * 1e-6)
 
 
 def fit_calls(device: Subject, x: Calls, direction: Direction, *, wrapper: bool = False, **known: float) -> Fitted:
@@ -84,7 +49,12 @@ def fit_calls(device: Subject, x: Calls, direction: Direction, *, wrapper: bool 
     starts |= {name: held(value) for name, value in known.items()}
     if wrapper:
         starts["t0"] = Start(30.0, 0.0, 100.0)
-    return fit(lambda c: seconds(c, x, device, direction, peak=device.peak), x.time_s, starts, None)
+    return fit(
+        lambda c: seconds(c, x, device.device, direction, peak=device.peak, element=2, waves=True),
+        x.time_s,
+        starts,
+        None,
+    )
 
 
 def curve(

@@ -10,11 +10,11 @@ import numpy as np
 from _attention import calls, curve, fit_calls, named, quality
 from _devices import Subject, subjects
 from _gemm_devices import Report
-from _robust import Fitted, rounded
 
 from simulator.calibration import AttentionCurve, Quality
 from simulator.calibration.curves import Basis
 from simulator.kernels import Direction
+from validate.fit.robust import Fitted, rounded
 
 DIRECTIONS: tuple[tuple[str, Direction], ...] = (("fwd", "forward"), ("bwd", "backward"))
 Samples = list[dict[str, Any]]

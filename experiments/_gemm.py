@@ -9,51 +9,15 @@ from typing import Any
 import _tables
 import numpy as np
 from _devices import Subject
-from _robust import Array, Fitted, Start, fit, held, quantile, rounded
-from numpy.typing import NDArray
 
 from simulator.calibration import GemmCurve, Quality
-from simulator.calibration.curves import MAX_SPLIT_K
 from simulator.calibration.datasheet import TILES
 from simulator.kernels import DTYPE_BYTES
+from validate.fit.gemm import STARTS, Products, seconds
+from validate.fit.robust import Array, Fitted, Start, fit, held, quantile, rounded
 
-Mask = NDArray[np.bool_]
-LARGE = 512  # a training product has no side below this; such rows weigh three times
 MIN_ROWS = 64  # fewer rows are decoding, not training
 LONG_S = 5e-4  # B200: calls longer than this ran at the power cap in the loops of SimuMax
-
-STARTS = {
-    "e_burst": Start(0.82, 0.2, 1.0),
-    "e_sust": Start(0.70, 0.2, 1.0),
-    "f0": Start(1.5, 0.05, 50.0),  # TFLOP
-    "bw_frac": Start(0.8, 0.3, 1.0),
-    "t0": Start(3.5, 0.5, 20.0),  # µs
-    "k_ramp": Start(120.0, 0.0, 600.0),
-    "p": Start(3.0, 1.2, 30.0),
-    "alpha": Start(0.2, 0.0, 0.6),
-    "tile_pen": Start(0.5, 0.0, 6.0),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Products:
-    """Measured products as columns."""
-
-    m: Array
-    n: Array
-    k: Array
-    time_s: Array
-
-    @property
-    def flop(self) -> Array:
-        return np.asarray(2 * self.m * self.n * self.k)
-
-    @property
-    def large(self) -> Mask:
-        return np.asarray(np.minimum(np.minimum(self.m, self.n), self.k) >= LARGE)
-
-    def where(self, keep: Mask) -> Products:
-        return Products(self.m[keep], self.n[keep], self.k[keep], self.time_s[keep])
 
 
 def products(rows: list[Any], *, unit_s: float) -> Products:
@@ -61,28 +25,6 @@ def products(rows: list[Any], *, unit_s: float) -> Products:
     time = "time_us" if unit_s < 1 else "time_s"
     table = np.array([[float(r["m"]), float(r["n"]), float(r["k"]), float(r[time]) * unit_s] for r in rows])
     return Products(*table.reshape(-1, 4).T)
-
-
-def seconds(c: Mapping[str, float], p: Products, device: Subject, *, peak: float, element: int, burst: bool) -> Array:
-    """The curve of simulator.calibration.curves.GemmCurve on columns; a unit test holds the two equal."""
-    e: Array | float = c["e_sust"]
-    if burst:
-        e = c["e_sust"] + (c["e_burst"] - c["e_sust"]) / (1 + p.flop / (c["f0"] * 1e12))
-    sms = device.device.num_sms
-    best = np.full_like(p.m, np.inf)
-    for tm, tn in TILES:
-        waves = np.ceil(p.m / tm) * np.ceil(p.n / tn) / sms
-        whole = waves >= 1
-        split = np.where(whole, 1.0, np.minimum(MAX_SPLIT_K, np.floor(1 / np.minimum(waves, 1))))
-        waves = np.where(whole, (1 - c["alpha"]) * waves + c["alpha"] * np.ceil(waves), 1 / split)
-        area = tm * tn
-        cost = waves * area * (p.k + c["k_ramp"] * split) * (1 + 0.1 * c["tile_pen"] * (32768 / area - 1))
-        best = np.minimum(best, cost)
-    compute = 2 * best * sms / (peak * e) * c.get("factor", 1.0)
-    size = element * (p.m * p.k + p.k * p.n) + c.get("out_bytes", 2.0) * p.m * p.n
-    memory = size / (device.device.memory_bytes_per_s * c["bw_frac"])
-    high, low = np.maximum(compute, memory), np.minimum(compute, memory)
-    return np.asarray(high * (1 + (low / high) ** c["p"]) ** (1 / c["p"]) + c["t0"] * 1e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +49,7 @@ def fit_sweep(device: Subject, table: list[_tables.Row], *, dtype: str) -> GemmF
     train, test = data.where(~out), data.where(out)
 
     def curve(c: Mapping[str, float], rows: Products = train) -> Array:
-        return seconds(c, rows, device, peak=peak, element=element, burst=True)
+        return seconds(c, rows, device.device, peak=peak, element=element, burst=True)
 
     fitted = fit(curve, train.time_s, STARTS, np.where(train.large, 3.0, 1.0))
     return GemmFit(fitted, train, test, np.log(curve(fitted.values, test) / test.time_s))
@@ -125,7 +67,7 @@ def fit_factor(
     starts["factor"] = held(1.0)
     starts["out_bytes"] = held(8.0 if accumulate else 2.0)
     starts[free] = Start(shape.get(free, 1.5), 0.1, 20.0 if free == "factor" else 1.0)
-    return fit(lambda c: seconds(c, rows, device, peak=peak, element=2, burst=False), rows.time_s, starts, None)
+    return fit(lambda c: seconds(c, rows, device.device, peak=peak, element=2, burst=False), rows.time_s, starts, None)
 
 
 def curve_of(

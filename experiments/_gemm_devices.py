@@ -10,10 +10,11 @@ from typing import Any
 import _tables
 import numpy as np
 from _devices import Subject
-from _gemm import LONG_S, GemmFit, Products, curve_of, fit_factor, fit_sweep, products, seconds, sweep_quality
-from _robust import Fitted, quantile, rounded
+from _gemm import LONG_S, GemmFit, curve_of, fit_factor, fit_sweep, products, sweep_quality
 
 from simulator.calibration import GemmCurve, Quality
+from validate.fit.gemm import Products, seconds
+from validate.fit.robust import Fitted, quantile, rounded
 
 Samples = list[dict[str, Any]]
 
@@ -116,7 +117,7 @@ def _by_sides(device: Subject, values: Mapping[str, float], own: Samples, layout
     for row in own:
         if _is_gemm(row, layout, "bf16") and not row.get("sustained") and not _is_odd(row) and row["flop"] >= 2e10:
             one = products([row], unit_s=1)
-            burst = seconds(values, one, device, peak=device.peak, element=2, burst=True)
+            burst = seconds(values, one, device.device, peak=device.peak, element=2, burst=True)
             sides = tuple(sorted((row["m"], row["n"], row["k"])))
             logs.setdefault(sides, []).append(math.log(row["time_s"] / float(burst[0])))
     return {sides: sum(found) / len(found) for sides, found in logs.items()}
@@ -250,7 +251,7 @@ def _speed(device: Subject, shape: Mapping[str, float], rows: Products, peak: fl
     """Fraction of peak that each row reached, with the shape's losses taken out."""
     one = dict(shape) | {"e_sust": 1.0}
     element = 1 if peak == device.device.peak("fp8") else 2
-    ideal = seconds(one, rows, device, peak=peak, element=element, burst=False)
+    ideal = seconds(one, rows, device.device, peak=peak, element=element, burst=False)
     return np.asarray(np.minimum(1.0, (ideal - shape["t0"] * 1e-6) / (rows.time_s - shape["t0"] * 1e-6)))
 
 

@@ -11,11 +11,11 @@ import _tables
 import numpy as np
 from _devices import Subject
 from _gemm_devices import Report
-from _robust import Start, fit, held, quantile, rounded
 
 from simulator.calibration import Quality, StreamCurve
 from simulator.calibration.datasheet import STREAM_OPS
 from simulator.kernels import StreamOp
+from validate.fit.robust import Start, fit, held, quantile, rounded
 
 Samples = list[dict[str, Any]]
 # Priors of what nobody measured here: fraction of memory speed. Column sums read rows in order; a scatter of gradients

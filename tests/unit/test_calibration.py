@@ -215,7 +215,7 @@ def test_the_recipes_columns_equal_the_simulators_curves() -> None:
     c = {name: stored.get(name, getattr(curve, name, None)) for name in gemm.STARTS}
     shapes = [(64, 4096, 4096), (8192, 14336, 4096), (16384, 1024, 128), (100, 320, 70000)]
     rows = gemm.Products(*np.array([[*map(float, s), 1.0] for s in shapes]).T)
-    columns = gemm.seconds(c, rows, subject, peak=subject.peak, element=2, burst=True)
+    columns = gemm.seconds(c, rows, subject.device, peak=subject.peak, element=2, burst=True)
     for (m, n, k), seconds in zip(shapes, columns, strict=True):
         one = Gemm(m=m, n=n, k=k, dtype="bf16")
         speed = curve.efficiency(one.flop) * subject.peak
@@ -225,25 +225,25 @@ def test_the_recipes_columns_equal_the_simulators_curves() -> None:
         "s0": forward.s0, "t0": forward.t0_s * 1e6, "noncausal": forward.noncausal, "sustained": forward.sustained,
     }  # fmt: skip
     x = calls.Calls(*np.array([[2.0, 4096, 32, 8, 128, 1, 1.0]]).T)  # a long call: the sustained factor applies
-    expected = calls.seconds(coefficients, x, subject, "forward", peak=subject.peak)[0]
+    expected = calls.seconds(coefficients, x, H200, "forward", peak=subject.peak, element=2, waves=True)[0]
     assert forward.seconds(ATTENTION, subject.peak, H200.memory_bytes_per_s, H200.num_sms) == pytest.approx(expected)
 
 
 @pytest.mark.usefixtures("recipes")
 def test_a_fit_recovers_the_coefficients_behind_noisy_times() -> None:
     """800 products with known coefficients and 3 % noise: what decides speed comes back within three standard errors."""
-    gemm, devices, robust = load("_gemm"), load("_devices"), load("_robust")
+    gemm, devices, robust = load("_gemm"), load("_devices"), load("validate.fit.robust")
     subject = devices.subjects()["h200-sxm"]
     truth = {"e_burst": 0.8, "e_sust": 0.65, "f0": 1.2, "bw_frac": 0.75, "t0": 4.0, "k_ramp": 150.0, "p": 3.0}
     truth |= {"alpha": 0.2, "tile_pen": 0.5}
     generator = np.random.default_rng(7)
     sides = 2.0 ** generator.uniform(6, 14.5, size=(3, 800))
     rows = gemm.Products(*np.ceil(sides / 8) * 8, np.ones(800))
-    clean = gemm.seconds(truth, rows, subject, peak=subject.peak, element=2, burst=True)
+    clean = gemm.seconds(truth, rows, subject.device, peak=subject.peak, element=2, burst=True)
     noisy = clean * np.exp(generator.normal(0, 0.03, size=800))
 
     def seconds(c: dict[str, float]) -> object:
-        return gemm.seconds(c, rows, subject, peak=subject.peak, element=2, burst=True)
+        return gemm.seconds(c, rows, subject.device, peak=subject.peak, element=2, burst=True)
 
     found = robust.fit(seconds, noisy, gemm.STARTS, None)
     for name in ("e_burst", "e_sust", "bw_frac", "t0", "k_ramp"):

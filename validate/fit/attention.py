@@ -33,6 +33,9 @@ class Calls:
     causal: Array
     time_s: Array
 
+    def where(self, keep: NDArray[np.bool_]) -> Calls:
+        return Calls(*(getattr(self, name)[keep] for name in self.__slots__))
+
 
 _COLUMNS = ("batch", "seq_q", "num_heads", "num_kv_heads", "head_dim")
 
@@ -52,8 +55,9 @@ def seconds(
     flop = 4 * x.batch * x.heads * x.seq**2 * x.head_dim * np.where(masked, 0.5, 1.0) * (2.5 if backward else 1.0)
     dims = sorted(int(name[1:]) for name in c if name[0] == "e" and name[1:].isdecimal())
     keys = x.seq * np.where(masked, 0.5, 1.0)
-    e = np.interp(x.head_dim, dims, [c[f"e{d}"] for d in dims]) * keys / (keys + c["s0"])
-    e = e * np.where(masked, 1.0, c["noncausal"]) * np.where(x.time_s > LONG_S, c["sustained"], 1.0)
+    e = np.interp(x.head_dim, dims, [c[f"e{d}"] for d in dims])
+    e *= keys / (keys + c["s0"])
+    e *= np.where(masked, 1.0, c["noncausal"]) * np.where(x.time_s > LONG_S, c["sustained"], 1.0)
     compute = flop / (peak * e)
     if waves:
         count = x.batch * x.heads * np.ceil(x.seq / QUERY_TILE) / device.num_sms

@@ -47,6 +47,7 @@ PULLS = {
 HOST_BOUND_S = 3e-5  # shorter calls that were launched one by one show the host's time, not the device's
 _STORED = {"f0": "f0_tflop", "t0": "t0_us"}
 CPU_TILES: Tiles = ((16, 64),)  # a register block of one core: sides are rounded up to it, nothing waits for a wave
+LARGE = 512  # a training product has no side below this
 MIN_SHAPES = 8
 MIN_OF_LAYOUT = 5
 _FEW = 2
@@ -66,6 +67,11 @@ class Products:
     @property
     def flop(self) -> Array:
         return np.asarray(2 * self.m * self.n * self.k)
+
+    @property
+    def large(self) -> Mask:
+        """No side below what training uses."""
+        return np.asarray(np.minimum(np.minimum(self.m, self.n), self.k) >= LARGE)
 
     def where(self, keep: Mask) -> Products:
         return Products(self.m[keep], self.n[keep], self.k[keep], self.time_s[keep])
