@@ -7,6 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, replace
 from pathlib import Path
 
+from simulator.backtest import memory_rows
 from simulator.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes, step_seconds
 from simulator.backtest.outcome import Outcome
 from simulator.backtest.report import BacktestReport, make_report
@@ -14,18 +15,20 @@ from simulator.backtest.resolve import RefusedError, resolve
 from simulator.backtest.work import work_of
 from simulator.errors import InputError
 from simulator.predict import Prediction, predict
+from simulator.readers.memory_table import MemoryRow, is_memory_table, read_memory
 from simulator.readers.runs_table import BadRow, RunRow, read_runs
 
+Row = RunRow | MemoryRow | BadRow
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
 
 def run(path: str | Path, *, progress: Progress | None = None, jobs: int = 1) -> BacktestReport:
-    """Predict every row of the table at `path`, in the table's order.
+    """Predict every row of the table at `path`, of runs or of tracked memory, in the table's order.
 
     progress is called after each row. jobs: processes; the report does not depend on it. Raises TableError if the file
     is no table. Ctrl-C ends it early: the report then holds the rows done so far and is marked `interrupted`.
     """
-    rows = list(read_runs(path))
+    rows: list[Row] = list(read_memory(path) if is_memory_table(path) else read_runs(path))
     outcomes: list[Outcome] = []
     interrupted = False
     try:
@@ -38,7 +41,7 @@ def run(path: str | Path, *, progress: Progress | None = None, jobs: int = 1) ->
     return make_report(str(path), _without_repeats(rows, outcomes), interrupted=interrupted)
 
 
-def _judged(rows: Sequence[RunRow | BadRow], jobs: int) -> Iterator[Outcome]:
+def _judged(rows: Sequence[Row], jobs: int) -> Iterator[Outcome]:
     if jobs <= 1:
         yield from map(judge, rows)
         return
@@ -50,11 +53,25 @@ def _judged(rows: Sequence[RunRow | BadRow], jobs: int) -> Iterator[Outcome]:
             raise
 
 
-def judge(row: RunRow | BadRow) -> Outcome:
+def judge(row: Row) -> Outcome:
     """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
     if isinstance(row, BadRow):
         return Outcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
-    start = Outcome(
+    start = _started(row) if isinstance(row, RunRow) else memory_rows.started(row)
+    try:
+        return _predicted(row, start) if isinstance(row, RunRow) else memory_rows.judged(row, start)
+    except RefusedError as exc:
+        return replace(start, status="refused", kind=exc.kind, reason=str(exc))
+    except NoStepTimeError as exc:
+        return replace(start, status="refused", kind="metric", reason=str(exc))
+    except InputError as exc:
+        return replace(start, status="refused", kind=f"{exc.noun} refused", reason="; ".join(map(str, exc.faults)))
+    except Exception as exc:  # noqa: BLE001  one row's defect must not cost the others
+        return replace(start, reason=f"{type(exc).__name__}: {exc}")
+
+
+def _started(row: RunRow) -> Outcome:
+    return Outcome(
         id=row.id,
         line=row.line,
         status="failed",
@@ -65,16 +82,6 @@ def judge(row: RunRow | BadRow) -> Outcome:
         measured_memory_bytes=memory_bytes(row),
         measured_oom=row.mem_metric == "oom",
     )
-    try:
-        return _predicted(row, start)
-    except RefusedError as exc:
-        return replace(start, status="refused", kind=exc.kind, reason=str(exc))
-    except NoStepTimeError as exc:
-        return replace(start, status="refused", kind="metric", reason=str(exc))
-    except InputError as exc:
-        return replace(start, status="refused", kind=f"{exc.noun} refused", reason="; ".join(map(str, exc.faults)))
-    except Exception as exc:  # noqa: BLE001  one row's defect must not cost the others
-        return replace(start, reason=f"{type(exc).__name__}: {exc}")
 
 
 def _predicted(row: RunRow, start: Outcome) -> Outcome:
@@ -112,7 +119,7 @@ def _metric_name(row: RunRow) -> str:
     return f"{row.mem_metric}({row.mem_metric_detail})" if row.mem_metric_detail else row.mem_metric
 
 
-def _without_repeats(rows: Iterable[RunRow | BadRow], outcomes: Iterable[Outcome]) -> list[Outcome]:
+def _without_repeats(rows: Iterable[Row], outcomes: Iterable[Outcome]) -> list[Outcome]:
     """A row equal to an earlier one in all but id, place and notes reports the same measurement: it is not scored."""
     seen: dict[tuple[object, ...], str] = {}
     marked = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Status = Literal["ok", "refused", "bad", "failed", "calibration"]
@@ -29,11 +30,19 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Live bytes at one moment of a tracked step; None where unknown."""
+
+    predicted_bytes: int | None = None
+    measured_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One row: its status, why if it is not ok, and predicted beside measured; None where unknown.
 
     kind: what a refusal is counted as. duplicate_of: id of an earlier row with the same run and the same figures.
-    fits: the predicted verdict; measured_oom: the table says that the run did not fit.
+    fits: the predicted verdict; measured_oom: the table says that the run did not fit. moments: of a tracked step, by name.
     """
 
     id: str
@@ -55,6 +64,7 @@ class Outcome:
     fits: bool | None = None
     work: Work | None = None
     duplicate_of: str = ""
+    moments: Mapping[str, Moment] = field(default_factory=dict)
 
     @property
     def mfu_predicted(self) -> float | None:

@@ -31,12 +31,13 @@ class StepScore(ErrorScore):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryScore(ErrorScore):
-    """Errors of memory by one metric. oom_*: rows that the table says did not fit, and how many of them we said so of.
+    """Errors of memory by one metric. exact: rows predicted to the byte. oom_*: rows that the table says did not fit, and how many of them we said so of.
 
     predicted_oom: rows that ran and that we said do not fit.
     """
 
     mem_metric: str
+    exact: int
     oom_rows: int
     oom_found: int
     predicted_oom: int
@@ -123,6 +124,7 @@ def _memory_score(metric: str, outcomes: Sequence[Outcome]) -> MemoryScore:
     oom = [o for o in outcomes if o.measured_oom]
     return MemoryScore(
         mem_metric=metric,
+        exact=sum(o.predicted_memory_bytes == o.measured_memory_bytes is not None for o in outcomes),
         n=errors.n,
         median_abs_error=errors.median_abs_error,
         p90_abs_error=errors.p90_abs_error,

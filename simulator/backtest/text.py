@@ -64,13 +64,15 @@ def _memory_table(report: BacktestReport) -> Table:
     table = Table(title="Peak memory: |predicted / measured − 1|")
     for name in ("source", "GPU", "metric"):
         table.add_column(name)
-    for name in ("n", "median", "p90", "bias", "OOM found", "false OOM"):
+    for name in ("n", "exact", "median", "p90", "bias", "OOM found", "false OOM"):
         table.add_column(name, justify="right")
     for group in report.groups:
         for m in group.memory:
             cells = (percent(m.median_abs_error), percent(m.p90_abs_error), percent(m.bias, signed=True))
             found = f"{m.oom_found} of {m.oom_rows}"
-            table.add_row(group.source, group.gpu, m.mem_metric, str(m.n), *cells, found, str(m.predicted_oom))
+            table.add_row(
+                group.source, group.gpu, m.mem_metric, str(m.n), str(m.exact), *cells, found, str(m.predicted_oom)
+            )
     return table
 
 
