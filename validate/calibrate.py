@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from simulator.calibration import Calibration
 from simulator.calibration.document import SUFFIX
 from simulator.cli import ExitCode
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault, InputError
+from simulator.topology import Cluster
 from validate.measure import Job, measure
-from validate.samples import read_samples
+from validate.samples import SampleFile, read_samples
 from validate.stopwatch import DeviceKind
 
 PARTIAL = 5  # exit code: something is missing, and is named
@@ -94,14 +96,14 @@ def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str |
         problem = f"{', '.join(sorted(kinds))} cannot be fitted together"
         raise CalibrationError(Fault(place="inputs", problem=problem, remedy="one kind of file a call"))
     if kinds == {"samples"}:
-        return _fit_samples(inputs, out, device)
+        return _fit_samples(inputs, out, device, cluster)
     lines = published.fit_tables(inputs, out) if kinds == {"table"} else published.fit_logs(inputs, out, cluster)
     for line in lines:
         _say(line)
     return ExitCode.OK
 
 
-def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None) -> int:
+def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None) -> int:
     from validate.fit.machine import fit_machine, write_cluster, write_stack  # noqa: PLC0415
 
     found = read_samples(inputs)
@@ -115,7 +117,10 @@ def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None) -> int:
         _say(line)
     for line in result.report.refused:
         _say(f"refused: {line}")
-    result.calibration.save(out)
+    calibration = result.calibration
+    if result.cluster is None and found.of("collective"):
+        calibration = _with_links(calibration, found, cluster)
+    calibration.save(out)
     written = [out]
     if result.cluster is not None and result.stack is not None:
         written += [out.with_name(f"{name}.toml"), out.with_name(f"{name}.stack.toml")]
@@ -123,6 +128,19 @@ def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None) -> int:
         write_stack(result.stack, written[2])
     print("\n".join(map(str, written)))  # noqa: T201  the answer
     return ExitCode.OK
+
+
+def _with_links(calibration: Calibration, found: SampleFile, cluster: str | None) -> Calibration:
+    """NCCL's collectives need to know what they ran over: without --cluster they are kept out, and that is said."""
+    from validate.fit.published import links_of  # noqa: PLC0415
+
+    if cluster is None:
+        _say("refused: collectives: the samples do not say what the links are (--cluster NAME|FILE)")
+        return calibration
+    links, lines = links_of(found, Cluster.load(cluster), found.machine.text("date"))
+    for line in lines:
+        _say(line)
+    return calibration.model_copy(update={"links": links})
 
 
 def _say(text: str) -> None:

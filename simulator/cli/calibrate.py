@@ -66,7 +66,7 @@ def run(
     "-o", "--out", type=_ANY_FILE, default=Path("machine.calibration.json"), show_default=True, metavar="FILE"
 )
 @click.option("--device", metavar="NAME|FILE", help="The device, where the samples name one that nobody knows.")
-@click.option("--cluster", metavar="NAME|FILE", help="The cluster that nccl-tests logs are of.")
+@click.option("--cluster", metavar="NAME|FILE", help="The cluster that logs and collectives on GPUs are of.")
 def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None) -> int:
     """Fit."""
     return int(import_module("validate.calibrate").fit(inputs=inputs, out=out, device=device, cluster=cluster))

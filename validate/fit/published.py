@@ -73,23 +73,25 @@ def fit_logs(paths: Sequence[Path], out: Path, cluster_name: str | None) -> list
         problem, remedy = "nccl-tests logs do not say what the links are", "--cluster NAME|FILE"
         raise CalibrationError(Fault(place="inputs", problem=problem, remedy=remedy))
     cluster, found = Cluster.load(cluster_name), read_logs(list(paths))
-    lines = [f"left out: {fault}" for fault in found.faults]
-    samples = _calls(found, cluster)
-    shipped = default_curves()
+    links, lines = links_of(found, cluster, ", ".join(path.name for path in paths))
+    Calibration.for_device(cluster.device).model_copy(update={"links": links}).save(out)
+    return [*(f"left out: {fault}" for fault in found.faults), *lines, str(out)]
+
+
+def links_of(found: SampleFile, cluster: Cluster, source: str) -> tuple[LinkCurves, list[str]]:
+    """NCCL's links of a cluster from its own collectives, and what to say of the fit; the rest stays as shipped."""
+    samples, shipped = _calls(found, cluster), default_curves()
     data = shipped.model_dump(mode="json")
-    near = [s for s in samples if not s.network]
-    far = [s for s in samples if s.network]
-    date = ", ".join(path.name for path in paths)
-    tables = table_rows(shipped)
-    kind = samples[0].call.links.port_kind
+    near, far = [s for s in samples if not s.network], [s for s in samples if s.network]
+    tables, kind = table_rows(shipped), samples[0].call.links.port_kind
+    lines: list[str] = []
     if near:
-        part, dropped = _trimmed(near, kind)
-        lines += dropped
+        part, lines = _trimmed(near, kind)
         tables[kind] = fit_port(part, kind)
         made = entry(kind, tables[kind], part, errors(part, tables[kind]), {})
         family, speed, channels, nvls, _ = PORTS[kind]
         own = {"family": family, "bytes_per_s": speed, "num_channels": channels, "num_nvls_channels": nvls}
-        data["ports"] = [made | own | {"source": date}, *(p for p in data["ports"] if p["name"] != kind)]
+        data["ports"] = [made | own | {"source": source}, *(p for p in data["ports"] if p["name"] != kind)]
         lines.append(f"{kind}: {made['quality']}")
     if far:
         name = far[0].network
@@ -97,12 +99,11 @@ def fit_logs(paths: Sequence[Path], out: Path, cluster_name: str | None) -> list
         made = entry(name, table, far, errors(far, table, tables), {})
         kinds = next((n["kinds"] for n in data["networks"] if n["name"] == name), [name])
         others = [n for n in data["networks"] if n["name"] != name]
-        data["networks"] = [made | {"kinds": kinds, "source": date}, *others]
+        data["networks"] = [made | {"kinds": kinds, "source": source}, *others]
         lines.append(f"{name}: {made['quality']}")
-    data |= {"name": cluster.name, "provenance": {"recipe": f"shardwise calibrate fit {date} --cluster {cluster.name}"}}
-    links = LinkCurves.model_validate_json(json.dumps(data))
-    Calibration.for_device(cluster.device).model_copy(update={"links": links}).save(out)
-    return [*lines, str(out)]
+    recipe = f"shardwise calibrate fit {source} --cluster {cluster.name}"
+    data |= {"name": cluster.name, "provenance": {"recipe": recipe}}
+    return LinkCurves.model_validate_json(json.dumps(data)), lines
 
 
 def _calls(found: SampleFile, cluster: Cluster) -> list[Sample]:
@@ -111,7 +112,7 @@ def _calls(found: SampleFile, cluster: Cluster) -> list[Sample]:
     if links.port_kind not in PORTS:
         problem = f"no prior for ports of kind {links.port_kind}"
         raise CalibrationError(Fault(place=cluster.name, problem=problem, remedy=f"one of {', '.join(PORTS)}"))
-    for s in found.samples:
+    for s in found.of("collective"):
         nodes, ranks = int(s["num_nodes"]), int(s["num_ranks"])
         local = -(-ranks // nodes)
         if local > links.gpus_per_node or (nodes > 1 and not links.num_nics):
