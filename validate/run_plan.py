@@ -69,7 +69,7 @@ def check(task: Task) -> None:
     faults = unplayable(task.model, task.plan, task.stack, task.mode)
     if faults:
         raise PlanError(faults)
-    busy: Sequence[Fault] = standing_jobs() if task.device == "cuda" and task.mode != "fake" and not _launched() else ()
+    busy: Sequence[Fault] = standing_jobs() if task.device == "cuda" and task.mode != "fake" and not launched() else ()
     if busy:
         raise InputError(busy)
 
@@ -77,13 +77,13 @@ def check(task: Task) -> None:
 # --- starting ranks
 
 
-def _launched() -> bool:
-    """Whether torchrun started this process as one rank of several."""
+def launched() -> bool:
+    """Whether torchrun started this process, as one rank of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def _num_local(task: Task) -> int:
-    return 1 if task.mode == "full" and _launched() else task.num_processes
+    return 1 if task.mode == "full" and launched() else task.num_processes
 
 
 def _command(scratch: Path) -> list[str]:
@@ -98,7 +98,7 @@ def _environments(task: Task, scratch: Path) -> list[dict[str, str]]:
         "OMP_NUM_THREADS": str(task.threads),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
     }
-    if task.mode == "full" and _launched():
+    if task.mode == "full" and launched():
         return [common]
     count = _num_local(task)
     common |= {"WORLD_SIZE": str(count), "SHARDWISE_RENDEZVOUS": str(scratch / "rendezvous")}

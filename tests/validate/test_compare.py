@@ -101,7 +101,9 @@ def test_phases_fill_the_step(name: str) -> None:
     assert sum(phases.values()) == pytest.approx(prediction.step_s, rel=1e-9)
     assert all(value > 0 for value in phases.values())
     alone = predicted_phases(prediction, alone=True)
-    communication = sum(v for k, v in prediction.breakdown.items() if k.split(":")[0] in ("exposed", "wait", "interference"))
+    communication = sum(
+        v for k, v in prediction.breakdown.items() if k.split(":")[0] in ("exposed", "wait", "interference")
+    )
     assert sum(alone.values()) == pytest.approx(prediction.step_s - communication, rel=1e-9)
 
 
@@ -189,7 +191,9 @@ def test_memory_is_compared_to_the_byte_and_by_owner() -> None:
 
 
 def test_a_partial_run_says_so() -> None:
-    run = record(verdict="hung", partial=True, trouble={"rank": 1, "phase": "step 3", "detail": "late", "stderr": ["x"]})
+    run = record(
+        verdict="hung", partial=True, trouble={"rank": 1, "phase": "step 3", "detail": "late", "stderr": ["x"]}
+    )
     found = compare_run(run)
     assert any("hung" in note for note in found["notes"])
     assert "hung" in comparison_text(found)

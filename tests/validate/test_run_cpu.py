@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_two_ranks_run_the_plan(options: dict[str, Any], kinds: set[str], tmp_pa
     assert {span.stream for span in timeline.spans} > {COMPUTE_STREAM}
     compute = [span for span in timeline.spans if span.stream == COMPUTE_STREAM]
     assert {"gemm", "attention", "loss", "optimizer"} <= {span.category for span in compute}
-    assert all(a.end_s <= b.start_s for a, b in zip(compute, compute[1:], strict=False)), "one stream, one op at a time"
+    assert all(a.end_s <= b.start_s for a, b in pairwise(compute)), "one stream, one op at a time"
     assert not list(tmp_path.glob("shardwise-*"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.memory import step_events
+from simulator.memory.moments import host_counter_bytes
 from simulator.model import Model
 from simulator.ops import build_blocks
 from simulator.plan import Plan
@@ -25,9 +26,12 @@ class Borders:
 
 
 def borders(model: Model, plan: Plan, stack: Stack, *, granularity_bytes: int) -> Borders:
-    """Walk the predicted step; each storage is rounded up to `granularity_bytes` (1: a CPU, 512: CUDA)."""
-    live = highest = 0
-    by_tag: dict[str, int] = {}
+    """Walk the predicted step; each storage is rounded up to `granularity_bytes` (1: a CPU, 512: CUDA).
+
+    On a CPU a tracker sees Adam's step counters too, which the host holds.
+    """
+    live = highest = 0 if granularity_bytes > 1 else host_counter_bytes(model, plan)
+    by_tag = {"optimizer_state": live}
     peak_tags: dict[str, int] = {}
     peak_phase = "start"
     after: dict[str, int] = {}

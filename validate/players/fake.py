@@ -32,7 +32,9 @@ def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> Me
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_devices)
     try:
         fake = FakeTensorMode()
-        with _fake_empties(fake, device):  # the modules themselves are made outside: cutting a fake tensor into shards is slow
+        with _fake_empties(
+            fake, device
+        ):  # the modules themselves are made outside: cutting a fake tensor into shards is slow
             built = build(model, plan, stack, device, direct_flash=device.type == "cuda")
         with fake, _real_meshes():
             fake.allow_non_fake_inputs = True  # the modules come without storage, and as plain tensors
@@ -96,13 +98,11 @@ def _fake_empties(fake: FakeTensorMode, device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def _real_meshes() -> Iterator[None]:
     """DeviceMesh keeps its ranks in small tensors and reads their values, which fake ones do not have."""
-    members: dict[str, Any] = dict(vars(DeviceMesh))
-    kept = {
+    kept: dict[str, Any] = {
         name: value
-        for name, value in members.items()
-        if isinstance(value, types.FunctionType) and (name == "__init__" or not name.startswith("__"))
+        for name, value in vars(DeviceMesh).items()
+        if isinstance(value, types.FunctionType | property) and (name == "__init__" or not name.startswith("__"))
     }
-    kept |= {name: value for name, value in members.items() if isinstance(value, property)}
     for name, value in kept.items():
         real = property(_unfaked(value.fget)) if isinstance(value, property) else _unfaked(value)
         setattr(DeviceMesh, name, real)

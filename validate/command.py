@@ -1,0 +1,118 @@
+"""What the verbs `shardwise validate run` and `compare` do with their options. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.cli import ExitCode
+from simulator.cli.study import Study, read_study
+from simulator.stack import Stack
+from validate import run_plan
+from validate.task import Mode, Task
+from validate.text import comparison_text, run_text
+
+Options = Mapping[str, Any]
+
+
+def run(study: Path | None, options: Options) -> int:
+    """Play the plan, print the record, keep it. The exit code says how it went."""
+    asked, out = _asked(study, options), options["out"]
+    record = run_plan.play(
+        _task(asked, options),
+        run_plan.deadlines(options["minutes"]),
+        files=_stem(out) if out is not None else None,
+        study={"cluster": asked.cluster.model_dump(mode="json"), "calibration": asked.inputs()["calibration"]},
+        progress=_progress(),
+    )
+    if run_plan.launched() and os.environ["RANK"] != "0":
+        return _status(record["verdict"], kept=True)
+    kept = _keep(out, record)
+    if options["as_json"] or not kept:
+        click.echo(json.dumps(record, ensure_ascii=False, allow_nan=False))
+    else:
+        click.echo(run_text(record))
+    return _status(record["verdict"], kept=kept)
+
+
+def _asked(study: Path | None, options: Options) -> Study:
+    flags = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
+    return read_study(study, flags, {}, options["settings"])
+
+
+def _task(asked: Study, options: Options) -> Task:
+    mode: Mode = options["mode"]
+    usual = {"full": "cuda", "solo": "cuda", "cpu": "cpu", "fake": "cpu"}[mode]
+    if options["device"] is not None and mode in ("full", "cpu") and options["device"] != usual:
+        raise click.UsageError(f"--mode {mode} runs on {usual}; --device is for solo and fake")
+    return Task(
+        mode=mode,
+        model=asked.model,
+        plan=asked.plan,
+        stack=asked.stack or Stack.load(asked.plan.stack),
+        device="cuda" if (options["device"] or usual) == "cuda" else "cpu",
+        num_steps=options["steps"],
+        num_warm_up=options["warm_up"],
+        threads=options["threads"],
+        profile=not options["no_profile"],
+        record=options["record"],
+        command=shlex.join(["shardwise", *sys.argv[1:]]),
+    )
+
+
+def _progress() -> Callable[[int, str], None]:
+    """Rank 0's phases on stderr: one line that changes on a terminal, a line each elsewhere."""
+    live = sys.stderr.isatty()
+
+    def show(rank: int, phase: str) -> None:
+        if rank == 0:
+            click.echo(f"\r\033[K{phase}" if live else phase, err=True, nl=not live)
+
+    return show
+
+
+def _stem(out: Path) -> Path:
+    """Files beside a record bear its number: the line it will have."""
+    lines = out.read_bytes().count(b"\n") if out.is_file() else 0
+    return out.with_name(f"{out.stem}-{lines + 1}")
+
+
+def _keep(out: Path | None, record: dict[str, Any]) -> bool:
+    """Add the record to the file; if that fails the record goes to stdout instead, and nothing is lost."""
+    if out is None:
+        return True
+    try:
+        run_plan.append(out, record)
+    except OSError as exc:
+        click.echo(f"shardwise: {out}: {exc.strerror}; the record follows on stdout", err=True)
+        return False
+    return True
+
+
+def _status(verdict: str, *, kept: bool) -> int:
+    if verdict == "interrupted":
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK if verdict == "ok" and kept else ExitCode.RUN_FAILED
+
+
+def compare(runs: Path, options: Options) -> int:
+    """Compare every run of a results file with its prediction; bad lines are told, the rest goes on."""
+    from validate.compare import compare_run  # noqa: PLC0415  the simulator, which a run does not need
+
+    records, faults = run_plan.read_records(runs)
+    for fault in faults:
+        click.echo(f"shardwise: {fault}", err=True)
+    where = {name: options[name] for name in ("cluster", "nodes", "calibration")}
+    found = [compare_run(record, **where) for record in records]
+    if options["as_json"]:
+        click.echo(json.dumps({"schema_version": 1, "runs": found}, ensure_ascii=False, allow_nan=False, indent=2))
+    else:
+        click.echo("\n\n".join(comparison_text(one) for one in found))
+    return ExitCode.OK
