@@ -27,6 +27,7 @@ from validate.parallel import style_of
 from validate.playable import unplayable
 from validate.players import fake, guard
 from validate.run_plan import play
+from validate.tracker import MemoryCourse
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every version has others
 

@@ -100,7 +100,7 @@ def _timeline(events: Any, program: str, *, cuda: bool) -> Timeline:  # noqa: AN
         start = event.start_ns() * 1e-9
         ours = Event(name=event.name(), stream=stream, start_s=start, end_s=start + event.duration_ns() * 1e-9)
         if on_device:
-            if not event.is_user_annotation():
+            if not (hasattr(event, "is_user_annotation") and event.is_user_annotation()):
                 kernels.append(ours)
         elif ours.name.startswith("Optimizer.step"):
             optimizer.append(ours)
