@@ -7,12 +7,13 @@ and plays the same sequence through the caching allocator. There is no clock in 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from simulator.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.device import Device
 from simulator.memory.outside import outside_torch_bytes, workspace_bytes
+from simulator.memory.pressure import Pressure, under_pressure
 from simulator.memory.step import Mark, Step
 from simulator.memory.strategies import strategy_of
 from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
@@ -27,6 +28,7 @@ __all__ = [
     "LiveCourse",
     "MemoryEvent",
     "MemoryUse",
+    "Pressure",
     "label",
     "live_by_category",
     "live_course",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 CUDA_GRANULARITY_BYTES = 512
+ADDRESS_SPACE_BYTES = 2**59
 # 19 plans measured on an H200 reserve 0.991 to 1.003 of the prediction; a plan's data loader, logging and evaluation
 # fragment what those steps did not, and no plan on real communicators is among them, so the interval is wider.
 RESERVED_LOW, RESERVED_HIGH = 0.95, 1.06
@@ -61,8 +64,9 @@ class MemoryUse:
     """Peak bytes of one rank class, as the three figures that users confuse, and who was alive at the peak.
 
     allocated: sum of live tensors; reserved: what the caching allocator took from the driver;
-    outside_torch: CUDA context, communicators, libraries. capacity: what the driver reports as the device's total.
+    outside_torch: CUDA context, communicators, libraries. capacity: what a process can get of the device.
     by_category: category -> bytes alive at the peak of allocated. peak_moment: label of the op that reached it.
+    pressure: a step played where memory ends, if it may end too early.
     low_reserved_bytes, high_reserved_bytes: 90 % interval of reserved.
     """
 
@@ -75,10 +79,21 @@ class MemoryUse:
     resident_bytes: int
     by_category: dict[str, int]
     peak_moment: str
+    pressure: Pressure | None = None
 
     @property
     def used_bytes(self) -> int:
         return self.peak_reserved_bytes + self.outside_torch_bytes
+
+    @property
+    def fits_bare(self) -> bool:
+        """Live tensors alone fit: an allocator without any waste would do."""
+        return self.peak_allocated_bytes + self.outside_torch_bytes <= self.capacity_bytes
+
+    @property
+    def fits_surely(self) -> bool:
+        """Even the upper end of reserved's interval fits."""
+        return self.high_reserved_bytes + self.outside_torch_bytes <= self.capacity_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +139,7 @@ def simulate_memory(
     """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step."""
     history = write_history(model, plan, stack, blocks, workspace_bytes(device))
     live = live_course(history)
-    reserved = reserved_course(history, CachingAllocator(settings))
+    reserved = _reserved(history, live, settings)
     peak, at = live.peak
     most = max(reserved)
     categories = live_by_category(history, at)
@@ -134,17 +149,27 @@ def simulate_memory(
         low_reserved_bytes=max(peak, int(RESERVED_LOW * most)),
         high_reserved_bytes=int(RESERVED_HIGH * most),
         outside_torch_bytes=outside_torch_bytes(device, plan),
-        capacity_bytes=device.memory_bytes,
+        capacity_bytes=device.usable_bytes,
         resident_bytes=live.resident,
         by_category=categories,
         peak_moment=label(moment_of(history, at)),
     )
+    if use.fits_bare and not use.fits_surely:
+        limit = use.capacity_bytes - use.outside_torch_bytes
+        use = replace(use, pressure=under_pressure(history.events, history.steady, limit, settings))
     samples = tuple(
         MemorySample(label=label(moment_of(history, index)), allocated_bytes=highest, reserved_bytes=held)
         for (highest, index), held in zip(live.most, reserved, strict=True)
     )
     peak_index = next(i for i, (_, index) in enumerate(live.most) if index == at)
     return use, MemoryTrace(samples=samples, peak_index=peak_index, by_category=categories)
+
+
+def _reserved(history: History, live: LiveCourse, settings: AllocatorSettings | None) -> list[int]:
+    """What the allocator holds at the end of each moment. Beyond any address space it is not asked: what is alive."""
+    if live.peak[0] > ADDRESS_SPACE_BYTES:
+        return [most for most, _ in live.most]
+    return reserved_course(history, CachingAllocator(settings))
 
 
 def step_events(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> tuple[MemoryEvent, ...]:
