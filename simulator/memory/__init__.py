@@ -113,9 +113,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveCourse:
-    """Live bytes over a steady step: the most of each moment with its event's index, what each moment leaves; before
-    and after the step.
-    """
+    """Live bytes over a steady step: the most of each moment and its event's index, what each leaves; before and after."""
 
     most: list[tuple[int, int]]
     ends: list[int]
