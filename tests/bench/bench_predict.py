@@ -1,0 +1,58 @@
+"""How long predictions take: python tests/bench/bench_predict.py
+
+In process: the median of several calls after a first one. Cold: a whole command, its peak memory as the system counts it.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+from simulator import Cluster, Model, Plan, predict
+
+COLD = {
+    "--help": ["--help"],
+    "llama3-8b, 8 GPUs": ["predict"],
+    "llama3-70b, 4,096 GPUs": ["predict", "--model", "llama3-70b", "--nodes", "512"],
+}
+
+
+def in_process(model: str, nodes: int, runs: int = 7) -> float:
+    """Median seconds of one prediction."""
+    cluster = Cluster.load("hgx-h100-8", nodes)
+    nouns = Model.load(model), Plan(dp_shard=8 * nodes, seq_len=8192), cluster
+    times = []
+    for _ in range(runs + 1):
+        start = time.perf_counter()
+        predict(*nouns)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def cold(arguments: list[str], runs: int = 5) -> float:
+    """Median seconds of a whole command."""
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "simulator.cli", *arguments], check=False, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    """Say all of it."""
+    lines = [
+        f"in process  {name}, {8 * nodes:,} GPUs: {1e3 * in_process(name, nodes):.0f} ms"
+        for name, nodes in (("llama3-8b", 1), ("llama3-70b", 512))
+    ]
+    lines += [f"cold        {name}: {cold(arguments):.2f} s" for name, arguments in COLD.items()]
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    lines.append(f"peak memory of the largest command: {peak / 1024:.0f} MiB")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
