@@ -36,6 +36,7 @@ class Device(Strict):
 
     memory_bytes: what the driver reports as total (nvidia-smi's MiB × 2**20), not the marketing gigabytes.
     cuda_memory_bytes: what a process can get of it (cudaMemGetInfo's total), where a source states it.
+    hypervisor_bytes: what a hypervisor or another tenant keeps of the memory.
     power_w: the board's power cap; sustained matrix speed follows it.
     aliases: other names that tables and users give it.
     sources: where each number stands.
@@ -45,6 +46,7 @@ class Device(Strict):
     architecture: Architecture
     memory_bytes: Bytes = Field(gt=0)
     cuda_memory_bytes: Bytes | None = Field(gt=0, default=None)
+    hypervisor_bytes: Bytes = Field(ge=0, default=0)
     memory_bytes_per_s: BytesPerS = Field(gt=0)
     peak_flop_per_s: PeakFlop
     num_sms: int = Field(gt=0)

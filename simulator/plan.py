@@ -29,6 +29,36 @@ _LEGAL_ZERO: dict[str, tuple[int, ...]] = {
 }
 
 
+class Offload(Strict):
+    """What leaves HBM, and how it travels.
+
+    optimizer: master weights, moments and fp32 gradients, updated by CPU Adam. parameters: the shards that the blocks
+    are gathered from. activations: what a block saves for its backward.
+    prefetch: blocks that NVMe reads and activations come ahead of use; 0: on demand, parameters too. pinned: host
+    memory that copies reach directly; otherwise they are staged and nothing runs beside them. sub_group_numel: elements
+    that one round of stage 3's optimizer updates. buffer_count: fp32 buffers of a sub-group in host memory, where the
+    states are on NVMe; overlap keeps three sets of them, to read, update and write at once.
+    migration: how pages move: copies, or unified memory by faults or by prefetch.
+    """
+
+    optimizer: Literal["none", "host", "nvme"] = "none"
+    parameters: Literal["none", "host", "nvme"] = "none"
+    activations: Literal["none", "host"] = "none"
+    prefetch: int = Field(ge=0, le=MAX_COUNT, default=1)
+    pinned: bool = True
+    sub_group_numel: int = Field(gt=0, le=MAX_SIZE, default=10**9)
+    buffer_count: int = Field(ge=4, le=64, default=4)
+    overlap: bool = True
+    migration: Literal["copy", "fault", "prefetch"] = "copy"
+
+    @property
+    def any(self) -> bool:
+        return {self.optimizer, self.parameters, self.activations} != {"none"}
+
+
+NOTHING_OFFLOADED = Offload()
+
+
 class Plan(Strict):
     """One way to train a model on a number of devices.
 
@@ -77,6 +107,8 @@ class Plan(Strict):
     reduce_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=500_000_000)  # DeepSpeed, elements
     prefetch_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=50_000_000)  # DeepSpeed stage 3, elements
     param_persistence_numel: int = Field(ge=0, le=MAX_SIZE, default=100_000)  # DeepSpeed stage 3, elements
+    offload: Offload = NOTHING_OFFLOADED
+    memory_fraction: float = Field(gt=0, le=1, default=1.0)  # of the device, at most, for the caching allocator
 
     stack: str = "torch-2.6-eager"
 
@@ -151,7 +183,7 @@ class Plan(Strict):
 
     def check(self, place: str = "plan") -> None:
         """Raise PlanError with every contradiction inside the plan itself."""
-        faults = [*self._implementation_faults(place), *self._option_faults(place)]
+        faults = [*self._implementation_faults(place), *self._option_faults(place), *self._offload_faults(place)]
         if faults:
             raise PlanError(faults)
 
@@ -203,4 +235,32 @@ class Plan(Strict):
                     remedy="a divisor of dp_shard, true or false",
                 )
             )
+        return faults
+
+    def _offload_faults(self, place: str) -> list[Fault]:
+        """Who can offload what: FSDP2 all states to the host or none; DeepSpeed the optimizer, in stage 3 parameters too."""
+        states, parameters = self.offload.optimizer, self.offload.parameters
+        if states == parameters == "none":
+            return []
+        where = f"{place}: offload"
+        faults: list[Fault] = []
+        match self.implementation:
+            case "fsdp2" if states != "host" or parameters != "host":
+                both = "FSDP2 offloads parameters, gradients and optimizer together, to the host"
+                faults.append(Fault(place=where, problem=both, remedy='optimizer = "host", parameters = "host"'))
+            case "fsdp2":
+                pass
+            case "deepspeed" if self.zero == 0:
+                faults.append(Fault(place=where, problem="stage 0 offloads nothing", remedy="zero = 1, 2 or 3"))
+            case "deepspeed" if self.zero < 3 and (parameters != "none" or states == "nvme"):
+                problem = f"stage {self.zero} offloads the optimizer to the host and nothing else"
+                faults.append(Fault(place=where, problem=problem, remedy='zero = 3, or optimizer = "host" alone'))
+            case "deepspeed":
+                pass
+            case other:
+                remedy = 'data_parallel = "deepspeed" or "fsdp2"'
+                faults.append(Fault(place=where, problem=f"{other} cannot offload states", remedy=remedy))
+        if states != "none" and self.optimizer not in ("adam", "adamw"):
+            problem = f"a CPU {self.optimizer} has no measured speed"
+            faults.append(Fault(place=f"{place}: optimizer", problem=problem, remedy='optimizer = "adamw"'))
         return faults

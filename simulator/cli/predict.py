@@ -13,6 +13,7 @@ from simulator.cli import ExitCode
 from simulator.cli.study import read_study
 from simulator.plan import Plan
 from simulator.predict import predict
+from simulator.schema import Strict
 from simulator.units import format_bytes
 
 _HELP = """Predict one training step of a model under a plan on a cluster.
@@ -39,6 +40,8 @@ def _default(name: str, value: object) -> str:
     """What --help says of a flag that is not given."""
     if name == "dp_shard":
         return "default: the devices that the other degrees leave"
+    if isinstance(value, Strict):
+        return f"a table; see --set plan.{name}.KEY=VALUE"
     if value is None:
         return ""
     if name.endswith("_bytes") and isinstance(value, int):

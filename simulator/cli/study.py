@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -147,9 +148,19 @@ def _merged(
     if isinstance(plan, dict):
         given = [(name, f"--{name.replace('_', '-')}", literal(text)) for name, text in plan_flags.items()]
         given += [(".".join(o.path), o.flag, o.value) for o in overrides if o.root == "plan"]
-        plan = {**plan, **{name: value for name, _, value in given}}
+        for name, _, value in given:
+            plan = _nested(plan, name.split("."), value)
         origins |= {f"plan.{name}": flag for name, flag, _ in given}
     return {**raw, "plan": plan}, origins
+
+
+def _nested(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
+    """`table` with the value put at the path; what is no table on the way gives way to one."""
+    name, *rest = path
+    if not rest:
+        return {**table, name: value}
+    below = table.get(name)
+    return {**table, name: _nested(below if isinstance(below, Mapping) else {}, rest, value)}
 
 
 def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> StudyFile:
@@ -217,7 +228,7 @@ def _sources(
         if raw.get(key) is not None
     ]
     flags = [
-        f"{key.removeprefix('plan.')} = {getattr(plan, key.removeprefix('plan.'))}"
+        f"{key.removeprefix('plan.')} = {attrgetter(key.removeprefix('plan.'))(plan)}"
         for key in origins
         if key.startswith("plan.")
     ]

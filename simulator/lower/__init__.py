@@ -17,8 +17,10 @@ from simulator.lower.builder import Builder, Fabric
 from simulator.lower.schedule import Step, Unit, replicated_step, sharded_step
 from simulator.lower.stragglers import slowdown
 from simulator.lower.work import NO_WORK, BlockWork, Clock, Work
+from simulator.memory import activation_bytes
 from simulator.mesh import Mesh, check
 from simulator.model import Model
+from simulator.offload import Transfers, moves
 from simulator.ops import ModelBlocks, build_blocks, optimizer_kernels
 from simulator.plan import Plan
 from simulator.program import Program
@@ -61,6 +63,21 @@ class Lowering:
             curves=self.curves,
             memory_weight=self.calibration.interference.hbm_weight,
             slowdown=0.0 if ideal else slowdown(self.plan.num_devices),
+            transfers=self.transfers,
+        )
+
+    @property
+    def transfers(self) -> Transfers | None:
+        """What moves between tiers cost; None where the plan offloads nothing."""
+        tier, plan = self.cluster.host_tier, self.plan
+        if tier is None or not plan.offload.any:
+            return None
+        return Transfers(
+            tier=tier,
+            gpus_per_node=self.cluster.gpus_per_node,
+            num_ranks=plan.num_devices,
+            offload=plan.offload,
+            vectorised=plan.implementation == "deepspeed" or plan.optimizer_impl == "fused",
         )
 
     def program(self, num_micro_batches: int, rank: int | None = None) -> Program:
@@ -87,6 +104,7 @@ def lower(
     plan.check()
     check(plan, model, cluster)
     _refuse_unmodelled(plan)
+    _refuse_no_host(plan, cluster)
     device = cluster.device
     blocks = build_blocks(model, stack, plan)
     clock = Clock(device, calibration, stack)
@@ -94,6 +112,7 @@ def lower(
         plan=plan,
         units=_units(model, plan, blocks, clock),
         optimizer=_optimizer(model, plan, clock, stack),
+        moves=moves(model, plan, activation_bytes(model, plan, stack, blocks)),
         cp_exchange_bytes=_cp_exchange_bytes(model, plan),
     )
     return Lowering(
@@ -122,6 +141,12 @@ def _refuse_unmodelled(plan: Plan) -> None:
     ]
     if faults:
         raise PlanError(faults)
+
+
+def _refuse_no_host(plan: Plan, cluster: Cluster) -> None:
+    if plan.offload.any and cluster.host_tier is None:
+        problem = f"{cluster.name} has no host memory that its GPUs reach"
+        raise PlanError(Fault(place="plan: offload", problem=problem, remedy="a [host] link in the cluster file"))
 
 
 def _units(model: Model, plan: Plan, blocks: ModelBlocks, clock: Clock) -> tuple[Unit, ...]:
@@ -159,7 +184,8 @@ def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clo
 def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
     numel = -(-model.num_parameters // shard_ranks(plan))
     tensors = sum(len(shapes) for _, shapes in pieces(model))
-    work = clock.work("optimizer", optimizer_kernels(numel, tensors, plan))
+    offloaded = plan.offload.optimizer != "none"
+    work = clock.work("optimizer", () if offloaded else optimizer_kernels(numel, tensors, plan))
     return Work(parts=(*work.parts, ("overhead", stack.step_overhead_s)), host_s=work.host_s)
 
 

@@ -8,6 +8,7 @@ from simulator.collective_curves import LinkCurves
 from simulator.collectives import bill, interference, link_capacities, renamed
 from simulator.lower.work import Work
 from simulator.mesh import GroupShape, Mesh
+from simulator.offload import Transfers
 from simulator.program import Bill, Collective, Compute, Program, ProgramOp
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -25,6 +26,7 @@ class Fabric:
     curves: LinkCurves
     memory_weight: float  # what compute loses of memory that a collective uses
     slowdown: float  # of the slowest GPU's compute, as a fraction
+    transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
 
     def axis(self, role: str) -> str:
         """The mesh axis over which a role communicates: shard, replicate or cp.
@@ -54,6 +56,7 @@ class Builder:
         self._last_compute: int | None = None
         self._held: list[int | None] = []
         self._pending_bytes = 0
+        self._found: dict[tuple[str, str, int], int] = {}
 
     def combined(self, size_bytes: int, *, last: bool) -> int:
         """Bytes to all-reduce now: those of joined units, once they reach the stack's threshold; else 0."""
@@ -66,6 +69,44 @@ class Builder:
     def hold(self, op: int | None) -> None:
         """The next joining compute op waits for `op`, whatever else it waits for."""
         self._held.append(op)
+
+    @property
+    def last_compute(self) -> int | None:
+        """The compute op appended last."""
+        return self._last_compute
+
+    def remember(self, what: str, unit: str, index: int, op: int | None) -> None:
+        """`op` is what happened to a unit in a micro-batch."""
+        if op is not None:
+            self._found[what, unit, index] = op
+
+    def found(self, what: str, unit: str, index: int) -> int | None:
+        """The op remembered, if any."""
+        return self._found.get((what, unit, index))
+
+    def transfer(self, label: str, kind: str, amount: int, *after: int | None) -> int | None:
+        """Append a transfer between tiers of `amount` bytes (on the CPU: elements) to its kind's own stream.
+
+        None where nothing moves. Where copies exclude compute, the next compute op waits for it.
+        """
+        transfers = self._fabric.transfers
+        if transfers is None or amount == 0:
+            return None
+        op = Collective(
+            id=len(self._ops),
+            stream=kind,
+            after=_ids(after),
+            label=label,
+            kind=kind,
+            key=f"{kind}:{len(self._ops)}{self._suffix}",
+            bill=transfers.bill(kind, amount, self._rank),
+            size_bytes=amount,
+            host_s=self._fabric.stack.host_launch_s,
+        )
+        self._ops.append(op)
+        if transfers.exclusive and kind in ("h2d", "d2h"):
+            self.hold(op.id)
+        return op.id
 
     def compute(self, label: str, work: Work, *after: int | None, join: bool = True) -> int:
         """Append `work` to the compute stream. join=False leaves what is held to the op behind it."""
@@ -133,7 +174,9 @@ class Builder:
 
     def program(self) -> Program:
         """What was built so far."""
-        links = link_capacities(self._fabric.cluster, self._fabric.curves, suffix=self._suffix)
+        links = dict(link_capacities(self._fabric.cluster, self._fabric.curves, suffix=self._suffix))
+        if self._fabric.transfers is not None:
+            links |= self._fabric.transfers.links(self._rank)
         num_ranks = self._fabric.mesh.plan.num_devices if self._rank is None else 1
         name = "rank" if self._rank is None else f"rank{self._rank}"
         return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simulator.lower import offloading
 from simulator.lower.builder import Builder
 from simulator.lower.work import BlockWork, Work
+from simulator.offload import Moves
 from simulator.plan import Plan
 from simulator.zero import UnitComm
 
@@ -43,6 +45,7 @@ class Step:
     plan: Plan
     units: tuple[Unit, ...]
     optimizer: Work
+    moves: Moves  # between HBM and the tiers below
     cp_exchange_bytes: int  # keys and values that one layer's context parallelism sends around, forward
 
 
@@ -52,8 +55,8 @@ def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
     for index in range(num_micro_batches):
         sync = step.plan.syncs_every_micro_batch or index == num_micro_batches - 1
         _sharded_forward(build, step, index)
-        last = _sharded_backward(build, step, index, sync=sync)
-    build.compute("optimizer", step.optimizer, *last)
+        last = _sharded_backward(build, step, index, sync=sync, final=index == num_micro_batches - 1)
+    offloading.update(build, step.moves, step.optimizer, *last)
 
 
 def _sharded_forward(build: Builder, step: Step, index: int) -> None:
@@ -61,9 +64,16 @@ def _sharded_forward(build: Builder, step: Step, index: int) -> None:
     window = _forward_window(step.plan)
     for position, unit in enumerate(step.units):
         gate = done[position - window] if position >= window else None
+        fetched = offloading.fetch(build, step.moves, unit.name, index, done, gate)
         gather = build.collective(
-            f"all-gather {unit.name} mb{index}", "all_gather", "shard", unit.comm.all_gather_forward_bytes, gate
+            f"all-gather {unit.name} mb{index}",
+            "all_gather",
+            "shard",
+            unit.comm.all_gather_forward_bytes,
+            gate,
+            fetched,
         )
+        gather = fetched if gather is None else gather
         if gather is not None:
             build.compute(f"copy-out {unit.name} mb{index}", unit.gather_forward, gather)
         done.append(_forward(build, step, unit, index))
@@ -81,13 +91,19 @@ def _forward_window(plan: Plan) -> int:
 
 
 def _forward(build: Builder, step: Step, unit: Unit, index: int) -> int:
-    return _with_ring(build, step, f"forward {unit.name} mb{index}", unit.work.forward, ("all_gather",))
+    offloading.before_forward(build, step.moves, unit.name, index)
+    computed = _with_ring(build, step, f"forward {unit.name} mb{index}", unit.work.forward, ("all_gather",))
+    offloading.after_forward(build, step.moves, unit.name, index, computed)
+    return computed
 
 
 def _backward(build: Builder, step: Step, unit: Unit, index: int, *after: int | None) -> int:
     # keys and values go round once more, and their gradients come back
     ring = ("all_gather", "reduce_scatter")
-    return _with_ring(build, step, f"backward {unit.name} mb{index}", unit.backward, ring, *after)
+    offloading.before_backward(build, step.moves, unit.name, index)
+    computed = _with_ring(build, step, f"backward {unit.name} mb{index}", unit.backward, ring, *after)
+    build.remember("backward", unit.name, index, computed)
+    return computed
 
 
 def _with_ring(
@@ -103,30 +119,36 @@ def _with_ring(
     return build.compute(f"attention of {label}", attention, before, join=False)
 
 
-def _sharded_backward(build: Builder, step: Step, index: int, *, sync: bool) -> list[int | None]:
+def _sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, final: bool) -> list[int | None]:
     units = tuple(reversed(step.units))
     gathers: dict[int, int | None] = {}
     done: list[int] = []
     reduces: list[int | None] = []
+    last: list[int | None] = []
     depth = step.plan.backward_prefetch
     for position, unit in enumerate(units):
         for ahead in range(position, min(position + depth, len(units) - 1) + 1):
             if ahead not in gathers:
                 gate = done[ahead - depth - 1] if ahead > depth else None
-                gathers[ahead] = build.collective(
+                fetched = offloading.fetch_again(build, step.moves, units[ahead].name, index, done, gate)
+                gather = build.collective(
                     f"all-gather {units[ahead].name} mb{index} backward",
                     "all_gather",
                     "shard",
                     units[ahead].comm.all_gather_backward_bytes,
                     gate,
+                    fetched,
                 )
+                gathers[ahead] = fetched if gather is None else gather
         if gathers[position] is not None:
             build.compute(f"copy-out {unit.name} mb{index} backward", unit.gather_backward, gathers[position])
         # the reduce-scatter's input buffer of the unit before last must be free again
         held = reduces[position - 2] if position >= 2 else None
         done.append(_backward(build, step, unit, index, held))
         reduces.append(_reduce(build, unit, index, done[-1]) if sync else None)
-    return reduces
+        if sync:
+            last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduces[-1], final=final))
+    return last
 
 
 def _reduce(build: Builder, unit: Unit, index: int, after: int) -> int | None:
@@ -161,8 +183,10 @@ def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
         for unit in reversed(step.units):
             computed = _backward(build, step, unit, index)
             if sync:
-                last.append(_reduce(build, unit, index, computed))
-    done = build.compute("optimizer", step.optimizer, *last)
+                reduced = _reduce(build, unit, index, computed)
+                final = index == num_micro_batches - 1
+                last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduced, final=final))
+    done = offloading.update(build, step.moves, step.optimizer, *last)
     if late:
         for unit in step.units:
             _gather_updated(build, unit, done)

@@ -12,9 +12,10 @@ from functools import cached_property
 
 from simulator.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.device import Device
-from simulator.memory.outside import outside_torch_bytes, workspace_bytes
+from simulator.memory.offloading import saved_bytes
+from simulator.memory.outside import capacity_bytes, outside_torch_bytes, workspace_bytes
 from simulator.memory.pressure import Pressure, under_pressure
-from simulator.memory.step import Mark, Step
+from simulator.memory.step import Mark, Step, layer_tape, record_tapes
 from simulator.memory.strategies import strategy_of
 from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
 from simulator.model import Model
@@ -29,6 +30,7 @@ __all__ = [
     "MemoryEvent",
     "MemoryUse",
     "Pressure",
+    "activation_bytes",
     "label",
     "live_by_category",
     "live_course",
@@ -68,6 +70,7 @@ class MemoryUse:
     by_category: category -> bytes alive at the peak of allocated. peak_moment: label of the op that reached it.
     pressure: a step played where memory ends, if it may end too early.
     low_reserved_bytes, high_reserved_bytes: 90 % interval of reserved.
+    Of a node's host memory and drives, what all its ranks take, and what there is (None: nothing is offloaded).
     """
 
     peak_allocated_bytes: int
@@ -80,6 +83,10 @@ class MemoryUse:
     by_category: dict[str, int]
     peak_moment: str
     pressure: Pressure | None = None
+    host_bytes: int = 0
+    host_capacity_bytes: int | None = None
+    nvme_bytes: int = 0
+    nvme_capacity_bytes: int | None = None
 
     @property
     def used_bytes(self) -> int:
@@ -141,13 +148,14 @@ def simulate_memory(
     peak, at = live.peak
     most = max(reserved)
     categories = live_by_category(history, at)
+    outside = outside_torch_bytes(device, plan)
     use = MemoryUse(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=most,
         low_reserved_bytes=max(peak, int(RESERVED_LOW * most)),
         high_reserved_bytes=int(RESERVED_HIGH * most),
-        outside_torch_bytes=outside_torch_bytes(device, plan),
-        capacity_bytes=device.usable_bytes,
+        outside_torch_bytes=outside,
+        capacity_bytes=capacity_bytes(device, plan, outside),
         resident_bytes=live.resident,
         by_category=categories,
         peak_moment=label(moment_of(history, at)),
@@ -168,6 +176,18 @@ def _reserved(history: History, live: LiveCourse, settings: AllocatorSettings | 
     if live.peak[0] > ADDRESS_SPACE_BYTES:
         return [most for most, _ in live.most]
     return reserved_course(history, CachingAllocator(settings))
+
+
+def activation_bytes(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> dict[str, int]:
+    """Bytes of a micro-batch's activations that each layer sends off the GPU; none where the plan keeps them.
+
+    The last layer's stay: its backward is the first.
+    """
+    if plan.offload.activations == "none":
+        return {}
+    tapes = record_tapes(blocks, plan, stack, keep_gradients=False)
+    chain = [tapes.embedding, *(layer_tape(tapes, plan, index) for index in range(model.num_layers))]
+    return {f"layer{i}": saved_bytes(chain[i + 1], chain[i]) for i in range(model.num_layers - 1)}
 
 
 def step_events(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> tuple[MemoryEvent, ...]:

@@ -30,6 +30,17 @@ def outside_torch_bytes(device: Device, plan: Plan, communicators: int | None = 
     return CONTEXT_BYTES + count * COMMUNICATOR_BYTES
 
 
+def capacity_bytes(device: Device, plan: Plan, outside_bytes: int) -> int:
+    """What allocator and outside-torch bytes may take together: all but the hypervisor's, or less by the plan's fraction.
+
+    A memory fraction (`torch.cuda.set_per_process_memory_fraction`) limits the allocator alone.
+    """
+    whole = device.usable_bytes - device.hypervisor_bytes
+    if plan.memory_fraction == 1.0:
+        return whole
+    return min(whole, int(plan.memory_fraction * whole) + outside_bytes)
+
+
 def workspace_bytes(device: Device) -> tuple[int, ...]:
     """Workspaces that live in the allocator from the first product on."""
     if device.architecture == "cpu":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from simulator.kernels import DTYPE_BYTES
+from simulator.memory.offloading import Evictor
 from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, Part, Tape, record
 from simulator.model import Model
 from simulator.ops import ModelBlocks, recompute_ops, uses_autocast
@@ -103,7 +104,8 @@ class Strategy:
 
     def temporaries(self, numels: Sequence[int]) -> None:
         """Square roots of the second momenta: all at once (foreach), two of one parameter (loop), none (fused)."""
-        if self.plan.optimizer not in ("adam", "adamw") or self.plan.optimizer_impl == "fused":
+        on_host = self.plan.offload.optimizer != "none"
+        if on_host or self.plan.optimizer not in ("adam", "adamw") or self.plan.optimizer_impl == "fused":
             return
         size = DTYPE_BYTES[self.plan.optimizer_dtype]
         if self.plan.optimizer_impl == "foreach":
@@ -149,6 +151,12 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
         head=head,
         head_gemm=begins[gemms[-1]] if gemms else 0,
     )
+
+
+def layer_tape(tapes: Tapes, plan: Plan, index: int) -> Tape:
+    """The tape of a layer: checkpointed or not."""
+    every = plan.recompute_every if plan.recompute == "every_k" else 1
+    return tapes.checkpointed if plan.recompute != "none" and index % every == 0 else tapes.plain
 
 
 class Step:
@@ -209,10 +217,6 @@ class Step:
         for size in resident_tensors(self.model, self.plan)["optimizer_state"]:
             self.writer.alloc(size, "optimizer_state")
 
-    def _layer(self, index: int, tapes: Tapes) -> Tape:
-        every = self.plan.recompute_every if self.plan.recompute == "every_k" else 1
-        return tapes.checkpointed if self.plan.recompute != "none" and index % every == 0 else tapes.plain
-
     def _base(self, tape: Tape) -> int:
         base = self.writer.num_slots
         self.writer.num_slots += tape.num_slots
@@ -221,6 +225,8 @@ class Step:
     def _micro_batch(self, index: int, tapes: Tapes, *, sync: bool) -> None:
         writer, strategy = self.writer, self.strategy
         stack: list[tuple[int, Tape, int, int]] = []  # (unit, tape, base, input slot)
+        offload = self.plan.offload
+        evictor = Evictor(writer.events.append, offload.prefetch) if offload.activations != "none" else None
         given = self._inputs
 
         def forward(unit: int, name: str, tape: Tape, end: int | None = None) -> int:
@@ -231,13 +237,15 @@ class Step:
             strategy.before_forward(unit)
             writer.play(tape.forward, base, given, 0, start=tape.early, end=end)
             stack.append((unit, tape, base, given))
+            if evictor is not None and name != "head":
+                evictor.forward(tape, base)
             return base + tape.output if tape.output >= 0 else given
 
         given = forward(ROOT, "embedding", tapes.embedding)
         if len(self._workspaces) == 2:
             self._product()
         for layer in range(self.model.num_layers):
-            given = forward(layer, f"layer{layer}", self._layer(layer, tapes))
+            given = forward(layer, f"layer{layer}", layer_tape(tapes, self.plan, layer))
             writer.at("forward", index, f"layer{layer}", "reshard")
             strategy.after_forward(layer)
         head = tapes.head
@@ -249,7 +257,8 @@ class Step:
         writer.at("backward", index, "head", "loss")
         ones = writer.alloc(4, "loss")  # the loss's own gradient: held by the frame of `backward` until it returns
         gradient = self._head_backward(tapes, base, given, ones)
-        self._backward(index, stack, gradient, sync=sync, head=[(base + s, n) for s, n in head.parameter_gradients])
+        own = [(base + s, n) for s, n in head.parameter_gradients]
+        self._backward(index, stack, gradient, evictor, sync=sync, head=own)
         writer.free(ones, loss)
         strategy.end_backward()
 
@@ -266,6 +275,7 @@ class Step:
         index: int,
         stack: list[tuple[int, Tape, int, int]],
         gradient: int,
+        evictor: Evictor | None,
         *,
         sync: bool,
         head: list[tuple[int, int]],
@@ -276,6 +286,8 @@ class Step:
             writer.at("backward", index, name, "gather")
             if unit != ROOT:
                 strategy.before_backward(unit)
+            if evictor is not None:
+                evictor.backward()
             writer.play(tape.backward, base, given, gradient)
             gradient = _outside(tape.gradient, base, given, gradient)
             own = [(base + slot, numel) for slot, numel in tape.parameter_gradients]

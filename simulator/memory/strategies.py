@@ -66,8 +66,8 @@ class Sharded(Strategy):
         self.shards = {}
 
     def keep_shard(self, unit: int, slot: int) -> None:
-        """The reduced gradient of a micro-batch: the first one stays, later ones are added to it."""
-        if unit in self.shards:
+        """The reduced gradient of a micro-batch: the first one stays, later ones are added to it; or it leaves HBM."""
+        if unit in self.shards or self.plan.offload.optimizer != "none":
             self.writer.free(slot)
         else:
             self.shards[unit] = slot
@@ -105,12 +105,19 @@ class Fsdp2(Sharded):
         if unit in self._buffers or unit in self.parameters or unit not in self.units:
             return
         piece = self.units[unit]
+        fetched = [self.writer.alloc(numel * self.master, "all_gather", GATHER) for numel in self.fetched(unit)]
         cast = None
         if self.compute != self.master and unit not in self._smaller:
             cast = self.writer.alloc(sum(piece.local_numels) * self.compute, "all_gather", GATHER)
         self._buffers[unit] = self.writer.alloc(piece.padded_numel * self.compute, "all_gather", GATHER)
+        self.writer.free(*fetched)
         if cast is not None:
             self.writer.free(cast)
+
+    def fetched(self, unit: int) -> tuple[int, ...]:
+        """Elements of the shards that come from the host for a gather."""
+        offloaded = self.plan.offload.parameters != "none" and unit not in self._smaller
+        return self.units[unit].local_numels if offloaded else ()
 
     def _copy_out(self, unit: int) -> None:
         local = self.units[unit].local_numels
@@ -286,7 +293,7 @@ class DeepSpeed(Strategy):
         if unit != ROOT or self._bucket is not None:
             return
         ranks = shard_ranks(self.plan) if self.plan.zero == 2 else 1
-        if not self.gradients:
+        if not self.gradients and self.plan.offload.optimizer == "none":
             part = -(-self.model.num_parameters // ranks) * self._size
             self.gradients = [self.writer.alloc(part, "gradients")]
         numel = min(self.plan.reduce_bucket_numel, self.model.num_parameters)
@@ -300,7 +307,9 @@ class DeepSpeed(Strategy):
 
     @override
     def optimizer(self, state: Callable[[], None]) -> None:
-        """The part's gradients are cast to fp32; 16-bit ones go before the update."""
+        """The part's gradients are cast to fp32; 16-bit ones go before the update. Offloaded, nothing happens here."""
+        if self.plan.offload.optimizer != "none":
+            return
         shard = -(-self.model.num_parameters // shard_ranks(self.plan))
         wide = self.writer.alloc(shard * 4, "gradients")
         self.zero_grad()
@@ -316,8 +325,11 @@ class DeepSpeed3(Sharded):
 
     def _gather(self, unit: int) -> None:
         if unit not in self.parameters and unit in self._numels:
-            size = self._numels[unit] * self.compute
+            size, ranks = self._numels[unit] * self.compute, shard_ranks(self.plan)
+            fetched = self.plan.offload.parameters != "none" and ranks > 1
+            shard = [self.writer.alloc(size // ranks, "all_gather", GATHER)] if fetched else []
             self.parameters[unit] = [self.writer.alloc(size, "unsharded_parameters", GATHER)]
+            self.writer.free(*shard)
 
     def __init__(self, writer: Writer, model: Model, plan: Plan) -> None:
         super().__init__(writer, model, plan)
@@ -354,7 +366,9 @@ class DeepSpeed3(Sharded):
 
     @override
     def optimizer(self, state: Callable[[], None]) -> None:
-        """Sub-groups of 1e9 elements: only one group's fp32 gradients exist at once."""
+        """Sub-groups of 1e9 elements: only one group's fp32 gradients exist at once. Offloaded, none do."""
+        if self.plan.offload.optimizer != "none":
+            return
         shard = -(-self.model.num_parameters // shard_ranks(self.plan))
         state()
         wide = self.writer.alloc(min(shard, 10**9) * 4, "gradients")

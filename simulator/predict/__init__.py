@@ -13,6 +13,7 @@ from simulator.plan import Plan
 from simulator.predict.confidence import extrapolated, sigma, sources
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Source, Verdict
+from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import suggest, verdict_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -45,6 +46,7 @@ def predict(
     lowering = lower(model, plan, cluster, stack, calibration, curves)
     played = play(lowering, fold=fold)
     memory, memory_trace = simulate_memory(model, plan, stack, lowering.blocks, cluster.device)
+    memory = with_lower_tiers(memory, lowering)
     verdict, cause = verdict_of(memory)
     spread = _Z90 * sigma(lowering, played)
     return Prediction(

@@ -9,6 +9,7 @@ from simulator.collectives import sigma as collective_sigma
 from simulator.collectives import source as links_source
 from simulator.kernels import Kernel
 from simulator.lower import Lowering
+from simulator.offload import SIGMA as TRANSFER_SIGMA
 from simulator.predict.play import Played
 from simulator.predict.prediction import Source
 from simulator.program import Collective
@@ -25,7 +26,10 @@ def sigma(lowering: Lowering, played: Played) -> float:
     """
     variance = lowering.stack.sigma**2
     for category, weight in _shares(played).items():
-        one = _communication_sigma(lowering, played) if category == _LINKS else lowering.calibration.sigma(category)
+        if category in TRANSFER_SIGMA:
+            one = TRANSFER_SIGMA[category]
+        else:
+            one = _communication_sigma(lowering, played) if category == _LINKS else lowering.calibration.sigma(category)
         variance += (weight * one) ** 2
     return math.sqrt(variance)
 
@@ -37,13 +41,16 @@ def _communication_sigma(lowering: Lowering, played: Played) -> float:
     return max(
         collective_sigma(kind, op.size_bytes, fabric.shape(stream.removeprefix("nccl:")), fabric.cluster, fabric.curves)
         for (kind, stream), op in worst.items()
+        if kind not in TRANSFER_SIGMA
     )
 
 
 def _shares(played: Played) -> dict[str, float]:
     shares: dict[str, float] = {}
     for name, seconds in played.breakdown.items():
-        category = _LINKS if name.startswith("exposed") or name == "interference" else name
+        waiting = name.startswith("exposed") or name == "interference"
+        kind = name.removeprefix("exposed:")
+        category = kind if kind in TRANSFER_SIGMA else _LINKS if waiting else name
         shares[category] = shares.get(category, 0.0) + seconds / played.step_s
     return shares
 
@@ -67,7 +74,11 @@ def sources(lowering: Lowering) -> tuple[Source, ...]:
     """Provenance of every input."""
     stack, calibration, device = lowering.stack, lowering.calibration, lowering.device
     fitted = f"; coefficients from {len(stack.calibration_runs)} runs" if stack.calibration_runs else ""
+    tier = lowering.transfers.tier if lowering.transfers else None
+    detail = f"{tier.name}: topologies/tiers" if tier and tier.name else "given"
+    below = [Source(what="tiers", kind="datasheet", detail=detail)] if tier else []
     return (
+        *below,
         Source(
             what="model", kind="given", detail=f"{lowering.model.name}, {lowering.model.num_parameters:,} parameters"
         ),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from simulator.lower import Lowering
+from simulator.memory import MemoryUse
 from simulator.plan import Plan
 from simulator.predict.play import Played
-from simulator.predict.prediction import MemoryUse, Verdict
+from simulator.predict.prediction import Verdict
 from simulator.units import format_bytes
 
 
@@ -14,8 +15,14 @@ def verdict_of(memory: MemoryUse) -> tuple[Verdict, str]:
 
     OOM: even with no fragmentation (allocated + outside torch) the device is too small; no allocator can help.
     TIGHT: the upper end of reserved's interval does not fit: the allocator would have to give cached segments back
-    (retries, which cost time), or would fail. FITS otherwise.
+    (retries, which cost time), or would fail. FITS otherwise. What is offloaded must fit below HBM.
     """
+    for tier, needed, there in (
+        ("host memory", memory.host_bytes, memory.host_capacity_bytes),
+        ("NVMe", memory.nvme_bytes, memory.nvme_capacity_bytes),
+    ):
+        if there is not None and needed > there:
+            return "OOM", f"{format_bytes(needed)} of {tier} needed on a node that has {format_bytes(there)}"
     capacity, outside = memory.capacity_bytes, memory.outside_torch_bytes
     margin = capacity - memory.used_bytes
     if memory.peak_allocated_bytes + outside > capacity:

@@ -14,6 +14,7 @@ from simulator.device import Device
 from simulator.errors import ClusterError, Fault, InputError
 from simulator.routing import Link
 from simulator.schema import Strict, faults_of, nearest, read_toml
+from simulator.tiers import HostTier, tier_defaults
 from simulator.topology import hosts, links
 from simulator.topology.parts import MAX_NODES, Fabric, Host, Inter, Intra
 from simulator.topology.structure import structure_faults
@@ -40,6 +41,7 @@ class Cluster(Strict):
     """`num_nodes` equal nodes of `gpus_per_node` equal devices. Rank r is GPU r mod gpus_per_node of node r div it.
 
     nvlink_domain_size: GPUs (consecutive ranks) that one NVLink switch joins; gpus_per_node unless stated.
+    tier: a node's memory and drives below HBM; what is left out is the usual host's behind a link of its kind.
     sources: where each number stands.
     """
 
@@ -50,6 +52,7 @@ class Cluster(Strict):
     nvlink_domain_size: int = Field(ge=1)
     intra: Intra
     host: Host | None = None
+    tier: HostTier | None = None
     inter: Inter | None = None
     fabric: Fabric = Fabric()
     sources: dict[str, str] = {}
@@ -60,6 +63,17 @@ class Cluster(Strict):
         if isinstance(data, dict) and "nvlink_domain_size" not in data and isinstance(data.get("gpus_per_node"), int):
             return {**data, "nvlink_domain_size": data["gpus_per_node"]}
         return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tier_is_completed(cls, data: object) -> object:
+        if not isinstance(data, dict) or not isinstance(data.get("tier"), dict):
+            return data
+        link = data.get("host") or data.get("intra")
+        kind = link.get("kind") if isinstance(link, dict) else getattr(link, "kind", "")
+        known, given = tier_defaults(str(kind)), data["tier"]
+        sources = {**known.get("sources", {}), **dict.fromkeys(given, "given"), **given.get("sources", {})}
+        return {**data, "tier": {**known, **given, "sources": sources}}
 
     @model_validator(mode="after")
     def _structure(self, info: ValidationInfo) -> Self:
@@ -141,6 +155,13 @@ class Cluster(Strict):
         if self.host is None and self.intra.shape == "pcie":
             return Host(kind=self.intra.kind, bytes_per_s=self.intra.bytes_per_s, latency_s=self.intra.latency_s)  # type: ignore[arg-type]
         return self.host
+
+    @property
+    def host_tier(self) -> HostTier | None:
+        """What lies below HBM: the stated tier, or the usual one behind the host link, at most as fast as that link."""
+        link = self.host_link
+        tier = self.tier or (HostTier.of_kind(link.kind) if link is not None else None)
+        return tier if tier is None or link is None else tier.capped(link.bytes_per_s)
 
     def network_bytes_per_s(self, num_nodes: int) -> float:
         """What a node sends one way in a group of `num_nodes` nodes: past one leaf, the oversubscription takes its part."""

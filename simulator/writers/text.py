@@ -109,6 +109,12 @@ def _memory(p: Prediction) -> Table:
         ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
         ("capacity", format_bytes(m.capacity_bytes), "what the driver reports"),
     ]
+    for tier, size, there in (
+        ("host", m.host_bytes, m.host_capacity_bytes),
+        ("NVMe", m.nvme_bytes, m.nvme_capacity_bytes),
+    ):
+        if size and there is not None:
+            rows.append((tier, format_bytes(size), f"of a node's {format_bytes(there)}, by all its ranks"))
     return _table(rows, "lrl")
 
 

@@ -22,7 +22,17 @@ def resident_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     """
     plain = plan.implementation in ("ddp", "zero_redundancy", "fsdp1", "fsdp2")
     tensors = _torch_tensors(model, plan) if plain else _flat_tensors(model, plan)
-    return {**tensors, "buffers": buffer_tensors(model, plan)}
+    return {**_not_offloaded(tensors, model, plan), "buffers": buffer_tensors(model, plan)}
+
+
+def _not_offloaded(tensors: dict[str, list[int]], model: Model, plan: Plan) -> dict[str, list[int]]:
+    """What stays in HBM. Stages 1 and 2 keep a buffer of the largest parameter, through which gradients leave."""
+    if plan.offload.optimizer != "none":
+        tensors = {**tensors, "gradients": [], "optimizer_state": []}
+        if plan.implementation == "deepspeed" and plan.zero < 3:
+            largest = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
+            tensors["buckets"] = [*tensors["buckets"], largest * DTYPE_BYTES[plan.compute_dtype]]
+    return tensors if plan.offload.parameters == "none" else {**tensors, "parameters": []}
 
 
 def buffer_tensors(model: Model, plan: Plan) -> list[int]:
@@ -42,6 +52,8 @@ def resident_bytes(model: Model, plan: Plan, *, granularity_bytes: int = 1) -> d
 
 def gradient_tensors(model: Model, plan: Plan) -> list[int]:
     """Bytes of every tensor that the backward leaves for the optimizer and that did not exist before the step."""
+    if plan.offload.optimizer != "none":
+        return []
     master = DTYPE_BYTES[plan.master_dtype]
     match plan.implementation:
         case "fsdp1" | "fsdp2":

@@ -1,0 +1,25 @@
+"""Offload: what a plan keeps below HBM, what travels between the tiers in a step, and what a transfer costs.
+
+Letters: Ψ parameters, N shard ranks, S = Ψ/N. Sources: ZeRO-Offload (arXiv 2101.06840), ZeRO-Infinity (arXiv
+2104.07857), DeepSpeed `runtime/zero`, torch 2.13 `_fully_shard` (CPUOffloadPolicy); told in docs/background/offload.md.
+"""
+
+from simulator.offload.held import Held, held
+from simulator.offload.hierarchy import Object, Tier, hierarchy, place
+from simulator.offload.moves import Moves, UnitMoves, moves
+from simulator.offload.transfers import KINDS, SIGMA, Transfers
+
+__all__ = [
+    "KINDS",
+    "SIGMA",
+    "Held",
+    "Moves",
+    "Object",
+    "Tier",
+    "Transfers",
+    "UnitMoves",
+    "held",
+    "hierarchy",
+    "moves",
+    "place",
+]

@@ -1,0 +1,25 @@
+"""What a plan takes below HBM, against what a node has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.lower import Lowering
+from simulator.memory import MemoryUse
+from simulator.offload import held
+
+
+def with_lower_tiers(memory: MemoryUse, lowering: Lowering) -> MemoryUse:
+    """`memory` with the bytes of host and NVMe that the ranks of a node take together; unchanged without offload."""
+    transfers = lowering.transfers
+    if transfers is None:
+        return memory
+    saved = sum(move.activation_bytes for move in lowering.step.moves.units.values())
+    below = held(lowering.model, lowering.plan, saved)
+    return replace(
+        memory,
+        host_bytes=transfers.ranks_per_node * below.host_bytes,
+        host_capacity_bytes=transfers.tier.memory_bytes,
+        nvme_bytes=transfers.ranks_per_node * below.nvme_bytes,
+        nvme_capacity_bytes=transfers.tier.nvme_bytes,
+    )
