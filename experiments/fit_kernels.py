@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import _tables
+import numpy as np
 from _attention_devices import fit_attention, lend
 from _devices import Subject, subjects
 from _gemm_devices import Report, fit_gemms, lend_accumulation
@@ -26,6 +27,7 @@ from _streams import fit_streams, launch_floor_s
 from simulator.calibration import (
     AttentionCurve,
     Calibration,
+    DriverCall,
     Interference,
     MemoryOverheads,
     Overheads,
@@ -107,8 +109,23 @@ def _overheads(own: list[dict[str, Any]], floor_s: float) -> Overheads:
     sources = {
         "launch_s": "interval of tiny kernels in a CUDA graph, gpu-benches (Hopper's for B200)",
         "host_op_s": "torch 2.11 in-place addition of eight numbers on the H200 machine",
+        **dict.fromkeys(("cuda_malloc", "cuda_free"), "experiments/cuda_malloc.py on the H200 machine"),
     }
-    return Overheads(launch_s=float(f"{floor_s:.3g}"), host_op_s=float(f"{dispatch:.3g}"), sources=sources)
+    return Overheads(
+        launch_s=float(f"{floor_s:.3g}"),
+        host_op_s=float(f"{dispatch:.3g}"),
+        cuda_malloc=_driver_call(own, "cuda_malloc"),
+        cuda_free=_driver_call(own, "cuda_free"),
+        sources=sources,
+    )
+
+
+def _driver_call(own: list[dict[str, Any]], kind: str) -> DriverCall:
+    """Least squares of relative errors over segments of 20 MiB and more (smaller ones share the driver's blocks)."""
+    samples = [row for row in own if row["kind"] == kind and row["bytes"] >= 20 * MIB]
+    terms = np.array([[1.0, row["bytes"]] for row in samples]) / np.array([[row["time_s"]] for row in samples])
+    call_s, s_per_byte = np.linalg.lstsq(terms, np.ones(len(samples)), rcond=None)[0]
+    return DriverCall(call_s=float(f"{call_s:.3g}"), s_per_byte=float(f"{s_per_byte:.3g}"))
 
 
 def _interference(own: list[dict[str, Any]], channels: int) -> Interference:

@@ -8,14 +8,28 @@ from simulator.device import Device
 from simulator.schema import Strict
 
 
+class DriverCall(Strict):
+    """What one call of the driver's allocator costs the host: a part for the call, and one for the bytes."""
+
+    call_s: float = Field(ge=0)
+    s_per_byte: float = Field(ge=0)
+
+    def seconds(self, num_calls: int, num_bytes: int) -> float:
+        """Seconds of `num_calls` calls over `num_bytes` together."""
+        return num_calls * self.call_s + num_bytes * self.s_per_byte
+
+
 class Overheads(Strict):
     """Costs a launch, whatever it computes.
 
     launch_s: gap on the device between two kernels of one stream. host_op_s: host time of one eager operator.
+    cuda_malloc, cuda_free: of a segment taken from the driver, and given back; None where nobody measured them.
     """
 
     launch_s: float = Field(ge=0)
     host_op_s: float = Field(ge=0)
+    cuda_malloc: DriverCall | None = None
+    cuda_free: DriverCall | None = None
     sources: dict[str, str] = {}
 
 
