@@ -3,58 +3,175 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from simulator.allocator import AllocatorSettings
+from simulator.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
+from simulator.calibration import Calibration
+from simulator.cli import ExitCode
+from simulator.errors import Fault, InputError
+from simulator.policies import BLOCK_BYTES, POLICIES, Needs
 from simulator.readers.snapshot import read_snapshot
-from simulator.replay import ReplayReport, replay
+from simulator.replay import DriverCosts, Sequence, compare, demand, of_history, of_recording, replay, varied
+from simulator.units import UnitError, parse_bytes
 
 _HELP = """Play a CUDA memory snapshot through shardwise's allocator and compare every address, segment and counter.
 
 SNAPSHOT is what torch.cuda.memory._dump_snapshot() wrote (a pickle; none of its globals is ever loaded), or the same
-as JSON; gzipped or not.
+as JSON; gzipped or not. With any of the options under "what if" the same requests are played under other settings or
+policies instead; --plan takes the requests of a predicted step.
 
-Exit codes: 0 all equal, 1 something differs, 2 usage, 3 bad input."""
+Exit codes: 0 all equal (what if: it fits), 1 something differs, 2 usage, 3 bad input, 4 out of memory under every policy
+asked for."""
 
 DIFFERS = 1
+_WIDTH = 130
+_STEPS = 8  # of sizes that vary
 
 
 @click.command("replay", help=_HELP)
-@click.argument("snapshot", type=click.Path(path_type=Path), metavar="SNAPSHOT")
+@click.argument("snapshot", required=False, type=click.Path(path_type=Path), metavar="SNAPSHOT")
+@click.option("--plan", "study", type=click.Path(path_type=Path), metavar="STUDY.toml", help="A study as for predict.")
 @click.option("--device", type=click.IntRange(min=0), help="Whose events. [the first device with any]")
+@click.option("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)), help="What if; repeatable.")
+@click.option("--compare-policies", is_flag=True, help="What if: every policy.")
+@click.option("--expandable-segments", is_flag=True, help="What if PyTorch were told so.")
+@click.option("--max-split-size", metavar="SIZE", help="What if: blocks from here on are not split (20 MiB or more).")
+@click.option("--roundup-power2-divisions", type=click.IntRange(1, 2**10), metavar="N", help="What if.")
+@click.option("--garbage-collection-threshold", type=click.FloatRange(0, 1, max_open=True), help="What if.")
+@click.option("--capacity", metavar="SIZE", help="What if: all that the driver can give.")
+@click.option("--block-size", metavar="SIZE", help="Of the policy `fixed`, a multiple of 2 MiB. [2MiB]")
+@click.option("--vary-sizes", type=click.FloatRange(0, 1), metavar="SHARE", help="What if sizes change every step.")
+@click.option("--calibration", metavar="NAME|FILE", help="Whose costs of the driver's calls.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/replay.md).")
-def command(snapshot: Path, *, device: int | None, as_json: bool) -> int:
-    """Replay, print, and say by the exit code whether all is equal."""
+@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+def command(snapshot: Path | None, *, study: Path | None, as_json: bool, plain: bool, **options: Any) -> int:  # noqa: ANN401
+    """Replay, print, and say by the exit code what came of it."""
+    if (snapshot is None) == (study is None):
+        raise click.UsageError("one of SNAPSHOT and --plan STUDY.toml is due")
+    what_if = {name: value for name, value in options.items() if name not in ("device", "calibration") and value}
+    if snapshot is not None and not what_if:
+        return _exact(snapshot, options["device"], as_json=as_json, plain=plain)
+    return _what_if(snapshot, study, options, as_json=as_json, plain=plain)
+
+
+def _exact(snapshot: Path, device: int | None, *, as_json: bool, plain: bool) -> int:
     report = replay(read_snapshot(snapshot, device))
     if as_json:
-        click.echo(json.dumps(exact_json(report), indent=2, ensure_ascii=False, allow_nan=False))
+        _write({"exact": report.is_exact, **asdict(report)})
     else:
-        click.echo(exact_text(report))
-    return 0 if report.is_exact else DIFFERS
+        from simulator.cli.terminal import show  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.writers.replay_text import exact_text  # noqa: PLC0415
+
+        show(exact_text(report), plain=plain)
+    return ExitCode.OK if report.is_exact else DIFFERS
 
 
-def exact_json(report: ReplayReport) -> dict[str, Any]:
-    """The report as plain data."""
-    return {"schema_version": 1, "exact": report.is_exact, **asdict(report)}
-
-
-def exact_text(report: ReplayReport) -> str:
-    """The report for people."""
-    lines = [f"{'EXACT' if report.is_exact else 'DIFFERS'}  {report.name}: {report.num_events:,} events"]
-    for name in ("allocations", "taken", "returned", "segments", "blocks"):
-        tally = getattr(report, name)
-        extra = f", {tally.extra:,} of ours were not recorded" if tally.extra else ""
-        lines.append(f"  {name:<16} {tally.matched:,} of {tally.total:,} the same{extra}")
-    for name, (recorded, replayed) in report.counters.items():
-        same = "the same" if recorded == replayed else f"ours {replayed:,}"
-        lines.append(f"  {name:<16} {recorded:,} {same}")
-    if report.first_mismatch is not None:
-        first = report.first_mismatch
-        lines.append(
-            f"  first difference at event {first.index}, {first.event}: {first.recorded}; ours: {first.replayed}"
+def _what_if(snapshot: Path | None, study: Path | None, options: dict[str, Any], *, as_json: bool, plain: bool) -> int:
+    needs = _needs(options)
+    calibration = Calibration.load(options["calibration"]) if options["calibration"] else None
+    if snapshot is not None:
+        recording = read_snapshot(snapshot, options["device"])
+        sequence = of_recording(recording)
+        needs = replace(needs, settings=_merged(recording.settings, options))
+    else:
+        sequence, own = _predicted(study)
+        calibration = calibration or own
+    if options["vary_sizes"]:
+        changed = varied(sequence, options["vary_sizes"], _STEPS)
+        if changed is None:
+            raise InputError(
+                Fault(
+                    place="--vary-sizes",
+                    problem="the events do not end with the blocks they began with, so they cannot be repeated",
+                    remedy="record exactly one step",
+                )
+            )
+        sequence = changed
+    policies = list(POLICIES) if options["compare_policies"] else list(dict.fromkeys(options["policies"])) or ["native"]
+    costs, asked = DriverCosts.of(calibration), demand(sequence)
+    scores = compare(sequence, policies, needs, costs)
+    if as_json:
+        _write(
+            {
+                "name": sequence.name,
+                "settings": asdict(needs.settings),
+                "capacity_bytes": needs.capacity_bytes,
+                "demand": asdict(asked),
+                "policies": [asdict(score) for score in scores],
+                "costs": costs.source,
+                "notes": list(sequence.notes),
+            }
         )
-    lines += [f"  note: {note}" for note in report.notes]
-    return "\n".join(lines)
+    else:
+        from simulator.cli.terminal import show  # noqa: PLC0415
+        from simulator.writers.replay_text import policies_text  # noqa: PLC0415
+
+        show(policies_text(sequence, asked, scores, costs.source), plain=plain, width=_WIDTH)
+    return ExitCode.DOES_NOT_FIT if all(score.out_of_memory for score in scores) else ExitCode.OK
+
+
+def _write(data: dict[str, Any]) -> None:
+    click.echo(json.dumps({"schema_version": 1, **data}, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _predicted(study: Path | None) -> tuple[Sequence, Calibration]:
+    """The requests of a study's first and steady step, and the calibration it is predicted with."""
+    from simulator.cli.study import read_study  # noqa: PLC0415
+    from simulator.memory import write_history  # noqa: PLC0415
+    from simulator.memory.outside import workspace_bytes  # noqa: PLC0415
+    from simulator.ops import build_blocks  # noqa: PLC0415
+    from simulator.stack import Stack  # noqa: PLC0415
+
+    asked = read_study(study, {}, {}, ())
+    stack = asked.stack or Stack.load(asked.plan.stack)
+    device = asked.cluster.device
+    blocks = build_blocks(asked.model, stack, asked.plan)
+    history = write_history(asked.model, asked.plan, stack, blocks, workspace_bytes(device))
+    return of_history(history, str(study)), asked.calibration or Calibration.for_device(device)
+
+
+def _needs(options: dict[str, Any]) -> Needs:
+    """Raises InputError with every faulty size."""
+    faults: list[Fault] = []
+
+    def size(name: str, least: int, unit: int = 1) -> int | None:
+        text = options[name]
+        if text is None:
+            return None
+        flag = f"--{name.replace('_', '-')}"
+        try:
+            value = parse_bytes(text)
+        except UnitError as exc:
+            faults.append(Fault(place=flag, problem=exc.problem, remedy=exc.remedy))
+            return None
+        if value < least or value % unit:
+            remedy = f"{least // MIB} MiB or more" + (f", in steps of {unit // MIB} MiB" if unit > 1 else "")
+            faults.append(Fault(place=flag, problem=f"is {text}", remedy=remedy))
+        return value
+
+    options["max_split_size"] = size("max_split_size", LARGE_SEGMENT_BYTES)
+    capacity = size("capacity", 2 * MIB)
+    block = size("block_size", BLOCK_BYTES, BLOCK_BYTES)
+    if faults:
+        raise InputError(faults)
+    settings = _merged(AllocatorSettings(), options)
+    return Needs(settings=settings, capacity_bytes=capacity, block_bytes=block or BLOCK_BYTES)
+
+
+def _merged(settings: AllocatorSettings, options: dict[str, Any]) -> AllocatorSettings:
+    """The settings with what was asked for instead."""
+    changes: dict[str, Any] = {}
+    if options["expandable_segments"]:
+        changes["expandable_segments"] = True
+    if options["max_split_size"] is not None:
+        changes["max_split_size_bytes"] = options["max_split_size"]
+    if options["roundup_power2_divisions"] is not None:
+        changes["roundup_power2_divisions"] = (options["roundup_power2_divisions"],) * 16
+    if options["garbage_collection_threshold"] is not None:
+        changes["garbage_collection_threshold"] = options["garbage_collection_threshold"]
+    return replace(settings, **changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from simulator.allocator import Block, CachingAllocator, round_request
@@ -157,6 +157,13 @@ class Start:
             if block.awaiting:
                 allocator.request_free(at[address])
         return at
+
+    def owners(self) -> Iterator[tuple[int, int]]:
+        """(address, stream) of the live blocks, in order of address."""
+        for start, addresses in self._by_segment().items():
+            stream = (self.ranges if start in self.ranges else self.segments)[start][1]
+            for address in addresses:
+                yield address, stream
 
     def _by_segment(self) -> dict[int, list[int]]:
         sizes = {**self.segments, **self.ranges}
