@@ -9,6 +9,7 @@ from typing import Literal, get_args, get_origin
 
 import click
 
+from simulator.checkpoint import saving
 from simulator.cli import ExitCode
 from simulator.cli.study import read_study
 from simulator.plan import Plan
@@ -72,7 +73,7 @@ def _plan_options(function: Callable[..., int]) -> Callable[..., int]:
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Any leaf of plan, model, cluster, device or stack: device.memory_bytes=96GiB. May be repeated.",
+    help="Any leaf of plan, model, cluster, device, stack or checkpoint: device.memory_bytes=96GiB. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
@@ -97,6 +98,9 @@ def command(
     asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings)
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
+    if asked.checkpoint is not None:
+        saved = saving(asked.model, asked.plan, asked.cluster, asked.checkpoint)
+        prediction = replace(prediction, checkpoint=saved)
     if trace is not None:
         from simulator.writers.chrome_trace import write_chrome_trace  # noqa: PLC0415  only what is asked for is loaded
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from pydantic import Field, ValidationError
 
 from simulator.calibration import Calibration
+from simulator.checkpoint import Checkpoint
 from simulator.cli.overrides import Override, literal, parse_overrides, patched
 from simulator.errors import ClusterError, Fault, InputError, ModelError, StackError
 from simulator.model import Model
@@ -33,17 +34,21 @@ DEFAULT: Final[Mapping[str, Any]] = {
     "plan": {"zero": 3, "seq_len": 8192},
 }
 DEFAULT_NAME: Final = "the embedded default"
-ROOTS: Final = ("plan", "model", "cluster", "device", "stack")  # what --set reaches into
+ROOTS: Final = ("plan", "model", "cluster", "device", "stack", "checkpoint")  # what --set reaches into
 
 
 class StudyFile(Strict):
-    """A study as it is written. `nodes`: how many of the cluster's nodes; None: as many as its file says."""
+    """A study as it is written.
+
+    nodes: how many of the cluster's nodes; None: as many as its file says. checkpoint: None: none is saved.
+    """
 
     model: str
     cluster: str
     nodes: int | None = Field(ge=1, default=None)
     calibration: str | None = None
     plan: Plan = Plan()
+    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,7 @@ class Study:
     calibration: Calibration | None
     stack: Stack | None
     sources: tuple[Source, ...]
+    checkpoint: Checkpoint | None = None
 
     def inputs(self) -> dict[str, Any]:
         """What was asked, as plain data for the JSON report."""
@@ -107,6 +113,9 @@ def read_study(
         name = plan.stack
         stack = faults.attempt(lambda: patched(Stack.load(name), _of(overrides, "stack"), StackError))
         faults.attempt(plan.check)
+    saved = _of(overrides, "checkpoint")
+    asked = study.checkpoint if study is not None else None
+    checkpoint = faults.attempt(lambda: patched(asked or Checkpoint(), saved, InputError)) if asked or saved else None
     if faults or study is None or model is None or cluster is None or plan is None:
         raise InputError(faults)
     sources = _sources(str(file or DEFAULT_NAME), raw, origins, study.plan, plan)
@@ -115,7 +124,15 @@ def read_study(
         for o in overrides
         if o.root != "plan"
     )
-    return Study(model=model, plan=plan, cluster=cluster, calibration=calibration, stack=stack, sources=sources)
+    return Study(
+        model=model,
+        plan=plan,
+        cluster=cluster,
+        calibration=calibration,
+        stack=stack,
+        sources=sources,
+        checkpoint=checkpoint,
+    )
 
 
 def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:

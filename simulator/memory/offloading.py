@@ -11,8 +11,9 @@ Saved = list[tuple[int, int, int]]  # (slot, bytes, category)
 
 
 def left_over(tape: Tape) -> Saved:
-    """What a block's forward leaves for its backward in slots of its own, its output excepted: that is the next
-    block's input, and leaves with the next block.
+    """What a block's forward leaves for its backward in slots of its own.
+
+    Its output is the next block's input, and leaves with the next block.
     """
     alive: dict[int, tuple[int, int, int]] = {}
     for slot, num_bytes, _, tag in tape.forward.events:

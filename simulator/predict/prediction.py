@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from simulator.checkpoint import Saving
 from simulator.memory import MemoryUse
 from simulator.trace import MemoryTrace, Timeline
 
@@ -51,6 +52,7 @@ class Prediction:
     sources: tuple[Source, ...]
     timeline: Timeline = field(repr=False)
     memory_trace: MemoryTrace = field(repr=False)
+    checkpoint: Saving | None = None  # of one checkpoint, where the study asks
 
     @property
     def fits(self) -> bool:

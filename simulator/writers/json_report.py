@@ -47,6 +47,7 @@ def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> d
             kind: {"exposed_s": float(exposed), "hidden_s": float(hidden)}
             for kind, (exposed, hidden) in p.communication.items()
         },
+        "checkpoint": None if p.checkpoint is None else {**asdict(p.checkpoint), "total_s": p.checkpoint.total_s},
         "memory": {**asdict(p.memory), "used_bytes": p.memory.used_bytes},
         "extrapolated": list(p.extrapolated),
         "sources": [asdict(source) for source in p.sources],

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from simulator.checkpoint import Saving
 from simulator.predict import Prediction
 from simulator.units import format_bytes, format_flop_per_s, format_seconds
 
@@ -46,6 +47,8 @@ def render(p: Prediction) -> Group:
         _section("Memory of the fullest rank", _memory(p)),
         _section("Where the step goes", _breakdown(p)),
     ]
+    if p.checkpoint is not None:
+        parts.append(_section("One checkpoint", _checkpoint(p.checkpoint)))
     if p.communication:
         parts.append(_section("Communication", _communication(p)))
     parts.append(_section("What this rests on", _sources(p)))
@@ -116,6 +119,19 @@ def _memory(p: Prediction) -> Table:
         if size and there is not None:
             rows.append((tier, format_bytes(size), f"of a node's {format_bytes(there)}, by all its ranks"))
     return _table(rows, "lrl")
+
+
+def _checkpoint(saved: Saving) -> Table:
+    parts = (("gather", saved.gather_s), ("copy", saved.copy_s), ("write", saved.write_s))
+    shares = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts if seconds)
+    return _table(
+        [
+            ("state", format_bytes(saved.state_bytes), f"saved {saved.mode}"),
+            ("time", format_seconds(saved.total_s), f"{shares}; training waits {format_seconds(saved.blocking_s)}"),
+            ("memory", format_bytes(saved.extra_hbm_bytes), f"more on a GPU, {format_bytes(saved.host_bytes)} on a host"),
+        ],
+        "lrl",
+    )
 
 
 def _breakdown(p: Prediction) -> Table:

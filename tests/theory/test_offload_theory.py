@@ -1,0 +1,189 @@
+"""Offload against ZeRO-Offload (arXiv 2101.06840) and ZeRO-Infinity (arXiv 2104.07857).
+
+Letters as there: Ψ (M) parameters, N ranks, nl layers, hd hidden size, bsz batch, seq sequence length.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import default_curves
+from simulator.engine import run
+from simulator.errors import ClusterError
+from simulator.lower import Lowering, lower
+from simulator.memory import activation_bytes, live_course, write_history
+from simulator.model import Model
+from simulator.offload import held, moves
+from simulator.ops import build_blocks
+from simulator.plan import Offload, Plan
+from simulator.program import Collective
+from simulator.stack import Stack
+from simulator.topology import Cluster
+from simulator.zero import model_state_bytes, resident_tensors
+
+MODEL = Model(
+    name="small",
+    family="gpt2",
+    num_layers=4,
+    d_model=256,
+    num_heads=4,
+    num_kv_heads=4,
+    d_ff=1024,
+    mlp="gelu",
+    norm="layer",
+    positions="learned",
+    max_positions=1024,
+    vocab_size=1024,
+)
+PSI = MODEL.num_parameters
+HOST = Offload(optimizer="host")
+BOTH = Offload(optimizer="host", parameters="host")
+NVME = Offload(optimizer="nvme", parameters="nvme")
+
+
+def deepspeed(zero: int, ranks: int, offload: Offload, **more: object) -> Plan:
+    given = {
+        "data_parallel": "deepspeed",
+        "zero": zero,
+        "dp_shard": ranks,
+        "precision": "fp16",
+        "seq_len": 256,
+        "optimizer_impl": "foreach",
+    }
+    return Plan.model_validate({**given, "offload": offload, **more})
+
+
+def node(gpus: int) -> Cluster:
+    data = {field: getattr(Cluster.load("hgx-h100-8"), field) for field in Cluster.model_fields}
+    return Cluster.parse({**data, "gpus_per_node": gpus, "nvlink_domain_size": gpus}, "test", ClusterError)
+
+
+def lowered(plan: Plan) -> Lowering:
+    cluster = node(plan.num_devices)
+    return lower(MODEL, plan, cluster, Stack.load(plan.stack), Calibration.ideal(), default_curves())
+
+
+def moved(plan: Plan) -> Counter[str]:
+    """Kind of transfer -> bytes (updates: elements) that one rank moves in a step."""
+    total: Counter[str] = Counter()
+    for op in lowered(plan).program(plan.num_micro_batches).ops:
+        if isinstance(op, Collective) and not op.stream.startswith("nccl"):
+            total[op.kind] += op.size_bytes
+    return total
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_zero_offload_leaves_two_bytes_a_parameter_on_the_gpu(ranks: int) -> None:
+    # section 3: 16 bytes a parameter become 2 on the GPU, "reducing its memory by 8 times"
+    plan = deepspeed(2, ranks, HOST)
+    padded = -(-PSI // ranks) * ranks
+    assert model_state_bytes(MODEL, plan) == 2 * padded
+    assert model_state_bytes(MODEL, deepspeed(2, 1, Offload())) == 16 * PSI
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_zero_offload_keeps_sixteen_bytes_a_parameter_on_the_host_divided_by_the_ranks(ranks: int) -> None:
+    # fp32 weights, momentum, variance and gradients; beside them one buffer of the largest parameter's 16-bit gradient
+    below = held(MODEL, deepspeed(2, ranks, HOST))
+    buffer = 2 * max(MODEL.vocab_size * MODEL.d_model, MODEL.d_model * MODEL.d_ff)
+    assert below.host_bytes == 16 * -(-PSI // ranks) + buffer
+    assert below.nvme_bytes == 0
+
+
+def test_zero_offload_moves_four_bytes_a_parameter() -> None:
+    # section 3.3: 2M of gradients down and 2M of parameters up is the least any such strategy can move
+    assert moved(deepspeed(2, 1, HOST)) == {"d2h": 2 * PSI, "h2d": 2 * PSI, "cpu_adam": PSI}
+
+
+def test_zero_infinity_keeps_twenty_bytes_a_parameter() -> None:
+    # section 3: 16-bit parameters and gradients, fp32 momentum, variance, parameters and gradients
+    below = held(MODEL, deepspeed(3, 4, BOTH))
+    assert below.host_bytes == 20 * -(-PSI // 4)
+    assert resident_tensors(MODEL, deepspeed(3, 4, BOTH))["parameters"] == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "published"),
+    [(80, 10, "1.83"), (100, 20, "9.16"), (128, 25, "18.31"), (195, 64, "182.81"), (315, 160, "1845.70")],
+)
+def test_model_states_of_zero_infinitys_table(layers: int, hidden: int, published: str) -> None:
+    """Figure 2a of arXiv 2104.07857: states in TB (2⁴⁰) of models with nl layers of 12 hd² parameters."""
+    per_parameter = held(MODEL, deepspeed(3, 1, BOTH)).host_bytes / PSI
+    tebibytes = per_parameter * 12 * layers * (hidden * 1024) ** 2 / 2**40
+    assert tebibytes == pytest.approx(float(published), abs=0.006)
+
+
+def test_states_on_nvme_pass_through_a_set_of_buffers_a_round() -> None:
+    group = 200_000
+    plan = deepspeed(3, 1, Offload(optimizer="nvme", parameters="host", sub_group_numel=group))
+    below = held(MODEL, plan)
+    assert below.nvme_bytes == 16 * PSI
+    assert below.host["swap_buffers"] == 3 * 4 * group * 4  # three sets of four fp32 buffers
+    transfers = moved(plan)
+    # weights, moments and gradients come, weights and moments go back; gradients went there before
+    assert transfers["nvme_read"] == 16 * PSI
+    assert transfers["nvme_write"] >= 12 * PSI + 4 * PSI
+    assert transfers["nvme_write"] - 16 * PSI < 16 * 4 * len(lowered(plan).step.units)
+
+
+def test_fsdp2_fetches_fp32_shards_for_forward_and_backward() -> None:
+    plan = Plan(dp_shard=4, seq_len=256, offload=BOTH)
+    transfers = moves(MODEL, plan, {})
+    layer = transfers.units["layer1"]
+    numel = sum(-(-rows // 4) * per_row for rows, per_row in _rows())
+    assert layer.fetch_forward_bytes == layer.fetch_backward_bytes == layer.gradient_bytes == 4 * numel
+    # the root stays gathered between forward and backward
+    assert transfers.units["head"].fetch_backward_bytes == 0
+    assert moved(plan)["cpu_adam"] == sum(move.gradient_bytes for move in transfers.units.values()) // 4
+
+
+def _rows() -> list[tuple[int, int]]:
+    shapes = [shape for _, shape in MODEL.parameter_shapes("layer")]
+    return [(shape[0], shape[1] if len(shape) == 2 else 1) for shape in shapes]
+
+
+def test_offloaded_checkpoints_are_one_tensor_a_layer() -> None:
+    # ZeRO-Infinity, section 3: 2 × bsz × seq × hd × nl / ci bytes; the last layer's is used at once and stays
+    plan = Plan(micro_batch_size=3, seq_len=128, recompute="full", offload=Offload(activations="host"))
+    stack = Stack.load(plan.stack)
+    sizes = activation_bytes(MODEL, plan, stack, build_blocks(MODEL, stack, plan))
+    assert sizes == {f"layer{i}": 2 * 3 * 128 * MODEL.d_model for i in range(MODEL.num_layers - 1)}
+
+
+def test_offloaded_activations_do_not_grow_with_depth() -> None:
+    def peak(layers: int, *, offloaded: bool) -> int:
+        model = MODEL.model_copy(update={"num_layers": layers})
+        plan = Plan(seq_len=1024, micro_batch_size=4, offload=Offload(activations="host" if offloaded else "none"))
+        stack = Stack.load(plan.stack)
+        history = write_history(model, plan, stack, build_blocks(model, stack, plan), ())
+        course = live_course(history)
+        return course.peak[0] - course.resident
+
+    kept = peak(16, offloaded=False) - peak(8, offloaded=False)
+    gone = peak(16, offloaded=True) - peak(8, offloaded=True)
+    gradients = 8 * sum(rows * per_row for rows, per_row in _rows()) * 4
+    assert gone <= gradients < kept
+
+
+def test_the_cpu_updates_at_the_tiers_rate_and_nothing_hides_it() -> None:
+    lowering = lowered(deepspeed(2, 1, HOST))
+    program = lowering.program(1)
+    timeline = run([program])
+    tier = node(1).host_tier
+    assert tier is not None
+    spent = [span for span in timeline.spans if span.stream == "cpu_adam"]
+    assert sum(span.end_s - span.start_s for span in spent) == pytest.approx(PSI / tier.adam_numel_per_s)
+    assert float(timeline.exposed("cpu_adam")) == pytest.approx(PSI / tier.adam_numel_per_s)
+
+
+def test_ranks_of_a_node_share_its_cores() -> None:
+    tier = node(1).host_tier
+    assert tier is not None
+    for ranks in (1, 2, 8):
+        timeline = run([lowered(deepspeed(2, ranks, HOST)).program(1)])
+        (spent,) = [span for span in timeline.spans if span.stream == "cpu_adam"]
+        # each rank updates Ψ/N, all of them together Ψ on the same cores
+        assert spent.end_s - spent.start_s == pytest.approx(-(-PSI // ranks) * ranks / tier.adam_numel_per_s)
