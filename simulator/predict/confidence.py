@@ -38,11 +38,12 @@ def _communication_sigma(lowering: Lowering, played: Played) -> float:
     """The worst of the program's kinds of collective, at the size it is used."""
     worst = {(op.kind, op.stream): op for op in played.program.ops if isinstance(op, Collective)}
     fabric = lowering.fabric
-    return max(
+    sigmas = (
         collective_sigma(kind, op.size_bytes, fabric.shape(stream.removeprefix("nccl:")), fabric.cluster, fabric.curves)
         for (kind, stream), op in worst.items()
         if kind not in TRANSFER_SIGMA
     )
+    return max(sigmas, default=0.0)  # one device: what rounding leaves of a share belongs to no collective
 
 
 def _shares(played: Played) -> dict[str, float]:
