@@ -1,0 +1,70 @@
+# ruff: noqa: N999  a verb's module has its name
+"""`shardwise import`: a profiler's trace of a real step, in our words, and beside a prediction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.cli import ExitCode
+from simulator.readers.kineto import read_kineto, summary
+from simulator.units import format_bytes, format_seconds
+
+_HELP = """Read a Kineto or Chrome trace (torch.profiler's export_chrome_trace; .json or .json.gz, of any size).
+
+One profiled step of it is broken down as a prediction is. With --study the same plan is predicted and put beside it;
+-o adds the step to a file that `shardwise validate compare` reads. --snapshot brings the peaks of a CUDA memory
+snapshot of the same run."""
+
+
+@click.command("import", help=_HELP)
+@click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="ProfilerStep#N. [that of median duration]")
+@click.option("--study", type=click.Path(path_type=Path), metavar="STUDY.toml", help="What was run, as for predict.")
+@click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE", help="Its CUDA memory snapshot.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="RUNS.jsonl", help="Add the run; needs --study.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/replay.md).")
+def command(
+    trace: Path, *, step: int | None, study: Path | None, snapshot: Path | None, out: Path | None, as_json: bool
+) -> int:
+    """Read, print, compare."""
+    if study is None and (out is not None or snapshot is not None):
+        raise click.UsageError("-o and --snapshot need --study: what was run")
+    read = read_kineto(trace, step)
+    found = summary(read)
+    compared = None
+    if study is not None:  # measured runs are the business of validate
+        compared = import_module("validate.imported").compare(read, study, snapshot, out)
+    if as_json:
+        answer = {"schema_version": 1, **found, "comparison": compared}
+        click.echo(json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        click.echo(_text(found))
+        if compared is not None:
+            click.echo("\n" + import_module("validate.text").comparison_text(compared))
+    return ExitCode.OK
+
+
+def _text(found: Mapping[str, Any]) -> str:
+    about = ", ".join(f"{key} {value}" for key, value in found["about"].items() if key != "devices")
+    which = (
+        "all that was recorded" if found["step"] is None else f"step {found['step']} of {len(found['step_times_s'])}"
+    )
+    lines = [f"{found['name']}: {which}, {format_seconds(found['step_s'])}" + (f" ({about})" if about else "")]
+    parts = sorted(found["breakdown_s"].items(), key=lambda item: -item[1])
+    lines += [f"  {name:<28}{format_seconds(s):>12}{s / found['step_s']:>8.1%}" for name, s in parts]
+    for kind, row in found["communication"].items():
+        times = f"{format_seconds(row['exposed_s'])} exposed, {format_seconds(row['hidden_s'])} hidden"
+        size = f", {format_bytes(row['size_bytes'])} in all" if row["size_bytes"] else ""
+        groups = f", groups {', '.join(row['groups'])}" if row["groups"] else ""
+        lines.append(f"  {kind}: {row['count']} times, {times}{size}{groups}")
+    if found["memory"] is not None:
+        peaks = found["memory"]
+        allocated, reserved = (format_bytes(peaks[f"peak_{name}_bytes"]) for name in ("allocated", "reserved"))
+        lines.append(f"  memory: peak allocated {allocated}, reserved {reserved}")
+    return "\n".join([*lines, *(f"  note: {note}" for note in found["notes"])])

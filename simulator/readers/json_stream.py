@@ -1,0 +1,117 @@
+"""A large JSON document read piece by piece: one array of it is never held as a whole.
+
+The top level is an object with that array under a known key (other values are small), or the array itself.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, TextIO
+
+CHUNK = 2**20
+MAX_VALUE = 2**24  # characters of one value: an event has some hundred
+_SPACE = " \t\r\n"
+
+
+class Broken(ValueError):  # noqa: N818  an end, told to the reader
+    """The document ends early or is no JSON from here on."""
+
+
+def open_text(path: Path) -> TextIO:
+    """The file's text, gzipped or not; bytes that are no UTF-8 are replaced. Raises OSError."""
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    raw = gzip.open(path, "rb") if zipped else path.open("rb")  # noqa: SIM115  closed by the wrapper
+    return TextIOWrapper(raw, encoding="utf-8", errors="replace")
+
+
+class JsonStream:
+    """Values of a document, in order."""
+
+    def __init__(self, file: TextIO, key: str) -> None:
+        self._file = file
+        self._key = key
+        self._text = ""
+        self._at = 0
+        self._read = 0
+        self._decode = json.JSONDecoder().raw_decode
+        self.head: dict[str, Any] = {}
+
+    @property
+    def position(self) -> int:
+        """Characters read so far."""
+        return self._read - len(self._text) + self._at
+
+    def items(self) -> Iterator[Any]:
+        """The array's elements; the other values are in `head` when they have been met. Raises Broken."""
+        first = self._peek()
+        if first == "[":
+            yield from self._array()
+            return
+        if first != "{":
+            raise Broken("it begins with neither { nor [")
+        self._at += 1
+        while self._peek() != "}":
+            name = self._value()
+            if not isinstance(name, str) or self._peek() != ":":
+                raise Broken("a key is due")
+            self._at += 1
+            if name == self._key and self._peek() == "[":
+                yield from self._array()
+            else:
+                self.head[name] = self._value()
+            if self._peek() == ",":
+                self._at += 1
+
+    def _array(self) -> Iterator[Any]:
+        self._at += 1
+        while (next_one := self._peek()) != "]":
+            if next_one == ",":
+                self._at += 1
+                continue
+            yield self._value()
+        self._at += 1
+
+    def _peek(self) -> str:
+        """The next character that is no space. Raises Broken at the end."""
+        while True:
+            while self._at < len(self._text):
+                if self._text[self._at] not in _SPACE:
+                    return self._text[self._at]
+                self._at += 1
+            if not self._more():
+                raise Broken("it ends early")
+
+    def _more(self) -> bool:
+        """Read on; what was used is let go."""
+        try:
+            chunk = self._file.read(CHUNK)
+        except (OSError, EOFError) as exc:  # gzip ends early, or is damaged
+            raise Broken(str(exc)) from None
+        self._text = self._text[self._at :] + chunk
+        self._at = 0
+        self._read += len(chunk)
+        return bool(chunk)
+
+    def _value(self) -> Any:  # noqa: ANN401  any JSON
+        self._peek()
+        while True:
+            try:
+                value, end = self._decode(self._text, self._at)
+            except RecursionError:
+                raise Broken("a value is nested too deeply") from None
+            except ValueError as exc:
+                if len(self._text) - self._at > MAX_VALUE:
+                    raise Broken(f"a value is longer than {MAX_VALUE} characters, or damaged") from None
+                if not self._more():
+                    raise Broken(f"it ends early ({exc})") from None
+                continue
+            if end == len(self._text) and self._more():  # a number may go on; a container would not
+                self._at = 0
+                continue
+            self._at = end
+            return value
