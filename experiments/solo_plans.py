@@ -31,7 +31,12 @@ EXPANDABLE = "expandable_segments:True"
 
 
 def case(
-    model: str, seq_len: int, micro_batch_size: int, world: int, recompute: str = "none", **more: Any
+    model: str,
+    seq_len: int,
+    micro_batch_size: int,
+    world: int,
+    recompute: str = "none",
+    **more: Any,  # noqa: ANN401  fields of Plan
 ) -> dict[str, Any]:
     """A plan by its usual numbers; `more` are fields of Plan, `record` and `settings` (of the allocator) apart."""
     apart = {name: more.pop(name) for name in ("record", "settings") if name in more}
@@ -107,7 +112,7 @@ def play(given: dict[str, Any], outdir: Path, seconds: float) -> None:
         num_steps=6, num_warm_up=3, record=given.get("record", False), memory_fraction=0.95,
         command=f"experiments/solo_plans.py --only {label(given)}",
     )  # fmt: skip
-    study = {"cluster": _cluster(plan), "calibration": None, "settings": given.get("settings", "")}
+    study = {"cluster": _cluster(plan), "calibration": None}
     begun = time.monotonic()
     try:
         record = run_plan.play(task, run_plan.deadlines(seconds / 60), files=outdir / label(given), study=study)

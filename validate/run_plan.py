@@ -162,6 +162,7 @@ def record(
         "stack": task.stack.model_dump(mode="json", exclude_unset=True),
         "study": dict(study or {}),
         "num_ranks": task.plan.num_devices,
+        "allocator_settings": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") if task.device == "cuda" else "",
         "machine": first.get("machine"),
         "time": times([part.get("step_times_s", []) for part in told], first.get("phase_times_s", {})),
         "memory": first.get("memory") or None,

@@ -50,7 +50,7 @@ def compare_run(
     if prediction is not None and record.get("time"):
         compare_time(found, run, prediction)
     if record.get("memory"):
-        compare_memory(found, run, prediction)
+        compare_memory(found, run, prediction, machine.device if machine is not None else None)
     if record["verdict"] != "ok":
         notes.append(f"the run ended early ({record['verdict']}): these are its parts")
     return found

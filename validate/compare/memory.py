@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simulator.allocator import AllocatorSettings
+from simulator.device import Device
+from simulator.errors import Fault, InputError
+from simulator.memory import MemoryUse, simulate_memory
+from simulator.memory.outside import workspace_bytes
+from simulator.ops import build_blocks
 from simulator.predict import Prediction
-from validate.compare.borders import borders
+from validate.compare.borders import Borders, borders
 from validate.compare.line import Z90, Line, explains
 from validate.compare.run import Run
 
@@ -16,44 +22,82 @@ _MEMORY: Final = dict.fromkeys(
 )
 
 
-def compare_memory(found: dict[str, Any], run: Run, prediction: Prediction | None) -> None:
-    """Add "memory", "categories" and what explains most of the peak's error to `found`."""
+def compare_memory(found: dict[str, Any], run: Run, prediction: Prediction | None, device: Device | None) -> None:
+    """Add "memory", "categories" and what explains most of the peak's error to `found`.
+
+    A tracker counts tensors; where it could not follow (compiled blocks), the allocator's account also has the
+    libraries' workspaces.
+    """
     memory = run.record["memory"]
-    on_gpu = run.on_gpu
-    granularity = 512 if on_gpu else 1  # CUDA's allocator rounds every tensor up, a CPU's none
-    tracked = memory.get("tracked", memory)
-    if "start_bytes" not in tracked:
+    measured = memory.get("tracked", memory)
+    if "start_bytes" not in measured:
         return
+    granularity = 512 if run.on_gpu else 1  # CUDA's allocator rounds every tensor up, a CPU's none
     predicted = borders(run.model, run.plan, run.stack, granularity_bytes=granularity)
-    names = ("start_bytes", "after_forward_bytes", "after_backward_bytes", "peak_bytes")
-    lines = [Line(name=name, predicted=getattr(predicted, name), measured=tracked[name]) for name in names]
-    lines += [
-        Line(name=f"peak {name}_bytes", predicted=predicted.peak_by_phase_bytes[name], measured=size)
-        for name, size in tracked["peak_by_phase_bytes"].items()
-        if name in predicted.peak_by_phase_bytes
-    ]
+    beside = sum(workspace_bytes(device)) if run.on_gpu and measured is memory and device is not None else 0
+    lines = _border_lines(predicted, measured, beside)
     found["memory"] = [line.as_json() for line in lines]
-    if on_gpu and prediction is not None:
-        found["memory"] += [line.as_json() for line in _allocator_lines(memory, prediction)]
-    parts = _categories(predicted.by_category, tracked["by_category"]["peak"])
-    found["categories"] = [line.as_json() for line in parts]
-    found["explains"]["memory"] = explains(lines[3].error, {line.name: line.error for line in parts})
-    if predicted.peak_phase != tracked["peak_phase"]:
-        found["notes"].append(f"the peak is predicted in {predicted.peak_phase} and was in {tracked['peak_phase']}")
+    if prediction is not None and device is not None and run.on_gpu:
+        use = prediction.memory
+        if run.allocator_settings:
+            found["notes"].append(f"the allocator ran with {run.allocator_settings}")
+            use = _memory_use(run, device)
+        found["memory"] += [line.as_json() for line in _allocator_lines(memory, use)]
+    if "by_category" in measured:
+        parts = _categories(predicted.by_category, measured["by_category"]["peak"])
+        found["categories"] = [line.as_json() for line in parts]
+        found["explains"]["memory"] = explains(lines[3].error, {line.name: line.error for line in parts})
+    if predicted.peak_phase != measured["peak_phase"]:
+        found["notes"].append(f"the peak is predicted in {predicted.peak_phase} and was in {measured['peak_phase']}")
 
 
-def _allocator_lines(memory: Mapping[str, Any], prediction: Prediction) -> list[Line]:
-    use = prediction.memory
+def _border_lines(predicted: Borders, measured: Mapping[str, Any], beside: int) -> list[Line]:
+    names = ("start_bytes", "after_forward_bytes", "after_backward_bytes", "peak_bytes")
+    lines = [Line(name=name, predicted=getattr(predicted, name) + beside, measured=measured[name]) for name in names]
+    lines += [
+        Line(name=f"peak {name}_bytes", predicted=predicted.peak_by_phase_bytes[name] + beside, measured=size)
+        for name, size in measured["peak_by_phase_bytes"].items()
+    ]
+    return lines
+
+
+def _memory_use(run: Run, device: Device) -> MemoryUse:
+    """The prediction's memory once more, under the allocator settings of the run. Raises InputError if it has no such."""
+    blocks = build_blocks(run.model, run.stack, run.plan)
+    use, _ = simulate_memory(run.model, run.plan, run.stack, blocks, device, allocator_settings(run.allocator_settings))
+    return use
+
+
+def allocator_settings(text: str) -> AllocatorSettings:
+    """What PYTORCH_CUDA_ALLOC_CONF says. Raises InputError for a setting that the simulated allocator does not have."""
+    found: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition(":")
+        match name:
+            case "expandable_segments":
+                found[name] = value == "True"
+            case "max_split_size_mb":
+                found["max_split_size_bytes"] = int(value) * 2**20
+            case "garbage_collection_threshold":
+                found[name] = float(value)
+            case _:
+                remedy = "a run without it"
+                raise InputError(
+                    Fault(place="PYTORCH_CUDA_ALLOC_CONF", problem=f"{part} is not modelled", remedy=remedy)
+                )
+    return AllocatorSettings(**found)
+
+
+def _allocator_lines(memory: Mapping[str, Any], use: MemoryUse) -> list[Line]:
     spread = (use.high_reserved_bytes - use.low_reserved_bytes) / (2 * Z90)
+    pairs = {
+        "allocated": (use.peak_allocated_bytes, memory["peak_allocated_bytes"], 0.0),
+        "reserved": (use.peak_reserved_bytes, memory["peak_reserved_bytes"], spread),
+        "device used": (use.used_bytes, memory["device_used_bytes"], spread),
+    }
     return [
-        Line(name="allocated_bytes", predicted=use.peak_allocated_bytes, measured=memory["peak_allocated_bytes"]),
-        Line(
-            name="reserved_bytes",
-            predicted=use.peak_reserved_bytes,
-            measured=memory["peak_reserved_bytes"],
-            u_input=spread,
-        ),
-        Line(name="device used_bytes", predicted=use.used_bytes, measured=memory["device_used_bytes"], u_input=spread),
+        Line(name=f"{name}_bytes", predicted=ours, measured=theirs, u_input=uncertainty)
+        for name, (ours, theirs, uncertainty) in pairs.items()
     ]
 
 

@@ -46,6 +46,11 @@ class Run:
         return "peak_reserved_bytes" in (self.record.get("memory") or {})
 
     @property
+    def allocator_settings(self) -> str:
+        """What PYTORCH_CUDA_ALLOC_CONF said during the run."""
+        return str(self.record.get("allocator_settings") or "")
+
+    @property
     def what(self) -> str:
         """The run in one line."""
         plan = self.plan

@@ -39,7 +39,7 @@ def compare_time(found: dict[str, Any], run: Run, prediction: Prediction) -> Non
     profile = run.record.get("profile")
     if profile:
         found["communication"] = [] if alone else _communication(prediction, profile)
-        parts = _parts(prediction, profile, measured["median_s"], alone=alone, written_out=run.stack.norm == "eager")
+        parts = _parts(prediction, run, profile, measured["median_s"], alone=alone)
         found["parts"] = [line.as_json() for line in parts]
     found["explains"]["time"] = explains(lines[0].error, {line.name: line.error for line in parts})
 
@@ -72,22 +72,24 @@ def _communication(prediction: Prediction, profile: Mapping[str, Any]) -> list[d
     return [line.as_json() for line in (total, *lines)]
 
 
-def _parts(
-    prediction: Prediction, profile: Mapping[str, Any], median_s: float, *, alone: bool, written_out: bool
-) -> list[Line]:
+def _parts(prediction: Prediction, run: Run, profile: Mapping[str, Any], median_s: float, *, alone: bool) -> list[Line]:
     """The step's seconds by what they were spent on; both columns sum to their step.
 
     Measured: the profiled step, scaled to the median one (a profiler slows the host). host: when the compute stream had
-    nothing to do and no collective ran. written_out: norms are chains of elementwise operators, and look like others.
+    nothing to do and no collective ran. Norms that are chains of elementwise operators look like other ones.
     """
     ours: dict[str, float] = {}
-    joined = {**_TIME, "norm": "elementwise"} if written_out else _TIME
+    joined = {**_TIME, "norm": "elementwise"} if run.stack.norm == "eager" else _TIME
     for name, seconds in prediction.breakdown.items():
         kind, _, what = name.partition(":")
         if alone and kind in _COMMUNICATION:
             continue
         part = f"exposed {what}" if what else joined.get(name, name)
         ours[part] = ours.get(part, 0.0) + seconds
+    for name, share in _recomputed(prediction, selective=run.plan.recompute == "selective").items():
+        part = joined.get(name, name)
+        ours[part] = ours.get(part, 0.0) + share * ours.get("recompute", 0.0)
+    ours.pop("recompute", None)
     scale = median_s / profile["step_s"] if profile["step_s"] else 0.0
     theirs = {name: seconds * scale for name, seconds in profile["compute_s"].items()}
     for kind, seconds in profile["communication"].items():
@@ -95,6 +97,18 @@ def _parts(
     theirs["host"] = max(0.0, median_s - sum(theirs.values()))
     names = [n for n in dict.fromkeys([*ours, *theirs]) if max(ours.get(n, 0), theirs.get(n, 0)) > _NOTHING * median_s]
     return [Line(name=f"{name}_s", predicted=ours.get(name, 0.0), measured=theirs.get(name, 0.0)) for name in names]
+
+
+def _recomputed(prediction: Prediction, *, selective: bool) -> dict[str, float]:
+    """What recomputation consists of, in shares: a profiler sees the same kernels again. Selective keeps the products."""
+    seconds: dict[str, float] = {}
+    for span in prediction.timeline.of():
+        if span.label.startswith("forward layer"):
+            for name, nominal_s in span.parts:
+                if not (selective and name in ("gemm", "attention")):
+                    seconds[name] = seconds.get(name, 0.0) + float(nominal_s)
+    total = sum(seconds.values())
+    return {name: value / total for name, value in seconds.items()} if total else {}
 
 
 def predicted_phases(prediction: Prediction, *, alone: bool = False) -> dict[str, float]:

@@ -18,7 +18,8 @@ from simulator.model import Model
 from simulator.plan import Plan
 from simulator.stack import Stack
 from validate.machine import describe
-from validate.parallel import DTYPES, build, materialise
+from validate.parallel import build, materialise
+from validate.players.hooks import reduced_in_place
 from validate.players.memory import track_step
 from validate.report import Report
 from validate.steps import Step
@@ -55,25 +56,6 @@ def run(task: Task, report: Report) -> dict[str, Any]:
         torch, "cpu", num_ranks=task.plan.num_devices, threads=task.threads, command=task.command.split()
     )
     return {"rank": 0, "machine": machine, "memory": course.as_json()}
-
-
-def reduced_in_place(plan: Plan) -> Callable[..., Any]:
-    """A communication hook that hands the bucket back as if it had been reduced.
-
-    The fake group's all-reduce returns no future. A narrower dtype to travel in costs a copy, as torch's hooks do.
-    """
-    narrow = DTYPES[plan.gradient_dtype]
-
-    def hook(_state: object, bucket: dist.GradBucket) -> Any:  # noqa: ANN401  torch's future
-        buffer = bucket.buffer()
-        if buffer.dtype != narrow:
-            buffer.copy_(buffer.to(narrow))
-        future = torch.futures.Future()
-        future.set_result(buffer)
-        return future
-
-    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}  # DDP checks them
-    return hook
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from simulator.program import COMPUTE_STREAM
 from simulator.trace import Timeline
 from validate.machine import describe
-from validate.parallel import Built, build, make_optimizer, materialise, replicate
-from validate.players.fake import reduced_in_place
+from validate.parallel import build, make_optimizer, materialise, replicate
+from validate.players.hooks import gathered_at_once, reduced_in_place
 from validate.players.memory import track_live_step, track_step
 from validate.players.timed import (
     AllocatorCourse,
@@ -106,11 +107,15 @@ def _played(
         built.optimizer = make_optimizer(built, plan)
         replicate(built, plan, hook)
     barrier = _barrier(task)
-    result |= timed_steps(step, device, report, warm_up=task.num_warm_up, count=task.num_steps, barrier=barrier)
-    if device.type == "cuda":
-        result["memory"] = _allocator_account(task, report, built, step, device, total)
-        report.partial(memory=result["memory"])
-    result |= _extras(task, report, step, device, rank, barrier)
+    with gathered_at_once(built) if task.mode == "solo" else contextlib.nullcontext():
+        result |= timed_steps(step, device, report, warm_up=task.num_warm_up, count=task.num_steps, barrier=barrier)
+        if device.type == "cuda":
+            result["memory"] = _allocator_account(report, step, device, total)
+            report.partial(memory=result["memory"])
+        result |= _extras(task, report, step, device, rank, barrier)
+    if device.type == "cuda" and stack.blocks == "eager":  # a tracker sees operators, and compiled blocks have none
+        report.phase("memory by owner")
+        result["memory"]["tracked"] = track_live_step(built, step, plan, device).as_json()
     return result
 
 
@@ -121,10 +126,8 @@ def _barrier(task: Task) -> Callable[[], None]:
     return lambda: dist.barrier() and None
 
 
-def _allocator_account(
-    task: Task, report: Report, built: Built, step: Step, device: torch.device, total: int
-) -> dict[str, Any]:
-    """Peaks of everything until now, then the borders of one more step's phases, then whose bytes they are."""
+def _allocator_account(report: Report, step: Step, device: torch.device, total: int) -> dict[str, Any]:
+    """Peaks of everything until now, then bytes at the borders of one more step's phases."""
     peaks = allocator_bytes(total)
     report.partial(memory=peaks)
     report.phase("memory")
@@ -132,8 +135,7 @@ def _allocator_account(
     torch.cuda.reset_peak_memory_stats()
     step.run(course.announce)
     wait(device)
-    tracked = track_live_step(built, step, task.plan, device)
-    return {**peaks, **course.as_json(), "tracked": tracked.as_json()}
+    return {**peaks, **course.as_json()}
 
 
 def _extras(

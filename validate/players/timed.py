@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from simulator.trace import Timeline
 from validate.report import Report
-from validate.spans import Event, timeline
+from validate.spans import Event, collective_of, timeline
 from validate.steps import PHASES, Step
 
 _SNAPSHOT_EVENTS = 400_000
@@ -108,16 +108,16 @@ def _timeline(events: Any, program: str, *, cuda: bool) -> Timeline:  # noqa: AN
             host.append(ours)
     if cuda:
         return timeline(kernels, program, compute=_busiest(kernels))
-    on_threads = [event for event in host if not event.name.startswith("gloo:")]
-    return timeline(host, program, compute=_busiest(on_threads), optimizer=optimizer)
+    return timeline(host, program, compute=_busiest(host), optimizer=optimizer)
 
 
 def _busiest(events: list[Event]) -> tuple[str, ...]:
-    """The stream with most events: that of the model's own work."""
-    counts: dict[str, int] = {}
+    """The stream with most seconds: that of the model's own work. (Copies of sharding are more, and shorter.)"""
+    seconds: dict[str, float] = {}
     for event in events:
-        counts[event.stream] = counts.get(event.stream, 0) + 1
-    return (max(counts, key=lambda name: counts[name]),) if counts else ()
+        if collective_of(event.name) is None:
+            seconds[event.stream] = seconds.get(event.stream, 0.0) + event.end_s - event.start_s
+    return (max(seconds, key=lambda name: seconds[name]),) if seconds else ()
 
 
 # --- the caching allocator's own account

@@ -1,0 +1,66 @@
+"""What stands for collectives where a fake process group pretends that the other ranks exist."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from simulator.plan import Plan
+from validate.parallel import DTYPES, Built
+
+
+def reduced_in_place(plan: Plan) -> Callable[..., Any]:
+    """A communication hook that hands the bucket back as if it had been reduced.
+
+    The fake group's all-reduce returns no future. A narrower dtype to travel in costs a copy, as torch's hooks do.
+    """
+    narrow = DTYPES[plan.gradient_dtype]
+
+    def hook(_state: object, bucket: dist.GradBucket) -> Any:  # noqa: ANN401  torch's future
+        buffer = bucket.buffer()
+        if buffer.dtype != narrow:
+            buffer.copy_(buffer.to(narrow))
+        future = torch.futures.Future()
+        future.set_result(buffer)
+        return future
+
+    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}  # DDP checks them
+    return hook
+
+
+@contextlib.contextmanager
+def gathered_at_once(built: Built) -> Iterator[None]:
+    """FSDP2's all-gathers become one kernel that writes the whole output, as a network would have by then.
+
+    The fake group copies this rank's part once for each rank: at 512 ranks that is more host time than the model's.
+    Without FSDP2, or in a torch that cannot be told how to gather, nothing changes. (Not for a tracked step: a tracker
+    knows gathered buffers by the collective that fills them.)
+    """
+    units = [unit for unit in (built.module, *built.module.layers) if hasattr(unit, "set_custom_all_gather")]
+    if not units:
+        yield
+        return
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather  # noqa: PLC0415
+
+    class AtOnce(DefaultAllGather):  # type: ignore[misc]
+        def __call__(
+            self,
+            output_tensor: torch.Tensor,
+            input_tensor: torch.Tensor,
+            group: dist.ProcessGroup,
+            async_op: object = None,
+        ) -> None:
+            del async_op  # nothing is left to wait for
+            output_tensor.view(group.size(), -1).copy_(input_tensor.view(1, -1).expand(group.size(), -1))
+
+    for unit in units:
+        unit.set_custom_all_gather(AtOnce())
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.set_custom_all_gather(DefaultAllGather())
