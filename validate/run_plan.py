@@ -23,7 +23,7 @@ from validate.task import Task
 
 SCHEMA_VERSION: Final = 1
 MEMORY_SHARE: Final = 0.9  # of what is free on the machine: the most that ranks on a CPU may hold
-FILES: Final = ("spans.json.gz", "allocator.json.gz")
+FILES: Final = {"spans.json.gz": "{}-spans.json.gz", "allocator.json.gz": "trace-{}.json.gz"}
 
 Record = dict[str, Any]
 Progress = Callable[[int, str], None]
@@ -118,12 +118,12 @@ def _memory_limit() -> int | None:
 
 
 def _keep_files(scratch: Path, stem: Path | None, outcome: Outcome) -> dict[str, str]:
-    """Move what ranks left in their folder beside the record: `<stem>-spans.json.gz` and so on."""
+    """Copy what ranks left in their folder to beside the record, under the stem's name."""
     kept: dict[str, str] = {}
-    for name in FILES:
+    for name, beside in FILES.items():
         if stem is None or not outcome.verdict.ok or not (scratch / name).is_file():
             continue
-        target = stem.with_name(f"{stem.name}-{name}")
+        target = stem.with_name(beside.format(stem.name))
         try:
             shutil.copyfile(scratch / name, target)
         except OSError as exc:
