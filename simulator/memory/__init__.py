@@ -7,6 +7,7 @@ and plays the same sequence through the caching allocator. There is no clock in 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,6 +35,7 @@ __all__ = [
     "label",
     "live_by_category",
     "live_course",
+    "memory_uses",
     "moment_of",
     "outside_torch_bytes",
     "reserved_course",
@@ -145,21 +147,7 @@ def simulate_memory(
     history = write_history(model, plan, stack, blocks, workspace_bytes(device))
     live = live_course(history)
     reserved = _reserved(history, live, settings)
-    peak, at = live.peak
-    most = max(reserved)
-    categories = live_by_category(history, at)
-    outside = outside_torch_bytes(device, plan)
-    use = MemoryUse(
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=most,
-        low_reserved_bytes=max(peak, int(RESERVED_LOW * most)),
-        high_reserved_bytes=int(RESERVED_HIGH * most),
-        outside_torch_bytes=outside,
-        capacity_bytes=capacity_bytes(device, plan, outside),
-        resident_bytes=live.resident,
-        by_category=categories,
-        peak_moment=label(moment_of(history, at)),
-    )
+    use = _use(history, live, max(reserved), plan, device)
     if use.fits_bare and not use.fits_surely:
         limit = use.capacity_bytes - use.outside_torch_bytes
         use = replace(use, pressure=under_pressure(history.events, history.steady, limit, settings))
@@ -167,8 +155,39 @@ def simulate_memory(
         MemorySample(label=label(moment_of(history, index)), allocated_bytes=highest, reserved_bytes=held)
         for (highest, index), held in zip(live.most, reserved, strict=True)
     )
-    peak_index = next(i for i, (_, index) in enumerate(live.most) if index == at)
-    return use, MemoryTrace(samples=samples, peak_index=peak_index, by_category=categories)
+    peak_index = live.most.index(live.peak)
+    return use, MemoryTrace(samples=samples, peak_index=peak_index, by_category=use.by_category)
+
+
+def memory_uses(
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    blocks: ModelBlocks,
+    device: Device,
+    settings: Iterable[AllocatorSettings | None],
+) -> Iterator[MemoryUse]:
+    """The peaks alone under each of the settings, without the course of the step, and not played where memory ends."""
+    history = write_history(model, plan, stack, blocks, workspace_bytes(device))
+    live = live_course(history)
+    for one in settings:
+        yield _use(history, live, max(_reserved(history, live, one)), plan, device)
+
+
+def _use(history: History, live: LiveCourse, reserved: int, plan: Plan, device: Device) -> MemoryUse:
+    peak, at = live.peak
+    outside = outside_torch_bytes(device, plan)
+    return MemoryUse(
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=reserved,
+        low_reserved_bytes=max(peak, int(RESERVED_LOW * reserved)),
+        high_reserved_bytes=int(RESERVED_HIGH * reserved),
+        outside_torch_bytes=outside,
+        capacity_bytes=capacity_bytes(device, plan, outside),
+        resident_bytes=live.resident,
+        by_category=live_by_category(history, at),
+        peak_moment=label(moment_of(history, at)),
+    )
 
 
 def _reserved(history: History, live: LiveCourse, settings: AllocatorSettings | None) -> list[int]:

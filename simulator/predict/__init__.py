@@ -11,14 +11,15 @@ from simulator.memory import MemoryUse, simulate_memory
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict.confidence import extrapolated, sigma, sources
+from simulator.predict.fitting import remedies
 from simulator.predict.play import bounds, play
-from simulator.predict.prediction import Prediction, Source, Verdict
+from simulator.predict.prediction import Prediction, Remedy, Source, Verdict
 from simulator.predict.tiers import with_lower_tiers
-from simulator.predict.verdict import suggest, verdict_of
+from simulator.predict.verdict import suggest, verdict_of, with_stalls
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
-__all__ = ["MemoryUse", "Prediction", "Source", "Verdict", "bounds", "predict"]
+__all__ = ["MemoryUse", "Prediction", "Remedy", "Source", "Verdict", "bounds", "predict"]
 
 _Z90 = 1.6449  # two-sided 90 % of a normal distribution
 
@@ -48,6 +49,9 @@ def predict(
     memory, memory_trace = simulate_memory(model, plan, stack, lowering.blocks, cluster.device)
     memory = with_lower_tiers(memory, lowering)
     verdict, cause = verdict_of(memory)
+    found = () if verdict == "FITS" else remedies(lowering, played.step_s, memory)
+    if verdict == "TIGHT":
+        played, cause = with_stalls(played, cause, memory, calibration)
     spread = _Z90 * sigma(lowering, played)
     return Prediction(
         model=model.name,
@@ -67,9 +71,10 @@ def predict(
         memory=memory,
         verdict=verdict,
         cause=cause,
-        suggestion=suggest(lowering, played, memory),
+        suggestion=suggest(lowering, played, memory, verdict, found),
         extrapolated=extrapolated(lowering),
         sources=sources(lowering),
         timeline=played.timeline,
         memory_trace=memory_trace,
+        remedies=found,
     )

@@ -22,12 +22,34 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change that makes the plan fit, and what it costs; both were predicted.
+
+    change: in words, as on the command line. plan: the plan's fields that change. environment: a variable to set.
+    step_s is not comparable where tokens_per_step differs; cost: device-seconds a token over those of the plan as it is.
+    changes_numerics: the losses of a run will not be the same.
+    """
+
+    change: str
+    plan: dict[str, object]
+    environment: str
+    num_devices: int
+    tokens_per_step: int
+    step_s: float
+    cost: float
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    used_bytes: int
+    changes_numerics: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """How long a step takes, what it holds at its peak, how sure that is, and why.
 
     step_s lies in [low_s, high_s] with 90 % confidence, and lower_s ≤ step_s ≤ upper_s always (bounds, not confidence).
     breakdown: category -> seconds on the critical path; the values sum to step_s.
-    communication: kind -> (exposed_s, hidden_s).
+    communication: kind -> (exposed_s, hidden_s). remedies: what would make it fit, cheapest first, where it does not.
     """
 
     model: str
@@ -53,6 +75,7 @@ class Prediction:
     timeline: Timeline = field(repr=False)
     memory_trace: MemoryTrace = field(repr=False)
     checkpoint: Saving | None = None  # of one checkpoint, where the study asks
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -1,39 +1,59 @@
-"""The verdict on memory, and the one thing to try next."""
+"""The verdict on memory, what retries of the allocator cost, and the one thing to try next."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from simulator.calibration import Calibration
 from simulator.lower import Lowering
 from simulator.memory import MemoryUse
 from simulator.plan import Plan
 from simulator.predict.play import Played
-from simulator.predict.prediction import Verdict
-from simulator.units import format_bytes
+from simulator.predict.prediction import Remedy, Verdict
+from simulator.units import format_bytes, format_seconds
+
+STALL = "cuda_malloc"  # the category of the breakdown
 
 
 def verdict_of(memory: MemoryUse) -> tuple[Verdict, str]:
-    """FITS / TIGHT / OOM and why.
+    """FITS / TIGHT / OOM and why, from reserved's 90 % interval and outside torch against what a process can get.
 
-    OOM: even with no fragmentation (allocated + outside torch) the device is too small; no allocator can help.
-    TIGHT: the upper end of reserved's interval does not fit: the allocator would have to give cached segments back
-    (retries, which cost time), or would fail. FITS otherwise. What is offloaded must fit below HBM.
+    FITS: the upper end fits. OOM: even live tensors alone do not, so no allocator can help; or the whole interval lies
+    above, and the allocator fails although it gives its cache back. TIGHT is what lies between: retries, which cost
+    time, or a failure that the interval leaves open. What is offloaded must fit below HBM.
     """
+    below = overflow(memory)
+    if below:
+        return "OOM", below
+    capacity, outside = memory.capacity_bytes, memory.outside_torch_bytes
+    if memory.fits_surely:
+        return "FITS", f"{format_bytes(capacity - memory.used_bytes)} free at the peak ({memory.peak_moment})"
+    if not memory.fits_bare:
+        short = memory.peak_allocated_bytes + outside - capacity
+        return "OOM", f"{format_bytes(short)} too much at {memory.peak_moment}: {_owner(memory)}"
+    pressure = memory.pressure
+    if pressure is not None and pressure.fails and memory.low_reserved_bytes + outside > capacity:
+        short = memory.used_bytes - capacity
+        return "OOM", (
+            f"fragmentation: {format_bytes(short)} too much is reserved for {format_bytes(memory.peak_allocated_bytes)} "
+            f"allocated, and giving cached segments back does not help"
+        )
+    return "TIGHT", (
+        f"the allocator may hold up to {format_bytes(memory.high_reserved_bytes)} beside "
+        f"{format_bytes(outside)} outside torch: expect retries at {memory.peak_moment}"
+    )
+
+
+def overflow(memory: MemoryUse) -> str:
+    """What a node's host memory or drives cannot hold; empty where they can, or nothing is offloaded."""
     for tier, needed, there in (
         ("host memory", memory.host_bytes, memory.host_capacity_bytes),
         ("NVMe", memory.nvme_bytes, memory.nvme_capacity_bytes),
     ):
         if there is not None and needed > there:
-            return "OOM", f"{format_bytes(needed)} of {tier} needed on a node that has {format_bytes(there)}"
-    capacity, outside = memory.capacity_bytes, memory.outside_torch_bytes
-    margin = capacity - memory.used_bytes
-    if memory.peak_allocated_bytes + outside > capacity:
-        short = memory.peak_allocated_bytes + outside - capacity
-        return "OOM", f"{format_bytes(short)} too much at {memory.peak_moment}: {_owner(memory)}"
-    if memory.high_reserved_bytes + outside > capacity:
-        return "TIGHT", (
-            f"the allocator may hold up to {format_bytes(memory.high_reserved_bytes)} beside "
-            f"{format_bytes(outside)} outside torch: expect retries at {memory.peak_moment}"
-        )
-    return "FITS", f"{format_bytes(margin)} free at the peak ({memory.peak_moment})"
+            return f"{format_bytes(needed)} of {tier} needed on a node that has {format_bytes(there)}"
+    return ""
 
 
 def _owner(memory: MemoryUse) -> str:
@@ -41,11 +61,34 @@ def _owner(memory: MemoryUse) -> str:
     return f"largest owner {name.replace('_', ' ')} with {format_bytes(size)}"
 
 
-def suggest(lowering: Lowering, played: Played, memory: MemoryUse) -> str:
-    """One change worth trying, from what dominates memory (if it does not fit) or time."""
+def with_stalls(played: Played, cause: str, memory: MemoryUse, calibration: Calibration) -> tuple[Played, str]:
+    """The step and its cause with what the allocator's retries cost: segments given back to the driver and taken again.
+
+    The host waits for the driver; that the device runs dry meanwhile is not in the figure.
+    """
+    pressure = memory.pressure
+    if pressure is None or not pressure.num_retries:
+        return played, cause
+    times = f"{pressure.num_retries} {'retry' if pressure.num_retries == 1 else 'retries'} a step"
+    malloc, free = calibration.overheads.cuda_malloc, calibration.overheads.cuda_free
+    if malloc is None or free is None:
+        return played, f"{cause}; {times}, whose cost nobody measured (the calibration has no cuda_malloc)"
+    stall_s = malloc.seconds(pressure.malloc_calls, pressure.malloc_bytes)
+    stall_s += free.seconds(pressure.free_calls, pressure.free_bytes)
+    stalled = replace(
+        played,
+        step_s=played.step_s + stall_s,
+        upper_s=played.upper_s + stall_s,
+        breakdown={**played.breakdown, STALL: stall_s},
+    )
+    return stalled, f"{cause}; {times} cost {format_seconds(stall_s)}"
+
+
+def suggest(lowering: Lowering, played: Played, memory: MemoryUse, verdict: Verdict, remedies: Sequence[Remedy]) -> str:
+    """What to try: changes found to fit where the plan does not surely, else from what dominates the time."""
+    if verdict != "FITS":
+        return _fitting(remedies)
     plan = lowering.plan
-    if verdict_of(memory)[0] == "OOM":
-        return _smaller(plan, memory)
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}
     exposed = sum(value for name, value in share.items() if name.startswith("exposed"))
     room = memory.capacity_bytes - memory.used_bytes
@@ -60,14 +103,19 @@ def suggest(lowering: Lowering, played: Played, memory: MemoryUse) -> str:
     return "compute dominates: a faster attention kernel or compiled blocks (--stack) is what is left"
 
 
-def _smaller(plan: Plan, memory: MemoryUse) -> str:
-    if plan.recompute == "none" and memory.by_category.get("activations", 0) > memory.peak_allocated_bytes // 3:
-        return "activations dominate: recompute = full"
-    if plan.zero < 3 and plan.dp_shard * plan.dp_replicate > 1:
-        return f"every rank holds what could be sharded: zero = 3, dp_shard = {plan.num_data_parallel}"
-    if plan.micro_batch_size > 1:
-        return f"micro_batch_size = {plan.micro_batch_size // 2}, num_micro_batches = {plan.num_micro_batches * 2}"
-    return "more devices to shard over, or shorter sequences per rank (cp)"
+def _fitting(remedies: Sequence[Remedy]) -> str:
+    """A line a remedy, cheapest first."""
+    if not remedies:
+        return "no change that was tried makes it fit: more devices to shard over, or shorter sequences per rank (cp)"
+    return "\n".join(f"{number}. {_line(remedy)}" for number, remedy in enumerate(remedies, start=1))
+
+
+def _line(remedy: Remedy) -> str:
+    marks = [f"step {format_seconds(remedy.step_s)}", f"{format_bytes(remedy.used_bytes)} used"]
+    marks += [f"{remedy.cost - 1:+.1%} device time a token"]
+    marks += [f"{remedy.num_devices:,} devices"] if "dp_shard" in remedy.plan else []
+    marks += ["changes the numerics"] if remedy.changes_numerics else []
+    return f"{remedy.change}: {', '.join(marks)}"
 
 
 def _less_communication(plan: Plan, exposed: float) -> str:

@@ -30,6 +30,7 @@ def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> d
         "fits": p.fits,
         "cause": p.cause,
         "suggestion": p.suggestion,
+        "remedies": [asdict(remedy) for remedy in p.remedies],
         "step_s": float(p.step_s),
         "low_s": float(p.low_s),
         "high_s": float(p.high_s),

@@ -1,0 +1,150 @@
+"""Changes of a plan that lower its memory and train on the same tokens a step, in the order they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.plan import Plan
+from simulator.topology import Cluster
+
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Fields of the plan that change, in dotted names.
+
+    kind: two changes of one kind do not add up. nodes: times as many nodes. numerics: the results of training differ.
+    """
+
+    kind: str
+    plan: dict[str, Any] = field(default_factory=dict)
+    nodes: int = 1
+    expandable: bool = False
+    numerics: bool = False
+
+    def __add__(self, other: Change) -> Change:
+        return Change(
+            kind=other.kind,
+            plan={**self.plan, **other.plan},
+            nodes=self.nodes * other.nodes,
+            expandable=self.expandable or other.expandable,
+            numerics=self.numerics or other.numerics,
+        )
+
+    @property
+    def key(self) -> frozenset[object]:
+        """Equal for the same changes in another order."""
+        return frozenset((*self.plan.items(), self.nodes, self.expandable))
+
+    @property
+    def words(self) -> str:
+        """As on the command line; fields that return to their default are left out."""
+        parts = [f"{name} = {_word(value)}" for name, value in self.plan.items() if value is not None]
+        return ", ".join([*parts, *([EXPANDABLE] if self.expandable else [])])
+
+    def applied(self, plan: Plan) -> Plan:
+        """The changed plan. Raises ValueError where the change is none of a legal plan."""
+        data = plan.model_dump() | {"sharding_strategy": None}
+        for name, value in self.plan.items():
+            *path, leaf = name.split(".")
+            table = data
+            for part in path:
+                table = table[part]
+            table[leaf] = value
+        return Plan.model_validate(data)
+
+
+EXPANDABLE_SEGMENTS = Change(kind="allocator", expandable=True)
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def changes(plan: Plan, cluster: Cluster) -> Iterator[Change]:
+    """Single changes, those that usually cost least first."""
+    yield from _optimizer(plan)
+    yield from _sharding(plan)
+    yield from _micro_batches(plan)
+    yield from _recompute(plan)
+    yield from _sequence(plan)
+    yield from _offload(plan)
+    yield from _more_nodes(plan, cluster)
+
+
+def _optimizer(plan: Plan) -> Iterator[Change]:
+    if plan.optimizer_impl != "fused" and plan.optimizer in ("adam", "adamw"):
+        yield Change(kind="implementation", plan={"optimizer_impl": "fused"})
+    compute = plan.compute_dtype
+    if plan.gradient_dtype == "fp32" and compute != "fp32" and plan.zero >= 2:
+        yield Change(kind="reduce", plan={"reduce_dtype": compute}, numerics=True)
+    if plan.optimizer in ("adam", "adamw"):
+        yield Change(kind="optimizer", plan={"optimizer": "adam8bit"}, numerics=True)
+
+
+def _sharding(plan: Plan) -> Iterator[Change]:
+    ranks = plan.num_data_parallel
+    if plan.zero < 3 and ranks > 1:
+        whose = "deepspeed" if plan.implementation == "deepspeed" else None
+        yield Change(kind="shards", plan={"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks})
+    if plan.zero == 3 and plan.dp_replicate > 1:
+        yield Change(kind="shards", plan={"dp_replicate": 1, "dp_shard": ranks})
+    if plan.reshard_after_forward not in (None, True):
+        yield Change(kind="reshard", plan={"reshard_after_forward": True})
+    if plan.sync_every_micro_batch is False and plan.zero >= 2:
+        yield Change(kind="sync", plan={"sync_every_micro_batch": True})
+
+
+def _micro_batches(plan: Plan) -> Iterator[Change]:
+    """Smaller micro-batches, more of them: half, and one sequence each."""
+    size = plan.micro_batch_size
+    for smaller in dict.fromkeys((size // 2, 1)):
+        if 0 < smaller < size and size % smaller == 0:
+            count = plan.num_micro_batches * (size // smaller)
+            yield Change(kind="micro-batch", plan={"micro_batch_size": smaller, "num_micro_batches": count})
+
+
+def _recompute(plan: Plan) -> Iterator[Change]:
+    if plan.recompute == "none":
+        yield Change(kind="recompute", plan={"recompute": "selective"})
+        yield Change(kind="recompute", plan={"recompute": "every_k", "recompute_every": 2})
+    if plan.recompute != "full":
+        yield Change(kind="recompute", plan={"recompute": "full"})
+
+
+def _sequence(plan: Plan) -> Iterator[Change]:
+    """A sequence over several ranks instead of several sequences; more micro-batches keep the tokens of a step."""
+    for factor in (2, 4):
+        cp = plan.cp * factor
+        if plan.micro_batch_size == 1 and plan.dp_shard % factor == 0 and plan.seq_len % (2 * cp) == 0:
+            yield Change(
+                kind="sequence",
+                plan={
+                    "cp": cp,
+                    "dp_shard": plan.dp_shard // factor,
+                    "num_micro_batches": plan.num_micro_batches * factor,
+                },
+            )
+
+
+def _offload(plan: Plan) -> Iterator[Change]:
+    """Activations in host memory; the optimizer's state, or all states, which FSDP2 moves together."""
+    if plan.offload.activations == "none":
+        yield Change(kind="offloaded activations", plan={"offload.activations": "host"})
+    if plan.offload.optimizer != "none":
+        return
+    names = {"fsdp2": ("optimizer", "parameters"), "deepspeed": ("optimizer",)}.get(plan.implementation, ())
+    if names:
+        yield Change(kind="offloaded states", plan={f"offload.{name}": "host" for name in names})
+
+
+def _more_nodes(plan: Plan, cluster: Cluster) -> Iterator[Change]:
+    """Twice to eight times the shards; as many tokens a step where micro-batches can be spread."""
+    if plan.zero < 2 or plan.num_devices != cluster.num_devices:
+        return
+    for factor in (2, 4, 8):
+        fewer = {} if plan.num_micro_batches % factor else {"num_micro_batches": plan.num_micro_batches // factor}
+        yield Change(kind="nodes", plan={"dp_shard": plan.dp_shard * factor, **fewer}, nodes=factor)

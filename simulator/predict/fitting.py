@@ -1,0 +1,263 @@
+"""What would make a plan fit: candidate changes are predicted, and those that fit are told, cheapest first.
+
+Changes are first estimated on short models: memory of 4 and 8 layers is carried on in a line to the layers that the
+model has, and time ranks them. The cheapest of those that seem to fit are then predicted in full, and only what that
+confirms is told. Where no single change will do, changes are put on top of each other, at most three. Effort is
+counted in predictions, so it is bounded and the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from simulator.allocator import AllocatorSettings
+from simulator.calibration import Calibration
+from simulator.collective_curves import LinkCurves
+from simulator.errors import InputError
+from simulator.lower import Lowering, lower
+from simulator.memory import RESERVED_HIGH, MemoryUse, live_course, memory_uses, outside_torch_bytes, write_history
+from simulator.memory.outside import workspace_bytes
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict.changes import EXPANDABLE, EXPANDABLE_SEGMENTS, Change, changes
+from simulator.predict.play import play
+from simulator.predict.prediction import Remedy
+from simulator.predict.tiers import with_lower_tiers
+from simulator.predict.verdict import overflow, verdict_of
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+NUM_REMEDIES = 3
+_DEPTH = 3  # changes on top of each other
+_WIDTH = 10  # combinations that are estimated at each depth
+_MEMORY_LAYERS = 4, 8  # of the models that estimates are made on; every_k's pattern of 2 fits both
+_TIME_LAYERS, _TIME_MICRO_BATCHES = 4, 2
+_SLACK = 1.1  # effects of two changes multiply, to this
+_MORE_DEVICES = 2.0
+_PROOFS, _PROOF_LAYERS = 9, 420  # full predictions, and the layers in them all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    """Live bytes that stay between steps, those that a step adds at its peak, and device-seconds a token.
+
+    Of a plan, or of a change as ratios: changes act on each of the three by themselves, so their ratios multiply.
+    """
+
+    resident: float
+    added: float
+    cost: float
+
+    @property
+    def live(self) -> float:
+        return self.resident + self.added
+
+    def __mul__(self, ratio: _Figures) -> _Figures:
+        return _Figures(
+            resident=self.resident * ratio.resident, added=self.added * ratio.added, cost=self.cost * ratio.cost
+        )
+
+    def over(self, other: _Figures) -> _Figures:
+        return _Figures(
+            resident=self.resident / other.resident, added=self.added / other.added, cost=self.cost / other.cost
+        )
+
+
+_NO_EFFECT = _Figures(resident=1.0, added=1.0, cost=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A changed plan on its cluster, and an estimate of its figures."""
+
+    change: Change
+    plan: Plan
+    cluster: Cluster
+    figures: _Figures
+    kinds: frozenset[str] = frozenset()
+
+    @property
+    def rank(self) -> float:
+        """Device-seconds a token; more devices must be had first, so they rank as if a token cost twice as much."""
+        return self.figures.cost * (1 if self.change.nodes == 1 else _MORE_DEVICES)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """The nouns that stay, what single changes did, and the effort that is left."""
+
+    model: Model
+    stack: Stack
+    calibration: Calibration
+    curves: LinkCurves
+    memory: MemoryUse  # of the plan as it is
+    proofs: int = _PROOFS
+    proof_layers: int = _PROOF_LAYERS
+    effects: dict[frozenset[object], _Figures] = field(default_factory=dict)  # of single changes
+
+    def lower(self, plan: Plan, cluster: Cluster, num_layers: int | None = None) -> Lowering:
+        """The plan made concrete. Raises InputError where the nouns refuse it."""
+        model = self.model
+        if num_layers is not None:
+            model = model.model_copy(update={"num_layers": num_layers})
+        return lower(model, plan, cluster, self.stack, self.calibration, self.curves)
+
+    def estimate(self, plan: Plan, cluster: Cluster) -> _Figures:
+        """The plan's figures: memory carried on from two short models in a line, the cost of a short one."""
+        layers = self.model.num_layers
+        short, long = (min(size, layers) for size in _MEMORY_LAYERS)
+        beyond = (layers - long) / max(long - short, 1)
+        few, more = (self._live(self.lower(plan, cluster, n)) for n in (short, long))
+        resident, added = (b + (b - a) * beyond for a, b in zip(few, more, strict=True))
+        return _Figures(resident=resident, added=added, cost=self._cost(plan, cluster))
+
+    def _live(self, lowering: Lowering) -> tuple[int, int]:
+        workspaces = workspace_bytes(lowering.device)
+        history = write_history(lowering.model, lowering.plan, self.stack, lowering.blocks, workspaces, steps=1)
+        live = live_course(history)
+        return live.resident, live.peak[0] - live.resident
+
+    def _cost(self, plan: Plan, cluster: Cluster) -> float:
+        """Of few layers and micro-batches: enough to rank changes by."""
+        short = plan.model_copy(update={"num_micro_batches": min(plan.num_micro_batches, _TIME_MICRO_BATCHES)})
+        lowering = self.lower(short, cluster, min(self.model.num_layers, _TIME_LAYERS))
+        return device_s_per_token(short, play(lowering).step_s)
+
+    def _overflows(self, candidate: _Candidate) -> bool:
+        try:
+            lowering = self.lower(candidate.plan, candidate.cluster)
+        except InputError:
+            return True
+        return bool(overflow(with_lower_tiers(self.memory, lowering)))
+
+    def room(self, candidate: _Candidate) -> float:
+        """Bytes that live tensors may take for the allocator's interval to fit; none where a lower tier overflows."""
+        if candidate.plan.offload.any and self._overflows(candidate):
+            return 0.0
+        return (
+            self.memory.capacity_bytes - outside_torch_bytes(candidate.cluster.device, candidate.plan)
+        ) / RESERVED_HIGH
+
+
+def device_s_per_token(plan: Plan, step_s: float) -> float:
+    """What a step costs, whatever its size and the number of its devices."""
+    return step_s * plan.num_devices / plan.tokens_per_step
+
+
+def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
+    """Up to three changes under which the plan surely fits, the cheapest in device-seconds a token first.
+
+    step_s, memory: of the plan as it is. Deterministic; empty where nothing that was tried fits.
+    """
+    plan, cluster = lowering.plan, lowering.cluster
+    search = _Search(
+        model=lowering.model,
+        stack=lowering.stack,
+        calibration=lowering.calibration,
+        curves=lowering.curves,
+        memory=memory,
+    )
+    unchanged = search.estimate(plan, cluster)
+    frontier = [_Candidate(change=Change(kind=""), plan=plan, cluster=cluster, figures=unchanged)]
+    for depth in range(_DEPTH):
+        frontier = list(_estimated(search, _promising(search, frontier)))
+        if depth == 0:
+            search.effects = {c.change.key: c.figures.over(unchanged) for c in frontier}
+        fitting = [c for c in frontier if c.figures.live <= search.room(c)]
+        found = list(_proved(search, sorted(fitting, key=lambda c: c.rank), device_s_per_token(plan, step_s)))
+        if found:
+            return tuple(sorted(found, key=lambda remedy: remedy.cost))
+    return ()
+
+
+def _promising(search: _Search, frontier: Iterable[_Candidate]) -> list[_Candidate]:
+    """One more change on each candidate, its effect taken from the change alone: the cheapest that may fit.
+
+    Where none may, those that leave least alive. Single changes are unknown, so all of them are taken.
+    """
+    children: dict[frozenset[object], _Candidate] = {}
+    for parent in frontier:
+        alone = () if parent.kinds else (EXPANDABLE_SEGMENTS,)
+        for change in (*alone, *changes(parent.plan, parent.cluster)):
+            if change.kind in parent.kinds:
+                continue
+            child = _child(search, parent, change)
+            if child is not None:
+                children.setdefault(child.change.key, child)
+    if not search.effects:
+        return list(children.values())
+    may = [c for c in children.values() if c.figures.live <= _SLACK * search.room(c)]
+    if may:
+        return sorted(may, key=lambda c: c.rank)[:_WIDTH]
+    return sorted(children.values(), key=lambda c: c.figures.live)[:_WIDTH]
+
+
+def _child(search: _Search, parent: _Candidate, change: Change) -> _Candidate | None:
+    try:
+        plan = change.applied(parent.plan)
+        plan.check()
+        cluster = parent.cluster
+        if change.nodes > 1:
+            cluster = cluster.with_nodes(cluster.num_nodes * change.nodes)
+    except (InputError, ValueError):  # no legal plan, or more nodes than a cluster may have
+        return None
+    return _Candidate(
+        change=parent.change + change,
+        plan=plan,
+        cluster=cluster,
+        figures=parent.figures * search.effects.get(change.key, _NO_EFFECT),
+        kinds=parent.kinds | {change.kind},
+    )
+
+
+def _estimated(search: _Search, candidates: list[_Candidate]) -> Iterator[_Candidate]:
+    """The candidates with estimates of their own; what the nouns refuse is left out."""
+    for candidate in candidates:
+        with suppress(InputError):
+            yield replace(candidate, figures=search.estimate(candidate.plan, candidate.cluster))
+
+
+def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: float) -> Iterator[Remedy]:
+    """The first of them that a full prediction confirms, one of each combination of kinds."""
+    told: set[frozenset[str]] = set()
+    for candidate in candidates:
+        if candidate.kinds in told:
+            continue
+        search.proofs -= 1
+        search.proof_layers -= search.model.num_layers
+        if min(search.proofs, search.proof_layers) < 0 or len(told) == NUM_REMEDIES:
+            return
+        remedy = _proof(search, candidate, cost_before)
+        if remedy is not None:
+            told.add(candidate.kinds)
+            yield remedy
+
+
+def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy | None:
+    """A full prediction, with expandable segments, which cost no time, where it does not fit without."""
+    plan, lowering = candidate.plan, search.lower(candidate.plan, candidate.cluster)
+    pools = [AllocatorSettings(expandable_segments=on) for on in (False, True)][candidate.change.expandable :]
+    uses = memory_uses(search.model, plan, search.stack, lowering.blocks, lowering.device, pools)
+    for pool, use in zip(pools, uses, strict=True):
+        if verdict_of(with_lower_tiers(use, lowering))[0] == "FITS":
+            change = candidate.change + EXPANDABLE_SEGMENTS if pool.expandable_segments else candidate.change
+            return _remedy(change, plan, use, play(lowering).step_s, cost_before)
+    return None
+
+
+def _remedy(change: Change, plan: Plan, memory: MemoryUse, step_s: float, cost_before: float) -> Remedy:
+    return Remedy(
+        change=change.words,
+        plan={name: value for name, value in change.plan.items() if value is not None},
+        environment=EXPANDABLE if change.expandable else "",
+        num_devices=plan.num_devices,
+        tokens_per_step=plan.tokens_per_step,
+        step_s=step_s,
+        cost=device_s_per_token(plan, step_s) / cost_before,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        peak_reserved_bytes=memory.peak_reserved_bytes,
+        used_bytes=memory.used_bytes,
+        changes_numerics=change.numerics,
+    )
