@@ -31,6 +31,8 @@ VERBS = {
     "validate": "Run a plan for real, and compare the prediction with it.",
     "calibrate": "Measure this machine, and fit a calibration from samples or nccl-tests logs.",
     "replay": "A recorded CUDA memory trace through the allocator: exactly, or under other settings.",
+    "topo": "Read a topology: islands, nearest network cards, cuts, and what looks wrong.",
+    "collective": "Time of a collective over its sizes, with the algorithm and protocol that NCCL picks.",
     "doctor": "Versions, and what in this environment would get in the way.",
 }
 

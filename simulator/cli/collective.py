@@ -1,0 +1,133 @@
+"""`shardwise collective`: the time of one collective over its sizes, with the algorithm and protocol that NCCL picks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from simulator.calibration import Calibration
+from simulator.cli import ExitCode
+from simulator.cli.terminal import show
+from simulator.collectives import KINDS, Choice, LinkCurves, choose
+from simulator.errors import ClusterError, Fault, InputError, PlanError
+from simulator.mesh import GroupShape
+from simulator.schema import nearest
+from simulator.topology import Cluster
+from simulator.units import UnitError, parse_bytes
+from simulator.writers.collective_table import Sweep, crossovers, plot, render, sweep_rows, to_data
+
+_MOST_SIZES = 1000
+_ALIASES = {name.replace("_", ""): name for name in KINDS}
+_HELP = """Print an nccl-tests-like table of a collective on a cluster: size, algorithm, protocol, time, bandwidths.
+
+COLLECTIVE is all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all or send_recv. Sizes are of the full
+tensor, as nccl-tests prints them (all_to_all and send_recv: what one rank sends). Rows that begin with > are the first
+of another choice; the exact sizes stand below the table."""
+
+
+@click.command("collective", help=_HELP)
+@click.argument("collective", metavar="COLLECTIVE")
+@click.option("--cluster", default="hgx-h100-8", show_default=True, metavar="NAME|FILE", help="A preset or a .toml.")
+@click.option("--nodes", type=click.IntRange(min=1), help="How many of the cluster's nodes. [the file's]")
+@click.option("--group", type=click.IntRange(min=2), metavar="N", help="Ranks of the group, the first N. [all]")
+@click.option("--size", default="8B:8GB", show_default=True, metavar="SIZE[:SIZE]", help="One size, or from:to.")
+@click.option("--factor", default=2.0, show_default=True, type=click.FloatRange(min=1.01), help="Between sizes.")
+@click.option("--nccl", default="", metavar="VERSION", help="Of NCCL, as 2.18. [a current one]")
+@click.option("--calibration", metavar="NAME|FILE", help="Whose links. [as shipped; `ideal`: the closed forms]")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
+@click.option("--plot", "picture", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.png", help="Draw it.")
+@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+def command(  # noqa: PLR0913  one an option
+    collective: str,
+    *,
+    cluster: str,
+    nodes: int | None,
+    group: int | None,
+    size: str,
+    factor: float,
+    nccl: str,
+    calibration: str | None,
+    as_json: bool,
+    picture: Path | None,
+    plain: bool,
+) -> int:
+    """Sweep, print, draw."""
+    machine = Cluster.load(cluster, nodes)
+    kind, shape = _kind(collective), group_shape(machine, group)
+    curves = _curves(calibration)
+
+    def pick(size_bytes: int) -> Choice:
+        return choose(kind, size_bytes, shape, machine, curves, nccl=nccl)
+
+    rows = sweep_rows(kind, shape.num_ranks, sizes_of(size, factor), pick)
+    sweep = Sweep(
+        collective=kind,
+        cluster=machine.name,
+        num_ranks=shape.num_ranks,
+        num_nodes=shape.num_nodes,
+        rows=rows,
+        crossovers=crossovers(rows, pick),
+    )
+    if picture is not None:
+        plot(sweep, picture)
+        click.echo(f"drawn in {picture}", err=True)
+    if as_json:
+        click.echo(json.dumps(to_data(sweep), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        show(render(sweep), plain=plain)
+    return ExitCode.OK
+
+
+def _curves(calibration: str | None) -> LinkCurves | None:
+    """The links of a calibration; None for those shipped."""
+    if calibration == "ideal":
+        return LinkCurves.ideal()
+    return Calibration.load(calibration).links if calibration else None
+
+
+def _kind(name: str) -> str:
+    """The collective, however it is spelled: all_reduce, allreduce, all-reduce."""
+    found = _ALIASES.get(name.lower().replace("_", "").replace("-", ""))
+    if found is None:
+        remedy = nearest(name, KINDS)
+        raise PlanError(Fault(place="collective", problem=f"no collective is called {name!r}", remedy=remedy))
+    return found
+
+
+def sizes_of(text: str, factor: float) -> tuple[int, ...]:
+    """`8B:8GB` in steps of a factor, both ends among them. Raises InputError."""
+    first, colon, last = text.partition(":")
+    try:
+        low, high = parse_bytes(first), parse_bytes(last if colon else first)
+    except UnitError as exc:
+        raise InputError(Fault(place="--size", problem=exc.problem, remedy=exc.remedy or "as 8B:8GB")) from None
+    if not 0 < low <= high <= 2**50:
+        raise InputError(
+            Fault(place="--size", problem=f"from {low} to {high} bytes", remedy="1B:1PiB at most, in order")
+        )
+    sizes = [low]
+    while sizes[-1] < high and len(sizes) <= _MOST_SIZES:
+        sizes.append(min(max(sizes[-1] + 1, int(sizes[-1] * factor)), high))
+    if len(sizes) > _MOST_SIZES:
+        raise InputError(Fault(place="--factor", problem=f"more than {_MOST_SIZES} sizes", remedy="a larger factor"))
+    return tuple(sizes)
+
+
+def group_shape(cluster: Cluster, num_ranks: int | None) -> GroupShape:
+    """The first `num_ranks` ranks in one group, all if None; the other ranks of its nodes rest. Raises ClusterError."""
+    ranks = cluster.num_devices if num_ranks is None else num_ranks
+    if not 2 <= ranks <= cluster.num_devices:
+        problem = f"a group of {ranks} on {cluster.num_devices} GPUs"
+        raise ClusterError(
+            Fault(place="--group", problem=problem, remedy=f"2 to {cluster.num_devices}, or more --nodes")
+        )
+    per_node = cluster.gpus_per_node
+    return GroupShape(
+        num_ranks=ranks,
+        num_nodes=-(-ranks // per_node),
+        ranks_per_node=min(ranks, per_node),
+        num_groups_per_node=1,
+        spans_domain=ranks > cluster.nvlink_domain_size,
+    )

@@ -1,0 +1,101 @@
+"""What a host is made of. Names are the source's own: `GPU0`, `mlx5_3`, a PCI bus id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final
+
+# Closer first (NCCL's order, nvidia-smi's words): NVLink or xGMI; NVLink to the CPU; one PCIe switch; several; a host
+# bridge; several host bridges of a NUMA node; between sockets.
+PATHS: Final = ("NV", "XGMI", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS")
+DIRECT: Final = ("NV", "XGMI")
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """How two devices of a host reach each other. count: links side by side of an NVLink or xGMI path, else 0."""
+
+    kind: str
+    count: int = 0
+
+    @property
+    def rank(self) -> int:
+        return PATHS.index(self.kind)
+
+    @property
+    def is_direct(self) -> bool:
+        """NVLink or xGMI, without PCIe."""
+        return self.kind in DIRECT
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.count}" if self.count else self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU. numa: its NUMA nodes as the source writes them ("0", "0-3"), "" where it does not say."""
+
+    name: str
+    pci: str = ""
+    numa: str = ""
+    cpus: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One network card, or one port of it. alias: the other name that the source gives."""
+
+    name: str
+    alias: str = ""
+    pci: str = ""
+    numa: str = ""
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cable:
+    """A connection between two points of the host whose speed is known: bytes/s each way."""
+
+    a: str
+    b: str
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host.
+
+    paths: by (name, name) in the order of `names`; a pair that the source leaves open is absent.
+    switched: the source shows an NVSwitch. Where it cannot (nvidia-smi), link counts tell.
+    cables: what the source says of speeds, for cuts; empty where it says nothing. speeds: where those numbers stand.
+    links_listed: the source shows NVLinks where there are any. numbered: it tells CUDA's numbers of the GPUs.
+    missing: what the source does not say, in words.
+    """
+
+    source: str
+    format: str
+    gpus: tuple[Gpu, ...]
+    cards: tuple[Card, ...] = ()
+    paths: Mapping[tuple[str, str], Path] = field(default_factory=dict)
+    switched: bool = False
+    cables: tuple[Cable, ...] = ()
+    speeds: str = ""
+    links_listed: bool = True
+    numbered: bool = True
+    missing: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*(g.name for g in self.gpus), *(c.name for c in self.cards))
+
+    def path(self, a: str, b: str) -> Path | None:
+        """The path between two devices, whichever is named first; None where the source leaves it open."""
+        return self.paths.get((a, b)) or self.paths.get((b, a))
+
+    def gpu_pairs(self) -> Iterator[tuple[int, int, Path | None]]:
+        """Every pair of GPUs by index, with its path."""
+        for i, j in combinations(range(len(self.gpus)), 2):
+            yield i, j, self.path(self.gpus[i].name, self.gpus[j].name)

@@ -1,0 +1,379 @@
+"""Reader of NCCL's and RCCL's topology XML (`NCCL_TOPO_DUMP_FILE`, or a cloud's `NCCL_TOPO_FILE`) as a Host.
+
+The parser is the standard library's expat, and a document type is refused, so that no entity can be declared, expanded or
+fetched. Speeds are what NCCL makes of the file: PCIe by generation and width, NVLink by compute capability (NVIDIA/nccl
+src/graph/topo.h and topo.cc; xGMI: ROCm/rccl topo.h).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final, NoReturn
+from xml.parsers import expat
+
+from simulator.errors import ClusterError, Fault
+from simulator.host import Cable, Card, Gpu, Host, Path
+
+_MOST_ELEMENTS = 20_000
+_MOST_DEPTH = 32
+_MOST_FAULTS = 20
+
+# 100 Mb/s a lane by transfer rate; bytes/s of a link are lanes × that / 80 × 1e9, as NCCL rounds them
+_LANE: Final = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
+_PCIE_UNKNOWN: Final = 12e9  # NCCL's PCI_BW
+_NVLINK_BY_SM: Final = ((60, 18.0), (70, 20.0), (80, 20.0), (86, 12.0), (90, 20.6), (100, 40.1))
+_XGMI_BY_GCN: Final = {"94": 48.0, "95": 48.0, "90a": 36.0, "910": 36.0}  # else Vega's
+_XGMI_VEGA: Final = 24.0
+_CPUS: Final = {"AuthenticAMD": 16.0, "GenuineIntel": 10.0, "CentaurHauls": 6.0, "  Shanghai  ": 6.0}
+_SKYLAKE, _SAPPHIRE = 85, 143  # Intel model ids from which NCCL assumes a faster socket link
+_SWITCH_CLASS, _BRIDGE_TO_CPU = "0x068000", "0x068001"
+_GPU_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
+_CARD_CLASS: Final = "0x02"
+_AWS_SLOTS: Final = {"g5.48xlarge": ("00:16", "00:1d")}  # bus ids of its GPUs, where a file gives nothing but bus ids
+
+
+@dataclass(slots=True)
+class _Element:
+    """One element: its tag, attributes, where it stands, and what it holds."""
+
+    tag: str
+    attributes: dict[str, str]
+    line: int
+    parent: _Element | None
+    children: list[_Element] = field(default_factory=list)
+
+    def get(self, name: str) -> str:
+        return self.attributes.get(name, "").strip()
+
+    def inside(self, tag: str) -> Iterator[_Element]:
+        return (child for child in self.children if child.tag == tag)
+
+    @property
+    def above(self) -> list[_Element]:
+        """The element and everything around it, from the inside out."""
+        path: list[_Element] = [self]
+        while path[-1].parent is not None:
+            path.append(path[-1].parent)
+        return path
+
+
+def read_xml(data: bytes, place: str) -> Host:
+    """The host that the XML describes.
+
+    Raises ClusterError with every fault: a document type or entity, nesting or size beyond reason, a GPU outside every
+    CPU, links to themselves or with a count that differs by direction, speeds of zero.
+    """
+    root, comments = _parse(data, place)
+    return _Reading(root, comments, place).host()
+
+
+def _parse(data: bytes, place: str) -> tuple[_Element, str]:
+    parser = expat.ParserCreate()
+    stack: list[_Element] = []
+    roots: list[_Element] = []
+    comments: list[str] = []
+    count = 0
+
+    def refuse(problem: str, remedy: str = "") -> NoReturn:
+        where = f"{place}: line {parser.CurrentLineNumber}"
+        raise ClusterError(Fault(place=where, problem=problem, remedy=remedy))
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal count
+        count += 1
+        if count > _MOST_ELEMENTS or len(stack) >= _MOST_DEPTH:
+            refuse(f"more than {_MOST_ELEMENTS} elements or {_MOST_DEPTH} levels", "one host's topology")
+        element = _Element(tag, attributes, parser.CurrentLineNumber, stack[-1] if stack else None)
+        (stack[-1].children if stack else roots).append(element)
+        stack.append(element)
+
+    def doctype(*_: object) -> NoReturn:
+        refuse("a document type, which could declare entities", "a topology file needs none: remove <!DOCTYPE …>")
+
+    parser.StartElementHandler = start
+    parser.EndElementHandler = lambda _tag: stack.pop()
+    parser.StartDoctypeDeclHandler = doctype
+    parser.EntityDeclHandler = doctype
+    parser.CommentHandler = comments.append
+    try:
+        parser.Parse(data, True)  # noqa: FBT003  expat's own signature
+    except expat.ExpatError as exc:
+        where = f"{place}: line {exc.lineno}"
+        problem = f"not XML: {expat.ErrorString(exc.code)}"
+        raise ClusterError(Fault(place=where, problem=problem, remedy="the file as NCCL wrote it")) from None
+    if roots[0].tag != "system":
+        found = f"the root is <{roots[0].tag[:40]}>"
+        raise ClusterError(Fault(place=f"{place}: line 1", problem=found, remedy="NCCL's begins with <system>"))
+    return roots[0], "\n".join(comments)
+
+
+class _Reading:
+    """One file on its way to a Host."""
+
+    def __init__(self, root: _Element, comments: str, place: str) -> None:
+        self.root, self.comments, self.place = root, comments, place
+        self.faults: list[Fault] = []
+        self.missing: list[str] = []
+        self.gpus: dict[str, _Element] = {}  # name -> its <pci>
+        self.cards: dict[str, tuple[_Element, Card]] = {}
+        self.by_bus: dict[str, str] = {}  # GPUs
+        self.switched, self.links_listed, self.numbered = False, True, False
+
+    def fault(self, element: _Element, problem: str, remedy: str = "") -> None:
+        if len(self.faults) < _MOST_FAULTS:
+            where = f"{self.place}: line {element.line}"
+            self.faults.append(Fault(place=where, problem=problem, remedy=remedy))
+
+    def host(self) -> Host:
+        devices = list(self.devices(self.root))
+        self.classify(devices)
+        for card in self.root_cards(self.root):
+            self.add_cards(card, "")
+        direct = dict(self.direct_paths())
+        paths = {**self.pcie_paths(), **direct}
+        self.note_missing(devices, direct)
+        cables = tuple(self.cables(direct))
+        if not self.gpus:
+            self.fault(self.root, "no GPU in it", "a file written on a GPU host (NCCL_TOPO_DUMP_FILE)")
+        if self.faults:
+            raise ClusterError(self.faults)
+        return Host(
+            source=self.place,
+            format="NCCL topology XML",
+            gpus=tuple(self.gpu(name, pci) for name, pci in self.gpus.items()),
+            cards=tuple(card for _, card in self.cards.values()),
+            paths=paths,
+            switched=self.switched,
+            cables=cables,
+            speeds="NCCL's reading of the file: PCIe by generation and width, links by compute capability",
+            links_listed=self.links_listed,
+            numbered=self.numbered,
+            missing=tuple(self.missing),
+        )
+
+    def devices(self, element: _Element) -> Iterator[_Element]:
+        """The <pci> elements that hold no other, in the file's order."""
+        for child in element.children:
+            if child.tag == "pci" and not any(child.inside("pci")):
+                yield child
+            else:
+                yield from self.devices(child)
+
+    def root_cards(self, element: _Element) -> Iterator[_Element]:
+        """<nic> elements that hang on a CPU, not on a PCI device: virtual ones."""
+        for cpu in element.inside("cpu"):
+            yield from cpu.inside("nic")
+
+    def classify(self, devices: list[_Element]) -> None:
+        unknown, gpus = [], []
+        seen: dict[str, _Element] = {}
+        for pci in devices:
+            bus = pci.get("busid").lower()
+            if not bus or bus in seen:
+                self.fault(pci, f"bus id {bus!r} stands on line {seen[bus].line} too" if bus else "no busid")
+            seen.setdefault(bus, pci)
+            kind = pci.get("class").lower()
+            if any(pci.inside("gpu")) or kind.startswith(_GPU_CLASSES):
+                gpus.append(pci)
+            elif any(pci.inside("nic")) or kind.startswith(_CARD_CLASS):
+                self.add_cards(pci, bus)
+            elif not kind:
+                unknown.append(pci)
+        gpus += self.by_platform(unknown)
+        self.number(gpus)
+
+    def by_platform(self, unknown: list[_Element]) -> list[_Element]:
+        """GPUs among devices that have nothing but a bus id, if a comment names a machine whose slots are known."""
+        if not unknown:
+            return []
+        name = next((n for n in _AWS_SLOTS if n in self.comments), None)
+        if name is None:
+            self.missing.append(f"classes of {len(unknown)} devices: the file gives bus ids only")
+            return []
+        first, last = _AWS_SLOTS[name]
+        gpus = [pci for pci in unknown if first <= pci.get("busid")[5:10].lower() <= last]
+        rest = [pci for pci in unknown if pci not in gpus]
+        for pci in rest:
+            self.add_cards(pci, pci.get("busid").lower())
+        text = f"classes of the devices: taken as on {name}, which a comment names ({len(gpus)} GPUs by slot)"
+        self.missing.append(text)
+        return gpus
+
+    def number(self, gpus: list[_Element]) -> None:
+        """Names by CUDA's number where the file tells it, else in the file's order (NCCL then asks the driver)."""
+        told = [gpu.get("dev") for pci in gpus for gpu in pci.inside("gpu")]
+        self.numbered = len(told) == len(gpus) == len(set(told)) and all(d.isdecimal() for d in told)
+        if self.numbered:
+            gpus = [pci for _, pci in sorted(zip(map(int, told), gpus, strict=True), key=lambda pair: pair[0])]
+        for index, pci in enumerate(gpus):
+            self.gpus[f"GPU{index}"] = pci
+            self.by_bus[pci.get("busid").lower()] = f"GPU{index}"
+            if self.cpu(pci) is None:
+                self.fault(pci, f"GPU {pci.get('busid')} is outside every <cpu>: nothing joins it", "inside a <cpu>")
+
+    def add_cards(self, holder: _Element, bus: str) -> None:
+        nics = [holder] if holder.tag == "nic" else list(holder.inside("nic"))
+        nets = [net for nic in nics for net in nic.inside("net")]
+        cpu = self.cpu(holder)
+        numa = cpu.get("numaid") if cpu is not None else ""
+        if not nets:
+            name = f"NIC{len(self.cards)}"
+            self.cards[name] = (holder, Card(name=name, pci=bus, numa=numa))
+        for net in nets:
+            name = net.get("name") or f"NIC{len(self.cards)}"
+            name = name if name not in self.cards else f"{name}:{net.get('port') or len(self.cards)}"
+            self.cards[name] = (holder, Card(name=name, pci=bus, numa=numa, bytes_per_s=self.net_rate(net)))
+
+    def net_rate(self, net: _Element) -> float | None:
+        text = net.get("speed")
+        if not text:
+            return None
+        if not text.isdecimal() or not int(text):
+            self.fault(net, f"speed {text[:20]!r}: no bandwidth", "Mb/s, above 0")
+            return None
+        return int(text) * 1e6 / 8
+
+    def cpu(self, element: _Element) -> _Element | None:
+        return next((e for e in element.above if e.tag == "cpu"), None)
+
+    def gpu(self, name: str, pci: _Element) -> Gpu:
+        inner = next(pci.inside("gpu"), None)
+        cpu = self.cpu(pci)
+        model = f"sm {inner.get('sm')}" if inner is not None and inner.get("sm") else ""
+        if inner is not None and inner.get("gcn"):
+            model = inner.get("gcn") if inner.get("gcn").startswith("gfx") else f"gfx{inner.get('gcn')}"
+        numa, cpus = (cpu.get("numaid"), cpu.get("affinity")) if cpu is not None else ("", "")
+        return Gpu(name=name, pci=pci.get("busid").lower(), numa=numa, cpus=cpus, model=model)
+
+    def direct_paths(self) -> Iterator[tuple[tuple[str, str], Path]]:
+        """NVLink and xGMI: between two GPUs as counted, through switches as the lesser of both sides' counts."""
+        told: dict[tuple[str, str], Path] = {}
+        uplinks: Counter[str] = Counter()
+        for name, pci in self.gpus.items():
+            for gpu in pci.inside("gpu"):
+                for link in (*gpu.inside("nvlink"), *gpu.inside("xgmi")):
+                    self.take_link(name, link, told, uplinks)
+        for (a, b), path in told.items():
+            back = told.get((b, a))
+            if back != path:
+                link = next(iter(self.gpus[a].inside("gpu")))
+                problem = f"{a} has {path} to {b}, {b} has {back or 'nothing'} to {a}"
+                self.fault(link, problem, "the same links both ways")
+            elif self.index(a) < self.index(b):
+                yield (a, b), path
+        for a, b in combinations(uplinks, 2):
+            yield (a, b) if self.index(a) < self.index(b) else (b, a), Path("NV", min(uplinks[a], uplinks[b]))
+        self.switched = bool(uplinks)
+
+    def take_link(self, name: str, link: _Element, told: dict[tuple[str, str], Path], uplinks: Counter[str]) -> None:
+        target, text = link.get("target").lower(), link.get("count")
+        if not text.isdecimal() or not int(text):
+            self.fault(link, f"count {text[:20]!r}: no link, so no bandwidth", "at least 1")
+            return
+        kind = "XGMI" if link.tag == "xgmi" else "NV"
+        peer = self.by_bus.get(target)
+        if peer == name:
+            self.fault(link, f"{name} is linked to itself ({target})", "the bus id of another GPU or of a switch")
+        elif peer is not None:
+            before = told.get((name, peer))
+            told[name, peer] = Path(kind, int(text) + (before.count if before else 0))
+        elif link.get("tclass").lower().startswith(_SWITCH_CLASS):
+            uplinks[name] += int(text)
+        elif not link.get("tclass").lower().startswith(_BRIDGE_TO_CPU):
+            self.missing.append(f"the device at {target} that {name} is linked to: it is not in the file")
+
+    def index(self, name: str) -> int:
+        return int(name.removeprefix("GPU"))
+
+    def pcie_paths(self) -> dict[tuple[str, str], Path]:
+        """Words for every pair by where their ways to the root meet."""
+        places = [*self.gpus.items(), *((name, element) for name, (element, _) in self.cards.items())]
+        return {(a, b): self.meeting(x, y) for (a, x), (b, y) in combinations(places, 2)}
+
+    def meeting(self, x: _Element, y: _Element) -> Path:
+        """One switch: PIX; several: PXB; the CPU: PHB; two CPUs: SYS (NCCL knows no NODE)."""
+        if x is y:
+            return Path("PIX")
+        ups, downs = x.above, y.above
+        inside = {id(e) for e in downs}
+        meet = next(i for i, e in enumerate(ups) if id(e) in inside)
+        kind = ups[meet].tag
+        if kind == "pci":
+            switches = meet + downs.index(ups[meet]) - 1
+            return Path("PIX" if switches <= 1 else "PXB")
+        return Path("PHB" if kind == "cpu" else "SYS")
+
+    def cables(self, direct: dict[tuple[str, str], Path]) -> Iterator[Cable]:
+        names = {id(pci): name for name, pci in self.gpus.items()}
+        yield from self.pci_cables(self.root, names)
+        cpus = list(self.root.inside("cpu"))
+        for x, y in combinations(cpus, 2):
+            yield Cable(a=self.point(x, names), b=self.point(y, names), bytes_per_s=min(_cpu_rate(x), _cpu_rate(y)))
+        for (a, b), path in direct.items():
+            rate = path.count * self.link_rate(a, path)
+            if not self.switched:
+                yield Cable(a=a, b=b, bytes_per_s=rate)
+        if self.switched:
+            for name in dict.fromkeys(n for pair in direct for n in pair):
+                count = max(path.count for pair, path in direct.items() if name in pair)
+                yield Cable(a=name, b="nvswitch", bytes_per_s=count * self.link_rate(name, Path("NV", 1)))
+
+    def pci_cables(self, element: _Element, names: dict[int, str]) -> Iterator[Cable]:
+        for child in element.children:
+            if child.tag == "pci" and element.tag in ("pci", "cpu"):
+                ends = self.point(child, names), self.point(element, names)
+                yield Cable(a=ends[0], b=ends[1], bytes_per_s=self.pcie_rate(child))
+            if child.tag in ("pci", "cpu"):
+                yield from self.pci_cables(child, names)
+
+    def point(self, element: _Element, names: dict[int, str]) -> str:
+        return names.get(id(element)) or f"{element.tag} at line {element.line}"
+
+    def pcie_rate(self, pci: _Element) -> float:
+        """Bytes/s one way; NCCL's default where speed or width were not recorded (NCCL writes "" and 0 then)."""
+        speed, width = pci.get("link_speed"), pci.get("link_width")
+        if speed in ("", "Unknown speed") or (not width and not speed):
+            return _PCIE_UNKNOWN
+        found = re.match(r"([0-9]+(?:\.[0-9]+)?)\s*GT/s", speed)
+        if found is None or not float(found[1]):
+            self.fault(pci, f"link_speed {speed[:20]!r}: no bandwidth", "as '16.0 GT/s PCIe'")
+            return _PCIE_UNKNOWN
+        if not width.isdecimal() or not int(width):
+            self.fault(pci, f"link_width {width[:20]!r} at {speed}: no bandwidth", "1 to 16 lanes")
+            return _PCIE_UNKNOWN
+        return int(width) * _LANE.get(found[1].removesuffix(".0"), 60) / 80 * 1e9
+
+    def link_rate(self, name: str, path: Path) -> float:
+        """One NVLink or xGMI link, one way, as NCCL or RCCL assumes."""
+        inner = next(self.gpus[name].inside("gpu"), None)
+        if path.kind == "XGMI":
+            gcn = inner.get("gcn").removeprefix("gfx") if inner is not None else ""
+            return 1e9 * next((rate for head, rate in _XGMI_BY_GCN.items() if gcn.startswith(head)), _XGMI_VEGA)
+        text = inner.get("sm") if inner is not None else ""
+        sm = int(text) if text.isdecimal() else 80
+        return 1e9 * max((pair for pair in _NVLINK_BY_SM if pair[0] <= sm), default=_NVLINK_BY_SM[0])[1]
+
+    def note_missing(self, devices: list[_Element], direct: dict[tuple[str, str], Path]) -> None:
+        if not direct and not any(True for pci in devices for _ in pci.inside("gpu")) and len(self.gpus) > 1:
+            self.links_listed = False
+            self.missing.append("NVLinks: the file lists none, and NCCL asks the driver for them when it runs")
+        unnamed = sum(card.bytes_per_s is None for _, card in self.cards.values())
+        if unnamed:
+            self.missing.append(f"names and speeds of {unnamed} network card{'s' * (unnamed > 1)}")
+        silent = sum(not pci.get("link_speed") for pci in devices)
+        if silent:
+            self.missing.append(f"PCIe speeds of {silent} devices: NCCL's default, {_PCIE_UNKNOWN / 1e9:.0f} GB/s")
+
+
+def _cpu_rate(cpu: _Element) -> float:
+    """Bytes/s between sockets, as NCCL assumes by vendor and, for Intel, by model."""
+    arch, vendor, model = cpu.get("arch"), cpu.attributes.get("vendor", ""), cpu.get("modelid")
+    if arch in ("ppc64", "arm64"):
+        return 32e9 if arch == "ppc64" else 6e9
+    if vendor == "GenuineIntel" and model.isdecimal():
+        return 22e9 if int(model) >= _SAPPHIRE else 10e9 if int(model) >= _SKYLAKE else 6e9
+    return 1e9 * _CPUS.get(vendor, 10.0)

@@ -1,0 +1,142 @@
+"""Any description of a topology, by what it holds: a host as the machine tells it, a cluster's node, or SLURM's tree."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+from typing import Final
+
+from simulator.device import Device
+from simulator.errors import ClusterError, Fault
+from simulator.host import Cable, Card, Gpu, Host, NodeTree, Path, rated
+from simulator.readers.nccl_xml import read_xml
+from simulator.readers.nvidia_smi import looks_like_matrix, read_matrix
+from simulator.readers.slurm_topology import read_conf, read_yaml
+from simulator.topology import Cluster, cluster_names
+from simulator.topology.hosts import usual_host
+
+_MOST_BYTES: Final = 8 * 2**20
+_FORMATS: Final = "a preset, a cluster's .toml, `nvidia-smi topo -m`, NCCL topology XML, SLURM topology.conf or .yaml"
+# One link, one way: data sheets (github:stas00/ml-engineering network/README.md; 14 GB/s on GA102 boards)
+_LINK_BYTES_PER_S: Final = {
+    "nvlink2": (25e9,),
+    "nvlink3": (25e9, 14.0625e9),
+    "nvlink4": (25e9,),
+    "nvlink5": (50e9,),
+    "xgmi": (64e9,),
+}
+
+
+def read_source(source: str) -> Host | Cluster | NodeTree:
+    """What `source` describes: a preset's name, a file's path, or "-" for standard input. Raises ClusterError."""
+    if source in cluster_names() or source.endswith(".toml"):
+        return Cluster.load(source)
+    data = _data(source)
+    name = "stdin" if source == "-" else source
+    if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+        return read_xml(data, name)
+    text = data.decode("utf-8-sig", "replace")
+    if source.endswith((".yaml", ".yml")) or text.lstrip().startswith(("- topology:", "---")):
+        return read_yaml(text, name)
+    if looks_like_matrix(text):
+        return read_matrix(text, name)
+    if "SwitchName" in text or "BlockName" in text or source.endswith(".conf"):
+        return read_conf(text, name)
+    raise ClusterError(Fault(place=name, problem="is no topology that can be recognised", remedy=_FORMATS))
+
+
+def with_device(host: Host, device_name: str) -> tuple[Host, bool]:
+    """The host with its GPU's speeds where the source has none, and whether such GPUs are usually joined by NVLink.
+
+    Raises ClusterError for a device that nobody knows.
+    """
+    device = Device.resolve(device_name)
+    usual = Cluster.load(usual_host(device))
+    link = usual.host_link
+    joined = usual.intra.shape in ("switch", "mesh", "cube_mesh")
+    if host.cables or link is None:
+        return host, joined
+    speeds = f"data sheets of {device} in {usual.name}; the CPUs' own link unlimited, so cuts are upper bounds"
+    return rated(host, usual.intra.bytes_per_s, link.bytes_per_s, speeds), joined
+
+
+def host_of(cluster: Cluster) -> Host:
+    """One node of a cluster as a host: links counted by the data sheet's rate of one."""
+    graph = cluster.graph()
+    gpus = tuple(Gpu(name=f"GPU{i}", model=cluster.device.name) for i in range(cluster.gpus_per_node))
+    paths, cards = {}, set()
+    for src, dst, data in graph.edges(data=True):
+        a, b = _name(src), _name(dst)
+        if a.startswith("GPU") and b.startswith("nic"):
+            paths[a, b] = Path("PIX")
+            cards.add(b)
+        elif a.startswith("GPU") and b.startswith("GPU"):
+            paths[a, b] = _direct(cluster.intra.kind, data["bytes_per_s"])
+    paths |= dict(_joined(cluster, gpus, set(paths)))
+    inter = cluster.inter
+    rate = cluster.node_bytes_per_s / len(cards) if cards else None
+    missing = ["the PCIe tree: a cluster file gives each GPU its nearest card, all cards of a GPU as one"]
+    if inter is None:
+        missing = ["network: the cluster file has none"]
+    return Host(
+        source=cluster.name,
+        format="cluster file",
+        gpus=gpus,
+        cards=tuple(Card(name=name, bytes_per_s=rate) for name in sorted(cards, key=lambda n: int(n[3:]))),
+        paths=paths,
+        switched=cluster.intra.shape == "switch",
+        cables=tuple(_cables(cluster)),
+        speeds="the cluster file",
+        missing=tuple(missing),
+    )
+
+
+def _data(source: str) -> bytes:
+    try:
+        if source == "-":
+            data = sys.stdin.buffer.read(_MOST_BYTES + 1)
+        else:
+            with FilePath(source).open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+    except OSError as exc:
+        problem = f"cannot be read: {exc.strerror or exc}"
+        raise ClusterError(Fault(place=source, problem=problem, remedy=_FORMATS)) from None
+    if len(data) > _MOST_BYTES:
+        problem = f"is larger than {_MOST_BYTES // 2**20} MiB"
+        raise ClusterError(Fault(place=source, problem=problem, remedy="one host's topology"))
+    return data
+
+
+def _name(node: str) -> str:
+    """`node0.gpu3` -> GPU3, the rest without its node."""
+    bare = node.removeprefix("node0.").removeprefix("domain0.")
+    return bare.upper() if bare.startswith("gpu") else bare
+
+
+def _direct(kind: str, bytes_per_s: float) -> Path:
+    whole = (rate for rate in _LINK_BYTES_PER_S.get(kind, ()) if bytes_per_s % rate == 0)
+    count = int(bytes_per_s // next(whole, bytes_per_s))
+    return Path("XGMI" if kind == "xgmi" else "NV", count)
+
+
+def _joined(
+    cluster: Cluster, gpus: tuple[Gpu, ...], known: set[tuple[str, str]]
+) -> Iterator[tuple[tuple[str, str], Path]]:
+    """Pairs that no cable joins: through the switch, or the host."""
+    through = cluster.intra.shape == "switch"
+    path = _direct(cluster.intra.kind, cluster.intra.bytes_per_s) if through else Path("PHB")
+    for i, a in enumerate(gpus):
+        for b in gpus[i + 1 :]:
+            if not {(a.name, b.name), (b.name, a.name)} & known:
+                yield (a.name, b.name), path
+
+
+def _cables(cluster: Cluster) -> Iterator[Cable]:
+    """Both directions of a cable are told once; network cards are no road between GPUs."""
+    seen = set()
+    for src, dst, data in cluster.graph().edges(data=True):
+        ends = frozenset((src, dst))
+        if ends not in seen and not {_name(src)[:3], _name(dst)[:3]} & {"nic"}:
+            seen.add(ends)
+            yield Cable(a=_name(src), b=_name(dst), bytes_per_s=data["bytes_per_s"])

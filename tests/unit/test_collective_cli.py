@@ -1,0 +1,109 @@
+"""`shardwise collective`: the table, its bandwidths, where the choice changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.cli import ExitCode, main
+from simulator.cli.collective import sizes_of
+from simulator.collectives import KINDS
+from simulator.errors import InputError
+from simulator.writers.collective_table import bus_factor
+
+
+def swept(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["collective", *arguments.split(), "--json"]) == ExitCode.OK
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return data
+
+
+def test_31_sizes_from_8_bytes_to_8_gigabytes() -> None:
+    sizes = sizes_of("8B:8GB", 2)
+    assert (len(sizes), sizes[0], sizes[-2], sizes[-1]) == (31, 8, 2**32, 8 * 10**9)
+    assert sizes_of("8B:8GiB", 2) == tuple(2**k for k in range(3, 34))
+    assert sizes_of("1MiB", 2) == (2**20,)
+
+
+@pytest.mark.parametrize("text", ["8:9", "0B:8B", "8GB:8B", "1B:9PB", "", "a:b:c"])
+def test_sizes_that_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        sizes_of(text, 2)
+
+
+def test_too_many_sizes_are_refused() -> None:
+    with pytest.raises(InputError, match="a larger factor"):
+        sizes_of("1kB:1TB", 1.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        ("all_reduce", 2 * 7 / 8),
+        ("all_gather", 7 / 8),
+        ("reduce_scatter", 7 / 8),
+        ("all_to_all", 7 / 8),
+        ("broadcast", 1),
+        ("reduce", 1),
+        ("send_recv", 1),
+    ],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(kind: str, factor: float) -> None:
+    assert bus_factor(kind, 8) == factor
+
+
+def test_ideal_ring_reaches_the_port(capsys: pytest.CaptureFixture[str]) -> None:
+    """2(n−1)/n·S over 450 GB/s a port is a bus bandwidth of 450 GB/s at every size."""
+    data = swept("all_reduce --calibration ideal --size 1MB:1GB", capsys)
+    assert {row["algorithm"] for row in data["rows"]} == {"ring"}
+    assert all(row["bus_bytes_per_s"] == pytest.approx(450e9) for row in data["rows"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_collective_over_two_nodes(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = swept(f"{kind} --nodes 2 --size 1KiB:1GiB --factor 1024", capsys)
+    times = [row["time_s"] for row in data["rows"]]
+    assert data["num_ranks"] == 16
+    assert 0 < times[0] < times[-1]
+
+
+def test_crossovers_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    first = swept("all_reduce", capsys)["crossovers"][0]
+    size = first["size_bytes"]
+    for at, name in ((size - 1, first["before"]), (size, first["after"])):
+        (row,) = swept(f"all_reduce --size {at}B", capsys)["rows"]
+        assert f"{row['algorithm']}/{row['protocol']}" == name
+
+
+def test_a_row_of_a_new_choice_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collective", "allreduce", "--plain"]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    marked = [line for line in lines if line.startswith(">")]
+    assert marked
+    assert len(marked) == 2 * sum(" below" in line for line in marked)
+
+
+def test_a_group_lies_on_the_first_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert swept("all_gather --nodes 4 --group 4 --size 1MiB", capsys)["num_nodes"] == 1
+    assert swept("all_gather --nodes 4 --group 9 --size 1MiB", capsys)["num_nodes"] == 2
+
+
+def test_a_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "out.png"
+    assert main(["collective", "all_reduce", "--size", "1MiB:4MiB", "--plot", str(picture)]) == ExitCode.OK
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (
+        main(["collective", "all_reduce", "--size", "1MiB", "--plot", str(tmp_path / "x.nope")]) == ExitCode.BAD_INPUT
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", ["all_rduce", "all_reduce --group 9", "all_reduce --cluster nope", "all_reduce --size 3"]
+)
+def test_bad_input(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collective", *arguments.split()]) == ExitCode.BAD_INPUT
+    assert not capsys.readouterr().out
