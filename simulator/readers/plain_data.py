@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, NoReturn
 MAX_FAULTS = 20
 BASE_BYTES = 2**30  # what reading may take beside the file itself ...
 BYTES_PER_BYTE = 40  # ... and for each of its bytes, as objects; snapshots take about 8
-BYTES_PER_GZIP_BYTE = 400  # snapshots shrink to a twentieth
+BYTES_PER_GZIP_BYTE = 400  # snapshots shrink to a twentieth ...
+BASE_UNZIPPED, UNZIPPED_PER_BYTE = 2**26, 200  # ... and no file is unzipped beyond this
 BASE_SECONDS = 30
 BYTES_PER_SECOND = 10**6  # of the compressed file; what is read for real is ten times faster
 
@@ -56,9 +57,9 @@ class Plain(pickle.Unpickler):
 def read(file: BinaryIO) -> Any:  # noqa: ANN401  whatever it holds
     """The file as plain data. Raises Refused."""
     stream: Any = file
-    if peek(file)[:2] == b"\x1f\x8b":
-        stream = io.BufferedReader(gzip.GzipFile(fileobj=file))
     try:
+        if peek(file)[:2] == b"\x1f\x8b":
+            stream = unzipped(file)
         is_json = peek(stream).lstrip()[:1] in (b"{", b"[")
         return json.load(stream) if is_json else Plain(stream).load()
     except Refused:
@@ -71,6 +72,15 @@ def read(file: BinaryIO) -> Any:  # noqa: ANN401  whatever it holds
         raise
     except Exception as exc:  # noqa: BLE001  a hostile pickle can raise anything
         raise Refused(("", f"neither a pickle nor JSON: {type(exc).__name__}: {str(exc)[:200]}", "")) from None
+
+
+def unzipped(file: BinaryIO) -> io.BufferedReader:
+    """What a gzipped file holds, if that is not out of all proportion to it."""
+    most = BASE_UNZIPPED + UNZIPPED_PER_BYTE * Path(file.name).stat().st_size
+    data = gzip.GzipFile(fileobj=file).read(most + 1)
+    if len(data) > most:
+        raise Refused(("", f"it unzips to more than {most} bytes", "no snapshot shrinks like that"))
+    return io.BufferedReader(io.BytesIO(data))
 
 
 def peek(file: Any) -> bytes:  # noqa: ANN401

@@ -176,6 +176,11 @@ def contradiction(events: Iterable[RecordedEvent]) -> tuple[int, str] | None:
                 return index, f"address {address} is freed twice"
             asked.discard(address)
             live[address] = False
+        elif action == SEGMENT_ALLOC:
+            if address in live:
+                return index, f"the segment at {address} is taken after its first block was used"
+        elif action == SEGMENT_FREE and live.pop(address, False):
+            return index, f"the segment at {address} is returned while it is in use"
     return None
 
 
