@@ -11,10 +11,11 @@ import click
 
 from simulator.checkpoint import saving
 from simulator.cli import ExitCode
-from simulator.cli.study import read_study
+from simulator.cli.study import Study, read_study
 from simulator.plan import Plan
-from simulator.predict import predict
+from simulator.predict import Prediction, predict
 from simulator.schema import Strict
+from simulator.stack import Stack
 from simulator.units import format_bytes
 
 _HELP = """Predict one training step of a model under a plan on a cluster.
@@ -83,6 +84,18 @@ def _plan_options(function: Callable[..., int]) -> Callable[..., int]:
     metavar="OUT.json.gz",
     help="Also write a Chrome trace, for Perfetto.",
 )
+@click.option(
+    "--memory",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.png|OUT.svg",
+    help="Also draw the step's memory by category (needs matplotlib).",
+)
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.pickle",
+    help="Also write the predicted allocator, for PyTorch's memory viewer.",
+)
 def command(
     study: Path | None,
     *,
@@ -90,6 +103,8 @@ def command(
     as_json: bool,
     plain: bool,
     trace: Path | None,
+    memory: Path | None,
+    snapshot: Path | None,
     **flags: str | None,
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
@@ -106,6 +121,8 @@ def command(
 
         write_chrome_trace(trace, prediction)
         click.echo(f"trace written to {trace}", err=True)
+    if memory is not None or snapshot is not None:
+        _write_memory(asked, prediction, memory, snapshot)
     if as_json:
         from simulator.writers.json_report import to_json  # noqa: PLC0415
 
@@ -116,3 +133,21 @@ def command(
 
         show(render(prediction), plain=plain)
     return ExitCode.OK if prediction.fits else ExitCode.DOES_NOT_FIT
+
+
+def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, snapshot: Path | None) -> None:
+    """The step's allocations once more, event by event, for the writers that show each."""
+    from simulator.memory import device_history  # noqa: PLC0415  only what is asked for is loaded
+
+    stack = asked.stack or Stack.load(asked.plan.stack)
+    history = device_history(asked.model, asked.plan, stack, asked.cluster.device)
+    if picture is not None:
+        from simulator.writers.memory_plot import write_memory_plot  # noqa: PLC0415
+
+        write_memory_plot(picture, prediction, history)
+        click.echo(f"memory drawn in {picture}", err=True)
+    if snapshot is not None:
+        from simulator.writers.snapshot import write_snapshot  # noqa: PLC0415
+
+        write_snapshot(snapshot, history)
+        click.echo(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz", err=True)

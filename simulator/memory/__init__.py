@@ -20,7 +20,7 @@ from simulator.memory.step import Mark, Step, layer_tape, record_tapes
 from simulator.memory.strategies import strategy_of
 from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
 from simulator.model import Model
-from simulator.ops import ModelBlocks
+from simulator.ops import ModelBlocks, build_blocks
 from simulator.plan import Plan
 from simulator.stack import Stack
 from simulator.trace import MemorySample, MemoryTrace
@@ -32,6 +32,7 @@ __all__ = [
     "MemoryUse",
     "Pressure",
     "activation_bytes",
+    "device_history",
     "label",
     "live_by_category",
     "live_course",
@@ -244,6 +245,11 @@ def write_history(
     step.step(count)
     writer = step.writer
     return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
+
+
+def device_history(model: Model, plan: Plan, stack: Stack, device: Device) -> History:
+    """The history of one rank on a device, the workspaces of its libraries included."""
+    return write_history(model, plan, stack, build_blocks(model, stack, plan), workspace_bytes(device))
 
 
 def live_course(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> LiveCourse:

@@ -110,7 +110,7 @@ def _memory(p: Prediction) -> Table:
         *((f"  {category}", format_bytes(size), "alive at that moment") for category, size in alive if size),
         ("reserved", format_bytes(m.peak_reserved_bytes), f"by the caching allocator; {interval}"),
         ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
-        ("capacity", format_bytes(m.capacity_bytes), "what the driver reports"),
+        ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
     ]
     for tier, size, there in (
         ("host", m.host_bytes, m.host_capacity_bytes),

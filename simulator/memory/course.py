@@ -1,0 +1,78 @@
+"""Who is alive when: the live bytes of a steady step by category, at as many moments as one cares to look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.memory import CUDA_GRANULARITY_BYTES, History, LiveCourse, live_course, moment_of
+from simulator.memory.tape import CATEGORIES, DONE
+
+Phase = tuple[str, int]  # (phase, micro-batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """Live bytes at the highest moment of each stretch of a steady step.
+
+    at: index of each of these moments among all of the step. by_category: category -> bytes at each. phases: where each
+    phase begins, (moment, phase). num_moments: of the step.
+    """
+
+    at: list[int]
+    by_category: dict[str, list[int]]
+    phases: list[tuple[int, Phase]]
+    num_moments: int
+
+
+def course(history: History, num_points: int) -> Course:
+    """The step cut into at most `num_points` stretches of equally many moments; the peak of all is among theirs."""
+    live = live_course(history)
+    chosen = _highest(live, num_points)
+    totals = _totals(history, [live.most[moment][1] for moment in chosen])
+    kept = [tag for tag in range(len(CATEGORIES)) if any(row[tag] for row in totals)]
+    return Course(
+        at=chosen,
+        by_category={CATEGORIES[tag]: [row[tag] for row in totals] for tag in kept},
+        phases=_phases(history, live),
+        num_moments=len(live.most),
+    )
+
+
+def _highest(live: LiveCourse, num_points: int) -> list[int]:
+    """The moment with the most live bytes in each stretch."""
+    count = len(live.most)
+    width = -(-count // num_points)
+    return [
+        max(range(start, min(start + width, count)), key=lambda moment: live.most[moment][0])
+        for start in range(0, count, width)
+    ]
+
+
+def _totals(history: History, events: list[int]) -> list[list[int]]:
+    """Live bytes by category just after each of the events, which are in order."""
+    now = [0] * len(CATEGORIES)
+    owners: dict[int, tuple[int, int]] = {}
+    rows: list[list[int]] = []
+    wanted = iter([*events, -1])
+    stop = next(wanted)
+    for index, (slot, num_bytes, _, tag) in enumerate(history.events):
+        if num_bytes >= 0:
+            size = -(-num_bytes // CUDA_GRANULARITY_BYTES) * CUDA_GRANULARITY_BYTES
+            owners[slot] = size, tag
+            now[tag] += size
+        elif num_bytes != DONE:
+            size, owner = owners.pop(slot)
+            now[owner] -= size
+        while index == stop:
+            rows.append(list(now))
+            stop = next(wanted)
+    return rows
+
+
+def _phases(history: History, live: LiveCourse) -> list[tuple[int, Phase]]:
+    found: list[tuple[int, Phase]] = []
+    for moment, (_, index) in enumerate(live.most):
+        phase, micro_batch, _, _ = moment_of(history, index)
+        if not found or found[-1][1] != (phase, micro_batch):
+            found.append((moment, (phase, micro_batch)))
+    return found
