@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from simulator.program import COMPUTE_STREAM
+from simulator.readers.kernel_names import category_of, collective_of
 from simulator.trace import Span, Timeline
-
-_CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, re.IGNORECASE))
-    for name, pattern in (
-        ("optimizer", r"adam|sgd|multi_tensor|Optimizer\.step"),
-        ("attention", r"scaled_dot_product|flash|fmha|attention"),
-        ("loss", r"cross_entropy|softmax|nll_loss"),
-        ("norm", r"rms_?norm|layer_?norm|GammaBeta"),
-        ("embedding", r"embedding|index_?select"),
-        ("gemm", r"gemm|cutlass|xmma|nvjet|cublas|::(add|b)?mm(_|$)|::linear|::matmul"),
-    )
-)
-_COLLECTIVES = (
-    ("all_reduce", re.compile(r"all_?reduce", re.IGNORECASE)),
-    ("all_gather", re.compile(r"all_?gather", re.IGNORECASE)),
-    ("reduce_scatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
-    ("all_to_all", re.compile(r"all_?to_?all", re.IGNORECASE)),
-    ("broadcast", re.compile(r"broadcast", re.IGNORECASE)),
-    ("send_recv", re.compile(r"send|recv", re.IGNORECASE)),
-)
-_LIBRARIES = re.compile(r"^(gloo:|nccl)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +77,3 @@ def _span(
         nominal_s=end - start,
         parts=((category, end - start),),
     )
-
-
-def collective_of(name: str) -> str | None:
-    """The kind of collective that an event of a communication library is; None for other events."""
-    if not _LIBRARIES.match(name):
-        return None
-    return next((kind for kind, pattern in _COLLECTIVES if pattern.search(name)), "collective")
-
-
-def category_of(name: str) -> str:
-    """A kernel's or operator's category; what has no name of its own is elementwise."""
-    return next((category for category, pattern in _CATEGORIES if pattern.search(name)), "elementwise")

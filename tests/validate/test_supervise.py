@@ -116,6 +116,20 @@ def test_all_well() -> None:
     assert outcome.results == {0: {"fine": True}, 1: {"fine": True}}
 
 
+@LINUX
+def test_a_child_that_holds_the_pipes_does_not_hold_the_run() -> None:
+    outcome = play("sleeper(); " + GOOD)
+    assert outcome.verdict.ok
+    assert not any(map(alive, pids(outcome)))
+
+
+def test_an_abort_is_an_echo() -> None:
+    abort = "time.sleep(0.1); os.kill(os.getpid(), signal.SIGABRT)"
+    cause = 'say(fault={"kind": "out_of_memory", "detail": "CUDA out of memory"}); sys.exit(1)'
+    assert play(abort, cause).verdict.kind == "out_of_memory"
+    assert play(abort).verdict.kind == "failed"
+
+
 def test_the_cause_is_told_and_not_its_echo() -> None:
     echo = 'say(fault={"kind": "peer_lost", "detail": "Connection closed by peer"}); sys.exit(1)'
     late = 'say(phase="step 1"); time.sleep(0.1); os.kill(os.getpid(), signal.SIGKILL)'

@@ -1,1 +1,1 @@
-"""The four ways to play a plan. Each module has `play(task, report) -> dict`, run in a process of its own."""
+"""The ways to play a plan. `fake` and `real` have `run(task, report) -> dict`, called in a process of its own by `rank`."""

@@ -15,11 +15,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from validate.supervise.processes import MARK, Interrupted, Rank, deaf, end, marked, start, stop_signals
-from validate.supervise.verdict import Deadlines, Kind, Outcome, Verdict
+from validate.supervise.processes import MARK, Interrupted, Rank, deaf, end, start, stop_signals
+from validate.supervise.verdict import Deadlines, Outcome, Verdict
 from validate.supervise.watch import Watch
 
-__all__ = ["MARK", "Deadlines", "Kind", "Outcome", "Verdict", "marked", "scratch_folder", "supervise"]
+__all__ = ["Deadlines", "Outcome", "Verdict", "scratch_folder", "supervise"]
 
 
 def supervise(

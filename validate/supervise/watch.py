@@ -34,12 +34,13 @@ class Watch:
         self._next_memory_s = 0.0
 
     def run(self) -> Verdict:
+        """Listen until the verdict."""
         started = time.monotonic()
         for rank in self.ranks:
             self._listen(rank, started)
         until = started + self.deadlines.total_s
         settling = False
-        while any(rank.open_pipes or rank.process.poll() is None for rank in self.ranks):
+        while any(rank.process.poll() is None or (rank.open_pipes and rank.result is None) for rank in self.ranks):
             now = time.monotonic()
             if now >= until:
                 break
@@ -131,18 +132,20 @@ class Watch:
             if status is None:
                 if now - rank.since_s > self.deadlines.of(rank.phase):
                     self._blame(rank, "hung", f"nothing for {self.deadlines.of(rank.phase):g} s")
-            elif status < 0:
-                self._blame(rank, "killed", f"by {signal_name(-status)}{_who_kills(-status)}")
-            elif rank.open_pipes == 0 or status != 0:
+            else:
                 self._ended(rank, status)
         if self.memory_bytes is not None and now >= self._next_memory_s:
             self._next_memory_s = now + _MEMORY_EVERY_S
             self._check_memory(self.memory_bytes)
 
     def _ended(self, rank: Rank, status: int) -> None:
-        while rank.trouble is None and self._take_report(rank):  # a fault may still lie in the pipe
+        while rank.trouble is None and self._take_report(rank):  # a fault or a result may still lie in the pipe
             pass
-        if status:
+        if status < 0:
+            # libraries abort where another rank is gone: an echo, not the cause
+            kind: Kind = "failed" if -status == signal.SIGABRT else "killed"
+            self._blame(rank, kind, f"by {signal_name(-status)}{_who_kills(-status)}")
+        elif status:
             self._blame(rank, "failed", f"exit status {status}{_last_line(rank.tail)}")
         elif rank.result is None:
             self._blame(rank, "no_result", "ended without a result")
