@@ -11,9 +11,9 @@ _CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("optimizer", r"adam|sgd|multi_tensor|Optimizer\.step"),
         ("attention", r"scaled_dot_product|flash|fmha|attention"),
         ("loss", r"cross_entropy|softmax|nll_loss"),
-        ("norm", r"rms_?norm|layer_?norm"),
+        ("norm", r"rms_?norm|layer_?norm|GammaBeta"),
         ("embedding", r"embedding|index_?select"),
-        ("gemm", r"gemm|cutlass|xmma|nvjet|cublas"),
+        ("gemm", r"gemm|cutlass|xmma|nvjet|cublas|::(add|b)?mm(_|$)|::linear|::matmul"),
     )
 )
 _COLLECTIVES = (

@@ -12,12 +12,13 @@ from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
 from simulator.program import COMPUTE_STREAM
+from simulator.readers.kernel_names import category_of, collective_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from validate.compare import Line, compare_run, predicted_phases
 from validate.compare.borders import borders
 from validate.run_plan import spread, times
-from validate.spans import Event, category_of, collective_of, timeline
+from validate.spans import Event, timeline
 from validate.text import comparison_text, run_text
 
 MODEL = Model(name="tiny", num_layers=3, d_model=256, num_heads=4, d_ff=512, vocab_size=1000)

@@ -91,9 +91,12 @@ def _parts(prediction: Prediction, run: Run, profile: Mapping[str, Any], median_
         ours[part] = ours.get(part, 0.0) + share * ours.get("recompute", 0.0)
     ours.pop("recompute", None)
     scale = median_s / profile["step_s"] if profile["step_s"] else 0.0
-    theirs = {name: seconds * scale for name, seconds in profile["compute_s"].items()}
-    for kind, seconds in profile["communication"].items():
-        theirs[f"exposed {kind}"] = seconds["exposed_s"] * scale
+    theirs: dict[str, float] = {}
+    for name, seconds in profile["compute_s"].items():
+        part = joined.get(name, name)
+        theirs[part] = theirs.get(part, 0.0) + seconds * scale
+    for kind, waited in profile["communication"].items():
+        theirs[f"exposed {kind}"] = waited["exposed_s"] * scale
     theirs["host"] = max(0.0, median_s - sum(theirs.values()))
     names = [n for n in dict.fromkeys([*ours, *theirs]) if max(ours.get(n, 0), theirs.get(n, 0)) > _NOTHING * median_s]
     return [Line(name=f"{name}_s", predicted=ours.get(name, 0.0), measured=theirs.get(name, 0.0)) for name in names]

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from simulator.readers.kernel_names import collective_of
 from simulator.trace import Timeline
 from validate.report import Report
-from validate.spans import Event, collective_of, timeline
+from validate.spans import Event, timeline
 from validate.steps import PHASES, Step
 
 _SNAPSHOT_EVENTS = 400_000
