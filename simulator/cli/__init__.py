@@ -30,6 +30,7 @@ VERBS = {
     "backtest": "Predict a table of measured runs and say how far off each group is.",
     "validate": "Run a plan for real, and compare the prediction with it.",
     "calibrate": "Measure this machine, and fit a calibration from samples or nccl-tests logs.",
+    "import": "A profiler's trace of a real step, in our words, and beside a prediction.",
     "replay": "A recorded CUDA memory trace through the allocator: exactly, or under other settings.",
     "topo": "Read a topology: islands, nearest network cards, cuts, and what looks wrong.",
     "collective": "Time of a collective over its sizes, with the algorithm and protocol that NCCL picks.",
