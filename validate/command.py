@@ -14,6 +14,8 @@ import click
 
 from simulator.cli import ExitCode
 from simulator.cli.study import Study, read_study
+from simulator.errors import InputError
+from simulator.schema import read_toml
 from simulator.stack import Stack
 from validate import run_plan
 from validate.task import Mode, Task
@@ -29,7 +31,7 @@ def run(study: Path | None, options: Options) -> int:
         _task(asked, options),
         run_plan.deadlines(options["minutes"]),
         files=_stem(out) if out is not None else None,
-        study={"cluster": asked.cluster.model_dump(mode="json"), "calibration": asked.inputs()["calibration"]},
+        study={"cluster": asked.cluster.model_dump(mode="json"), "calibration": _calibration(study)},
         progress=_progress(),
     )
     if run_plan.launched() and os.environ["RANK"] != "0":
@@ -45,6 +47,14 @@ def run(study: Path | None, options: Options) -> int:
 def _asked(study: Path | None, options: Options) -> Study:
     flags = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
     return read_study(study, flags, {}, options["settings"])
+
+
+def _calibration(study: Path | None) -> str | None:
+    """What the study calls its calibration; a file by its whole path, so that it is found from elsewhere."""
+    name = read_toml(study, InputError).get("calibration") if study is not None else None
+    if study is None or not isinstance(name, str):
+        return None
+    return str((study.parent / name).resolve()) if name.endswith(".json") else name
 
 
 def _task(asked: Study, options: Options) -> Task:
