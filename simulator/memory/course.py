@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.memory import CUDA_GRANULARITY_BYTES, History, LiveCourse, live_course, moment_of
-from simulator.memory.tape import CATEGORIES, DONE
+from simulator.memory.tape import CATEGORIES, FREE, FREE_LATER
 
 Phase = tuple[str, int]  # (phase, micro-batch)
 
@@ -49,23 +49,21 @@ def _highest(live: LiveCourse, num_points: int) -> list[int]:
 
 
 def _totals(history: History, events: list[int]) -> list[list[int]]:
-    """Live bytes by category just after each of the events, which are in order."""
+    """Live bytes by category at each of the events, which are in order: after an allocation, before a free."""
     now = [0] * len(CATEGORIES)
     owners: dict[int, tuple[int, int]] = {}
     rows: list[list[int]] = []
-    wanted = iter([*events, -1])
-    stop = next(wanted)
+    wanted = set(events)
     for index, (slot, num_bytes, _, tag) in enumerate(history.events):
         if num_bytes >= 0:
             size = -(-num_bytes // CUDA_GRANULARITY_BYTES) * CUDA_GRANULARITY_BYTES
             owners[slot] = size, tag
             now[tag] += size
-        elif num_bytes != DONE:
+        if index in wanted:
+            rows.append(list(now))
+        if num_bytes in (FREE, FREE_LATER):
             size, owner = owners.pop(slot)
             now[owner] -= size
-        while index == stop:
-            rows.append(list(now))
-            stop = next(wanted)
     return rows
 
 

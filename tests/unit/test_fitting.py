@@ -1,0 +1,164 @@
+"""What would make a plan fit: told only if predicting it again says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulator.allocator import AllocatorSettings
+from simulator.calibration import Calibration
+from simulator.memory import MemoryUse, Pressure, simulate_memory
+from simulator.model import Model
+from simulator.ops import build_blocks
+from simulator.plan import Plan
+from simulator.predict import Prediction, Remedy, predict
+from simulator.predict.changes import Change, changes
+from simulator.predict.fitting import NUM_REMEDIES
+from simulator.predict.verdict import STALL, verdict_of
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+GIB = 2**30
+MODEL = Model.load("llama3.2-1b")
+NODE = Cluster.load("hgx-h100-8")
+CALIBRATION = Calibration.for_device(NODE.device)
+
+
+def predicted(plan: Plan, memory_gib: float) -> Prediction:
+    device = NODE.device.model_copy(update={"memory_bytes": int(memory_gib * GIB), "cuda_memory_bytes": None})
+    return predict(MODEL, plan, NODE.model_copy(update={"device": device}), CALIBRATION)
+
+
+PLAN = Plan(dp_shard=8, seq_len=4096, micro_batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def short() -> Prediction:
+    """A plan that needs about half as much again as the device has."""
+    whole = predicted(PLAN, 80)
+    assert whole.verdict == "FITS"
+    return predicted(PLAN, whole.memory.used_bytes / GIB / 1.5)
+
+
+def applied(remedy: Remedy) -> Plan:
+    return Change(kind="", plan=remedy.plan).applied(PLAN)
+
+
+def test_a_plan_that_fits_needs_no_remedy() -> None:
+    assert predicted(PLAN, 80).remedies == ()
+
+
+def test_what_is_told_fits_when_predicted(short: Prediction) -> None:
+    assert short.verdict == "OOM"
+    assert 0 < len(short.remedies) <= NUM_REMEDIES
+    stack = Stack.load(PLAN.stack)
+    for remedy in short.remedies:
+        plan = applied(remedy)
+        settings = AllocatorSettings(expandable_segments=bool(remedy.environment))
+        blocks = build_blocks(MODEL, stack, plan)
+        memory, _ = simulate_memory(MODEL, plan, stack, blocks, NODE.device, settings)
+        assert memory.peak_reserved_bytes == remedy.peak_reserved_bytes
+        assert memory.high_reserved_bytes + memory.outside_torch_bytes <= short.memory.capacity_bytes
+
+
+def test_its_price_is_the_predicted_step(short: Prediction) -> None:
+    for remedy in short.remedies:
+        cluster = NODE.with_nodes(remedy.num_devices // 8)
+        alone = predict(MODEL, applied(remedy), cluster, CALIBRATION)
+        assert remedy.step_s == pytest.approx(alone.step_s, rel=1e-12)
+        before = short.step_s * 8 / short.tokens_per_step
+        assert remedy.cost == pytest.approx(alone.step_s * remedy.num_devices / alone.tokens_per_step / before)
+    assert [r.cost for r in short.remedies] == sorted(r.cost for r in short.remedies)
+
+
+def test_the_same_tokens_a_step_unless_there_are_more_devices(short: Prediction) -> None:
+    assert all(r.tokens_per_step == short.tokens_per_step or r.num_devices > 8 for r in short.remedies)
+
+
+def test_two_searches_say_the_same(short: Prediction) -> None:
+    again = predicted(PLAN, short.memory.capacity_bytes / GIB)
+    assert again.remedies == short.remedies
+
+
+def test_the_suggestion_names_each_with_its_step(short: Prediction) -> None:
+    lines = short.suggestion.splitlines()
+    assert len(lines) == len(short.remedies)
+    for number, (line, remedy) in enumerate(zip(lines, short.remedies, strict=True), start=1):
+        assert line.startswith(f"{number}. {remedy.change}: step ")
+
+
+def test_changes_add_up_where_one_is_not_enough() -> None:
+    tiny = predicted(PLAN, predicted(PLAN, 80).memory.used_bytes / GIB / 2.5)
+    assert tiny.remedies
+    assert all(len(r.plan) + bool(r.environment) > 1 for r in tiny.remedies)
+
+
+def test_nothing_is_made_up_where_nothing_helps() -> None:
+    hopeless = predicted(PLAN, 2)
+    assert hopeless.verdict == "OOM"
+    assert hopeless.remedies == ()
+    assert "no change that was tried" in hopeless.suggestion
+
+
+def test_every_single_change_is_a_legal_plan_or_refused_as_one() -> None:
+    for start in (PLAN, Plan(dp_replicate=8, zero=0, micro_batch_size=3), Plan(dp_shard=8, zero=2, optimizer="sgd")):
+        for change in changes(start, NODE):
+            assert change.applied(start) != start
+            assert change.words
+
+
+def test_absurd_sizes_are_answered() -> None:
+    absurd = predicted(Plan(dp_shard=8, seq_len=2**31, micro_batch_size=2**31), 80)
+    assert absurd.verdict == "OOM"
+    assert absurd.memory.peak_allocated_bytes > 2**62
+
+
+# --- retries of the allocator
+
+
+def retrying() -> Prediction:
+    """More is reserved than the device has, though less is allocated: found by halving the memory between the two."""
+    use = predicted(PLAN, 80).memory
+    between = (use.peak_allocated_bytes + use.peak_reserved_bytes) // 2 + use.outside_torch_bytes
+    return predicted(PLAN, between / GIB)
+
+
+def test_retries_cost_what_the_driver_takes() -> None:
+    tight = retrying()
+    pressure = tight.memory.pressure
+    assert isinstance(pressure, Pressure)
+    assert tight.verdict == "TIGHT"
+    assert pressure.num_retries
+    overheads = CALIBRATION.overheads
+    assert overheads.cuda_malloc is not None
+    assert overheads.cuda_free is not None
+    stall_s = overheads.cuda_malloc.seconds(pressure.malloc_calls, pressure.malloc_bytes)
+    stall_s += overheads.cuda_free.seconds(pressure.free_calls, pressure.free_bytes)
+    assert tight.breakdown[STALL] == pytest.approx(stall_s)
+    assert sum(tight.breakdown.values()) == pytest.approx(tight.step_s)
+    assert tight.lower_s <= tight.step_s <= tight.upper_s
+    assert "cost" in tight.cause
+
+
+def use(**changes: object) -> MemoryUse:
+    fields: dict[str, object] = {
+        "peak_allocated_bytes": 60 * GIB,
+        "peak_reserved_bytes": 82 * GIB,
+        "low_reserved_bytes": 79 * GIB,
+        "high_reserved_bytes": 86 * GIB,
+        "outside_torch_bytes": 2 * GIB,
+        "capacity_bytes": 80 * GIB,
+        "resident_bytes": GIB,
+        "by_category": {"activations": 60 * GIB},
+        "peak_moment": "backward",
+    }
+    return MemoryUse(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_fragmentation_alone_can_be_too_much() -> None:
+    calls = {"num_retries": 1, "malloc_calls": 1, "malloc_bytes": GIB, "free_calls": 1, "free_bytes": GIB}
+    verdict, cause = verdict_of(use(pressure=Pressure(**calls, fails=True)))
+    assert verdict == "OOM"
+    assert cause.startswith("fragmentation")
+    assert verdict_of(use(pressure=Pressure(**calls, fails=False)))[0] == "TIGHT"
+    # the lower end of the interval fits: the failure is not certain
+    assert verdict_of(use(low_reserved_bytes=70 * GIB, pressure=Pressure(**calls, fails=True)))[0] == "TIGHT"

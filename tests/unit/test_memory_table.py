@@ -1,0 +1,168 @@
+"""Tables of tracked memory: rows typed or refused by name, and what torch's tracker read, byte by byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simulator import backtest
+from simulator.backtest.memory_rows import resolve_memory
+from simulator.backtest.resolve import RefusedError
+from simulator.errors import TableError
+from simulator.readers.memory_table import REQUIRED, BadRow, MemoryRow, is_memory_table, read_memory
+
+GOOD = {
+    "row": "0",
+    "model": "tiny",
+    "n_layers": "2",
+    "d_model": "64",
+    "n_heads": "4",
+    "d_ff": "128",
+    "vocab": "256",
+    "seq_len": "32",
+    "micro_batch": "2",
+    "world": "4",
+    "strategy": "fsdp2_full",
+    "replicate": "1",
+    "tp": "1",
+    "ac": "none",
+    "store_dtype": "fp32",
+    "param_dtype": "bf16",
+    "reduce_dtype": "fp32",
+    "opt_dtype": "fp32",
+    "amp": "none",
+    "opt_impl": "adamw_foreach",
+    "attn": "flash_gqa",
+    "ddp_bucket_view": "",
+    "device": "cuda",
+    "peak_bytes": "1000",
+    "start_bytes": "0",
+}
+
+
+def line(**changes: str) -> str:
+    return ",".join({**GOOD, **changes}.values())
+
+
+def table(tmp_path: Path, *lines: str, header: str = ",".join(GOOD)) -> Path:
+    path = tmp_path / "memory.csv"
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return path
+
+
+def row(tmp_path: Path, **changes: str) -> MemoryRow | BadRow:
+    return next(read_memory(table(tmp_path, line(**changes))))
+
+
+def good(tmp_path: Path, **changes: str) -> MemoryRow:
+    found = row(tmp_path, **changes)
+    assert isinstance(found, MemoryRow)
+    return found
+
+
+def test_a_row_is_typed(tmp_path: Path) -> None:
+    found = good(tmp_path, ddp_bucket_view="True", reduce_dtype="")
+    assert (found.row, found.line, found.n_layers, found.start_bytes) == ("0", 2, 2, 0)
+    assert (found.ddp_bucket_view, found.reduce_dtype) == (True, None)
+
+
+def test_tables_are_told_apart_by_their_header(tmp_path: Path) -> None:
+    assert is_memory_table(table(tmp_path))
+    assert not is_memory_table(table(tmp_path, header="id,metric,value"))
+    assert not is_memory_table(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults"),
+    [
+        ({"world": "four"}, {"world"}),
+        ({"strategy": "fsdp3", "device": "tpu", "peak_bytes": "-1"}, {"strategy", "device", "peak_bytes"}),
+        ({"d_ff": "", "ac": ""}, {"d_ff", "ac"}),
+        ({"ddp_bucket_view": "maybe"}, {"ddp_bucket_view"}),
+    ],
+)
+def test_a_bad_row_lists_all_its_faults(tmp_path: Path, changes: dict[str, str], faults: set[str]) -> None:
+    found = row(tmp_path, **changes)
+    assert isinstance(found, BadRow)
+    assert {fault.place for fault in found.faults} == {f"line 2: {column}" for column in faults}
+
+
+def test_a_bad_row_costs_itself_only(tmp_path: Path) -> None:
+    report = backtest.run(table(tmp_path, line(world="x"), line(row="1"), line(row="1"), line(row="2")))
+    assert [(o.id, o.status) for o in report.outcomes] == [("0", "bad"), ("1", "ok"), ("1", "bad"), ("2", "ok")]
+
+
+def test_a_header_that_lacks_columns_is_refused_with_all_of_them(tmp_path: Path) -> None:
+    with pytest.raises(TableError) as caught:
+        list(read_memory(table(tmp_path, header="row,strategy,peak_bytes")))
+    assert len(caught.value.faults) == len(REQUIRED) - 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"strategy": "tp", "tp": "4"}, "tensor parallelism: tp = 4"),
+        ({"strategy": "single"}, "single on 4 ranks"),
+        ({"strategy": "hsdp", "replicate": "3"}, "3 replicas on 4 ranks"),
+        ({"amp": "bf16"}, "autocast over sharded parameters"),
+        ({"strategy": "ddp"}, "whole parameters in two dtypes"),
+        ({"attn": "sdpa_repeat"}, "another attention kernel"),
+    ],
+)
+def test_what_no_plan_expresses_is_refused_by_name(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(RefusedError, match=reason):
+        resolve_memory(good(tmp_path, **changes))
+
+
+def test_another_model_of_the_same_sizes_is_refused(tmp_path: Path) -> None:
+    header = ",".join([*GOOD, "n_params"])
+    path = table(tmp_path, f"{line()},12345", header=header)
+    (outcome,) = backtest.run(path).outcomes
+    assert outcome.status == "refused"
+    assert "12,345" in (outcome.reason or "")
+
+
+def test_what_a_rank_starts_with_is_a_sum_over_tensors(tmp_path: Path) -> None:
+    """By hand: a tensor's quarter in fp32, three times (parameter, two moments), in blocks of 512 bytes."""
+    (outcome,) = backtest.run(table(tmp_path, line())).outcomes
+    d, f, v, s = 64, 128, 256, 32
+    matrices = [v * d, v * d] + 2 * [d * d] * 4 + 2 * [f * d] * 3
+    norms = [d] * (2 * 2 + 1)
+    blocks = sum(-(-numel // 4 * 4 // 512) * 512 for numel in matrices + norms)
+    tables, inputs = 2 * s * 16 * 4, 2 * 512  # cosines and sines of 16 channels; two tensors of 64 ids of 8 bytes
+    assert outcome.moments["start"].predicted_bytes == 3 * blocks + tables + inputs
+
+
+@pytest.fixture(scope="module")
+def tracked(reference_data: Path) -> backtest.BacktestReport:
+    path = reference_data / "memory.csv"
+    if not path.exists():
+        pytest.skip(f"{path} is not on this machine")
+    return backtest.run(path)
+
+
+def test_every_moment_of_every_row_equals_the_tracker(tracked: backtest.BacktestReport) -> None:
+    wrong = [
+        (outcome.id, name, moment.predicted_bytes, moment.measured_bytes)
+        for outcome in tracked.outcomes
+        if outcome.status == "ok"
+        for name, moment in outcome.moments.items()
+        if moment.predicted_bytes != moment.measured_bytes
+    ]
+    assert not wrong
+    assert tracked.count("ok") + tracked.count("refused") == len(tracked.outcomes)
+
+
+def test_rows_of_tensor_parallelism_are_refused_by_name(tracked: backtest.BacktestReport) -> None:
+    refused = [o for o in tracked.outcomes if o.status == "refused"]
+    assert {o.kind for o in refused} == {"tensor parallelism"}
+
+
+def test_the_report_has_the_keys_of_a_table_of_runs(tracked: backtest.BacktestReport) -> None:
+    data = tracked.as_json()
+    first = data["rows"][0]
+    assert (first["id"], first["status"], first["mem_metric"]) == ("0", "ok", "tracked_peak_bytes")
+    assert first["predicted_memory_bytes"] == first["measured_memory_bytes"]
+    assert set(first["moments"]) == {"start", "after_fwd", "after_bwd", "peak_fwd", "peak_bwd", "peak_opt", "peak"}
+    assert sum(score["exact"] for group in data["groups"] for score in group["memory"]) == tracked.count("ok")
