@@ -111,7 +111,7 @@ def command(
     given = {name: text for name, text in flags.items() if text is not None}
     plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
     asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings)
-    prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, advise=True)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if asked.checkpoint is not None:
         saved = saving(asked.model, asked.plan, asked.cluster, asked.checkpoint)

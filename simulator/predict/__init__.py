@@ -33,12 +33,14 @@ def predict(
     *,
     curves: LinkCurves | None = None,
     fold: bool = True,
+    advise: bool = False,
 ) -> Prediction:
     """Predict one training step.
 
     calibration: None takes the device's own, or its data sheet where nobody has measured it. stack: None loads the
     plan's. curves: None takes those that came with the calibration, or the published sweeps'. fold: False plays every
-    rank and every micro-batch.
+    rank and every micro-batch. advise: where the plan does not surely fit, also predict what would make it fit (up to
+    a second; the command line does).
     Raises PlanError, ModelError, ClusterError, StackError or CalibrationError with every fault found.
     """
     stack = stack or Stack.load(plan.stack)
@@ -49,7 +51,7 @@ def predict(
     memory, memory_trace = simulate_memory(model, plan, stack, lowering.blocks, cluster.device)
     memory = with_lower_tiers(memory, lowering)
     verdict, cause = verdict_of(memory)
-    found = () if verdict == "FITS" else remedies(lowering, played.step_s, memory)
+    found = remedies(lowering, played.step_s, memory) if advise and verdict != "FITS" else ()
     if verdict == "TIGHT":
         played, cause = with_stalls(played, cause, memory, calibration)
     spread = _Z90 * sigma(lowering, played)
