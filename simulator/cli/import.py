@@ -52,9 +52,8 @@ def command(
 
 def _text(found: Mapping[str, Any]) -> str:
     about = ", ".join(f"{key} {value}" for key, value in found["about"].items() if key != "devices")
-    which = (
-        "all that was recorded" if found["step"] is None else f"step {found['step']} of {len(found['step_times_s'])}"
-    )
+    step = f"step {found['step']}, one of {len(found['step_times_s'])}"
+    which = "all that was recorded" if found["step"] is None else step
     lines = [f"{found['name']}: {which}, {format_seconds(found['step_s'])}" + (f" ({about})" if about else "")]
     parts = sorted(found["breakdown_s"].items(), key=lambda item: -item[1])
     lines += [f"  {name:<28}{format_seconds(s):>12}{s / found['step_s']:>8.1%}" for name, s in parts]

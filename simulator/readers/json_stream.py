@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 CHUNK = 2**20
 MAX_VALUE = 2**24  # characters of one value: an event has some hundred
+_NUMBER = 64  # characters within which a number has ended
 _SPACE = " \t\r\n"
 
 
@@ -110,8 +111,9 @@ class JsonStream:
                 if not self._more():
                     raise Broken(f"it ends early ({exc})") from None
                 continue
-            if end == len(self._text) and self._more():  # a number may go on; a container would not
-                self._at = 0
+            cut = isinstance(value, (int, float)) and len(self._text) - self._at < _NUMBER  # it may go on: -1|.5
+            length = end - self._at
+            if cut and self._more():
                 continue
-            self._at = end
+            self._at += length  # reading on has moved the text
             return value

@@ -34,6 +34,7 @@ SETTINGS = (
     "roundup_power2_divisions",
 )
 LIMIT = 2**64
+MAX_SIZE = 2**48  # bytes of anything: beyond every device
 
 
 class Refused(Exception):  # noqa: N818  not an error of ours
@@ -123,10 +124,11 @@ class Selection:
 
     def number(self, row: dict[Any, Any], key: str, place: str, default: int | None = None) -> int:
         value = row.get(key, default)
-        if type(value) is int and 0 <= value < LIMIT:
+        most = MAX_SIZE if "size" in key else LIMIT
+        if type(value) is int and 0 <= value < most:
             return value
         problem = "is missing" if value is None else f"is {str(value)[:40]!r}"
-        self.fault(f"{place}.{key}", problem, "a whole number from 0 to 2^64")
+        self.fault(f"{place}.{key}", problem, f"a whole number from 0 to 2^{most.bit_length() - 1}")
         return 0
 
     def segment(self, index: int, row: object) -> list[Any]:

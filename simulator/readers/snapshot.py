@@ -31,6 +31,7 @@ from simulator.replay.recording import (
 )
 
 _TIMEOUT_S = 3600  # the reader has a limit of its own, of processor time
+_NUM_DIVISIONS = 16  # 1 MiB to 32 GiB
 _STATES = {"active_pending_free": "active_awaiting_free"}  # the name that older versions gave it
 _AS_SORTED = {FREE_REQUESTED: 0, FREE_COMPLETED: 1, SEGMENT_FREE: 2, SEGMENT_ALLOC: 3, ALLOC: 5}
 
@@ -58,7 +59,7 @@ def read_snapshot(path: Path, device: int | None = None) -> Recording:
     streams = _Streams(data["segments"], device)
     segments = _segments(data["segments"], device, streams, path)
     events, repaired = _ordered([_event(row, streams) for row in traces[device]], f"{path}: device_traces[{device}]")
-    settings, assumed = _settings(data["allocator_settings"], segments)
+    settings, assumed = _settings(data["allocator_settings"], segments, path)
     return Recording(
         name=path.name,
         device=device,
@@ -163,40 +164,52 @@ def contradiction(events: Iterable[RecordedEvent]) -> tuple[int, str] | None:
     live: dict[int, bool] = {}  # address -> is in use
     asked: set[int] = set()
     for index, (action, address, _, _, _) in enumerate(events):
+        problem = ""
         if action == ALLOC:
-            if live.get(address):
-                return index, f"address {address} is handed out, and is in use"
+            problem = f"address {address} is handed out, and is in use" if live.get(address) else ""
             live[address] = True
-        elif action == FREE_REQUESTED:
-            if not live.get(address, True) or address in asked:
-                return index, f"address {address} is freed twice"
-            asked.add(address)
-        elif action == FREE_COMPLETED:
-            if not live.get(address, True):
-                return index, f"address {address} is freed twice"
-            asked.discard(address)
-            live[address] = False
-        elif action == SEGMENT_ALLOC:
-            if address in live:
-                return index, f"the segment at {address} is taken after its first block was used"
+        elif action in (FREE_REQUESTED, FREE_COMPLETED):
+            again = action == FREE_REQUESTED and address in asked
+            problem = f"address {address} is freed twice" if again or not live.get(address, True) else ""
+            live[address] = action == FREE_REQUESTED
+            (asked.add if action == FREE_REQUESTED else asked.discard)(address)
+        elif action == SEGMENT_ALLOC and address in live:
+            problem = f"the segment at {address} is taken after its first block was used"
         elif action == SEGMENT_FREE and live.pop(address, False):
-            return index, f"the segment at {address} is returned while it is in use"
+            problem = f"the segment at {address} is returned while it is in use"
+        if problem:
+            return index, problem
     return None
 
 
-def _settings(data: dict[str, Any] | None, segments: Sequence[RecordedSegment]) -> tuple[AllocatorSettings, list[str]]:
-    """What the allocator was told. Values that the format does not have are those of the environment variable."""
+def _settings(
+    data: dict[str, Any] | None, segments: Sequence[RecordedSegment], path: Path
+) -> tuple[AllocatorSettings, list[str]]:
+    """What the allocator was told, and what had to be assumed. Raises InputError with every value that cannot be."""
     expandable = any(segment.is_expandable for segment in segments)
     if data is None:
         return AllocatorSettings(expandable_segments=expandable), [
             "no allocator_settings in the file: PyTorch's assumed"
         ]
-    limit = data.get("max_split_size", -1)
-    divisions = tuple(data.get("roundup_power2_divisions", {}).values())
+    limit, divisions = data.get("max_split_size", -1), data.get("roundup_power2_divisions", {})
+    threshold = data.get("garbage_collection_threshold", 0.0)
+    values = tuple(divisions.values()) if isinstance(divisions, dict) else (None,)
+    faults = []
+    if type(limit) is not int:
+        faults.append(("max_split_size", "a whole number of bytes, or -1"))
+    if values and (len(values) != _NUM_DIVISIONS or not all(type(value) is int and value >= 0 for value in values)):
+        faults.append(("roundup_power2_divisions", f"{_NUM_DIVISIONS} whole numbers, by megabytes"))
+    if type(threshold) not in (int, float) or not 0 <= threshold < 1:
+        faults.append(("garbage_collection_threshold", "from 0 to 1"))
+    if faults:
+        raise InputError(
+            Fault(place=f"{path}: allocator_settings.{key}", problem=f"is {str(data[key])[:40]!r}", remedy=remedy)
+            for key, remedy in faults
+        )
     settings = AllocatorSettings(
         expandable_segments=expandable or data.get("expandable_segments") is True,
-        max_split_size_bytes=limit if isinstance(limit, int) and limit > 0 else UNLIMITED_BYTES,
-        roundup_power2_divisions=divisions if any(divisions) else (),
-        garbage_collection_threshold=float(data.get("garbage_collection_threshold", 0.0)),
+        max_split_size_bytes=limit if limit > 0 else UNLIMITED_BYTES,
+        roundup_power2_divisions=values if any(values) else (),
+        garbage_collection_threshold=float(threshold),
     )
     return settings, []

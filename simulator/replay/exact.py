@@ -12,8 +12,9 @@ from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from simulator.allocator import Block, CachingAllocator
+from simulator.allocator import Block, CachingAllocator, OutOfMemoryError
 from simulator.allocator.blocks import UNLIMITED_BYTES
+from simulator.errors import Fault, InputError
 from simulator.replay.recording import (
     ACTIONS,
     ALLOC,
@@ -86,7 +87,10 @@ class ReplayReport:
 def replay(recording: Recording) -> ReplayReport:
     """Play a recording and compare. Raises InputError where its first state cannot be rebuilt."""
     run = Replay(recording)
-    run.play(recording.events)
+    try:
+        run.play(recording.events)
+    except OutOfMemoryError as exc:
+        raise InputError(Fault(place=recording.name, problem=f"no device has so much memory: {exc}")) from None
     return run.report()
 
 

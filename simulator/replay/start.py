@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from simulator.allocator import Block, CachingAllocator, round_request
-from simulator.allocator.blocks import SMALL_BYTES, SMALL_SEGMENT_BYTES
+from simulator.allocator.blocks import LARGE_SEGMENT_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
 from simulator.errors import Fault, InputError
 from simulator.replay.recording import (
     ALLOC,
@@ -59,8 +59,8 @@ class Start:
             self.live.pop(address, None)
         elif action == FREE_COMPLETED:
             self.live[address] = Live(size, None, awaiting=True)
-        elif action == FREE_REQUESTED and address in self.live:
-            self.live[address].awaiting = False
+        elif action == FREE_REQUESTED:
+            self.live.setdefault(address, Live(size, None)).awaiting = False
         elif action == SEGMENT_ALLOC:
             self.segments.pop(address, None)
         elif action == SEGMENT_FREE:
@@ -71,15 +71,17 @@ class Start:
             self._join(address, size, stream)
 
     def _kinds_of_ranges(self, recording: Recording) -> list[tuple[int, int, bool]]:
-        """(address, stream, is small) of each range, for events that say only their stream."""
+        """(address, stream, is small) of every range that is known, for events that say only their stream."""
         found = [(address, stream, small) for address, (_, stream, small) in self.ranges.items()]
+        calls = [event for event in recording.events if event[0] in (SEGMENT_MAP, SEGMENT_UNMAP)]
+        for action, address, size, stream, _ in calls:  # large pages are of 20 MiB, a small pool maps 2 MiB at a time
+            if size % LARGE_SEGMENT_BYTES or action == SEGMENT_MAP:
+                found.append((address, stream, size % LARGE_SEGMENT_BYTES != 0))
         for address, stream, small in found:
             self._lower(address, stream, small=small)
-        for action, address, size, stream, _ in recording.events:
-            if action in (SEGMENT_MAP, SEGMENT_UNMAP):
-                small = self._is_small(found, address, size, stream)
-                self._lower(address, stream, small=small)
-        return sorted(found)
+        for _, address, size, stream, _ in calls:
+            self._lower(address, stream, small=self._is_small(found, address, size, stream))
+        return found
 
     def _lower(self, address: int, stream: int, *, small: bool) -> None:
         key = (stream, small)
@@ -87,12 +89,11 @@ class Start:
 
     @staticmethod
     def _is_small(ranges: list[tuple[int, int, bool]], address: int, size: int, stream: int) -> bool:
-        """The pool of a mapping: that of the stream's nearest range; where it has none, small ones come in 2 MiB."""
+        """The pool of an unmapping: ten small pages look like a large one, so then that of the stream's nearest range."""
+        if size % LARGE_SEGMENT_BYTES:
+            return True
         near = [(abs(at - address), small) for at, owner, small in ranges if owner == stream]
-        span = 2**36  # segments lie at least a device's memory apart
-        if near and min(near)[0] < span:
-            return min(near)[1]
-        return size == SMALL_SEGMENT_BYTES
+        return min(near)[1] if near else False
 
     def _cut(self, address: int, size: int) -> None:
         """Unmap a range again."""

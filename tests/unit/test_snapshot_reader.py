@@ -210,6 +210,10 @@ def test_truncated_files_are_refused(tmp_path: Path, share: float, kind: str) ->
         (lambda s: s["segments"][0].update(segment_type="huge"), "small or large"),
         (lambda s: s["segments"].append(copy.deepcopy(s["segments"][0])), "overlap"),
         (lambda s: s.update(allocator_settings=3), "allocator_settings"),
+        (lambda s: s["allocator_settings"].update(max_split_size="big"), "max_split_size: is 'big'"),
+        (lambda s: s["allocator_settings"].update(roundup_power2_divisions={"1": 4}), "16 whole numbers"),
+        (lambda s: s["allocator_settings"].update(garbage_collection_threshold=7), "from 0 to 1"),
+        (lambda s: s["device_traces"][0][1].update(size=2**60), "to 2^48"),
     ],
 )
 def test_faults_are_named(tmp_path: Path, change: Any, words: str) -> None:
@@ -261,7 +265,7 @@ def test_events_out_of_order_are_sorted_by_time_where_that_makes_sense(tmp_path:
     for turn, event in enumerate(events):
         event["time_us"] = turn
     straight = read_snapshot(write(tmp_path, data))
-    random.Random(1).shuffle(events)
+    random.Random(1).shuffle(events)  # noqa: S311
     repaired = read_snapshot(write(tmp_path, data))
     assert contradiction(events_of(data)) is not None
     assert repaired.events == straight.events
