@@ -1,13 +1,34 @@
-"""Backtest: tables of measured runs in, errors beside baselines out.
+"""Backtest: tables of measured runs, memory or collectives in, errors beside baselines or noise out.
 
     report = run("runs.csv")
     report.groups[0].step.median_abs_error
 
-docs/reference/runs-table.md describes the table, the rules that fill its blanks, and the report.
+docs/reference/runs-table.md describes the table of runs, the rules that fill its blanks, and the report;
+docs/reference/collectives-table.md does so for collectives.
 """
 
-from simulator.backtest.judge import run
-from simulator.backtest.report import BacktestReport
-from simulator.backtest.text import render
+from __future__ import annotations
 
-__all__ = ["BacktestReport", "render", "run"]
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from simulator.backtest import collectives, collectives_text, judge, text
+from simulator.backtest.collectives import CollectivesReport
+from simulator.backtest.judge import Progress
+from simulator.backtest.report import BacktestReport
+from simulator.readers.collectives_table import is_collectives_table
+
+__all__ = ["BacktestReport", "CollectivesReport", "render", "run"]
+
+
+def run(path: str | Path, *, progress: Progress | None = None, jobs: int = 1) -> BacktestReport | CollectivesReport:
+    """Predict every row of the table at `path`, in its order; the header says of what it is (see `judge.run`)."""
+    if is_collectives_table(path):
+        return collectives.run(path, progress=progress)
+    return judge.run(path, progress=progress, jobs=jobs)
+
+
+def render(report: BacktestReport | CollectivesReport) -> RenderableType:
+    """The report for a rich console."""
+    return collectives_text.render(report) if isinstance(report, CollectivesReport) else text.render(report)

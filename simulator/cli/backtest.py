@@ -1,4 +1,4 @@
-"""`shardwise backtest`: predict a table of measured runs and say how far off each group is."""
+"""`shardwise backtest`: predict a table of measurements and say how far off each group is."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import click
 
-from simulator.backtest import BacktestReport, render, run
+from simulator.backtest import BacktestReport, CollectivesReport, render, run
 from simulator.cli import ExitCode
 
 _WIDTH = 160  # a dozen columns
-_HELP = """Predict every row of FILE.csv, a table of measured training runs, and compare.
+_HELP = """Predict every row of FILE.csv, a table of measured training runs, memory or collectives, and compare.
 
 Rows that cannot be expressed are refused with the reason, bad rows are told with their line, and the rest goes on.
-Ctrl-C prints what is done so far. The table's format: docs/reference/runs-table.md."""
+Ctrl-C prints what is done so far. The tables' formats: docs/reference/runs-table.md and collectives-table.md."""
 
 
 @click.command("backtest", help=_HELP)
@@ -35,7 +35,7 @@ def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
     return ExitCode.INTERRUPTED if report.interrupted else ExitCode.OK
 
 
-def _judged(file: Path, jobs: int) -> BacktestReport:
+def _judged(file: Path, jobs: int) -> BacktestReport | CollectivesReport:
     """The report, with a progress bar on stderr where that is a terminal."""
     with click.progressbar(length=1, label="rows", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
