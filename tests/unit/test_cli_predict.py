@@ -38,8 +38,16 @@ class Asked:
     stack: Stack | None = field(init=False)
 
     def __call__(
-        self, model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None, stack: Stack | None
+        self,
+        model: Model,
+        plan: Plan,
+        cluster: Cluster,
+        calibration: Calibration | None,
+        stack: Stack | None,
+        *,
+        advise: bool,
     ) -> Prediction:
+        assert advise
         self.model, self.plan, self.cluster, self.calibration, self.stack = model, plan, cluster, calibration, stack
         return self.answer
 

@@ -25,7 +25,7 @@ CALIBRATION = Calibration.for_device(NODE.device)
 
 def predicted(plan: Plan, memory_gib: float) -> Prediction:
     device = NODE.device.model_copy(update={"memory_bytes": int(memory_gib * GIB), "cuda_memory_bytes": None})
-    return predict(MODEL, plan, NODE.model_copy(update={"device": device}), CALIBRATION)
+    return predict(MODEL, plan, NODE.model_copy(update={"device": device}), CALIBRATION, advise=True)
 
 
 PLAN = Plan(dp_shard=8, seq_len=4096, micro_batch_size=2)
@@ -90,6 +90,13 @@ def test_changes_add_up_where_one_is_not_enough() -> None:
     tiny = predicted(PLAN, predicted(PLAN, 80).memory.used_bytes / GIB / 2.5)
     assert tiny.remedies
     assert all(len(r.plan) + bool(r.environment) > 1 for r in tiny.remedies)
+
+
+def test_remedies_are_looked_for_only_when_asked(short: Prediction) -> None:
+    device = NODE.device.model_copy(update={"memory_bytes": short.memory.capacity_bytes, "cuda_memory_bytes": None})
+    unasked = predict(MODEL, PLAN, NODE.model_copy(update={"device": device}), CALIBRATION)
+    assert (unasked.verdict, unasked.remedies) == (short.verdict, ())
+    assert "advise" in unasked.suggestion
 
 
 def test_nothing_is_made_up_where_nothing_helps() -> None:
