@@ -51,7 +51,7 @@ def predict(
     memory, memory_trace = simulate_memory(model, plan, stack, lowering.blocks, cluster.device)
     memory = with_lower_tiers(memory, lowering)
     verdict, cause = verdict_of(memory)
-    found = remedies(lowering, played.step_s, memory) if advise and verdict != "FITS" else ()
+    found = remedies(lowering, played.step_s, memory) if advise and verdict != "FITS" else None
     if verdict == "TIGHT":
         played, cause = with_stalls(played, cause, memory, calibration)
     spread = _Z90 * sigma(lowering, played)
@@ -78,5 +78,5 @@ def predict(
         sources=sources(lowering),
         timeline=played.timeline,
         memory_trace=memory_trace,
-        remedies=found,
+        remedies=found or (),
     )

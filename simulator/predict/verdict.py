@@ -84,11 +84,16 @@ def with_stalls(played: Played, cause: str, memory: MemoryUse, calibration: Cali
     return stalled, f"{cause}; {times} cost {format_seconds(stall_s)}"
 
 
-def suggest(lowering: Lowering, played: Played, memory: MemoryUse, verdict: Verdict, remedies: Sequence[Remedy]) -> str:
-    """What to try: changes found to fit where the plan does not surely, else from what dominates the time."""
-    if verdict != "FITS":
-        return _fitting(remedies)
+def suggest(
+    lowering: Lowering, played: Played, memory: MemoryUse, verdict: Verdict, remedies: Sequence[Remedy] | None
+) -> str:
+    """What to try: changes found to fit where the plan does not surely, else from what dominates the time.
+
+    remedies: None where nobody looked for them.
+    """
     plan = lowering.plan
+    if verdict != "FITS":
+        return _fitting(remedies, plan.num_devices)
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}
     exposed = sum(value for name, value in share.items() if name.startswith("exposed"))
     room = memory.capacity_bytes - memory.used_bytes
@@ -103,17 +108,19 @@ def suggest(lowering: Lowering, played: Played, memory: MemoryUse, verdict: Verd
     return "compute dominates: a faster attention kernel or compiled blocks (--stack) is what is left"
 
 
-def _fitting(remedies: Sequence[Remedy]) -> str:
+def _fitting(remedies: Sequence[Remedy] | None, num_devices: int) -> str:
     """A line a remedy, cheapest first."""
+    if remedies is None:
+        return "predict(..., advise=True) looks for what would make it fit"
     if not remedies:
         return "no change that was tried makes it fit: more devices to shard over, or shorter sequences per rank (cp)"
-    return "\n".join(f"{number}. {_line(remedy)}" for number, remedy in enumerate(remedies, start=1))
+    return "\n".join(f"{number}. {_line(remedy, num_devices)}" for number, remedy in enumerate(remedies, start=1))
 
 
-def _line(remedy: Remedy) -> str:
+def _line(remedy: Remedy, num_devices: int) -> str:
     marks = [f"step {format_seconds(remedy.step_s)}", f"{format_bytes(remedy.used_bytes)} used"]
     marks += [f"{remedy.cost - 1:+.1%} device time a token"]
-    marks += [f"{remedy.num_devices:,} devices"] if "dp_shard" in remedy.plan else []
+    marks += [f"{remedy.num_devices:,} devices"] if remedy.num_devices != num_devices else []
     marks += ["changes the numerics"] if remedy.changes_numerics else []
     return f"{remedy.change}: {', '.join(marks)}"
 
