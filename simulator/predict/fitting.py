@@ -8,6 +8,7 @@ counted in predictions, so it is bounded and the same on every machine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ _MEMORY_LAYERS = 4, 8  # of the models that estimates are made on; every_k's pat
 _TIME_LAYERS, _TIME_MICRO_BATCHES = 4, 2
 _SLACK = 1.1  # effects of two changes multiply, to this
 _MORE_DEVICES = 2.0
-_PROOFS, _PROOF_LAYERS = 9, 420  # full predictions, and the layers in them all
+_PROOFS, _PROOF_LAYERS = 8, 320  # full predictions, and the layers in them all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,17 +221,23 @@ def _estimated(search: _Search, candidates: list[_Candidate]) -> Iterator[_Candi
 
 
 def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: float) -> Iterator[Remedy]:
-    """The first of them that a full prediction confirms, one of each combination of kinds."""
+    """The first of them that a full prediction confirms, one of each combination of kinds.
+
+    What leaves as much alive as something that failed is not worth a full prediction.
+    """
     told: set[frozenset[str]] = set()
+    too_much = math.inf
     for candidate in candidates:
-        if candidate.kinds in told:
+        if candidate.kinds in told or candidate.figures.live >= too_much:
             continue
         search.proofs -= 1
         search.proof_layers -= search.model.num_layers
         if min(search.proofs, search.proof_layers) < 0 or len(told) == NUM_REMEDIES:
             return
         remedy = _proof(search, candidate, cost_before)
-        if remedy is not None:
+        if remedy is None:
+            too_much = candidate.figures.live
+        else:
             told.add(candidate.kinds)
             yield remedy
 
