@@ -1,0 +1,45 @@
+"""The section of docs/accuracy.md on single-GPU steps: one rank of sharded jobs on one H200, its collectives free."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from simulator.backtest.text import percent
+from validate.compare import compare_run
+from validate.run_plan import read_records
+
+RUNS = Path(__file__).resolve().parent / "measured" / "h200-solo-2026-11-20" / "runs.jsonl"
+
+INTRODUCTION = """Thirteen plans of `experiments/measured/h200-solo-2026-11-20`, played by `shardwise validate run --mode solo`.
+`gemm_factor` of the eager stack was fitted on five steps of an earlier run on the same kind of device (its
+`calibration_runs`); nothing was fitted on these. The step stands without its communication.
+Per category the sums agree partly by cancellation: products are predicted 10–20 % too slow, elementwise kernels (strided
+products of the rotary embedding, FSDP2's casts into the reduce-scatter) at about half of what they take.
+"""
+
+
+def section() -> Iterator[str]:
+    """Markdown: one line a plan, and the medians."""
+    compared = [compare_run(record) for record in read_records(RUNS)[0]]
+    yield "\n## One rank on one H200\n"
+    yield INTRODUCTION
+    yield "| plan | step | peak allocated | peak reserved |"
+    yield "|---|--:|--:|--:|"
+    errors: dict[str, list[float]] = {}
+    for run in compared:
+        cells = {name: _relative(run, name) for name in ("step_s", "allocated_bytes", "reserved_bytes")}
+        for name, value in cells.items():
+            if value is not None:
+                errors.setdefault(name, []).append(abs(value))
+        yield f"| {run['what']} | {' | '.join('–' if v is None else f'{100 * v:+.2f} %' for v in cells.values())} |"
+    medians = [f"{percent(statistics.median(e))} (worst {percent(max(e))})" for e in errors.values()]
+    yield f"| median of the absolute error | {' | '.join(medians)} |"
+
+
+def _relative(run: Mapping[str, Any], name: str) -> float | None:
+    lines = [line for part in run.values() if isinstance(part, list) for line in part if isinstance(line, dict)]
+    found = next((line for line in lines if line.get("name") == name), None)
+    return None if found is None or found["relative_error"] is None else float(found["relative_error"])
