@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator import backtest
+from simulator.backtest.judge import run as judged
 from simulator.backtest.memory_rows import resolve_memory
+from simulator.backtest.report import BacktestReport
 from simulator.backtest.resolve import RefusedError
 from simulator.errors import TableError
 from simulator.readers.memory_table import REQUIRED, BadRow, MemoryRow, is_memory_table, read_memory
@@ -89,7 +90,7 @@ def test_a_bad_row_lists_all_its_faults(tmp_path: Path, changes: dict[str, str],
 
 
 def test_a_bad_row_costs_itself_only(tmp_path: Path) -> None:
-    report = backtest.run(table(tmp_path, line(world="x"), line(row="1"), line(row="1"), line(row="2")))
+    report = judged(table(tmp_path, line(world="x"), line(row="1"), line(row="1"), line(row="2")))
     assert [(o.id, o.status) for o in report.outcomes] == [("0", "bad"), ("1", "ok"), ("1", "bad"), ("2", "ok")]
 
 
@@ -118,14 +119,14 @@ def test_what_no_plan_expresses_is_refused_by_name(tmp_path: Path, changes: dict
 def test_another_model_of_the_same_sizes_is_refused(tmp_path: Path) -> None:
     header = ",".join([*GOOD, "n_params"])
     path = table(tmp_path, f"{line()},12345", header=header)
-    (outcome,) = backtest.run(path).outcomes
+    (outcome,) = judged(path).outcomes
     assert outcome.status == "refused"
     assert "12,345" in (outcome.reason or "")
 
 
 def test_what_a_rank_starts_with_is_a_sum_over_tensors(tmp_path: Path) -> None:
     """By hand: a tensor's quarter in fp32, three times (parameter, two moments), in blocks of 512 bytes."""
-    (outcome,) = backtest.run(table(tmp_path, line())).outcomes
+    (outcome,) = judged(table(tmp_path, line())).outcomes
     d, f, v, s = 64, 128, 256, 32
     matrices = [v * d, v * d] + 2 * [d * d] * 4 + 2 * [f * d] * 3
     norms = [d] * (2 * 2 + 1)
@@ -135,14 +136,14 @@ def test_what_a_rank_starts_with_is_a_sum_over_tensors(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tracked(reference_data: Path) -> backtest.BacktestReport:
+def tracked(reference_data: Path) -> BacktestReport:
     path = reference_data / "memory.csv"
     if not path.exists():
         pytest.skip(f"{path} is not on this machine")
-    return backtest.run(path)
+    return judged(path)
 
 
-def test_every_moment_of_every_row_equals_the_tracker(tracked: backtest.BacktestReport) -> None:
+def test_every_moment_of_every_row_equals_the_tracker(tracked: BacktestReport) -> None:
     wrong = [
         (outcome.id, name, moment.predicted_bytes, moment.measured_bytes)
         for outcome in tracked.outcomes
@@ -154,12 +155,12 @@ def test_every_moment_of_every_row_equals_the_tracker(tracked: backtest.Backtest
     assert tracked.count("ok") + tracked.count("refused") == len(tracked.outcomes)
 
 
-def test_rows_of_tensor_parallelism_are_refused_by_name(tracked: backtest.BacktestReport) -> None:
+def test_rows_of_tensor_parallelism_are_refused_by_name(tracked: BacktestReport) -> None:
     refused = [o for o in tracked.outcomes if o.status == "refused"]
     assert {o.kind for o in refused} == {"tensor parallelism"}
 
 
-def test_the_report_has_the_keys_of_a_table_of_runs(tracked: backtest.BacktestReport) -> None:
+def test_the_report_has_the_keys_of_a_table_of_runs(tracked: BacktestReport) -> None:
     data = tracked.as_json()
     first = data["rows"][0]
     assert (first["id"], first["status"], first["mem_metric"]) == ("0", "ok", "tracked_peak_bytes")
