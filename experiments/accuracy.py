@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import _solo_accuracy
+
 from simulator.backtest import BacktestReport, run
 from simulator.backtest.outcome import Outcome
 from simulator.backtest.report import Group

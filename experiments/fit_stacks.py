@@ -16,7 +16,6 @@ where it was.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import re
@@ -182,7 +181,10 @@ class _Measured:
 
 def changed(stack: Stack, values: dict[str, float]) -> Stack:
     """The stack with coefficients replaced."""
-    tables: dict[str, dict[str, float]] = {"gemm_factor": dict(stack.gemm_factor), "speed_factor": dict(stack.attention.speed_factor)}
+    tables: dict[str, dict[str, float]] = {
+        "gemm_factor": dict(stack.gemm_factor),
+        "speed_factor": dict(stack.attention.speed_factor),
+    }
     plain: dict[str, float] = {}
     for name, value in values.items():
         table, dot, architecture = name.partition(".")
@@ -217,6 +219,7 @@ def fit(
 def report(
     name: str, coefficients: Sequence[Coefficient], runs: Sequence[_Measured], *, write: bool, ids: Sequence[str]
 ) -> None:
+    """Fit one stack, say what was found and how the runs come out, and write it."""
     stack = Stack.load(name)
     measured = np.array([run.measured_s for run in runs])
     values, errors = fit(stack, coefficients, [run.predicted_s for run in runs], measured)
@@ -294,14 +297,20 @@ def solo_stack(*, write: bool) -> None:
     """gemm_factor of plain eager PyTorch on the H200: every third FSDP2 plan that the GPU, not the host, decides."""
     lines = [json.loads(text) for text in SOLO.read_text().splitlines()]
     usable = [x for x in lines if "error" not in x and x["strategy"] in ("fsdp2", "hsdp") and not x["compile"]]
-    plans = [Solo(x) for x in sorted(usable, key=lambda x: x["name"]) if x["seq"] * x["mb"] >= 4096]  # noqa: PLR2004
+    plans = [Solo(x) for x in sorted(usable, key=lambda x: x["name"]) if x["seq"] * x["mb"] >= 4096]
     chosen = plans[::3][:MOST_RUNS]
     stack = Stack.load("torch-2.11-eager")
     measured = np.array([plan.measured_s for plan in chosen])
     wide = Coefficient("gemm_factor.hopper", 1.0, 0.1)
     values, errors = fit(stack, (wide,), [plan.predicted_s for plan in chosen], measured)
     ids = [plan.name for plan in chosen]
-    _say(stack.name, values, errors, [p.name for p in plans], [p.predicted_s(changed(stack, values)) / p.measured_s - 1 for p in plans])
+    _say(
+        stack.name,
+        values,
+        errors,
+        [p.name for p in plans],
+        [p.predicted_s(changed(stack, values)) / p.measured_s - 1 for p in plans],
+    )
     if write:
         _write(stack.name, values, errors, ids)
 
@@ -333,7 +342,9 @@ def _write(name: str, values: dict[str, float], errors: dict[str, float], ids: S
 
 def _source(table: str, errors: dict[str, float], ids: Sequence[str]) -> str:
     spread = ", ".join(
-        f"{key.partition('.')[2] or 'all'} ± {100 * error:.1f} %" for key, error in errors.items() if key.startswith(table)
+        f"{key.partition('.')[2] or 'all'} ± {100 * error:.1f} %"
+        for key, error in errors.items()
+        if key.startswith(table)
     )
     return f"experiments/fit_stacks.py on the {len(ids)} runs of calibration_runs: {spread}"
 
