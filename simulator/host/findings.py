@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from simulator.host.structure import Island, idle_cards, islands, nearest_cards
 
 _BRIDGE_LINKS = 4  # of an RTX 3090's, A5000's or A6000's bridge (NVIDIA RTX A6000 data sheet: NVLink 112.5 GB/s)
 
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _MANY = 4  # GPUs and cards that no real host joins at one bridge
 
 
@@ -90,7 +92,7 @@ def _crosses(host: Host, names: Sequence[str]) -> bool:
 
 
 def _order(host: Host) -> Iterator[Finding]:
-    numas = [int(gpu.numa) for gpu in host.gpus if gpu.numa.isdecimal()]
+    numas = [int(gpu.numa) for gpu in host.gpus if _NUMBER.fullmatch(gpu.numa)]
     steps = [b - a for a, b in pairwise(numas)]
     if len(numas) == len(host.gpus) > 1 and all(step <= 0 for step in steps) and any(steps):
         text = f"GPUs sit on NUMA nodes in reversed order ({', '.join(map(str, numas))}): pin processes by it"
@@ -101,7 +103,7 @@ def _order(host: Host) -> Iterator[Finding]:
         text = f"GPUs are not numbered by PCI bus; by bus they are {order} (CUDA_DEVICE_ORDER=PCI_BUS_ID)"
         yield Finding("pci_order", text)
     aliases = [card.alias or card.name for card in host.cards]
-    numbers = [int(tail) for name in aliases if (tail := name.rpartition("_")[2]).isdecimal()]
+    numbers = [int(tail) for name in aliases if _NUMBER.fullmatch(tail := name.rpartition("_")[2])]
     if len(numbers) == len(aliases) and numbers != sorted(numbers):
         yield Finding("pci_order", f"network cards are not listed in the order of their names: {', '.join(aliases)}")
 

@@ -30,6 +30,7 @@ _XGMI_BY_GCN: Final = {"94": 48.0, "95": 48.0, "90a": 36.0, "910": 36.0}  # else
 _XGMI_VEGA: Final = 24.0
 _CPUS: Final = {"AuthenticAMD": 16.0, "GenuineIntel": 10.0, "CentaurHauls": 6.0, "  Shanghai  ": 6.0}
 _SKYLAKE, _SAPPHIRE = 85, 143  # Intel model ids from which NCCL assumes a faster socket link
+_WHOLE: Final = re.compile(r"[0-9]{1,9}")
 _SWITCH_CLASS, _BRIDGE_TO_CPU = "0x068000", "0x068001"
 _GPU_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 _CARD_CLASS: Final = "0x02"
@@ -101,6 +102,9 @@ def _parse(data: bytes, place: str) -> tuple[_Element, str]:
     parser.CommentHandler = comments.append
     try:
         parser.Parse(data, True)  # noqa: FBT003  expat's own signature
+    except (LookupError, ValueError) as exc:  # codecs that expat cannot use, as the declaration names them
+        first = f"{place}: line 1"
+        raise ClusterError(Fault(place=first, problem=f"unusable encoding: {exc}", remedy="UTF-8")) from None
     except expat.ExpatError as exc:
         where = f"{place}: line {exc.lineno}"
         problem = f"not XML: {expat.ErrorString(exc.code)}"
@@ -206,7 +210,7 @@ class _Reading:
     def number(self, gpus: list[_Element]) -> None:
         """Names by CUDA's number where the file tells it, else in the file's order (NCCL then asks the driver)."""
         told = [gpu.get("dev") for pci in gpus for gpu in pci.inside("gpu")]
-        self.numbered = len(told) == len(gpus) == len(set(told)) and all(d.isdecimal() for d in told)
+        self.numbered = len(told) == len(gpus) == len(set(told)) and all(map(_WHOLE.fullmatch, told))
         if self.numbered:
             gpus = [pci for _, pci in sorted(zip(map(int, told), gpus, strict=True), key=lambda pair: pair[0])]
         for index, pci in enumerate(gpus):
@@ -232,10 +236,10 @@ class _Reading:
         text = net.get("speed")
         if not text:
             return None
-        if not text.isdecimal() or not int(text):
+        if not _whole(text):
             self.fault(net, f"speed {text[:20]!r}: no bandwidth", "Mb/s, above 0")
             return None
-        return int(text) * 1e6 / 8
+        return _whole(text) * 1e6 / 8
 
     def cpu(self, element: _Element) -> _Element | None:
         return next((e for e in element.above if e.tag == "cpu"), None)
@@ -271,7 +275,7 @@ class _Reading:
 
     def take_link(self, name: str, link: _Element, told: dict[tuple[str, str], Path], uplinks: Counter[str]) -> None:
         target, text = link.get("target").lower(), link.get("count")
-        if not text.isdecimal() or not int(text):
+        if not _whole(text):
             self.fault(link, f"count {text[:20]!r}: no link, so no bandwidth", "at least 1")
             return
         kind = "XGMI" if link.tag == "xgmi" else "NV"
@@ -280,9 +284,9 @@ class _Reading:
             self.fault(link, f"{name} is linked to itself ({target})", "the bus id of another GPU or of a switch")
         elif peer is not None:
             before = told.get((name, peer))
-            told[name, peer] = Path(kind, int(text) + (before.count if before else 0))
+            told[name, peer] = Path(kind, _whole(text) + (before.count if before else 0))
         elif link.get("tclass").lower().startswith(_SWITCH_CLASS):
-            uplinks[name] += int(text)
+            uplinks[name] += _whole(text)
         elif not link.get("tclass").lower().startswith(_BRIDGE_TO_CPU):
             self.missing.append(f"the device at {target} that {name} is linked to: it is not in the file")
 
@@ -342,10 +346,10 @@ class _Reading:
         if found is None or not float(found[1]):
             self.fault(pci, f"link_speed {speed[:20]!r}: no bandwidth", "as '16.0 GT/s PCIe'")
             return _PCIE_UNKNOWN
-        if not width.isdecimal() or not int(width):
+        if not _whole(width):
             self.fault(pci, f"link_width {width[:20]!r} at {speed}: no bandwidth", "1 to 16 lanes")
             return _PCIE_UNKNOWN
-        return int(width) * _LANE.get(found[1].removesuffix(".0"), 60) / 80 * 1e9
+        return _whole(width) * _LANE.get(found[1].removesuffix(".0"), 60) / 80 * 1e9
 
     def link_rate(self, name: str, path: Path) -> float:
         """One NVLink or xGMI link, one way, as NCCL or RCCL assumes."""
@@ -354,7 +358,7 @@ class _Reading:
             gcn = inner.get("gcn").removeprefix("gfx") if inner is not None else ""
             return 1e9 * next((rate for head, rate in _XGMI_BY_GCN.items() if gcn.startswith(head)), _XGMI_VEGA)
         text = inner.get("sm") if inner is not None else ""
-        sm = int(text) if text.isdecimal() else 80
+        sm = _whole(text) or 80
         return 1e9 * max((pair for pair in _NVLINK_BY_SM if pair[0] <= sm), default=_NVLINK_BY_SM[0])[1]
 
     def note_missing(self, devices: list[_Element], direct: dict[tuple[str, str], Path]) -> None:
@@ -369,11 +373,16 @@ class _Reading:
             self.missing.append(f"PCIe speeds of {silent} devices: NCCL's default, {_PCIE_UNKNOWN / 1e9:.0f} GB/s")
 
 
+def _whole(text: str) -> int:
+    """A whole number of a sane size; 0 for anything else."""
+    return int(text) if _WHOLE.fullmatch(text) else 0
+
+
 def _cpu_rate(cpu: _Element) -> float:
     """Bytes/s between sockets, as NCCL assumes by vendor and, for Intel, by model."""
     arch, vendor, model = cpu.get("arch"), cpu.attributes.get("vendor", ""), cpu.get("modelid")
     if arch in ("ppc64", "arm64"):
         return 32e9 if arch == "ppc64" else 6e9
-    if vendor == "GenuineIntel" and model.isdecimal():
-        return 22e9 if int(model) >= _SAPPHIRE else 10e9 if int(model) >= _SKYLAKE else 6e9
+    if vendor == "GenuineIntel" and model:
+        return 22e9 if _whole(model) >= _SAPPHIRE else 10e9 if _whole(model) >= _SKYLAKE else 6e9
     return 1e9 * _CPUS.get(vendor, 10.0)

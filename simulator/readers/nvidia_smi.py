@@ -63,6 +63,7 @@ def read_matrix(text: str, place: str) -> Host:
     itself, a link count of zero, GPUs that nothing joins.
     """
     paste = _paste(text, place)
+    _drop_cut_cell(paste)
     paths = _paths(paste)
     if paste.faults:
         raise ClusterError(paste.faults)
@@ -134,6 +135,8 @@ def _take_row(paste: _Paste, number: int, line: str) -> None:
         if any(_is_word(v) for v in values) and (_GPU.fullmatch(name) or values.count("X")) and "=" not in line:
             paste.fault(f"line {number}", f"row {name!r} has no column in the header", "one host's whole matrix")
         return
+    if not any(values):
+        return  # the paste ends in the row's name
     if name in paste.rows:
         paste.fault(f"line {number}", f"row {name} stands on line {paste.rows[name].line} too", "one host's matrix")
         return
@@ -143,22 +146,30 @@ def _take_row(paste: _Paste, number: int, line: str) -> None:
     paste.rows[name] = _Row(number, values[:size], values[size:])
 
 
+def _drop_cut_cell(paste: _Paste) -> None:
+    """A paste may end inside a word: what may be part of one is left out, and the other side of the pair tells it."""
+    row = max(paste.rows.values(), key=lambda row: row.line, default=None)
+    if row is None or not row.cells or row.rest or (len(row.cells) == len(paste.columns) and not paste.affinities):
+        return
+    cell = row.cells[-1]
+    is_part = cell not in _WORDS and any(word.startswith(cell) for word in (*_WORDS, "NV"))
+    if is_part or _NVLINKS.fullmatch(cell):
+        row.cells.pop()
+
+
 def _paths(paste: _Paste) -> dict[tuple[str, str], Path]:
     """The path of every pair that is told from either side; faults go to the paste."""
     told: dict[tuple[str, str], Path] = {}
-    last = max((row.line for row in paste.rows.values()), default=0)
     for name, row in paste.rows.items():
-        short = len(row.cells) < len(paste.columns)
-        for index, (column, cell) in enumerate(zip(paste.columns, row.cells, strict=False)):
-            cut = short and row.line == last and index == len(row.cells) - 1
-            path = _path(paste, name, column, cell, cut=cut)
+        for column, cell in zip(paste.columns, row.cells, strict=False):
+            path = _path(paste, name, column, cell)
             if path is not None:
                 told[name, column] = path
     return dict(_agreed(paste, told))
 
 
-def _path(paste: _Paste, name: str, column: str, cell: str, *, cut: bool) -> Path | None:
-    """One cell. cut: the paste ends in it, so a part of a word is no fault."""
+def _path(paste: _Paste, name: str, column: str, cell: str) -> Path | None:
+    """One cell; None, and a fault where it is one, if it tells no path."""
     where = f"line {paste.rows[name].line}: row {name}, column {column}"
     if name == column or cell == "X":
         if (name == column) != (cell == "X"):
@@ -169,12 +180,12 @@ def _path(paste: _Paste, name: str, column: str, cell: str, *, cut: bool) -> Pat
         return Path(_WORDS[cell])
     nvlinks = _NVLINKS.fullmatch(cell)
     if nvlinks and int(nvlinks[1]):
-        return None if cut else Path("NV", int(nvlinks[1]))
+        return Path("NV", int(nvlinks[1]))
     if nvlinks:
         paste.fault(where, f"{cell}: no link, so no bandwidth", "NV# with # at least 1, or the PCIe path")
     elif cell in {"N/A", "DIS"}:
         paste.fault(where, "nothing joins the two", "a path: " + ", ".join(_KNOWN[1:]))
-    elif not cut and cell:
+    elif cell:
         paste.fault(where, f"unknown word {cell[:20]!r}", nearest(cell[:20], _KNOWN) or f"known: {', '.join(_KNOWN)}")
     return None
 

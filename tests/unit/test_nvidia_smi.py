@@ -214,11 +214,26 @@ def test_escape_codes_blanks_for_tabs_a_prompt_and_the_legends() -> None:
     assert not host.missing
 
 
-def test_a_paste_that_ends_in_a_row_is_completed_by_symmetry() -> None:
-    text = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV12\tNV12\nGPU1\tNV12\t X \tNV12\nGPU2\tNV12\tNV1"
-    host = read_matrix(text, "paste")
-    assert shapes(host) == [("switch", (0, 1, 2))]
-    assert "row GPU2 ends after 2 of 3 columns" in host.missing
+def test_a_paste_that_ends_anywhere_is_completed_by_symmetry() -> None:
+    """The first row tells every path of GPU0, each further one what is still open; a cut may fall inside a word."""
+    header = "\tGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\n"
+    rows = [
+        "GPU0\t X \tNV12\tNV12\tPXB\t0-7\t0\n",
+        "GPU1\tNV12\t X \tNV12\tPXB\t0-7\t0\n",
+        "GPU2\tNV12\tNV12\t X \tSYS\t8-15\t1\n",
+        "NIC0\tPXB\tPXB\tSYS\t X \t\t\n",
+    ]
+    whole = header + "".join(rows)
+    full = read_matrix(whole, "paste")
+    assert not full.missing
+    for end in range(len(header) + len(rows[0]), len(whole) - len(rows[-1]) + 1):
+        host = read_matrix(whole[:end], "paste")
+        assert host.missing
+        assert all(full.path(*pair) == path for pair, path in host.paths.items())
+    last = read_matrix(header + "".join(rows[:2]) + "GPU2\tNV12\tNV1", "paste")
+    assert shapes(last) == [("switch", (0, 1, 2))]
+    assert "row GPU2 ends after 1 of 4 columns" in last.missing
+    assert "paths of 1 pairs that neither side tells: GPU2–NIC0" in last.missing
 
 
 @pytest.mark.parametrize(
