@@ -20,6 +20,7 @@ from simulator.host import Cable, Card, Gpu, Host, Path
 
 _MOST_ELEMENTS = 20_000
 _MOST_DEPTH = 32
+_MOST_DEVICES = 512
 _MOST_FAULTS = 20
 
 # 100 Mb/s a lane by transfer rate; bytes/s of a link are lanes × that / 80 × 1e9, as NCCL rounds them
@@ -134,6 +135,9 @@ class _Reading:
 
     def host(self) -> Host:
         devices = list(self.devices(self.root))
+        if len(devices) + len(list(self.root.inside("cpu"))) > _MOST_DEVICES:
+            place = f"{self.place}: line {self.root.line}"
+            raise ClusterError(Fault(place=place, problem=f"{len(devices)} devices", remedy=f"≤ {_MOST_DEVICES}"))
         self.classify(devices)
         for card in self.root_cards(self.root):
             self.add_cards(card, "")

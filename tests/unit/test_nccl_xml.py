@@ -173,6 +173,7 @@ OUTSIDE = b'<!DOCTYPE s [<!ENTITY a SYSTEM "file:///etc/passwd">]><system>&a;</s
         (b"<html></html>", "the root is <html>"),
         (system(), "no GPU in it"),
         (b"<system>" + b"<pci>" * 40, "32 levels"),
+        (system("<pci/>" * 600), "600 devices"),
         (system("<pci/>" * 20_001), "20000 elements"),
         (system(gpu(1, link(1))), "GPU0 is linked to itself (0000:01:00.0)"),
         (system(gpu(1, link(2), 0), gpu(2, "", 1)), "GPU0 has NV4 to GPU1, GPU1 has nothing to GPU0"),
