@@ -364,7 +364,10 @@ class CachingAllocator:
         self.reserved_bytes -= block.size
         self._told("segment_unmap", block.address, block.size)
         block = merge(block, lambda b: pool.unmapped.remove((b.address, b)))
-        insort(pool.unmapped, (block.address, block))
+        if block.prev is None and block.next is None:
+            del self.segments[block.address]  # nothing of it is mapped any more: the addresses go back as well
+        else:
+            insort(pool.unmapped, (block.address, block))
 
     # --- freeing
 

@@ -163,7 +163,8 @@ def contradiction(events: Iterable[RecordedEvent]) -> tuple[int, str] | None:
     """The first event that cannot follow those before it, and why; None where there is none."""
     live: dict[int, bool] = {}  # address -> is in use
     asked: set[int] = set()
-    for index, (action, address, _, _, _) in enumerate(events):
+    returned: list[tuple[int, int]] = []
+    for index, (action, address, size, _, _) in enumerate(events):
         problem = ""
         if action == ALLOC:
             problem = f"address {address} is handed out, and is in use" if live.get(address) else ""
@@ -174,9 +175,11 @@ def contradiction(events: Iterable[RecordedEvent]) -> tuple[int, str] | None:
             live[address] = action == FREE_REQUESTED
             (asked.add if action == FREE_REQUESTED else asked.discard)(address)
         elif action == SEGMENT_ALLOC and address in live:
-            problem = f"the segment at {address} is taken after its first block was used"
-        elif action == SEGMENT_FREE and live.pop(address, False):
-            problem = f"the segment at {address} is returned while it is in use"
+            if live[address] or not any(start <= address < end for start, end in returned):
+                problem = f"the segment at {address} is taken after its first block was used"
+        elif action == SEGMENT_FREE:
+            returned.append((address, address + size))
+            problem = f"the segment at {address} is returned while it is in use" if live.get(address) else ""
         if problem:
             return index, problem
     return None

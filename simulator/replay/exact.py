@@ -120,6 +120,7 @@ class Replay:
         self.allocator = CachingAllocator(recording.settings, place=self._place, on_driver=self._compare_call)
         start = Start(recording)
         self.at: dict[int, Block] = start.fill(self.allocator)
+        self.num_assumed = start.num_assumed
         self.requested = {address for address, live in start.live.items() if live.awaiting}
         self.counts: Counter[str] = Counter()
         self.first: Mismatch | None = None
@@ -211,12 +212,18 @@ class Replay:
                     self.counts["returned extra"] += 1
                     self._differs("segment_free", "kept", f"{block.size} bytes at {block.address} go back as well")
 
-    def _place(self, num_bytes: int) -> int:  # noqa: ARG002  the recording decides
-        """The address that the driver gave in the recording."""
-        if self._given:
+    def _place(self, num_bytes: int) -> int:
+        """The address that the driver gave in the recording; another one where ours, after a difference, is in the way."""
+        if self._given and (self.first is None or self._is_free(self._given[0][1], num_bytes)):
             return self._given[0][1]
         self.counts["nowhere"] += 1
         return _NOWHERE + self.counts["nowhere"] * 2**42
+
+    def _is_free(self, address: int, num_bytes: int) -> bool:
+        return not any(
+            start == address if block.expandable else start < address + num_bytes and address < start + size
+            for start, (size, block) in self.allocator.segments.items()
+        )
 
     def _compare_call(self, call: str, address: int, num_bytes: int) -> None:
         kind = "taken" if call in ("segment_alloc", "segment_map") else "returned"
@@ -249,6 +256,10 @@ class Replay:
         segments = [(s.address, s.total_bytes) for s in recording.segments]
         blocks = [(b.address, b.size_bytes, b.state) for s in recording.segments for b in s.blocks]
         notes = [f"{counts['out of memory']} times out of memory"] if counts["out of memory"] else []
+        if self.first is not None and self.num_assumed:
+            notes.append(
+                f"{self.num_assumed} blocks in use at the start may be larger than assumed: no event shows their end"
+            )
         return ReplayReport(
             name=recording.name,
             num_events=len(recording.events),

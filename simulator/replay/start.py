@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -36,11 +37,11 @@ class Start:
 
     def __init__(self, recording: Recording) -> None:
         self._place = recording.name
-        self._expandable = recording.settings.expandable_segments
+        self._settings = recording.settings
         self.segments: dict[int, tuple[int, int, bool]] = {}  # address -> (bytes, stream, is small)
         self.ranges: dict[int, tuple[int, int, bool]] = {}  # the same of mapped ranges of expandable segments
-        self.origins: dict[tuple[int, bool], int] = {}  # (stream, is small) -> lowest address its ranges ever had
         self.live: dict[int, Live] = {}
+        self.num_assumed = 0  # blocks that may be up to 1 MiB larger than their request: no event shows where they end
         for segment in recording.segments:
             found = self.ranges if segment.is_expandable else self.segments
             found[segment.address] = (segment.total_bytes, segment.stream, segment.is_small)
@@ -52,6 +53,7 @@ class Start:
         for event in reversed(recording.events):
             self._undo(event)
         self._find_slack(recording.events)
+        self.origins = self._origins(recording.events)
 
     def _undo(self, event: RecordedEvent) -> None:
         action, address, size, stream, _ = event
@@ -73,19 +75,28 @@ class Start:
     def _kinds_of_ranges(self, recording: Recording) -> list[tuple[int, int, bool]]:
         """(address, stream, is small) of every range that is known, for events that say only their stream."""
         found = [(address, stream, small) for address, (_, stream, small) in self.ranges.items()]
-        calls = [event for event in recording.events if event[0] in (SEGMENT_MAP, SEGMENT_UNMAP)]
-        for action, address, size, stream, _ in calls:  # large pages are of 20 MiB, a small pool maps 2 MiB at a time
-            if size % LARGE_SEGMENT_BYTES or action == SEGMENT_MAP:
+        for action, address, size, stream, _ in recording.events:
+            # large pages are of 20 MiB, a small pool maps 2 MiB at a time
+            if action == SEGMENT_MAP or (action == SEGMENT_UNMAP and size % LARGE_SEGMENT_BYTES):
                 found.append((address, stream, size % LARGE_SEGMENT_BYTES != 0))
-        for address, stream, small in found:
-            self._lower(address, stream, small=small)
-        for _, address, size, stream, _ in calls:
-            self._lower(address, stream, small=self._is_small(found, address, size, stream))
         return found
 
-    def _lower(self, address: int, stream: int, *, small: bool) -> None:
-        key = (stream, small)
-        self.origins[key] = min(address, self.origins.get(key, address))
+    def _origins(self, events: Iterable[RecordedEvent]) -> dict[tuple[int, bool], int]:
+        """(stream, is small) -> the lowest address that its expandable segment shows before nothing of it is mapped."""
+        mapped: Counter[tuple[int, bool]] = Counter()
+        origins: dict[tuple[int, bool], int] = {}
+        for address, (size, stream, small) in sorted(self.ranges.items()):
+            mapped[stream, small] += size
+            origins.setdefault((stream, small), address)
+        for action, address, size, stream, _ in events:
+            if action not in (SEGMENT_MAP, SEGMENT_UNMAP):
+                continue
+            key = (stream, self._is_small(self._spaces, address, size, stream))
+            if mapped[key] <= 0:
+                continue
+            mapped[key] += size if action == SEGMENT_MAP else -size
+            origins[key] = min(origins[key], address)
+        return origins
 
     @staticmethod
     def _is_small(ranges: list[tuple[int, int, bool]], address: int, size: int, stream: int) -> bool:
@@ -137,8 +148,11 @@ class Start:
                 del starts[at]
             elif action == ALLOC and live.size_bytes is None and size > SMALL_BYTES:
                 same = bisect_right(segments, start) == bisect_right(segments, address)
-                if same and 0 < address - start - round_request(live.requested_bytes) <= SMALL_BYTES:
+                if same and 0 < address - start - self._rounded(live) <= SMALL_BYTES:
                     live.size_bytes = address - start
+
+    def _rounded(self, live: Live) -> int:
+        return round_request(live.requested_bytes, self._settings.roundup_power2_divisions)
 
     def fill(self, allocator: CachingAllocator) -> dict[int, Block]:
         """Put the state into an empty allocator; its blocks in use by address.
@@ -151,7 +165,9 @@ class Start:
         for start in sorted(inside):
             expandable = start in self.ranges
             total, stream, small = self.ranges[start] if expandable else self.segments[start]
-            live = self._blocks(inside[start], start + total, tight=small or expandable or self._expandable)
+            live = self._blocks(
+                inside[start], start + total, tight=small or expandable or self._settings.expandable_segments
+            )
             allocator.adopt(start, total, stream, small=small, live=live, expandable=expandable)
         at = {block.address: block for block in allocator.blocks() if block.used}
         for address, block in self.live.items():
@@ -179,13 +195,19 @@ class Start:
         return inside
 
     def _blocks(self, addresses: list[int], end: int, *, tight: bool) -> list[tuple[int, int, int]]:
-        """A large pool never leaves a free rest of up to 1 MiB: what is left there belongs to the block before it."""
+        """A large pool never leaves a free rest of up to 1 MiB, and cuts no block beyond the split limit.
+
+        What is left there belongs to the block before it.
+        """
         rows = []
         for address, after in zip(addresses, [*addresses[1:], end][: len(addresses)], strict=True):
             live = self.live[address]
-            size = live.size_bytes or round_request(live.requested_bytes)
-            if live.size_bytes is None and not tight and after - address - size <= SMALL_BYTES:
-                size = after - address
+            size = live.size_bytes or self._rounded(live)
+            slack = after - address - size
+            whole = slack <= SMALL_BYTES or size >= self._settings.max_split_size_bytes
+            if live.size_bytes is None and not tight and slack > 0:
+                self.num_assumed += not whole
+                size = after - address if whole else size
             if address + size > after:
                 problem = (
                     f"the block at {address} of {size} bytes reaches into the one at {after} before the first event"

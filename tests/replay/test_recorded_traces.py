@@ -45,6 +45,16 @@ def test_a_pickle_and_its_json_are_one_recording(reference_data: Path) -> None:
     assert one.segments == other.segments
 
 
+@pytest.mark.parametrize("name", ["expandable_roundup", "roundup", "expandable"])
+@pytest.mark.parametrize("tenths", [2, 5, 8])
+def test_a_trace_that_starts_late_replays_to_the_byte(name: str, tenths: int) -> None:
+    """As a ring buffer of events would leave it: what came before is known by the last segments alone."""
+    path = next(path for path in OWN if path.name == f"trace-random-{name}.json.gz")
+    whole = read_snapshot(path)
+    late = replace(whole, events=whole.events[len(whole.events) * tenths // 10 :])
+    assert replay(late).is_exact
+
+
 def recorded() -> Recording:
     return read_snapshot(OWN[0])
 

@@ -151,6 +151,18 @@ def test_kernels_of_one_stream_never_overlap(tmp_path: Path) -> None:
     assert ends == [pytest.approx(x) for x in ((0, 10e-6), (10e-6, 15e-6), (15e-6, 15e-6))]
 
 
+def test_a_trace_of_a_real_gpu() -> None:
+    """Three steps of a small network on an H200 under torch 2.11 (experiments/allocator_traces.py)."""
+    trace = read_kineto(ROOT / "experiments" / "measured" / "h200-2026-11-20" / "kineto-small.json.gz")
+    assert len(trace.steps) == 3
+    assert not trace.notes
+    assert trace.about["devices"] == ["NVIDIA H200"]
+    found = summary(trace)
+    assert {"gemm", "optimizer", "norm", "elementwise", "host"} <= set(found["breakdown_s"])
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"])
+    assert found["memory"]["peak_reserved_bytes"] >= found["memory"]["peak_allocated_bytes"] > 0
+
+
 # --- damage
 
 
