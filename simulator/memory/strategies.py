@@ -11,7 +11,7 @@ from simulator.memory.step import ROOT, Strategy, Writer
 from simulator.memory.tape import DONE, FREE_LATER, GATHER, REDUCE
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.zero import Unit, keeps_layers, keeps_root, shard_ranks, units
+from simulator.zero import Unit, keeps_layers, keeps_root, shard_ranks, stepped_numels, units
 
 __all__ = ["strategy_of"]
 
@@ -39,6 +39,10 @@ class Replicated(Strategy):
     def __init__(self, writer: Writer, model: Model, plan: Plan) -> None:
         super().__init__(writer, model, plan)
         self.keeps_gradients = not plan.gradient_as_bucket_view or plan.num_data_parallel == 1
+
+    @override
+    def stepped(self) -> list[tuple[int, ...]]:
+        return [(numel,) for numel in stepped_numels(self.model, self.plan)]
 
 
 class Sharded(Strategy):

@@ -13,6 +13,7 @@ from simulator.zero.resident import (
     optimizer_tensors,
     resident_bytes,
     resident_tensors,
+    stepped_numels,
 )
 from simulator.zero.units import Unit, keeps_layers, keeps_root, pieces, shard_ranks, units
 
@@ -30,5 +31,6 @@ __all__ = [
     "resident_bytes",
     "resident_tensors",
     "shard_ranks",
+    "stepped_numels",
     "units",
 ]

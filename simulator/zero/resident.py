@@ -86,7 +86,7 @@ def _torch_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
         stepped, buckets = stored, []
     else:
         stored = [prod(shape) for _, shapes in pieces(model) for shape in shapes]
-        stepped = _largest_part(stored, shard_ranks(plan)) if plan.zero == 1 else stored
+        stepped = stepped_numels(model, plan)
         alone = plan.dp_replicate * shard_ranks(plan) == 1
         buckets = [] if alone else [unit.numel * master for unit in units(model, plan)]
     return {
@@ -129,6 +129,12 @@ def optimizer_tensors(numel: int, plan: Plan) -> list[int]:
             return [numel * 4] * 2
         case _:
             return [numel * DTYPE_BYTES[plan.optimizer_dtype]] * 2 + step
+
+
+def stepped_numels(model: Model, plan: Plan) -> list[int]:
+    """Elements of the parameters that the fullest rank steps where all ranks hold all: its part under ZeRO-1, or all."""
+    stored = [prod(shape) for _, shapes in pieces(model) for shape in shapes]
+    return _largest_part(stored, shard_ranks(plan)) if plan.zero == 1 else stored
 
 
 def _largest_part(numels: list[int], ranks: int) -> list[int]:

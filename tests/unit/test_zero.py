@@ -6,7 +6,7 @@ import pytest
 
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.zero import communication, gradient_tensors, optimizer_tensors, resident_bytes, units
+from simulator.zero import communication, gradient_tensors, optimizer_tensors, resident_bytes, stepped_numels, units
 
 LLAMA = Model(name="small", num_layers=4, d_model=512, num_heads=8, num_kv_heads=2, d_ff=1408, vocab_size=32_000)
 
@@ -112,3 +112,12 @@ def test_adam8bit_state() -> None:
 def test_momenta(optimizer: str, momenta: int) -> None:
     plan = Plan.model_validate({"optimizer": optimizer, "optimizer_impl": "foreach"})
     assert sum(optimizer_tensors(1000, plan)) == momenta * 4000
+
+
+def test_zero_redundancy_steps_only_its_part() -> None:
+    """torch hands out whole parameters, largest first, to the rank that holds least: no rank exceeds half by more than one."""
+    model = Model.load("gpt2")
+    everything = stepped_numels(model, Plan(zero=0, dp_replicate=2, seq_len=128))
+    part = stepped_numels(model, Plan(zero=1, dp_shard=2, seq_len=128))
+    assert sum(everything) == model.num_parameters
+    assert sum(everything) / 2 <= sum(part) <= sum(everything) / 2 + max(everything)
