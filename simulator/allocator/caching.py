@@ -10,8 +10,10 @@ real GPU on a machine without one. Rules and constants: PyTorch's `c10/cuda/CUDA
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+
+from typing_extensions import override
 
 from simulator.allocator.blocks import (
     MIN_BLOCK_BYTES,
@@ -22,15 +24,12 @@ from simulator.allocator.blocks import (
     Block,
     Pool,
     least_expandable,
-    merge,
-    page_bytes,
     round_request,
     segment_bytes,
     split,
 )
+from simulator.allocator.expandable import ADOPTED_SPAN_BYTES, ExpandableSegments
 from simulator.errors import ShardwiseError
-
-_ADOPTED_SPAN_BYTES = 2**41  # a recording does not say how far an expandable segment may grow: beyond any device
 
 
 def _nobody(call: str, address: int, num_bytes: int) -> None:
@@ -41,7 +40,7 @@ class OutOfMemoryError(ShardwiseError):
     """The driver's memory is used up even after every cached segment was returned."""
 
 
-class CachingAllocator:
+class CachingAllocator(ExpandableSegments):
     """One device's allocator.
 
     capacity_bytes: what the driver can give (None: no limit). place: gives the address of a new segment of so many
@@ -174,7 +173,7 @@ class CachingAllocator:
     def adopt_space(self, address: int, stream: int, *, small: bool) -> None:
         """Take over the address space of an expandable segment, nothing of which is mapped yet."""
         pool = self.pools.get((stream, small)) or self._new_pool(stream, small=small)
-        self._space(pool, address, _ADOPTED_SPAN_BYTES)
+        self._space(pool, address, ADOPTED_SPAN_BYTES)
 
     def empty_segment(self, address: int) -> None:
         """Return the wholly free segment at `address` to the driver. Raises KeyError where there is none."""
@@ -271,104 +270,6 @@ class CachingAllocator:
         self._top += -(-num_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
         return address
 
-    # --- expandable segments: one growing range of addresses a (stream, pool)
-
-    def _expand(self, pool: Pool, size: int) -> Block | None:
-        """Map pages behind the lowest hole (and the free block before it) that is long enough."""
-        block = self._hole(pool, size)
-        if not block.mapped:
-            mapped = self._map(block, min(block.size, size))
-            if mapped is None:
-                return None
-            block = mapped
-        while block.size < size:
-            hole = block.next
-            mapped = None if hole is None else self._map(hole, min(size - block.size, hole.size))
-            if mapped is None:
-                return None
-            block = mapped
-        pool.remove(block)
-        return block
-
-    def _hole(self, pool: Pool, size: int) -> Block:
-        for _, hole in pool.unmapped:
-            before = hole.prev
-            start = before if before is not None and not before.used and not before.uses else hole
-            room = 0
-            block: Block | None = start
-            while room < size and block is not None and not block.used and not block.uses:
-                room += block.size
-                block = block.next
-            if room >= size:
-                return start
-        page = page_bytes(pool)
-        span = max(self.capacity_bytes if self.capacity_bytes < UNLIMITED_BYTES else 2**40, size) * 9 // 8
-        span = -(-span // page) * page
-        return self._space(pool, self._place(span), span)
-
-    def _space(self, pool: Pool, address: int, span: int) -> Block:
-        """A new expandable segment: address space without memory."""
-        hole = Block(address, span, pool)
-        hole.mapped, hole.expandable = False, True
-        self.segments[address] = (span, hole)
-        insort(pool.unmapped, (address, hole))
-        return hole
-
-    def _adopt_range(self, pool: Pool, address: int, num_bytes: int) -> Block:
-        """Cut a mapped range out of the pool's last hole, or out of a segment that begins with it."""
-        hole = pool.unmapped[-1][1] if pool.unmapped else self._space(pool, address, _ADOPTED_SPAN_BYTES)
-        if address > hole.address:
-            hole = split(hole, address - hole.address)
-        else:
-            del pool.unmapped[-1]
-        after = split(hole, num_bytes)
-        insort(pool.unmapped, (after.address, after))
-        hole.mapped = True
-        return hole
-
-    def _map(self, hole: Block, num_bytes: int) -> Block | None:
-        """Give pages to the front of a hole, merged with free neighbours; the block that contains them."""
-        pool = hole.pool
-        page = page_bytes(pool)
-        num_bytes = -(-num_bytes // page) * page
-        if self.reserved_bytes + num_bytes > self.capacity_bytes:
-            return None
-        del pool.unmapped[bisect_left(pool.unmapped, (hole.address,))]
-        if hole.size > num_bytes:
-            rest = split(hole, num_bytes)
-            insort(pool.unmapped, (rest.address, rest))
-        hole.mapped = True
-        self._reserve(num_bytes)
-        self._told("segment_map", hole.address, hole.size)
-        return self._coalesce(hole)
-
-    def unmap(self, block: Block) -> None:
-        """Return the whole pages inside a free block of an expandable segment."""
-        pool = block.pool
-        page, origin = page_bytes(pool), block
-        while origin.prev is not None:
-            origin = origin.prev
-        base = origin.address  # pages count from the segment's start
-        first = base - (base - block.address) // page * page
-        last = base + (block.address + block.size - base) // page * page
-        if last <= first:
-            return
-        pool.remove(block)
-        if first > block.address:
-            tail = split(block, first - block.address)
-            pool.insert(block)
-            block = tail
-        if block.address + block.size > last:
-            pool.insert(split(block, last - block.address))
-        block.mapped = False
-        self.reserved_bytes -= block.size
-        self._told("segment_unmap", block.address, block.size)
-        block = merge(block, lambda b: pool.unmapped.remove((b.address, b)))
-        if block.prev is None and block.next is None:
-            del self.segments[block.address]  # nothing of it is mapped any more: the addresses go back as well
-        else:
-            insort(pool.unmapped, (block.address, block))
-
     # --- freeing
 
     def _release(self, block: Block) -> None:
@@ -376,8 +277,8 @@ class CachingAllocator:
         self.active_bytes -= block.size
         self._coalesce(block)
 
+    @override
     def _coalesce(self, block: Block) -> Block:
-        """Merge with free neighbours of the segment, and file the result in its pool."""
         pool = block.pool
         prev, after = block.prev, block.next
         if prev is not None and not prev.used and prev.mapped:
@@ -426,6 +327,7 @@ class CachingAllocator:
         pool = self.pools[stream, small] = Pool(stream, small=small)
         return pool
 
+    @override
     def _reserve(self, num_bytes: int) -> None:
         self.reserved_bytes += num_bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
