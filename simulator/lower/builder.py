@@ -34,8 +34,10 @@ class Fabric:
         Context-parallel ranks hold the same parameters as their peers, so gradients cross them too: with the shards
         where there are any, else with the replicas.
         """
-        sharded = self.mesh.plan.zero > 0
-        return {"shard": "dp_shard_cp", "replicate": "dp_replicate" if sharded else "dp_cp", "cp": "cp"}[role]
+        plan = self.mesh.plan
+        # torch's ZeRO-1 shards the optimizer alone: DDP reduces whole gradients among all ranks
+        everyone = plan.zero == 0 or plan.implementation == "zero_redundancy"
+        return {"shard": "dp_shard_cp", "replicate": "dp_cp" if everyone else "dp_replicate", "cp": "cp"}[role]
 
     def shape(self, role: str) -> GroupShape:
         """How the groups of a role lie on the nodes."""

@@ -74,6 +74,13 @@ def test_ddp_reduces_every_gradient_once_in_its_own_dtype() -> None:
     assert sent_bytes(program, "all_gather") == 0
 
 
+def test_torch_zero_1_reduces_like_ddp_and_sends_the_parameters_back() -> None:
+    """ZeroRedundancyOptimizer: DDP's all-reduce of every gradient, then each rank's part to everybody."""
+    program = lowered(Plan(zero=1, dp_shard=8, seq_len=256)).program(1)
+    assert sent_bytes(program, "all_reduce") == pytest.approx(4 * MODEL.num_parameters, rel=1e-3)
+    assert sent_bytes(program, "all_gather") == pytest.approx(4 * MODEL.num_parameters, rel=1e-3)
+
+
 def test_fsdp2_gathers_at_most_three_units_ahead() -> None:
     """torch 2.13: the gather of unit i waits for the copy-out of unit i-2, so for the kernels of unit i-3."""
     program = lowered(Plan(dp_shard=8, seq_len=256)).program(1)
