@@ -139,6 +139,10 @@ class Replay:
         index, allocations, matched = self._index, 0, 0
         for action, address, size, stream, _ in events:
             index += 1
+            if action in (FREE_REQUESTED, FREE_COMPLETED) and address not in at:
+                raise InputError(
+                    Fault(place=f"{self.recording.name}: event {index}", problem=f"frees {address}, which is not in use")
+                )
             if action == FREE_REQUESTED:
                 request_free(at[address])
                 requested.add(address)
