@@ -141,7 +141,9 @@ class Replay:
             index += 1
             if action in (FREE_REQUESTED, FREE_COMPLETED) and address not in at:
                 raise InputError(
-                    Fault(place=f"{self.recording.name}: event {index}", problem=f"frees {address}, which is not in use")
+                    Fault(
+                        place=f"{self.recording.name}: event {index}", problem=f"frees {address}, which is not in use"
+                    )
                 )
             if action == FREE_REQUESTED:
                 request_free(at[address])

@@ -128,7 +128,11 @@ def _checkpoint(saved: Saving) -> Table:
         [
             ("state", format_bytes(saved.state_bytes), f"saved {saved.mode}"),
             ("time", format_seconds(saved.total_s), f"{shares}; training waits {format_seconds(saved.blocking_s)}"),
-            ("memory", format_bytes(saved.extra_hbm_bytes), f"more on a GPU, {format_bytes(saved.host_bytes)} on a host"),
+            (
+                "memory",
+                format_bytes(saved.extra_hbm_bytes),
+                f"more on a GPU, {format_bytes(saved.host_bytes)} on a host",
+            ),
         ],
         "lrl",
     )

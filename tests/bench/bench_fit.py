@@ -20,8 +20,12 @@ TRIALS = 500
 def main() -> None:
     found = np.array([trial(seed) for seed in range(TRIALS)], float)
     worst, p95 = np.abs(found[:, :2]).max(axis=0), np.quantile(np.abs(found[:, :2]), 0.95, axis=0)
-    sys.stdout.write(f"bandwidth: worst {worst[0]:.1%}, 95th percentile {p95[0]:.1%}, inside its interval {found[:, 2].mean():.1%}\n")
-    sys.stdout.write(f"latency:   worst {worst[1]:.1%}, 95th percentile {p95[1]:.1%}, inside its interval {found[:, 3].mean():.1%}\n")
+    sys.stdout.write(
+        f"bandwidth: worst {worst[0]:.1%}, 95th percentile {p95[0]:.1%}, inside its interval {found[:, 2].mean():.1%}\n"
+    )
+    sys.stdout.write(
+        f"latency:   worst {worst[1]:.1%}, 95th percentile {p95[1]:.1%}, inside its interval {found[:, 3].mean():.1%}\n"
+    )
 
 
 if __name__ == "__main__":
