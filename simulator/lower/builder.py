@@ -9,11 +9,9 @@ from simulator.collectives import bill, interference, link_capacities, renamed
 from simulator.lower.work import Work
 from simulator.mesh import GroupShape, Mesh
 from simulator.offload import Transfers
-from simulator.program import Bill, Collective, Compute, Program, ProgramOp
+from simulator.program import COMPUTE_STREAM, Bill, Collective, Compute, Program, ProgramOp
 from simulator.stack import Stack
 from simulator.topology import Cluster
-
-COMPUTE = "compute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +117,7 @@ class Builder:
         waiting_s = self._fabric.slowdown * work.duration_s
         op = Compute(
             id=len(self._ops),
-            stream=COMPUTE,
+            stream=COMPUTE_STREAM,
             after=_ids(after),
             label=label,
             duration_s=work.duration_s + waiting_s,
