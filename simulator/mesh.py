@@ -2,7 +2,8 @@
 
 Axes stand in torch DeviceMesh order, outermost first: pp, dp_replicate, dp_shard, cp, tp; neighbours in tp are
 neighbouring ranks. Neighbouring axes (axes of size 1 aside) fuse by their joined names: `dp_shard_cp` is
-where FSDP shards. Every group of a (fused) axis is an arithmetic progression of ranks, so nothing here builds all ranks.
+where FSDP shards; `dp_shard_cp/8` are groups of 8 neighbours there. Every group of a (fused) axis is an arithmetic
+progression of ranks, so nothing here builds all ranks.
 """
 
 from __future__ import annotations
@@ -137,6 +138,16 @@ class Mesh:
         )
 
     def _progression(self, axis: str) -> _Progression:
+        name, _, part = axis.partition("/")
+        groups = self._whole(name)
+        if not part:
+            return groups
+        if not part.isdecimal() or not int(part) or groups.count % int(part):
+            problem = f"{part!r} neighbours are no part of the {groups.count} ranks of {name!r}"
+            raise PlanError(Fault(place="axis", problem=problem, remedy="a divisor of their number"))
+        return _Progression(count=int(part), stride=groups.stride)
+
+    def _whole(self, axis: str) -> _Progression:
         names = axis_names(axis)
         first, last = AXES.index(names[0]), AXES.index(names[-1])
         skipped = [f"{a} = {self.axes[a]}" for a in AXES[first:last] if a not in names and self.axes[a] > 1]

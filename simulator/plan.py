@@ -149,6 +149,17 @@ class Plan(Strict):
         return {0: "ddp", 1: "zero_redundancy", 2: "fsdp2", 3: "fsdp2"}[self.zero]  # type: ignore[return-value]
 
     @property
+    def reshard_ranks(self) -> int | None:
+        """Neighbours in the shard group that keep a block between them after its forward; None: all, or each the whole.
+
+        torch takes 1 for False and the size of the group for True.
+        """
+        reshard = self.reshard_after_forward
+        if reshard is None or isinstance(reshard, bool) or reshard in (1, self.dp_shard * self.cp):
+            return None
+        return reshard
+
+    @property
     def syncs_every_micro_batch(self) -> bool:
         """FSDP and DeepSpeed's stages 2 and 3 reduce in every micro-batch; the others accumulate locally first."""
         if self.sync_every_micro_batch is not None:

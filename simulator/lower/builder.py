@@ -27,7 +27,9 @@ class Fabric:
     transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
 
     def axis(self, role: str) -> str:
-        """The mesh axis over which a role communicates: shard, replicate or cp.
+        """The mesh axis over which a role communicates: shard, reshard, replicate or cp.
+
+        reshard: the part of a shard group that blocks are gathered from again in the backward.
 
         Context-parallel ranks hold the same parameters as their peers, so gradients cross them too: with the shards
         where there are any, else with the replicas.
@@ -35,7 +37,12 @@ class Fabric:
         plan = self.mesh.plan
         # torch's ZeRO-1 shards the optimizer alone: DDP reduces whole gradients among all ranks
         everyone = plan.zero == 0 or plan.implementation == "zero_redundancy"
-        return {"shard": "dp_shard_cp", "replicate": "dp_cp" if everyone else "dp_replicate", "cp": "cp"}[role]
+        return {
+            "shard": "dp_shard_cp",
+            "reshard": f"dp_shard_cp/{plan.reshard_ranks}" if plan.reshard_ranks else "dp_shard_cp",
+            "replicate": "dp_cp" if everyone else "dp_replicate",
+            "cp": "cp",
+        }[role]
 
     def shape(self, role: str) -> GroupShape:
         """How the groups of a role lie on the nodes."""

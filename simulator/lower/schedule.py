@@ -134,7 +134,7 @@ def _sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, fin
                 gather = build.collective(
                     f"all-gather {units[ahead].name} mb{index} backward",
                     "all_gather",
-                    "shard",
+                    "shard" if step.plan.reshard_ranks is None else "reshard",
                     units[ahead].comm.all_gather_backward_bytes,
                     gate,
                     fetched,

@@ -18,8 +18,9 @@ _SMALL_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * 1024
 
 
 def num_communicators(plan: Plan) -> int:
-    """Process groups with traffic: one for each mesh axis longer than 1."""
-    return sum(degree > 1 for degree in (plan.dp_replicate, plan.dp_shard, plan.cp, plan.tp, plan.pp))
+    """Process groups with traffic: one for each mesh axis longer than 1, one for a smaller group to reshard to."""
+    axes = sum(degree > 1 for degree in (plan.dp_replicate, plan.dp_shard, plan.cp, plan.tp, plan.pp))
+    return axes + (plan.reshard_ranks is not None)
 
 
 def outside_torch_bytes(device: Device, plan: Plan, communicators: int | None = None) -> int:

@@ -153,8 +153,8 @@ class Fsdp2(Sharded):
     @override
     def after_forward(self, unit: int) -> None:
         if self.reshards(unit):
-            reshard = self.plan.reshard_after_forward
-            if isinstance(reshard, int) and not isinstance(reshard, bool):
+            reshard = self.plan.reshard_ranks
+            if reshard is not None:
                 size = self.units[unit].padded_numel // reshard * self.compute
                 self._smaller[unit] = self.writer.alloc(size, "unsharded_parameters")
             self.writer.free(*self.parameters.pop(unit))

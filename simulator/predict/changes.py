@@ -92,7 +92,7 @@ def _sharding(plan: Plan) -> Iterator[Change]:
         yield Change(kind="shards", plan={"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks})
     if plan.zero == 3 and plan.dp_replicate > 1:
         yield Change(kind="shards", plan={"dp_replicate": 1, "dp_shard": ranks})
-    if plan.reshard_after_forward not in (None, True):
+    if plan.reshard_after_forward is False or plan.reshard_ranks is not None:
         yield Change(kind="reshard", plan={"reshard_after_forward": True})
     if plan.sync_every_micro_batch is False and plan.zero >= 2:
         yield Change(kind="sync", plan={"sync_every_micro_batch": True})

@@ -68,8 +68,7 @@ def _fsdp_comm(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
     sharded = unit.shards > 1
     gathered = unit.padded_numel * compute if plan.zero > 0 else 0
     again = 0 if kept else gathered
-    reshard = plan.reshard_after_forward
-    ranks = reshard if isinstance(reshard, int) and not isinstance(reshard, bool) else unit.shards
+    ranks = plan.reshard_ranks or unit.shards
     replicas = plan.dp_replicate
     passes = _gather_passes(unit, plan) if gathered else ()
     return UnitComm(

@@ -128,7 +128,8 @@ def buckets(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], str
 
 def keeps_layers(plan: Plan) -> bool:
     """Blocks stay gathered between forward and backward."""
-    return plan.zero < 3 or plan.reshard_after_forward is False
+    reshard = plan.reshard_after_forward
+    return plan.zero < 3 or reshard is False or (reshard is not True and reshard == 1)
 
 
 def keeps_root(plan: Plan) -> bool:

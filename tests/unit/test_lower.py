@@ -63,6 +63,33 @@ def test_accumulation_repeats_the_gathers_and_no_sync_reduces_once() -> None:
     assert sent_bytes(three, "reduce_scatter") == sent_bytes(one, "reduce_scatter")
 
 
+def test_a_group_of_one_node_gathers_again_without_the_network() -> None:
+    """reshard_after_forward = 8: forward and reduction cross nodes, the backward's gathers stay inside."""
+    plan = Plan(dp_shard=16, seq_len=256)
+    inside = lowered(plan.model_copy(update={"reshard_after_forward": 8}), nodes=2).program(1)
+    across = lowered(plan, nodes=2).program(1)
+    assert sent_bytes(inside, "all_gather") == sent_bytes(across, "all_gather")
+
+    def backward(program: Program) -> set[str]:
+        gathers = [op for op in program.ops if isinstance(op, Collective) and op.label.endswith("backward")]
+        return {link for op in gathers if op.kind == "all_gather" for link in op.bill.link_bytes}
+
+    assert backward(across) - backward(inside)
+    forward = next(op for op in inside.ops if isinstance(op, Collective) and op.label == "all-gather layer0 mb0")
+    assert set(forward.bill.link_bytes) == backward(across)
+
+
+@pytest.mark.parametrize(("number", "same"), [(1, False), (16, True)])
+def test_resharding_to_one_or_all_ranks_is_a_word_of_its_own(number: int, same: object) -> None:
+    """torch takes 1 for False and the whole group for True, of the blocks."""
+    kinds = [
+        lowered(Plan(dp_shard=16, seq_len=256, reshard_after_forward=value), nodes=2).program(1)
+        for value in (number, same)
+    ]
+    labels = [[op.label for op in program.ops if "layer" in op.label] for program in kinds]
+    assert labels[0] == labels[1]
+
+
 def test_hsdp_reduces_shards_between_replicas() -> None:
     sharded = lowered(Plan(dp_shard=8, dp_replicate=2, seq_len=256), nodes=2).program(1)
     assert sent_bytes(sharded, "all_reduce") * 8 == sent_bytes(sharded, "reduce_scatter")

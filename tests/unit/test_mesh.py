@@ -68,7 +68,9 @@ def test_fused_axes() -> None:
     assert mesh.group_shape("dp_cp").num_ranks == 16
     assert list(mesh.groups("world")) == [range(32)]
     assert mesh_of(HGX, dp_replicate=4, cp=2, zero=0).group_shape("dp_replicate_cp").num_ranks == 8
-    for axis in ("dp_replicate_cp", "cp_dp_shard", "rows", ""):
+    assert mesh.group_of("dp_shard_cp/4", 11) == range(9, 16, 2)  # the second four of 1, 3 .. 15
+    assert [list(group) for group in mesh.groups("dp_shard_cp/8")] == [list(g) for g in mesh.groups("dp_shard_cp")]
+    for axis in ("dp_replicate_cp", "cp_dp_shard", "rows", "", "dp_shard_cp/3", "dp_shard_cp/0", "dp_shard_cp/x"):
         with pytest.raises(PlanError):
             mesh.group_shape(axis)
 
