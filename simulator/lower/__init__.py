@@ -12,7 +12,6 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
 from simulator.device import Device
 from simulator.errors import Fault, PlanError
-from simulator.kernels import DTYPE_BYTES
 from simulator.lower.builder import Builder, Fabric
 from simulator.lower.schedule import Step, Unit, replicated_step, sharded_step
 from simulator.lower.stragglers import slowdown
@@ -113,7 +112,6 @@ def lower(
         units=_units(model, plan, blocks, clock),
         optimizer=_optimizer(model, plan, clock, stack),
         moves=moves(model, plan, activation_bytes(model, plan, stack, blocks)),
-        cp_exchange_bytes=_cp_exchange_bytes(model, plan),
     )
     return Lowering(
         model=model,
@@ -187,11 +185,3 @@ def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
     offloaded = plan.offload.optimizer != "none"
     work = clock.work("optimizer", () if offloaded else optimizer_kernels(numel, tensors, plan))
     return Work(parts=(*work.parts, ("overhead", stack.step_overhead_s)), host_s=work.host_s)
-
-
-def _cp_exchange_bytes(model: Model, plan: Plan) -> int:
-    """Keys and values of the whole sequence: what a ring over cp ranks gathers in one layer's forward."""
-    if plan.cp == 1:
-        return 0
-    kv = 2 * model.num_kv_heads * model.head_dim * DTYPE_BYTES[plan.compute_dtype]
-    return plan.micro_batch_size * plan.seq_len * kv

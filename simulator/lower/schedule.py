@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from simulator.lower import offloading
 from simulator.lower.builder import Builder
-from simulator.lower.work import BlockWork, Work
+from simulator.lower.work import BlockWork, Phase, Work
 from simulator.offload import Moves
 from simulator.plan import Plan
 from simulator.zero import UnitComm
@@ -34,7 +34,7 @@ class Unit:
     gradient: Work
 
     @property
-    def backward(self) -> Work:
+    def backward(self) -> Phase:
         return self.work.recompute + self.work.backward if self.checkpointed else self.work.backward
 
 
@@ -46,7 +46,6 @@ class Step:
     units: tuple[Unit, ...]
     optimizer: Work
     moves: Moves  # between HBM and the tiers below
-    cp_exchange_bytes: int  # keys and values that one layer's context parallelism sends around, forward
 
 
 def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
@@ -92,31 +91,35 @@ def _forward_window(plan: Plan) -> int:
 
 def _forward(build: Builder, step: Step, unit: Unit, index: int) -> int:
     offloading.before_forward(build, step.moves, unit.name, index)
-    computed = _with_ring(build, step, f"forward {unit.name} mb{index}", unit.work.forward, ("all_gather",))
+    computed = _compute(build, f"forward {unit.name} mb{index}", unit.work.forward)
     offloading.after_forward(build, step.moves, unit.name, index, computed)
     return computed
 
 
 def _backward(build: Builder, step: Step, unit: Unit, index: int, *after: int | None) -> int:
-    # keys and values go round once more, and their gradients come back
-    ring = ("all_gather", "reduce_scatter")
     offloading.before_backward(build, step.moves, unit.name, index)
-    computed = _with_ring(build, step, f"backward {unit.name} mb{index}", unit.backward, ring, *after)
+    computed = _compute(build, f"backward {unit.name} mb{index}", unit.backward, *after)
     build.remember("backward", unit.name, index, computed)
     return computed
 
 
-def _with_ring(
-    build: Builder, step: Step, label: str, work: Work, exchanges: tuple[str, ...], *after: int | None
-) -> int:
-    """Compute `work`; under context parallelism its attention runs beside the exchange of keys and values."""
-    attention = work.only("attention")
-    if step.cp_exchange_bytes == 0 or not attention.parts:
-        return build.compute(label, work, *after)
-    before = build.compute(label, work.without("attention"), *after)
-    for kind in exchanges:
-        build.hold(build.collective(f"ring of {label}", kind, "cp", step.cp_exchange_bytes, before))
-    return build.compute(f"attention of {label}", attention, before, join=False)
+def _compute(build: Builder, label: str, phase: Phase, *after: int | None) -> int:
+    """Append a block's phase. The last op of it: a collective, where one ends the phase."""
+    end = -1
+    for number, segment in enumerate(phase.segments):
+        if segment.work.parts or number == 0:
+            end = build.compute(label, segment.work, *after)
+            after = ()
+        last = end
+        for exchange in segment.exchanges:
+            sent = build.collective(
+                f"{exchange.kind.replace('_', '-')} in {label}", exchange.kind, exchange.axis, exchange.num_bytes, last
+            )
+            build.hold(sent)
+            end = end if sent is None else sent
+        if segment.beside.parts:
+            end = build.compute(f"{label} beside", segment.beside, last, join=False)
+    return end
 
 
 def _sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, final: bool) -> list[int | None]:

@@ -1,14 +1,20 @@
-"""Work: what the phases of a block cost on one rank, in seconds by category. Kernels become time here, once a block."""
+"""Work: what the phases of a block cost on one rank, in seconds by category. Kernels become time here, once a block.
+
+A phase is a sequence of segments: compute up to a collective inside the block (tensor or context parallelism), that
+collective, and the compute that runs beside it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
 from simulator.calibration import Calibration
 from simulator.device import Device
 from simulator.kernels import Attention, Gemm, Kernel, launches
-from simulator.ops import Block, Op, recompute_ops
+from simulator.ops import Block, Exchange, Op, recompute_ops
 from simulator.plan import Plan
 from simulator.stack import Stack
 
@@ -24,30 +30,65 @@ class Work:
     def duration_s(self) -> float:
         return sum(seconds for _, seconds in self.parts)
 
-    def only(self, *categories: str) -> Work:
-        """The named categories, without host time: a concurrent piece of the same launch sequence."""
-        return Work(parts=tuple(p for p in self.parts if p[0] in categories), host_s=0.0)
-
-    def without(self, *categories: str) -> Work:
-        return Work(parts=tuple(p for p in self.parts if p[0] not in categories), host_s=self.host_s)
-
     def __add__(self, other: Work) -> Work:
         totals: dict[str, float] = {}
         for category, seconds in (*self.parts, *other.parts):
             totals[category] = totals.get(category, 0.0) + seconds
         return Work(parts=tuple(totals.items()), host_s=self.host_s + other.host_s)
 
+    def booked_as(self, category: str) -> Work:
+        """The same under one category."""
+        parts = ((category, self.duration_s),) if self.parts else ()
+        return Work(parts=parts, host_s=self.host_s)
+
 
 NO_WORK = Work(parts=(), host_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Compute, then collectives, and what runs beside them: the next segment waits for all of it."""
+
+    work: Work
+    exchanges: tuple[Exchange, ...] = ()
+    beside: Work = NO_WORK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One direction of a block, in order."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def work(self) -> Work:
+        """All its compute."""
+        return sum((part for s in self.segments for part in (s.work, s.beside)), NO_WORK)
+
+    def __add__(self, other: Phase) -> Phase:
+        """One after the other; compute that meets at the seam is one op."""
+        if not self.segments or not other.segments or self.segments[-1].exchanges:
+            return Phase(segments=self.segments + other.segments)
+        first, *rest = other.segments
+        seam = replace(first, work=self.segments[-1].work + first.work)
+        return Phase(segments=(*self.segments[:-1], seam, *rest))
+
+    def booked_as(self, category: str) -> Phase:
+        """All its compute under one category."""
+        return Phase(
+            segments=tuple(
+                replace(s, work=s.work.booked_as(category), beside=s.beside.booked_as(category)) for s in self.segments
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockWork:
     """The three phases of a block. `recompute` runs just before `backward` where the block is checkpointed."""
 
-    forward: Work
-    backward: Work
-    recompute: Work
+    forward: Phase
+    backward: Phase
+    recompute: Phase
     flop: int  # forward and backward
     recompute_flop: int
 
@@ -75,26 +116,36 @@ class Clock:
     def block(self, block: Block, plan: Plan) -> BlockWork:
         """Forward, backward and recomputation of one block."""
         repeated = recompute_ops(block, plan, self._stack)
-        again = self._ops(repeated, forward=True)
         return BlockWork(
-            forward=self._ops(block.ops, forward=True),
-            backward=self._ops(block.ops, forward=False),
-            recompute=Work(parts=(("recompute", again.duration_s),), host_s=again.host_s),
+            forward=self._phase(block.ops, forward=True),
+            backward=self._phase(block.ops[::-1], forward=False),
+            recompute=self._phase(repeated, forward=True).booked_as("recompute"),
             flop=sum(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
             recompute_flop=sum(kernel.flop for op in repeated for kernel in op.forward),
         )
 
-    def _ops(self, ops: Iterable[Op], *, forward: bool) -> Work:
-        totals: dict[str, float] = {}
-        host_s = 0.0
+    def _phase(self, ops: Iterable[Op], *, forward: bool) -> Phase:
+        segments: list[Segment] = []
+        work = NO_WORK
         for op in ops:
-            kernels = op.forward if forward else op.backward
-            seconds = sum(map(self.seconds, kernels))
-            if op.category not in ("gemm", "attention"):
-                seconds *= self._stack.elementwise_factor
-            totals[op.category] = totals.get(op.category, 0.0) + seconds
-            host_s += self._host_s(kernels)
-        return Work(parts=tuple(totals.items()), host_s=host_s)
+            kernels, exchanges = (op.forward, op.forward_exchanges) if forward else (op.backward, op.backward_exchanges)
+            done = 0
+            for at, group in groupby(exchanges, key=attrgetter("at")):
+                together = tuple(group)
+                until = at + max(exchange.beside for exchange in together)
+                work += self._op(op, kernels[done:at])
+                segments.append(Segment(work=work, exchanges=together, beside=self._op(op, kernels[at:until])))
+                work, done = NO_WORK, until
+            work += self._op(op, kernels[done:])
+        return Phase(segments=(*segments, Segment(work=work)) if work.parts or not segments else tuple(segments))
+
+    def _op(self, op: Op, kernels: tuple[Kernel, ...]) -> Work:
+        if not kernels:
+            return NO_WORK
+        seconds = sum(map(self.seconds, kernels))
+        if op.category not in ("gemm", "attention"):
+            seconds *= self._stack.elementwise_factor
+        return Work(parts=((op.category, seconds),), host_s=self._host_s(kernels))
 
     def _host_s(self, kernels: tuple[Kernel, ...]) -> float:
         return self._stack.host_launch_s * sum(map(launches, kernels))

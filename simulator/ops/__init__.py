@@ -8,7 +8,7 @@ Legend: T tokens of one micro-batch on one rank, D d_model, F d_ff, H heads, K k
 """
 
 from simulator.ops.build import build_blocks
-from simulator.ops.core import Block, Category, ModelBlocks, Op, Tensor, num_launches
+from simulator.ops.core import Block, Category, Exchange, ModelBlocks, Op, Tensor, num_launches
 from simulator.ops.optimizer import optimizer_kernels
 from simulator.ops.recompute import recompute_ops
 from simulator.ops.setting import uses_autocast
@@ -16,6 +16,7 @@ from simulator.ops.setting import uses_autocast
 __all__ = [
     "Block",
     "Category",
+    "Exchange",
     "ModelBlocks",
     "Op",
     "Tensor",

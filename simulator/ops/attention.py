@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from simulator.kernels import Attention, Gemm, Layout
+from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.norm import norm
@@ -88,9 +91,22 @@ def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
         saved=(q, k, v, o, lse, *state),
         grads=(q, k, v),
         backward_temporary_bytes=_backward_temporary_bytes(s),
+        forward_exchanges=_ring(s, "all_gather"),
+        backward_exchanges=_ring(s, "all_gather", "reduce_scatter"),
         selective_save=True,
     )
     return o
+
+
+def _ring(s: Setting, *kinds: Literal["all_gather", "reduce_scatter"]) -> tuple[Exchange, ...]:
+    """Ring attention: keys and values of the whole sequence pass every rank of cp beside the kernel.
+
+    Backward they pass once more, and their gradients come back.
+    """
+    if s.plan.cp == 1:
+        return ()
+    size = 2 * s.batch * s.plan.seq_len * s.model.kv_width * s.element_bytes
+    return tuple(Exchange(kind=kind, axis="cp", num_bytes=size, beside=1) for kind in kinds)
 
 
 def _rounded(s: Setting, seq: int) -> int:
@@ -120,6 +136,8 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
         backward=(_product(s, sq, c, skv, "nn"), _product(s, skv, c, sq, "nt")),
         saved=(q, k),
         grads=(q, k),
+        forward_exchanges=_ring(s, "all_gather"),
+        backward_exchanges=_ring(s, "all_gather", "reduce_scatter"),
     )
     p = probs.num_bytes
     g.op(

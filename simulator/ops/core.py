@@ -20,6 +20,21 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A collective inside one phase of an op, among the ranks of a mesh axis ("tp", "cp").
+
+    num_bytes: of the full tensor. at: it starts when the op's first `at` kernels have run. beside: of the kernels from
+    there on, those that run while it does; whatever comes after them waits for it.
+    """
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    axis: Literal["tp", "cp"]
+    num_bytes: int
+    at: int = 0
+    beside: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One autograd node, or one fused kernel where a stack fuses.
 
@@ -35,6 +50,7 @@ class Op:
     forward_temporary_bytes, backward_temporary_bytes: storages made and freed inside, largest moment.
     parameter_numel: elements of the parameters whose gradients its backward makes, in the parameters' dtype.
     category: what its time is reported as.
+    forward_exchanges, backward_exchanges: collectives among its kernels, in order of `at`.
     selective_save: the selective checkpointing policy keeps its outputs instead of running it again.
     """
 
@@ -51,6 +67,8 @@ class Op:
     forward_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
     parameter_numel: int = 0
+    forward_exchanges: tuple[Exchange, ...] = ()
+    backward_exchanges: tuple[Exchange, ...] = ()
     selective_save: bool = False
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from simulator.kernels import DTYPE_BYTES, Kernel, Stream, StreamOp
-from simulator.ops.core import Block, Category, Op, Tensor
+from simulator.ops.core import Block, Category, Exchange, Op, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,8 @@ class Graph:
         forward_temporary_bytes: int = 0,
         backward_temporary_bytes: int = 0,
         parameter_numel: int = 0,
+        forward_exchanges: Sequence[Exchange] = (),
+        backward_exchanges: Sequence[Exchange] = (),
         selective_save: bool = False,
     ) -> None:
         """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
@@ -95,6 +97,8 @@ class Graph:
             forward_temporary_bytes=forward_temporary_bytes,
             backward_temporary_bytes=backward_temporary_bytes,
             parameter_numel=parameter_numel,
+            forward_exchanges=tuple(forward_exchanges),
+            backward_exchanges=tuple(backward_exchanges),
             selective_save=selective_save,
         )
         self._ops.append(op)
