@@ -44,7 +44,7 @@ class GroupShape:
 
     num_ranks: ranks of a group. num_nodes: nodes it touches. ranks_per_node: its ranks on its fullest node.
     num_groups_per_node: groups of this axis that share one node, and its network cards, at the same time.
-    spans_domain: a group reaches past one NVLink domain.
+    spans_domain: a group reaches past one NVLink domain. local_stride: GPUs of a node from one rank of a group to the next.
     """
 
     num_ranks: int
@@ -52,6 +52,7 @@ class GroupShape:
     ranks_per_node: int
     num_groups_per_node: int
     spans_domain: bool
+    local_stride: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +136,7 @@ class Mesh:
             ranks_per_node=fullest,
             num_groups_per_node=most,
             spans_domain=_spans(groups, self.cluster.nvlink_domain_size, self.num_ranks),
+            local_stride=groups.stride if fullest > 1 else 1,
         )
 
     def _progression(self, axis: str) -> _Progression:

@@ -1,6 +1,7 @@
 """Bills: what one collective of a group costs each of its ranks, on two classes of link.
 
-"intra" is a GPU's port into its node, one way. "inter" is a GPU's even share of its node's NICs: if every GPU of a node
+"intra" is a GPU's port into its node, one way; "pcie" its link to the host, where groups that its cables do not join go
+that way (ports.py). "inter" is a GPU's even share of its node's NICs: if every GPU of a node
 runs a collective of the same axis at once, each has exactly its share, and the groups contend as they do in reality.
 Capacities are what the ring reaches with whole chunks; bytes of other algorithms are weighted by how far they are from
 that, so that one capacity serves all and concurrent collectives share it.
@@ -23,6 +24,7 @@ from simulator.collective_curves import (
     family_of,
     pipeline_fill_s,
 )
+from simulator.collectives.ports import port_of, ports_of
 from simulator.collectives.tuning import Fabric, Group, pick
 from simulator.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
 from simulator.errors import ClusterError, Fault, PlanError
@@ -49,14 +51,15 @@ class Choice:
 class Links:
     """Numbers of a cluster that bills use, hashable: part of the memo's key.
 
-    shape: how a node's GPUs are joined (topology.Intra.shape). islands: GPUs that share one NVLink domain.
+    port_link, port_kind, port_bytes_per_s, detour: the port that a group sees (ports.Port). islands: GPUs that share one
+    NVLink domain.
     """
 
     architecture: str
     port_kind: str
     port_bytes_per_s: float
-    shape: str
-    host_bytes_per_s: float
+    port_link: str
+    detour: Fraction
     network_kind: str
     nic_bytes_per_s: float
     num_nics: int
@@ -66,15 +69,15 @@ class Links:
     islands: int
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Links:
-        """The links of `cluster`."""
-        intra, network, fabric, host = cluster.intra, cluster.inter, cluster.fabric, cluster.host
+    def of(cls, cluster: Cluster, shape: GroupShape | None = None, kind: str = "all_reduce") -> Links:
+        """The links of `cluster` as `kind` in a group sees them; without a group, as one GPU does."""
+        port, network, fabric = port_of(cluster, shape, kind), cluster.inter, cluster.fabric
         return cls(
             cluster.device.architecture,
-            intra.kind,
-            intra.bytes_per_s,
-            intra.shape,
-            host.bytes_per_s if host else intra.bytes_per_s,
+            port.kind,
+            port.bytes_per_s,
+            port.link,
+            port.detour,
             network.kind if network else "",
             network.nic_bytes_per_s if network else 0.0,
             network.num_nics if network else 0,
@@ -126,7 +129,7 @@ def bill(
     allowed: algorithms or protocols to choose from, as NCCL_ALGO and NCCL_PROTO restrict; empty for all.
     Raises PlanError for an unknown kind, CalibrationError where a curve is missing.
     """
-    links = Links.of(cluster)
+    links = Links.of(cluster, shape, checked_kind(kind))
     call = Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl, allowed)
     return _memo(curves or default_curves()).bill(call)
 
@@ -142,7 +145,7 @@ def choose(
     allowed: tuple[str, ...] = (),
 ) -> Choice:
     """The algorithm and protocol that NCCL picks, and the time of the call alone (see `bill` for arguments)."""
-    links, curves = Links.of(cluster), curves or default_curves()
+    links, curves = Links.of(cluster, shape, checked_kind(kind)), curves or default_curves()
     call = Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl, allowed)
     algorithm, protocol = algorithm_of(call, curves)
     return Choice(algorithm=algorithm, protocol=protocol, time_s=call_s(call, curves))
@@ -162,11 +165,17 @@ def collective_s(
 
 
 def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffix: str = "") -> dict[str, Number]:
-    """Achievable bytes/s of "intra" (one GPU's port) and "inter" (one GPU's share of its node's NICs).
+    """Achievable bytes/s of the links that bills of this cluster name.
 
+    "intra": one GPU's port; "pcie": its link to the host, where groups may be bound by it; "inter": its share of the
+    node's NICs.
     suffix: appended to the names where every rank or node has links of its own (see `renamed`).
     """
-    capacities = _memo(curves or default_curves()).capacity(Links.of(cluster))
+    memo, links = _memo(curves or default_curves()), Links.of(cluster)
+    capacities: dict[str, Number] = {}
+    for port in ports_of(cluster):
+        seen = replace(links, port_kind=port.kind, port_bytes_per_s=port.bytes_per_s, port_link=port.link)
+        capacities |= memo.capacity(seen)
     return {f"{name}{suffix}": value for name, value in capacities.items()}
 
 
@@ -233,9 +242,9 @@ def _memo(curves: LinkCurves) -> _Memo:
 def _capacities(links: Links, curves: LinkCurves) -> dict[str, Number]:
     share = nic_share(links)
     if curves.ideal_links:
-        return _drop_zero({"intra": Fraction(links.port_bytes_per_s), "inter": share})
+        return _drop_zero({links.port_link: Fraction(links.port_bytes_per_s), "inter": share})
     port = curves.port(links.port_kind, links.port_bytes_per_s)
-    capacities: dict[str, Number] = {"intra": links.port_bytes_per_s * port.mode("ring", "simple").efficiency}
+    capacities: dict[str, Number] = {links.port_link: links.port_bytes_per_s * port.mode("ring", "simple").efficiency}
     if share:
         network = curves.network(links.network_kind)
         capacities["inter"] = float(share) * network.mode("ring", "simple").efficiency
@@ -257,7 +266,8 @@ def algorithm_of(call: Call, curves: LinkCurves) -> tuple[Algorithm, str]:
     node_gb_per_s = float(nic_share(links)) * links.islands / 1e9
     # NVSwitch reduces for Hopper and later; an older NCCL cannot ask it to
     architecture = "ampere" if _without_nvls(call.nccl) else links.architecture
-    fabric = Fabric(family_of(links.port_kind), architecture, links.port_bytes_per_s / 1e9, node_gb_per_s)
+    port_gb_per_s = float(links.port_bytes_per_s / links.detour) / 1e9
+    fabric = Fabric(family_of(links.port_kind), architecture, port_gb_per_s, node_gb_per_s)
     return pick(call.kind, call.size_bytes, Group(call.place.num_ranks, call.place.num_domains), fabric, call.allowed)
 
 
@@ -268,13 +278,17 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
         raise ClusterError(Fault(place="cluster: inter", problem=problem, remedy="give `inter`, or one node"))
     algorithm, protocol = algorithm_of(call, curves)
     form = volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
-    port_bytes = form.port * call.size_bytes * detour(call)
+    port_bytes = form.port * call.size_bytes * call.links.detour
     nic_bytes = form.nic * call.size_bytes * nic_part(call) * _spine(algorithm, call)
     if curves.ideal_links:
-        return Bill(latency_s=Fraction(0), link_bytes=_drop_zero({"intra": port_bytes, "inter": nic_bytes}))
+        return Bill(
+            latency_s=Fraction(0), link_bytes=_drop_zero({call.links.port_link: port_bytes, "inter": nic_bytes})
+        )
     port = curves.port(call.links.port_kind, call.links.port_bytes_per_s)
     network = curves.network(call.links.network_kind) if call.place.num_domains > 1 else None
-    weighted: dict[str, Number] = {"intra": float(port_bytes) * port_weight(port, algorithm, protocol, form)}
+    weighted: dict[str, Number] = {
+        call.links.port_link: float(port_bytes) * port_weight(port, algorithm, protocol, form)
+    }
     if network is not None:
         mode = network.mode(algorithm, protocol)
         weighted["inter"] = float(nic_bytes) * network.mode("ring", "simple").efficiency / mode.efficiency
@@ -310,19 +324,6 @@ def latency_s(
     far: Mode = network.mode(algorithm, protocol)
     steps = form.local_steps * local.hop_s + form.network_steps * far.hop_s
     return local.base_s + far.base_s + steps + pipeline_fill_s(far, transfer_s)
-
-
-def detour(call: Call) -> Fraction:
-    """How much longer a group is on its ports where not every GPU of a node reaches each other at full port speed.
-
-    mesh: r GPUs of g use r−1 of each port's g−1 cables. pairs: beyond two ranks the way leads through the host.
-    """
-    links, r = call.links, call.place.ranks_per_domain
-    if links.shape == "mesh" and 1 < r < links.gpus_per_node:
-        return Fraction(links.gpus_per_node - 1, r - 1)
-    if links.shape == "pairs" and r > 2:
-        return max(Fraction(1), Fraction(links.port_bytes_per_s) / Fraction(links.host_bytes_per_s))
-    return Fraction(1)
 
 
 def nic_part(call: Call) -> Fraction:

@@ -52,7 +52,7 @@ def interference(
 
 def _traffic(kind: Kind, size_bytes: int, shape: GroupShape, cluster: Cluster, curves: LinkCurves) -> tuple[int, float]:
     """Channels of the call, and the bytes a second that leave a GPU through its port and its part of the NICs."""
-    links = Links.of(cluster)
+    links = Links.of(cluster, shape, kind)
     choice = choose(kind, size_bytes, shape, cluster, curves)
     port = curves.port(links.port_kind, links.port_bytes_per_s)
     place = Placement.of(shape, links)
@@ -67,7 +67,7 @@ def sigma(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, curve
     curves = curves or default_curves()
     if curves.ideal_links:
         return 0.0
-    links = Links.of(cluster)
+    links = Links.of(cluster, shape, kind)
     place = Placement.of(shape, links)
     port = curves.port(links.port_kind, links.port_bytes_per_s)
     measured = curves.network(links.network_kind) if place.num_domains > 1 else port

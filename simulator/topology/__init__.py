@@ -2,7 +2,7 @@
 
 from simulator.topology.build import fat_tree, from_edges, island, rail
 from simulator.topology.cluster import Cluster, cluster_names
-from simulator.topology.parts import Edge, Fabric, Host, Inter, Intra
+from simulator.topology.parts import Edge, Fabric, Host, Inter, Intra, Pcie
 
 __all__ = [
     "Cluster",
@@ -11,6 +11,7 @@ __all__ = [
     "Host",
     "Inter",
     "Intra",
+    "Pcie",
     "cluster_names",
     "fat_tree",
     "from_edges",

@@ -16,7 +16,7 @@ from simulator.routing import Link
 from simulator.schema import Strict, faults_of, nearest, read_toml
 from simulator.tiers import HostTier, tier_defaults
 from simulator.topology import hosts, links
-from simulator.topology.parts import MAX_NODES, Fabric, Host, Inter, Intra
+from simulator.topology.parts import MAX_NODES, Fabric, Host, Inter, Intra, Pcie
 from simulator.topology.structure import structure_faults
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Cluster(Strict):
     nvlink_domain_size: int = Field(ge=1)
     intra: Intra
     host: Host | None = None
+    pcie: Pcie | None = None
     tier: HostTier | None = None
     inter: Inter | None = None
     fabric: Fabric = Fabric()

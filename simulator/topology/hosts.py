@@ -77,6 +77,7 @@ def adapt(
     data |= {"num_nodes": num_devices // gpus, "gpus_per_node": gpus}
     data["nvlink_domain_size"] = data["nvlink_domain_size"] if data["nvlink_domain_size"] > usual else gpus
     data["intra"] = _intra(data["intra"], intra_kind, gpus, usual)
+    data["pcie"] = _pcie(data["pcie"], gpus)
     data["inter"] = _inter(data["inter"], inter_bytes_per_s_per_node, gpus / usual)
     data["sources"] |= {"assumed": f"{data['name']}: the usual machine of this GPU, with what was stated put in"}
     return data
@@ -111,6 +112,17 @@ def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) ->
     if intra["shape"] == "mesh" and gpus > 1:  # a pair's cable stays what it is
         return {**intra, "bytes_per_s": intra["bytes_per_s"] * (gpus - 1) / (usual - 1)}
     return dict(intra)
+
+
+def _pcie(pcie: Mapping[str, Any] | None, gpus: int) -> dict[str, Any] | None:
+    """The tree above the first `gpus`; a larger node's is unknown."""
+    if pcie is None or gpus > sum(map(len, pcie["sockets"]), 0):
+        return None
+    parts = {
+        key: tuple(part for part in (tuple(gpu for gpu in each if gpu < gpus) for each in pcie[key]) if part)
+        for key in ("sockets", "switches")
+    }
+    return {**pcie, **parts}
 
 
 def _inter(inter: Mapping[str, Any] | None, total: float | None, share: float) -> dict[str, Any] | None:

@@ -12,6 +12,9 @@ from simulator.units import BytesPerS, Seconds
 HostKind = Literal["pcie3", "pcie4", "pcie5", "c2c"]
 IntraKind = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "xgmi", "pcie3", "pcie4", "pcie5", "loopback"]
 Shape = Literal["switch", "mesh", "cube_mesh", "pairs", "pcie"]
+CpuVendor = Literal["intel", "amd", "arm", "power", "unknown"]
+P2pLevel = Literal["none", "PIX", "PXB", "PHB", "NODE", "SYS"]
+Gpus = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
 MAX_NODES: Final = 65536
 
 InterKind = Literal["infiniband", "roce", "efa", "ethernet", "tcpx", "omnipath", "slingshot"]
@@ -47,6 +50,25 @@ class Host(Strict):
     kind: HostKind
     bytes_per_s: BytesPerS = Field(gt=0)
     latency_s: Seconds = Field(ge=0, default=0.0)
+
+
+class Pcie(Strict):
+    """The tree between the GPUs of a node and its CPUs, by local index, and what NCCL does over it.
+
+    sockets: GPUs of each CPU (NUMA domain); none: all on one. switches: GPUs behind one PCIe switch; the others have a
+    root port each. switch_bytes_per_s: a switch's own link to its CPU, one GPU's unless stated. socket_bytes_per_s: one
+    CPU to another; the usual one of the host link's generation unless stated. host_bytes_per_s: all that GPUs exchange
+    through host memory, together; half of the memory's rate unless stated (each byte is written and read).
+    cpu: its vendor. p2p: the furthest path on which GPUs reach each other directly; NCCL's rule unless stated.
+    """
+
+    cpu: CpuVendor = "unknown"
+    sockets: Annotated[tuple[Gpus, ...], Field(strict=False)] = ()
+    switches: Annotated[tuple[Gpus, ...], Field(strict=False)] = ()
+    switch_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
+    socket_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
+    host_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
+    p2p: P2pLevel | None = None
 
 
 class Inter(Strict):

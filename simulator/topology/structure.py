@@ -19,7 +19,13 @@ _FORBIDS_EDGES = ("switch", "pcie")
 
 def structure_faults(data: Mapping[str, object], place: str) -> list[Fault]:
     """Every fault between fields; `place` is the file or the name."""
-    return [*_edge_faults(data, place), *_island_faults(data, place), *_domain_faults(data, place), *_net(data, place)]
+    return [
+        *_edge_faults(data, place),
+        *_island_faults(data, place),
+        *_domain_faults(data, place),
+        *_net(data, place),
+        *_tree_faults(data, place),
+    ]
 
 
 def _edge_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
@@ -110,6 +116,36 @@ def _net(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     if nodes is not None and nodes > 1 and not data.get("inter"):
         problem = f"num_nodes = {nodes}, but nothing joins the nodes"
         yield Fault(place=f"{place}: inter", problem=problem, remedy="add [inter], or num_nodes = 1")
+
+
+def _tree_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    """Sockets and switches: GPUs that do not exist, stand twice, or are left out; a switch between two sockets."""
+    gpus, pcie, where = _int(data, "gpus_per_node"), _table(data, "pcie"), f"{place}: pcie"
+    if not data.get("pcie") or gpus is None:
+        return
+    if not data.get("host") and _table(data, "intra").get("shape") not in (None, "pcie"):
+        yield Fault(place=where, problem="a PCIe tree, but no GPU has a link to it", remedy="add [host]")
+    sockets, switches = (_sets(pcie.get(key)) for key in ("sockets", "switches"))
+    for key, sets in (("sockets", sockets), ("switches", switches)):
+        seen = [gpu for members in sets for gpu in members]
+        for gpu in sorted({gpu for gpu in seen if gpu >= gpus}):
+            yield Fault(place=f"{where}.{key}", problem=f"names GPU {gpu}; there are {gpus}", remedy=f"0 to {gpus - 1}")
+        for gpu in sorted({gpu for gpu in seen if seen.count(gpu) > 1}):
+            yield Fault(place=f"{where}.{key}", problem=f"GPU {gpu} stands in two of them", remedy="one for each GPU")
+    left = sorted(set(range(gpus)) - {gpu for members in sockets for gpu in members})
+    if sockets and left:
+        names = ", ".join(map(str, left[:8])) + (", …" if len(left) > 8 else "")
+        yield Fault(place=f"{where}.sockets", problem=f"GPUs {names} sit on none", remedy="every GPU on one")
+    for index, members in enumerate(switches):
+        if len({number for number, one in enumerate(sockets) for gpu in members if gpu in one}) > 1:
+            problem = "its GPUs sit on two sockets"
+            yield Fault(place=f"{where}.switches[{index}]", problem=problem, remedy="a switch for each socket")
+
+
+def _sets(value: object) -> list[list[int]]:
+    """Lists of whole numbers; what is anything else is a fault of its own field."""
+    lists = value if isinstance(value, list | tuple) else ()
+    return [[n for n in one if isinstance(n, int) and n >= 0] for one in lists if isinstance(one, list | tuple)]
 
 
 def _table(data: Mapping[str, object], key: str) -> Mapping[str, object]:

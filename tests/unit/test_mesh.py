@@ -37,6 +37,7 @@ def brute_shape(mesh: Mesh, axis: str) -> GroupShape:
         ranks_per_node=max(max(count.values()) for count in nodes),
         num_groups_per_node=max(Counter(node for count in nodes for node in count).values()),
         spans_domain=any(len({rank // domain for rank in group}) > 1 for group in groups),
+        local_stride=groups[0][1] - groups[0][0] if any(max(count.values()) > 1 for count in nodes) else 1,
     )
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from simulator.collective_curves import LinkCurves
-from simulator.collectives.cost import algorithm_of, detour, nic_part, nic_share
+from simulator.collectives.cost import algorithm_of, nic_part, nic_share
 from simulator.collectives.volumes import volume
 from validate.fit.sweeps import Sample, band
 
@@ -53,7 +53,7 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
         rows.append(
             (
                 modes.index(f"{algorithm}/{protocol}"),
-                float(form.port * detour(call)) * call.size_bytes / call.links.port_bytes_per_s,
+                float(form.port * call.links.detour) * call.size_bytes / call.links.port_bytes_per_s,
                 float(form.nic * nic_part(call)) * call.size_bytes / share if share else 0.0,
                 1 / form.loop_steps if form.loop_steps else 0.0,
                 form.local_steps,

@@ -6,9 +6,11 @@ import csv
 import gzip
 import io
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from simulator.collectives.cost import Call, Links, Placement
+from simulator.collectives.ports import INTRA
 from simulator.collectives.volumes import Kind
 
 MIN_BYTES, MID_BYTES, LARGE_BYTES = 1024, 64 * 2**10, 64 * 2**20
@@ -31,7 +33,6 @@ class Hardware:
     port: str
     bytes_per_s: float
     architecture: str
-    shape: str = "switch"
 
 
 GPUS = {
@@ -45,7 +46,7 @@ GPUS = {
     "B200": Hardware("nvlink5", 900e9, "blackwell"),
     "B300": Hardware("nvlink5", 900e9, "blackwell"),
     "GB200": Hardware("nvlink5", 900e9, "blackwell"),
-    "L40S": Hardware("pcie4", 31.5e9, "ada", "pcie"),
+    "L40S": Hardware("pcie4", 31.5e9, "ada"),
 }
 
 # Machines by a part of `source` or `notes`: the network, NICs a node, and bytes/s a node where the table leaves it out.
@@ -151,8 +152,8 @@ def to_sample(row: dict[str, str]) -> Sample:
         architecture=hardware.architecture,
         port_kind=hardware.port,
         port_bytes_per_s=hardware.bytes_per_s,
-        shape=hardware.shape,
-        host_bytes_per_s=31.5e9,
+        port_link=INTRA,
+        detour=Fraction(1),
         network_kind=kind,
         nic_bytes_per_s=node_speed / nics if nics else 0.0,
         num_nics=nics,

@@ -1,0 +1,82 @@
+"""The port that a group sees in its nodes: which class of link bounds it, and how much longer its bytes take there.
+
+Where every GPU reaches each other alike (a switch), that is the GPU's own port. On a mesh, a cube mesh, bridges or a PCIe
+tree it is what NCCL's roads leave, with all groups of the axis busy at once (simulator/topology/wiring.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from simulator.topology.wiring import Found, Group, Wiring
+
+if TYPE_CHECKING:
+    from simulator.mesh import GroupShape
+    from simulator.topology import Cluster
+
+INTRA, PCIE = "intra", "pcie"  # names of links: a GPU's own port, and its link to the host where it has both
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """link: the name under which bytes are counted; kind, bytes_per_s: its data sheet, one way.
+
+    detour: bytes on the link for each byte that the collective's closed form puts on a port.
+    """
+
+    link: str
+    kind: str
+    bytes_per_s: float
+    detour: Fraction
+
+    @property
+    def reached_bytes_per_s(self) -> float:
+        """What the group's rings find, data sheet."""
+        return float(self.bytes_per_s / self.detour)
+
+
+def port_of(cluster: Cluster, shape: GroupShape | None = None, kind: str = "all_reduce") -> Port:
+    """What `kind` finds on the ports of a group; without a group, a GPU's own port."""
+    wiring, intra = Wiring.of(cluster), cluster.intra
+    own = Port(INTRA, intra.kind, intra.bytes_per_s, Fraction(1))
+    if shape is None or shape.ranks_per_node == 1 or wiring.is_even:
+        return own
+    found = _found(wiring, local_groups(shape, cluster.gpus_per_node), _pattern(kind))
+    host = wiring.host
+    if found.on_pcie and host is not None and intra.shape != "pcie":
+        own = Port(PCIE, host.kind, host.bytes_per_s, Fraction(1))
+    detour = Fraction(own.bytes_per_s) / Fraction(found.bytes_per_s)
+    return Port(own.link, own.kind, own.bytes_per_s, max(Fraction(1), detour))
+
+
+def ports_of(cluster: Cluster) -> tuple[Port, ...]:
+    """Every class of port that groups of the cluster may be bound by."""
+    wiring = Wiring.of(cluster)
+    own = port_of(cluster)
+    if wiring.is_even or wiring.host is None or cluster.intra.shape == "pcie":
+        return (own,)
+    return own, Port(PCIE, wiring.host.kind, wiring.host.bytes_per_s, Fraction(1))
+
+
+def local_groups(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:
+    """The GPUs of each group of a shape on one node, by local index: `local_stride` apart, side by side."""
+    count, stride = min(shape.ranks_per_node, num_gpus), shape.local_stride
+    if count * stride > num_gpus:  # a pattern that wraps: as if its ranks stood next to each other
+        stride = 1
+    period = count * stride
+    firsts = (start + offset for start in range(0, num_gpus - period + 1, period) for offset in range(stride))
+    groups = tuple(tuple(range(first, first + period, stride)) for first in firsts)
+    return groups[: max(1, shape.num_groups_per_node)]
+
+
+def _pattern(kind: str) -> str:
+    return {"all_to_all": "all_pairs", "send_recv": "neighbours"}.get(kind, "rings")
+
+
+@lru_cache(maxsize=4096)
+def _found(wiring: Wiring, groups: tuple[Group, ...], pattern: str) -> Found:
+    found: Found = getattr(wiring, pattern)(groups)
+    return Found(float(f"{found.bytes_per_s:.9g}"), found.on_pcie)  # a linear programme's last digits mean nothing
