@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
 from simulator.cli import ExitCode
 from simulator.cli.terminal import show
-from simulator.host import NodeTree, findings
+from simulator.errors import ClusterError, Fault
+from simulator.host import Host, NodeTree, findings
+from simulator.readers.host_cluster import cluster_of
 from simulator.readers.topology_source import host_of, read_source, with_device
 from simulator.topology import Cluster
+from simulator.writers.cluster_toml import cluster_toml
 from simulator.writers.host_view import host_json, render_host, render_tree, tree_json
 
 _WIDTH = 140
@@ -18,17 +22,28 @@ _HELP = """Show a topology: NVLink islands, the network card nearest to each GPU
 between islands, what looks wrong, and what the source does not say.
 
 SOURCE is what `nvidia-smi topo -m` printed, an NCCL topology XML (NCCL_TOPO_DUMP_FILE), a preset's name, a cluster's
-.toml, a SLURM topology.conf or topology.yaml, or - for standard input."""
+.toml, a SLURM topology.conf or topology.yaml, `here` for this machine, or - for standard input.
+
+With --save the host becomes a cluster file, which predict and collective take as --cluster: links as the source shows
+them, speeds from data sheets."""
 
 
 @click.command("topo", help=_HELP)
 @click.argument("source", metavar="SOURCE")
 @click.option("--device", metavar="NAME", help="The GPUs of a matrix, which does not name them: gives speeds.")
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.toml",
+    help="Write a cluster file; needs --device.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
-def command(source: str, *, device: str | None, as_json: bool, plain: bool) -> int:
-    """Read, show."""
+def command(source: str, *, device: str | None, save: Path | None, as_json: bool, plain: bool) -> int:
+    """Read, save, show."""
     found = read_source(source)
+    if save is not None:
+        _save(found, source, device, save)
     if isinstance(found, NodeTree):
         answer, data = render_tree(found), tree_json(found)
     else:
@@ -41,3 +56,21 @@ def command(source: str, *, device: str | None, as_json: bool, plain: bool) -> i
     else:
         show(answer, plain=plain, width=_WIDTH)
     return ExitCode.OK
+
+
+def _save(found: Host | Cluster | NodeTree, source: str, device: str | None, path: Path) -> None:
+    """The host's cluster file. Raises ClusterError where there is no host, or nobody says which GPUs it has."""
+    if not isinstance(found, Host):
+        problem = (
+            "is a cluster file already" if isinstance(found, Cluster) else "shows what is above the nodes, not a node"
+        )
+        raise ClusterError(Fault(place=source, problem=problem, remedy="--save takes a matrix or an XML"))
+    if device is None:
+        remedy = "--device with the GPU's name, as h100"
+        raise ClusterError(Fault(place=source, problem="does not say which GPUs these are", remedy=remedy))
+    cluster = cluster_of(found, device)
+    try:
+        path.write_text(cluster_toml(cluster), encoding="utf-8")
+    except OSError as exc:
+        raise ClusterError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
+    click.echo(f"saved {path}: use it as --cluster {path} (--nodes N)", err=True)

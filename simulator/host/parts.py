@@ -72,7 +72,7 @@ class Host:
     switched: the source shows an NVSwitch. Where it cannot (nvidia-smi), link counts tell.
     cables: what the source says of speeds, for cuts; empty where it says nothing. speeds: where those numbers stand.
     links_listed: the source shows NVLinks where there are any. numbered: it tells CUDA's numbers of the GPUs.
-    missing: what the source does not say, in words.
+    cpu: its vendor (intel, amd, arm, power), "" where not told. missing: what the source does not say, in words.
     """
 
     source: str
@@ -85,6 +85,7 @@ class Host:
     speeds: str = ""
     links_listed: bool = True
     numbered: bool = True
+    cpu: str = ""
     missing: tuple[str, ...] = ()
 
     @property

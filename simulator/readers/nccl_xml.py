@@ -160,6 +160,7 @@ class _Reading:
             speeds="NCCL's reading of the file: PCIe by generation and width, links by compute capability",
             links_listed=self.links_listed,
             numbered=self.numbered,
+            cpu=_vendor(next(self.root.inside("cpu"), None)),
             missing=tuple(self.missing),
         )
 
@@ -380,6 +381,13 @@ class _Reading:
 def _whole(text: str) -> int:
     """A whole number of a sane size; 0 for anything else."""
     return int(text) if _WHOLE.fullmatch(text) else 0
+
+
+def _vendor(cpu: _Element | None) -> str:
+    if cpu is None:
+        return ""
+    names = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
+    return {"ppc64": "power", "arm64": "arm"}.get(cpu.get("arch")) or names.get(cpu.get("vendor"), "")
 
 
 def _cpu_rate(cpu: _Element) -> float:

@@ -10,26 +10,24 @@ from typing import Final
 from simulator.device import Device
 from simulator.errors import ClusterError, Fault
 from simulator.host import Cable, Card, Gpu, Host, NodeTree, Path, rated
+from simulator.readers.host_cluster import GA102_LINK, ONE_LINK
 from simulator.readers.nccl_xml import read_xml
 from simulator.readers.nvidia_smi import looks_like_matrix, read_matrix
 from simulator.readers.slurm_topology import read_conf, read_yaml
+from simulator.readers.this_machine import HERE, read_here
 from simulator.topology import Cluster, cluster_names
 from simulator.topology.hosts import usual_host
 
 _MOST_BYTES: Final = 8 * 2**20
-_FORMATS: Final = "a preset, a cluster's .toml, `nvidia-smi topo -m`, NCCL topology XML, SLURM topology.conf or .yaml"
-# One link, one way: data sheets (github:stas00/ml-engineering network/README.md; 14 GB/s on GA102 boards)
-_LINK_BYTES_PER_S: Final = {
-    "nvlink2": (25e9,),
-    "nvlink3": (25e9, 14.0625e9),
-    "nvlink4": (25e9,),
-    "nvlink5": (50e9,),
-    "xgmi": (64e9,),
-}
+_FORMATS: Final = (
+    "a preset, a cluster's .toml, `nvidia-smi topo -m`, NCCL topology XML, SLURM topology.conf or .yaml, here"
+)
 
 
 def read_source(source: str) -> Host | Cluster | NodeTree:
-    """What `source` describes: a preset's name, a file's path, or "-" for standard input. Raises ClusterError."""
+    """What `source` describes: a preset's name, a file's path, "here", or "-" for standard input. Raises ClusterError."""
+    if source == HERE:
+        return read_here()
     if source in cluster_names() or source.endswith(".toml"):
         return Cluster.load(source)
     data = _data(source)
@@ -115,7 +113,8 @@ def _name(node: str) -> str:
 
 
 def _direct(kind: str, bytes_per_s: float) -> Path:
-    whole = (rate for rate in _LINK_BYTES_PER_S.get(kind, ()) if bytes_per_s % rate == 0)
+    rates = [ONE_LINK[kind], GA102_LINK] if kind in ONE_LINK else []
+    whole = (rate for rate in rates if bytes_per_s % rate == 0)
     count = int(bytes_per_s // next(whole, bytes_per_s))
     return Path("XGMI" if kind == "xgmi" else "NV", count)
 

@@ -104,6 +104,8 @@ class Cluster(Strict):
         is_path = isinstance(name_or_path, Path) or text.endswith(".toml")
         if not is_path and text not in cluster_names():
             known = nearest(text, cluster_names()) or f"known: {', '.join(cluster_names())}"
+            if Path(text).is_file():
+                known = f"a matrix or XML becomes one by `shardwise topo {text} --device GPU --save node.toml`"
             raise ClusterError(Fault(place="cluster", problem=f"no preset is called {text!r}", remedy=known))
         path = Path(text) if is_path else PRESETS / f"{text}.toml"
         cluster = cls.parse(read_toml(path, ClusterError), str(path), ClusterError, from_file=True)

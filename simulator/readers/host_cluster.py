@@ -1,0 +1,129 @@
+"""A host as it was read, as a cluster that can be predicted on.
+
+The source says who is joined to whom; data sheets say how fast: of the GPU, and of the usual machine of that GPU for what no
+source shows (the host link's generation, the kind of network, speeds of cards that a matrix lists without them).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from simulator.device import Device
+from simulator.errors import ClusterError, Fault
+from simulator.host import Host, Island, domains, islands, nearest_cards, pcie_groups
+from simulator.topology import Cluster
+from simulator.topology.hosts import usual_host
+
+# One link, one way: data sheets (github:stas00/ml-engineering network/README.md; 14 GB/s on GA102 boards)
+ONE_LINK: Final = {"nvlink2": 25e9, "nvlink3": 25e9, "nvlink4": 25e9, "nvlink5": 50e9, "xgmi": 64e9}
+GA102_LINK: Final = 14.0625e9
+_KIND: Final = {"volta": "nvlink2", "ampere": "nvlink3", "hopper": "nvlink4", "blackwell": "nvlink5", "cdna3": "xgmi"}
+_WITHOUT_PEERS: Final = ("rtx-4090",)  # GeForce: NVIDIA's driver offers no peer access over PCIe
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+
+
+def cluster_of(host: Host, device_name: str, num_nodes: int = 1) -> Cluster:
+    """`num_nodes` hosts like this one. Raises ClusterError: an unknown device, links that no cluster file can say."""
+    device = Device.load(Device.resolve(device_name))
+    usual = Cluster.load(usual_host(device.name))
+    gpus = len(host.gpus)
+    data: dict[str, Any] = {
+        "name": re.sub(r"[^A-Za-z0-9_.-]+", "-", host.source.rpartition("/")[2].rpartition(".")[0] or host.source),
+        "device": device,
+        "num_nodes": num_nodes,
+        "gpus_per_node": gpus,
+        "host": usual.host_link,
+        "fabric": usual.fabric,
+        "sources": {"host": f"assumed: as in {usual.name}"},
+    }
+    data |= _intra(host, device, usual, data["sources"])
+    data |= {"pcie": _tree(host, device, data["sources"]), "inter": _inter(host, usual, data["sources"])}
+    if data["intra"]["shape"] == "pcie":
+        data["host"] = None
+    return Cluster.parse(data, host.source, ClusterError)
+
+
+def _intra(host: Host, device: Device, usual: Cluster, sources: dict[str, str]) -> dict[str, Any]:
+    """[intra] and the NVLink domain."""
+    found, gpus = islands(host), len(host.gpus)
+    latency, size = usual.intra.latency_s, gpus
+    if not host.links_listed and gpus == usual.gpus_per_node:
+        sources["intra"] = f"assumed: as in {usual.name}; the source lists no NVLinks whether there are any or not"
+        return {"intra": usual.intra.model_dump(), "nvlink_domain_size": usual.nvlink_domain_size}
+    if all(len(island.gpus) == 1 for island in found):
+        link = usual.host_link
+        if link is None:
+            raise ClusterError(
+                Fault(place=host.source, problem=f"no link joins its GPUs, and {usual.name} has no host")
+            )
+        sources["intra"] = f"no direct links in the source; the GPUs' PCIe as in {usual.name}"
+        intra = {"kind": link.kind, "shape": "pcie", "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
+        return {"intra": intra, "nvlink_domain_size": size}
+    kind = _KIND.get(device.architecture)
+    if kind is None:
+        problem = f"shows direct links between its GPUs; {device.name} has none"
+        raise ClusterError(Fault(place=host.source, problem=problem, remedy="--device with the board that is in it"))
+    bridged = usual.intra.kind == kind == "nvlink3" and usual.intra.bytes_per_s % ONE_LINK[kind]
+    one = GA102_LINK if bridged else ONE_LINK[kind]
+    intra = {"kind": kind, "latency_s": latency, **_shape(host, found, one)}
+    sources["intra"] = f"links as the source counts them, {one / 1e9:g} GB/s each one way (data sheet)"
+    if intra["shape"] == "switch" and usual.nvlink_domain_size > gpus == usual.gpus_per_node:
+        size = usual.nvlink_domain_size
+        sources["nvlink_domain_size"] = f"assumed: as in {usual.name}; a tray does not show its rack"
+    return {"intra": intra, "nvlink_domain_size": size}
+
+
+def _shape(host: Host, found: tuple[Island, ...], one: float) -> dict[str, Any]:
+    """shape, rate and edges. Raises ClusterError where only some GPUs meet in a switch."""
+    switched = [island for island in found if island.shape == "switch"]
+    most = one * max(links for island in found for links in island.links)
+    if switched and len(found) > 1:
+        outside = ", ".join(host.gpus[g].name for island in found if island is not switched[0] for g in island.gpus)
+        problem = f"an NVSwitch joins {len(switched[0].gpus)} of {len(host.gpus)} GPUs, and not {outside}"
+        raise ClusterError(Fault(place=host.source, problem=problem, remedy="NVLink up on every GPU, then read again"))
+    if switched:
+        return {"shape": "switch", "bytes_per_s": most}
+    pairs = {pair: path for island in found for pair, path in island.pairs.items()}
+    edges = [{"src": a, "dst": b, "bytes_per_s": one * path.count} for (a, b), path in pairs.items()]
+    shapes = {island.shape for island in found if len(island.gpus) > 1}
+    even = len({path.count for path in pairs.values()}) == 1
+    if shapes == {"mesh"} and len(found) == 1 and even:
+        return {"shape": "mesh", "bytes_per_s": most}
+    shape = "cube_mesh" if shapes == {"cube_mesh"} else "pairs" if shapes == {"pair"} else "mesh"
+    return {"shape": shape, "bytes_per_s": most, "edges": edges}
+
+
+def _tree(host: Host, device: Device, sources: dict[str, str]) -> dict[str, Any] | None:
+    """[pcie]: NUMA nodes as sockets, PCIe switches; None where the source shows neither."""
+    numas = [gpu.numa for gpu in host.gpus]
+    if all(map(_NUMBER.fullmatch, numas)):
+        sockets = [[i for i, numa in enumerate(numas) if numa == one] for one in dict.fromkeys(numas)]
+    else:
+        sockets = [list(group) for group in pcie_groups(host, "NODE")]
+        if len(sockets) == len(numas) and len(domains(host)) == 1:
+            sockets = [list(range(len(numas)))]  # cables hide the paths below them: nothing says who sits where
+    at = {gpu: index for index, socket in enumerate(sockets) for gpu in socket}
+    groups = [list(group) for group in pcie_groups(host, "PXB") if len(group) > 1]
+    switches = [group for group in groups if len({at[gpu] for gpu in group}) == 1 and len(group) < len(numas)]
+    made: dict[str, Any] = {"cpu": host.cpu or "unknown", "sockets": sockets, "switches": switches}
+    if device.name in _WITHOUT_PEERS:
+        made["p2p"] = "none"
+    sources["pcie"] = "NUMA nodes and PCIe switches as the source shows them"
+    return made
+
+
+def _inter(host: Host, usual: Cluster, sources: dict[str, str]) -> dict[str, Any] | None:
+    """[inter]: the cards that some GPU is nearest to."""
+    if usual.inter is None:
+        return None
+    inter = usual.inter.model_dump()
+    used = {name for one in nearest_cards(host) for name in one.cards}
+    if not used:
+        share = len(host.gpus) / usual.gpus_per_node
+        sources["inter"] = f"assumed: as in {usual.name}; the source shows no network cards"
+        return {**inter, "num_nics": max(1, round(inter["num_nics"] * share))}
+    rates = [card.bytes_per_s for card in host.cards if card.name in used and card.bytes_per_s]
+    speed = "speeds from the source" if rates else f"their speed assumed: as in {usual.name}"
+    sources["inter"] = f"{len(used)} cards nearest to some GPU, {speed}; kind and latency as in {usual.name}"
+    return {**inter, "num_nics": len(used), "nic_bytes_per_s": min(rates) if rates else inter["nic_bytes_per_s"]}

@@ -1,0 +1,156 @@
+"""A host as it was read becomes a cluster that can be priced, and its file reads back as the same cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simulator.cli import ExitCode, main
+from simulator.collectives.ports import port_of
+from simulator.errors import ClusterError
+from simulator.host import Host
+from simulator.mesh import GroupShape
+from simulator.readers.host_cluster import cluster_of
+from simulator.readers.topology_source import read_source
+from simulator.topology import Cluster
+from simulator.writers.cluster_toml import cluster_toml
+
+FILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "topologies"
+GB = 1e9
+
+
+def host(name: str) -> Host:
+    if not FILES.is_dir():
+        pytest.skip("the published topologies are not on this machine")
+    found = read_source(str(FILES / name))
+    assert isinstance(found, Host)
+    return found
+
+
+def reached(cluster: Cluster, num_ranks: int, num_groups: int = 1, stride: int = 1) -> tuple[str, float]:
+    shape = GroupShape(
+        num_ranks=num_ranks,
+        num_nodes=1,
+        ranks_per_node=num_ranks,
+        num_groups_per_node=num_groups,
+        spans_domain=False,
+        local_stride=stride,
+    )
+    port = port_of(cluster, shape)
+    return port.link, pytest.approx(port.reached_bytes_per_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "shape", "rate"),
+    [
+        ("smi_dgx1v_8xV100_hybrid_cube_mesh.txt", "v100", "cube_mesh", 150),
+        ("smi_8xV100-SXM2-32GB_1nic.txt", "v100", "cube_mesh", 150),
+        ("smi_dell_c4140_4xV100_nv2mesh.txt", "v100", "mesh", 150),
+        ("smi_polaris_4xA100.txt", "a100", "mesh", 300),
+        ("smi_dgx_a100_8xA100_12nic.txt", "a100", "switch", 300),
+        ("smi_dgx_h100_8xH100_12nic_gpu_rows.txt", "h100", "switch", 450),
+        ("smi_gb200_tray_4gpu.txt", "gb200", "switch", 900),
+        ("smi_azure_nc96ads_4xA100_nvlink_pairs.txt", "a100-pcie", "pairs", 300),
+        ("smi_3xA6000_one_nvlink_pair.txt", "a6000", "pairs", 56.25),
+        ("rccl_topo_8p_940.xml", "mi300x", "mesh", 448),
+        ("smi_4xL40S_2socket.txt", "l40s", "pcie", 31),
+        ("azure_ndv5-topo.xml", "h100", "switch", 450),
+    ],
+)
+def test_links_become_shapes_at_data_sheet_speed(name: str, device: str, shape: str, rate: float) -> None:
+    cluster = cluster_of(host(name), device)
+    assert (cluster.intra.shape, cluster.intra.bytes_per_s) == (shape, rate * GB)
+
+
+def test_what_was_read_is_what_is_priced() -> None:
+    """A cube mesh's first pair has one link of 25 GB/s; the preset says the same."""
+    cluster = cluster_of(host("smi_dgx1v_8xV100_hybrid_cube_mesh.txt"), "v100")
+    assert reached(cluster, 2) == ("intra", 25 * GB)
+    assert reached(cluster, 4) == ("intra", 100 * GB)
+    assert reached(cluster, 8) == reached(Cluster.load("dgx1-v100-8"), 8)
+
+
+def test_three_a6000_of_which_two_are_bridged() -> None:
+    cluster = cluster_of(host("smi_3xA6000_one_nvlink_pair.txt"), "a6000")
+    assert reached(cluster, 2) == ("intra", 56.25 * GB)
+    assert reached(cluster, 3) == ("pcie", 31 * GB)
+
+
+def test_geforce_boards_behind_two_switches_share_their_uplinks() -> None:
+    """No peer access: each of eight hops goes up a switch and down one; four share each uplink of 31 GB/s."""
+    cluster = cluster_of(host("smi_8xRTX4090_pix_two_socket.txt"), "rtx4090")
+    assert reached(cluster, 8) == ("intra", 31 * GB / 4)
+
+
+def test_cards_nearest_to_no_gpu_are_left_out() -> None:
+    assert cluster_of(host("smi_dgx_a100_8xA100_12nic.txt"), "a100").inter.num_nics == 8  # type: ignore[union-attr]
+    assert cluster_of(host("smi_hgx_h100_8xH100_10nic_gpu_rows.txt"), "h100").inter.num_nics == 8  # type: ignore[union-attr]
+
+
+def test_a_tray_belongs_to_its_rack() -> None:
+    assert cluster_of(host("smi_gb200_tray_4gpu.txt"), "gb200", 18).nvlink_domain_size == 72
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FILES.glob("*")) if FILES.is_dir() else ["none"])
+def test_every_published_host_saves_and_loads(name: str, tmp_path: Path) -> None:
+    """Any GPU whose boards may carry direct links serves here; what matters is that the file says the same."""
+    if name == "INDEX.md":
+        return
+    device = "mi300x" if name.startswith("rccl") else "a100"
+    found = host(name)
+    made = cluster_of(found, device)
+    path = tmp_path / "node.toml"
+    path.write_text(cluster_toml(made))
+    assert Cluster.load(path) == made
+    assert made.gpus_per_node == len(found.gpus)
+
+
+@pytest.mark.parametrize("name", ["gb200-nvl72", "dgx1-v100-8", "pcie-l40s-8", "selene"])
+def test_presets_write_themselves(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(cluster_toml(Cluster.load(name)))
+    assert Cluster.load(path) == Cluster.load(name)
+
+
+MATRIX = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV18\t{0}\nGPU1\tNV18\t X \t{0}\nGPU2\t{0}\t{0}\t X \n"
+
+
+def test_saving_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    matrix, out = tmp_path / "m.txt", tmp_path / "node.toml"
+    matrix.write_text(MATRIX.format("NV18"))
+    assert main(["topo", str(matrix), "--device", "h100", "--save", str(out)]) == ExitCode.OK
+    assert Cluster.load(out).intra.bytes_per_s == 450 * GB
+    assert main(["topo", str(matrix), "--save", str(out)]) != ExitCode.OK
+    assert "--device with the GPU's name" in capsys.readouterr().err
+    assert main(["topo", "hgx-h100-8", "--device", "h100", "--save", str(out)]) != ExitCode.OK
+    assert "is a cluster file already" in capsys.readouterr().err
+    assert main(["predict", "--cluster", str(matrix)]) != ExitCode.OK
+    assert "--save node.toml" in capsys.readouterr().err
+
+
+def test_a_switch_that_leaves_a_gpu_out_is_no_cluster(tmp_path: Path) -> None:
+    matrix = tmp_path / "m.txt"
+    matrix.write_text(MATRIX.format("SYS"))
+    found = read_source(str(matrix))
+    assert isinstance(found, Host)
+    with pytest.raises(ClusterError, match="not GPU2"):
+        cluster_of(found, "h100")
+    with pytest.raises(ClusterError, match="l40s has none"):
+        cluster_of(found, "l40s")
+
+
+def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.raises(ClusterError, match="no nvidia-smi"):
+        read_source("here")
+
+
+def test_this_machine_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\ncat <<'END'\n" + MATRIX.format("NV18") + "END\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = read_source("here")
+    assert isinstance(found, Host)
+    assert len(found.gpus) == 3
