@@ -1,0 +1,32 @@
+"""Pipeline schedules as data: what each stage issues and in which order, which layers it holds, what it waits for.
+
+A *stage* is a pipeline rank. Its layers may be split into *chunks* (virtual stages, model chunks). A micro-batch visits
+chunks in the order of their *position*, 0 to the last, and its gradients go back. Letters: p stages, m micro-batches,
+v chunks a stage. Told with drawings in docs/background/pipeline.md.
+"""
+
+from simulator.pipeline.actions import SCHEDULES, Action, Kind, Schedule, splits_backward
+from simulator.pipeline.flow import Neighbours, in_flight, neighbours, peak_in_flight
+from simulator.pipeline.layers import Split, stage_layers
+from simulator.pipeline.legal import faults
+from simulator.pipeline.orders import order
+from simulator.pipeline.placement import micro_batches, num_positions, position
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Kind",
+    "Neighbours",
+    "Schedule",
+    "Split",
+    "faults",
+    "in_flight",
+    "micro_batches",
+    "neighbours",
+    "num_positions",
+    "order",
+    "peak_in_flight",
+    "position",
+    "splits_backward",
+    "stage_layers",
+]

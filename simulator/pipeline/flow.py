@@ -1,0 +1,117 @@
+"""What each action waits for and sends, and how many micro-batches' activations a stage holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.errors import PlanError
+from simulator.pipeline.actions import Action, Schedule
+from simulator.pipeline.legal import schedule_faults
+from simulator.pipeline.orders import interleaved_warm_up
+from simulator.pipeline.placement import at_position, num_positions, position
+
+Where = tuple[int, Action]  # (stage, what it does there)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbours:
+    """What must have ended before an action, on which stage, and what crosses between stages.
+
+    after: all of it. receives: the one of `after` on another stage, whose result travels (activations before an F, their
+    gradients before a B). sends: the action on another stage that this one's result goes to.
+    """
+
+    after: tuple[Where, ...]
+    receives: Where | None = None
+    sends: Where | None = None
+
+
+def neighbours(schedule: Schedule, num_stages: int, stage: int, action: Action, num_chunks: int = 1) -> Neighbours:
+    """F of a position needs F of the one before, B needs its own F and B of the one behind; W needs its own B."""
+    if action.kind == "W":
+        return Neighbours(after=((stage, Action("B", action.micro_batch, action.chunk)),))
+    place = position(schedule, num_stages, stage, action.chunk)
+    back = -1 if action.kind == "F" else 1
+
+    def at(other: int) -> Where | None:
+        if not 0 <= other < num_positions(schedule, num_stages, num_chunks):
+            return None
+        there, chunk = at_position(schedule, num_stages, other, action.chunk)
+        return there, Action(action.kind, action.micro_batch, chunk)
+
+    source, target = at(place + back), at(place - back)
+    own = ((stage, Action("F", action.micro_batch, action.chunk)),) if action.kind == "B" else ()
+    return Neighbours(
+        after=own if source is None else (*own, source),
+        receives=source if source and source[0] != stage else None,
+        sends=target if target and target[0] != stage else None,
+    )
+
+
+def in_flight(
+    schedule: Schedule,
+    num_stages: int,
+    num_micro_batches: int,
+    stage: int,
+    num_chunks: int = 1,
+    *,
+    group_size: int | None = None,
+) -> tuple[int, ...]:
+    """The most micro-batches whose activations each chunk of a stage holds at once.
+
+    They are held from the F to the end of the backward: to the W where there is one, else to the B. Of chunks the most
+    may fall on different moments: `peak_in_flight` is the stage's. Raises PlanError where the schedule cannot run so.
+    """
+    if found := schedule_faults(schedule, num_stages, num_micro_batches, num_chunks, group_size):
+        raise PlanError(found)
+    p, m, s = num_stages, num_micro_batches, stage
+    match schedule:
+        case "gpipe":
+            return (m,) * num_chunks
+        case "1f1b":
+            return (min(p - s, m),)
+        case "interleaved":
+            group = group_size or p
+            return tuple(_held_interleaved(p, m, s, num_chunks, group, chunk) for chunk in range(num_chunks))
+        case "zb_h1":
+            return (min(p, m),)
+        case "dualpipe":
+            r = min(s, p - 1 - s)
+            return (p - r, r + 1) if r == s else (r + 1, p - r)
+        case "dualpipe_v":
+            return (2 * p - s, s + 1)
+
+
+def peak_in_flight(
+    schedule: Schedule,
+    num_stages: int,
+    num_micro_batches: int,
+    stage: int,
+    num_chunks: int = 1,
+    *,
+    group_size: int | None = None,
+) -> int:
+    """The most that a stage holds at once, in micro-batches of one chunk each, over its chunks."""
+    if schedule == "interleaved":
+        warm_up = interleaved_warm_up(num_stages, stage, num_chunks, group_size or num_stages)
+        return min(warm_up + 1, num_micro_batches * num_chunks)
+    return sum(in_flight(schedule, num_stages, num_micro_batches, stage, num_chunks, group_size=group_size))
+
+
+def _held_interleaved(p: int, m: int, s: int, v: int, group: int, chunk: int) -> int:
+    """A chunk holds most where a run of its backwards begins: between runs only forwards happen to it."""
+    total, warm_up = m * v, interleaved_warm_up(p, s, v, group)
+    begun = []
+    for first in range(0, m, group):
+        backwards = first * v + (v - 1 - chunk) * min(group, m - first)  # over all chunks, before this run
+        forwards = min(warm_up + backwards + 1, total)
+        begun.append(_of_chunk(forwards, m, v, group, chunk) - first)
+    return max(begun)
+
+
+def _of_chunk(num_forwards: int, m: int, v: int, group: int, chunk: int) -> int:
+    """How many of a stage's first forwards are this chunk's. The last group may be smaller than the others."""
+    groups = min(num_forwards // (group * v), m // group)
+    size = group if groups < m // group else m % group
+    rest = num_forwards - groups * group * v
+    return groups * group + min(max(rest - chunk * size, 0), size)
