@@ -35,6 +35,8 @@ class Heads(Protocol):
     @property
     def num_kv_heads(self) -> int: ...
     @property
+    def d_ff(self) -> int: ...
+    @property
     def num_layers(self) -> int: ...
 
 
@@ -182,7 +184,7 @@ def check(plan: Plan, model: Heads, cluster: Cluster) -> None:
 
     Context parallelism here is ring attention: it splits the sequence (which the plan checks), never the heads.
     """
-    faults = [*_degree_faults(plan, cluster), *_head_faults(plan, model), *_expert_faults(plan, model)]
+    faults = [*_degree_faults(plan, cluster), *_split_faults(plan, model), *_expert_faults(plan, model)]
     if plan.pp > model.num_layers:
         problem = f"pp = {plan.pp} stages for {model.num_layers} layers"
         faults.append(Fault(place="plan: pp", problem=problem, remedy=f"pp ≤ {model.num_layers}"))
@@ -219,8 +221,8 @@ def _nearest_degrees(plan: Plan, cluster: Cluster) -> str:
     return ", or ".join(remedies)
 
 
-def _head_faults(plan: Plan, model: Heads) -> list[Fault]:
-    heads = {"heads": model.num_heads, "key-value heads": model.num_kv_heads}
+def _split_faults(plan: Plan, model: Heads) -> list[Fault]:
+    heads = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "columns of the MLP": model.d_ff}
     return [
         Fault(
             place="plan: tp",

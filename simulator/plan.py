@@ -85,6 +85,8 @@ class Plan(Strict):
     micro_batch_size: int = Field(ge=1, le=MAX_COUNT, default=1)
     num_micro_batches: int = Field(ge=1, le=MAX_COUNT, default=1)
     seq_len: int = Field(ge=1, le=MAX_COUNT, default=2048)
+    # Between the regions that tp splits by columns, each of its ranks holds a part of the tokens (arXiv 2205.05198)
+    sequence_parallel: bool = False
 
     precision: Precision = "bf16"
     master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -235,6 +237,15 @@ class Plan(Strict):
                     place=f"{place}: seq_len",
                     problem=f"seq_len {self.seq_len} is not a multiple of 2 × cp = {2 * self.cp} (causal balance)",
                     remedy=f"seq_len = {-(-self.seq_len // (2 * self.cp)) * 2 * self.cp}",
+                )
+            )
+        if self.sequence_parallel and self.seq_len // self.cp % self.tp:
+            parts = self.tp * self.cp
+            faults.append(
+                Fault(
+                    place=f"{place}: sequence_parallel",
+                    problem=f"the {self.seq_len // self.cp} tokens of a rank do not divide by tp = {self.tp}",
+                    remedy=f"seq_len = {-(-self.seq_len // (2 * parts)) * 2 * parts}, or sequence_parallel = false",
                 )
             )
         reshard = self.reshard_after_forward

@@ -71,6 +71,8 @@ class Stack(Strict):
     loss: Literal["fp32_eager", "fp32_compiled", "fused"] = "fp32_eager"
     # Training metrics that compute an eager fp32 cross-entropy of every micro-batch's logits once more, forward only
     loss_metrics: int = Field(ge=0, default=0)
+    # Dropout behind attention's softmax (where it is unfused), both branches and the embedding: its masks are kept
+    dropout: bool = False
     # autocast: fp32 parameters cast at each use (and the casts cost time and memory), as torch.autocast does
     autocast: bool = False
     # What the selective policy keeps besides attention; torchtitan runs each second product of a block again
@@ -82,6 +84,9 @@ class Stack(Strict):
     nccl: str = ""
     # Share of collectives that the framework leaves exposed whatever the schedule would allow (1 = no overlap at all)
     overlap: bool = True
+    # What tensor-parallel collectives run beside: nothing; in the backward the product that does not need them
+    # ("backward"); products cut in pieces that their own collective feeds or drains ("userbuffers", Transformer Engine)
+    tp_overlap: Literal["none", "backward", "userbuffers"] = "none"
     # Gradients' all-reduces between replicas are joined until they hold this much (XLA's combiner); 0: one a unit
     all_reduce_combine: Bytes = Field(ge=0, default=0)
     # Speed of products inside real steps over their sustained speed alone: by architecture ("hopper"), or for one dtype on

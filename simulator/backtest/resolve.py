@@ -93,7 +93,7 @@ def _preset(name: str, num_devices: int) -> Cluster:
 
 def _inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
     """What a plan of today has no word for."""
-    for column, noun in (("tp", "tensor parallelism"), ("pp", "pipeline parallelism"), ("ep", "expert parallelism")):
+    for column, noun in (("pp", "pipeline parallelism"), ("ep", "expert parallelism")):
         if (getattr(row, column) or 1) > 1:
             yield noun, f"{column} = {getattr(row, column)}"
     if (row.n_experts or 1) > 1:
@@ -141,13 +141,15 @@ def _model(row: RunRow) -> Model:
 
 def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Plan]:
     """(micro-batches a step, plan). A rank's share below one micro-batch is one smaller micro-batch."""
-    cp, num_devices = row.cp or 1, row.n_gpus or 1
-    ranks = num_devices // cp
+    cp, tp, num_devices = row.cp or 1, row.tp or 1, row.n_gpus or 1
+    ranks = num_devices // (cp * tp)
     share = (row.global_batch or 1) / ranks
     micro_batch = min(row.micro_batch or 1, ceil(share))
     micro_batches = share / micro_batch
     fields = {
         "cp": cp,
+        "tp": tp,
+        "sequence_parallel": tp > 1 and (row.seq_parallel == "y" if row.seq_parallel else rule.sequence_parallel),
         "micro_batch_size": micro_batch,
         "num_micro_batches": ceil(micro_batches),
         "seq_len": row.seq_len,
@@ -167,7 +169,7 @@ def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> di
     """zero_or_fsdp in the plan's words: stage, whose implementation, ranks that share a shard, replicas."""
     word = row.zero_or_fsdp or rule.sharding or "ddp"
     groups = _GROUPS.fullmatch(word)
-    shard = int(groups[1]) if groups else per_node // (row.cp or 1) if word == "hsdp" else ranks
+    shard = int(groups[1]) if groups else per_node // ((row.cp or 1) * (row.tp or 1)) if word == "hsdp" else ranks
     if word == "ddp" or row.n_gpus == 1:
         return {"zero": 0, "data_parallel": rule.replicated or "ddp", "dp_replicate": ranks, "dp_shard": 1}
     if not shard or ranks % shard:
@@ -186,9 +188,7 @@ def _recompute(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
         return {"recompute": word}
     if _EVERY_SECOND_BLOCK.search(row.notes):
         return {"recompute": "every_k", "recompute_every": 2}
-    if rule.replicated == "megatron":
-        if row.flash_attn != "y":
-            raise RefusedError(("selective recompute of unfused attention", ""))
+    if rule.replicated == "megatron" and row.flash_attn == "y":
         return {"recompute": "none"}
     return {"recompute": "selective"}
 

@@ -26,6 +26,7 @@ class FrameworkRule:
     sharded, replicated: whose implementation plays FSDP words (fsdp_full, hsdp, zero2, zero3) and ddp / zero1.
     sharding, recompute: what a blank zero_or_fsdp or act_ckpt means; None refuses the row.
         "products" keeps products and attention whatever a table's "selective" means for the framework.
+    sequence_parallel: what a blank seq_parallel means where tp > 1.
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
     flop_convention: what the framework's own TFLOP/s count; None refuses rows measured so.
     """
@@ -39,6 +40,7 @@ class FrameworkRule:
     sharding: str | None = None
     recompute: Literal["none", "full", "products"] | None = None
     reduce_dtype: Literal["bf16"] | None = None
+    sequence_parallel: bool = False
     optimizer_impl: OptimizerImpl = "fused"
     flop_convention: FlopConvention | None = None
 
@@ -60,6 +62,7 @@ def _megatron(pattern: str, stack: str, *, flag: str = "", sharding: str | None 
         replicated="megatron",
         sharding=sharding,
         recompute="none",
+        sequence_parallel=True,  # their recipes switch it on wherever tp > 1
     )
 
 

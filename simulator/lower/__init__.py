@@ -23,6 +23,7 @@ from simulator.offload import Transfers, moves
 from simulator.ops import ModelBlocks, build_blocks, optimizer_kernels
 from simulator.plan import Plan
 from simulator.program import Program
+from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.zero import UnitComm, communication, pieces, shard_ranks
@@ -35,6 +36,7 @@ class Lowering:
     """A plan made concrete: its nouns resolved, its mesh, its blocks; `program(n)` plays n micro-batches."""
 
     model: Model
+    share: Model  # what one rank holds of it
     plan: Plan
     cluster: Cluster
     stack: Stack
@@ -105,16 +107,18 @@ def lower(
     _refuse_unmodelled(plan)
     _refuse_no_host(plan, cluster)
     device = cluster.device
-    blocks = build_blocks(model, stack, plan)
+    share = share_of(model, plan)
+    blocks = build_blocks(share, stack, plan)
     clock = Clock(device, calibration, stack)
     step = Step(
         plan=plan,
-        units=_units(model, plan, blocks, clock),
-        optimizer=_optimizer(model, plan, clock, stack),
-        moves=moves(model, plan, activation_bytes(model, plan, stack, blocks)),
+        units=_units(share, plan, blocks, clock),
+        optimizer=_optimizer(share, plan, clock, stack),
+        moves=moves(share, plan, activation_bytes(share, plan, stack, blocks)),
     )
     return Lowering(
         model=model,
+        share=share,
         plan=plan,
         cluster=cluster,
         stack=stack,
@@ -131,7 +135,6 @@ def _refuse_unmodelled(plan: Plan) -> None:
     faults = [
         Fault(place=f"plan: {axis}", problem=f"{axis} = {degree}: {word} parallelism is not modelled", remedy="use 1")
         for axis, degree, word in (
-            ("tp", plan.tp, "tensor"),
             ("pp", plan.pp, "pipeline"),
             ("ep", plan.ep, "expert"),
         )

@@ -27,7 +27,7 @@ class Fabric:
     transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
 
     def axis(self, role: str) -> str:
-        """The mesh axis over which a role communicates: shard, reshard, replicate or cp.
+        """The mesh axis over which a role communicates: shard, reshard, replicate, cp or tp.
 
         reshard: the part of a shard group that blocks are gathered from again in the backward.
 
@@ -42,6 +42,7 @@ class Fabric:
             "reshard": f"dp_shard_cp/{plan.reshard_ranks}" if plan.reshard_ranks else "dp_shard_cp",
             "replicate": "dp_cp" if everyone else "dp_replicate",
             "cp": "cp",
+            "tp": "tp",
         }[role]
 
     def shape(self, role: str) -> GroupShape:

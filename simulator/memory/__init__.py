@@ -22,6 +22,7 @@ from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
 from simulator.model import Model
 from simulator.ops import ModelBlocks, build_blocks
 from simulator.plan import Plan
+from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.trace import MemorySample, MemoryTrace
 
@@ -235,7 +236,7 @@ def write_history(
     The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
     stand for any number: what a second one finds, the third finds too.
     """
-    step = Step(model, plan, stack, blocks, strategy_of(plan))
+    step = Step(share_of(model, plan), plan, stack, blocks, strategy_of(plan))
     early = plan.implementation in ("deepspeed", "megatron")  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
     count = min(plan.num_micro_batches, 2)

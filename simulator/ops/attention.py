@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from simulator.kernels import Attention, Gemm, Layout
-from simulator.ops.core import Exchange
+from simulator.ops.core import Category, Exchange
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.norm import norm
 from simulator.ops.rope import rotate
 from simulator.ops.setting import Setting
+from simulator.ops.tensor_parallel import enter, leave
 
 
 def attention(g: Graph, s: Setting, x: Value) -> Value:
     """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
+    x = enter(g, s, "attention.enter", x)
     q, k, v = _projections(g, s, x)
     if s.model.qk_norm:
         q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
@@ -23,10 +25,10 @@ def attention(g: Graph, s: Setting, x: Value) -> Value:
         k, v = _expand(g, s, k, "k"), _expand(g, s, v, "v")
     core = _core_math if s.stack.attention.kernel == "math" else _core_fused
     o = core(g, s, q, k, v)
-    out = linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias)
+    out = linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias, split="rows")
     if s.stack.blocks == "eager":
         g.hold("attention.scope", [x, q, k, v, o])
-    return out
+    return leave(g, s, "attention.leave", out)
 
 
 def _projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
@@ -34,9 +36,9 @@ def _projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
     m = s.model
     if not m.fused_qkv and s.stack.blocks != "fused":
         widths = {"q": m.q_width, "k": m.kv_width, "v": m.kv_width}
-        q, k, v = (linear(g, s, name, x, width, bias=m.qkv_bias) for name, width in widths.items())
+        q, k, v = (linear(g, s, name, x, width, bias=m.qkv_bias, split="columns") for name, width in widths.items())
         return q, k, v
-    qkv = linear(g, s, "qkv", x, m.q_width + 2 * m.kv_width, bias=m.qkv_bias)
+    qkv = linear(g, s, "qkv", x, m.q_width + 2 * m.kv_width, bias=m.qkv_bias, split="columns")
     t = s.tokens
     q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_width), ("k", m.kv_width), ("v", m.kv_width)))
     joined = stream("copy", qkv.num_bytes, qkv.num_bytes)
@@ -150,6 +152,8 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
         saved=(probs,),
         grads=(scores,),
     )
+    if s.stack.dropout:
+        probs = _dropped(g, "probabilities", probs, "attention")
     o = g.value("o", s.tokens * s.model.q_width, q.dtype)
     g.op(
         "o",
@@ -163,6 +167,22 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     )
     merged = g.value("o.merged", o.numel, o.dtype)  # the heads beside each other again: a copy
     return g.pointwise("o.merged", [o], merged, grads=[o], op="copy")
+
+
+def _dropped(g: Graph, name: str, x: Value, category: Category) -> Value:
+    """Dropout in a kernel of its own, which writes its mask."""
+    out, mask = g.value(f"{name}.dropped", x.numel, x.dtype), g.value(f"{name}.mask", x.numel, "int8")
+    g.op(
+        out.name,
+        category,
+        inputs=(x,),
+        outputs=(out, mask),
+        forward=(stream("elementwise", x.num_bytes, out.num_bytes + mask.num_bytes),),
+        backward=(stream("elementwise", out.num_bytes + mask.num_bytes, x.num_bytes),),
+        saved=(mask,),
+        grads=(x,),
+    )
+    return out
 
 
 def _product(s: Setting, m: int, n: int, k: int, layout: Layout) -> Gemm:

@@ -15,16 +15,18 @@ from simulator.ops.loss import cross_entropy
 from simulator.ops.mlp import mlp
 from simulator.ops.norm import norm
 from simulator.ops.setting import Setting, uses_autocast
+from simulator.ops.tensor_parallel import enter, leave
 from simulator.plan import Plan
+from simulator.share import share_of
 from simulator.stack import Stack
 
 
 def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
     """Blocks for one micro-batch on one rank: T = micro_batch_size × seq_len / cp tokens. Exact FLOP and bytes.
 
-    Tensor and pipeline parallelism are not in the shapes (tp and pp of the plan are ignored).
+    Under tensor parallelism the shapes are those of the rank's share of the model.
     """
-    setting = Setting(model=model, stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
+    setting = Setting(model=share_of(model, plan), stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
     return ModelBlocks(embedding=_embedding(setting), layer=_layer(setting), head=_head(setting))
 
 
@@ -50,6 +52,7 @@ def _embedding(s: Setting) -> Block:
         saved=(ids,),
         parameter_numel=m.vocab_size * m.d_model,
     )
+    x = leave(g, s, "embedding.leave", x)
     if m.positions == "learned":
         x = _learned_positions(g, s, x)
     if m.embedding_scale:
@@ -60,7 +63,7 @@ def _embedding(s: Setting) -> Block:
 def _learned_positions(g: Graph, s: Setting, x: Value) -> Value:
     """Rows of the position table looked up and added; backward sums over the batch, then scatters."""
     m = s.model
-    rows = s.seq_q * m.d_model * DTYPE_BYTES[x.dtype]
+    rows = x.num_bytes // s.batch
     table = m.max_positions * m.d_model * DTYPE_BYTES[s.parameter_dtype]
     out = g.value("positioned", x.numel, x.dtype)
     g.op(
@@ -92,7 +95,7 @@ def _keep_every_second_product(block: Block) -> Block:
 def _layer(s: Setting) -> Block:
     """Norm, attention, residual; norm, MLP, residual; or both branches on one stream (parallel_residual)."""
     m = s.model
-    x = Value("input", s.tokens * m.d_model, s.stream_dtype)
+    x = Value("input", s.stream_tokens * m.d_model, s.stream_dtype)
     g = Graph("layer", x, fused=s.stack.blocks == "compiled")
     y = _parallel(g, s, x) if m.parallel_residual else _sequential(g, s, x)
     block = g.block(y, m.num_parameters_of("layer"))
@@ -106,11 +109,11 @@ def _sequential(g: Graph, s: Setting, x: Value) -> Value:
     branch = attention(g, s, norm(g, s, "norm_1", x, d))
     if s.model.post_norms:
         branch = norm(g, s, "post_norm_1", branch, d)
-    x = _add(g, "residual_1", x, branch)
+    x = _add(g, s, "residual_1", x, branch)
     branch = mlp(g, s, norm(g, s, "norm_2", x, d))
     if s.model.post_norms:
         branch = norm(g, s, "post_norm_2", branch, d)
-    return _add(g, "residual_2", x, branch)
+    return _add(g, s, "residual_2", x, branch)
 
 
 def _parallel(g: Graph, s: Setting, x: Value) -> Value:
@@ -118,11 +121,13 @@ def _parallel(g: Graph, s: Setting, x: Value) -> Value:
     first = norm(g, s, "norm_1", x, d)
     second = first if s.model.shared_input_norm else norm(g, s, "norm_2", x, d)
     branches = [attention(g, s, first), mlp(g, s, second)]
-    return _add(g, "residual_2", x, _add(g, "residual_1", *branches))
+    return _add(g, s, "residual_2", x, _add(g, s, "residual_1", *branches))
 
 
-def _add(g: Graph, name: str, x: Value, branch: Value) -> Value:
+def _add(g: Graph, s: Setting, name: str, x: Value, branch: Value) -> Value:
     """The sum, in the dtype of x. Gradients pass through; a narrower branch gets its own by a cast."""
+    if s.stack.dropout:
+        return _dropped(g, name, x, branch)
     out = g.value(name, x.numel, x.dtype)
     if branch.dtype == x.dtype:
         return g.pointwise(name, [x, branch], out, aliases=[x, branch])
@@ -140,12 +145,30 @@ def _add(g: Graph, name: str, x: Value, branch: Value) -> Value:
     return out
 
 
+def _dropped(g: Graph, name: str, x: Value, branch: Value) -> Value:
+    """Bias, dropout and addition in one kernel, as Megatron has it; the branch's gradient is masked."""
+    out, mask = g.value(name, x.numel, x.dtype), g.value(f"{name}.mask", branch.numel, "int8")
+    g.op(
+        name,
+        "elementwise",
+        inputs=(x, branch),
+        outputs=(out, mask),
+        forward=(stream("elementwise", x.num_bytes + branch.num_bytes, out.num_bytes + mask.num_bytes),),
+        backward=(stream("elementwise", out.num_bytes + mask.num_bytes, branch.num_bytes),),
+        saved=(mask,),
+        grads=(branch,),
+        aliases=(x,),
+    )
+    return out
+
+
 def _head(s: Setting) -> Block:
     """Final norm, LM head, loss."""
     m = s.model
-    x = Value("input", s.tokens * m.d_model, s.stream_dtype)
+    x = Value("input", s.stream_tokens * m.d_model, s.stream_dtype)
     g = Graph("head", x)
-    logits = linear(g, s, "logits", norm(g, s, "norm", x, m.d_model), m.vocab_size, bias=m.lm_head_bias, head=True)
+    x = enter(g, s, "head.enter", norm(g, s, "norm", x, m.d_model))
+    logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split="columns", head=True)
     if m.logit_softcap:
         logits = _softcap(g, s, logits)
     return g.block(cross_entropy(g, s, logits), m.num_parameters_of("head"))

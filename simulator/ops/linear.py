@@ -8,32 +8,43 @@ from __future__ import annotations
 from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
+from simulator.ops.tensor_parallel import Course, Split
 
 
-def linear(g: Graph, s: Setting, name: str, x: Value, width_out: int, *, bias: bool, head: bool = False) -> Value:
+def linear(
+    g: Graph, s: Setting, name: str, x: Value, width_out: int, *, bias: bool, split: Split, head: bool = False
+) -> Value:
     """The product x Wᵀ + b: x is [T, K] (any view of it), the result [T, width_out] in the compute dtype.
 
-    `head`: the LM head, which stays in 16 bits when the layers' products run in fp8.
+    split: how tensor parallelism cuts the weight; both widths are the rank's own. `head`: the LM head, which stays in
+    16 bits when the layers' products run in fp8.
     """
     t, n = s.tokens, width_out
-    k = x.numel // t
+    course = Course(s, split)
+    k = x.numel // (s.stream_tokens if course.gathers_input else t)
     dtype = s.wide_dtype if head else s.gemm_dtype
     weight = _parameters(g, s, name, n * k)
     x = g.cast(x, s.dtype, f"{name}.input")
     quantise = _Quantiser(g, s, name, t, n, k) if dtype == "fp8" else None
     if quantise is not None:
         x = quantise.input(x)
-    y = g.value(name, t * n, s.dtype)
+    y = g.value(name, t * n // (s.plan.tp if course.scatters_output else 1), s.dtype)
+    casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
+    whole_input, whole_output = t * k * DTYPE_BYTES[x.dtype], t * n * s.element_bytes
     g.op(
         name,
         "gemm",
         inputs=(x, *weight),
         outputs=(y,),
-        forward=(*(quantise.forward() if quantise else ()), Gemm(m=t, n=n, k=k, dtype=dtype, layout="tn")),
-        backward=(*(quantise.backward() if quantise else ()), *_backward(s, dtype, t, n, k, bias=bias)),
+        forward=(*casts, Gemm(m=t, n=n, k=k, dtype=dtype, layout="tn")),
+        backward=(*casts_back, *_backward(s, dtype, t, n, k, bias=bias)),
         saved=(x, *weight),
         grads=(x, *weight),
         parameter_numel=(n if bias else 0) + (0 if weight else n * k),
+        forward_exchanges=course.forward(whole_input, whole_output, len(casts)),
+        backward_exchanges=course.backward(whole_input, t * k * s.element_bytes, whole_output, len(casts_back)),
+        forward_temporary_bytes=course.forward_temporary_bytes(whole_input, whole_output),
+        backward_temporary_bytes=course.backward_temporary_bytes(whole_input, t * k * s.element_bytes, whole_output),
         selective_save=True,
     )
     return y

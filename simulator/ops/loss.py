@@ -5,8 +5,10 @@ Bytes a 16-bit logit: eager 48 (44 for short rows), Megatron's fused 44, other f
 
 from __future__ import annotations
 
+from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
+from simulator.ops.tensor_parallel import exchange
 
 # PyTorch's log-softmax passes over a row three times (maximum, sum, result). Short rows are still in a cache at the last
 # pass: its forward takes 7.3 ps a logit on A100 where a row has 64 KB and 9.9 ps from 128 KB on (Liger-Kernel's benchmark
@@ -25,6 +27,16 @@ def cross_entropy(g: Graph, s: Setting, logits: Value) -> Value:
     for index in range(s.stack.loss_metrics):
         _metric(g, logits, f"metric{index}")
     return loss
+
+
+def _rows(s: Setting, num_kernels: int) -> tuple[Exchange, ...]:
+    """Where the vocabulary is split: each row's maximum, its sum and its target's logit, among the ranks of tp.
+
+    Megatron-LM, core/tensor_parallel/cross_entropy.py.
+    """
+    if s.plan.tp == 1:
+        return ()
+    return (exchange("all_reduce", 4 * s.tokens, num_kernels),) * 3
 
 
 def _metric(g: Graph, logits: Value, name: str) -> None:
@@ -49,6 +61,7 @@ def _eager(g: Graph, s: Setting, logits: Value) -> Value:
         backward=(stream("softmax", 3 * f, f),),  # the gradient twice: its row sum comes first
         saved=(log_probs,),
         grads=(wide,),
+        forward_exchanges=_rows(s, 1),
     )
     loss, total = g.value("loss", 1, "fp32"), g.value("total_weight", 1, "fp32")
     picked = 32 * s.tokens  # a sector of memory for each picked number
@@ -79,6 +92,7 @@ def _one_kernel(g: Graph, s: Setting, logits: Value) -> Value:
         backward=(stream("softmax", size, size),),
         saved=(logits, sums),
         grads=(logits,),
+        forward_exchanges=_rows(s, 1),
     )
     g.hold("loss.scope", [logits, loss])
     return loss
@@ -108,6 +122,7 @@ def _megatron(g: Graph, s: Setting, logits: Value) -> Value:
         saved=(probs,),
         grads=(logits,),
         forward_temporary_bytes=f,
+        forward_exchanges=_rows(s, 5),
     )
     g.hold("loss.scope", [logits, loss])
     return loss

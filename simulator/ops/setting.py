@@ -46,6 +46,16 @@ class Setting:
         return self.batch * self.seq_q
 
     @property
+    def sequence_parallel(self) -> bool:
+        """Between its split regions, tensor parallelism splits the tokens."""
+        return self.plan.tp > 1 and self.plan.sequence_parallel
+
+    @property
+    def stream_tokens(self) -> int:
+        """Tokens of the residual stream on this rank."""
+        return self.tokens // self.plan.tp if self.sequence_parallel else self.tokens
+
+    @property
     def seq_kv(self) -> int:
         """Keys a query sees, as the length of an equal causal triangle where windows cut some off.
 

@@ -161,5 +161,5 @@ def test_a_single_device_sends_nothing_and_its_step_is_its_kernels() -> None:
 
 def test_what_is_not_modelled_is_refused_with_every_fault() -> None:
     with pytest.raises(PlanError) as caught:
-        lowered(Plan(dp_shard=2, tp=2, pp=2, seq_len=256))
-    assert {fault.place for fault in caught.value.faults} == {"plan: tp", "plan: pp"}
+        lowered(Plan(dp_shard=4, pp=2, seq_len=256))
+    assert {fault.place for fault in caught.value.faults} == {"plan: pp"}

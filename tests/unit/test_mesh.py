@@ -18,6 +18,7 @@ HGX = Cluster.load("hgx-h100-8")
 class Model:
     num_heads: int = 32
     num_kv_heads: int = 8
+    d_ff: int = 14336
     num_layers: int = 32
     num_experts: int = 0
 
@@ -150,6 +151,7 @@ def test_every_misfit_at_once() -> None:
     problems = {fault.place: fault for fault in caught.value.faults}
     assert [fault.place for fault in caught.value.faults] == [
         "plan: degrees",
+        "plan: tp",
         "plan: tp",
         "plan: tp",
         "plan: ep",

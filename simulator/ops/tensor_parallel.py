@@ -1,0 +1,107 @@
+"""The collectives of tensor parallelism inside a block, and who runs beside them.
+
+A region computes on whole tokens and a slice of the columns: attention, the MLP, the LM head with the loss. Entering it,
+activations are the same on all ranks (their gradients are summed backward) or, with sequence parallelism, each rank's
+part of the tokens (gathered forward, gradients reduce-scattered backward); leaving it, partial sums are all-reduced, or
+reduce-scattered (arXiv 1909.08053 section 3; arXiv 2205.05198 section 4.2.2).
+
+Hand-fused stacks do both inside their linear layers: they save the part of the tokens and gather it once more beside
+the data gradient, and send that gradient beside the weight's (Megatron-LM, core/tensor_parallel/layers.py).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from simulator.ops.core import Exchange
+from simulator.ops.graph import Graph, Value
+from simulator.ops.setting import Setting
+
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Split = Literal["columns", "rows"]
+
+
+def enter(g: Graph, s: Setting, name: str, x: Value) -> Value:
+    """The region's input on whole tokens. Fused stacks: unchanged, their linear layers gather."""
+    if s.plan.tp == 1 or s.stack.blocks == "fused":
+        return x
+    if not s.sequence_parallel:
+        g.op(name, "elementwise", inputs=(x,), aliases=(x,), backward_exchanges=(exchange("all_reduce", x.num_bytes),))
+        return x
+    whole = g.value(name, x.numel * s.plan.tp, x.dtype)
+    g.op(
+        name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(whole,),
+        grads=(x,),
+        forward_exchanges=(exchange("all_gather", whole.num_bytes),),
+        backward_exchanges=(exchange("reduce_scatter", whole.num_bytes),),
+    )
+    return whole
+
+
+def leave(g: Graph, s: Setting, name: str, x: Value) -> Value:
+    """The region's result, partial sums before, as the residual stream has it."""
+    if s.plan.tp == 1 or (x.numel < s.tokens * s.model.d_model):  # its linear layer has scattered it already
+        return x
+    if not s.sequence_parallel:
+        g.op(name, "elementwise", inputs=(x,), aliases=(x,), forward_exchanges=(exchange("all_reduce", x.num_bytes),))
+        return x
+    part = g.value(name, x.numel // s.plan.tp, x.dtype)
+    g.op(
+        name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(part,),
+        grads=(x,),
+        forward_exchanges=(exchange("reduce_scatter", x.num_bytes),),
+        backward_exchanges=(exchange("all_gather", x.num_bytes),),
+        selective_save=True,
+    )
+    return part
+
+
+class Course:
+    """What a hand-fused linear layer sends, and when. Elsewhere, and without tensor parallelism, nothing.
+
+    gathers_input: it reads its part of the tokens and gathers the rest; scatters_output: it writes a part.
+    """
+
+    def __init__(self, s: Setting, split: Split) -> None:
+        fused = s.plan.tp > 1 and s.stack.blocks == "fused"
+        self._columns = fused and split == "columns"
+        self._in_pieces = fused and s.sequence_parallel and s.stack.tp_overlap == "userbuffers"
+        self._hides = s.stack.tp_overlap != "none"
+        self.gathers_input = self._columns and s.sequence_parallel
+        self.scatters_output = self._in_pieces and split == "rows"
+
+    def forward(self, whole_input: int, whole_output: int, product: int) -> tuple[Exchange, ...]:
+        """Bytes of the whole input and output; `product` is the index of the matrix product among the kernels."""
+        beside = 1 if self._in_pieces else 0
+        if self.gathers_input:
+            return (exchange("all_gather", whole_input, product, beside),)
+        return (exchange("reduce_scatter", whole_output, product, beside),) if self.scatters_output else ()
+
+    def backward(self, whole_input: int, gradient: int, whole_output: int, product: int) -> tuple[Exchange, ...]:
+        """`gradient`: bytes of the whole input's gradient; `product`: index of the data gradient's product."""
+        hidden = 1 if self._hides else 0
+        if self.gathers_input:
+            again = exchange("all_gather", whole_input, product, hidden)
+            return again, exchange("reduce_scatter", gradient, product + 1, hidden)
+        if self._columns:
+            return (exchange("all_reduce", gradient, product + 1, hidden),)
+        return (exchange("all_gather", whole_output, product, 1),) if self.scatters_output else ()
+
+    def forward_temporary_bytes(self, whole_input: int, whole_output: int) -> int:
+        """The gathered input, or the output before it is scattered."""
+        return whole_input if self.gathers_input else whole_output if self.scatters_output else 0
+
+    def backward_temporary_bytes(self, whole_input: int, gradient: int, whole_output: int) -> int:
+        """The input gathered again and its whole gradient, or the output's gathered gradient."""
+        return whole_input + gradient if self.gathers_input else whole_output if self.scatters_output else 0
+
+
+def exchange(kind: Kind, num_bytes: int, at: int = 0, beside: int = 0) -> Exchange:
+    """Between the ranks of tp, of `num_bytes` of the full tensor."""
+    return Exchange(kind=kind, axis="tp", num_bytes=num_bytes, at=at, beside=beside)

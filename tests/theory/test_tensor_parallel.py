@@ -1,0 +1,96 @@
+"""Tensor and sequence parallelism against Megatron's papers: what is sent, what is kept."""
+
+from math import prod
+
+import pytest
+
+from simulator.model import Model
+from simulator.ops import Block, build_blocks
+from simulator.plan import Plan
+from simulator.share import share_of
+from simulator.stack import Stack
+
+SEQ, BATCH, WIDTH, HEADS = 2048, 4, 12288, 96
+GPT = Model.model_validate(
+    {
+        "name": "gpt", "num_layers": 4, "d_model": WIDTH, "num_heads": HEADS, "d_ff": 4 * WIDTH, "vocab_size": 51200,
+        "mlp": "gelu_tanh", "norm": "layer", "norm_bias": True, "qkv_bias": True, "out_bias": True, "mlp_bias": True,
+        "fused_qkv": True, "positions": "learned",
+    }
+)  # fmt: skip
+
+
+def plan(tp: int, *, sequence: bool = False, stack: str = "megatron-2021", recompute: str = "none") -> Plan:
+    return Plan.model_validate(
+        {
+            "tp": tp, "sequence_parallel": sequence, "seq_len": SEQ, "micro_batch_size": BATCH, "zero": 0,
+            "data_parallel": "megatron", "precision": "fp16", "stack": stack, "recompute": recompute,
+        }
+    )  # fmt: skip
+
+
+def layer(of: Plan) -> Block:
+    return build_blocks(GPT, Stack.load(of.stack), of).layer
+
+
+def sent(block: Block, phase: str) -> dict[str, list[int]]:
+    kinds: dict[str, list[int]] = {}
+    for op in block.ops:
+        for exchange in op.forward_exchanges if phase == "forward" else op.backward_exchanges:
+            kinds.setdefault(exchange.kind, []).append(exchange.num_bytes)
+    return kinds
+
+
+@pytest.mark.parametrize("stack", ["megatron-2021", "megatron-core-2025-exposed", "torch-2.6-eager"])
+def test_a_layer_all_reduces_its_activations_twice_each_way(stack: str) -> None:
+    # arXiv 1909.08053, figure 4: f and g of attention and of the MLP, each on b s h elements
+    block = layer(plan(8, stack=stack))
+    activations = 2 * SEQ * BATCH * WIDTH
+    assert sent(block, "forward") == {"all_reduce": [activations] * 2}
+    assert sent(block, "backward") == {"all_reduce": [activations] * 2}
+
+
+@pytest.mark.parametrize(("stack", "again"), [("megatron-core-2025-exposed", 2), ("torch-2.6-eager", 0)])
+def test_sequence_parallelism_gathers_and_scatters_instead(stack: str, again: int) -> None:
+    # arXiv 2205.05198, section 4.2.2: an all-reduce is a reduce-scatter and an all-gather of the same bytes; Megatron
+    # keeps its part of the linear layers' input only, and gathers it once more in the backward
+    block = layer(plan(8, sequence=True, stack=stack))
+    activations = 2 * SEQ * BATCH * WIDTH
+    assert sent(block, "forward") == {"all_gather": [activations] * 2, "reduce_scatter": [activations] * 2}
+    backward = sent(block, "backward")
+    assert backward["reduce_scatter"] == [activations] * 2
+    assert backward["all_gather"] == [activations] * (2 + again)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_activations_a_layer_are_those_of_the_paper(*, tp: int, sequence: bool) -> None:
+    # arXiv 2205.05198, table 2, bytes a layer: s b h (10 + 24/t + 5 a s / (h t)) with tensor parallelism, and
+    # s b h (34/t + 5 a s / (h t)) with sequence parallelism. It leaves out the norms' means and variances.
+    saved = {t.name: t.num_bytes for t in layer(plan(tp, sequence=sequence)).saved_tensors()}
+    kept = sum(size for name, size in saved.items() if "statistics" not in name)
+    sbh, scores = SEQ * BATCH * WIDTH, 5 * HEADS * SEQ * SEQ * BATCH
+    expected = 34 * sbh // tp if sequence else 10 * sbh + 24 * sbh // tp
+    assert kept == expected + scores // tp
+
+
+def test_selective_recomputation_drops_the_scores() -> None:
+    # the same, table 2: s b h 34/t with selective recomputation, which runs the core of attention again
+    from simulator.ops import recompute_ops  # noqa: PLC0415
+
+    of = plan(8, sequence=True, recompute="selective")
+    block = layer(of)
+    again = {t.name for op in recompute_ops(block, of, Stack.load(of.stack)) for t in op.outputs}
+    kept = {t.name: t.num_bytes for t in block.saved_tensors() if t.name not in again and "statistics" not in t.name}
+    assert sum(kept.values()) == 34 * SEQ * BATCH * WIDTH // 8
+
+
+def test_shares_add_up_to_the_model() -> None:
+    share = share_of(GPT, plan(8))
+    replicated = [(name, shape) for name, shape in GPT.parameter_shapes("layer") if _whole(name)]
+    split = GPT.num_parameters_of("layer") - sum(prod(shape) for _, shape in replicated)
+    assert share.num_parameters_of("layer") == split // 8 + sum(prod(shape) for _, shape in replicated)
+
+
+def _whole(name: str) -> bool:
+    return "norm" in name or name in ("attention.out.bias", "mlp.down.bias")
