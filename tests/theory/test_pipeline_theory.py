@@ -65,7 +65,7 @@ def test_larger_groups_keep_the_bubble(group: int) -> None:
 @pytest.mark.parametrize("times", TIMES)
 @pytest.mark.parametrize(("p", "m", "v"), [(2, 2, 2), (3, 4, 3), (4, 8, 2)])
 def test_breadth_first_loops_have_the_bubble_of_interleaving(p: int, m: int, v: int, times: Sequence[Fraction]) -> None:
-    # Lamy-Poirier, arXiv 2211.05953, section 3: all micro-batches through one chunk, then through the next; with m ≥ p
+    # Lamy-Poirier, arXiv 2211.05953: all micro-batches through one chunk, then through the next; with m ≥ p
     # a stage waits for its first micro-batch only. The price is memory: all m v are held.
     assert step_s(shape("gpipe", p, m, times, v)) == (m * v + p - 1) * sum(times)
     assert peak_in_flight("gpipe", p, m, 0, v) == m * v
@@ -81,6 +81,17 @@ def test_zb_h1(p: int, m: int, times: Sequence[Fraction]) -> None:
     assert {peak_in_flight("zb_h1", p, m, stage) for stage in range(p)} == {p}
 
 
+@pytest.mark.parametrize("stage", range(4))
+def test_zb_h1_holds_fewer_inputs_and_more_gradients_towards_the_end(stage: int) -> None:
+    # Section 2.3, stages from 1: worker i holds (p - i + 1) M_B + (i - 1) M_W: here p - s before their B, s before their W
+    p, done, before = 4, {"F": 0, "B": 0, "W": 0}, set()
+    for action in Shape(schedule="zb_h1", p=p, m=12).order(stage):
+        done[action.kind] += 1
+        if action.kind == "F" and done["B"] >= stage:
+            before.add((done["F"] - done["B"], done["B"] - done["W"]))
+    assert max(before) == (p - stage, stage)
+
+
 def test_zb_h1_has_a_third_of_the_bubble_of_1f1b_where_f_b_and_w_are_equal() -> None:
     # Qi et al., section 2.1
     p, m, times = 4, 12, TIMES[0]
@@ -88,9 +99,9 @@ def test_zb_h1_has_a_third_of_the_bubble_of_1f1b_where_f_b_and_w_are_equal() -> 
     assert step_s(shape("1f1b", p, m, times)) - work == 3 * (step_s(shape("zb_h1", p, m, times)) - work)
 
 
-@pytest.mark.parametrize("saved", [Fraction(0), Fraction(1), Fraction(5, 2)])
+@pytest.mark.parametrize("saved", [Fraction(0), Fraction(5, 2)])
 @pytest.mark.parametrize("w", [Fraction(3), Fraction(2)])
-@pytest.mark.parametrize(("positions", "more"), [(2, 0), (4, 0), (6, 2), (8, 0), (8, 6)])
+@pytest.mark.parametrize(("positions", "more"), [(2, 0), (4, 2), (6, 0), (8, 2)])
 @pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe_v"])
 def test_dualpipe(schedule: Schedule, positions: int, more: int, w: Fraction, saved: Fraction) -> None:
     # DeepSeek-V3, arXiv 2412.19437, table 2 (deepseek-ai/DualPipe, README): bubble (PP/2 - 1)(F&B + B - 3W), B the whole
@@ -113,7 +124,7 @@ def test_dualpipe_holds_one_micro_batch_more_than_its_stages(schedule: Schedule,
 
 @pytest.mark.parametrize(("p", "v"), [(2, 2), (4, 2), (8, 3), (16, 8)])
 def test_interleaving_holds_more_by_its_published_factor(p: int, v: int) -> None:
-    # Korthikanti et al., arXiv 2205.05198, section 4.2.1: the first stage holds L (1 + (p - 1)/(p m)) layers' activations,
+    # Korthikanti et al., arXiv 2205.05198, section 4.2.3: the first stage holds L (1 + (p - 1)/(p m)) layers' activations,
     # m their chunks: in chunks of L/(p v) layers, p v + p - 1.
     assert peak_in_flight("interleaved", p, 4 * p, 0, v) == p * v * (1 + Fraction(p - 1, p * v))
     assert peak_in_flight("1f1b", p, 4 * p, 0) == p

@@ -38,8 +38,8 @@ def test_interleaving_warms_up_as_megatron_counts() -> None:
     assert kinds("interleaved", 4, 4, 0, 2) == "F" * 8 + "B" * 8
 
 
-def test_zb_h1_is_the_papers_figure() -> None:
-    # Figure 3, above: the last of 4 devices runs its first W after its fourth B, the first after its first
+def test_zb_h1_delays_weights_by_the_stage() -> None:
+    # Qi et al., arXiv 2401.10241, section 2.1: 1F1B, but W start later by the warm-up that a stage lacks
     assert kinds("zb_h1", 4, 8, 3).startswith("FBFBFBFBWFBWFBW")
     assert kinds("zb_h1", 4, 8, 0).startswith("FFFFBWFBWFBW")
 
