@@ -17,6 +17,7 @@ TIERS: Final = Path(__file__).resolve().parents[1] / "topologies" / "tiers"
 ADAM_BYTES_PER_NUMEL = 30  # CPU Adam reads g, p, m, v in fp32, writes p, m, v, and a 16-bit copy of p
 # Names of the links that transfers load; capacities by `HostTier.links`
 H2D, D2H, BOTH, STAGING, FAULTS = "host:h2d", "host:d2h", "host:both", "host:staging", "host:faults"
+SWITCH_UP, SWITCH_DOWN = "switch:up", "switch:down"  # between a PCIe switch and its CPU
 HOST_MEMORY, CPU_ADAM, NVME_READ, NVME_WRITE = "host:memory", "host:adam", "nvme:read", "nvme:write"
 
 

@@ -3,11 +3,13 @@
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.collectives.cost import Choice, Links, bill, calibrated, choose, collective_s, link_capacities, renamed
 from simulator.collectives.effects import interference, sigma, source
+from simulator.collectives.host_traffic import HostTraffic, host_traffic
 from simulator.collectives.volumes import KINDS, Volume, minimum, volume
 
 __all__ = [
     "KINDS",
     "Choice",
+    "HostTraffic",
     "LinkCurves",
     "Links",
     "Volume",
@@ -16,6 +18,7 @@ __all__ = [
     "choose",
     "collective_s",
     "default_curves",
+    "host_traffic",
     "interference",
     "link_capacities",
     "minimum",

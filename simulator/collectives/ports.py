@@ -6,7 +6,7 @@ tree it is what NCCL's roads leave, with all groups of the axis busy at once (si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -61,6 +61,15 @@ def ports_of(cluster: Cluster) -> tuple[Port, ...]:
     return own, Port(PCIE, wiring.host.kind, wiring.host.bytes_per_s, Fraction(1))
 
 
+def through_memory(cluster: Cluster, shape: GroupShape, kind: str) -> Fraction:
+    """Which part of what a group puts on PCIe passes host memory, for want of peer access."""
+    wiring = Wiring.of(cluster)
+    if shape.ranks_per_node == 1 or wiring.is_even:
+        return Fraction(0)
+    found = _found(wiring, local_groups(shape, cluster.gpus_per_node), _pattern(kind))
+    return Fraction(found.in_memory).limit_denominator(1024)
+
+
 def local_groups(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:
     """The GPUs of each group of a shape on one node, by local index: `local_stride` apart, side by side."""
     count, stride = min(shape.ranks_per_node, num_gpus), shape.local_stride
@@ -79,4 +88,6 @@ def _pattern(kind: str) -> str:
 @lru_cache(maxsize=4096)
 def _found(wiring: Wiring, groups: tuple[Group, ...], pattern: str) -> Found:
     found: Found = getattr(wiring, pattern)(groups)
-    return Found(float(f"{found.bytes_per_s:.9g}"), found.on_pcie)  # a linear programme's last digits mean nothing
+    return replace(
+        found, bytes_per_s=float(f"{found.bytes_per_s:.9g}")
+    )  # a linear programme's last digits mean nothing

@@ -7,6 +7,7 @@ cluster with unequal links goes through `fold`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
@@ -78,6 +79,7 @@ class Lowering:
             gpus_per_node=self.cluster.gpus_per_node,
             num_ranks=plan.num_devices,
             offload=plan.offload,
+            **_switches(self.cluster),
             vectorised=plan.implementation == "deepspeed" or plan.optimizer_impl == "fused",
         )
 
@@ -129,6 +131,16 @@ def lower(
         blocks=blocks,
         step=step,
     )
+
+
+def _switches(cluster: Cluster) -> dict[str, Any]:
+    """PCIe switches that several GPUs share. Copies reach of their uplinks what they reach of a GPU's own link."""
+    link, tier = cluster.host_link, cluster.host_tier
+    if cluster.pcie is None or not cluster.pcie.switches or link is None or tier is None:
+        return {}
+    reached = min(tier.h2d_bytes_per_s, tier.d2h_bytes_per_s) / link.bytes_per_s
+    uplink = (cluster.pcie.switch_bytes_per_s or link.bytes_per_s) * reached
+    return {"switches": cluster.pcie.switches, "uplink_bytes_per_s": uplink}
 
 
 def _refuse_unmodelled(plan: Plan) -> None:

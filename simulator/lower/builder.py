@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.collective_curves import LinkCurves
-from simulator.collectives import bill, interference, link_capacities, renamed
+from simulator.collectives import bill, host_traffic, interference, link_capacities, renamed
 from simulator.lower.work import Work
 from simulator.mesh import GroupShape, Mesh
 from simulator.offload import Transfers
@@ -150,7 +150,7 @@ class Builder:
             return None
         if not fabric.stack.overlap:
             after = (*after, self._last_compute)
-        one = bill(kind, size_bytes // count, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.stack.nccl)
+        one = self._bill(kind, size_bytes // count, shape)
         group, members = self._group(role)
         op = Collective(
             id=len(self._ops),
@@ -160,7 +160,7 @@ class Builder:
             kind=kind,
             key=f"{role}:{len(self._ops)}{group}",
             members=members,
-            bill=renamed(_times(one, count), self._suffix),
+            bill=_times(one, count),
             size_bytes=size_bytes,
             host_s=count * fabric.stack.host_collective_s,
             interference=interference(kind, shape, fabric.cluster, fabric.curves, memory_weight=fabric.memory_weight),
@@ -168,6 +168,17 @@ class Builder:
         self._ops.append(op)
         self._last_collective = op.id
         return op.id
+
+    def _bill(self, kind: str, size_bytes: int, shape: GroupShape) -> Bill:
+        """What one collective costs on this rank's links, and on those it shares with offload."""
+        fabric = self._fabric
+        found = bill(kind, size_bytes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.stack.nccl)
+        one = renamed(found, self._suffix)
+        if fabric.transfers is None:
+            return one
+        more = host_traffic(kind, size_bytes, shape, fabric.cluster, fabric.curves)
+        sizes = float(more.pcie_bytes), float(more.memory_bytes)
+        return fabric.transfers.beside(one, *sizes, more.fastest_bytes_per_s, self._rank)
 
     @property
     def _suffix(self) -> str:
@@ -193,9 +204,9 @@ class Builder:
 def _times(one: Bill, count: int) -> Bill:
     if count == 1:
         return one
-    return Bill(
-        latency_s=count * one.latency_s, link_bytes={link: count * size for link, size in one.link_bytes.items()}
-    )
+    share = one.share_bytes and count * one.share_bytes
+    link_bytes = {link: count * size for link, size in one.link_bytes.items()}
+    return Bill(latency_s=count * one.latency_s, link_bytes=link_bytes, share_bytes=share)
 
 
 def _ids(after: tuple[int | None, ...]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ what one rank moves counts once on its own link and `ranks_per_node` times on wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,8 @@ from simulator.tiers import (
     NVME_READ,
     NVME_WRITE,
     STAGING,
+    SWITCH_DOWN,
+    SWITCH_UP,
     HostTier,
 )
 
@@ -35,12 +38,17 @@ _ADD_BYTES_PER_NUMEL = 12  # the CPU reads two fp32 gradients and writes one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """The prices of one node's transfers under one way to offload."""
+    """The prices of one node's transfers under one way to offload.
+
+    switches: GPUs of a node that share a PCIe switch; uplink_bytes_per_s: what copies reach between it and its CPU.
+    """
 
     tier: HostTier
     gpus_per_node: int
     num_ranks: int
     offload: Offload
+    switches: tuple[tuple[int, ...], ...] = ()
+    uplink_bytes_per_s: float = 0.0
     vectorised: bool = True  # CPU Adam: DeepSpeed's, or torch's fused one
 
     @property
@@ -50,6 +58,8 @@ class Transfers:
     def links(self, rank: int | None = None) -> dict[str, float]:
         """Capacities of the links of the class of all ranks, or of one rank and its node."""
         capacities = self.tier.links(vectorised=self.vectorised)
+        if self.switches:
+            capacities |= {SWITCH_UP: self.uplink_bytes_per_s, SWITCH_DOWN: self.uplink_bytes_per_s}
         return {self._name(link, rank): capacity for link, capacity in capacities.items()}
 
     @property
@@ -60,15 +70,45 @@ class Transfers:
     def bill(self, kind: str, amount: int, rank: int | None = None) -> Bill:
         """What one rank's transfer of `amount` bytes costs (cpu_adam, cpu_add: elements)."""
         latency_s, link_amounts = self._loads(kind, amount)
-        node = self.ranks_per_node if rank is None else 1
-        loads = {
-            self._name(link, rank): size * (node if link in _OF_THE_NODE else 1) for link, size in link_amounts.items()
-        }
+        loads = {self._name(link, rank): size * self._sharing(link, rank) for link, size in link_amounts.items()}
         return Bill(latency_s=latency_s, link_bytes=loads, share_bytes=link_amounts[HOST_MEMORY])
+
+    def beside(
+        self, bill: Bill, pcie_bytes: float, memory_bytes: float, fastest: float, rank: int | None = None
+    ) -> Bill:
+        """A collective's bill with what it puts on the links of transfers: pcie_bytes up and as many down.
+
+        fastest: bytes/s of the collective at most. A copy reaches less of the PCIe link than the data sheet says; a
+        collective that could go faster than copies is weighted, so that alone it is as fast as without offload.
+        """
+        node = self._sharing(HOST_MEMORY, rank)
+        loads = {name: bytes_ for name, bytes_ in self._weighed(pcie_bytes, memory_bytes * node, fastest) if bytes_}
+        named = {self._name(link, rank): amount for link, amount in loads.items()}
+        share = bill.share_bytes or max(bill.link_bytes.values(), default=0)
+        return Bill(latency_s=bill.latency_s, link_bytes={**bill.link_bytes, **named}, share_bytes=share)
+
+    def _weighed(self, pcie_bytes: float, memory_bytes: float, fastest: float) -> Iterator[tuple[str, float]]:
+        for link, rate in ((H2D, self.tier.h2d_bytes_per_s), (D2H, self.tier.d2h_bytes_per_s)):
+            yield link, pcie_bytes * min(1.0, rate / fastest if fastest else 1.0)
+        # written and read; the tier's rate counts both
+        most = fastest * self.ranks_per_node
+        yield HOST_MEMORY, 2 * memory_bytes * min(1.0, self.tier.memory_bytes_per_s / (2 * most) if most else 1.0)
+
+    def _sharing(self, link: str, rank: int | None) -> int:
+        """Equal ranks that one program stands for on a link."""
+        if rank is not None:
+            return 1
+        if link in (SWITCH_UP, SWITCH_DOWN):
+            return max(sum(gpu < self.ranks_per_node for gpu in switch) for switch in self.switches)
+        return self.ranks_per_node if link in _OF_THE_NODE else 1
 
     def _name(self, link: str, rank: int | None) -> str:
         if rank is None:
             return link
+        if link in (SWITCH_UP, SWITCH_DOWN):
+            node, gpu = divmod(rank, self.gpus_per_node)
+            switch = next((i for i, gpus in enumerate(self.switches) if gpu in gpus), f"of {gpu}")
+            return f"{link}:{node}.{switch}"
         return f"{link}:node{rank // self.gpus_per_node}" if link in _OF_THE_NODE else f"{link}:{rank}"
 
     def _loads(self, kind: str, amount: int) -> tuple[float, dict[str, int]]:
@@ -85,6 +125,8 @@ class Transfers:
 
     def _copy(self, direction: str, size: int) -> dict[str, int]:
         links = {direction: size, BOTH: size, HOST_MEMORY: size}
+        if self.switches:
+            links[SWITCH_DOWN if direction == H2D else SWITCH_UP] = size
         if self.offload.migration == "fault":
             links[FAULTS] = size
         elif self.offload.migration == "copy" and not self.offload.pinned:

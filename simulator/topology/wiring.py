@@ -17,7 +17,8 @@ from functools import lru_cache
 from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Final
 
-from simulator.routing import components
+from simulator.errors import ClusterError, Fault
+from simulator.routing import Link, components, shortest_route
 from simulator.topology.parts import Host, Intra, Pcie
 
 if TYPE_CHECKING:
@@ -42,10 +43,14 @@ class Road:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What each of several groups at once gets: bytes/s of one ring or of one GPU's sends; whether some go by PCIe."""
+    """What each of several groups at once gets: bytes/s of one ring or of one GPU's sends.
+
+    on_pcie: some hops go by PCIe. in_memory: which part of those passes host memory.
+    """
 
     bytes_per_s: float
     on_pcie: bool
+    in_memory: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Wiring:
         return self.intra.shape == "switch" or (self.intra.shape == "pcie" and self.pcie is None)
 
     def road(self, src: int, dst: int, group: Sequence[int]) -> Road:
-        """From one GPU to another of its group."""
+        """From one GPU to another of its group. Without a host any GPUs relay. Raises ClusterError where nothing does."""
         rates = self.rates
         if _cable(src, dst) in rates:
             return Road("NV", (_cable(src, dst),))
@@ -79,7 +84,7 @@ class Wiring:
         if relays:
             best = max(relays, key=lambda via: (min(rates[_cable(src, via)], rates[_cable(via, dst)]), -via))
             return Road("NVB", (_cable(src, best), _cable(best, dst)))
-        return self._over_pcie(src, dst, len(group))
+        return self._over_pcie(src, dst, len(group)) if self.host else self._relayed(src, dst)
 
     @property
     def rates(self) -> Mapping[str, float]:
@@ -89,12 +94,12 @@ class Wiring:
     def rings(self, groups: Sequence[Group]) -> Found:
         """Bus bandwidth of a ring in each group, all at once."""
         loads: Counter[str] = Counter()
-        on_pcie = False
+        words: Counter[str] = Counter()
         for group in groups:
-            ring, words = _ring(self, group)
+            ring, hops = _ring(self, group)
             loads.update(ring)
-            on_pcie = on_pcie or bool(words & {"P2P", "SHM"})
-        return Found(self._shared(loads), on_pcie)
+            words.update(hops)
+        return self._found(loads, words)
 
     def all_pairs(self, groups: Sequence[Group]) -> Found:
         """What each GPU sends in an all-to-all of each group, all at once."""
@@ -121,6 +126,19 @@ class Wiring:
         switches = self.pcie.switches if self.pcie else ()
         return next((index for index, gpus in enumerate(switches) if gpu in gpus), None)
 
+    def _relayed(self, src: int, dst: int) -> Road:
+        cables = (Link(kind="", src=a, dst=b, bytes_per_s=r) for (a, b), r in self._cables())
+        found = shortest_route(cables, f"gpu{src}", f"gpu{dst}")
+        if found is None:
+            raise ClusterError(Fault(place="intra.edges", problem=f"no road leads from GPU {src} to GPU {dst}"))
+        return Road("NVB", tuple(f"{link.src}>{link.dst}" for link in found))
+
+    def _cables(self) -> Iterator[tuple[tuple[str, str], float]]:
+        for name, rate in self.rates.items():
+            src, arrow, dst = name.partition(">")
+            if arrow and src.startswith("gpu"):
+                yield (src, dst), rate
+
     def _over_pcie(self, src: int, dst: int, num_ranks: int) -> Road:
         if self.pcie is None:
             return Road("P2P", (f"up{src}", f"down{dst}"))
@@ -143,17 +161,19 @@ class Wiring:
 
     def _sends(self, sends: Sequence[tuple[int, int, Group, float]]) -> Found:
         loads: Counter[str] = Counter()
-        words = set()
+        words: Counter[str] = Counter()
         for src, dst, group, part in sends:
             road = self.road(src, dst, group)
-            words.add(road.word)
+            words[road.word] += 1
             for link in road.links:
                 loads[link] += part  # type: ignore[assignment]  # a Counter adds fractions as well
-        return Found(self._shared(loads), bool(words & {"P2P", "SHM"}))
+        return self._found(loads, words)
 
-    def _shared(self, loads: Mapping[str, float]) -> float:
+    def _found(self, loads: Mapping[str, float], words: Mapping[str, int]) -> Found:
         """The rate at which the fullest link is full, where each unit of rate loads links so."""
-        return min(self.rates[link] / load for link, load in loads.items())
+        direct, staged = words.get("P2P", 0), words.get("SHM", 0)
+        share = staged / (direct + staged) if staged else 0.0
+        return Found(_speed(self.rates, loads), bool(direct or staged), share)
 
 
 def _cable(src: int, dst: int) -> str:
@@ -185,23 +205,20 @@ def _rates(wiring: Wiring) -> Mapping[str, float]:
 
 
 @lru_cache(maxsize=1024)
-def _ring(wiring: Wiring, group: Group) -> tuple[Mapping[str, float], frozenset[str]]:
-    """(load of each link per byte/s of the ring, words of its roads): the faster of cables alone and one PCIe cycle."""
-    rates = wiring.rates
+def _ring(wiring: Wiring, group: Group) -> tuple[Mapping[str, float], Mapping[str, int]]:
+    """(load of each link per byte/s of the ring, its roads by word): the faster of cables alone and one mixed cycle."""
     packed = _packed(wiring, group)
+    if packed and wiring.host is None:
+        return packed, {"NV": len(group)}
     cycle: Counter[str] = Counter()
-    words = set()
-    try:
-        for a, b in _hops(_in_order(wiring, group)):
-            road = wiring.road(a, b, group)
-            words.add(road.word)
-            cycle.update(road.links)
-        single = min(rates[link] / load for link, load in cycle.items())
-    except KeyError:  # no host: cables are all there is
-        single = 0.0
-    if packed and _speed(rates, packed) >= single:
-        return packed, frozenset({"NV"})
-    return cycle, frozenset(words)
+    words: Counter[str] = Counter()
+    for a, b in _hops(_in_order(wiring, group)):
+        road = wiring.road(a, b, group)
+        words[road.word] += 1
+        cycle.update(road.links)
+    if packed and _speed(wiring.rates, packed) >= _speed(wiring.rates, cycle):
+        return packed, {"NV": len(group)}
+    return cycle, words
 
 
 def _speed(rates: Mapping[str, float], loads: Mapping[str, float]) -> float:

@@ -1,0 +1,51 @@
+"""What a collective puts on the links that offload uses: a GPU's PCIe link each way, and its node's host memory.
+
+Cards hang on the PCIe switch beside their GPU, so all that enters or leaves a node crosses the GPU's own PCIe link, as copies
+to and from the host do. Cards without RDMA, and GPUs without peer access, pass host memory as well: written, then read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from simulator.collective_curves import LinkCurves, default_curves
+from simulator.collectives.cost import Call, Links, Placement, algorithm_of, checked_kind, nic_share
+from simulator.collectives.ports import PCIE, through_memory
+from simulator.collectives.volumes import volume
+
+if TYPE_CHECKING:
+    from simulator.mesh import GroupShape
+    from simulator.topology import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class HostTraffic:
+    """Bytes of one rank, one way: over its PCIe link (as many up as down), and through its node's memory.
+
+    fastest_bytes_per_s: what the collective could put on the PCIe link at most, data sheet.
+    """
+
+    pcie_bytes: Fraction
+    memory_bytes: Fraction
+    fastest_bytes_per_s: float
+
+
+def host_traffic(
+    kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, curves: LinkCurves | None = None
+) -> HostTraffic:
+    """What one collective of a group loads there; see `bill` for size_bytes. Raises as `bill` does."""
+    links = Links.of(cluster, shape, checked_kind(kind))
+    place = Placement.of(shape, links)
+    call = Call(checked_kind(kind), size_bytes, place, links, "", ())
+    algorithm, _ = algorithm_of(call, curves or default_curves())
+    form = volume(checked_kind(kind), algorithm, place.num_ranks, place.num_domains)
+    network = form.nic * size_bytes / place.ranks_per_domain
+    by_pcie = links.port_link == PCIE or cluster.intra.shape == "pcie"
+    port = form.port * size_bytes if by_pcie else Fraction(0)
+    memory = port * through_memory(cluster, shape, kind)
+    if cluster.inter is not None and not cluster.inter.rdma:
+        memory += network
+    fastest = max(links.port_bytes_per_s if port else 0.0, float(nic_share(links)) if network else 0.0)
+    return HostTraffic(port + network, memory, fastest)
