@@ -91,6 +91,12 @@ def _plan_options(function: Callable[..., int]) -> Callable[..., int]:
     help="Also draw the step's memory by category (needs matplotlib).",
 )
 @click.option(
+    "--links",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.png|OUT.svg",
+    help="Also draw a node's links and what the step puts on them (needs matplotlib).",
+)
+@click.option(
     "--snapshot",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="OUT.pickle",
@@ -104,6 +110,7 @@ def command(
     plain: bool,
     trace: Path | None,
     memory: Path | None,
+    links: Path | None,
     snapshot: Path | None,
     **flags: str | None,
 ) -> int:
@@ -123,6 +130,13 @@ def command(
         click.echo(f"trace written to {trace}", err=True)
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
+    if links is not None:
+        from simulator.predict.link_loads import link_loads  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.writers.link_plot import write_link_plot  # noqa: PLC0415
+
+        loads = link_loads(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+        write_link_plot(links, loads)
+        click.echo(f"links drawn in {links}", err=True)
     if as_json:
         from simulator.writers.json_report import to_json  # noqa: PLC0415
 

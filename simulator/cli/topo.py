@@ -37,13 +37,28 @@ them, speeds from data sheets."""
     metavar="OUT.toml",
     help="Write a cluster file; needs --device.",
 )
+@click.option(
+    "--draw",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.png|OUT.svg",
+    help="Draw a node and its links; a matrix or XML needs --device. `predict --links` adds a plan's loads.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
-def command(source: str, *, device: str | None, save: Path | None, as_json: bool, plain: bool) -> int:
-    """Read, save, show."""
+def command(
+    source: str, *, device: str | None, save: Path | None, draw: Path | None, as_json: bool, plain: bool
+) -> int:
+    """Read, save, draw, show."""
     found = read_source(source)
     if save is not None:
         _save(found, source, device, save)
+    if draw is not None:
+        from simulator.predict.link_loads import idle_links  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.writers.link_plot import write_link_plot  # noqa: PLC0415
+
+        cluster = found if isinstance(found, Cluster) else _cluster(found, source, device)
+        write_link_plot(draw, idle_links(cluster))
+        click.echo(f"drawn in {draw}", err=True)
     if isinstance(found, NodeTree):
         answer, data = render_tree(found), tree_json(found)
     else:
@@ -59,18 +74,24 @@ def command(source: str, *, device: str | None, save: Path | None, as_json: bool
 
 
 def _save(found: Host | Cluster | NodeTree, source: str, device: str | None, path: Path) -> None:
-    """The host's cluster file. Raises ClusterError where there is no host, or nobody says which GPUs it has."""
-    if not isinstance(found, Host):
-        problem = (
-            "is a cluster file already" if isinstance(found, Cluster) else "shows what is above the nodes, not a node"
-        )
-        raise ClusterError(Fault(place=source, problem=problem, remedy="--save takes a matrix or an XML"))
-    if device is None:
-        remedy = "--device with the GPU's name, as h100"
-        raise ClusterError(Fault(place=source, problem="does not say which GPUs these are", remedy=remedy))
-    cluster = cluster_of(found, device)
+    """The host's cluster file. Raises ClusterError where there is no host, or it cannot be written."""
+    if isinstance(found, Cluster):
+        remedy = "--save takes a matrix or an XML"
+        raise ClusterError(Fault(place=source, problem="is a cluster file already", remedy=remedy))
+    cluster = _cluster(found, source, device)
     try:
         path.write_text(cluster_toml(cluster), encoding="utf-8")
     except OSError as exc:
         raise ClusterError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
     click.echo(f"saved {path}: use it as --cluster {path} (--nodes N)", err=True)
+
+
+def _cluster(found: Host | NodeTree, source: str, device: str | None) -> Cluster:
+    """The host as a cluster. Raises ClusterError where there is no host, or nobody says which GPUs it has."""
+    if isinstance(found, NodeTree):
+        problem, remedy = "shows what is above the nodes, not a node", "a matrix or an XML"
+        raise ClusterError(Fault(place=source, problem=problem, remedy=remedy))
+    if device is None:
+        remedy = "--device with the GPU's name, as h100"
+        raise ClusterError(Fault(place=source, problem="does not say which GPUs these are", remedy=remedy))
+    return cluster_of(found, device)

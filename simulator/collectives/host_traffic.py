@@ -24,12 +24,15 @@ if TYPE_CHECKING:
 class HostTraffic:
     """Bytes of one rank, one way: over its PCIe link (as many up as down), and through its node's memory.
 
-    fastest_bytes_per_s: what the collective could put on the PCIe link at most, data sheet.
+    fastest_bytes_per_s: what the collective could put on the PCIe link at most, data sheet. port_bytes, network_bytes: what
+    it puts on the GPU's port into the node and on its part of the cards.
     """
 
     pcie_bytes: Fraction
     memory_bytes: Fraction
     fastest_bytes_per_s: float
+    port_bytes: Fraction
+    network_bytes: Fraction
 
 
 def host_traffic(
@@ -43,9 +46,10 @@ def host_traffic(
     form = volume(checked_kind(kind), algorithm, place.num_ranks, place.num_domains)
     network = form.nic * size_bytes / place.ranks_per_domain
     by_pcie = links.port_link == PCIE or cluster.intra.shape == "pcie"
-    port = form.port * size_bytes if by_pcie else Fraction(0)
+    own = form.port * size_bytes
+    port = own if by_pcie else Fraction(0)
     memory = port * through_memory(cluster, shape, kind)
     if cluster.inter is not None and not cluster.inter.rdma:
         memory += network
     fastest = max(links.port_bytes_per_s if port else 0.0, float(nic_share(links)) if network else 0.0)
-    return HostTraffic(port + network, memory, fastest)
+    return HostTraffic(port + network, memory, fastest, own, network)

@@ -6,6 +6,7 @@ tree it is what NCCL's roads leave, with all groups of the axis busy at once (si
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -68,6 +69,20 @@ def through_memory(cluster: Cluster, shape: GroupShape, kind: str) -> Fraction:
         return Fraction(0)
     found = _found(wiring, local_groups(shape, cluster.gpus_per_node), _pattern(kind))
     return Fraction(found.in_memory).limit_denominator(1024)
+
+
+def loads_of(cluster: Cluster, shape: GroupShape, kind: str) -> Mapping[str, float]:
+    """Bytes on each link of a node, by its name there, for each byte that `kind` puts on every port of its groups.
+
+    Ports of a switch are `port0`, …; the others are the wiring's.
+    """
+    wiring, groups = Wiring.of(cluster), local_groups(shape, cluster.gpus_per_node)
+    if shape.ranks_per_node == 1:
+        return {}
+    if cluster.intra.shape == "switch":
+        return {f"port{gpu}": 1.0 for group in groups for gpu in group}
+    found: Mapping[str, float] = getattr(wiring, _pattern(kind))(groups).loads
+    return found
 
 
 def local_groups(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:

@@ -11,6 +11,7 @@ from simulator.host.parts import PATHS, Card, Host, Path
 from simulator.routing import components
 
 MOST_LINKS: Final = 18  # NVLinks of one GPU, up to and including Blackwell (nvidia-smi nvlink -s)
+_AMD_PAIR = 2  # GPUs that NCCL lets reach each other over any path on AMD
 _EVEN_SPLITS_UP_TO = 16  # GPUs of an island whose even splits are all tried: 12,870
 
 
@@ -38,6 +39,11 @@ class Nearest:
     cards: tuple[str, ...]
     path: Path | None
     via: int | None = None
+
+    @property
+    def gpudirect(self) -> bool | None:
+        """The card reads and writes GPU memory by itself: NCCL's default up to PXB, or by a peer. None: no card."""
+        return None if self.path is None else self.via is not None or _within_pxb(self.path)
 
     @property
     def word(self) -> str:
@@ -131,6 +137,25 @@ def nearest_cards(host: Host) -> tuple[Nearest, ...]:
     own = tuple(_closest(host, gpu, host.cards) for gpu in range(len(host.gpus)))
     peers = {gpu: island.gpus for island in islands(host) for gpu in island.gpus}
     return tuple(_with_peer(one, own, peers[one.gpu]) for one in own)
+
+
+def roads(host: Host) -> Mapping[tuple[int, int], str]:
+    """How NCCL sends between each pair of GPUs whose path is known, by its defaults.
+
+    cable: NVLink or xGMI; relay: over a GPU joined to both; peer: PCIe, directly; memory: through the host's.
+    """
+    anywhere = host.cpu == "amd" and len(host.gpus) <= _AMD_PAIR
+    direct: dict[int, set[int]] = {gpu: set() for gpu in range(len(host.gpus))}
+    pairs = [(i, j, path) for i, j, path in host.gpu_pairs() if path is not None]
+    for i, j, path in pairs:
+        if path.is_direct:
+            direct[i].add(j)
+            direct[j].add(i)
+    found = {}
+    for i, j, path in pairs:
+        near = "peer" if anywhere or _within_pxb(path) else "memory"
+        found[i, j] = "cable" if path.is_direct else "relay" if direct[i] & direct[j] else near
+    return found
 
 
 def idle_cards(host: Host) -> tuple[str, ...]:

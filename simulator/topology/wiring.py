@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Final
@@ -45,12 +45,13 @@ class Road:
 class Found:
     """What each of several groups at once gets: bytes/s of one ring or of one GPU's sends.
 
-    on_pcie: some hops go by PCIe. in_memory: which part of those passes host memory.
+    on_pcie: some hops go by PCIe. in_memory: which part of those passes host memory. loads: of each link, per byte.
     """
 
     bytes_per_s: float
     on_pcie: bool
-    in_memory: float = 0.0
+    in_memory: float
+    loads: Mapping[str, float] = field(compare=False, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class Wiring:
         """The rate at which the fullest link is full, where each unit of rate loads links so."""
         direct, staged = words.get("P2P", 0), words.get("SHM", 0)
         share = staged / (direct + staged) if staged else 0.0
-        return Found(_speed(self.rates, loads), bool(direct or staged), share)
+        return Found(_speed(self.rates, loads), bool(direct or staged), share, loads)
 
 
 def _cable(src: int, dst: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, Final
@@ -10,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.host import Finding, Host, Island, NodeTree, cuts, domains, islands, nearest_cards, pcie_groups
+from simulator.host import Finding, Host, Island, NodeTree, cuts, domains, islands, nearest_cards, pcie_groups, roads
 from simulator.units import format_rate
 
 SCHEMA_VERSION: Final = 1
@@ -24,6 +25,12 @@ _SHAPES: Final = {
     "partial": "some pairs only",
 }
 _REACHES: Final = ("PIX", "PXB", "PHB", "NODE")
+_ROADS: Final = {
+    "cable": "by cable",
+    "relay": "over a GPU joined to both",
+    "peer": "peer to peer on PCIe",
+    "memory": "through host memory",
+}
 _MOST_SWITCHES = 40
 
 
@@ -46,9 +53,11 @@ def host_json(host: Host, findings: Iterable[Finding]) -> dict[str, Any]:
                 "path": one.word or None,
                 "own_path": str(own) if (own := _own_path(host, names[one.gpu])) else None,
                 "via_gpu": one.via,
+                "gpudirect": one.gpudirect,
             }
             for one in nearest_cards(host)
         ],
+        "roads": [{"a": a, "b": b, "road": road} for (a, b), road in roads(host).items()],
         "min_cuts": [
             {
                 "a": cut.a,
@@ -85,6 +94,7 @@ def render_host(host: Host, findings: Iterable[Finding]) -> RenderableType:
         Text(f"{host.source} ({host.format}): {len(host.gpus)} GPUs, {len(host.cards)} network cards")
     ]
     parts += [Text(line) for line in _island_lines(host)]
+    parts += [Text(line) for line in _road_lines(host)]
     parts.append(_gpu_table(host))
     parts += [Text(line) for line in _cut_lines(host)]
     parts += [Text(f"! {finding.text}") for finding in findings]
@@ -110,13 +120,32 @@ def _island_lines(host: Host) -> Iterator[str]:
         before = groups
 
 
+def _road_lines(host: Host) -> Iterator[str]:
+    """How many pairs of GPUs NCCL joins by which road."""
+    count = Counter(roads(host).values())
+    told = [f"{count[road]} {words}" for road, words in _ROADS.items() if count[road]]
+    if told:
+        yield f"pairs of GPUs: {', '.join(told)}"
+
+
 def _gpu_table(host: Host) -> Table:
     table = Table("GPU", "NUMA", "PCI", "model", "nearest network cards", "path", box=None, padding=(0, 2, 0, 0))
     for gpu, one in zip(host.gpus, nearest_cards(host), strict=True):
         via = f" by {host.gpus[one.via].name}" if one.via is not None else ""
         cards = ", ".join(one.cards) if len(one.cards) <= 4 else f"any of {len(one.cards)}"
-        table.add_row(gpu.name, gpu.numa or "–", gpu.pci or "–", gpu.model or "–", cards or "–", one.word + via or "–")
+        table.add_row(
+            gpu.name,
+            gpu.numa or "–",
+            gpu.pci or "–",
+            gpu.model or "–",
+            cards or "–",
+            _way(one.word + via, one.gpudirect),
+        )
     return table
+
+
+def _way(word: str, gpudirect: bool | None) -> str:  # noqa: FBT001  what a GPU's nearest card can do
+    return f"{word}, through host memory" if gpudirect is False else word or "–"
 
 
 def _cut_lines(host: Host) -> Iterator[str]:

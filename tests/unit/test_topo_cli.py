@@ -94,3 +94,25 @@ def test_what_is_no_topology_is_bad_input(
     assert not out
     assert problem in err
     assert main(["topo", str(tmp_path / "absent")]) == ExitCode.BAD_INPUT
+
+
+CUBE_CORNER = "\tGPU0\tGPU1\tGPU2\tNIC0\nGPU0\t X \tNV1\tSYS\tPIX\nGPU1\tNV1\t X \tNV1\tSYS\nGPU2\tSYS\tNV1\t X \tSYS\nNIC0\tPIX\tSYS\tSYS\t X \n"
+
+
+def test_roads_are_those_nccl_takes_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """GPU0 and GPU2 are both joined to GPU1. Without that cable they meet in host memory; below one switch, directly."""
+    file = tmp_path / "m.txt"
+    file.write_text(CUBE_CORNER)
+    data = told([str(file)], capsys)
+    assert data["roads"] == [
+        {"a": 0, "b": 1, "road": "cable"},
+        {"a": 0, "b": 2, "road": "relay"},
+        {"a": 1, "b": 2, "road": "cable"},
+    ]
+    assert [one["gpudirect"] for one in data["nearest_nic"]] == [True, True, True]  # type: ignore[attr-defined]  # two by PXN
+    file.write_text(CUBE_CORNER.replace("NV1", "PHB"))
+    data = told([str(file)], capsys)
+    assert {one["road"] for one in data["roads"]} == {"memory"}  # type: ignore[attr-defined]
+    assert [one["gpudirect"] for one in data["nearest_nic"]] == [True, False, False]  # type: ignore[attr-defined]
+    file.write_text(CUBE_CORNER.replace("NV1", "PXB"))
+    assert [one["road"] for one in told([str(file)], capsys)["roads"]] == ["peer", "memory", "peer"]  # type: ignore[attr-defined]

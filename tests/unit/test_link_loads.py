@@ -1,0 +1,83 @@
+"""What a plan puts on a node's links, counted by hand, and the picture of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from simulator import Model
+from simulator.cli import ExitCode, main
+from simulator.plan import Offload, Plan
+from simulator.predict.link_loads import Loads, idle_links, link_loads
+from simulator.topology import Cluster
+
+MODEL = Model.load("llama3.2-1b")
+
+
+def loads(cluster: Cluster, **plan: object) -> Loads:
+    return link_loads(MODEL, Plan.model_validate({"seq_len": 512, **plan}), cluster)
+
+
+def step_bytes(found: Loads) -> dict[str, float]:
+    return {link.name: link.step_bytes for link in found.links}
+
+
+def test_ddp_on_one_node_puts_two_passes_of_the_gradients_on_every_port() -> None:
+    """A ring all-reduce of G bytes: 2·7/8·G on each port (fp32 gradients), nothing on cards."""
+    found = step_bytes(loads(Cluster.load("dgx-a100-80-8"), dp_replicate=8, zero=0))
+    gradients = 4 * MODEL.num_parameters
+    for gpu in range(8):
+        assert found[f"port{gpu}"] == pytest.approx(2 * 7 / 8 * gradients, rel=1e-3)
+        assert found[f"nic{gpu}"] == 0
+
+
+def test_replicas_between_nodes_use_cards_and_shards_use_ports() -> None:
+    found = step_bytes(loads(Cluster.load("hgx-h100-8", num_nodes=2), dp_replicate=2, dp_shard=8, zero=3))
+    assert found["port0"] > found["nic0"] > 0
+
+
+def test_a_box_without_peer_access_loads_memory_with_every_hop() -> None:
+    """Eight hops of a ring, each through host memory: eight times what goes up one GPU's link."""
+    found = step_bytes(loads(Cluster.load("pcie-l40s-8"), dp_shard=8, zero=3))
+    assert found["memory"] == pytest.approx(8 * found["up0"])
+    assert found["up0"] == pytest.approx(found["down3"]) == pytest.approx(found["socket0>1"])
+
+
+def test_cube_mesh_cables_carry_what_the_rings_put_on_them() -> None:
+    """Six links of each GPU are on cycles: what leaves a GPU by its cables is what a port would carry."""
+    found = step_bytes(loads(Cluster.load("dgx1-v100-8"), dp_shard=8, zero=3, precision="fp16"))
+    leaving = sum(size for name, size in found.items() if name.startswith("gpu0>"))
+    arriving = sum(size for name, size in found.items() if name.endswith(">gpu0"))
+    assert leaving == pytest.approx(arriving)
+    assert leaving > 0
+    assert found["up0"] == 0
+
+
+def test_copies_are_on_the_host_links() -> None:
+    offload = Offload(optimizer="host", parameters="host")
+    found = step_bytes(loads(Cluster.load("hgx-h100-8"), dp_shard=8, zero=3, offload=offload))
+    shard = MODEL.num_parameters / 8
+    assert found["up0"] == pytest.approx(4 * shard, rel=0.02)  # gradients leave in fp32
+    assert found["down0"] > found["up0"]
+
+
+def test_the_picture_is_the_same_twice_and_shows_every_device(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    one, two = tmp_path / "a.svg", tmp_path / "b.svg"
+    for path in (one, two):
+        assert main(["topo", "dgx1-v100-8", "--draw", str(path)]) == ExitCode.OK
+    assert one.read_bytes() == two.read_bytes()
+    assert len({link.name for link in idle_links(Cluster.load("dgx1-v100-8")).links}) == 32 + 16 + 8
+
+
+def test_a_plan_is_drawn_by_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "loads.png"
+    arguments = ["predict", "--model", "llama3.2-1b", "--seq-len", "512", "--links", str(out)]
+    assert main(arguments) == ExitCode.OK
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert main(["topo", "dgx1-v100-8", "--draw", str(tmp_path / "x.pdf")]) != ExitCode.OK
+    assert "no picture format" in capsys.readouterr().err
+    assert main(["topo", "dgx1-v100-8", "--draw", str(tmp_path / "none" / "x.png")]) != ExitCode.OK
+    assert "cannot be written" in capsys.readouterr().err
