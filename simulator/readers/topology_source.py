@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path as FilePath
 from typing import Final
 
 from simulator.device import Device
 from simulator.errors import ClusterError, Fault
 from simulator.host import Cable, Card, Gpu, Host, NodeTree, Path, rated
+from simulator.predict.link_loads import NodeLink, idle_links
 from simulator.readers.host_cluster import GA102_LINK, ONE_LINK
 from simulator.readers.nccl_xml import read_xml
 from simulator.readers.nvidia_smi import looks_like_matrix, read_matrix
@@ -17,6 +19,7 @@ from simulator.readers.slurm_topology import read_conf, read_yaml
 from simulator.readers.this_machine import HERE, read_here
 from simulator.topology import Cluster, cluster_names
 from simulator.topology.hosts import usual_host
+from simulator.topology.wiring import Wiring
 
 _MOST_BYTES: Final = 8 * 2**20
 _FORMATS: Final = (
@@ -62,19 +65,29 @@ def with_device(host: Host, device_name: str) -> tuple[Host, bool]:
 def host_of(cluster: Cluster) -> Host:
     """One node of a cluster as a host: links counted by the data sheet's rate of one."""
     graph = cluster.graph()
-    gpus = tuple(Gpu(name=f"GPU{i}", model=cluster.device.name) for i in range(cluster.gpus_per_node))
-    paths, cards = {}, set()
+    paths, cards, wiring = {}, set(), Wiring.of(cluster)
+    told = cluster.pcie is not None and cluster.pcie.sockets
+    gpus = tuple(
+        Gpu(name=f"GPU{i}", model=cluster.device.name, numa=str(wiring.socket(i)) if told else "")
+        for i in range(cluster.gpus_per_node)
+    )
+    first: dict[str, str] = {}
     for src, dst, data in graph.edges(data=True):
         a, b = _name(src), _name(dst)
         if a.startswith("GPU") and b.startswith("nic"):
-            paths[a, b] = Path("PIX")
+            beside = first.setdefault(b, a)  # a card sits beside the first GPU it serves
+            paths[a, b] = Path(
+                "PIX" if a == beside or cluster.pcie is None else wiring.path(int(a[3:]), int(beside[3:]))
+            )
             cards.add(b)
         elif a.startswith("GPU") and b.startswith("GPU"):
             paths[a, b] = _direct(cluster.intra.kind, data["bytes_per_s"])
     paths |= dict(_joined(cluster, gpus, set(paths)))
     inter = cluster.inter
     rate = cluster.node_bytes_per_s / len(cards) if cards else None
-    missing = ["the PCIe tree: a cluster file gives each GPU its nearest card, all cards of a GPU as one"]
+    missing = (
+        [] if told else ["the PCIe tree: a cluster file gives each GPU its nearest card, all cards of a GPU as one"]
+    )
     if inter is None:
         missing = ["network: the cluster file has none"]
     return Host(
@@ -123,19 +136,36 @@ def _joined(
     cluster: Cluster, gpus: tuple[Gpu, ...], known: set[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], Path]]:
     """Pairs that no cable joins: through the switch, or the host."""
-    through = cluster.intra.shape == "switch"
-    path = _direct(cluster.intra.kind, cluster.intra.bytes_per_s) if through else Path("PHB")
-    for i, a in enumerate(gpus):
-        for b in gpus[i + 1 :]:
-            if not {(a.name, b.name), (b.name, a.name)} & known:
-                yield (a.name, b.name), path
+    through, wiring = cluster.intra.shape == "switch", Wiring.of(cluster)
+    switched = _direct(cluster.intra.kind, cluster.intra.bytes_per_s)
+    for i, j in combinations(range(len(gpus)), 2):
+        a, b = gpus[i].name, gpus[j].name
+        if not {(a, b), (b, a)} & known:
+            yield (a, b), switched if through else Path(wiring.path(i, j))
+
+
+def _is_upwards(link: NodeLink) -> bool:
+    """One of the two directions of a link of the PCIe tree."""
+    kinds = ("gpu", "switch", "cpu")
+    return link.dst.startswith(kinds[1:]) and link.src.startswith(kinds) and (link.src[0] != "c" or link.src < link.dst)
+
+
+def _end(name: str) -> str:
+    return name.upper() if name.startswith("gpu") else name
 
 
 def _cables(cluster: Cluster) -> Iterator[Cable]:
     """Both directions of a cable are told once; network cards are no road between GPUs."""
     seen = set()
+    tree = cluster.pcie is not None
+    if tree:
+        yield from (
+            Cable(a=_end(link.src), b=_end(link.dst), bytes_per_s=link.bytes_per_s)
+            for link in idle_links(cluster).links
+            if _is_upwards(link)
+        )
     for src, dst, data in cluster.graph().edges(data=True):
         ends = frozenset((src, dst))
-        if ends not in seen and not {_name(src)[:3], _name(dst)[:3]} & {"nic"}:
+        if ends not in seen and not {_name(src)[:3], _name(dst)[:3]} & {"nic", "hos" if tree else "nic"}:
             seen.add(ends)
             yield Cable(a=_name(src), b=_name(dst), bytes_per_s=data["bytes_per_s"])

@@ -36,11 +36,33 @@ def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
     elif size > cluster.gpus_per_node and src_rank // size == dst_rank // size:
         near = [*_inside(cluster, src_node), *_inside(cluster, dst_node)]
     else:
+        peer = _pxn_peer(cluster, src_rank, dst_rank)
+        if peer is not None:
+            return (*route(cluster, src_rank, peer), *route(cluster, peer, dst_rank))
         near = [*_across(cluster, src_node, dst_node), *_cards(cluster, src_node), *_cards(cluster, dst_node)]
     found = shortest_route(near, src, dst)
     if found is None:  # one-way edges can leave a direction without a road
         raise ClusterError(Fault(place=cluster.name, problem=f"no road from rank {src_rank} to rank {dst_rank}"))
     return found
+
+
+def _pxn_peer(cluster: Cluster, src_rank: int, dst_rank: int) -> int | None:
+    """The GPU beside the sender's card on the receiver's rail, if NVLink joins it to the sender (NCCL's PXN).
+
+    So rails are not left for the spine. Receivers take from their own card.
+    """
+    gpus, rails = cluster.gpus_per_node, _rails(cluster)
+    if cluster.fabric.kind != "rail_optimised" or not rails or cluster.intra.shape == "pcie":
+        return None
+    (node, src), (_, dst) = divmod(src_rank, gpus), divmod(dst_rank, gpus)
+    rail = dst * rails // gpus
+    if src * rails // gpus == rail:
+        return None
+    first = -(-rail * gpus // rails)  # the first GPU of that rail
+    if cluster.intra.shape != "switch":
+        joined = {(a, b) for a, b, _ in _edges(cluster)}
+        first = next((gpu for gpu in range(gpus) if gpu * rails // gpus == rail and (src, gpu) in joined), -1)
+    return node * gpus + first if first >= 0 else None
 
 
 def islands(cluster: Cluster) -> tuple[Sequence[int], ...]:

@@ -116,3 +116,10 @@ def test_roads_are_those_nccl_takes_by_default(tmp_path: Path, capsys: pytest.Ca
     assert [one["gpudirect"] for one in data["nearest_nic"]] == [True, False, False]  # type: ignore[attr-defined]
     file.write_text(CUBE_CORNER.replace("NV1", "PXB"))
     assert [one["road"] for one in told([str(file)], capsys)["roads"]] == ["peer", "memory", "peer"]  # type: ignore[attr-defined]
+
+
+def test_a_tree_of_a_cluster_file_is_shown_and_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two sockets of four GPUs at 31 GB/s each; 67.2 GB/s join them (PCIe 4's default)."""
+    data = told(["pcie-a100-80-8"], capsys)
+    assert data["domains"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert data["min_cuts"] == [{"a": 0, "b": 1, "closest_path": "SYS", "bytes_per_s": 67.2e9}]
