@@ -20,7 +20,7 @@ from simulator.topology import Cluster
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
 _OFFLOAD = re.compile(r"offload_activations=1|activation offload|cpu offload|optimizer offload", re.IGNORECASE)
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
-_REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32"}
+_REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32", "fp32 grad accumulation": "fp32"}
 _SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
 
 

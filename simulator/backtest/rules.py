@@ -39,7 +39,7 @@ class FrameworkRule:
     replicated: DataParallel | None = None
     sharding: str | None = None
     recompute: Literal["none", "full", "products"] | None = None
-    reduce_dtype: Literal["bf16"] | None = None
+    reduce_dtype: Literal["bf16", "fp32"] | None = None
     sequence_parallel: bool = False
     optimizer_impl: OptimizerImpl = "fused"
     flop_convention: FlopConvention | None = None
@@ -52,7 +52,9 @@ class FrameworkRule:
         return self.compiled if compiled else self.eager
 
 
-def _megatron(pattern: str, stack: str, *, flag: str = "", sharding: str | None = "zero1") -> FrameworkRule:
+def _megatron(
+    pattern: str, stack: str, *, flag: str = "", reduce_dtype: Literal["fp32"] | None = None
+) -> FrameworkRule:
     """Megatron and its children: fused blocks whatever `compile` says; a distributed optimizer where not stated."""
     return FrameworkRule(
         pattern=pattern,
@@ -60,9 +62,10 @@ def _megatron(pattern: str, stack: str, *, flag: str = "", sharding: str | None 
         eager=stack,
         compiled=stack,
         replicated="megatron",
-        sharding=sharding,
+        sharding="zero1",
         recompute="none",
         sequence_parallel=True,  # their recipes switch it on wherever tp > 1
+        reduce_dtype=reduce_dtype,
     )
 
 
@@ -103,6 +106,9 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         sharded="deepspeed",
         replicated="deepspeed",
     ),
+    # Megatron-LM adds and sends gradients in fp32 unless told otherwise (training/arguments.py); NeMo's and Bridge's
+    # recipes for speed send bf16
+    _megatron(r"megatron-lm|megatron-core ci", "megatron-core-2025", reduce_dtype="fp32"),
     _megatron(r"megatron|nemo", "megatron-core-2025"),
     FrameworkRule(
         pattern=r"internevo",

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.kernels import DTYPE_BYTES, Gemm
 from simulator.memory.offloading import Evictor
-from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, Part, Tape, record
+from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, ParameterGradients, Part, Tape, record
 from simulator.model import Model
-from simulator.ops import ModelBlocks, recompute_ops, uses_autocast
+from simulator.ops import Block, ModelBlocks, recompute_ops, uses_autocast
 from simulator.plan import Plan
 from simulator.stack import Stack
 from simulator.zero import resident_tensors
@@ -137,7 +137,10 @@ class Tapes:
 def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradients: bool) -> Tapes:
     """Record every kind of block once."""
     dtype = plan.master_dtype if uses_autocast(stack, plan) else plan.compute_dtype
-    tape = partial(record, parameter_bytes=DTYPE_BYTES[dtype], keep_gradients=keep_gradients)
+    gradients: ParameterGradients = "kept" if keep_gradients else "added"
+    if plan.implementation == "megatron" and stack.weight_gradients == "accumulated":
+        gradients = "accumulated"
+    tape = partial(record, parameter_bytes=DTYPE_BYTES[dtype], gradients=gradients)
     again = recompute_ops(blocks.layer, plan, stack)
     cached = plan.recompute == "selective" and stack.blocks != "fused"
     constant = plan.implementation == "fsdp2"
@@ -179,6 +182,7 @@ class Step:
         )
         self._inputs = 0
         self._workspaces: list[int] = []
+        self._dummies = _dummy_gradients(blocks, plan) if stack.weight_gradients == "accumulated" else {}
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
         """What exists before a step: one storage a tensor. `optimizer_state`: not only after the first step.
@@ -194,6 +198,11 @@ class Step:
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
         self.writer.alloc(tokens * 8, "inputs")
         self._workspaces = list(workspaces)
+
+    def _backward_begins(self, block: str) -> None:
+        """The first backward of a kind of block makes the dummies of its weights' gradients, which stay."""
+        for size in self._dummies.pop(block, ()):
+            self.writer.alloc(size, "buffers")
 
     def _product(self) -> None:
         if self._workspaces:
@@ -267,6 +276,7 @@ class Step:
         writer.play(head.backward, base, given, ones, end=tapes.head_gemm)
         self.strategy.before_backward(ROOT)
         self._product()
+        self._backward_begins("head")
         writer.play(head.backward, base, given, ones, start=tapes.head_gemm)
         return _outside(head.gradient, base, given, ones)
 
@@ -286,6 +296,7 @@ class Step:
             writer.at("backward", index, name, "gather")
             if unit != ROOT:
                 strategy.before_backward(unit)
+                self._backward_begins("layer")
             if evictor is not None:
                 evictor.backward()
             writer.play(tape.backward, base, given, gradient)
@@ -301,6 +312,33 @@ class Step:
         tied = self.model.vocab_size * self.model.d_model
         self.writer.free(*[slot for slot, numel in gradients if numel == tied])
         return [(slot, numel) for slot, numel in gradients if numel != tied]
+
+
+def _dummy_gradients(blocks: ModelBlocks, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Kind of block -> bytes of a tensor for each different shape of its weights, where Megatron's buffer takes gradients.
+
+    transformer_engine/pytorch/module/base.py: get_dummy_wgrad.
+    """
+    if plan.implementation != "megatron":
+        return {}
+    shapes: set[tuple[int, int]] = set()
+    found: dict[str, tuple[int, ...]] = {}
+    for block in (blocks.head, blocks.layer):  # in the order in which their backwards begin
+        new = dict.fromkeys(shape for shape in _weights(block) if shape not in shapes)
+        shapes.update(new)
+        found[block.name] = tuple(n * k * DTYPE_BYTES[plan.compute_dtype] for n, k in new)
+    return found
+
+
+def _weights(block: Block) -> list[tuple[int, int]]:
+    """(columns out, columns in) of the weights of the block's products."""
+    return [
+        (kernel.n, kernel.k)
+        for op in block.ops
+        if op.category == "gemm"
+        for kernel in op.forward
+        if isinstance(kernel, Gemm)
+    ]
 
 
 def _outside(slot: int, base: int, given: int, gradient: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from simulator.ops import Block, Op
 
@@ -35,6 +36,9 @@ CATEGORIES = (
     "temporaries",
 )
 TAG = {name: index for index, name in enumerate(CATEGORIES)}
+# kept until somebody frees them; added to existing ones and freed; accumulated: like that, but products make none and
+# add theirs into a buffer themselves
+ParameterGradients = Literal["kept", "added", "accumulated"]
 COMPUTE, GATHER, REDUCE, ALL_REDUCE = range(4)  # streams that own memory
 
 
@@ -72,7 +76,7 @@ def record(
     cached: bool = False,
     keep_constants: bool = False,
     parameter_bytes: int = 2,
-    keep_gradients: bool = True,
+    gradients: ParameterGradients = "kept",
     owns_input: bool = True,
     ends_forward: bool = False,
 ) -> Tape:
@@ -81,7 +85,7 @@ def record(
     again: ops run again before the backward. cached: the outputs of ops with `selective_save` are kept for that.
     keep_constants: what ops without inputs make (position tables) is made first and kept over a checkpoint: FSDP2 casts
     a block's inputs before it gathers, and before the checkpoint sees them. parameter_bytes: of an element of parameter gradients.
-    keep_gradients: parameter gradients stay; otherwise they are added to existing ones and freed.
+    gradients: what becomes of parameter gradients.
     ends_forward: the model's own forward, which holds the block's input, ends at the last product (the head); the
     gradient of its output is the caller's, who frees it.
     """
@@ -99,7 +103,7 @@ def record(
     if again:
         ops = [op for op in again if not op.outputs or not tables.issuperset(t.name for t in op.outputs)]
         writer.forward(ops, saved | borders)
-    writer.backward(parameter_bytes, borders, keep_gradients=keep_gradients)
+    writer.backward(parameter_bytes, borders, gradients)
     return Tape(
         forward=forward,
         backward=writer.take(),
@@ -176,7 +180,7 @@ class _Writer:
 
     # --- backward
 
-    def backward(self, parameter_bytes: int, held: set[str], *, keep_gradients: bool) -> None:
+    def backward(self, parameter_bytes: int, held: set[str], gradients: ParameterGradients) -> None:
         """Ops reversed: gradients appear, saved tensors go (`held` ones at the end), gradients of one tensor are summed."""
         self._grads = {self.block.output: GRADIENT}
         self._refs, self._bytes = {GRADIENT: 2 if self.ends_forward else 1}, {GRADIENT: 0}
@@ -186,29 +190,30 @@ class _Writer:
                 savers[name] = savers.get(name, 0) + 1
         for op in reversed(self.block.ops):
             self._mark(op.name)
-            self._backward_op(op, parameter_bytes, keep_gradients=keep_gradients)
+            self._backward_op(op, parameter_bytes, gradients)
             for name in op.saved:
                 savers[name] -= 1
                 if savers[name] == 0 and name not in held:
                     self._drop(name)
         self._finish()
 
-    def _backward_op(self, op: Op, parameter_bytes: int, *, keep_gradients: bool) -> None:
+    def _backward_op(self, op: Op, parameter_bytes: int, gradients: ParameterGradients) -> None:
         ends = [t.name for t in op.outputs] or [t.name for t in op.grad_inputs]
         incoming = [self._grads.pop(name) for name in dict.fromkeys(ends) if name in self._grads]
         if not incoming:
             return
         product = op.category == "gemm"
-        if product:
-            self._parameter_gradient(op, parameter_bytes, keep_gradients=keep_gradients)
+        if product and gradients != "accumulated":
+            self._parameter_gradient(op, parameter_bytes, kept=gradients == "kept")
         tag = TAG["loss" if op.category == "loss" else "temporaries"]
         made = [(t.name, self._alloc(t.num_bytes, tag)) for t in op.grad_inputs]
         if not product:
-            self._parameter_gradient(op, parameter_bytes, keep_gradients=keep_gradients)
+            self._parameter_gradient(op, parameter_bytes, kept=gradients == "kept")
         self._temporary(op.backward_temporary_bytes)
         for name in op.grad_aliases:
             self._refs[incoming[0]] += 1
             self._give(name, incoming[0])
+        made += [(name, self.slots.pop(name)) for name in op.grad_overwrites]
         for slot in incoming:
             self._unref(slot)
         for name, slot in made:
@@ -217,11 +222,11 @@ class _Writer:
                 self._products.add(slot)
             self._give(name, slot)
 
-    def _parameter_gradient(self, op: Op, parameter_bytes: int, *, keep_gradients: bool) -> None:
+    def _parameter_gradient(self, op: Op, parameter_bytes: int, *, kept: bool) -> None:
         if not op.parameter_numel:
             return
         slot = self._alloc(op.parameter_numel * parameter_bytes, TAG["gradients"])
-        if keep_gradients:
+        if kept:
             self.parameter_gradients.append((slot, op.parameter_numel))
         else:
             self._free(slot)

@@ -21,6 +21,9 @@ def attention(g: Graph, s: Setting, x: Value) -> Value:
     if s.model.qk_norm:
         q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
     q, k = rotate(g, s, [q, k])
+    if s.stack.blocks == "fused" and s.stack.attention.kernel == "cudnn" and q.base == q.name:
+        # Transformer Engine takes Q, K, V as parts of one tensor or as three of their own, never mixed
+        v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), grads=[v], op="copy")
     if s.expand_kv:
         k, v = _expand(g, s, k, "k"), _expand(g, s, v, "v")
     core = _core_math if s.stack.attention.kernel == "math" else _core_fused

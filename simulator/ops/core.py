@@ -47,6 +47,7 @@ class Op:
              temporary; the kernels of the sums are in `backward` of the consumers that come later in the backward.
     views: results that are views of its first input: no storage, but gradients of their own, which its backward reads.
     grad_aliases: inputs whose gradient is the output's own gradient, no new storage (residual additions, views).
+    grad_overwrites: inputs whose gradient stands where they stood themselves (saved, and written over).
     forward_temporary_bytes, backward_temporary_bytes: storages made and freed inside, largest moment.
     parameter_numel: elements of the parameters whose gradients its backward makes, in the parameters' dtype.
     category: what its time is reported as.
@@ -63,6 +64,7 @@ class Op:
     saved: tuple[str, ...] = ()
     grad_inputs: tuple[Tensor, ...] = ()
     grad_aliases: tuple[str, ...] = ()
+    grad_overwrites: tuple[str, ...] = ()
     views: tuple[str, ...] = ()
     forward_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0

@@ -1,6 +1,6 @@
 """The loss: cross-entropy over V logits a token, which eager software does in fp32 with a storage a step.
 
-Bytes a 16-bit logit: eager 48 (44 for short rows), Megatron's fused 44, other fused and compiled ones 8.
+Bytes a 16-bit logit: eager 48 (44 for short rows), Megatron's fused 44, in place 10, other fused and compiled ones 8.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ def cross_entropy(g: Graph, s: Setting, logits: Value) -> Value:
         loss = _eager(g, s, logits)
     elif s.stack.loss == "fused" and s.stack.blocks == "fused":
         loss = _megatron(g, s, logits)
+    elif s.stack.loss == "in_place":
+        loss = _in_place(g, s, logits)
     else:
         loss = _one_kernel(g, s, logits)
     for index in range(s.stack.loss_metrics):
@@ -95,6 +97,26 @@ def _one_kernel(g: Graph, s: Setting, logits: Value) -> Value:
         forward_exchanges=_rows(s, 1),
     )
     g.hold("loss.scope", [logits, loss])
+    return loss
+
+
+def _in_place(g: Graph, s: Setting, logits: Value) -> Value:
+    """Transformer Engine's: maxima and sums (2 B), then gradients over the logits (4); backward scales them (4).
+
+    transformer_engine/pytorch/triton/cross_entropy.py up to 2.17; later ones keep an fp32 gradient beside the logits.
+    """
+    size = logits.num_bytes
+    loss, sums = g.value("loss", s.tokens, "fp32"), g.value("maxima_and_sums", 3 * s.tokens, "fp32")
+    g.op(
+        "cross_entropy",
+        "loss",
+        inputs=(logits,),
+        outputs=(loss, sums),
+        forward=(stream("reduce", size, sums.num_bytes), stream("softmax", size, size)),
+        backward=(stream("elementwise", size, size),),
+        saved=(logits,),
+        overwrites=(logits,),
+    )
     return loss
 
 
