@@ -182,9 +182,14 @@ def axis_names(axis: str) -> tuple[str, ...]:
 def check(plan: Plan, model: Heads, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together.
 
-    Context parallelism here is ring attention: it splits the sequence (which the plan checks), never the heads.
+    Ring attention splits the sequence (which the plan checks), never the heads; an all-to-all splits both.
     """
-    faults = [*_degree_faults(plan, cluster), *_split_faults(plan, model), *_expert_faults(plan, model)]
+    faults = [
+        *_degree_faults(plan, cluster),
+        *_split_faults(plan, model),
+        *_swap_faults(plan, model),
+        *_expert_faults(plan, model),
+    ]
     if plan.pp > model.num_layers:
         problem = f"pp = {plan.pp} stages for {model.num_layers} layers"
         faults.append(Fault(place="plan: pp", problem=problem, remedy=f"pp ≤ {model.num_layers}"))
@@ -232,6 +237,17 @@ def _split_faults(plan: Plan, model: Heads) -> list[Fault]:
         for name, count in heads.items()
         if count % plan.tp
     ]
+
+
+def _swap_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
+    if plan.cp_exchange != "all_to_all" or plan.cp == 1:
+        return
+    heads = {"heads": model.num_heads, "key-value heads": model.num_kv_heads}
+    for name, count in heads.items():
+        if count % (plan.cp * plan.tp):
+            among = f"cp × tp = {plan.cp} × {plan.tp} ranks" if plan.tp > 1 else f"cp = {plan.cp} ranks"
+            problem = f"an all-to-all deals the model's {count} {name} out to {among}, which does not come out even"
+            yield Fault(place="plan: cp_exchange", problem=problem, remedy='cp_exchange = "ring", or a smaller cp')
 
 
 def _expert_faults(plan: Plan, model: Heads) -> list[Fault]:

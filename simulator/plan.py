@@ -74,6 +74,8 @@ class Plan(Strict):
     dp_replicate: int = Field(ge=1, le=MAX_COUNT, default=1)
     dp_shard: int = Field(ge=1, le=MAX_COUNT, default=1)
     cp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    # ring: keys and values pass every rank of cp; all_to_all: each rank gets its part of the heads, all of the sequence
+    cp_exchange: Literal["ring", "all_to_all"] = "ring"
     tp: int = Field(ge=1, le=MAX_COUNT, default=1)
     pp: int = Field(ge=1, le=MAX_COUNT, default=1)
     ep: int = Field(ge=1, le=MAX_COUNT, default=1)

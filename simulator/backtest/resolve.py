@@ -19,6 +19,7 @@ from simulator.topology import Cluster
 
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
 _OFFLOAD = re.compile(r"offload_activations=1|activation offload|cpu offload|optimizer offload", re.IGNORECASE)
+_SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
 _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32", "fp32 grad accumulation": "fp32"}
 _SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
@@ -150,6 +151,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "cp": cp,
         "tp": tp,
         "sequence_parallel": tp > 1 and (row.seq_parallel == "y" if row.seq_parallel else rule.sequence_parallel),
+        "cp_exchange": "all_to_all" if _SWAPPED_HEADS.search(row.notes) else "ring",
         "micro_batch_size": micro_batch,
         "num_micro_batches": ceil(micro_batches),
         "seq_len": row.seq_len,

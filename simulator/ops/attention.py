@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from simulator.kernels import Attention, Gemm, Layout
-from simulator.ops.core import Category, Exchange
+from simulator.ops.context_parallel import ring, ring_backward_bytes, ring_forward_bytes, swap
+from simulator.ops.core import Category
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.norm import norm
@@ -26,8 +25,12 @@ def attention(g: Graph, s: Setting, x: Value) -> Value:
         v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), grads=[v], op="copy")
     if s.expand_kv:
         k, v = _expand(g, s, k, "k"), _expand(g, s, v, "v")
+    if s.swaps_heads:
+        q, k, v = swap(g, "heads", q, k, v)
     core = _core_math if s.stack.attention.kernel == "math" else _core_fused
     o = core(g, s, q, k, v)
+    if s.swaps_heads:
+        (o,) = swap(g, "tokens", o)
     out = linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias, split="rows")
     if s.stack.blocks == "eager":
         g.hold("attention.scope", [x, q, k, v, o])
@@ -68,17 +71,18 @@ def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     """Tiled attention. Saves Q, K, V, O, the log-sum-exp of each row in fp32, and dropout's random state."""
     m, b = s.model, s.batch
     o = g.value("o", s.tokens * m.q_width, q.dtype)
-    lse = g.value("logsumexp", b * m.num_heads * _rounded(s, s.seq_q), "fp32")
+    heads, kv_heads = m.num_heads // s.head_parts, m.num_kv_heads // s.head_parts
+    lse = g.value("logsumexp", b * heads * _rounded(s, s.attention_seq), "fp32")
     state = []
     if s.stack.attention.random_state:
         state = [g.value("philox_seed", 2, "int64"), g.value("philox_offset", 1, "int64")]
     kernels = [
         Attention(
             batch=b,
-            seq_q=s.seq_q,
+            seq_q=s.attention_seq,
             seq_kv=s.seq_kv,
-            num_heads=m.num_heads,
-            num_kv_heads=m.num_heads if s.expand_kv else m.num_kv_heads,
+            num_heads=heads,
+            num_kv_heads=heads if s.expand_kv else kv_heads,
             head_dim=m.head_dim,
             causal=True,
             direction=direction,
@@ -95,23 +99,13 @@ def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
         backward=kernels[1:],
         saved=(q, k, v, o, lse, *state),
         grads=(q, k, v),
-        backward_temporary_bytes=_backward_temporary_bytes(s),
-        forward_exchanges=_ring(s, "all_gather"),
-        backward_exchanges=_ring(s, "all_gather", "reduce_scatter"),
+        forward_temporary_bytes=ring_forward_bytes(s, o),
+        backward_temporary_bytes=_backward_temporary_bytes(s) + ring_backward_bytes(s, o),
+        forward_exchanges=ring(s, "all_gather"),
+        backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
         selective_save=True,
     )
     return o
-
-
-def _ring(s: Setting, *kinds: Literal["all_gather", "reduce_scatter"]) -> tuple[Exchange, ...]:
-    """Ring attention: keys and values of the whole sequence pass every rank of cp beside the kernel.
-
-    Backward they pass once more, and their gradients come back.
-    """
-    if s.plan.cp == 1:
-        return ()
-    size = 2 * s.batch * s.plan.seq_len * s.model.kv_width * s.element_bytes
-    return tuple(Exchange(kind=kind, axis="cp", num_bytes=size, beside=1) for kind in kinds)
 
 
 def _rounded(s: Setting, seq: int) -> int:
@@ -129,8 +123,8 @@ def _backward_temporary_bytes(s: Setting) -> int:
 
 def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     """Two batched products with a masked softmax between them (one fused kernel each way, in the compute dtype)."""
-    sq, skv, c = s.seq_q, s.plan.seq_len, s.model.head_dim
-    numel = s.batch * s.model.num_heads * sq * skv
+    sq, skv, c = s.attention_seq, s.plan.seq_len, s.model.head_dim
+    numel = s.batch * (s.model.num_heads // s.head_parts) * sq * skv
     scores, probs = g.value("scores", numel, q.dtype), g.value("probabilities", numel, q.dtype)
     g.op(
         "scores",
@@ -141,8 +135,8 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
         backward=(_product(s, sq, c, skv, "nn"), _product(s, skv, c, sq, "nt")),
         saved=(q, k),
         grads=(q, k),
-        forward_exchanges=_ring(s, "all_gather"),
-        backward_exchanges=_ring(s, "all_gather", "reduce_scatter"),
+        forward_exchanges=ring(s, "all_gather"),
+        backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
     )
     p = probs.num_bytes
     g.op(
@@ -190,4 +184,4 @@ def _dropped(g: Graph, name: str, x: Value, category: Category) -> Value:
 
 def _product(s: Setting, m: int, n: int, k: int, layout: Layout) -> Gemm:
     """One product for each head of each sequence."""
-    return Gemm(m=m, n=n, k=k, batch=s.batch * s.model.num_heads, dtype=s.wide_dtype, layout=layout)
+    return Gemm(m=m, n=n, k=k, batch=s.batch * s.model.num_heads // s.head_parts, dtype=s.wide_dtype, layout=layout)

@@ -56,6 +56,21 @@ class Setting:
         return self.tokens // self.plan.tp if self.sequence_parallel else self.tokens
 
     @property
+    def swaps_heads(self) -> bool:
+        """Around attention, context parallelism splits the heads instead of the sequence (Ulysses, arXiv 2309.14509)."""
+        return self.plan.cp > 1 and self.plan.cp_exchange == "all_to_all"
+
+    @property
+    def attention_seq(self) -> int:
+        """Queries of a sequence that the attention kernel of one rank sees."""
+        return self.plan.seq_len if self.swaps_heads else self.seq_q
+
+    @property
+    def head_parts(self) -> int:
+        """Ranks of cp that share the heads."""
+        return self.plan.cp if self.swaps_heads else 1
+
+    @property
     def seq_kv(self) -> int:
         """Keys a query sees, as the length of an equal causal triangle where windows cut some off.
 

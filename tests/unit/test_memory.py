@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from simulator.allocator import AllocatorSettings
+from simulator.backtest.resolve import resolve
 from simulator.device import Device, PeakFlop
 from simulator.memory import (
     MemoryUse,
@@ -24,6 +25,7 @@ from simulator.memory import (
 from simulator.model import Model
 from simulator.ops import ModelBlocks, build_blocks
 from simulator.plan import Plan
+from simulator.readers.runs_table import RunRow, read_runs
 from simulator.stack import AttentionBackend, Stack
 from simulator.zero import gradient_tensors, resident_bytes, units
 
@@ -251,3 +253,24 @@ def test_a_cpu_has_neither_context_nor_communicators() -> None:
     cpu = H200.model_copy(update={"architecture": "cpu"})
     assert outside_torch_bytes(cpu, Plan(dp_shard=8)) == 0
     assert outside_torch_bytes(H200, Plan(dp_shard=8, dp_replicate=2)) > outside_torch_bytes(H200, Plan(dp_shard=8))
+
+
+def test_transformer_engine_keeps_a_dummy_gradient_of_each_weight_shape() -> None:
+    """Once for the head and once for all layers, made by the first backward, beside Megatron's own gradient buffer."""
+    te = Stack.load("megatron-core-2025")
+    d, f, vocab = SMALL.d_model, SMALL.d_ff, SMALL.vocab_size
+    plans = [Plan(zero=1, dp_shard=2, data_parallel=name, seq_len=64) for name in ("megatron", "deepspeed")]
+    uses = [simulate_memory(SMALL, p, te, build_blocks(SMALL, te, p), H200)[0] for p in plans]
+    rope = 2 * 64 * (d // SMALL.num_heads) * 4  # cosines and sines
+    dummies = 2 * (vocab * d + 3 * d * d + d * d + 2 * f * d + f * d)
+    assert uses[0].by_category["buffers"] - dummies == uses[1].by_category["buffers"] == pytest.approx(rope, abs=1024)
+
+
+def test_context_parallel_runs_agree_with_what_was_published(reference_data: Path) -> None:
+    """Megatron-LM with Transformer Engine, cp 8 by all-to-all, at 4,096 and 16,384 tokens a rank."""
+    rows = {row.id: row for row in read_runs(reference_data / "runs.csv") if isinstance(row, RunRow)}
+    for name in ("simumax-b200-38", "simumax-b200-42"):
+        run = resolve(rows[name])
+        blocks = build_blocks(run.model, run.stack, run.plan)
+        use, _ = simulate_memory(run.model, run.plan, run.stack, blocks, run.cluster.device)
+        assert use.peak_allocated_bytes == pytest.approx((rows[name].mem_value or 0) * 2**30, rel=0.005)

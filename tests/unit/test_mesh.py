@@ -162,6 +162,13 @@ def test_every_misfit_at_once() -> None:
     assert problems["plan: ep"].remedy == "ep = 1"
 
 
+def test_heads_are_dealt_out_evenly_by_an_all_to_all() -> None:
+    plan = Plan(cp=8, seq_len=2048, cp_exchange="all_to_all", zero=0)
+    with pytest.raises(PlanError, match="cp_exchange"):
+        check(plan, Model(num_kv_heads=4), HGX)
+    check(plan, Model(), HGX)
+
+
 def test_a_fitting_plan_passes() -> None:
     check(Plan(dp_shard=4, tp=2), Model(), HGX)
     check(Plan(dp_shard=8, ep=4), Model(num_experts=8), HGX)

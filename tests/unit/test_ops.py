@@ -318,3 +318,43 @@ def test_a_loop_launches_for_every_tensor() -> None:
         for impl in ("loop", "foreach")
     )
     assert loop == 32 * foreach
+
+
+# -- Megatron on Transformer Engine -----------------------------------------------------------------------------------
+
+
+def kept_a_token(plan: Plan) -> float:
+    """Bytes a token that one layer of Llama 3 70B keeps."""
+    layer = build_blocks(Model.load("llama3-70b"), Stack.load("megatron-core-2025"), plan).layer
+    tokens = plan.micro_batch_size * plan.seq_len // plan.cp
+    return sum(t.num_bytes for t in layer.saved_tensors()) / tokens
+
+
+def test_a_layer_of_transformer_engine_keeps_each_tensor_once() -> None:
+    """Two norms' inputs and outputs, Q, K, V, the output, both halves of SwiGLU and its product; statistics in fp32."""
+    d, kv, ff, heads = 8192, 1024, 28672, 64
+    once = 2 * (4 * d + d + 2 * kv + d + 2 * ff + ff) + 4 * heads + 2 * 4
+    swapped = Plan(cp=8, seq_len=8192, cp_exchange="all_to_all")
+    assert kept_a_token(Plan(seq_len=8192)) == pytest.approx(once, abs=0.01)
+    assert kept_a_token(Plan(cp=8, seq_len=8192)) == pytest.approx(once, abs=0.03)
+    assert kept_a_token(swapped) == pytest.approx(once + 2 * d, abs=0.03)  # the output by heads, and by tokens
+
+
+def test_swapping_heads_does_the_work_of_a_ring() -> None:
+    model, te = Model.load("llama3-70b"), Stack.load("megatron-core-2025")
+    ring, swap = (
+        build_blocks(model, te, Plan(cp=8, seq_len=8192, cp_exchange=how)).layer  # type: ignore[arg-type]
+        for how in ("ring", "all_to_all")
+    )
+    assert ring.forward_flop == swap.forward_flop
+    sent = [e for op in swap.ops for e in op.forward_exchanges]
+    assert {e.kind for e in sent} == {"all_to_all"}
+    assert sum(e.num_bytes for e in sent) == 1024 * 2 * (8192 + 2 * 1024 + 8192)  # Q, K, V there, the output back
+
+
+def test_a_loss_in_place_makes_no_second_tensor() -> None:
+    model = llama(1, 64, 4, 2, 128, 1000)
+    head = build_blocks(model, stack(blocks="fused", loss="in_place"), Plan(seq_len=16)).head
+    loss = next(op for op in head.ops if op.category == "loss")
+    assert loss.grad_overwrites == loss.saved == ("logits",)
+    assert not loss.grad_inputs
