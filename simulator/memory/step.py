@@ -14,7 +14,7 @@ from simulator.kernels import DTYPE_BYTES, Gemm
 from simulator.memory.offloading import Evictor
 from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, ParameterGradients, Part, Tape, record
 from simulator.model import Model
-from simulator.ops import Block, ModelBlocks, recompute_ops, uses_autocast
+from simulator.ops import Block, ModelBlocks, cached_tensors, recompute_ops, uses_autocast
 from simulator.plan import Plan
 from simulator.stack import Stack
 from simulator.zero import resident_tensors
@@ -142,7 +142,7 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
         gradients = "accumulated"
     tape = partial(record, parameter_bytes=DTYPE_BYTES[dtype], gradients=gradients)
     again = recompute_ops(blocks.layer, plan, stack)
-    cached = plan.recompute == "selective" and stack.blocks != "fused"
+    cached = cached_tensors(blocks.layer, again, plan, stack)
     constant = plan.implementation == "fsdp2"
     head = tape(blocks.head, ends_forward=True)
     gemms = [op.name for op in blocks.head.ops if op.category == "gemm"]

@@ -6,7 +6,7 @@ stand for the storages that the neighbours made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -73,7 +73,7 @@ def record(
     block: Block,
     again: tuple[Op, ...] = (),
     *,
-    cached: bool = False,
+    cached: Collection[str] = (),
     keep_constants: bool = False,
     parameter_bytes: int = 2,
     gradients: ParameterGradients = "kept",
@@ -82,7 +82,7 @@ def record(
 ) -> Tape:
     """Record a block.
 
-    again: ops run again before the backward. cached: the outputs of ops with `selective_save` are kept for that.
+    again: ops run again before the backward. cached: tensors that are kept for that.
     keep_constants: what ops without inputs make (position tables) is made first and kept over a checkpoint: FSDP2 casts
     a block's inputs before it gathers, and before the checkpoint sees them. parameter_bytes: of an element of parameter gradients.
     gradients: what becomes of parameter gradients.
@@ -94,10 +94,9 @@ def record(
     constants = [op for op in block.ops if keep_constants and not op.inputs and not op.parameter_numel]
     tables = {t.name for op in constants if again for t in op.outputs}
     made = {t.name for op in again for t in op.outputs}
-    stash = {t.name for op in block.ops if op.selective_save for t in op.outputs} if cached else set()
     borders = {block.input, *tables} if again else set()  # a checkpoint holds its inputs to the end of the backward
     others = [op for op in block.ops if op not in constants]
-    writer.forward([*constants, *others], (saved - made) | stash | borders)
+    writer.forward([*constants, *others], (saved - made) | set(cached) | borders)
     forward, cut = writer.take(), writer.cut
     output = writer.slots.pop(block.output, INPUT)
     if again:

@@ -25,6 +25,20 @@ def recompute_ops(block: Block, plan: Plan, stack: Stack) -> tuple[Op, ...]:
     return ops
 
 
+def cached_tensors(block: Block, again: tuple[Op, ...], plan: Plan, stack: Stack) -> frozenset[str]:
+    """Outputs that the selective policy keeps beside what ops save for their backward.
+
+    Eagerly the policy keeps all that it names, as it does not know who will ask. A compiler sees both passes, and
+    keeps what the backward or the recomputation reads: not the result of the block's last product.
+    """
+    if plan.recompute != "selective" or stack.blocks == "fused":
+        return frozenset()
+    kept = {tensor.name for op in block.ops if op.selective_save for tensor in op.outputs}
+    if stack.blocks == "compiled":
+        kept &= {name for op in block.ops for name in op.saved} | {name for op in again for name in op.inputs}
+    return frozenset(kept)
+
+
 def _end(block: Block) -> int:
     """Index after the last op that must run so that all saved tensors exist."""
     last = max((i for i, op in enumerate(block.ops) if op.saved), default=-1)

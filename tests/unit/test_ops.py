@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from simulator.kernels import Gemm, Kernel, Stream
 from simulator.model import Model
-from simulator.ops import Block, ModelBlocks, Op, build_blocks, num_launches, optimizer_kernels, recompute_ops
+from simulator.ops import (
+    Block,
+    ModelBlocks,
+    Op,
+    build_blocks,
+    cached_tensors,
+    num_launches,
+    optimizer_kernels,
+    recompute_ops,
+)
 from simulator.plan import Plan
 from simulator.stack import AttentionBackend, Stack
 
@@ -318,6 +327,18 @@ def test_a_loop_launches_for_every_tensor() -> None:
         for impl in ("loop", "foreach")
     )
     assert loop == 32 * foreach
+
+
+def test_a_compiler_keeps_no_product_that_nobody_reads_again() -> None:
+    """The result of a block's last product goes into the residual sum alone, whose gradient needs neither of its parts."""
+    plan = Plan(recompute="selective", seq_len=16)
+    kept = {}
+    for blocks in ("eager", "compiled"):
+        setting = stack(blocks=blocks)
+        layer = build_blocks(llama(1, 64, 4, 2, 128, 1000), setting, plan).layer
+        kept[blocks] = cached_tensors(layer, recompute_ops(layer, plan, setting), plan, setting)
+    assert "down" in kept["eager"] - kept["compiled"]
+    assert {"q", "k", "gate", "up", "o"} <= kept["eager"] & kept["compiled"]
 
 
 # -- Megatron on Transformer Engine -----------------------------------------------------------------------------------
