@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,15 +91,30 @@ def test_a_file_with_samples_is_not_overwritten(folder: Path) -> None:
         measure(job)
 
 
+KILLED_IN = "attention"
+# The parent says who its workers are and dies in the middle of a phase, wherever the clock stands.
+PARENT = f"""
+import os, signal, sys
+from pathlib import Path
+from tests.validate.test_bench_cpu import _children
+from validate.measure import Job, measure
+
+def say(text):
+    if text.startswith({KILLED_IN!r}):
+        print(*_children(os.getpid()), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+measure(Job(out=Path(sys.argv[1]), minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True), say)
+"""
+
+
 def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: Path) -> None:
     out = tmp_path / "samples.jsonl"
-    command = [sys.executable, "-m", "simulator.cli", "calibrate", "run", "--device", "cpu", "--ranks", "2", "--tiny"]
-    command += ["--minutes", "0.2", "--out", str(out)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as parent:
-        _until(lambda: out.exists() and out.read_bytes().count(b'"time_s"') >= 8)
-        children = _children(parent.pid)
-        parent.send_signal(signal.SIGKILL)
+    command = [sys.executable, "-c", PARENT, str(out)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    children = [int(pid) for pid in done.stdout.split()]
     assert len(children) == 2
     _until(lambda: not any(_alive(pid) for pid in children))
     before = read_samples([out]).samples
@@ -151,12 +167,13 @@ def test_every_prefix_of_a_spread_covers_the_range() -> None:
     assert all(sorted(spread(list(range(n)))) == list(range(n)) for n in range(30))
 
 
-def _until(holds: object, patience_s: float = 30.0) -> None:
-    assert callable(holds)
-    end_s = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < end_s, "it did not happen"
+def _until(holds: Callable[[], bool]) -> None:
+    """Waits for what must happen; a machine may be as busy as it likes, so only a test that fails meets the end."""
+    for _ in range(6000):
+        if holds():
+            return
         time.sleep(0.05)
+    pytest.fail("it did not happen")
 
 
 def _children(pid: int) -> list[int]:

@@ -201,6 +201,30 @@ def test_a_partial_run_says_so() -> None:
     assert "rank 1, phase step 3: late" in run_text(run)
 
 
+TWO_RANKS = Plan(dp_shard=2, seq_len=256)
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"), [(TWO_RANKS, "2 ranks, and the study's hgx-h100-8 8 devices"), (SHARDED, "ran on a CPU")]
+)
+def test_a_cpu_run_of_a_study_for_another_machine_has_its_bytes_compared(plan: Plan, reason: str) -> None:
+    ours = borders(MODEL, plan, STACK, granularity_bytes=1)
+    names = ("start_bytes", "after_forward_bytes", "after_backward_bytes", "peak_bytes", "peak_phase")
+    memory = {name: getattr(ours, name) for name in (*names, "peak_by_phase_bytes")}
+    run = record(mode="cpu", memory=memory) | {"plan": plan.model_dump(mode="json")}
+    found = compare_run(run)
+    assert "time" not in found
+    assert any("time is not compared" in note and reason in note for note in found["notes"])
+    assert all(row["error"] == 0 for row in found["memory"])
+    assert reason in comparison_text(found)
+
+
+def test_a_cluster_that_was_asked_for_must_fit() -> None:
+    run = record(mode="cpu") | {"plan": TWO_RANKS.model_dump(mode="json")}
+    with pytest.raises(InputError, match="the cluster has 8 devices"):
+        compare_run(run, cluster="hgx-h100-8")
+
+
 def test_a_record_of_no_plan_is_refused() -> None:
     with pytest.raises(InputError, match="dp_shard"):
         compare_run(record(plan=SHARDED) | {"plan": {"dp_shard": 0}})

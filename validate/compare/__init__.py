@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulator.predict import predict
+from simulator.topology import Cluster
 from validate.compare.line import Line
 from validate.compare.memory import compare_memory
 from validate.compare.run import Run
@@ -32,7 +33,8 @@ def compare_run(
 ) -> dict[str, Any]:
     """Compare one record of a results file with its prediction, as plain data (docs/reference/validate.md).
 
-    cluster, nodes, calibration: instead of the study's own. Raises InputError if the record cannot be predicted.
+    cluster, nodes, calibration: instead of the study's own. Where the study's own cluster is another machine than the
+    run's, bytes are compared and a note says why time is not. Raises InputError if the record cannot be predicted.
     """
     run = Run.of(record)
     notes: list[str] = []
@@ -45,7 +47,10 @@ def compare_run(
     }
     machine = run.cluster(cluster, nodes)
     prediction = None
-    if machine is not None and (record.get("time") or run.on_gpu):
+    reason = _incomparable(run, machine) if machine is not None and cluster is None and nodes is None else ""
+    if reason and record.get("time"):
+        notes.append(f"time is not compared: {reason} (--cluster names another)")
+    if machine is not None and not reason and (record.get("time") or run.on_gpu):
         prediction = predict(run.model, run.plan, machine, run.calibration(calibration, machine), run.stack)
     if prediction is not None and record.get("time"):
         compare_time(found, run, prediction)
@@ -58,3 +63,14 @@ def compare_run(
     if record["verdict"] != "ok":
         notes.append(f"the run ended early ({record['verdict']}): these are its parts")
     return found
+
+
+def _incomparable(run: Run, machine: Cluster) -> str:
+    """Why the study's cluster cannot say how long the run takes; empty where it can. Bytes need no cluster."""
+    if run.plan.num_devices != machine.num_devices:
+        return (
+            f"the plan has {run.plan.num_devices} ranks, and the study's {machine.name} {machine.num_devices} devices"
+        )
+    if run.record["mode"] == "cpu" and machine.device.architecture != "cpu":
+        return f"the plan ran on a CPU, and the study's {machine.name} has {machine.device.name}"
+    return ""
