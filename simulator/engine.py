@@ -177,7 +177,7 @@ class _Player:
         for op in self._program.ops:
             clock += op.host_s
             self._launched[op.id] = clock
-            if isinstance(op, Compute) and op.blocking:
+            if op.blocking:
                 self._wake_streams()
                 yield self._end_of(op.id)
                 clock = self._env.now

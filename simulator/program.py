@@ -66,6 +66,7 @@ class Collective:
     """A collective on a communication stream. All `members` ops that share `key` must arrive before it starts.
 
     interference: share of the device's speed that compute loses while this collective moves bytes (0..1).
+    blocking: the host waits until it is over.
     """
 
     id: int
@@ -79,6 +80,7 @@ class Collective:
     size_bytes: int
     host_s: Number = 0
     interference: Number = 0
+    blocking: bool = False
 
 
 ProgramOp = Compute | Collective
@@ -219,5 +221,5 @@ def _order(programs: Sequence[Program]) -> tuple[dict[_Node, list[_Node]], Count
                 pred[begin] += 1
             pred[begin] += 0
             last[op.stream] = end
-            host = end if isinstance(op, Compute) and op.blocking else host
+            host = end if op.blocking else host
     return succ, pred

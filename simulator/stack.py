@@ -20,6 +20,7 @@ from simulator.units import Bytes, Seconds
 _COEFFICIENTS = (
     "host_launch_s",
     "host_collective_s",
+    "host_unit_s",
     "gemm_factor",
     "elementwise_factor",
     "step_overhead_s",
@@ -84,6 +85,9 @@ class Stack(Strict):
     host_launch_s: Seconds = Field(ge=0, default=8e-6)  # host time an operator, forward
     host_blocking: bool = False
     host_collective_s: Seconds = Field(ge=0, default=5e-5)  # host time to issue one collective, its hooks and copies
+    host_unit_s: Seconds = Field(
+        ge=0, default=0.0
+    )  # host time of FSDP's hooks around one collective of a unit, beside it
     nccl: str = ""
     # Share of collectives that the framework leaves exposed whatever the schedule would allow (1 = no overlap at all)
     overlap: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -12,6 +13,7 @@ from validate.stopwatch import Session
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 MIB = 2**20
+BURST = 32  # asynchronous collectives in a row
 
 
 def collective_items(s: Session) -> Iterator[Item]:
@@ -161,9 +163,36 @@ def copy_beside(s: Session) -> None:
 
 
 def group_items(s: Session) -> Iterator[Item]:
-    """Host time that FSDP2 adds to a step for each of its groups."""
+    """Host time of issuing collectives, and what FSDP2 adds to a step for each of its groups."""
     if s.num_ranks > 1:
-        yield partial(fsdp2_group, s)
+        yield partial(_issued, s)
+
+
+def _issued(s: Session) -> None:
+    for size in (2**12, 2**16):
+        burst(s, size)
+    fsdp2_group(s)
+
+
+def burst(s: Session, size: int) -> None:
+    """Asynchronous broadcasts one behind the other, the first half from rank 0 and so on, as ZeRO-1's owners send tensors.
+
+    collective_burst is the time of one in the burst; collective_issue the caller's part of it.
+    """
+    torch, dist = s.torch, s.torch.distributed
+    tensors = [torch.ones(size // 4, device=s.setting.device) for _ in range(BURST)]
+    issued: list[float] = []
+
+    def call(_: int) -> None:
+        started = time.perf_counter()
+        works = [dist.broadcast(t, i * s.num_ranks // BURST, async_op=True) for i, t in enumerate(tensors)]
+        issued.append((time.perf_counter() - started) / BURST)
+        for work in works:
+            work.wait()
+
+    shape: Shape = {"op": "broadcast", "size_bytes": size, "num_ranks": s.num_ranks, "count": BURST}
+    if s.record("collective_burst", call, shape, together=True, per=BURST) is not None:
+        s.emit("collective_issue", sorted(issued), {"op": "broadcast", "num_ranks": s.num_ranks, "size_bytes": size})
 
 
 def fsdp2_group(s: Session, groups: int = 4) -> None:

@@ -24,6 +24,7 @@ GPU_WIDTHS = ((768, 3072), (2048, 8192), (4096, 14336), (5120, 13824), (8192, 28
 GPU_TOKENS = (512, 2048, 4096, 8192, 16384)
 CPU_WIDTHS = ((128, 352), (256, 704), (512, 1408), (768, 2048))
 CPU_TOKENS = (128, 256, 512, 1024)
+CPU_ROTATE_BYTES, CPU_SETS = 2**23, 12  # of a pass's inputs on a CPU: beyond the caches that a core has for itself
 ROTATE_BYTES = 2e8  # inputs are rotated until they exceed every cache, four sets at most
 
 
@@ -169,13 +170,12 @@ def attention(
 def stream_items(s: Session) -> Iterator[Item]:
     """Every pass over every size, sizes spread; the passes that a block is made of come first."""
     widths = (64,) if s.setting.tiny else (1024, 4096, 8192) if s.gpu else (128, 256, 704)
-    sizes = [2**p for p in range(20, 30)] if s.gpu else [2**p for p in range(13, 24)]
+    sizes = [2**p for p in range(20, 30)] if s.gpu else [2**p for p in range(14, 26)]
     sizes = [2**12, 2**14, 2**16, 2**18] if s.setting.tiny else sizes
     dtypes = ("bf16", "fp32") if s.gpu else ("fp32", "bf16")
     for dtype, num_bytes in product(dtypes, spread(sizes)):
         for name in PASSES:
             yield partial(one_pass, s, name, num_bytes, widths[1 % len(widths)], dtype)
-    yield partial(one_pass, s, "add", 2**26, widths[0], dtypes[0])  # beyond every cache, once
     for dtype, width, num_bytes in product(dtypes, widths, spread(sizes)[:3]):
         yield partial(one_pass, s, "softmax_forward", num_bytes, width, dtype)
 
@@ -187,11 +187,29 @@ def one_pass(s: Session, name: str, num_bytes: int, width: int, dtype: str) -> N
     if not s.fits(8 * rows * width * 4):
         return
     op, build, read, write, launches = PASSES[name]
-    call = build(s.torch, s.random(rows, width, dtype=dtype), s.random(rows, width, dtype=dtype))
+    call = _rotated(s, build, rows, width, dtype, num_bytes)
     numel = rows * width
     shape: Shape = {"op": name, "stream_op": op, "launches": launches, "elements": numel, "width": width}
     shape |= {"read_bytes": int(read(element) * numel), "write_bytes": int(write(element) * numel), "dtype": dtype}
     s.record("stream", call, shape, graph=not name.endswith("_backward"))
+
+
+def _rotated(s: Session, build: Build, rows: int, width: int, dtype: str, num_bytes: int) -> Callable[[int], object]:
+    """The pass over several inputs in turn, its results kept for a turn, so that a CPU's inner caches hold neither.
+
+    In a step a result is kept for the backward and the next one goes elsewhere; the same few blocks again and again
+    would show the speed of a cache.
+    """
+    sets = 1 if s.gpu else max(1, min(CPU_SETS, CPU_ROTATE_BYTES // num_bytes))
+    calls = [
+        build(s.torch, s.random(rows, width, dtype=dtype), s.random(rows, width, dtype=dtype)) for _ in range(sets)
+    ]
+    kept: list[object] = [None] * sets
+
+    def call(i: int) -> None:
+        kept[i % sets] = calls[i % sets](i)
+
+    return calls[0] if s.gpu else call
 
 
 Build = Callable[[Any, Tensor, Tensor], Callable[[int], object]]

@@ -83,6 +83,11 @@ def cpu_name() -> str:
     return " ".join((found or [platform.processor() or platform.machine()])[0].split())
 
 
+# Ranks on a CPU keep the memory that they free, as CUDA's caching allocator does. By glibc's own rules blocks above a moving
+# threshold go back to the system, and some steps pay for first touches again while others do not.
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC_TOP_PAD_": str(2**24)}
+
+
 def standing_jobs() -> list[Fault]:
     """Somebody else's work on the GPUs that would be measured: their processes, or memory in use without any."""
     faults = [

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from simulator.errors import Fault, InputError
-from validate.machine import standing_jobs
+from validate.machine import KEEP_FREED_MEMORY, standing_jobs
 from validate.phases import phases_of
 from validate.samples import machine_id, read_samples, sample_line
 from validate.stopwatch import DeviceKind, Setting
@@ -175,7 +175,7 @@ def _environment(job: Job) -> dict[str, str]:
     paths = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
     own = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(job.threads)}
     if job.device == "cpu":
-        own |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+        own |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", **KEEP_FREED_MEMORY}
     return {**os.environ, **own}
 
 

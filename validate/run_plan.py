@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import Fault, InputError, PlanError
-from validate.machine import standing_jobs
+from validate.machine import KEEP_FREED_MEMORY, standing_jobs
 from validate.playable import unplayable
 from validate.supervise import Deadlines, Outcome, Verdict, scratch_folder, supervise
 from validate.task import Task
@@ -102,6 +102,8 @@ def _environments(task: Task, scratch: Path) -> list[dict[str, str]]:
         return [common]
     count = _num_local(task)
     common |= {"WORLD_SIZE": str(count), "SHARDWISE_RENDEZVOUS": str(scratch / "rendezvous")}
+    if task.device == "cpu":
+        common |= KEEP_FREED_MEMORY
     if task.mode == "cpu":
         common["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
@@ -164,7 +166,11 @@ def record(
         "num_ranks": task.plan.num_devices,
         "allocator_settings": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") if task.device == "cuda" else "",
         "machine": first.get("machine"),
-        "time": times([part.get("step_times_s", []) for part in told], first.get("phase_times_s", {})),
+        "time": times(
+            [part.get("step_times_s", []) for part in told],
+            first.get("phase_times_s", {}),
+            [part.get("reference_times_s", []) for part in told],
+        ),
         "memory": first.get("memory") or None,
         "memory_by_rank": [_peak(part) for part in told] if len(told) > 1 else None,
         "profile": first.get("profile"),
@@ -183,18 +189,26 @@ def _peak(part: Mapping[str, Any]) -> int | None:
     return int(peak) if peak is not None else None
 
 
-def times(by_rank: Sequence[Sequence[float]], phases: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
+def times(
+    by_rank: Sequence[Sequence[float]],
+    phases: Mapping[str, Sequence[float]],
+    references: Sequence[Sequence[float]] = (),
+) -> dict[str, Any] | None:
     """Statistics of the steps that all ranks have done; a step takes as long as its slowest rank. None without any.
 
-    phases are rank 0's. p10_s and p90_s are the spread, standard_error_s that of the median.
+    phases are rank 0's. references: seconds of the reference product before each step (CPU); the median of the slowest
+    rank's is kept. p10_s and p90_s are the spread, standard_error_s that of the median.
     """
     count = min((len(steps) for steps in by_rank), default=0)
     if count == 0:
         return None
     slowest = [max(steps[i] for steps in by_rank) for i in range(count)]
+    known = min((len(found) for found in references), default=0)
+    pace = [max(found[i] for found in references) for i in range(min(count, known))]
     return {
         **spread(slowest),
         "times_s": slowest,
+        **({"reference_s": statistics.median(pace), "reference_times_s": pace} if pace else {}),
         "phases": {name: spread(seconds) for name, seconds in phases.items() if seconds},
     }
 

@@ -51,6 +51,8 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "device_free": ("bytes",),
     "collective": ("op", "size_bytes", "num_ranks", "num_nodes"),
     "overlap": ("what", "op", "size_bytes", "num_ranks"),
+    "collective_burst": ("op", "size_bytes", "num_ranks", "count"),
+    "collective_issue": ("op", "num_ranks"),
 }
 _OWN = frozenset({"kind", "time_s", "p10_s", "p90_s", "reps", "sustained", "rank", "host", "machine", "dtype"})
 _IDENTITY = ("device", "architecture", "driver", "torch", "nccl", "hostname", "threads", "num_ranks")
@@ -104,7 +106,7 @@ class Sample:
 
 # Numbers that kinds report beside their time; they do not tell two measurements apart.
 _MEASURED = frozenset(
-    {"first_half_s", "time_with_sync_s", "flop", "flop_forward", "ideal_bytes", "alone_s", "iteration"}
+    {"first_half_s", "time_with_sync_s", "flop", "flop_forward", "ideal_bytes", "alone_s", "iteration", "reference_s"}
 )
 
 

@@ -14,6 +14,7 @@ from validate.samples import sample_key, sample_line
 DeviceKind = Literal["cuda", "cpu"]
 MEMORY_SHARE = 0.9  # of what is free when the session starts
 FEWEST_REPS, MIN_REPS, MAX_REPS = 3, 5, 50  # the fewest of calls that take long
+REFERENCE_SIDE = 256
 SHORT_S = 1e-4  # shorter calls wait for the host between two events
 _MEMINFO = Path("/proc/meminfo")
 
@@ -157,6 +158,8 @@ class Session:
         if sample_key(kind, shape) in self._done:
             return None
         try:
+            if not self.gpu:
+                shape = {**shape, "reference_s": reference_s(self.torch)}
             found = sorted(t / per for t in self.times(call, together=together))
             if self.gpu and graph and found[len(found) // 2] < SHORT_S and (quick := self.short_times(call)):
                 found, shape = sorted(quick), {**shape, "graph": True}
@@ -226,6 +229,16 @@ class Session:
         torch = self.torch
         made = torch.randn(*shape, device=self.setting.device, dtype=torch.float32)
         return made.to(torch_dtype(torch, dtype))
+
+
+def reference_s(torch: Any) -> float:  # noqa: ANN401
+    """Seconds of one fixed small product, the best of three: how fast this core runs at the moment.
+
+    A virtual machine's cores change their pace from minute to minute with their neighbours. With the pace beside every
+    measurement, samples of different minutes can be fitted together, and a run says at which pace it was played.
+    """
+    side = torch.ones(REFERENCE_SIDE, REFERENCE_SIDE)
+    return min(_clocked(lambda _: side @ side, 3))
 
 
 def _clocked(call: Callable[[int], object], reps: int) -> list[float]:

@@ -69,13 +69,17 @@ class MemoryOverheads(Strict):
 
 
 class Provenance(Strict):
-    """Where the numbers come from. tables: file -> sha256 of its bytes. borrowed: what was taken from a relative."""
+    """Where the numbers come from. tables: file -> sha256 of its bytes. borrowed: what was taken from a relative.
+
+    reference_s: seconds of the reference product while it was measured (CPU), the pace that the numbers hold for.
+    """
 
     machine: str
     driver: str = ""
     torch: str = ""
     date: str = ""
     recipe: str = ""
+    reference_s: float | None = Field(gt=0, default=None)
     tables: dict[str, str] = {}
     borrowed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -45,6 +45,21 @@ class Fabric:
             "tp": "tp",
         }[role]
 
+    @property
+    def synchronous(self) -> bool:
+        """The host waits for each collective, so that nothing runs beside it.
+
+        FSDP issues its collectives synchronously and leaves overlap to the device's streams (torch 2.13
+        `_fsdp_param_group.py`: unshard_async_op is False). Where the host is the device there are none, and each call
+        returns when the collective is over. DDP's buckets and ZeRO-1's broadcasts are asynchronous everywhere.
+        """
+        return self.stack.host_blocking and self.sharded
+
+    @property
+    def sharded(self) -> bool:
+        """Hooks around units of parameters issue the collectives."""
+        return self.mesh.plan.implementation in ("fsdp1", "fsdp2")
+
     def shape(self, role: str) -> GroupShape:
         """How the groups of a role lie on the nodes."""
         return self.mesh.group_shape(self.axis(role))
@@ -162,8 +177,9 @@ class Builder:
             members=members,
             bill=_times(one, count),
             size_bytes=size_bytes,
-            host_s=count * fabric.stack.host_collective_s,
+            host_s=count * fabric.stack.host_collective_s + (fabric.stack.host_unit_s if fabric.sharded else 0.0),
             interference=interference(kind, shape, fabric.cluster, fabric.curves, memory_weight=fabric.memory_weight),
+            blocking=fabric.synchronous,
         )
         self._ops.append(op)
         self._last_collective = op.id

@@ -196,8 +196,10 @@ def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
 
 
 def _gather_updated(build: Builder, unit: Unit, *after: int) -> None:
-    gather = build.collective(
-        f"all-gather {unit.name}", "all_gather", "shard", unit.comm.parameter_gather_bytes, *after
-    )
+    size, count = unit.comm.parameter_gather_bytes, unit.comm.num_broadcasts
+    if count:
+        build.collective(f"broadcast {unit.name}", "broadcast", "shard", size, *after, count=count)
+        return
+    gather = build.collective(f"all-gather {unit.name}", "all_gather", "shard", size, *after)
     if gather is not None:
         build.compute(f"copy-out {unit.name}", unit.gather_forward, gather)

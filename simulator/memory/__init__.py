@@ -17,7 +17,7 @@ from simulator.memory.offloading import saved_bytes
 from simulator.memory.outside import capacity_bytes, outside_torch_bytes, workspace_bytes
 from simulator.memory.pressure import Pressure, under_pressure
 from simulator.memory.step import Mark, Step, layer_tape, record_tapes
-from simulator.memory.strategies import strategy_of
+from simulator.memory.strategies import Library, strategy_of
 from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
 from simulator.model import Model
 from simulator.ops import ModelBlocks, build_blocks
@@ -28,6 +28,7 @@ from simulator.trace import MemorySample, MemoryTrace
 
 __all__ = [
     "History",
+    "Library",
     "LiveCourse",
     "MemoryEvent",
     "MemoryUse",
@@ -211,9 +212,11 @@ def activation_bytes(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks
     return {f"layer{i}": saved_bytes(chain[i + 1], chain[i]) for i in range(model.num_layers - 1)}
 
 
-def step_events(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> tuple[MemoryEvent, ...]:
+def step_events(
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, library: Library = "nccl"
+) -> tuple[MemoryEvent, ...]:
     """Persistent state, then one steady step, in host order; bytes as asked for, before any rounding."""
-    history = write_history(model, plan, stack, blocks, (), steps=1)
+    history = write_history(model, plan, stack, blocks, (), steps=1, library=library)
     made: dict[int, tuple[int, str, int]] = {}
     events: list[MemoryEvent] = []
     for index, (slot, num_bytes, stream, tag) in enumerate(history.events):
@@ -229,14 +232,21 @@ def step_events(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> 
 
 
 def write_history(
-    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, workspaces: tuple[int, ...], *, steps: int = 2
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    blocks: ModelBlocks,
+    workspaces: tuple[int, ...],
+    *,
+    steps: int = 2,
+    library: Library = "nccl",
 ) -> History:
     """A step that creates the optimizer's state (if `steps` is 2), then a steady one.
 
     The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
     stand for any number: what a second one finds, the third finds too.
     """
-    step = Step(share_of(model, plan), plan, stack, blocks, strategy_of(plan))
+    step = Step(share_of(model, plan), plan, stack, blocks, strategy_of(plan, library))
     early = plan.implementation in ("deepspeed", "megatron")  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
     count = min(plan.num_micro_batches, 2)

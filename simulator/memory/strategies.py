@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from typing_extensions import override
 
@@ -16,11 +17,14 @@ from simulator.zero import Unit, keeps_layers, keeps_root, shard_ranks, stepped_
 __all__ = ["strategy_of"]
 
 
-def strategy_of(plan: Plan) -> Callable[[Writer, Model, Plan], Strategy]:
-    """The strategy that runs a plan."""
+Library = Literal["nccl", "gloo"]
+
+
+def strategy_of(plan: Plan, library: Library = "nccl") -> Callable[[Writer, Model, Plan], Strategy]:
+    """The strategy that runs a plan; library: what its collectives are."""
     match plan.implementation:
         case "fsdp2":
-            return Fsdp2
+            return Fsdp2OverGloo if library == "gloo" else Fsdp2
         case "fsdp1":
             return Fsdp1
         case "deepspeed" if plan.zero == 3:
@@ -185,6 +189,7 @@ class Fsdp2(Sharded):
         self._scattering = self.writer.alloc(piece.padded_numel * self.reduced, "reduce_scatter")
         self.writer.free(*slots[1:])
         shard = self.writer.alloc(piece.shard_numel * self.reduced, "gradients", REDUCE)
+        self.scatter(piece)
         self.writer.free(*slots[:1])  # one reference outlives the copy
         if self.reduced != self.master:
             wide = self.writer.alloc(piece.shard_numel * self.master, "gradients", REDUCE)
@@ -192,11 +197,23 @@ class Fsdp2(Sharded):
             shard = wide
         self.keep_shard(unit, shard)
 
+    def scatter(self, piece: Unit) -> None:
+        """What the reduce-scatter itself holds meanwhile: NCCL's buffers are its own."""
+
     @override
     def end_backward(self) -> None:
         if self._scattering is not None:
             self.writer.free(self._scattering)
             self._scattering = None
+
+
+class Fsdp2OverGloo(Fsdp2):
+    """gloo scatters by an all-reduce of a copy of the input, of which each rank keeps its part (torch 2.13)."""
+
+    @override
+    def scatter(self, piece: Unit) -> None:
+        if piece.shards > 1:
+            self.writer.free(self.writer.alloc(piece.padded_numel * self.reduced, "reduce_scatter"))
 
 
 class Fsdp1(Sharded):

@@ -18,7 +18,8 @@ class UnitComm:
     before the embedding and reduced after it.
     reduce_scatter_bytes, all_reduce_bytes: gradients, in every micro-batch or the last one (Plan.syncs_every_micro_batch);
     all_reduce_bytes under HSDP is the shard that travels between replicas. num_buckets: collectives they are split into.
-    parameter_gather_bytes: updated parameters, once a step.
+    parameter_gather_bytes: updated parameters, once a step; num_broadcasts: collectives that carry them where each owner
+    broadcasts its own (torch's ZeRO-1, a tensor at a time), 0 where they are gathered.
     backward_gather_ranks: ranks of the backward's all-gather (smaller than dp_shard if reshard_after_forward is a number).
     *_kernels: full-size passes over memory around the collectives, on the compute stream.
     """
@@ -30,6 +31,7 @@ class UnitComm:
     all_reduce_bytes: int = 0
     num_buckets: int = 1
     parameter_gather_bytes: int = 0
+    num_broadcasts: int = 0
     backward_gather_ranks: int = 1
     gather_forward_kernels: tuple[Stream, ...] = ()
     gather_backward_kernels: tuple[Stream, ...] = ()
@@ -119,6 +121,7 @@ def _ddp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
             all_reduce_bytes=sum(numels.get(name, [])) * DTYPE_BYTES[plan.gradient_dtype],
             num_buckets=len(numels.get(name, [])) or 1,
             parameter_gather_bytes=numel_of(shapes) * master if plan.zero == 1 else 0,
+            num_broadcasts=len(shapes) if plan.zero == 1 else 0,
             gradient_kernels=_bucket_passes(sum(numels.get(name, [])) * master, plan),
         )
         for name, shapes in pieces(model)

@@ -51,15 +51,12 @@ def compare_run(
     if reason and record.get("time"):
         notes.append(f"time is not compared: {reason} (--cluster names another)")
     if machine is not None and not reason and (record.get("time") or run.on_gpu):
-        prediction = predict(run.model, run.plan, machine, run.calibration(calibration, machine), run.stack)
-    if prediction is not None and record.get("time"):
-        compare_time(found, run, prediction)
+        numbers = run.calibration(calibration, machine)
+        prediction = predict(run.model, run.plan, machine, numbers, run.stack)
+        if record.get("time"):
+            compare_time(found, run, prediction, numbers.provenance.reference_s if numbers is not None else None)
     if record.get("memory"):
         compare_memory(found, run, prediction, machine.device if machine is not None else None)
-    if record["mode"] == "cpu" and run.plan.zero >= 2 and run.plan.dp_shard > 1:
-        notes.append(
-            "gloo scatters by reducing a copy of the input everywhere: up to one unit's gradients more than NCCL"
-        )
     if record["verdict"] != "ok":
         notes.append(f"the run ended early ({record['verdict']}): these are its parts")
     return found

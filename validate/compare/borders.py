@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.memory import step_events
+from simulator.memory import Library, step_events
 from simulator.memory.moments import host_counter_bytes
 from simulator.model import Model
 from simulator.ops import build_blocks
@@ -25,8 +25,10 @@ class Borders:
     by_category: dict[str, int]
 
 
-def borders(model: Model, plan: Plan, stack: Stack, *, granularity_bytes: int) -> Borders:
+def borders(model: Model, plan: Plan, stack: Stack, *, granularity_bytes: int, library: Library = "nccl") -> Borders:
     """Walk the predicted step; each storage is rounded up to `granularity_bytes` (1: a CPU, 512: CUDA).
+
+    library: gloo keeps a copy of what it scatters; NCCL, and a process group that only pretends, do not.
 
     On a CPU a tracker sees Adam's step counters too, which the host holds.
     """
@@ -36,7 +38,7 @@ def borders(model: Model, plan: Plan, stack: Stack, *, granularity_bytes: int) -
     peak_phase = "start"
     after: dict[str, int] = {}
     peaks: dict[str, int] = {}
-    for event in step_events(model, plan, stack, build_blocks(model, stack, plan)):
+    for event in step_events(model, plan, stack, build_blocks(model, stack, plan), library=library):
         phase = event.moment[0]
         size = -(-event.num_bytes // granularity_bytes) * granularity_bytes
         signed = size if event.kind == "alloc" else -size

@@ -13,18 +13,28 @@ from validate.compare.line import Z90, Line, explains
 from validate.compare.run import Run
 
 PHASES: Final = ("forward", "backward", "optimizer")
+_SAME_PACE: Final = 0.05  # of the reference product's time: less is its own noise
 # A profiler sees kernels, not why they run.
 _NOTHING: Final = 1e-9  # of a step: sums of floats that should be zero
 _COMMUNICATION: Final = ("exposed", "wait", "interference")
 _TIME: Final = {"copies": "elementwise", "stragglers": "host", "overhead": "host", "idle": "host"}
 
 
-def compare_time(found: dict[str, Any], run: Run, prediction: Prediction) -> None:
-    """Add "time", "parts", "communication" and what explains most of the step's error to `found`."""
+def compare_time(found: dict[str, Any], run: Run, prediction: Prediction, reference_s: float | None = None) -> None:
+    """Add "time", "parts", "communication" and what explains most of the step's error to `found`.
+
+    reference_s: the reference product's time at the pace that the calibration holds for (CPU).
+    """
     measured = run.record["time"]
     relative = math.log(prediction.high_s / prediction.low_s) / (2 * Z90)
     alone = run.record["mode"] == "solo"
     without = _communication_s(prediction) if alone else 0.0
+    pace = measured["reference_s"] / reference_s if reference_s and measured.get("reference_s") else 1.0
+    if abs(pace - 1) > _SAME_PACE:
+        found["notes"].append(
+            f"the machine ran {pace:.2f} x slower than while it was calibrated (its reference product before each step): "
+            "the prediction is for the calibrated pace"
+        )
     if alone:
         found["notes"].append("solo: collectives return at once, so the prediction stands without its communication")
     step = prediction.step_s - without
@@ -35,6 +45,9 @@ def compare_time(found: dict[str, Any], run: Run, prediction: Prediction) -> Non
         for name in PHASES
         if name in measured["phases"]
     ]
+    if pace != 1.0:
+        calibrated = {name: measured[name] / pace for name in ("median_s", "standard_error_s")}
+        lines.append(_seconds("step at the calibrated pace_s", step, calibrated, relative))
     found["time"] = [line.as_json() for line in (*lines, *parts)]
     profile = run.record.get("profile")
     if profile:

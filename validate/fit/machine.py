@@ -20,6 +20,7 @@ from validate.fit.attention import fit_attention
 from validate.fit.gemm import fit_gemm, scaled_gemm
 from validate.fit.gloo import GlooResult, fit_gloo
 from validate.fit.host import host_costs
+from validate.fit.pace import at_one_pace, reference_of
 from validate.fit.ranks import slow_ranks
 from validate.fit.robust import rounded
 from validate.fit.streams import fit_streams, passes
@@ -64,7 +65,7 @@ def fit_machine(found: SampleFile, name: str, device: Device | None = None) -> F
     Raises CalibrationError where products were measured at too few shapes: without them nothing can be predicted.
     """
     report = Report()
-    samples = _without_slow(found.samples, report)
+    samples = at_one_pace(_without_slow(found.samples, report))
     cpu = found.machine.facts.get("architecture") == "cpu"
     device = device or (cpu_device(found.machine, samples, name) if cpu else gpu_device(found.machine))
     prior = Calibration.datasheet(device)
@@ -271,6 +272,8 @@ def _stack(samples: Sequence[Sample], device: Device, calibration: Calibration, 
         update["host_launch_s"] = rounded(costs.launch_s, 3)
     if costs.collective_s is not None:
         update["host_collective_s"] = rounded(costs.collective_s, 3)
+    if costs.unit_s is not None:
+        update["host_unit_s"] = rounded(costs.unit_s, 3)
     return base.model_copy(update=update)
 
 
@@ -282,6 +285,7 @@ def _provenance(found: SampleFile, report: Report) -> Provenance:
         torch=m.text("torch"),
         date=m.text("date"),
         recipe="shardwise calibrate fit",
+        reference_s=reference_of(found.samples),
         tables=dict(found.sha256),
         notes=(*report.dropped, *report.refused),
     )
@@ -334,7 +338,7 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
 def write_stack(stack: Stack, path: Path) -> None:
     """The stack as a TOML file that a plan's `stack` reads."""
     data = stack.model_dump(mode="json", exclude_unset=True)
-    for key in ("host_launch_s", "host_collective_s", "step_overhead_s"):
+    for key in ("host_launch_s", "host_collective_s", "host_unit_s", "step_overhead_s"):
         if key in data:
             data[key] = f"{data[key]:.6g}s"
     tables = {k: v for k, v in data.items() if isinstance(v, dict)}

@@ -17,6 +17,7 @@ from simulator.trace import Timeline
 from validate.report import Report
 from validate.spans import Event, timeline
 from validate.steps import PHASES, Step
+from validate.stopwatch import reference_s
 
 _SNAPSHOT_EVENTS = 400_000
 _TRACE = ("action", "addr", "size", "stream", "time_us", "device_free")
@@ -66,10 +67,14 @@ def timed_steps(
         step.run()
         wait(device)
     times: list[float] = []
+    references: list[float] = []
     phases: dict[str, list[float]] = {name: [] for name in PHASES}
     for index in range(count):
         report.phase(f"step {index + 1}")
         barrier()
+        if device.type == "cpu":  # all ranks at once, as in the step
+            references.append(reference_s(torch))
+            barrier()
         clock = Clock(device)
         start = time.perf_counter()
         step.run(clock.announce)
@@ -77,8 +82,8 @@ def timed_steps(
         times.append(time.perf_counter() - start)
         for name, seconds in clock.phases_s().items():
             phases[name].append(seconds)
-        report.partial(step_times_s=times, phase_times_s=phases)
-    return {"step_times_s": times, "phase_times_s": phases}
+        report.partial(step_times_s=times, phase_times_s=phases, reference_times_s=references)
+    return {"step_times_s": times, "phase_times_s": phases, "reference_times_s": references}
 
 
 def profiled_step(step: Step, device: torch.device, rank: int, barrier: Callable[[], None]) -> Timeline:

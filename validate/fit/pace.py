@@ -1,0 +1,40 @@
+"""The pace of the cores while samples were taken: times of a slow minute are brought to the pace of the whole run.
+
+A virtual machine's cores run at the speed that its neighbours leave. Beside every sample of a CPU stands the time of one
+fixed product just before it (validate.stopwatch.reference_s); a sample counts as if that product had taken its median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from validate.samples import Sample
+
+LIMIT = 2.0  # a reference further off than this was disturbed itself: no pace, but an interruption
+
+
+def reference_of(samples: Sequence[Sample]) -> float | None:
+    """Median seconds of the reference product; None where nobody measured it."""
+    found = [s.shape["reference_s"] for s in samples if _known(s)]
+    return float(np.median(found)) if found else None
+
+
+def at_one_pace(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples with their times at the median pace; those without a reference stay as they are."""
+    middle = reference_of(samples)
+    return [_scaled(s, middle / s.shape["reference_s"]) if middle and _known(s) else s for s in samples]
+
+
+def _known(sample: Sample) -> bool:
+    value = sample.shape.get("reference_s")
+    return isinstance(value, int | float) and value > 0
+
+
+def _scaled(sample: Sample, factor: float) -> Sample:
+    if not 1 / LIMIT <= factor <= LIMIT:
+        return sample
+    more = {"alone_s": factor * sample.shape["alone_s"]} if "alone_s" in sample.shape else {}
+    return replace(sample, time_s=factor * sample.time_s, shape={**sample.shape, **more})
