@@ -23,7 +23,7 @@ def collective_items(s: Session) -> Iterator[Item]:
     powers = range(10, 31) if s.gpu else range(10, 25)
     sizes = [2**p for p in (12, 16, 20)] if s.setting.tiny else [2**p for p in powers]
     groups = _groups(s)
-    for (count, group), part in product(groups, (OPS[:3], OPS[3:])):
+    for (count, group), part in product(groups, (OPS[:4], OPS[4:])):
         for size in spread(sizes):
             for op in part:
                 yield partial(collective, s, op, size, count, group)

@@ -201,9 +201,8 @@ def _rotated(s: Session, build: Build, rows: int, width: int, dtype: str, num_by
     would show the speed of a cache.
     """
     sets = 1 if s.gpu else max(1, min(CPU_SETS, CPU_ROTATE_BYTES // num_bytes))
-    calls = [
-        build(s.torch, s.random(rows, width, dtype=dtype), s.random(rows, width, dtype=dtype)) for _ in range(sets)
-    ]
+    x, y = s.random(rows, width, dtype=dtype), s.random(rows, width, dtype=dtype)
+    calls = [build(s.torch, x.clone() if sets > 1 else x, y.clone() if sets > 1 else y) for _ in range(sets)]
     kept: list[object] = [None] * sets
 
     def call(i: int) -> None:

@@ -19,6 +19,16 @@ SHARES: Final[dict[str, float]] = {
     "storage": 0.5,
     "sustained": 4.0,
 }
+# Items that are measured whatever the time: eight shapes of a product in three layouts, every pass at three sizes,
+# attention at four, four kinds of collective at four sizes, both sizes of AdamW.
+FEWEST: Final[dict[str, int]] = {
+    "gemm": 24,
+    "streams": 51,
+    "attention": 4,
+    "loss": 2,
+    "optimizer": 2,
+    "collectives": 16,
+}
 ONLY_GPU: Final = frozenset({"allocations", "sustained"})
 ONLY_SEVERAL: Final = frozenset({"collectives", "groups", "overlap"})
 
