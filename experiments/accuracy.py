@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import _cpu_accuracy
 import _solo_accuracy
 
 from simulator.backtest import BacktestReport, run
@@ -93,6 +94,7 @@ def page(report: BacktestReport, date: str, notes: dict[str, str]) -> str:
         "\n## Rows that miss by more than the 90th percentile's target\n",
         *_misses(judged, report, notes),
         *_solo_accuracy.section(),
+        *_cpu_accuracy.section(),
         "\n## Rows not predicted\n",
         *_refusals(report),
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +276,15 @@ def test_context_parallel_runs_agree_with_what_was_published(reference_data: Pat
         blocks = build_blocks(run.model, run.stack, run.plan)
         use, _ = simulate_memory(run.model, run.plan, run.stack, blocks, run.cluster.device)
         assert use.peak_allocated_bytes == pytest.approx((rows[name].mem_value or 0) * 2**30, rel=0.005)
+
+
+def test_gloo_holds_a_copy_of_what_it_scatters() -> None:
+    """Of every unit's padded gradients, for the time of the call (an all-reduce of a copy); NCCL holds none."""
+    plan = Plan(dp_shard=2, seq_len=16, precision="fp32")
+    blocks = build_blocks(SMALL, eager(), plan)
+    nccl = step_events(SMALL, plan, eager(), blocks)
+    gloo = step_events(SMALL, plan, eager(), blocks, library="gloo")
+    made = [Counter(e.num_bytes for e in events if e.kind == "alloc") for events in (nccl, gloo)]
+    assert made[1] - made[0] == Counter(4 * unit.padded_numel for unit in units(SMALL, plan))
+    copies = [e for e in pairwise(gloo) if e[0].kind == "alloc" and e[0].storage == e[1].storage]
+    assert len(copies) >= len(units(SMALL, plan)), "freed before anything else happens"

@@ -69,6 +69,41 @@ def test_small_plans_are_predicted_from_it(folder: Path, strategy: str) -> None:
     assert found.step_s > flop / cluster.device.peak("fp32") * 0.9
 
 
+@pytest.mark.parametrize("strategy", PLANS)
+def test_the_same_plans_are_run_and_compared_with_their_predictions(
+    folder: Path, strategy: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The whole loop from the command line: calibrated, predicted, played by two ranks, compared. No time is asserted."""
+    model, study, runs = (folder / f"{strategy}{end}" for end in (".model.toml", ".toml", ".jsonl"))
+    sizes = TINY.model_dump(include={"num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff", "vocab_size"})
+    model.write_text("".join(f"{key} = {value}\n" for key, value in sizes.items()), encoding="utf-8")
+    plan = {**PLANS[strategy], "seq_len": 64, "micro_batch_size": 2, "precision": "fp32"}
+    told = {"model": str(model), "cluster": str(folder / "here.toml")}
+    told["calibration"] = str(folder / "here.calibration.json")
+    plan["stack"] = str(folder / "here.stack.toml")
+    lines = [*(f"{k} = {json.dumps(v)}" for k, v in told.items()), "[plan]"]
+    study.write_text("\n".join([*lines, *(f"{k} = {json.dumps(v)}" for k, v in plan.items())]), encoding="utf-8")
+    run = ["validate", "run", str(study), "--mode", "cpu", "--steps", "3", "--warm-up", "1", "-o", str(runs)]
+    assert main(run) == ExitCode.OK
+    capfd.readouterr()
+    assert main(["validate", "compare", str(runs), "--json"]) == ExitCode.OK
+    (found,) = json.loads(capfd.readouterr().out)["runs"]
+    step, forward, backward, optimizer = (
+        next(row for row in found["time"] if row["name"] == f"{name}_s")
+        for name in ("step", "forward", "backward", "optimizer")
+    )
+    for row in (step, forward, backward, optimizer):
+        assert row["predicted"] > 0
+        assert row["measured"] > 0
+        assert row["u_val"] >= row["u_input"] > 0
+    assert forward["predicted"] + backward["predicted"] + optimizer["predicted"] == pytest.approx(step["predicted"])
+    assert any(row["name"] == "step at the calibrated pace_s" for row in found["time"])
+    assert found["explains"]["time"]
+    assert {row["name"] for row in found["parts"]} >= {"gemm_s", "attention_s", "optimizer_s"}
+    peak = next(row for row in found["memory"] if row["name"] == "peak_bytes")
+    assert abs(peak["relative_error"]) <= 0.01
+
+
 def test_wider_samples_give_wider_intervals(folder: Path, tmp_path: Path) -> None:
     """What the fit is unsure of reaches the prediction: noise of a factor two on products widens its interval."""
     lines = (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()

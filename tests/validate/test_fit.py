@@ -20,6 +20,7 @@ from validate.fit import attention, gemm, nccl_tests, published
 from validate.fit.gloo import fit_gloo
 from validate.fit.line import fit_line
 from validate.fit.machine import fit_machine, write_cluster, write_stack
+from validate.fit.pace import at_one_pace, reference_of
 from validate.fit.ranks import slow_ranks
 from validate.samples import Sample, read_samples
 
@@ -342,3 +343,39 @@ def test_a_cpus_files_are_read_back(tmp_path: Path) -> None:
     assert again == found.calibration
     kernel = Gemm(m=512, n=1024, k=512, dtype="fp32")
     assert again.kernel_s(kernel, cluster.device) == pytest.approx(3e-6 + kernel.flop / 1e11, rel=0.03)
+
+
+# -- the pace of a CPU -----------------------------------------------------------------------------------------------
+
+
+def test_samples_of_a_slow_minute_are_brought_to_the_pace_of_the_others() -> None:
+    """A neighbour slows a core by half for a while: the product beside each sample says so, and the times agree again."""
+    found = [sample("gemm", 3e-3 * slow, reference_s=1e-3 * slow, m=i) for i, slow in enumerate((1.0, 1.5, 1.0))]
+    assert reference_of(found) == 1e-3
+    assert [s.time_s for s in at_one_pace(found)] == pytest.approx([3e-3, 3e-3, 3e-3])
+
+
+def test_a_reference_that_was_interrupted_changes_nothing() -> None:
+    found = [sample("gemm", 3e-3, reference_s=value) for value in (1e-3, 1e-3, 50e-3)] + [sample("adamw", 1.0)]
+    assert [s.time_s for s in at_one_pace(found)] == [3e-3, 3e-3, 3e-3, 1.0]
+
+
+def test_broadcasts_in_a_row_set_the_floor_of_a_broadcast() -> None:
+    """ZeRO-1 waits for its last broadcast only: what one costs in a row, less the caller's own part."""
+    sizes = [2**p for p in range(12, 23)]
+    alone = [
+        sample("collective", 400e-6 + size / 4e9, op=op, size_bytes=size, num_ranks=2, num_nodes=1)
+        for op in ("all_reduce", "broadcast")
+        for size in sizes
+    ]
+    burst = [
+        sample("collective_burst", 150e-6, op="broadcast", size_bytes=4096, num_ranks=2, count=32),
+        sample("collective_issue", 40e-6, op="broadcast", num_ranks=2),
+    ]
+    plain, together = (fit_gloo(samples, "made up").links for samples in (alone, alone + burst))
+    assert plain is not None
+    assert together is not None
+    modes = plain.ports[0].modes, together.ports[0].modes
+    assert modes[0]["ring/broadcast"].base_s == pytest.approx(400e-6, rel=0.05)
+    assert modes[1]["ring/broadcast"].base_s == pytest.approx(110e-6, rel=0.01)
+    assert modes[1]["ring/all_reduce"] == modes[0]["ring/all_reduce"]
