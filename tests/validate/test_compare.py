@@ -208,7 +208,7 @@ TWO_RANKS = Plan(dp_shard=2, seq_len=256)
     ("plan", "reason"), [(TWO_RANKS, "2 ranks, and the study's hgx-h100-8 8 devices"), (SHARDED, "ran on a CPU")]
 )
 def test_a_cpu_run_of_a_study_for_another_machine_has_its_bytes_compared(plan: Plan, reason: str) -> None:
-    ours = borders(MODEL, plan, STACK, granularity_bytes=1)
+    ours = borders(MODEL, plan, STACK, granularity_bytes=1, library="gloo")
     names = ("start_bytes", "after_forward_bytes", "after_backward_bytes", "peak_bytes", "peak_phase")
     memory = {name: getattr(ours, name) for name in (*names, "peak_by_phase_bytes")}
     run = record(mode="cpu", memory=memory) | {"plan": plan.model_dump(mode="json")}
