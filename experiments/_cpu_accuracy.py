@@ -51,14 +51,9 @@ class Row:
 
 def rows(folder: Path) -> tuple[Fit, list[Row]]:
     """The fit, and every complete run of the folder."""
-    fit = fit_machine(read_samples([_samples(folder)]), "here")
+    fit = fit_machine(read_samples(sorted(folder.glob("samples-*.jsonl*"))), "here")
     records, _ = read_records(folder / "runs.jsonl")
     return fit, [_row(fit, Run.of(record)) for record in records if record["verdict"] == "ok"]
-
-
-def _samples(folder: Path) -> Path:
-    packed = folder / "samples.jsonl.gz"
-    return packed if packed.exists() else folder / "samples.jsonl"
 
 
 def _row(fit: Fit, run: Run) -> Row:

@@ -169,7 +169,7 @@ def group_items(s: Session) -> Iterator[Item]:
 
 
 def _issued(s: Session) -> None:
-    for size in (2**12, 2**16):
+    for size in (2**12, 2**20):
         burst(s, size)
     fsdp2_group(s)
 

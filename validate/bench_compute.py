@@ -25,6 +25,7 @@ GPU_TOKENS = (512, 2048, 4096, 8192, 16384)
 CPU_WIDTHS = ((128, 352), (256, 704), (512, 1408), (768, 2048))
 CPU_TOKENS = (128, 256, 512, 1024)
 CPU_ROTATE_BYTES, CPU_SETS = 2**23, 12  # of a pass's inputs on a CPU: beyond the caches that a core has for itself
+COLD_BYTES, COLD_SETS = 2**25, 128  # of a product's right operands on a CPU: beyond the last cache
 ROTATE_BYTES = 2e8  # inputs are rotated until they exceed every cache, four sets at most
 
 
@@ -99,15 +100,29 @@ def gemm(s: Session, m: int, n: int, k: int, dtype: str, layout: str, long_s: fl
         return
     s.torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     a = [s.random(*((k, m) if layout == "nt" else (m, k)), dtype=dtype) for _ in range(sets)]
-    b = [s.random(*((n, k) if layout == "tn" else (k, n)), dtype=dtype) for _ in range(sets)]
+    b = _operands(s, (n, k) if layout == "tn" else (k, n), dtype, sets)
     left = [x.t() if layout == "nt" else x for x in a]
     right = [x.t() if layout == "tn" else x for x in b]
-    call = _scaled(s, left, right) if dtype == "fp8" else lambda i: left[i % sets] @ right[i % sets]
+    count = len(right)
+    call = _scaled(s, left, right) if dtype == "fp8" else lambda i: left[i % sets] @ right[i % count]
     shape: Shape = {"m": m, "n": n, "k": k, "dtype": dtype, "layout": layout, "flop": 2 * m * n * k}
     if long_s:
         s.sustained("gemm", call, shape, seconds=long_s)
     else:
         s.record("gemm", call, shape, graph=True)
+
+
+def _operands(s: Session, shape: tuple[int, int], dtype: str, sets: int) -> list[Tensor]:
+    """Right operands in turn: on a CPU so many that none of them is in a cache when its turn comes.
+
+    In a step a weight, or the input that a weight gradient needs, was last touched a whole step ago; the other operand
+    has just been made.
+    """
+    if s.gpu:
+        return [s.random(*shape, dtype=dtype) for _ in range(sets)]
+    first = s.random(*shape, dtype=dtype)
+    count = max(sets, min(COLD_SETS, COLD_BYTES // (DTYPE_BYTES[dtype] * shape[0] * shape[1])))
+    return [first, *(first.clone() for _ in range(count - 1))]
 
 
 def _scaled(s: Session, left: list[Tensor], right: list[Tensor]) -> Callable[[int], object]:

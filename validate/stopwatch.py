@@ -14,7 +14,7 @@ from validate.samples import sample_key, sample_line
 DeviceKind = Literal["cuda", "cpu"]
 MEMORY_SHARE = 0.9  # of what is free when the session starts
 FEWEST_REPS, MIN_REPS, MAX_REPS = 3, 5, 50  # the fewest of calls that take long
-REFERENCE_SIDE = 256
+REFERENCE_SIDE, REFERENCE_REPS = 256, 16  # a core that has just waited needs some milliseconds to reach its pace
 SHORT_S = 1e-4  # shorter calls wait for the host between two events
 _MEMINFO = Path("/proc/meminfo")
 
@@ -232,13 +232,13 @@ class Session:
 
 
 def reference_s(torch: Any) -> float:  # noqa: ANN401
-    """Seconds of one fixed small product, the best of three: how fast this core runs at the moment.
+    """Seconds of one fixed small product, the best of many: how fast this core runs at the moment.
 
     A virtual machine's cores change their pace from minute to minute with their neighbours. With the pace beside every
     measurement, samples of different minutes can be fitted together, and a run says at which pace it was played.
     """
     side = torch.ones(REFERENCE_SIDE, REFERENCE_SIDE)
-    return min(_clocked(lambda _: side @ side, 3))
+    return min(_clocked(lambda _: side @ side, REFERENCE_REPS))
 
 
 def _clocked(call: Callable[[int], object], reps: int) -> list[float]:

@@ -147,7 +147,7 @@ def simulate_memory(
     settings: AllocatorSettings | None = None,
 ) -> tuple[MemoryUse, MemoryTrace]:
     """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step."""
-    history = write_history(model, plan, stack, blocks, workspace_bytes(device))
+    history = write_history(model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
     live = live_course(history)
     reserved = _reserved(history, live, settings)
     use = _use(history, live, max(reserved), plan, device)
@@ -171,7 +171,7 @@ def memory_uses(
     settings: Iterable[AllocatorSettings | None],
 ) -> Iterator[MemoryUse]:
     """The peaks alone under each of the settings, without the course of the step, and not played where memory ends."""
-    history = write_history(model, plan, stack, blocks, workspace_bytes(device))
+    history = write_history(model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
     live = live_course(history)
     for one in settings:
         yield _use(history, live, max(_reserved(history, live, one)), plan, device)
@@ -260,7 +260,13 @@ def write_history(
 
 def device_history(model: Model, plan: Plan, stack: Stack, device: Device) -> History:
     """The history of one rank on a device, the workspaces of its libraries included."""
-    return write_history(model, plan, stack, build_blocks(model, stack, plan), workspace_bytes(device))
+    blocks = build_blocks(model, stack, plan)
+    return write_history(model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
+
+
+def _library(device: Device) -> Library:
+    """What the collectives of a device are."""
+    return "gloo" if device.architecture == "cpu" else "nccl"
 
 
 def live_course(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> LiveCourse:

@@ -17,6 +17,7 @@ from validate.samples import Sample
 PORT = "loopback"
 # Beside a call of its own, gloo's threads and the program share the cores: what a call alone takes says little of less.
 _MID_BYTES, _LARGE_BYTES = 64 * 2**10, 64 * 2**20
+_BURST_BYTES = 2**20  # broadcasts in a row of at least this show their speed
 _DEFAULT_SHARE = 0.5  # of compute lost beside a collective where that was not measured: two threads on one core
 
 
@@ -103,7 +104,7 @@ def _fit(kind: Kind, samples: Sequence[Sample]) -> tuple[_Kind, list[Sample]]:
 
 
 def _in_bursts(one: _Kind, kind: Kind, samples: Sequence[Sample]) -> _Kind:
-    """The launch floor as training meets it: ZeRO-1 sends its broadcasts in a row and waits for the last one only.
+    """Floor and speed as training meets them: ZeRO-1 sends its broadcasts in a row and waits for the last one only.
 
     A call that is waited for at once also pays for waking both sides. The caller's own part is the stack's.
     """
@@ -114,7 +115,10 @@ def _in_bursts(one: _Kind, kind: Kind, samples: Sequence[Sample]) -> _Kind:
     smallest = min(s["size_bytes"] for s in burst)
     each = float(np.median([s.time_s for s in burst if s["size_bytes"] == smallest]))
     floor = max(0.0, each - float(np.median(issue)))
-    return replace(one, mode=one.mode.model_copy(update={"base_s": rounded(floor)}))
+    mode = one.mode.model_copy(update={"base_s": rounded(floor)})
+    large = [s for s in burst if s["size_bytes"] >= _BURST_BYTES]
+    longer = float(np.median([s.time_s for s in large])) - each if large else 0.0
+    return replace(one, mode=mode, speed=large[0]["size_bytes"] / longer if longer > 0 else one.speed)
 
 
 def _band(size: float) -> str:
