@@ -19,6 +19,7 @@ from validate.samples import read_samples
 FOLDERS = Path(__file__).resolve().parent / "measured"
 COMMITTED = "cpu-loop-*"
 TARGET_STEP, TARGET_PEAK = 0.15, 0.01
+TITLE, NEXT = "\n## Two ranks on a CPU\n", "\n## Rows not predicted\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +27,14 @@ class Row:
     """One plan's step and peak, predicted and measured.
 
     spread_s: from the tenth to the ninetieth percentile of the steps. pace: the reference product's time before the
-    steps over that of the calibration.
+    steps over that of the calibration; None where nobody took it.
     """
 
     what: str
     predicted_s: float
     measured_s: float
     spread_s: float
-    pace: float
+    pace: float | None
     peak_error: float
 
     @property
@@ -41,8 +42,8 @@ class Row:
         return self.predicted_s / self.measured_s - 1
 
     @property
-    def error_at_pace(self) -> float:
-        return self.predicted_s * self.pace / self.measured_s - 1
+    def error_at_pace(self) -> float | None:
+        return None if self.pace is None else self.predicted_s * self.pace / self.measured_s - 1
 
     @property
     def over_spread(self) -> float:
@@ -68,7 +69,7 @@ def _row(fit: Fit, run: Run) -> Row:
         predicted_s=said.step_s,
         measured_s=time["median_s"],
         spread_s=max(1e-9, float(high - low)),
-        pace=time["reference_s"] / reference if reference else 1.0,
+        pace=time["reference_s"] / reference if reference and "reference_s" in time else None,
         peak_error=peak / memory["peak_bytes"] - 1,
     )
 
@@ -89,14 +90,16 @@ def table(folder: Path) -> Iterator[str]:
             f"{1e3 * row.spread_s:.0f} ms",
             percent(row.error, signed=True),
             f"{row.over_spread:.2f}",
-            f"{row.pace:.2f}",
+            "–" if row.pace is None else f"{row.pace:.2f}",
             percent(row.error_at_pace, signed=True),
             f"{100 * row.peak_error:+.2f} %",
         )
         yield f"| {' | '.join(cells)} |"
     yield ""
     yield _summary("Step time", [row.error for row in found])
-    yield _summary("At the pace of each run", [row.error_at_pace for row in found])
+    at_pace = [row.error_at_pace for row in found if row.error_at_pace is not None]
+    if at_pace:
+        yield _summary("At the pace of each run", at_pace)
     worst = max(abs(row.peak_error) for row in found)
     ratio = float(np.median([row.over_spread for row in found]))
     yield f"Median |error| over the measured spread: {ratio:.2f}. Peak bytes: worst {100 * worst:.2f} %."
@@ -115,10 +118,21 @@ def section() -> Iterator[str]:
     folders = sorted(FOLDERS.glob(COMMITTED))
     if not folders:
         return
-    yield "\n## Two ranks on a CPU\n"
+    yield TITLE
     yield f"""Plans that nothing was fitted on, run with gloo on two cores by `experiments/cpu_loop.py` after `calibrate run` on the
 same machine. Targets: median {percent(TARGET_STEP)} of the step, {percent(TARGET_PEAK)} of peak bytes. *spread* is from
 the tenth to the ninetieth percentile of ten steps. *pace* is the time of one fixed product before each step (the slower
 rank's) over its time while the machine was calibrated: a virtual machine's cores change speed with their neighbours.
 """
     yield from table(folders[-1])
+    notes = folders[-1] / "NOTES.md"
+    if notes.exists():
+        yield "\n" + notes.read_text(encoding="utf-8").strip()
+
+
+def write_page(page: Path) -> None:
+    """Put the section into the page as it is, before the rows that are not predicted: the rest needs the whole backtest."""
+    text = page.read_text(encoding="utf-8")
+    before, _, after = text.partition(NEXT)
+    kept = before.partition(TITLE)[0].rstrip("\n")
+    page.write_text(f"{kept}\n" + "\n".join(section()) + f"\n{NEXT}{after}", encoding="utf-8")

@@ -5,13 +5,15 @@
 Runs on gloo with two processes of one thread, and wants the machine for itself. It is calibrated in three sittings,
 before, amid and after the plans, because the cores of a virtual machine do not keep their pace. FOLDER gets
 samples-*.jsonl and runs.jsonl; the next call goes on where this one stopped. Nothing in the samples is a plan: products,
-passes over memory, collectives, hooks. The table is printed, and experiments/accuracy.py puts it on its page for the
-folder that is committed.
+passes over memory, collectives, hooks. The table is printed. `--keep` packs a folder under experiments/measured and puts
+the newest one's table into docs/accuracy.md, where experiments/accuracy.py keeps it.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import sys
 import time
 from pathlib import Path
@@ -25,6 +27,7 @@ from validate.measure import Job, measure
 from validate.run_plan import append, deadlines, play, read_records
 from validate.task import Task
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
 RANKS, SITTINGS = 2, 3
 MODELS = {
     "3M": Model(name="3M", num_layers=4, d_model=192, num_heads=6, num_kv_heads=3, d_ff=512, vocab_size=4096),
@@ -54,7 +57,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0.3, help="for each sitting of the calibration")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--stop-after", type=float, default=1e9, help="seconds; begins no plan after them")
+    parser.add_argument("--keep", action="store_true", help="pack the folder, and put its table into docs/accuracy.md")
     options = parser.parse_args()
+    if options.keep:
+        pack(options.folder)
+        _cpu_accuracy.write_page(PAGE)
+        return 0
     end_s = time.monotonic() + options.stop_after
     options.folder.mkdir(parents=True, exist_ok=True)
     runs = options.folder / "runs.jsonl"
@@ -97,6 +105,25 @@ def tasks(steps: int) -> list[Task]:
         for name, shape in SHAPES
         for degrees in STRATEGIES.values()
     ]
+
+
+def pack(folder: Path) -> None:
+    """What can be committed: samples compressed, no host named."""
+    for path in sorted(folder.glob("samples-*.jsonl")):
+        with gzip.GzipFile(f"{path}.gz", "wb", mtime=0) as file:
+            file.write(_anonymous(path).encode())
+        path.unlink()
+    runs = folder / "runs.jsonl"
+    runs.write_text(_anonymous(runs), encoding="utf-8")
+
+
+def _anonymous(path: Path) -> str:
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        for facts in (row, row.get("machine")):
+            if isinstance(facts, dict) and "hostname" in facts:
+                facts["hostname"] = ""
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _identity(task: Task) -> tuple[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from validate.fit.ranks import SHARED
 from validate.samples import Sample
 
 LIMIT = 2.0  # a reference further off than this was disturbed itself: no pace, but an interruption
@@ -23,18 +24,17 @@ def reference_of(samples: Sequence[Sample]) -> float | None:
 
 
 def at_one_pace(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples with their times at the median pace; those without a reference stay as they are."""
+    """The samples with their times at the median pace; what ranks do together, and what has no reference, stays as it is."""
     middle = reference_of(samples)
     return [_scaled(s, middle / s.shape["reference_s"]) if middle and _known(s) else s for s in samples]
 
 
 def _known(sample: Sample) -> bool:
-    value = sample.shape.get("reference_s")
+    value = None if sample.kind in SHARED else sample.shape.get("reference_s")
     return isinstance(value, int | float) and value > 0
 
 
 def _scaled(sample: Sample, factor: float) -> Sample:
     if not 1 / LIMIT <= factor <= LIMIT:
         return sample
-    more = {"alone_s": factor * sample.shape["alone_s"]} if "alone_s" in sample.shape else {}
-    return replace(sample, time_s=factor * sample.time_s, shape={**sample.shape, **more})
+    return replace(sample, time_s=factor * sample.time_s)

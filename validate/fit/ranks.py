@@ -11,13 +11,15 @@ from validate.samples import Sample, by_key
 MIN_RANKS = 3  # of two that differ nobody can say which is wrong
 MIN_SLOW = 0.10  # relative
 SPREADS = 4.0
-_SHARED = frozenset({"collective", "overlap", "fsdp2_group"})  # everybody waits for the slowest: no rank's own speed
+SHARED = frozenset(
+    {"collective", "collective_burst", "collective_issue", "overlap", "fsdp2_group"}
+)  # everybody waits for the slowest: no rank's own speed
 
 
 def slow_ranks(samples: Sequence[Sample]) -> dict[tuple[str, int], float]:
     """(host, rank) -> median time over its peers', for those far off: more than 10 % and four spreads of the others."""
     logs: dict[tuple[str, int], list[float]] = {}
-    for same in by_key(s for s in samples if s.kind not in _SHARED).values():
+    for same in by_key(s for s in samples if s.kind not in SHARED).values():
         if len({(s.host, s.rank) for s in same}) < MIN_RANKS:
             continue
         middle = float(np.median([np.log(s.time_s) for s in same]))
