@@ -49,7 +49,8 @@ def _h200(device: Subject, own: Samples, report: Report) -> Curves:
         x = calls([r for r in own if r["kind"] == f"attention_{direction}" and not r.get("sustained")])
         found = fit_calls(device, x, direction)
         _say(report, f"cudnn {direction}", found)
-        values = found.values | {"e256": found.values["e128"]}
+        # calls above 5 ms ran at the power cap (`sustained`); inside a step, the clock says what every call loses
+        values = found.values | {"e256": found.values["e128"], "sustained": 1.0}
         note = "torch 2.11 scaled_dot_product_attention; too fast for flash-attention 2, so cuDNN's kernel"
         q = quality(found, x, note, "flash3 and head_dim 256 take the same values: unmeasured here")
         curves.append(curve(("cudnn", "flash3"), direction, device, values, q, power_limited=1.0))
@@ -93,23 +94,21 @@ def _h100(device: Subject, table: list[_tables.Row], h200: Curves, report: Repor
     """FA3: the serving sweep's shape, pull-request tables, the paper's figures. cuDNN: the H200's. FA2: figures."""
     curves: list[AttentionCurve] = []
     for short, direction in DIRECTIONS:
-        relative = _pick(h200, "cudnn", direction)
-        curves.append(_borrowed(relative, "the H200's: same SMs, compute-bound", kernels=("cudnn",)))
+        curves.append(_borrowed(_pick(h200, "cudnn", direction), "the H200's: same SMs, compute-bound", kernels=("cudnn",)))
         x = calls(named(table, short, "H100", software="FA3"))
         if direction == "backward":  # head_dim 64 was measured at 512 to 2048 tokens only: too short for the ramp
             x = x.where(np.asarray(x.head_dim == 128))
         found = fit_calls(device, x, direction, sustained=1.0)
         _say(report, f"flash3 {direction}", found)
-        # figures are bursts; the loss at the power cap is the one measured on the H200's cuDNN
-        values = found.values | {"sustained": relative.sustained}
+        values = dict(found.values)
         if direction == "backward":
             forward = _pick(tuple(curves), "flash3", "forward").e_max
             values |= {f"e{d}": values["e128"] * forward[str(d)] / forward["128"] for d in (64, 256)}
-        q = quality(found, x, "paper figures (2024) and pull requests (2026); sustained factor borrowed from h200-sxm")
+        q = quality(found, x, "paper figures (2024) and pull requests (2026): bursts")
         curves.append(curve(("flash3",), direction, device, values, q, power_limited=1.0))
     curves += _flash2_hopper(device, table, report)
     _compare(device, table, report)
-    report.borrowed.append("h200-sxm: cuDNN attention and the loss of FA3 at the power cap")
+    report.borrowed.append("h200-sxm: cuDNN attention")
     return tuple(curves)
 
 
@@ -136,9 +135,9 @@ def _flash2_hopper(device: Subject, table: list[_tables.Row], report: Report) ->
     values = v | {f"e{d}": causal * f[f"e{d}"] / f["e64"] for d in (64, 128, 256)} | {"noncausal": f["noncausal"]}
     report.borrowed.append("flash2 backward: head_dim 128 and 256, and the mask, by the forward's ratios")
     return [
-        curve(("flash2",), "forward", device, f, quality(forward, x, "paper figures (2024)"), power_limited=0.5),
+        curve(("flash2",), "forward", device, f, quality(forward, x, "paper figures (2024)"), power_limited=1.0),
         curve(
-            ("flash2",), "backward", device, values, quality(backward, y, "head_dim 64 without mask"), power_limited=0.5
+            ("flash2",), "backward", device, values, quality(backward, y, "head_dim 64 without mask"), power_limited=1.0
         ),
     ]
 
@@ -152,7 +151,7 @@ def _triton(table: list[_tables.Row], report: Report) -> list[AttentionCurve]:
         _say(report, f"flash1_triton {direction} (A100)", one)
         q = quality(one, x, "GPU inferred to be an A100; head_dim 128 assumed like 64")
         values = one.values | {"e128": one.values["e64"]}
-        found.append(curve(("flash1_triton",), direction, a100, values, q, power_limited=0.5))
+        found.append(curve(("flash1_triton",), direction, a100, values, q, power_limited=1.0))
     return found
 
 
@@ -175,7 +174,7 @@ def _a100(device: Subject, table: list[_tables.Row], h100: Curves, report: Repor
         }
         basis: Basis = "measured" if direction == "forward" else "borrowed"
         q = quality(found, x, f"backward: {ratio:.2f} of forward speed (longest loop on A100-PCIe)", basis=basis)
-        curves.append(curve(("flash2", "cudnn"), direction, device, values, q, power_limited=0.0))
+        curves.append(curve(("flash2", "cudnn"), direction, device, values, q, power_limited=1.0))
     report.lines.append(f"attention flash2 backward over forward speed, longest loop on A100-PCIe: {ratio:.3f}")
     report.borrowed += ["h100-sxm: flash2 head_dim 64 and mask ratios", "A100-PCIe: flash2 backward over forward"]
     return (*curves, *_triton(table, report))
@@ -206,5 +205,5 @@ def _b200(device: Subject, table: list[_tables.Row], h100: Curves, report: Repor
         q = quality(
             found, x, "loops at 4096 tokens; ramp over length and head_dim 64 from a serving sweep; mask as on h100-sxm"
         )
-        curves.append(curve(("cudnn", "flash3"), direction, device, values, q, power_limited=1.0))
+        curves.append(curve(("cudnn", "flash3"), direction, device, values, q, power_limited=0.0))
     return tuple(curves)

@@ -33,14 +33,14 @@ class Subject:
 
 
 _DVFS = (
-    "prior, rounded: of 700 W some 200 go to memory, leakage and links, and the clock follows the root of the rest (voltage "
-    "and clock move together), so 500 W buy (300/500) ** 0.5 = 0.77 of the clock, an exponent of 0.76 in watts. Speed "
+    "exponent: prior, rounded: of 700 W some 200 go to memory, leakage and links, and the clock follows the root of the rest "
+    "(voltage and clock move together), so 500 W buy (300/500) ** 0.5 = 0.77 of the clock, an exponent of 0.76 in watts. Speed "
     "follows the clock with an exponent between 0.58 (H200: products at 0.845 of their burst speed when the cap held the "
-    "clock at 1.48 of 1.98 GHz) and 1: 0.44 to 0.76, the middle"
+    "clock at 1.48 of 1.98 GHz) and 1: 0.44 to 0.76, the middle. memory_draw, loop_clock: experiments/_power.py"
 )
 _A100 = (
     "fitted and rounded: loops on the A100-PCIe (300 W) reach 0.772 of peak where the SXM (400 W) reaches 0.815, an "
-    "exponent of 0.19; over matched shapes the ratio is 1.08, an exponent of 0.27"
+    "exponent of 0.19; over matched shapes the ratio is 1.08, an exponent of 0.27. memory_draw: the H200's"
 )
 
 

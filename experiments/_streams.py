@@ -1,9 +1,13 @@
-"""Fits of memory-bound kernels: one fraction of the memory's speed an operation, one floor a launch."""
+"""Fits of memory-bound kernels: one fraction of the memory's speed an operation, one floor a launch.
+
+On the H200 the kernels that a training step consists of were timed inside steps, by a profiler: there inputs are where
+the kernel before left them, and no launch is in the time. They take the place of calls timed alone.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +15,10 @@ import _tables
 import numpy as np
 from _devices import Subject
 from _gemm_devices import Report
+from _in_steps import Ops
+from _power import share
 
-from simulator.calibration import Quality, StreamCurve
+from simulator.calibration import Power, Quality, StreamCurve
 from simulator.calibration.datasheet import STREAM_OPS
 from simulator.kernels import StreamOp
 from validate.fit.robust import Start, fit, held, quantile, rounded
@@ -22,6 +28,29 @@ Samples = list[dict[str, Any]]
 # touches whole rows.
 PRIOR: dict[str, float] = {"reduce": 0.70, "embedding_forward": 0.6, "embedding_backward": 0.2}
 BF16, FP32 = 2, 4
+# Ops of profiled steps that are one kind of kernel each
+_IN_STEPS: dict[str, StreamOp] = {
+    "sums": "elementwise",
+    "SwiGLU products": "elementwise",
+    "SwiGLU forward": "activation",
+    "SwiGLU backward": "activation",
+    "rotary, strided": "strided",
+    "rotary, cat": "join",
+    "cast to bf16": "cast",
+    "cast to fp32": "widen",
+    "mixed sums": "widen",
+    "FSDP copy-in": "widen",
+    "FSDP copy-out": "copy",
+    "bucket copies": "copy",
+    "norm forward": "norm_forward",
+    "norm backward": "norm_backward",
+    "log-softmax": "softmax",
+    "fill": "memset",
+    "optimizer": "optimizer",
+}
+H200_HZ = 1.98e9
+SM_LIMITED: tuple[StreamOp, ...] = ("strided", "join", "widen")
+_SMALL = 0.002  # of a step: ops that take less are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +61,29 @@ class Pass:
     num_bytes: float
     launches: int
     time_s: float
+    sm_limited: float = 0.0  # elements over (SMs at their highest clock × seconds) where SMs limit
 
 
-def passes(device: Subject, table: list[_tables.Row], own: Samples) -> list[Pass]:
-    """Every usable measurement of one device."""
+def passes(
+    device: Subject, table: list[_tables.Row], own: Samples, steps: Mapping[str, Ops], power: Power
+) -> list[Pass]:
+    """Every usable measurement of one device; where kernels were timed inside steps, those only."""
     found = [*_liger(device, table), *_plain(device, table)]
-    if device.calibration == "h200-sxm":
-        found += _own(own)
-    return found
+    if device.calibration != "h200-sxm":
+        return found
+    inside = list(_inside(device, steps, power))
+    known = {one.op for one in inside}
+    return [*inside, *(one for one in (*found, *_own(own)) if one.op not in known)]
+
+
+def _inside(device: Subject, steps: Mapping[str, Ops], power: Power) -> Iterator[Pass]:
+    for ops in steps.values():
+        sms = device.device.num_sms * power.clock(device.device, share(ops))
+        whole_s = sum(seconds for seconds, _ in ops.values())
+        for name, op in _IN_STEPS.items():
+            seconds, bill = ops.get(name, (0.0, None))
+            if bill is not None and bill.amount and seconds > _SMALL * whole_s:
+                yield Pass(op, bill.amount, 0, seconds, bill.numel / (sms * seconds) if op in SM_LIMITED else 0.0)
 
 
 def _liger(device: Subject, table: list[_tables.Row]) -> Iterator[Pass]:
@@ -61,7 +105,7 @@ def _liger(device: Subject, table: list[_tables.Row]) -> Iterator[Pass]:
             # rows above the cache's share are read three times and written once; the pick costs little
             yield Pass("softmax", 4 * FP32 * size * fields["B"] * fields["T"], 2, time)
         elif op == "relu_squared" and direction == "forward" and size >= 4096:
-            yield Pass("elementwise", 4 * BF16 * size * fields.get("BT", fields.get("M", 0)), 2, time)
+            yield Pass("activation", 4 * BF16 * size * fields.get("BT", fields.get("M", 0)), 2, time)
 
 
 def _shape(text: str) -> tuple[int, dict[str, int]]:
@@ -81,7 +125,7 @@ def _plain(device: Subject, table: list[_tables.Row]) -> Iterator[Pass]:
     }[device.calibration]
     ops: dict[str, StreamOp] = {
         "add": "elementwise",
-        "gelu": "elementwise",
+        "gelu": "activation",
         "layernorm": "norm_forward",
         "stream_triad": "elementwise",
         "stream_scale": "copy",
@@ -109,23 +153,19 @@ _OWN: dict[tuple[str, str], tuple[StreamOp, float, int]] = {
     ("membound_forward", "mul"): ("elementwise", 6, 1),
     ("membound_forward", "mul_ff"): ("elementwise", 6, 1),
     ("membound_forward", "neg"): ("elementwise", 4, 1),
-    ("membound_forward", "gelu"): ("elementwise", 4, 1),
-    ("membound_forward", "silu"): ("elementwise", 4, 1),
-    ("membound_forward", "silu_mul"): ("elementwise", 10, 2),
+    ("membound_forward", "gelu"): ("activation", 4, 1),
+    ("membound_forward", "silu"): ("activation", 4, 1),
+    ("membound_forward", "silu_mul"): ("activation", 10, 2),
     ("membound_forward", "dropout"): ("elementwise", 5, 1),
     ("membound_forward", "add_fp32"): ("elementwise", 8, 1),
-    ("membound_backward", "gelu"): ("elementwise", 6, 1),
-    ("membound_backward", "silu"): ("elementwise", 6, 1),
-    ("membound_backward", "silu_mul"): ("elementwise", 18, 3),
-    ("membound_forward", "cast_fp32"): ("cast", 6, 1),
-    ("membound_forward", "cast_to_fp32"): ("cast", 6, 1),
+    ("membound_backward", "gelu"): ("activation", 6, 1),
+    ("membound_backward", "silu"): ("activation", 6, 1),
+    ("membound_backward", "silu_mul"): ("activation", 18, 3),
     ("membound_forward", "cast_to_bf16"): ("cast", 6, 1),
     ("membound_forward", "rms_norm"): ("norm_forward", 4, 1),
     ("membound_forward", "layer_norm"): ("norm_forward", 4, 1),
     ("membound_backward", "rms_norm"): ("norm_backward", 6, 1),
     ("membound_backward", "layer_norm"): ("norm_backward", 6, 1),
-    ("membound_forward", "transpose_contiguous"): ("copy", 4, 1),
-    ("membound_forward", "cat_half"): ("copy", 6, 2),
     ("membound_forward", "zero"): ("memset", 2, 1),
     ("membound_forward", "sum_rows"): ("reduce", 2, 1),
 }
@@ -172,16 +212,21 @@ def launch_floor_s(device: Subject, table: list[_tables.Row]) -> float:
 
 
 def fit_streams(
-    device: Subject, table: list[_tables.Row], own: Samples, h200: tuple[StreamCurve, ...], report: Report
+    device: Subject, table: list[_tables.Row], found: Iterable[Pass], h200: tuple[StreamCurve, ...], report: Report
 ) -> tuple[StreamCurve, ...]:
-    """A curve for every StreamOp: measured, borrowed from the H200, or a prior."""
+    """A curve for every StreamOp: measured (`found`), borrowed from the H200, or a prior."""
     floor = launch_floor_s(device, table)
     by_op: dict[str, list[Pass]] = {}
-    for one in passes(device, table, own):
+    for one in found:
         by_op.setdefault(one.op, []).append(one)
     curves: dict[str, StreamCurve] = {
-        op: _fit(device, op, by_op[op], floor, report) for op in STREAM_OPS if op in by_op
+        op: (_fit_rate if op in SM_LIMITED else _fit)(device, op, by_op[op], floor, report)
+        for op in STREAM_OPS
+        if op in by_op
     }
+    if any(op in curves for op in SM_LIMITED):  # memory would let them run as fast as others
+        limit = curves["elementwise"].bw_frac
+        curves |= {op: curves[op].model_copy(update={"bw_frac": limit}) for op in SM_LIMITED if op in curves}
     cap = max(curves[op].bw_frac for op in ("elementwise", "quantise") if op in curves)
     for op in STREAM_OPS:
         if op not in curves:
@@ -208,24 +253,43 @@ def _fit(device: Subject, op: StreamOp, found: list[Pass], floor: float, report:
     return StreamCurve(op=op, bw_frac=rounded(value), t0_s=rounded(floor), quality=quality)
 
 
+def _fit_rate(device: Subject, op: StreamOp, found: list[Pass], floor: float, report: Report) -> StreamCurve:
+    """Elements an SM handles in a second at its highest clock: the geometric mean over ops and steps."""
+    logs = np.log([one.sm_limited for one in found])
+    rate = float(np.exp(logs.mean()))
+    z = 100 * np.abs(logs - logs.mean())
+    report.lines.append(
+        f"stream {op}: n {len(z)} {rate / device.boost_hz:.2f} elements an SM and clock, "
+        f"median {np.median(z):.1f} % max {z.max():.1f} %"
+    )
+    quality = Quality(
+        basis="measured",
+        num_samples=len(found),
+        p50=quantile(logs - logs.mean(), 0.5),
+        p95=quantile(logs - logs.mean(), 0.95),
+        notes=("inside steps of one H200",),
+    )
+    return StreamCurve(op=op, bw_frac=1.0, elements_per_sm_s=rounded(rate, 3), t0_s=rounded(floor), quality=quality)
+
+
 def _borrow(
     device: Subject, op: StreamOp, h200: tuple[StreamCurve, ...], cap: float, floor: float, report: Report
 ) -> StreamCurve:
     """Between two bounds: the H200's fraction (memory limits), and its rate per SM and clock, capped (SMs limit).
 
-    Casts between 16 and 32 bits reach half of what the H200's plain streams do: there the SMs limit, and the second bound
-    is the value.
+    Where the H200's curve says that SMs limit, its elements an SM and clock are taken.
     """
     relative = next((c for c in h200 if c.op == op and c.quality.basis == "measured"), None)
     if relative is None:
         quality = Quality(basis="prior", notes=("not measured on any device here",))
         return StreamCurve(op=op, bw_frac=PRIOR[op], t0_s=rounded(floor), quality=quality)
-    per_sm = relative.bw_frac * 4.8e12 / (132 * 1.98e9) * device.sm_rate / device.device.memory_bytes_per_s
-    if op == "cast":
-        value, note = min(cap, per_sm), "the H200's rate per SM and clock"
-    else:
-        value = min(cap, float(np.sqrt(relative.bw_frac * min(cap, per_sm))))
-        note = "geometric mean of the H200's fraction of memory speed and its rate per SM and clock"
     report.borrowed.append(f"h200-sxm: stream {op}")
+    if relative.elements_per_sm_s is not None:
+        rate = rounded(relative.elements_per_sm_s * device.boost_hz / H200_HZ, 3)
+        quality = Quality(basis="borrowed", notes=("the H200's elements an SM and clock",))
+        return StreamCurve(op=op, bw_frac=cap, elements_per_sm_s=rate, t0_s=rounded(floor), quality=quality)
+    per_sm = relative.bw_frac * 4.8e12 / (132 * H200_HZ) * device.sm_rate / device.device.memory_bytes_per_s
+    value = min(cap, float(np.sqrt(relative.bw_frac * min(cap, per_sm))))
+    note = "geometric mean of the H200's fraction of memory speed and its rate per SM and clock"
     quality = Quality(basis="borrowed", notes=(note,))
     return StreamCurve(op=op, bw_frac=rounded(value, 3), t0_s=rounded(floor), quality=quality)

@@ -17,6 +17,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 SUBSET = HERE / "measured" / "kernels"
 H200_RUNS = HERE / "measured" / "h200-2026-11-20"
+H200_STEPS = HERE / "measured" / "h200-solo-2026-11-20"
+# Profiled steps that fits may see; the other plans there are held out
+SEEN = (
+    "llama3-8b-s8192-b2-none-dp_shard64",
+    "llama3.2-1b-s2048-b8-none-dp_replicate8-zero0",
+    "llama3.2-3b-s4096-b2-selective-dp_shard8",
+)
 Row = dict[str, str]
 
 GEMM_DEVICES = ("A100-SXM4-80GB", "A100-PCIe-80GB", "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM")
@@ -45,6 +52,7 @@ def sha256(path: Path) -> str:
 def table_hashes() -> dict[str, str]:
     """Every file that the fits read, with its hash; paths relative to experiments/."""
     files = [*sorted(SUBSET.glob("*.csv.gz")), *sorted(H200_RUNS.glob("kernels*.jsonl.gz"))]
+    files += [H200_RUNS / "clocks-kernels.csv", *sorted(H200_STEPS / f"{name}-spans.json.gz" for name in SEEN)]
     return {str(path.relative_to(HERE)): sha256(path) for path in files}
 
 

@@ -22,7 +22,9 @@ import numpy as np
 from _attention_devices import fit_attention, lend
 from _devices import Subject, subjects
 from _gemm_devices import Report, fit_gemms, lend_accumulation
-from _streams import fit_streams, launch_floor_s
+from _in_steps import Ops
+from _power import fit_h200, h200_steps, power_of
+from _streams import fit_streams, launch_floor_s, passes
 
 from simulator.calibration import (
     AttentionCurve,
@@ -52,23 +54,49 @@ def fit_all() -> tuple[list[Calibration], dict[str, Report]]:
     gemms: dict[str, Any] = {}
     attention: dict[str, tuple[AttentionCurve, ...]] = {}
     streams: dict[str, tuple[StreamCurve, ...]] = {}
+    steps: dict[str, Ops] = {}
+    powers: dict[str, Power] = {}
     for name, device in devices.items():
         gemms[name], reports[name] = fit_gemms(device, tables["gemm"], own, gemms.get("h200-sxm", {}))
+        steps = steps or h200_steps(device, gemms[name])
+        powers[name] = _power(device, gemms, steps, powers, reports[name])
         relatives = attention.get("h200-sxm", ()), attention.get("h100-sxm", ())
         attention[name] = fit_attention(device, tables["attention"], own, *relatives, reports[name])
-        streams[name] = fit_streams(device, tables["membound"], own, streams.get("h200-sxm", ()), reports[name])
+        found = passes(device, tables["membound"], own, steps, powers[name])
+        streams[name] = fit_streams(device, tables["membound"], found, streams.get("h200-sxm", ()), reports[name])
     lend(attention, devices, reports)
     lend_accumulation(gemms, reports)
     floors = {name: launch_floor_s(device, tables["membound"]) for name, device in devices.items()}
     calibrations = [
-        _calibration(devices[name], gemms[name], attention[name], streams[name], reports[name], floors[name], own)
+        _calibration(
+            devices[name], powers[name], gemms[name], attention[name], streams[name], reports[name], floors[name], own
+        )
         for name in sorted(devices)
     ]
     return calibrations, reports
 
 
+def _power(
+    device: Subject, gemms: dict[str, Any], steps: dict[str, Ops], powers: dict[str, Power], report: Report
+) -> Power:
+    """The H200's comes first; others take its draw of memory-bound kernels and how speed follows the clock."""
+    h200 = gemms["h200-sxm"]["bf16"]
+    if device.calibration == "h200-sxm":
+        found = fit_h200(device, gemms["h200-sxm"], steps)
+    else:
+        theirs = powers["h200-sxm"]
+        found = power_of(device, gemms[device.calibration]["bf16"], theirs.loop_clock, theirs.memory_draw, h200)
+        report.borrowed.append("h200-sxm: draw of memory-bound kernels, and how speed follows the clock")
+    report.lines.append(
+        f"power: clock in loops {found.loop_clock:.2f} of the highest, as watts^{found.clock_exponent:.2f}; "
+        f"memory-bound kernels draw {found.memory_draw:.2f} of products"
+    )
+    return found
+
+
 def _calibration(
     device: Subject,
+    power: Power,
     gemms: Any,  # noqa: ANN401
     attention: tuple[AttentionCurve, ...],
     streams: tuple[StreamCurve, ...],
@@ -80,7 +108,7 @@ def _calibration(
     return Calibration(
         name=name,
         kind="fitted",
-        power=Power(reference_w=device.device.power_w, exponent=device.power_exponent, source=device.power_source),
+        power=power,
         gemms=gemms,
         attention=attention,
         streams=streams,

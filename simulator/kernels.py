@@ -17,10 +17,14 @@ DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8"
 
 # What a stream over memory does; calibration gives each its own fraction of the memory's speed.
 StreamOp = Literal[
-    "elementwise",  # add, multiply, activation, residual; simple vectorised kernels
-    "cast",  # torch's dtype conversion, an element at a time
+    "elementwise",  # add, multiply, residual; simple vectorised kernels on contiguous tensors of one dtype
+    "activation",  # SiLU, GELU and their like, contiguous: vectorised, with an exponential an element
+    "strided",  # torch's elementwise kernel for strided or broadcast tensors: an address an element; and `contiguous`
+    "join",  # torch.cat
+    "cast",  # torch's dtype conversion from 32 to 16 bits, vectorised
+    "widen",  # from 16 to 32 bits, sums of mixed dtypes, FSDP2's chunk_cat: torch converts an element at a time
     "quantise",  # hand-written casts to fp8 (Transformer Engine, vectorised)
-    "copy",  # clone, contiguous, cat, split_with_sizes_copy, chunk_cat
+    "copy",  # clone, split_with_sizes_copy: whole vectors
     "norm_forward",  # reads x, writes y
     "norm_backward",  # two launches: dx (reads dy and x, writes dx), then the weight's column sums (reads dy and x)
     "softmax",  # over rows, forward or backward, with every pass over memory: log-softmax is 3 reads and 1 write each way
@@ -30,6 +34,15 @@ StreamOp = Literal[
     "optimizer",
     "memset",
 ]
+
+
+# Calibrations that were fitted on contiguous tensors only have one curve for both.
+PARENT: dict[StreamOp, StreamOp] = {
+    "activation": "elementwise",
+    "strided": "elementwise",
+    "join": "copy",
+    "widen": "cast",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +104,16 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A memory-bound kernel: bytes it must read and bytes it must write."""
+    """A kernel that streams over memory: bytes it must read and bytes it must write.
+
+    numel: elements of its result, which SMs limit where a kernel handles them one by one (0: not such a kernel).
+    """
 
     op: StreamOp
     read_bytes: int
     write_bytes: int
     launches: int = 1
+    numel: int = 0
 
     @property
     def flop(self) -> int:

@@ -48,14 +48,32 @@ class Quality(Strict):
 
 
 class Power(Strict):
-    """Matrix speed under the board's power cap: sustained speed = e_sust · peak · (cap / reference_w) ** exponent."""
+    """Speed under the board's power cap, which holds the mean of a step: what draws less leaves more to the rest.
+
+    A step in which products and attention take the share p of the time draws p + memory_draw · (1 - p) of what a loop
+    of products draws at the same clock, so it has the budget x = cap / reference_w / (p + memory_draw · (1 - p)).
+    Products reach e_sust · peak · x ** exponent; SMs run at min(1, loop_clock · x ** clock_exponent) of their highest clock.
+
+    memory_draw: of kernels that stream over memory (1: no difference is known). loop_clock: in a loop of products.
+    """
 
     reference_w: float = Field(gt=0)
     exponent: float = Field(ge=0, le=1)
+    loop_clock: float = Field(gt=0, le=1, default=1.0)
+    clock_exponent: float = Field(ge=0, default=0.0)
+    memory_draw: float = Field(gt=0, le=1, default=1.0)
     source: str = ""
 
-    def factor(self, device: Device) -> float:
-        return float((device.power_w / self.reference_w) ** self.exponent)
+    def factor(self, device: Device, share: float = 1.0) -> float:
+        """Speed of products in a step with that share of products and attention, over sustained speed at the reference."""
+        return float(self._budget(device, share) ** self.exponent)
+
+    def clock(self, device: Device, share: float = 1.0) -> float:
+        """SM clock in such a step over the highest clock."""
+        return float(min(1.0, self.loop_clock * self._budget(device, share) ** self.clock_exponent))
+
+    def _budget(self, device: Device, share: float) -> float:
+        return device.power_w / self.reference_w / (share + self.memory_draw * (1 - share))
 
 
 class GemmCurve(Strict):
@@ -153,7 +171,7 @@ class AttentionCurve(Strict):
     t_m = bytes / (bandwidth · bw_frac); t = (t_c^p + t_m^p)^(1/p) + t0_s.
 
     kernels: the backends this curve stands for. e_max: head_dim -> fraction of peak, linear between, flat outside.
-    power_limited: how much of the device's power factor applies (0 none, 1 all).
+    power_limited: how much of what the power cap takes off the SMs' clock applies (0 none, 1 all).
     """
 
     kernels: tuple[str, ...] = Field(min_length=1)
@@ -189,7 +207,7 @@ class AttentionCurve(Strict):
         return points[-1][1]
 
     def seconds(self, kernel: Attention, peak: float, bytes_per_s: float, num_sms: int) -> float:
-        """Time at a peak of `peak` FLOP/s (any power factor already in it) and memory of `bytes_per_s`."""
+        """Time at a peak of `peak` FLOP/s (the clock already in it) and memory of `bytes_per_s`."""
         keys = kernel.seq_kv / 2 if kernel.causal else kernel.seq_kv
         e = self.peak_fraction(kernel.head_dim) * keys / (keys + self.s0) * self.sustained
         if not kernel.causal:
@@ -202,15 +220,24 @@ class AttentionCurve(Strict):
 
 
 class StreamCurve(Strict):
-    """Time of a memory-bound kernel: t0_s a launch, plus bytes / (bandwidth · bw_frac)."""
+    """Time of a kernel that streams over memory: t0_s a launch, plus the longer of what memory and SMs need:
+    bytes / (bandwidth · bw_frac) and, for kernels that work element by element, numel / (elements_per_sm_s · SMs · clock).
+
+    elements_per_sm_s: of one SM at its highest clock; None where memory alone limits.
+    """
 
     op: StreamOp
     bw_frac: float = Field(gt=0, le=1)
+    elements_per_sm_s: float | None = Field(gt=0, default=None)
     t0_s: float = Field(ge=0)
     quality: Quality
 
-    def seconds(self, kernel: Stream, bytes_per_s: float) -> float:
-        return kernel.launches * self.t0_s + kernel.num_bytes / (bytes_per_s * self.bw_frac)
+    def seconds(self, kernel: Stream, bytes_per_s: float, sms: float) -> float:
+        """Seconds with memory of `bytes_per_s` and `sms` SMs at their highest clock."""
+        moving = kernel.num_bytes / (bytes_per_s * self.bw_frac)
+        if self.elements_per_sm_s is not None:
+            moving = max(moving, kernel.numel / (self.elements_per_sm_s * sms))
+        return kernel.launches * self.t0_s + moving
 
 
 def blend(a: float, b: float, p: float | None) -> float:

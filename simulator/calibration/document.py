@@ -116,8 +116,13 @@ class Calibration(Strict):
         """The calibration a device names, or else its data sheet."""
         return cls.load(device.calibration) if device.calibration else cls.datasheet(device)
 
-    def timer(self, device: Device, backend: AttentionBackend | None = None) -> Timer:
-        """The kernel clock of one device and attention backend, kept for the life of this calibration."""
+    def timer(self, device: Device, backend: AttentionBackend | None = None, share: float = 1.0) -> Timer:
+        """The kernel clock of one device and attention backend, kept for the life of this calibration.
+
+        share: of the step's time that products and attention take; any but 1 gets a clock of its own.
+        """
+        if share != 1.0:
+            return Timer(self, device, backend, share)
         key = (id(device), id(backend))
         timer = self._timers.get(key)
         if timer is None:  # the timer holds device and backend, so their ids stay theirs
@@ -125,7 +130,7 @@ class Calibration(Strict):
         return timer
 
     def kernel_s(self, kernel: Kernel, device: Device, *, backend: AttentionBackend | None = None) -> float:
-        """Seconds of one kernel inside a training step. Raises CalibrationError where a number is missing."""
+        """Seconds of one kernel among products only (`Power`). Raises CalibrationError where a number is missing."""
         return self.timer(device, backend).kernel_s(kernel)
 
     def kernels_s(self, kernels: tuple[Kernel, ...], device: Device, backend: AttentionBackend | None = None) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
-from simulator.kernels import Attention, Gemm, Kernel, Stream
+from simulator.kernels import PARENT, Attention, Gemm, Kernel, Stream, StreamOp
 from simulator.stack import AttentionBackend
 
 if TYPE_CHECKING:
@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 
 class Timer:
-    """Seconds of kernels on one device. Bound once: a lookup is a dictionary access, a miss a few microseconds."""
+    """Seconds of kernels on one device. Bound once: a lookup is a dictionary access, a miss a few microseconds.
 
-    def __init__(self, calibration: Calibration, device: Device, backend: AttentionBackend | None = None) -> None:
+    share: of the step's time that products and attention take (`Power`).
+    """
+
+    def __init__(
+        self, calibration: Calibration, device: Device, backend: AttentionBackend | None = None, share: float = 1.0
+    ) -> None:
         self.calibration, self.device, self.backend = calibration, device, backend
-        self._power = calibration.power.factor(device) if calibration.power else 1.0
+        power = calibration.power
+        self._power, self._clock = (power.factor(device, share), power.clock(device, share)) if power else (1.0, 1.0)
         self._memo: dict[Kernel, float] = {}
         self._gemm_rates: dict[str, tuple[GemmCurve, float]] = {}
         self._streams: dict[str, StreamCurve] = {curve.op: curve for curve in calibration.streams}
@@ -38,13 +44,14 @@ class Timer:
 
     def _compute(self, kernel: Kernel) -> float:
         if isinstance(kernel, Stream):
-            return self._stream(kernel.op).seconds(kernel, self.device.memory_bytes_per_s)
+            sms = self.device.num_sms * self._clock
+            return self._stream(kernel.op).seconds(kernel, self.device.memory_bytes_per_s, sms)
         if isinstance(kernel, Gemm):
             return self._gemm_s(kernel)
         return self._attention_s(kernel)
 
-    def _stream(self, op: str) -> StreamCurve:
-        curve = self._streams.get(op)
+    def _stream(self, op: StreamOp) -> StreamCurve:
+        curve = self._streams.get(op) or self._streams.get(PARENT.get(op, op))
         if curve is None:
             raise self._missing(f"streams: no curve for {op}", "measure it: a size sweep of that operation")
         return curve
@@ -90,7 +97,7 @@ class Timer:
             return kernel.flop / (peak * given)
         curve = self.calibration.attention_curve(kernel.direction, self.backend)
         reference = self.device.peak("bf16") or self.device.peak("fp16") or peak
-        limit = curve.peak_flop_per_s * self._power**curve.power_limited
+        limit = curve.peak_flop_per_s * self._clock**curve.power_limited
         speed = min(reference, limit) * (peak / reference)
         return curve.seconds(kernel, speed, self.device.memory_bytes_per_s, self.device.num_sms)
 

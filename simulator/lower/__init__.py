@@ -14,6 +14,7 @@ from simulator.collective_curves import LinkCurves
 from simulator.device import Device
 from simulator.errors import Fault, PlanError
 from simulator.lower.builder import Builder, Fabric
+from simulator.lower.power import shared_clock
 from simulator.lower.schedule import Step, Unit, replicated_step, sharded_step
 from simulator.lower.stragglers import slowdown
 from simulator.lower.work import NO_WORK, BlockWork, Clock, Work
@@ -47,6 +48,7 @@ class Lowering:
     mesh: Mesh
     blocks: ModelBlocks
     step: Step
+    clock: Clock
 
     @property
     def hardware_flop(self) -> int:
@@ -111,7 +113,7 @@ def lower(
     device = cluster.device
     share = share_of(model, plan)
     blocks = build_blocks(share, stack, plan)
-    clock = Clock(device, calibration, stack)
+    clock = shared_clock(Clock(device, calibration, stack), share, plan, stack, blocks)
     step = Step(
         plan=plan,
         units=_units(share, plan, blocks, clock),
@@ -130,6 +132,7 @@ def lower(
         mesh=Mesh(plan, cluster),
         blocks=blocks,
         step=step,
+        clock=clock,
     )
 
 

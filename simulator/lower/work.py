@@ -94,18 +94,34 @@ class BlockWork:
 
 
 class Clock:
-    """Turns kernels into Work: calibration's kernel times under a stack's factors and launch costs."""
+    """Turns kernels into Work: calibration's kernel times under a stack's factors and launch costs.
 
-    def __init__(self, device: Device, calibration: Calibration, stack: Stack) -> None:
-        self._stack = stack
+    share: of the step's time that products and attention take (`simulator.lower.power`).
+    """
+
+    def __init__(self, device: Device, calibration: Calibration, stack: Stack, share: float = 1.0) -> None:
+        self._device, self._calibration, self._stack = device, calibration, stack
         self._architecture, self._ideal = device.architecture, calibration.kind == "ideal"
         self._attention_factor = stack.attention.speed_factor.get(device.architecture, 1.0)
-        self._timer = calibration.timer(device, stack.attention)
+        self._timer = calibration.timer(device, stack.attention, share)
+
+    @property
+    def depends_on_share(self) -> bool:
+        """The device's power cap makes what one kernel takes depend on the others of the step."""
+        power = self._calibration.power
+        return power is not None and power.memory_draw < 1
+
+    def sharing(self, share: float) -> Clock:
+        """The clock of a step in which products and attention take this share of the time."""
+        return Clock(self._device, self._calibration, self._stack, share)
 
     def seconds(self, kernel: Kernel) -> float:
+        """Seconds of one kernel in this stack. An ideal calibration has no losses, so no stack's losses either."""
         time_s = self._timer.kernel_s(kernel)
+        if self._ideal:
+            return time_s
         if isinstance(kernel, Gemm):
-            return time_s if self._ideal else time_s / self._stack.gemm_factor_on(self._architecture, kernel.dtype)
+            return time_s / self._stack.gemm_factor_on(self._architecture, kernel.dtype)
         return time_s / self._attention_factor if isinstance(kernel, Attention) else time_s
 
     def work(self, category: str, kernels: Iterable[Kernel]) -> Work:
@@ -143,7 +159,7 @@ class Clock:
         if not kernels:
             return NO_WORK
         seconds = sum(map(self.seconds, kernels))
-        if op.category not in ("gemm", "attention"):
+        if op.category not in ("gemm", "attention") and not self._ideal:
             seconds *= self._stack.elementwise_factor
         return Work(parts=((op.category, seconds),), host_s=self._host_s(kernels))
 

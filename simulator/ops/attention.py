@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.kernels import Attention, Gemm, Layout
+from simulator.kernels import Attention, Gemm, Layout, StreamOp
 from simulator.ops.context_parallel import ring, ring_backward_bytes, ring_forward_bytes, swap
 from simulator.ops.core import Category
 from simulator.ops.graph import Graph, Value, stream
@@ -47,7 +47,7 @@ def _projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
     qkv = linear(g, s, "qkv", x, m.q_width + 2 * m.kv_width, bias=m.qkv_bias, split="columns")
     t = s.tokens
     q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_width), ("k", m.kv_width), ("v", m.kv_width)))
-    joined = stream("copy", qkv.num_bytes, qkv.num_bytes)
+    joined = stream("join" if s.stack.blocks == "eager" else "copy", qkv.num_bytes, qkv.num_bytes, numel=qkv.numel)
     g.op("split", "elementwise", inputs=(qkv,), backward=(joined,), grads=(qkv,), views=(q, k, v))
     return q, k, v
 
@@ -60,7 +60,7 @@ def _expand(g: Graph, s: Setting, x: Value, name: str) -> Value:
         "elementwise",
         inputs=(x,),
         outputs=(out,),
-        forward=(stream("copy", x.num_bytes, out.num_bytes),),
+        forward=(stream(_reorder(s), x.num_bytes, out.num_bytes, numel=out.numel),),
         backward=(stream("reduce", out.num_bytes, x.num_bytes),),
         grads=(x,),
     )
@@ -163,7 +163,12 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
         grads=(probs, v),
     )
     merged = g.value("o.merged", o.numel, o.dtype)  # the heads beside each other again: a copy
-    return g.pointwise("o.merged", [o], merged, grads=[o], op="copy")
+    return g.pointwise("o.merged", [o], merged, grads=[o], op=_reorder(s))
+
+
+def _reorder(s: Setting) -> StreamOp:
+    """How the stack copies a strided tensor into a contiguous one."""
+    return "strided" if s.stack.blocks == "eager" else "copy"
 
 
 def _dropped(g: Graph, name: str, x: Value, category: Category) -> Value:

@@ -31,9 +31,15 @@ class Value:
         return Tensor(name=self.name, num_bytes=self.num_bytes)
 
 
-def stream(op: StreamOp, read_bytes: int, write_bytes: int, launches: int = 1) -> Stream:
+def stream(op: StreamOp, read_bytes: int, write_bytes: int, launches: int = 1, *, numel: int = 0) -> Stream:
     """Shorthand for a `Stream`."""
-    return Stream(op=op, read_bytes=read_bytes, write_bytes=write_bytes, launches=launches)
+    return Stream(op=op, read_bytes=read_bytes, write_bytes=write_bytes, launches=launches, numel=numel)
+
+
+def conversion(numel: int, before: str, after: str, launches: int = 1) -> Stream:
+    """torch's cast of `numel` elements: vectorised to a narrower dtype, an element at a time to a wider one."""
+    read, write = numel * DTYPE_BYTES[before], numel * DTYPE_BYTES[after]
+    return stream("widen" if write > read else "cast", read, write, launches, numel=numel)
 
 
 def _needed(saved: Sequence[Value], x: Value) -> int:
@@ -48,6 +54,7 @@ class Graph:
         self._name, self._input, self._fused = name, input_value, fused
         self._ops: list[Op] = []
         self._values: dict[str, Value] = {input_value.name: input_value}
+        self._uneven: set[str] = set()
 
     def value(self, name: str, numel: int, dtype: str) -> Value:
         """Declare an output. Names are unique in a block."""
@@ -105,6 +112,15 @@ class Graph:
         )
         self._ops.append(op)
 
+    def sums_strided(self, x: Value) -> None:
+        """The gradients of `x` lie differently in memory, so their sum takes the kernel for strided tensors."""
+        self._uneven.add(x.name)
+
+    def conversion(self, numel: int, before: str, after: str) -> Stream:
+        """The kernel of a cast; a compiler's own is a vectorised one."""
+        kernel = conversion(numel, before, after)
+        return replace(kernel, op="elementwise") if self._fused else kernel
+
     def hold(self, name: str, values: Sequence[Value]) -> None:
         """Python locals: `values` live until here whether or not anybody saves them."""
         self.op(name, "elementwise", inputs=values)
@@ -128,8 +144,10 @@ class Graph:
             category,
             inputs=inputs,
             outputs=(output,),
-            forward=(stream(op, sum(v.num_bytes for v in inputs), output.num_bytes),),
-            backward=[stream(op, output.num_bytes + _needed(saved, g), g.num_bytes) for g in grads],
+            forward=(stream(op, sum(v.num_bytes for v in inputs), output.num_bytes, numel=output.numel),),
+            backward=[
+                stream(op, output.num_bytes + _needed(saved, g), g.num_bytes, numel=g.numel) for g in grads
+            ],
             saved=saved,
             grads=grads,
             aliases=aliases,
@@ -142,7 +160,9 @@ class Graph:
         if x.dtype == dtype:
             return x
         out = self.value(name, x.numel, dtype)
-        return self.pointwise(name, [x], out, grads=[x], op="cast", category=category)
+        there, back = self.conversion(x.numel, x.dtype, dtype), self.conversion(x.numel, dtype, x.dtype)
+        self.op(name, category, inputs=(x,), outputs=(out,), forward=(there,), backward=(back,), grads=(x,))
+        return out
 
     def block(self, output: Value, num_parameters: int) -> Block:
         """The finished block."""
@@ -164,8 +184,9 @@ class Graph:
             extra: list[Kernel] = []
             for name in (*(t.name for t in op.grad_inputs), *op.grad_aliases):
                 if name in seen:
-                    size = self._values[name].num_bytes
-                    extra.append(stream("elementwise", 2 * size, size))
+                    x = self._values[name]
+                    how: StreamOp = "strided" if name in self._uneven else "elementwise"
+                    extra.append(stream(how, 2 * x.num_bytes, x.num_bytes, numel=x.numel))
                 seen.add(name)
             summed.append(replace(op, backward=(*op.backward, *extra)) if extra else op)
         return summed[::-1]

@@ -5,7 +5,7 @@ Legend: T tokens, N columns out, K columns in.
 
 from __future__ import annotations
 
-from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel
+from simulator.kernels import Dtype, Gemm, Kernel
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
 from simulator.ops.tensor_parallel import Course, Split
@@ -66,15 +66,14 @@ def _parameters(g: Graph, s: Setting, name: str, numel: int) -> tuple[Value, ...
     """Under autocast, the weight's cast: made at its first use in a micro-batch, kept for the data gradient."""
     if not s.autocast or s.parameter_dtype == s.dtype:
         return ()
-    wide, narrow = numel * DTYPE_BYTES[s.parameter_dtype], numel * s.element_bytes
     weight = g.value(f"{name}.weight", numel, s.dtype)
     g.op(
         f"{name}.weight",
         "elementwise",
         inputs=(),
         outputs=(weight,),
-        forward=(stream("cast", wide, narrow),),
-        backward=(stream("cast", narrow, wide),),
+        forward=(g.conversion(numel, s.parameter_dtype, s.dtype),),
+        backward=(g.conversion(numel, s.dtype, s.parameter_dtype),),
         parameter_numel=numel,
     )
     return (weight,)

@@ -44,7 +44,7 @@ def _rows(s: Setting, num_kernels: int) -> tuple[Exchange, ...]:
 def _metric(g: Graph, logits: Value, name: str) -> None:
     """A metric's cross-entropy: cast (6 B), log-softmax (16). It runs after the backward, when nothing else is alive."""
     size, wide = logits.num_bytes, 4 * logits.numel
-    kernels = (stream("cast", size, wide), stream("softmax", 3 * wide, wide))
+    kernels = (stream("widen", size, wide, numel=logits.numel), stream("softmax", 3 * wide, wide))
     g.op(name, "loss", inputs=(logits,), outputs=(), forward=kernels)
 
 
@@ -134,13 +134,13 @@ def _megatron(g: Graph, s: Setting, logits: Value) -> Value:
         inputs=(logits,),
         outputs=(loss, probs),
         forward=(
-            stream("cast", size, f),
+            stream("elementwise", size, f),
             stream("reduce", f, 0),
             stream("elementwise", f, f),
             stream("reduce", f, 0),
             stream("elementwise", f, f),
         ),
-        backward=(stream("elementwise", f, f), stream("cast", f, size)),
+        backward=(stream("elementwise", f, f), stream("elementwise", f, size)),
         saved=(probs,),
         grads=(logits,),
         forward_temporary_bytes=f,

@@ -30,7 +30,7 @@ def _plain(g: Graph, s: Setting, x: Value) -> Value:
         up = g.pointwise("relu", [up], relu, saved=[relu], grads=[up])
     hidden = g.value("activation", up.numel, up.dtype)
     saved = [hidden] if s.model.mlp == "relu" else [up]
-    return g.pointwise("activation", [up], hidden, saved=saved, grads=[up])
+    return g.pointwise("activation", [up], hidden, saved=saved, grads=[up], op="activation")
 
 
 def _gated(g: Graph, s: Setting, x: Value) -> Value:
@@ -39,13 +39,13 @@ def _gated(g: Graph, s: Setting, x: Value) -> Value:
     if s.stack.blocks == "fused":
         both = linear(g, s, "gate_up", x, 2 * m.d_ff, bias=m.mlp_bias, split="columns")
         hidden = g.value("activation", s.tokens * m.d_ff, both.dtype)
-        return g.pointwise("activation", [both], hidden, saved=[both], grads=[both])
+        return g.pointwise("activation", [both], hidden, saved=[both], grads=[both], op="activation")
     gate = linear(g, s, "gate", x, m.d_ff, bias=m.mlp_bias, split="columns")
     if s.stack.blocks == "compiled":
         return _swiglu(g, gate, linear(g, s, "up", x, m.d_ff, bias=m.mlp_bias, split="columns"))
     act = g.value("activation", gate.numel, gate.dtype)
     parts = _SILU_OPERATORS * gate.num_bytes if s.stack.activation_backward == "operators" else 0
-    g.pointwise("activation", [gate], act, saved=[gate], grads=[gate], backward_temporary_bytes=parts)
+    g.pointwise("activation", [gate], act, saved=[gate], grads=[gate], op="activation", backward_temporary_bytes=parts)
     up = linear(g, s, "up", x, m.d_ff, bias=m.mlp_bias, split="columns")
     product = g.value("product", act.numel, act.dtype)
     return g.pointwise("product", [act, up], product, saved=[act, up], grads=[act, up])
@@ -58,8 +58,8 @@ def _swiglu(g: Graph, gate: Value, up: Value) -> Value:
         "elementwise",
         inputs=(gate, up),
         outputs=(hidden,),
-        forward=(stream("elementwise", 2 * f, f),),
-        backward=(stream("elementwise", 3 * f, 2 * f),),
+        forward=(stream("activation", 2 * f, f),),
+        backward=(stream("activation", 3 * f, 2 * f),),
         saved=(gate, up),
         grads=(gate, up),
     )

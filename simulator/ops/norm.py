@@ -65,22 +65,24 @@ def _operators(g: Graph, name: str, x: Value, width: int) -> Value:
     r = rstd.num_bytes
     g.op(
         f"{name}.mean", "norm", inputs=(square,), outputs=(mean,), forward=(stream("reduce", f, r),),
-        backward=(stream("elementwise", r, f),), grads=(square,),
+        backward=(stream("strided", r, f, numel=n),), grads=(square,),
     )  # fmt: skip
     g.op(
         f"{name}.rstd", "norm", inputs=(mean,), outputs=(rstd,), forward=(stream("elementwise", r, r, 2),),
         backward=(stream("elementwise", 2 * r, r, 3),), saved=(rstd,), grads=(mean,),
     )  # fmt: skip
     scaled = g.value(f"{name}.scaled", n, "fp32")
-    product = (stream("elementwise", f + r, f), stream("elementwise", 2 * f, f), stream("reduce", f, r))
+    spread = stream("strided", f + r, f, numel=n)  # a number for each row, or for each column, meets the whole tensor
+    product = (spread, stream("elementwise", 2 * f, f), stream("reduce", f, r))
     g.op(
-        f"{name}.scaled", "norm", inputs=(wide, rstd), outputs=(scaled,), forward=(stream("elementwise", f + r, f),),
+        f"{name}.scaled", "norm", inputs=(wide, rstd), outputs=(scaled,), forward=(spread,),
         backward=product, saved=(wide, rstd), grads=(wide, rstd), backward_temporary_bytes=f,
     )  # fmt: skip
     weighted = g.value(f"{name}.weighted" if x.dtype != "fp32" else name, n, "fp32")
-    columns = (stream("elementwise", f, f), stream("elementwise", 2 * f, f), stream("reduce", f, 4 * width))
+    spread = stream("strided", f, f, numel=n)
+    columns = (spread, stream("elementwise", 2 * f, f), stream("reduce", f, 4 * width))
     g.op(
-        f"{name}.weighted", "norm", inputs=(scaled,), outputs=(weighted,), forward=(stream("elementwise", f, f),),
+        f"{name}.weighted", "norm", inputs=(scaled,), outputs=(weighted,), forward=(spread,),
         backward=columns, saved=(scaled,), grads=(scaled,), backward_temporary_bytes=f, parameter_numel=width,
     )  # fmt: skip
     return g.cast(weighted, x.dtype, name, "norm")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.kernels import DTYPE_BYTES, Kernel
-from simulator.ops.graph import stream
+from simulator.ops.graph import conversion, stream
 from simulator.plan import Plan
 
 _TENSORS_PER_LAUNCH = 32  # multi-tensor kernels take their pointers by value: some tens of tensors a launch
@@ -45,13 +45,13 @@ def optimizer_kernels(numel: int, num_tensors: int, plan: Plan, *, clip: bool = 
         ]
     copies = plan.implementation in ("deepspeed", "megatron") and plan.compute_dtype != plan.master_dtype
     if copies and plan.gradient_dtype != plan.master_dtype:
-        kernels.append(stream("cast", DTYPE_BYTES[plan.gradient_dtype] * numel, size["g"] * numel, launches))
+        kernels.append(conversion(numel, plan.gradient_dtype, plan.master_dtype, launches))
     kernels += [
         stream("optimizer", numel * sum(size[x] for x in read), numel * sum(size[x] for x in write), launches)
         for read, write in passes
     ]
     if copies:
-        kernels.append(stream("cast", size["p"] * numel, DTYPE_BYTES[plan.compute_dtype] * numel, launches))
+        kernels.append(conversion(numel, plan.master_dtype, plan.compute_dtype, launches))
     return tuple(kernels)
 
 

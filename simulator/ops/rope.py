@@ -1,8 +1,12 @@
-"""Rotary positions, as each kind of software writes them. Bytes an element in 16 bits each way: half 23, complex 20."""
+"""Rotary positions, as each kind of software writes them. Bytes an element in 16 bits: half 23 [29 backward], complex 20.
+
+The operators of rotate-half and the complex product read strided or broadcast tensors, where torch computes an address
+for every element: SMs limit them, not memory.
+"""
 
 from __future__ import annotations
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.kernels import DTYPE_BYTES, Stream
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
 
@@ -11,10 +15,12 @@ def rotate(g: Graph, s: Setting, values: list[Value]) -> list[Value]:
     """Q and K rotated by their positions; unchanged for models without rotary positions."""
     if s.model.positions != "rope":
         return values
-    if s.stack.rope == "fused" or s.stack.blocks != "eager":
+    if s.stack.rope == "fused" or s.stack.blocks == "fused":
         return [_one_kernel(g, x) for x in values]
-    if s.stack.rope == "complex_fp32":
+    if s.stack.rope == "complex_fp32":  # inductor has no complex operators and calls torch's own kernel
         return [_complex(g, x) for x in values]
+    if s.stack.blocks == "compiled":
+        return [_one_kernel(g, x) for x in values]
     tables = _tables(g, s)
     return [_half(g, s, x, tables) for x in values]
 
@@ -34,32 +40,42 @@ def _tables(g: Graph, s: Setting) -> list[Value]:
 
 
 def _half(g: Graph, s: Setting, x: Value, tables: list[Value]) -> Value:
-    """Hugging Face's rotate-half, x cos + cat(-x₂, x₁) sin. Only cos and sin are saved: they need no gradient."""
+    """Hugging Face's rotate-half, x cos + cat(-x₂, x₁) sin. Only cos and sin are saved: they need no gradient.
+
+    x is a transposed view of a projection; after `cat` half of the terms lie in the order of heads. So the gradient that
+    leaves here has to be copied into the projection's order.
+    """
     cos, sin = (tables[:1], tables[1:]) if tables else ([], [])
     n = int(x.numel * s.model.rotary_fraction)
     size = n * DTYPE_BYTES[x.dtype]
-    one = stream("elementwise", size, size)
+    one = stream("strided", size, size, numel=n)
+    g.sums_strided(x)
     out = g.value(f"{x.name}.rotated", n, x.dtype)
     by_cos, negated = g.value(f"{x.name}.cos", n, x.dtype), g.value(f"{x.name}.negated", n - n // 2, x.dtype)
     swapped, by_sin = g.value(f"{x.name}.swapped", n, x.dtype), g.value(f"{x.name}.sin", n, x.dtype)
     slice_grad = Value(x.name, n, x.dtype)
-    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,),
+    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=_half_backward(s, one),
          saved=cos, grads=(slice_grad,))  # fmt: skip
-    half = stream("elementwise", negated.num_bytes, negated.num_bytes)
-    joined = stream("copy", size, size)  # the two halves' gradients become one
+    half = stream("strided", negated.num_bytes, negated.num_bytes, numel=negated.numel)
+    joined = stream("join", size, size, numel=n)  # the two halves' gradients become one
     g.op(negated.name, "elementwise", inputs=(x,), outputs=(negated,), forward=(half,), backward=(half, joined),
          grads=(slice_grad,), backward_temporary_bytes=negated.num_bytes)  # fmt: skip
     g.op(swapped.name, "elementwise", inputs=(x, negated), outputs=(swapped,), forward=(joined,), aliases=(negated,))
     g.op(by_sin.name, "elementwise", inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
          saved=sin, grads=(swapped,))  # fmt: skip
-    g.pointwise(out.name, [by_cos, by_sin], out, aliases=[by_cos, by_sin])
+    g.pointwise(out.name, [by_cos, by_sin], out, aliases=[by_cos, by_sin], op="strided")
     return out if n == x.numel else _rejoin(g, x, out)
+
+
+def _half_backward(s: Setting, one: Stream) -> tuple[Stream, ...]:
+    """The product, and the copy that puts the gradient in order; where Q, K, V are one product, its join does that."""
+    return (one,) if s.model.fused_qkv else (one, one)
 
 
 def _rejoin(g: Graph, x: Value, rotated: Value) -> Value:
     """Partial rotation: the rotated channels and the others in one tensor again."""
     out = g.value(f"{x.name}.joined", x.numel, x.dtype)
-    kernel = stream("copy", out.num_bytes, out.num_bytes)
+    kernel = stream("join", out.num_bytes, out.num_bytes, numel=out.numel)
     g.op(out.name, "elementwise", inputs=(rotated, x), outputs=(out,), forward=(kernel,), backward=(kernel,),
          grads=(x,), aliases=(rotated,))  # fmt: skip
     return out
@@ -68,7 +84,10 @@ def _rejoin(g: Graph, x: Value, rotated: Value) -> Value:
 def _complex(g: Graph, x: Value) -> Value:
     """Meta's: cast to fp32, one complex product, cast back. The table is a buffer; nothing else is saved."""
     wide = g.cast(x, "fp32", f"{x.name}.float")
-    turned = g.pointwise(f"{x.name}.turned", [wide], g.value(f"{x.name}.turned", x.numel, "fp32"), grads=[wide])
+    turned = g.value(f"{x.name}.turned", x.numel, "fp32")
+    product = stream("strided", wide.num_bytes, turned.num_bytes, numel=x.numel // 2)  # complex numbers
+    g.op(turned.name, "elementwise", inputs=(wide,), outputs=(turned,), forward=(product,), backward=(product,),
+         grads=(wide,))  # fmt: skip
     return g.cast(turned, x.dtype, f"{x.name}.rotated")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from simulator.kernels import DTYPE_BYTES, Stream
+from simulator.kernels import DTYPE_BYTES, Stream, StreamOp
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.zero.units import Shape, Unit, buckets, keeps_layers, keeps_root, numel_of, pieces, shard_ranks, units
@@ -101,12 +101,13 @@ def _gradient_passes(unit: Unit, plan: Plan) -> tuple[Stream, ...]:
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
     numel = unit.padded_numel
     if plan.implementation == "fsdp2":
-        return (Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * reduced),)
+        pack: StreamOp = "widen" if reduced > compute else "copy"
+        return (Stream(op=pack, read_bytes=numel * compute, write_bytes=numel * reduced, numel=numel),)
     flatten = Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * compute)
     divide = Stream(op="elementwise", read_bytes=numel * reduced, write_bytes=numel * reduced)
     if compute == reduced:
         return flatten, divide
-    return flatten, Stream(op="cast", read_bytes=numel * compute, write_bytes=numel * reduced), divide
+    return flatten, Stream(op="widen", read_bytes=numel * compute, write_bytes=numel * reduced, numel=numel), divide
 
 
 def _ddp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
@@ -130,7 +131,7 @@ def _ddp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
 
 def _bucket_passes(num_bytes: int, plan: Plan) -> tuple[Stream, ...]:
     """Gradients are copied (and divided) into their bucket, and back after it has travelled, unless they are its views."""
-    if num_bytes == 0:
+    if num_bytes == 0 or plan.num_devices == 1:
         return ()
     once = Stream(op="copy", read_bytes=num_bytes, write_bytes=num_bytes)
     return (once,) if plan.gradient_as_bucket_view else (once, once)

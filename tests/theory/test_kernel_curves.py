@@ -203,7 +203,7 @@ def test_a_stack_may_state_its_kernels_speed() -> None:
 def test_streams_pay_a_floor_each_launch() -> None:
     c = StreamCurve(op="copy", bw_frac=0.5, t0_s=2e-6, quality=Quality(basis="definition"))
     kernel = Stream(op="copy", read_bytes=10**6, write_bytes=10**6, launches=3)
-    assert c.seconds(kernel, BANDWIDTH) == pytest.approx(3 * 2e-6 + 2e6 / (0.5 * BANDWIDTH))
+    assert c.seconds(kernel, BANDWIDTH, 100) == pytest.approx(3 * 2e-6 + 2e6 / (0.5 * BANDWIDTH))
 
 
 @given(st.floats(1e-9, 1e3), st.floats(1e-9, 1e3), st.floats(1, 30))

@@ -1,0 +1,57 @@
+"""How much of a step products and attention take: what the board's power cap leaves them depends on it.
+
+The driver holds the mean power of some tenths of a second at the cap by the clock of all SMs. Streams over memory draw less
+than products, so a step with many of them runs its products faster than a loop of products would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from simulator.kernels import Kernel, Stream
+from simulator.lower.work import Clock
+from simulator.model import Model
+from simulator.ops import ModelBlocks, optimizer_kernels, recompute_ops
+from simulator.plan import Plan
+from simulator.stack import Stack
+from simulator.zero import communication, pieces, shard_ranks
+
+_ROUNDS = 2  # the share is a share of times that depend on it, weakly: the second round moves it by less than 0.01
+
+
+def shared_clock(clock: Clock, model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> Clock:
+    """The clock under which the step's kernels share the power cap. Communication and waiting are left out."""
+    if not clock.depends_on_share:
+        return clock
+    kernels = _kernels(model, plan, stack, blocks)
+    for _ in range(_ROUNDS):
+        clock = clock.sharing(_share(clock, kernels))
+    return clock
+
+
+def _share(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> float:
+    tensor_s = memory_s = 0.0
+    for kernel, times in kernels:
+        if isinstance(kernel, Stream):
+            memory_s += times * clock.seconds(kernel)
+        else:
+            tensor_s += times * clock.seconds(kernel)
+    return tensor_s / (tensor_s + memory_s) if tensor_s else 1.0
+
+
+def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> list[tuple[Kernel, float]]:
+    """Kernels of one micro-batch, and how often each runs in it."""
+    found: list[tuple[Kernel, float]] = []
+    for block, times in ((blocks.embedding, 1), (blocks.layer, model.num_layers), (blocks.head, 1)):
+        found += [(kernel, times) for op in block.ops for kernel in (*op.forward, *op.backward)]
+    again = model.num_layers / (plan.recompute_every if plan.recompute == "every_k" else 1)
+    found += [(kernel, again) for op in recompute_ops(blocks.layer, plan, stack) for kernel in op.forward]
+    syncs = 1 if plan.syncs_every_micro_batch else 1 / plan.num_micro_batches
+    for unit in communication(model, plan):
+        found += [(kernel, 1) for kernel in (*unit.gather_forward_kernels, *unit.gather_backward_kernels)]
+        found += [(kernel, syncs) for kernel in unit.gradient_kernels]
+    if plan.offload.optimizer == "none":
+        numel = -(-model.num_parameters // shard_ranks(plan))
+        update = optimizer_kernels(numel, sum(len(shapes) for _, shapes in pieces(model)), plan)
+        found += [(kernel, 1 / plan.num_micro_batches) for kernel in update]
+    return found
