@@ -94,7 +94,9 @@ def _h100(device: Subject, table: list[_tables.Row], h200: Curves, report: Repor
     """FA3: the serving sweep's shape, pull-request tables, the paper's figures. cuDNN: the H200's. FA2: figures."""
     curves: list[AttentionCurve] = []
     for short, direction in DIRECTIONS:
-        curves.append(_borrowed(_pick(h200, "cudnn", direction), "the H200's: same SMs, compute-bound", kernels=("cudnn",)))
+        curves.append(
+            _borrowed(_pick(h200, "cudnn", direction), "the H200's: same SMs, compute-bound", kernels=("cudnn",))
+        )
         x = calls(named(table, short, "H100", software="FA3"))
         if direction == "backward":  # head_dim 64 was measured at 512 to 2048 tokens only: too short for the ramp
             x = x.where(np.asarray(x.head_dim == 128))

@@ -22,7 +22,7 @@ from _tables import H200_STEPS  # noqa: E402
 
 from simulator.calibration import Calibration  # noqa: E402
 from simulator.collective_curves import default_curves  # noqa: E402
-from simulator.kernels import Attention, Gemm, Kernel, Stream  # noqa: E402
+from simulator.kernels import Attention, Gemm, Kernel, Stream, StreamOp  # noqa: E402
 from simulator.lower import Lowering, lower  # noqa: E402
 from simulator.ops import Op, optimizer_kernels, recompute_ops  # noqa: E402
 from simulator.stack import Stack  # noqa: E402
@@ -157,21 +157,28 @@ def _name(op: Op, kernel: Kernel, *, forward: bool) -> str:
         return f"product {op.name} {kernel.layout}"
     if isinstance(kernel, Attention):
         return f"attention {way}"
-    if kernel.op in ("memset", "softmax"):
-        return {"memset": "fill", "softmax": "log-softmax"}[kernel.op]
-    if kernel.op.startswith(("norm", "embedding")):
-        return f"norm {way}" if kernel.op.startswith("norm") else "embedding"
-    if kernel.op == "widen" and op.name.startswith("residual"):
-        return "mixed sums"
-    if kernel.op in ("cast", "widen"):
-        return "cast to fp32" if kernel.op == "widen" else "cast to bf16"
-    if kernel.op in ("strided", "join"):
-        return "rotary, strided" if kernel.op == "strided" else "rotary, cat"
     if op.name == "activation":
         return f"SwiGLU {way}"
-    if op.name == "nll":
-        return "pick"
-    return "SwiGLU products" if op.name == "product" else "sums"
+    if kernel.op == "elementwise" and op.name in ("product", "nll"):
+        return {"product": "SwiGLU products", "nll": "pick"}[op.name]
+    if kernel.op == "widen":
+        return "mixed sums" if op.name.startswith("residual") else "cast to fp32"
+    return _STREAMS[kernel.op]
+
+
+_STREAMS: dict[StreamOp, str] = {
+    "elementwise": "sums",
+    "strided": "rotary, strided",
+    "join": "rotary, cat",
+    "cast": "cast to bf16",
+    "norm_forward": "norm forward",
+    "norm_backward": "norm backward",
+    "softmax": "log-softmax",
+    "reduce": "pick",
+    "memset": "fill",
+    "embedding_forward": "embedding",
+    "embedding_backward": "embedding",
+}
 
 
 def lowered(record: dict[str, Any], calibration: Calibration | None = None) -> Lowering:

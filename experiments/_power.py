@@ -26,13 +26,19 @@ AT_THE_CAP_W = 685.0  # of 700: samples of the log that loops of products fill
 def h200_steps(device: Subject, gemms: Mapping[str, GemmCurve]) -> dict[str, Ops]:
     """The profiled steps that fits may see, joined with our bill; only products are priced by more than a data sheet."""
     calibration = Calibration(**datasheet(device.device) | {"gemms": gemms, "power": None})
-    return {label: ops for label, ops in joined("|".join(f"^{re.escape(name)}-spans" for name in _tables.SEEN), calibration)}
+    return dict(joined("|".join(f"^{re.escape(name)}-spans" for name in _tables.SEEN), calibration))
 
 
-def share(ops: Ops) -> float:
-    """Of the step's time that products and attention took."""
-    tensor = sum(seconds for name, (seconds, _) in ops.items() if name.startswith(("product", "attention")))
-    return tensor / sum(seconds for seconds, _ in ops.values())
+def tensor_use(ops: Ops, product: GemmCurve) -> float:
+    """Mean use of the tensor cores over a step: all of it in products, in attention as far as it is as fast as they."""
+    flop_per_s = product.e_sust * product.peak_flop_per_s
+    used_s = 0.0
+    for name, (seconds, bill) in ops.items():
+        if name.startswith("product"):
+            used_s += seconds
+        elif name.startswith("attention"):
+            used_s += min(seconds, bill.amount / flop_per_s)
+    return used_s / sum(seconds for seconds, _ in ops.values())
 
 
 def fit_h200(device: Subject, gemms: Mapping[str, GemmCurve], steps: Mapping[str, Ops]) -> Power:
@@ -41,7 +47,7 @@ def fit_h200(device: Subject, gemms: Mapping[str, GemmCurve], steps: Mapping[str
     for ops in steps.values():
         products = [pair for name, pair in ops.items() if name.startswith("product ") and pair[1].seconds]
         faster = sum(bill.seconds for _, bill in products) / sum(seconds for seconds, _ in products)
-        p = share(ops)
+        p = tensor_use(ops, gemms["bf16"])
         drawn = faster ** (-1 / device.power_exponent)  # = p + memory_draw (1 - p): least squares over the steps
         above += (1 - p) * (drawn - p)
         below += (1 - p) ** 2

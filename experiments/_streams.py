@@ -16,9 +16,9 @@ import numpy as np
 from _devices import Subject
 from _gemm_devices import Report
 from _in_steps import Ops
-from _power import share
+from _power import tensor_use
 
-from simulator.calibration import Power, Quality, StreamCurve
+from simulator.calibration import GemmCurve, Power, Quality, StreamCurve
 from simulator.calibration.datasheet import STREAM_OPS
 from simulator.kernels import StreamOp
 from validate.fit.robust import Start, fit, held, quantile, rounded
@@ -65,20 +65,20 @@ class Pass:
 
 
 def passes(
-    device: Subject, table: list[_tables.Row], own: Samples, steps: Mapping[str, Ops], power: Power
+    device: Subject, table: list[_tables.Row], own: Samples, steps: Mapping[str, Ops], power: Power, product: GemmCurve
 ) -> list[Pass]:
     """Every usable measurement of one device; where kernels were timed inside steps, those only."""
     found = [*_liger(device, table), *_plain(device, table)]
     if device.calibration != "h200-sxm":
         return found
-    inside = list(_inside(device, steps, power))
+    inside = list(_inside(device, steps, power, product))
     known = {one.op for one in inside}
     return [*inside, *(one for one in (*found, *_own(own)) if one.op not in known)]
 
 
-def _inside(device: Subject, steps: Mapping[str, Ops], power: Power) -> Iterator[Pass]:
+def _inside(device: Subject, steps: Mapping[str, Ops], power: Power, product: GemmCurve) -> Iterator[Pass]:
     for ops in steps.values():
-        sms = device.device.num_sms * power.clock(device.device, share(ops))
+        sms = device.device.num_sms * power.clock(device.device, tensor_use(ops, product))
         whole_s = sum(seconds for seconds, _ in ops.values())
         for name, op in _IN_STEPS.items():
             seconds, bill = ops.get(name, (0.0, None))

@@ -62,7 +62,7 @@ def fit_all() -> tuple[list[Calibration], dict[str, Report]]:
         powers[name] = _power(device, gemms, steps, powers, reports[name])
         relatives = attention.get("h200-sxm", ()), attention.get("h100-sxm", ())
         attention[name] = fit_attention(device, tables["attention"], own, *relatives, reports[name])
-        found = passes(device, tables["membound"], own, steps, powers[name])
+        found = passes(device, tables["membound"], own, steps, powers[name], gemms[name]["bf16"])
         streams[name] = fit_streams(device, tables["membound"], found, streams.get("h200-sxm", ()), reports[name])
     lend(attention, devices, reports)
     lend_accumulation(gemms, reports)

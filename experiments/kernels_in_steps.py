@@ -49,7 +49,9 @@ def main() -> None:
         if plans:
             show(title, total)
             whole = sum(seconds for seconds, _ in total.values())
-            print(f"  missed op by op and plan by plan: {100 * sum(map(misplaced, plans.values())) / whole:.1f} % of the time")
+            print(
+                f"  missed op by op and plan by plan: {100 * sum(map(misplaced, plans.values())) / whole:.1f} % of the time"
+            )
 
 
 def _split(plans: Iterable[tuple[str, Ops]]) -> dict[str, dict[str, Ops]]:

@@ -50,11 +50,11 @@ class Quality(Strict):
 class Power(Strict):
     """Speed under the board's power cap, which holds the mean of a step: what draws less leaves more to the rest.
 
-    A step in which products and attention take the share p of the time draws p + memory_draw · (1 - p) of what a loop
-    of products draws at the same clock, so it has the budget x = cap / reference_w / (p + memory_draw · (1 - p)).
+    What a kernel draws at a given clock grows with its use of the tensor cores, from memory_draw (none) to 1 (a loop of
+    products). A step with a mean use p draws p + memory_draw · (1 - p), so it has x = cap / reference_w / that to spend.
     Products reach e_sust · peak · x ** exponent; SMs run at min(1, loop_clock · x ** clock_exponent) of their highest clock.
 
-    memory_draw: of kernels that stream over memory (1: no difference is known). loop_clock: in a loop of products.
+    memory_draw: of kernels that stream over memory; 1: no difference is known. loop_clock: in a loop of products.
     """
 
     reference_w: float = Field(gt=0)
@@ -64,16 +64,16 @@ class Power(Strict):
     memory_draw: float = Field(gt=0, le=1, default=1.0)
     source: str = ""
 
-    def factor(self, device: Device, share: float = 1.0) -> float:
-        """Speed of products in a step with that share of products and attention, over sustained speed at the reference."""
-        return float(self._budget(device, share) ** self.exponent)
+    def factor(self, device: Device, use: float = 1.0) -> float:
+        """Speed of products in a step with that use of tensor cores, over sustained speed at the reference."""
+        return float(self._budget(device, use) ** self.exponent)
 
-    def clock(self, device: Device, share: float = 1.0) -> float:
+    def clock(self, device: Device, use: float = 1.0) -> float:
         """SM clock in such a step over the highest clock."""
-        return float(min(1.0, self.loop_clock * self._budget(device, share) ** self.clock_exponent))
+        return float(min(1.0, self.loop_clock * self._budget(device, use) ** self.clock_exponent))
 
-    def _budget(self, device: Device, share: float) -> float:
-        return device.power_w / self.reference_w / (share + self.memory_draw * (1 - share))
+    def _budget(self, device: Device, use: float) -> float:
+        return device.power_w / self.reference_w / (use + self.memory_draw * (1 - use))
 
 
 class GemmCurve(Strict):
@@ -220,8 +220,10 @@ class AttentionCurve(Strict):
 
 
 class StreamCurve(Strict):
-    """Time of a kernel that streams over memory: t0_s a launch, plus the longer of what memory and SMs need:
-    bytes / (bandwidth · bw_frac) and, for kernels that work element by element, numel / (elements_per_sm_s · SMs · clock).
+    """Time of a kernel that streams over memory: t0_s a launch, plus the longer of what memory and SMs need.
+
+    Memory: bytes / (bandwidth · bw_frac). SMs, for kernels that work element by element: numel / (elements_per_sm_s · SMs
+    · clock).
 
     elements_per_sm_s: of one SM at its highest clock; None where memory alone limits.
     """

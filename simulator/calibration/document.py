@@ -116,13 +116,13 @@ class Calibration(Strict):
         """The calibration a device names, or else its data sheet."""
         return cls.load(device.calibration) if device.calibration else cls.datasheet(device)
 
-    def timer(self, device: Device, backend: AttentionBackend | None = None, share: float = 1.0) -> Timer:
+    def timer(self, device: Device, backend: AttentionBackend | None = None, use: float = 1.0) -> Timer:
         """The kernel clock of one device and attention backend, kept for the life of this calibration.
 
-        share: of the step's time that products and attention take; any but 1 gets a clock of its own.
+        use: mean use of the tensor cores over the step; any but 1 gets a clock of its own.
         """
-        if share != 1.0:
-            return Timer(self, device, backend, share)
+        if use != 1.0:
+            return Timer(self, device, backend, use)
         key = (id(device), id(backend))
         timer = self._timers.get(key)
         if timer is None:  # the timer holds device and backend, so their ids stay theirs

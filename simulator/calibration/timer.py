@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 class Timer:
     """Seconds of kernels on one device. Bound once: a lookup is a dictionary access, a miss a few microseconds.
 
-    share: of the step's time that products and attention take (`Power`).
+    use: mean use of the tensor cores over the step (`Power`).
     """
 
     def __init__(
-        self, calibration: Calibration, device: Device, backend: AttentionBackend | None = None, share: float = 1.0
+        self, calibration: Calibration, device: Device, backend: AttentionBackend | None = None, use: float = 1.0
     ) -> None:
         self.calibration, self.device, self.backend = calibration, device, backend
         power = calibration.power
-        self._power, self._clock = (power.factor(device, share), power.clock(device, share)) if power else (1.0, 1.0)
+        self._power, self._clock = (power.factor(device, use), power.clock(device, use)) if power else (1.0, 1.0)
         self._memo: dict[Kernel, float] = {}
         self._gemm_rates: dict[str, tuple[GemmCurve, float]] = {}
         self._streams: dict[str, StreamCurve] = {curve.op: curve for curve in calibration.streams}
@@ -41,6 +41,13 @@ class Timer:
     def kernels_s(self, kernels: Iterable[Kernel]) -> float:
         """Seconds of kernels run one after another."""
         return sum(map(self.kernel_s, kernels), 0.0)
+
+    def tensor_use(self, kernel: Kernel) -> float:
+        """Use of the tensor cores by one kernel: 1 for products; attention by its speed over theirs; none for streams."""
+        if not isinstance(kernel, Attention):
+            return 1.0 if isinstance(kernel, Gemm) else 0.0
+        _, flop_per_s = self._gemm_rate(kernel.dtype)
+        return min(1.0, kernel.flop / (flop_per_s * self.kernel_s(kernel)))
 
     def _compute(self, kernel: Kernel) -> float:
         if isinstance(kernel, Stream):

@@ -1,4 +1,4 @@
-"""How much of a step products and attention take: what the board's power cap leaves them depends on it.
+"""How much a step uses the tensor cores: what the board's power cap leaves each kernel depends on it.
 
 The driver holds the mean power of some tenths of a second at the cap by the clock of all SMs. Streams over memory draw less
 than products, so a step with many of them runs its products faster than a loop of products would.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simulator.kernels import Kernel, Stream
+from simulator.kernels import Kernel
 from simulator.lower.work import Clock
 from simulator.model import Model
 from simulator.ops import ModelBlocks, optimizer_kernels, recompute_ops
@@ -16,27 +16,26 @@ from simulator.plan import Plan
 from simulator.stack import Stack
 from simulator.zero import communication, pieces, shard_ranks
 
-_ROUNDS = 2  # the share is a share of times that depend on it, weakly: the second round moves it by less than 0.01
+_ROUNDS = 2  # the use is a mean over times that depend on it, weakly: the second round moves it by less than 0.01
 
 
 def shared_clock(clock: Clock, model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> Clock:
     """The clock under which the step's kernels share the power cap. Communication and waiting are left out."""
-    if not clock.depends_on_share:
+    if not clock.depends_on_use:
         return clock
     kernels = _kernels(model, plan, stack, blocks)
     for _ in range(_ROUNDS):
-        clock = clock.sharing(_share(clock, kernels))
+        clock = clock.under(_mean_use(clock, kernels))
     return clock
 
 
-def _share(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> float:
-    tensor_s = memory_s = 0.0
+def _mean_use(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> float:
+    used_s = whole_s = 0.0
     for kernel, times in kernels:
-        if isinstance(kernel, Stream):
-            memory_s += times * clock.seconds(kernel)
-        else:
-            tensor_s += times * clock.seconds(kernel)
-    return tensor_s / (tensor_s + memory_s) if tensor_s else 1.0
+        seconds = times * clock.seconds(kernel)
+        whole_s += seconds
+        used_s += seconds * clock.tensor_use(kernel)
+    return used_s / whole_s if used_s else 1.0
 
 
 def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> list[tuple[Kernel, float]]:

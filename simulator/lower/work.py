@@ -96,24 +96,28 @@ class BlockWork:
 class Clock:
     """Turns kernels into Work: calibration's kernel times under a stack's factors and launch costs.
 
-    share: of the step's time that products and attention take (`simulator.lower.power`).
+    use: mean use of the tensor cores over the step (`simulator.lower.power`).
     """
 
-    def __init__(self, device: Device, calibration: Calibration, stack: Stack, share: float = 1.0) -> None:
+    def __init__(self, device: Device, calibration: Calibration, stack: Stack, use: float = 1.0) -> None:
         self._device, self._calibration, self._stack = device, calibration, stack
         self._architecture, self._ideal = device.architecture, calibration.kind == "ideal"
         self._attention_factor = stack.attention.speed_factor.get(device.architecture, 1.0)
-        self._timer = calibration.timer(device, stack.attention, share)
+        self._timer = calibration.timer(device, stack.attention, use)
 
     @property
-    def depends_on_share(self) -> bool:
+    def depends_on_use(self) -> bool:
         """The device's power cap makes what one kernel takes depend on the others of the step."""
         power = self._calibration.power
         return power is not None and power.memory_draw < 1
 
-    def sharing(self, share: float) -> Clock:
-        """The clock of a step in which products and attention take this share of the time."""
-        return Clock(self._device, self._calibration, self._stack, share)
+    def under(self, use: float) -> Clock:
+        """The clock of a step with this mean use of the tensor cores."""
+        return Clock(self._device, self._calibration, self._stack, use)
+
+    def tensor_use(self, kernel: Kernel) -> float:
+        """Use of the tensor cores while a kernel runs, from 0 to 1."""
+        return self._timer.tensor_use(kernel)
 
     def seconds(self, kernel: Kernel) -> float:
         """Seconds of one kernel in this stack. An ideal calibration has no losses, so no stack's losses either."""

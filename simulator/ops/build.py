@@ -137,7 +137,9 @@ def _add(g: Graph, s: Setting, name: str, x: Value, branch: Value) -> Value:
         "elementwise",
         inputs=(x, branch),
         outputs=(out,),
-        forward=(stream("elementwise" if s.stack.blocks == "compiled" else "widen", read, out.num_bytes, numel=x.numel),),
+        forward=(
+            stream("elementwise" if s.stack.blocks == "compiled" else "widen", read, out.num_bytes, numel=x.numel),
+        ),
         backward=(g.conversion(x.numel, out.dtype, branch.dtype),),
         grads=(branch,),
         aliases=(x,),

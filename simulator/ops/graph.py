@@ -37,7 +37,7 @@ def stream(op: StreamOp, read_bytes: int, write_bytes: int, launches: int = 1, *
 
 
 def conversion(numel: int, before: str, after: str, launches: int = 1) -> Stream:
-    """torch's cast of `numel` elements: vectorised to a narrower dtype, an element at a time to a wider one."""
+    """A cast of `numel` elements as torch does it: vectorised to a narrower dtype, an element at a time to a wider one."""
     read, write = numel * DTYPE_BYTES[before], numel * DTYPE_BYTES[after]
     return stream("widen" if write > read else "cast", read, write, launches, numel=numel)
 
@@ -145,9 +145,7 @@ class Graph:
             inputs=inputs,
             outputs=(output,),
             forward=(stream(op, sum(v.num_bytes for v in inputs), output.num_bytes, numel=output.numel),),
-            backward=[
-                stream(op, output.num_bytes + _needed(saved, g), g.num_bytes, numel=g.numel) for g in grads
-            ],
+            backward=[stream(op, output.num_bytes + _needed(saved, g), g.num_bytes, numel=g.numel) for g in grads],
             saved=saved,
             grads=grads,
             aliases=aliases,
