@@ -138,7 +138,7 @@ def _add(g: Graph, s: Setting, name: str, x: Value, branch: Value) -> Value:
         inputs=(x, branch),
         outputs=(out,),
         forward=(
-            stream("elementwise" if s.stack.blocks == "compiled" else "widen", read, out.num_bytes, numel=x.numel),
+            stream("widen" if s.stack.blocks == "eager" else "elementwise", read, out.num_bytes, numel=x.numel),
         ),
         backward=(g.conversion(x.numel, out.dtype, branch.dtype),),
         grads=(branch,),

@@ -5,7 +5,7 @@ Legend: T tokens, N columns out, K columns in.
 
 from __future__ import annotations
 
-from simulator.kernels import Dtype, Gemm, Kernel
+from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
 from simulator.ops.tensor_parallel import Course, Split
