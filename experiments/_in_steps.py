@@ -144,6 +144,8 @@ def _kernels(lowering: Lowering) -> Iterator[tuple[str, Kernel, int]]:
             if kernel.op != "cast":  # shards are cast on FSDP's own stream
                 yield "FSDP copy-out", kernel, count
         syncs = count if plan.syncs_every_micro_batch else 1
+        yield from (("cast to fp32", kernel, 1) for kernel in unit.keep_kernels)
+        yield from (("mixed sums", kernel, count - 1) for kernel in unit.add_kernels)
         yield from (("FSDP copy-in" if sharded else "bucket copies", k, syncs) for k in unit.gradient_kernels)
     numel = -(-lowering.model.num_parameters // shard_ranks(plan))
     tensors = sum(len(shapes) for _, shapes in pieces(lowering.model))

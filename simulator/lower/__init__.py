@@ -13,6 +13,7 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
 from simulator.device import Device
 from simulator.errors import Fault, PlanError
+from simulator.kernels import Stream
 from simulator.lower.builder import Builder, Fabric
 from simulator.lower.power import shared_clock
 from simulator.lower.schedule import Step, Unit, replicated_step, sharded_step
@@ -193,8 +194,14 @@ def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clo
         flop=work.flop + (work.recompute_flop if checkpointed else 0),
         gather_forward=clock.work("copies", comm.gather_forward_kernels),
         gather_backward=clock.work("copies", comm.gather_backward_kernels),
-        gradient=clock.work("copies", comm.gradient_kernels) if comm.gradient_kernels else NO_WORK,
+        gradient=_copies(clock, comm.gradient_kernels),
+        keep=_copies(clock, comm.keep_kernels),
+        add=_copies(clock, comm.add_kernels),
     )
+
+
+def _copies(clock: Clock, kernels: tuple[Stream, ...]) -> Work:
+    return clock.work("copies", kernels) if kernels else NO_WORK
 
 
 def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:

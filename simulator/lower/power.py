@@ -45,12 +45,15 @@ def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> lis
         found += [(kernel, times) for op in block.ops for kernel in (*op.forward, *op.backward)]
     again = model.num_layers / (plan.recompute_every if plan.recompute == "every_k" else 1)
     found += [(kernel, again) for op in recompute_ops(blocks.layer, plan, stack) for kernel in op.forward]
-    syncs = 1 if plan.syncs_every_micro_batch else 1 / plan.num_micro_batches
+    first = 1 / plan.num_micro_batches
+    syncs = 1 if plan.syncs_every_micro_batch else first
     for unit in communication(model, plan):
         found += [(kernel, 1) for kernel in (*unit.gather_forward_kernels, *unit.gather_backward_kernels)]
         found += [(kernel, syncs) for kernel in unit.gradient_kernels]
+        found += [(kernel, first) for kernel in unit.keep_kernels]
+        found += [(kernel, 1 - first) for kernel in unit.add_kernels]
     if plan.offload.optimizer == "none":
         numel = -(-model.num_parameters // shard_ranks(plan))
         update = optimizer_kernels(numel, sum(len(shapes) for _, shapes in pieces(model)), plan)
-        found += [(kernel, 1 / plan.num_micro_batches) for kernel in update]
+        found += [(kernel, first) for kernel in update]
     return found

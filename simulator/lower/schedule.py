@@ -20,7 +20,7 @@ from simulator.zero import UnitComm
 class Unit:
     """One communication unit with its work: a transformer block, or a piece of the root at either end.
 
-    gather_forward, gather_backward, gradient: the full-size passes over memory that the implementation adds around
+    gather_forward, gather_backward, gradient, keep, add: the full-size passes over memory that the implementation adds around
     its collectives (copy-out, casts, pre-division), on the compute stream.
     """
 
@@ -32,6 +32,8 @@ class Unit:
     gather_forward: Work
     gather_backward: Work
     gradient: Work
+    keep: Work  # of a gradient to which others will be added, in the first micro-batch
+    add: Work  # in later ones
 
     @property
     def backward(self) -> Phase:
@@ -147,11 +149,17 @@ def _sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, fin
             build.compute(f"copy-out {unit.name} mb{index} backward", unit.gather_backward, gathers[position])
         # the reduce-scatter's input buffer of the unit before last must be free again
         held = reduces[position - 2] if position >= 2 else None
-        done.append(_backward(build, step, unit, index, held))
+        done.append(_accumulated(build, unit, index, _backward(build, step, unit, index, held)))
         reduces.append(_reduce(build, unit, index, done[-1]) if sync else None)
         if sync:
             last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduces[-1], final=final))
     return last
+
+
+def _accumulated(build: Builder, unit: Unit, index: int, after: int) -> int:
+    """The unit's gradient beside those of the micro-batches before, where whole gradients add up."""
+    work = unit.add if index else unit.keep
+    return build.compute(f"accumulate {unit.name} mb{index}", work, after) if work.parts else after
 
 
 def _reduce(build: Builder, unit: Unit, index: int, after: int) -> int | None:
@@ -184,7 +192,7 @@ def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
             _forward(build, step, unit, index)
         sync = step.plan.syncs_every_micro_batch or index == num_micro_batches - 1
         for unit in reversed(step.units):
-            computed = _backward(build, step, unit, index)
+            computed = _accumulated(build, unit, index, _backward(build, step, unit, index))
             if sync:
                 reduced = _reduce(build, unit, index, computed)
                 final = index == num_micro_batches - 1

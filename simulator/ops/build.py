@@ -137,9 +137,7 @@ def _add(g: Graph, s: Setting, name: str, x: Value, branch: Value) -> Value:
         "elementwise",
         inputs=(x, branch),
         outputs=(out,),
-        forward=(
-            stream("widen" if s.stack.blocks == "eager" else "elementwise", read, out.num_bytes, numel=x.numel),
-        ),
+        forward=(stream("widen" if s.stack.blocks == "eager" else "elementwise", read, out.num_bytes, numel=x.numel),),
         backward=(g.conversion(x.numel, out.dtype, branch.dtype),),
         grads=(branch,),
         aliases=(x,),

@@ -21,7 +21,8 @@ class UnitComm:
     parameter_gather_bytes: updated parameters, once a step; num_broadcasts: collectives that carry them where each owner
     broadcasts its own (torch's ZeRO-1, a tensor at a time), 0 where they are gathered.
     backward_gather_ranks: ranks of the backward's all-gather (smaller than dp_shard if reshard_after_forward is a number).
-    *_kernels: full-size passes over memory around the collectives, on the compute stream.
+    *_kernels: full-size passes over memory around the collectives, on the compute stream. keep_kernels, add_kernels: for
+    gradients that add up whole over micro-batches, in the first one and in later ones.
     """
 
     unit: str
@@ -36,6 +37,8 @@ class UnitComm:
     gather_forward_kernels: tuple[Stream, ...] = ()
     gather_backward_kernels: tuple[Stream, ...] = ()
     gradient_kernels: tuple[Stream, ...] = ()
+    keep_kernels: tuple[Stream, ...] = ()
+    add_kernels: tuple[Stream, ...] = ()
 
 
 def communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
@@ -83,7 +86,27 @@ def _fsdp_comm(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
         gather_forward_kernels=passes,
         gather_backward_kernels=passes if again else (),
         gradient_kernels=_gradient_passes(unit, plan),
+        keep_kernels=_keep_passes(unit.padded_numel, plan),
+        add_kernels=_add_passes(unit.padded_numel, plan),
     )
+
+
+def _keep_passes(numel: int, plan: Plan) -> tuple[Stream, ...]:
+    """FSDP2 keeps unreduced gradients in the dtype of the reduction (`to_accumulated_grad_if_needed`)."""
+    compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
+    if plan.syncs_every_micro_batch or plan.implementation != "fsdp2" or compute == reduced:
+        return ()
+    return (Stream(op="widen", read_bytes=numel * compute, write_bytes=numel * reduced, numel=numel),)
+
+
+def _add_passes(numel: int, plan: Plan) -> tuple[Stream, ...]:
+    """A gradient added to the kept one, of the same dtype or (FSDP2) of a wider one."""
+    compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
+    if plan.syncs_every_micro_batch:
+        return ()
+    kept = reduced if plan.implementation == "fsdp2" else compute
+    add: StreamOp = "widen" if kept > compute else "elementwise"
+    return (Stream(op=add, read_bytes=numel * (kept + compute), write_bytes=numel * kept, numel=numel),)
 
 
 def _gather_passes(unit: Unit, plan: Plan) -> tuple[Stream, ...]:
@@ -124,8 +147,10 @@ def _ddp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
             parameter_gather_bytes=numel_of(shapes) * master if plan.zero == 1 else 0,
             num_broadcasts=len(shapes) if plan.zero == 1 else 0,
             gradient_kernels=_bucket_passes(sum(numels.get(name, [])) * master, plan),
+            add_kernels=(Stream(op="elementwise", read_bytes=2 * size, write_bytes=size),),
         )
         for name, shapes in pieces(model)
+        for size in (numel_of(shapes) * master,)
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration import Calibration, GemmCurve, Quality, StreamCurve, calibration_names
+from simulator.calibration import Calibration, GemmCurve, Power, Quality, StreamCurve, calibration_names
 from simulator.calibration.curves import blend
 from simulator.device import Device, PeakFlop
 from simulator.kernels import Attention, Gemm, Stream
@@ -226,3 +226,24 @@ def test_h200_products_in_loops_are_predicted_within_five_percent() -> None:
     for row in loops:
         one = gemm(row["m"], row["n"], row["k"], layout=row["layout"])
         assert abs(math.log(calibration.kernel_s(one, device) / row["time_s"])) < 0.05
+
+
+def test_what_draws_less_leaves_the_rest_more() -> None:
+    """x = cap / reference / (use + draw (1 - use)); speed goes as x^exponent, the clock as x^clock_exponent up to 1."""
+    power = Power(reference_w=700, exponent=0.5, loop_clock=0.6, clock_exponent=1.0, memory_draw=0.5)
+    device = DEVICE.model_copy(update={"power_w": 700.0})
+    assert power.factor(device) == 1
+    assert power.clock(device) == pytest.approx(0.6)
+    assert power.factor(device, 0.5) == pytest.approx((1 / 0.75) ** 0.5)
+    assert power.clock(device, 0.5) == pytest.approx(0.6 / 0.75)
+    assert power.clock(device, 0.0) == 1  # 0.6 / 0.5 is above the highest clock
+    half = DEVICE.model_copy(update={"power_w": 350.0})
+    assert power.factor(half, 0.0) == pytest.approx(1)
+
+
+def test_sms_limit_kernels_that_work_element_by_element() -> None:
+    c = StreamCurve(op="strided", bw_frac=0.5, elements_per_sm_s=1e9, t0_s=0.0, quality=Quality(basis="definition"))
+    few = Stream(op="strided", read_bytes=10**9, write_bytes=0, numel=10**6)
+    many = Stream(op="strided", read_bytes=10**6, write_bytes=0, numel=10**9)
+    assert c.seconds(few, BANDWIDTH, 100) == pytest.approx(1e9 / (0.5 * BANDWIDTH))
+    assert c.seconds(many, BANDWIDTH, 100) == pytest.approx(1e9 / (1e9 * 100))

@@ -7,6 +7,7 @@ import pytest
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.errors import PlanError
+from simulator.kernels import Gemm
 from simulator.lower import Lowering, lower
 from simulator.model import Model
 from simulator.plan import Plan
@@ -176,3 +177,51 @@ def test_what_is_not_modelled_is_refused_with_every_fault() -> None:
     with pytest.raises(PlanError) as caught:
         lowered(Plan(dp_shard=4, pp=2, seq_len=256))
     assert {fault.place for fault in caught.value.faults} == {"plan: pp"}
+
+
+def test_gradients_that_stay_unreduced_are_kept_and_added() -> None:
+    """FSDP2 casts the first micro-batch's to the reduction's dtype and adds the others to it."""
+    labels = [op.label for op in lowered(Plan(dp_shard=8, seq_len=256, num_micro_batches=3)).program(3).ops]
+    assert not any(label.startswith("accumulate") for label in labels)
+    plan = Plan(dp_shard=8, seq_len=256, num_micro_batches=3, sync_every_micro_batch=False)
+    step = lowered(plan)
+    kept, added, final = (
+        [op for op in step.program(3).ops if op.label == f"accumulate layer2 mb{i}"] for i in range(3)
+    )
+    assert len(kept) == len(added) == len(final) == 1
+    layer = next(unit for unit in step.step.units if unit.name == "layer2")
+    numel = sum(prod(shape) for _, shape in MODEL.parameter_shapes("layer"))
+    assert [kernel.num_bytes for kernel in layer.comm.keep_kernels] == [(2 + 4) * numel]
+    assert [kernel.num_bytes for kernel in layer.comm.add_kernels] == [(4 + 2 + 4) * numel]
+
+
+def test_an_ideal_machine_knows_no_losses_of_a_stack() -> None:
+    cluster, plan = Cluster.load("hgx-h100-8"), Plan(dp_shard=8, seq_len=256)
+    stack = Stack.load("torch-2.6-eager")
+    slow = stack.model_copy(
+        update={
+            "elementwise_factor": 3.0,
+            "gemm_factor": {"hopper": 0.5},
+            "attention": stack.attention.model_copy(update={"speed_factor": {"hopper": 0.5}}),
+        }
+    )
+    ideal = Calibration.ideal()
+    one, other = (lower(MODEL, plan, cluster, s, ideal, LinkCurves.ideal()) for s in (stack, slow))
+    assert play(one).step_s == play(other).step_s
+
+
+def test_streams_over_memory_leave_products_more_of_the_power_cap() -> None:
+    """The same product is faster in a step with more memory-bound work, and never slower than in a loop of products."""
+    cluster, plan = Cluster.load("hgx-h200-8"), Plan(dp_shard=8, seq_len=2048)
+    calibration, curves = Calibration.load("h200-sxm"), default_curves()
+    eager, compiled = (
+        lower(MODEL, plan, cluster, Stack.load(f"torch-2.11-{how}"), calibration, curves)
+        for how in ("eager", "compiled")
+    )
+    product = Gemm(m=8192, n=8192, k=8192, dtype="bf16")
+    loop_s = calibration.kernel_s(product, cluster.device)
+    bare = [calibration.timer(cluster.device, None, use).kernel_s(product) for use in (0.9, 0.5)]
+    assert bare[1] < bare[0] < loop_s
+    factor = [s.stack.gemm_factor_on("hopper", "bf16") for s in (eager, compiled)]
+    in_eager, in_compiled = (s.clock.seconds(product) * f for s, f in zip((eager, compiled), factor, strict=True))
+    assert in_eager <= in_compiled < loop_s
