@@ -63,9 +63,13 @@ def loop_clock(device: Subject) -> float:
 
 
 def power_of(device: Subject, own: GemmCurve, h200_loop: float, draw: float, h200: GemmCurve) -> Power:
-    """Speed follows the clock as on the H200: by this exponent, a drop of speed tells a drop of clock."""
+    """Speed follows the clock as on the H200: by this exponent, a drop of speed tells a drop of clock.
+
+    Hopper's other products are the same chip under the same cap, and nobody ran loops on them: they take the clock itself.
+    """
     speed_over_clock = math.log(h200.e_sust / h200.e_burst) / math.log(h200_loop)
-    loop = (own.e_sust / own.e_burst) ** (1 / speed_over_clock)
+    hopper = device.device.architecture == "hopper"
+    loop = h200_loop if hopper else (own.e_sust / own.e_burst) ** (1 / speed_over_clock)
     return Power(
         reference_w=device.device.power_w,
         exponent=device.power_exponent,

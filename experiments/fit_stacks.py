@@ -36,6 +36,7 @@ from simulator.calibration import Calibration  # noqa: E402
 from simulator.collective_curves import LinkCurves, default_curves  # noqa: E402
 from simulator.errors import InputError  # noqa: E402
 from simulator.lower import lower  # noqa: E402
+from simulator.lower.stragglers import SPEED_SPREAD  # noqa: E402
 from simulator.memory import simulate_memory  # noqa: E402
 from simulator.model import Model  # noqa: E402
 from simulator.ops import build_blocks  # noqa: E402
@@ -87,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the coefficients into topologies/stacks")
     write = parser.parse_args().write
-    solo_stack(write=write)
+    sigma = solo_stack(write=write)
     by_stack: dict[str, list[Run]] = {}
     for row in read_runs(RUNS):
         run = _expressible(row) if isinstance(row, RunRow) else None
@@ -95,7 +96,14 @@ def main() -> None:
             by_stack.setdefault(run.stack.name, []).append(run)
     for name, coefficients in FITS.items():
         chosen = choose(by_stack[name])
-        report(name, coefficients, [_Measured(run) for run in chosen], write=write, ids=[r.row.id for r in chosen])
+        report(
+            name,
+            coefficients,
+            [_Measured(run) for run in chosen],
+            write=write,
+            ids=[r.row.id for r in chosen],
+            sigma=sigma,
+        )
 
 
 def _expressible(row: RunRow) -> Run | None:
@@ -217,8 +225,9 @@ def fit(
 
 
 def report(
-    name: str, coefficients: Sequence[Coefficient], runs: Sequence[_Measured], *, write: bool, ids: Sequence[str]
-) -> None:
+    name: str, coefficients: Sequence[Coefficient], runs: Sequence[_Measured], *, write: bool, ids: Sequence[str],
+    sigma: float,
+) -> None:  # fmt: skip
     """Fit one stack, say what was found and how the runs come out, and write it."""
     stack = Stack.load(name)
     measured = np.array([run.measured_s for run in runs])
@@ -226,7 +235,7 @@ def report(
     after = [run.predicted_s(changed(stack, values)) / run.measured_s - 1 for run in runs]
     _say(name, values, errors, ids, after)
     if write:
-        _write(name, values, errors, ids)
+        _write(name, values, errors, ids, sigma)
 
 
 def _say(
@@ -293,8 +302,12 @@ class Solo:
         return sum(seconds for name, seconds in played.breakdown.items() if not name.startswith(absent))
 
 
-def solo_stack(*, write: bool) -> None:
-    """gemm_factor of plain eager PyTorch on the H200: every third FSDP2 plan that the GPU, not the host, decides."""
+def solo_stack(*, write: bool) -> float:
+    """gemm_factor of plain eager PyTorch on the H200: every third FSDP2 plan that the GPU, not the host, decides.
+
+    Returns the `sigma` of fitted stacks: the root mean square of what the other plans miss by, of what repeats of a run
+    differ by, and of the spread among GPUs of one kind.
+    """
     lines = [json.loads(text) for text in SOLO.read_text().splitlines()]
     usable = [x for x in lines if "error" not in x and x["strategy"] in ("fsdp2", "hsdp") and not x["compile"]]
     plans = [Solo(x) for x in sorted(usable, key=lambda x: x["name"]) if x["seq"] * x["mb"] >= 4096]
@@ -304,21 +317,21 @@ def solo_stack(*, write: bool) -> None:
     wide = Coefficient("gemm_factor.hopper", 1.0, 0.1)
     values, errors = fit(stack, (wide,), [plan.predicted_s for plan in chosen], measured)
     ids = [plan.name for plan in chosen]
-    _say(
-        stack.name,
-        values,
-        errors,
-        [p.name for p in plans],
-        [p.predicted_s(changed(stack, values)) / p.measured_s - 1 for p in plans],
-    )
+    misses = {p.name: p.predicted_s(changed(stack, values)) / p.measured_s - 1 for p in plans}
+    _say(stack.name, values, errors, list(misses), list(misses.values()))
+    unseen = [miss for name, miss in misses.items() if name not in ids]
+    left = math.sqrt(sum(miss**2 for miss in unseen) / len(unseen))
+    sigma = round(math.hypot(left, NOISE, SPEED_SPREAD), 3)
+    print(f"  sigma of fitted stacks {sigma:.3f}: plans not seen miss by {left:.3f}")
     if write:
-        _write(stack.name, values, errors, ids)
+        _write(stack.name, values, errors, ids, sigma)
+    return sigma
 
 
 # --- writing
 
 
-def _write(name: str, values: dict[str, float], errors: dict[str, float], ids: Sequence[str]) -> None:
+def _write(name: str, values: dict[str, float], errors: dict[str, float], ids: Sequence[str], sigma: float) -> None:
     """Set the keys in the stack's file, leaving everything else as it stands."""
     path = STACKS / f"{name}.toml"
     text = path.read_text(encoding="utf-8")
@@ -336,7 +349,7 @@ def _write(name: str, values: dict[str, float], errors: dict[str, float], ids: S
         where = {"after": "[attention]"} if table == "speed_factor" else {"before": "[attention]"}
         text = _set(text, table, inline, **where)
     text = _set(text, "calibration_runs", json.dumps(list(ids)), before="[attention]")
-    text = _set(text, "sigma", "0.03", before="[attention]")
+    text = _set(text, "sigma", f"{sigma:.3f}", before="[attention]")
     path.write_text(text, encoding="utf-8")
 
 
