@@ -12,7 +12,7 @@ from typing import Any, get_args
 from simulator.calibration.curves import AttentionCurve, GemmCurve, Power, Quality, StreamCurve
 from simulator.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
 from simulator.device import Device
-from simulator.kernels import Direction, StreamOp
+from simulator.kernels import PARENT, Direction, StreamOp
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (128, 64), (64, 64), (16, 64))
 STREAM_OPS: tuple[StreamOp, ...] = get_args(StreamOp)
@@ -117,7 +117,7 @@ def datasheet(device: Device) -> dict[str, Any]:
         "power": Power(reference_w=device.power_w, exponent=0.75, source="its own data sheet"),
         "gemms": {d: _typical_gemm(t, device.peak(d), prior) for d in dtypes},
         "attention": tuple(_typical_attention(t, d, device, prior) for d in DIRECTIONS),
-        "streams": tuple(_typical_stream(t, op, prior) for op in STREAM_OPS),
+        "streams": tuple(_typical_stream(t, op, prior) for op in STREAM_OPS if t.sm_hz or op not in PARENT),
         "overheads": Overheads(
             launch_s=t.launch_s, host_op_s=9e-6, sources={"launch_s": _SOURCE, "host_op_s": _SOURCE}
         ),

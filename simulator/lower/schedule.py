@@ -159,7 +159,7 @@ def _sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, fin
 def _accumulated(build: Builder, unit: Unit, index: int, after: int) -> int:
     """The unit's gradient beside those of the micro-batches before, where whole gradients add up."""
     work = unit.add if index else unit.keep
-    return build.compute(f"accumulate {unit.name} mb{index}", work, after) if work.parts else after
+    return build.compute(f"copy-in {unit.name} mb{index} kept", work, after) if work.parts else after
 
 
 def _reduce(build: Builder, unit: Unit, index: int, after: int) -> int | None:

@@ -182,11 +182,11 @@ def test_what_is_not_modelled_is_refused_with_every_fault() -> None:
 def test_gradients_that_stay_unreduced_are_kept_and_added() -> None:
     """FSDP2 casts the first micro-batch's to the reduction's dtype and adds the others to it."""
     labels = [op.label for op in lowered(Plan(dp_shard=8, seq_len=256, num_micro_batches=3)).program(3).ops]
-    assert not any(label.startswith("accumulate") for label in labels)
+    assert not any(label.endswith("kept") for label in labels)
     plan = Plan(dp_shard=8, seq_len=256, num_micro_batches=3, sync_every_micro_batch=False)
     step = lowered(plan)
     kept, added, final = (
-        [op for op in step.program(3).ops if op.label == f"accumulate layer2 mb{i}"] for i in range(3)
+        [op for op in step.program(3).ops if op.label == f"copy-in layer2 mb{i} kept"] for i in range(3)
     )
     assert len(kept) == len(added) == len(final) == 1
     layer = next(unit for unit in step.step.units if unit.name == "layer2")

@@ -197,4 +197,4 @@ def phase_of(span: Span) -> str:
     words = span.label.split()
     if words[0] == "optimizer":
         return "optimizer"
-    return "backward" if "backward" in words or words[0] in ("copy-in", "accumulate", "recompute") else "forward"
+    return "backward" if "backward" in words or words[0] in ("copy-in", "recompute") else "forward"

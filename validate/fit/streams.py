@@ -10,7 +10,7 @@ import numpy as np
 from simulator.calibration import Quality, StreamCurve
 from simulator.calibration.datasheet import STREAM_OPS
 from simulator.device import Device
-from simulator.kernels import PARENT, StreamOp
+from simulator.kernels import StreamOp
 from simulator.ops.loss import SHORT_ROW_BYTES
 from validate.fit.robust import Array, Start, bootstrap, held, quantile, rounded, trimmed
 from validate.samples import Sample
@@ -40,7 +40,7 @@ _KNOWN: dict[tuple[str, str], tuple[StreamOp, float, int]] = {
     ("membound_forward", "gelu"): ("elementwise", 4, 1),
     ("membound_forward", "silu_mul"): ("elementwise", 10, 2),
     ("membound_forward", "dropout"): ("elementwise", 5, 1),
-    ("membound_forward", "cast_fp32"): ("widen", 6, 1),
+    ("membound_forward", "cast_fp32"): ("cast", 6, 1),
     ("membound_forward", "rms_norm"): ("norm_forward", 4, 1),
     ("membound_forward", "layer_norm"): ("norm_forward", 4, 1),
     ("membound_backward", "gelu"): ("elementwise", 6, 1),
@@ -55,8 +55,7 @@ def passes(samples: Iterable[Sample]) -> Iterator[Pass]:
     for s in samples:
         if s.kind == "stream":
             size = s["read_bytes"] + s["write_bytes"] + s.shape.get("zeroed_bytes", 0)
-            widens = s["stream_op"] == "cast" and s["write_bytes"] > s["read_bytes"]
-            yield Pass("widen" if widens else s["stream_op"], size, s["launches"], s.time_s, s)
+            yield Pass(s["stream_op"], size, s["launches"], s.time_s, s)
         elif (s.kind, s.shape.get("op")) in _KNOWN:
             op, per_element, launches = _KNOWN[s.kind, s["op"]]
             yield Pass(op, per_element * s["elements"], launches, s.time_s, s)
@@ -91,7 +90,7 @@ class StreamResult:
 def fit_streams(
     samples: Iterable[Sample], device: Device, priors: Sequence[StreamCurve], min_bytes: float
 ) -> StreamResult:
-    """A curve for every StreamOp: measured where there are sizes enough, else its parent's or the architecture's prior.
+    """A curve for every StreamOp: measured where there are sizes enough, else the architecture's prior.
 
     min_bytes: smaller passes say what a launch costs, not how fast memory is; they still fit the floor.
     """
@@ -103,8 +102,6 @@ def fit_streams(
     for prior in priors:
         found = by_op.get(prior.op, [])
         sizes = {p.num_bytes for p in found}
-        if not found and by_op.get(PARENT.get(prior.op, prior.op)) and prior.elements_per_sm_s is None:
-            continue  # memory alone limits it here, as it does its parent, whose curve serves
         if not found:
             refused.append(f"{prior.op}: not measured, the architecture's typical fraction")
             curves.append(prior)
