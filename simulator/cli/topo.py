@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import click
+from rich.console import Group
 
 from simulator.cli import ExitCode
 from simulator.cli.terminal import show
@@ -15,7 +16,7 @@ from simulator.readers.host_cluster import cluster_of
 from simulator.readers.topology_source import host_of, read_source, with_device
 from simulator.topology import Cluster
 from simulator.writers.cluster_toml import cluster_toml
-from simulator.writers.host_view import host_json, render_host, render_tree, tree_json
+from simulator.writers.host_view import host_json, network_json, render_host, render_network, render_tree, tree_json
 
 _WIDTH = 140
 _HELP = """Show a topology: NVLink islands, the network card nearest to each GPU and by what path, NUMA, minimum cuts
@@ -66,6 +67,8 @@ def command(
         host, joined = with_device(host, device) if device else (host, False)
         wrong = findings(host, expects_nvlink=joined)
         answer, data = render_host(host, wrong), host_json(host, wrong)
+        if isinstance(found, Cluster):
+            answer, data = Group(answer, render_network(found)), data | {"network": network_json(found)}
     if as_json:
         click.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
     else:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.host import Finding, Host, Island, NodeTree, cuts, domains, islands, nearest_cards, pcie_groups, roads
+from simulator.topology import Cluster
 from simulator.units import format_rate
 
 SCHEMA_VERSION: Final = 1
@@ -167,6 +168,43 @@ def _span(gpus: Iterable[int]) -> str:
             runs.append([gpu, gpu])
     text = ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
     return f"GPU{'s' if len(runs) > 1 or runs[0][0] != runs[0][1] else ''} {text}"
+
+
+def network_json(cluster: Cluster) -> dict[str, Any] | None:
+    """What joins a cluster's nodes; None where nothing does. Cuts are between two halves, one way, all cards sending."""
+    inter, fabric = cluster.inter, cluster.fabric
+    if inter is None:
+        return None
+    nodes = [2**k for k in range(1, 11)]
+    return {
+        "kind": inter.kind,
+        "rdma": inter.rdma,
+        "num_nics": inter.num_nics,
+        "nic_bytes_per_s": inter.nic_bytes_per_s,
+        "node_bytes_per_s": cluster.node_bytes_per_s,
+        "fabric": fabric.kind,
+        "nodes_per_leaf": fabric.nodes_per_leaf,
+        "oversubscription": fabric.oversubscription,
+        "nvlink_domain_size": cluster.nvlink_domain_size,
+        "half_cuts": [{"nodes": n, "bytes_per_s": n / 2 * cluster.network_bytes_per_s(n)} for n in nodes],
+    }
+
+
+def render_network(cluster: Cluster) -> RenderableType:
+    """The same for a rich console."""
+    inter, fabric = cluster.inter, cluster.fabric
+    if inter is None:
+        return Text("network: none")
+    rdma = "" if inter.rdma else " without RDMA, through host memory"
+    cards = f"{inter.num_nics} × {format_rate(inter.nic_bytes_per_s)} {inter.kind}{rdma}"
+    leaves = f"{fabric.kind.replace('_', ' ')}, {fabric.nodes_per_leaf} nodes a leaf"
+    beyond = cluster.network_bytes_per_s(fabric.nodes_per_leaf + 1)
+    lines = [
+        f"network: {cards}, {format_rate(cluster.node_bytes_per_s)} a node; {leaves}; beyond it {format_rate(beyond)} a node"
+    ]
+    if cluster.nvlink_domain_size > cluster.gpus_per_node:
+        lines.append(f"one NVLink switch joins {cluster.nvlink_domain_size} GPUs of several nodes")
+    return Group(*map(Text, lines))
 
 
 def tree_json(tree: NodeTree) -> dict[str, Any]:

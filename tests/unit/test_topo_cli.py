@@ -123,3 +123,11 @@ def test_a_tree_of_a_cluster_file_is_shown_and_cut(capsys: pytest.CaptureFixture
     data = told(["pcie-a100-80-8"], capsys)
     assert data["domains"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert data["min_cuts"] == [{"a": 0, "b": 1, "closest_path": "SYS", "bytes_per_s": 67.2e9}]
+
+
+def test_the_network_of_a_cluster_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Selene's leaves hold 20 nodes of 8 × 200 Gb/s without loss; halves of two nodes are one node's cards."""
+    network = told(["selene"], capsys)["network"]
+    assert network["half_cuts"][0] == {"nodes": 2, "bytes_per_s": 200e9}  # type: ignore[index]
+    assert main(["topo", "gb200-nvl72", "--plain"]) == ExitCode.OK
+    assert "joins 72 GPUs of several nodes" in capsys.readouterr().out
