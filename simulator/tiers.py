@@ -54,7 +54,7 @@ class HostTier(Strict):
     def of_kind(cls, kind: str) -> Self:
         """The usual host behind a link of this kind (pcie3, pcie4, pcie5, c2c). Raises ClusterError."""
         path = TIERS / f"{kind}.toml"
-        return cls.parse(read_toml(path, ClusterError), str(path), ClusterError, from_file=True)
+        return cls.parse(_usual(path), str(path), ClusterError, from_file=True)
 
     def capped(self, bytes_per_s: float) -> Self:
         """The same tier behind a link that carries at most `bytes_per_s` one way."""
@@ -83,6 +83,11 @@ class HostTier(Strict):
             NVME_READ: self.nvme_read_bytes_per_s,
             NVME_WRITE: self.nvme_write_bytes_per_s,
         }
+
+
+@cache
+def _usual(path: Path) -> dict[str, Any]:
+    return read_toml(path, ClusterError)
 
 
 @cache

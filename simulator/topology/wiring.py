@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # 11.2, three of Sapphire Rapids at 16 (2 bytes a transfer; Intel's data sheets). AMD's xGMI is faster.
 SOCKET_BYTES_PER_S: Final = {"pcie3": 41.6e9, "pcie4": 67.2e9, "pcie5": 96e9, "c2c": 100e9}
 P2P_LEVELS: Final = ("none", "PIX", "PXB", "PHB", "NODE", "SYS")
+_MOST_CLUSTERS = 256
 _MOST_CYCLED = 8  # GPUs of which all cycles are tried: 5,040
 _AMD_PAIR = 2  # NCCL lets so many GPUs reach each other over any path on AMD (src/graph/paths.cc, ncclTopoCheckP2p)
 Group = tuple[int, ...]
@@ -54,9 +55,9 @@ class Found:
     loads: Mapping[str, float] = field(compare=False, hash=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
-    """The roads of one node. memory_bytes_per_s: the host's memory; 0 where unknown."""
+    """The roads of one node, one object for equal nodes (see `of`). memory_bytes_per_s: the host's memory, 0 if unknown."""
 
     intra: Intra
     host: Host | None
@@ -67,9 +68,16 @@ class Wiring:
     @classmethod
     def of(cls, cluster: Cluster) -> Wiring:
         """A node of `cluster`."""
+        known = _of_cluster.get(id(cluster))
+        if known is not None:
+            return known[1]
         tier = cluster.host_tier if cluster.pcie else None
         memory = tier.memory_bytes_per_s if tier else 0.0
-        return cls(cluster.intra, cluster.host_link, cluster.pcie, cluster.gpus_per_node, memory)
+        made = _made(cluster.intra, cluster.host_link, cluster.pcie, cluster.gpus_per_node, memory)
+        if len(_of_cluster) >= _MOST_CLUSTERS:
+            _of_cluster.clear()
+        _of_cluster[id(cluster)] = (cluster, made)  # holds the cluster, so the id stays its own
+        return made
 
     @property
     def is_even(self) -> bool:
@@ -175,6 +183,14 @@ class Wiring:
         direct, staged = words.get("P2P", 0), words.get("SHM", 0)
         share = staged / (direct + staged) if staged else 0.0
         return Found(_speed(self.rates, loads), bool(direct or staged), share, loads)
+
+
+_of_cluster: dict[int, tuple[Cluster, Wiring]] = {}
+
+
+@lru_cache(maxsize=256)
+def _made(intra: Intra, host: Host | None, pcie: Pcie | None, num_gpus: int, memory_bytes_per_s: float) -> Wiring:
+    return Wiring(intra, host, pcie, num_gpus, memory_bytes_per_s)
 
 
 def _cable(src: int, dst: int) -> str:
