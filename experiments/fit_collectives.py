@@ -1,7 +1,7 @@
 """Fit topologies/calibrations/links.calibration.json on published nccl-tests sweeps.
 
     python experiments/fit_collectives.py                 fit, write the calibration, print residuals by machine
-    python experiments/fit_collectives.py --subset FILE   first cut experiments/measured/collectives.csv.gz from FILE
+    python experiments/fit_collectives.py --carry FILE    first put FILE into experiments/measured/collectives.csv.gz
 
 The model is the simulator's own: NCCL's choice of algorithm and protocol and the closed forms are taken as they are,
 only launch, hop, efficiency, fill and drain are free (simulator/collective_curves.py). Ports are fitted on single-node
@@ -13,10 +13,8 @@ spread of the left-out machines' large messages is what `between_machines` says.
 from __future__ import annotations
 
 import argparse
-import csv
 import gzip
 import hashlib
-import io
 import json
 import math
 from collections import Counter, defaultdict
@@ -28,22 +26,16 @@ import numpy as np
 from simulator.collective_curves import LinkCurves
 from simulator.collectives.cost import call_s
 from validate.fit.nccl import Array, fit_all
-from validate.fit.sweeps import Sample, band, read_rows, to_sample, usable
+from validate.fit.sweeps import Sample, band, read_samples
 
 HERE = Path(__file__).resolve().parent
-SUBSET = HERE / "measured" / "collectives.csv.gz"
+TABLE = HERE / "measured" / "collectives.csv.gz"
 OUTPUT = HERE.parent / "topologies" / "calibrations" / "links.calibration.json"
 
 
-def cut(table: Path) -> None:
-    """Write the rows that the fit uses, all columns, reproducibly compressed; say what was left out and why."""
-    rows = read_rows(table)
-    print(Counter(usable(row) or "used" for row in rows).most_common())
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(row for row in rows if not usable(row))
-    SUBSET.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+def carry(table: Path) -> None:
+    """Write the whole table, reproducibly compressed."""
+    TABLE.write_bytes(gzip.compress(table.read_bytes(), mtime=0))
 
 
 def table_of(samples: Sequence[Sample], error: Array) -> str:
@@ -69,19 +61,19 @@ def check(samples: Sequence[Sample], error: Array, curves: LinkCurves) -> float:
 
 
 def main() -> None:
-    """Cut the subset if asked; fit; write; print."""
+    """Carry the table if asked; fit; write; print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subset", type=Path, help="a full table to cut the carried subset from")
+    parser.add_argument("--carry", type=Path, help="a table to carry in experiments/measured")
     arguments = parser.parse_args()
-    if arguments.subset:
-        cut(arguments.subset)
-    rows = [row for row in read_rows(SUBSET) if not usable(row)]
-    samples = [to_sample(row) for row in rows]
-    ports, networks, samples, error = fit_all(samples)
+    if arguments.carry:
+        carry(arguments.carry)
+    rows = list(read_samples(TABLE))
+    print(Counter(reason for _, reason in rows if reason).most_common())
+    ports, networks, samples, error = fit_all([sample for sample, _ in rows if sample is not None])
     provenance = {
         "recipe": "python experiments/fit_collectives.py",
-        "samples": f"experiments/measured/{SUBSET.name}",
-        "sha256": hashlib.sha256(SUBSET.read_bytes()).hexdigest(),
+        "samples": f"experiments/measured/{TABLE.name}",
+        "sha256": hashlib.sha256(TABLE.read_bytes()).hexdigest(),
         "nccl": "2.5 to 2.29.3, by machine in the samples; choice of algorithm by the constants of 2.30.7",
     }
     content = {"name": "links", "ports": ports, "networks": networks, "provenance": provenance}

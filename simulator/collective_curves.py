@@ -23,6 +23,16 @@ DEFAULT_FILE = Path(__file__).resolve().parent.parent / "topologies" / "calibrat
 REFIT = "python experiments/fit_collectives.py"
 
 Family = Literal["nvlink", "pcie", "host"]
+# direct: GPU to GPU. host: both PCIe links and the memory of one socket between them. sockets: over both sockets' memory.
+Way = Literal["direct", "host", "sockets"]
+# Where nobody calibrated an algorithm: the one that loads links alike
+_RELATIVES = {
+    "pat": "ring",
+    "collnetdirect": "tree",
+    "collnetchain": "tree",
+    "hierarchical": "ring",
+    "nvls": "nvlstree",
+}
 
 
 class Mode(Strict):
@@ -75,7 +85,9 @@ class LinkClass(Strict):
 
     def mode(self, algorithm: str, protocol: str) -> Mode:
         """The curve of one algorithm and protocol. Raises CalibrationError naming the recipe that would supply it."""
-        found = self.modes.get(f"{algorithm}/{protocol}")
+        found = self.modes.get(f"{algorithm}/{protocol}") or self.modes.get(
+            f"{_RELATIVES.get(algorithm, algorithm)}/{protocol}"
+        )
         if found is None:
             place, problem = f"{self.name}: modes", f"no curve for {algorithm}/{protocol}"
             raise CalibrationError(Fault(place=place, problem=problem, remedy=f"run {REFIT}"))
@@ -83,18 +95,34 @@ class LinkClass(Strict):
 
 
 class PortCurves(LinkClass):
-    """A GPU's port into its node: NVLink or PCIe. bytes_per_s is the data sheet's, one way; channels are NCCL's."""
+    """A GPU's port into its node: NVLink or PCIe. bytes_per_s is the data sheet's, one way; channels are NCCL's.
+
+    way: how bytes get from GPU to GPU; classes of other ways than direct are named kind-way.
+    """
 
     family: Family
+    way: Way = "direct"
     bytes_per_s: float = Field(gt=0)
     num_channels: int = Field(gt=0)
     num_nvls_channels: int = Field(ge=0, default=0)
 
+    def stands_for(self, kind: str) -> bool:
+        """It is the class of that kind itself, not of a relative."""
+        return self.name.partition("-")[0] == kind
+
 
 class NetworkCurves(LinkClass):
-    """A network between nodes. `kinds` are the names of `cluster.inter.kind` that it stands for."""
+    """A network between nodes. `kinds` are the names of `cluster.inter.kind` that it stands for.
+
+    when: what must hold besides, as `NAME=value` of the environment or `NCCL<2.19`; the class with most of it wins.
+    """
 
     kinds: tuple[str, ...]
+    when: tuple[str, ...] = ()
+
+    def holds(self, traits: frozenset[str], release: tuple[int, ...]) -> bool:
+        """Every condition of `when` does."""
+        return applies(self.when, traits, release)
 
 
 class LinkCurves(Strict):
@@ -123,21 +151,38 @@ class LinkCurves(Strict):
         """Perfect links: the closed forms and nothing else."""
         return cls(name="ideal", ideal_links=True)
 
-    def port(self, kind: str, bytes_per_s: float) -> PortCurves:
-        """The port of that name, or the nearest calibrated one of its family by data-sheet speed."""
+    def port(self, kind: str, bytes_per_s: float, way: Way = "direct") -> PortCurves:
+        """The port of that name and way, or the nearest calibrated one of its family by data-sheet speed."""
         family = family_of(kind)
-        candidates = [p for p in self.ports if p.family == family] or list(self.ports)
+        mine = [p for p in self.ports if p.family == family]
+        candidates = [p for p in mine if p.way == way] or mine or list(self.ports)
         if not candidates:
             problem = f"no port is calibrated, {kind} is needed"
             raise CalibrationError(Fault(place=self.name, problem=problem, remedy=f"run {REFIT}"))
-        return min(candidates, key=lambda p: (p.name != kind, abs(math.log(p.bytes_per_s / bytes_per_s)), p.name))
+        return min(
+            candidates, key=lambda p: (not p.stands_for(kind), abs(math.log(p.bytes_per_s / bytes_per_s)), p.name)
+        )
 
-    def network(self, kind: str) -> NetworkCurves:
-        """The network that stands for `kind`; the first of the file where nobody names it."""
+    def network(self, kind: str, traits: frozenset[str] = frozenset(), release: tuple[int, ...] = ()) -> NetworkCurves:
+        """The network that stands for `kind` under these settings; the first of the file where nobody names it."""
         if not self.networks:
             problem = f"no network is calibrated, {kind} is needed"
             raise CalibrationError(Fault(place=self.name, problem=problem, remedy=f"run {REFIT}"))
-        return next((n for n in self.networks if kind.lower() in n.kinds), self.networks[0])
+        named = [n for n in self.networks if kind.lower() in n.kinds and n.holds(traits, release)]
+        return max(named, key=lambda n: len(n.when), default=self.networks[0])
+
+
+_RELEASE = "NCCL<"
+
+
+def applies(when: tuple[str, ...], traits: frozenset[str], release: tuple[int, ...]) -> bool:
+    """Every condition holds: `NAME=value` is among the traits, `NCCL<2.19` is above the release."""
+    return all(_before(c, release) if c.startswith(_RELEASE) else c in traits for c in when)
+
+
+def _before(condition: str, release: tuple[int, ...]) -> bool:
+    """`NCCL<2.19` of a known release."""
+    return bool(release) and release < tuple(int(part) for part in condition.removeprefix(_RELEASE).split("."))
 
 
 def family_of(kind: str) -> Family:
@@ -165,5 +210,7 @@ def _tuples(data: object) -> object:
     """JSON has no tuples; strict models want them where a field is one."""
     if not isinstance(data, dict):
         return data
-    lists = {key: data[key] for key in ("ports", "networks", "kinds", "priors") if isinstance(data.get(key), list)}
+    lists = {
+        key: data[key] for key in ("ports", "networks", "kinds", "priors", "when") if isinstance(data.get(key), list)
+    }
     return {**data, **{key: tuple(_tuples(item) for item in value) for key, value in lists.items()}}

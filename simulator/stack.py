@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from simulator.errors import Fault, StackError
+from simulator.errors import Fault, InputError, StackError
+from simulator.nccl import Nccl
+from simulator.nccl.environment import TUNER_FILE
 from simulator.schema import Strict, nearest, read_toml
 from simulator.units import Bytes, Seconds
 
@@ -88,7 +90,9 @@ class Stack(Strict):
     host_unit_s: Seconds = Field(
         ge=0, default=0.0
     )  # host time of FSDP's hooks around one collective of a unit, beside it
-    nccl: str = ""
+    nccl: str = ""  # version of NCCL
+    # NCCL's environment variables, as a shell sets them; a path in NCCL_TUNER_CONFIG_FILE is relative to the stack's file
+    nccl_env: dict[str, str] = {}
     # Share of collectives that the framework leaves exposed whatever the schedule would allow (1 = no overlap at all)
     overlap: bool = True
     # What tensor-parallel collectives run beside: nothing; in the backward the product that does not need them
@@ -125,9 +129,14 @@ class Stack(Strict):
         runs = self.calibration_runs
         if len(runs) > _MAX_CALIBRATION_RUNS or len(set(runs)) < len(runs):
             problems.append(f"calibration_runs are at most {_MAX_CALIBRATION_RUNS} different ids, not {len(runs)}")
+        problems += _nccl_problems(self)
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def software(self) -> Nccl:
+        """NCCL as this stack sets it up."""
+        return Nccl.of(self.nccl, self.nccl_env)
 
     def gemm_factor_on(self, architecture: str, dtype: str) -> float:
         """Speed of products inside steps over their speed alone, of one dtype on one architecture."""
@@ -145,12 +154,31 @@ class Stack(Strict):
             if str(name) not in cls.names():
                 place = f"stack {str(name)!r}"
                 raise StackError(Fault(place=place, problem="is unknown", remedy=nearest(str(name), cls.names())))
-        return cls.parse(read_toml(file, StackError), str(file), StackError, from_file=True)
+        return cls.parse(_located(read_toml(file, StackError), file.parent), str(file), StackError, from_file=True)
 
     @staticmethod
     def names() -> tuple[str, ...]:
         """The stacks that ship, sorted."""
         return tuple(sorted(f.stem for f in _shipped().glob("*.toml")))
+
+
+def _nccl_problems(stack: Stack) -> list[str]:
+    """What NCCL's version and variables have against them."""
+    found = []
+    for version, variables in ((stack.nccl, {}), ("", stack.nccl_env)):
+        try:
+            Nccl.of(version, variables, place="nccl_env" if variables else "nccl")
+        except InputError as exc:
+            found += [str(fault) for fault in exc.faults]
+    return found
+
+
+def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A tuner's table is looked for beside the stack's file."""
+    variables = data.get("nccl_env")
+    if isinstance(variables, dict) and isinstance(variables.get(TUNER_FILE), str):
+        variables[TUNER_FILE] = str(folder / variables[TUNER_FILE])
+    return data
 
 
 def _shipped() -> Path:

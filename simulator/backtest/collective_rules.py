@@ -13,9 +13,11 @@ from functools import cache
 from typing import Any, Final
 
 from simulator.backtest.resolve import RefusedError
+from simulator.collectives.call import Links, network_of
 from simulator.device import Device
-from simulator.errors import ClusterError
+from simulator.errors import ClusterError, InputError
 from simulator.mesh import GroupShape
+from simulator.nccl import Nccl
 from simulator.readers.collectives_table import KINDS, CollectiveRow
 from simulator.topology import Cluster
 from simulator.topology.hosts import usual_host
@@ -49,11 +51,8 @@ MACHINES: Final = (
 # Words of the notes that name what carries the bytes -> (kind, GPUDirect RDMA); the first that matches.
 NETWORKS: Final = (
     (r"NET/Socket|TCP over", "ethernet", False),
-    (
-        r"Slingshot(?!.*(Libfabric|OFI|CXI))",
-        "ethernet",
-        False,
-    ),  # NCCL has no transport for it: sockets without a plugin
+    # NCCL has no transport for Slingshot: sockets without the libfabric plugin, which env3 to env5 have
+    (r"Slingshot(?!.*(Libfabric|OFI|CXI|env[345]))", "slingshot", False),
     (r"Slingshot", "slingshot", True),
     (r"\bEFA", "efa", True),
     (r"RoCE|CX-5 100GbE", "roce", True),
@@ -62,18 +61,30 @@ NETWORKS: Final = (
 
 # Runs that were broken in reality: flagged, never scored. By the source's own words, or by the source.
 DEGRADED: Final = (
+    (
+        r"xxrjun/nccl-tests-cluster.*\bNCCL 2\.28\.7\b",
+        "its own repository has the same groups of the same cluster 3 to 8 times as fast with NCCL 2.29.2",
+    ),
     (r"reported as degraded", "its source reports it as degraded (NVIDIA/nccl-tests issue 290, two nodes)"),
     (r"\b26285727504\b|\bdgx06\b", "two hosts with 4 GPUs each (dgx06): degraded"),
 )
 
 # Words of the notes after which the algorithm column is what a log said, not what was asked for.
 _LOGGED: Final = re.compile(r"as picked by NCCL|NCCL_NVLS_ENABLE=(1|unset)")
+# Words of the notes that stand for settings of NCCL or of the network's plugin
+_SETTINGS: Final = (
+    (r"CROSS_NIC=1|env[345]: env\d \+", {"NCCL_CROSS_NIC": "1", "NCCL_NET_GDR_LEVEL": "PHB"}),
+    (r"FI_CXI_RX_MATCH_MODE=software", {"FI_CXI_RX_MATCH_MODE": "software"}),
+)
+_ASSIGNED: Final = re.compile(r"\b(NCCL_[A-Z0-9_]+)=([A-Za-z0-9,^:]+)")
+_HOST_CARD: Final = 1.25  # a machine's total with its host's card over that of the cards that serve GPUs, at most
+_UNSET: Final = "unset"
 _BRIDGES: Final = {"a100-pcie-80gb": ("nvlink3", 300e9), "h100-nvl": ("nvlink4", 300e9), "a40": ("nvlink3", 56.25e9)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRun:
-    """A row made concrete. allowed: algorithms and protocols left to NCCL, () for all. network: its kind, "" inside a node.
+    """A row made concrete. network: its kind, "" inside a node.
 
     assumed: what the row leaves open and the GPU's usual machine fills. logged: the algorithm that a log names.
     """
@@ -82,8 +93,7 @@ class CollectiveRun:
     size_bytes: int
     cluster: Cluster
     shape: GroupShape
-    nccl: str
-    allowed: tuple[str, ...]
+    nccl: Nccl
     network: str
     assumed: str
     logged: str
@@ -91,7 +101,7 @@ class CollectiveRun:
 
 def degraded(row: CollectiveRow) -> str:
     """Why the run was broken in reality; "" for all others."""
-    text = f"{row.source} {row.location} {row.notes}"
+    text = f"{row.source} {row.location} {row.notes} NCCL {row.nccl_version}"
     return next((reason for pattern, reason in DEGRADED if re.search(pattern, text)), "")
 
 
@@ -115,9 +125,8 @@ def resolve(row: CollectiveRow) -> CollectiveRun:
         size_bytes=row.size_bytes,
         cluster=cluster,
         shape=_shape(cluster, ranks, nodes),
-        nccl=row.nccl_version,
-        allowed=() if logged else _allowed(row),
-        network=cluster.inter.kind if nodes > 1 and cluster.inter else "",
+        nccl=_software(row.nccl_version, row.algo_env, row.proto_env, row.notes, logged=bool(logged)),
+        network=network_of(Links.of(cluster)) if nodes > 1 and cluster.inter else "",
         assumed=_assumed(row, network, cluster),
         logged=logged,
     )
@@ -141,8 +150,12 @@ def _network(notes: str) -> tuple[str, bool] | None:
 
 
 def _rate(row: CollectiveRow) -> float | None:
-    gbps = row.inter_link_gbps_per_node
-    return None if gbps is None else gbps * 1e9 / 8
+    """Bytes/s of the cards that serve GPUs: a named machine's total may count its host's own card too (A3 Mega, 1.8 Tb/s)."""
+    gbps, machine = row.inter_link_gbps_per_node, _machine(row.notes)
+    if gbps is None:
+        return None
+    stated, cards = gbps * 1e9 / 8, Cluster.load(machine).node_bytes_per_s if machine else 0.0
+    return cards if cards < stated < _HOST_CARD * cards else stated
 
 
 def _assumed(row: CollectiveRow, network: tuple[str, bool] | None, cluster: Cluster) -> str:
@@ -154,12 +167,21 @@ def _assumed(row: CollectiveRow, network: tuple[str, bool] | None, cluster: Clus
     return f"{' and '.join(parts)}: as usual, {cluster.name}" if parts else ""
 
 
-def _allowed(row: CollectiveRow) -> tuple[str, ...]:
-    """NCCL_ALGO and NCCL_PROTO as the columns give them; NCCL_NVLS_ENABLE=0 leaves rings and trees."""
-    forced = tuple(text.lower() for text in (row.algo_env, row.proto_env) if text)
-    if "nvls" in forced and (row.n_nodes or 1) > 1:
-        forced = (*forced, "nvlstree")
-    return forced or (("ring", "tree") if "NCCL_NVLS_ENABLE=0" in row.notes else ())
+@cache
+def _software(version: str, algorithm: str, protocol: str, notes: str, *, logged: bool) -> Nccl:
+    """NCCL as the columns and the notes set it up. What a log says is not what was asked for."""
+    given = {name: value for name, value in _ASSIGNED.findall(notes) if value.lower() != _UNSET}
+    for pattern, settings in _SETTINGS:
+        if re.search(pattern, notes):
+            given |= settings
+    forced = {"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}
+    if algorithm.lower() == "nvls":
+        forced["NCCL_ALGO"] = "nvls,nvlstree"  # over nodes it is the tree that nccl-tests' tables call so
+    variables = given | ({} if logged else {name: value for name, value in forced.items() if value})
+    try:
+        return Nccl.of(version, variables, place="algo_env, proto_env and notes")
+    except InputError as exc:
+        raise RefusedError(("NCCL's settings", "; ".join(map(str, exc.faults)))) from None
 
 
 @cache
@@ -181,7 +203,7 @@ def _cluster(
     if machine is not None:
         data |= {key: _dump(machine)[key] for key in ("inter", "fabric")}
     if nodes > 1:
-        data["inter"] = _inter(data["inter"], network, bytes_per_s)
+        data["inter"] = _inter(data["inter"], None if machine else network, bytes_per_s)
     return Cluster.parse(data | {"num_nodes": nodes}, f"{device} × {nodes * ranks_per_node}", ClusterError)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +21,7 @@ SCHEMA_VERSION: Final = 1
 SizeClass = Literal["< 64 KiB", "64 KiB – 64 MiB", "≥ 64 MiB"]
 SIZE_CLASSES: Final[tuple[SizeClass, ...]] = ("< 64 KiB", "64 KiB – 64 MiB", "≥ 64 MiB")
 _BORDERS = (64 * 2**10, 64 * 2**20)
+_REPEATED: Final = re.compile(r"repeat \d+|dir version \S+")  # what tells a source's repeats apart, not its settings
 Status = Literal["ok", "refused", "bad", "failed"]
 
 
@@ -173,7 +175,7 @@ def judge(row: CollectiveRow | BadRow) -> CollectiveOutcome:
 
 def _predicted(row: CollectiveRow, start: CollectiveOutcome) -> CollectiveOutcome:
     call = resolve(row)
-    choice = choose(call.kind, call.size_bytes, call.shape, call.cluster, nccl=call.nccl, allowed=call.allowed)
+    choice = choose(call.kind, call.size_bytes, call.shape, call.cluster, nccl=call.nccl)
     return replace(
         start,
         status="ok",
@@ -262,6 +264,7 @@ def _with_noise(
 def _repeat_key(row: CollectiveRow | BadRow, outcome: CollectiveOutcome) -> tuple[object, ...] | None:
     if isinstance(row, BadRow) or not outcome.scored:
         return None
-    software = (row.nccl_version, row.algo_env, row.proto_env, row.in_place)
+    settings = _REPEATED.sub("", row.notes)
+    software = (row.nccl_version, row.algo_env, row.proto_env, settings, row.in_place)
     rate = row.inter_link_gbps_per_node
     return (outcome.source, outcome.machine, row.intra_link, rate, outcome.collective, row.size_bytes, *software)

@@ -10,15 +10,19 @@ import click
 from simulator.calibration import Calibration
 from simulator.cli import ExitCode
 from simulator.cli.terminal import show
-from simulator.collectives import KINDS, Choice, LinkCurves, choose
+from simulator.collectives import KINDS, Choice, LinkCurves, choose, source
 from simulator.errors import ClusterError, Fault, InputError, PlanError
 from simulator.mesh import GroupShape
+from simulator.nccl import Nccl, assignments
+from simulator.nccl.environment import TUNER_FILE
 from simulator.schema import nearest
+from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.units import UnitError, parse_bytes
-from simulator.writers.collective_table import Sweep, crossovers, plot, render, sweep_rows, to_data
+from simulator.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 
 _MOST_SIZES = 1000
+_MOST_BYTES = 2**50
 _ALIASES = {name.replace("_", ""): name for name in KINDS}
 _HELP = """Print an nccl-tests-like table of a collective on a cluster: size, algorithm, protocol, time, bandwidths.
 
@@ -35,6 +39,10 @@ of another choice; the exact sizes stand below the table."""
 @click.option("--size", default="8B:8GB", show_default=True, metavar="SIZE[:SIZE]", help="One size, or from:to.")
 @click.option("--factor", default=2.0, show_default=True, type=click.FloatRange(min=1.01), help="Between sizes.")
 @click.option("--nccl", default="", metavar="VERSION", help="Of NCCL, as 2.18. [a current one]")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="NCCL's variables, as in a shell. May be repeated.")
+@click.option("--tuner", type=click.Path(path_type=Path), metavar="CSV", help="A tuner's table, as NCCL's example's.")
+@click.option("--stack", metavar="NAME|FILE", help="Whose version and variables; --nccl and --env come on top.")
+@click.option("--bucket", metavar="SIZE", help="Also: the same bytes in calls of this size, one after the other.")
 @click.option("--calibration", metavar="NAME|FILE", help="Whose links. [as shipped; `ideal`: the closed forms]")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
 @click.option("--plot", "picture", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.png", help="Draw it.")
@@ -48,6 +56,10 @@ def command(  # noqa: PLR0913  one an option
     size: str,
     factor: float,
     nccl: str,
+    env: tuple[str, ...],
+    tuner: Path | None,
+    stack: str | None,
+    bucket: str | None,
     calibration: str | None,
     as_json: bool,
     picture: Path | None,
@@ -56,10 +68,12 @@ def command(  # noqa: PLR0913  one an option
     """Sweep, print, draw."""
     machine = Cluster.load(cluster, nodes)
     kind, shape = _kind(collective), group_shape(machine, group)
-    curves = _curves(calibration)
+    curves, software = _curves(calibration), _software(nccl, env, tuner, stack)
+    for name in software.environment.unmodelled:
+        click.echo(f"not modelled: {name}", err=True)
 
     def pick(size_bytes: int) -> Choice:
-        return choose(kind, size_bytes, shape, machine, curves, nccl=nccl)
+        return choose(kind, size_bytes, shape, machine, curves, nccl=software)
 
     rows = sweep_rows(kind, shape.num_ranks, sizes_of(size, factor), pick)
     sweep = Sweep(
@@ -69,6 +83,9 @@ def command(  # noqa: PLR0913  one an option
         num_nodes=shape.num_nodes,
         rows=rows,
         crossovers=crossovers(rows, pick),
+        buckets=bucket_rows(rows, _bytes("--bucket", bucket), pick) if bucket else (),
+        source=source(machine, curves, nccl=software),
+        unmodelled=software.environment.unmodelled,
     )
     if picture is not None:
         plot(sweep, picture)
@@ -78,6 +95,25 @@ def command(  # noqa: PLR0913  one an option
     else:
         show(render(sweep), plain=plain)
     return ExitCode.OK
+
+
+def _software(version: str, env: tuple[str, ...], tuner: Path | None, stack: str | None) -> Nccl:
+    """NCCL as the stack, the version and the variables say; all faults at once."""
+    base = Stack.load(stack) if stack else None
+    variables = {**(base.nccl_env if base else {}), **assignments(env, "--env")}
+    if tuner is not None:
+        variables[TUNER_FILE] = str(tuner)
+    return Nccl.of(version or (base.nccl if base else ""), variables, place="--env")
+
+
+def _bytes(flag: str, text: str) -> int:
+    try:
+        found = parse_bytes(text)
+    except UnitError as exc:
+        raise InputError(Fault(place=flag, problem=exc.problem, remedy=exc.remedy or "as 1MiB")) from None
+    if not 0 < found <= _MOST_BYTES:
+        raise InputError(Fault(place=flag, problem=f"{found} bytes", remedy="1B to 1PiB"))
+    return found
 
 
 def _curves(calibration: str | None) -> LinkCurves | None:
@@ -103,7 +139,7 @@ def sizes_of(text: str, factor: float) -> tuple[int, ...]:
         low, high = parse_bytes(first), parse_bytes(last if colon else first)
     except UnitError as exc:
         raise InputError(Fault(place="--size", problem=exc.problem, remedy=exc.remedy or "as 8B:8GB")) from None
-    if not 0 < low <= high <= 2**50:
+    if not 0 < low <= high <= _MOST_BYTES:
         raise InputError(
             Fault(place="--size", problem=f"from {low} to {high} bytes", remedy="1B:1PiB at most, in order")
         )

@@ -1,7 +1,8 @@
 """Collectives: what each costs on each class of link, which algorithm NCCL runs, and what compute loses meanwhile."""
 
 from simulator.collective_curves import LinkCurves, default_curves
-from simulator.collectives.cost import Choice, Links, bill, calibrated, choose, collective_s, link_capacities, renamed
+from simulator.collectives.call import Links
+from simulator.collectives.cost import Choice, bill, calibrated, choose, collective_s, link_capacities, renamed
 from simulator.collectives.effects import interference, sigma, source
 from simulator.collectives.host_traffic import HostTraffic, host_traffic
 from simulator.collectives.volumes import KINDS, Volume, minimum, volume

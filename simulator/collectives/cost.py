@@ -24,10 +24,20 @@ from simulator.collective_curves import (
     family_of,
     pipeline_fill_s,
 )
-from simulator.collectives.ports import port_of, ports_of
-from simulator.collectives.tuning import Fabric, Group, pick
-from simulator.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
+from simulator.collectives.call import Call, Links, Placement, heard_by, network_of, nic_share
+from simulator.collectives.ports import ports_of
+from simulator.collectives.settings import (
+    buffer_weight,
+    channel_weight,
+    channels_of,
+    nic_channel_weight,
+    send_ceiling_bytes_per_s,
+)
+from simulator.collectives.tuning import Fabric, Group, Pick, pick
+from simulator.collectives.volumes import GLOO, KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
 from simulator.errors import ClusterError, Fault, PlanError
+from simulator.nccl import Nccl, efa
+from simulator.nccl.software import NEWEST
 from simulator.program import Bill, Number
 
 if TYPE_CHECKING:
@@ -35,81 +45,16 @@ if TYPE_CHECKING:
     from simulator.topology import Cluster
 
 _MOST_BILLS = 65536  # a search prices many plans; a bill is quickly made again
-_NVLS_SINCE = (2, 17)  # first NCCL release with NVLink SHARP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What NCCL picks, and how long the call takes alone."""
+    """What NCCL picks, how long the call takes alone, and on how many channels (None where that is not calibrated)."""
 
     algorithm: Algorithm
     protocol: str
     time_s: Number
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Numbers of a cluster that bills use, hashable: part of the memo's key.
-
-    port_link, port_kind, port_bytes_per_s, detour: the port that a group sees (ports.Port). islands: GPUs that share one
-    NVLink domain.
-    """
-
-    architecture: str
-    port_kind: str
-    port_bytes_per_s: float
-    port_link: str
-    detour: Fraction
-    network_kind: str
-    nic_bytes_per_s: float
-    num_nics: int
-    oversubscription: float
-    nodes_per_leaf: int
-    gpus_per_node: int
-    islands: int
-
-    @classmethod
-    def of(cls, cluster: Cluster, shape: GroupShape | None = None, kind: str = "all_reduce") -> Links:
-        """The links of `cluster` as `kind` in a group sees them; without a group, as one GPU does."""
-        port, network, fabric = port_of(cluster, shape, kind), cluster.inter, cluster.fabric
-        return cls(
-            cluster.device.architecture,
-            port.kind,
-            port.bytes_per_s,
-            port.link,
-            port.detour,
-            network.kind if network else "",
-            network.nic_bytes_per_s if network else 0.0,
-            network.num_nics if network else 0,
-            fabric.oversubscription,
-            fabric.nodes_per_leaf,
-            cluster.gpus_per_node,
-            max(cluster.nvlink_domain_size, cluster.gpus_per_node),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A group in units that matter: ranks, the NVLink domains they lie in, and how many GPUs of each are busy."""
-
-    num_ranks: int
-    num_domains: int
-    busy_per_domain: int
-
-    @classmethod
-    def of(cls, shape: GroupShape, links: Links) -> Placement:
-        """`shape` on `links`; a rack-wide NVLink domain is one place whatever its trays are called."""
-        trays = max(1, links.islands // links.gpus_per_node)
-        if shape.num_nodes == 1 or (trays > 1 and not shape.spans_domain):
-            domains = 1
-        else:
-            domains = max(2, -(-shape.num_nodes // trays))
-        ranks = -(-shape.num_ranks // domains)
-        return cls(shape.num_ranks, domains, min(links.islands, ranks * max(1, shape.num_groups_per_node)))
-
-    @property
-    def ranks_per_domain(self) -> int:
-        return -(-self.num_ranks // self.num_domains)
+    channels: int | None = None
 
 
 def bill(
@@ -119,19 +64,23 @@ def bill(
     cluster: Cluster,
     *,
     curves: LinkCurves | None = None,
-    nccl: str = "",
-    allowed: tuple[str, ...] = (),
+    nccl: Nccl | None = None,
 ) -> Bill:
     """What one collective costs each rank: bytes over "intra" and "inter", and seconds before they flow.
 
     size_bytes: of the full tensor, nccl-tests' convention (all-gather and reduce-scatter: n times a shard; all-to-all:
-    what one rank sends in total; send_recv: what one rank sends). nccl: version, empty for a current one.
-    allowed: algorithms or protocols to choose from, as NCCL_ALGO and NCCL_PROTO restrict; empty for all.
-    Raises PlanError for an unknown kind, CalibrationError where a curve is missing.
+    what one rank sends in total; send_recv: what one rank sends). nccl: None for a current one with nothing set.
+    Raises PlanError for an unknown kind or where the settings leave nothing to run, CalibrationError where a curve is
+    missing.
     """
-    links = Links.of(cluster, shape, checked_kind(kind))
-    call = Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl, allowed)
-    return _memo(curves or default_curves()).bill(call)
+    return _memo(curves or default_curves()).bill(call_of(kind, size_bytes, shape, cluster, nccl))
+
+
+def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, nccl: Nccl | None = None) -> Call:
+    """The call in the cost model's units. Raises PlanError for an unknown kind."""
+    nccl = nccl or Nccl()
+    links = Links.of(heard_by(cluster, nccl), shape, checked_kind(kind))
+    return Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl)
 
 
 def choose(
@@ -141,14 +90,18 @@ def choose(
     cluster: Cluster,
     curves: LinkCurves | None = None,
     *,
-    nccl: str = "",
-    allowed: tuple[str, ...] = (),
+    nccl: Nccl | None = None,
 ) -> Choice:
     """The algorithm and protocol that NCCL picks, and the time of the call alone (see `bill` for arguments)."""
-    links, curves = Links.of(cluster, shape, checked_kind(kind)), curves or default_curves()
-    call = Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl, allowed)
-    algorithm, protocol = algorithm_of(call, curves)
-    return Choice(algorithm=algorithm, protocol=protocol, time_s=call_s(call, curves))
+    curves = curves or default_curves()
+    call = call_of(kind, size_bytes, shape, cluster, nccl)
+    chosen = choice_of(call, curves)
+    return Choice(
+        algorithm=chosen.algorithm,
+        protocol=chosen.protocol,
+        time_s=call_s(call, curves),
+        channels=channels_of(call, chosen, curves),
+    )
 
 
 def collective_s(
@@ -158,7 +111,7 @@ def collective_s(
     cluster: Cluster,
     curves: LinkCurves | None = None,
     *,
-    nccl: str = "",
+    nccl: Nccl | None = None,
 ) -> Number:
     """Seconds of one collective alone on its links."""
     return choose(kind, size_bytes, shape, cluster, curves, nccl=nccl).time_s
@@ -183,18 +136,6 @@ def renamed(bill: Bill, suffix: str) -> Bill:
     """The same bill on links named with `suffix`."""
     names = {f"{name}{suffix}": value for name, value in bill.link_bytes.items()}
     return replace(bill, link_bytes=names)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Everything a bill depends on but the curves: the memo's key."""
-
-    kind: Kind
-    size_bytes: int
-    place: Placement
-    links: Links
-    nccl: str
-    allowed: tuple[str, ...]
 
 
 def call_s(call: Call, curves: LinkCurves) -> Number:
@@ -240,35 +181,47 @@ def _memo(curves: LinkCurves) -> _Memo:
 
 
 def _capacities(links: Links, curves: LinkCurves) -> dict[str, Number]:
+    """What rings with whole chunks reach: the measure that other modes' bytes are weighted by."""
     share = nic_share(links)
     if curves.ideal_links:
         return _drop_zero({links.port_link: Fraction(links.port_bytes_per_s), "inter": share})
     port = curves.port(links.port_kind, links.port_bytes_per_s)
     capacities: dict[str, Number] = {links.port_link: links.port_bytes_per_s * port.mode("ring", "simple").efficiency}
     if share:
-        network = curves.network(links.network_kind)
+        network = curves.network(network_of(links), frozenset(), NEWEST)
         capacities["inter"] = float(share) * network.mode("ring", "simple").efficiency
     return capacities
 
 
-def nic_share(links: Links) -> Fraction:
-    """One GPU's even share of its node's NICs, data sheet."""
-    return Fraction(links.nic_bytes_per_s) * links.num_nics / links.gpus_per_node
+def choice_of(call: Call, curves: LinkCurves) -> Pick:
+    """Ideal links run rings (the closed forms); gloo has one way for each kind; real GPUs run what NCCL picks."""
+    if curves.ideal_links:
+        return Pick(POINT_TO_POINT.get(call.kind, "ring"), "simple")
+    if curves.library == "gloo":
+        return Pick(GLOO[call.kind], "tcp")
+    links, port = call.links, call.port
+    fabric = Fabric(
+        family_of(port.kind),
+        links.architecture,
+        float(port.bytes_per_s / links.detour) / 1e9,
+        float(nic_share(links)) * links.islands / 1e9,
+        far_cards=call.far_cards,
+        sharp=call.network == "infiniband",
+        efa=efa.instance_of(links.architecture, links.num_nics) if call.network.startswith("efa") else None,
+    )
+    return pick(call.kind, call.size_bytes, Group(call.place.num_ranks, call.place.num_domains), fabric, call.nccl)
 
 
 def algorithm_of(call: Call, curves: LinkCurves) -> tuple[Algorithm, str]:
-    """Ideal links run rings (the closed forms); real ones what NCCL picks."""
-    if curves.ideal_links:
-        return POINT_TO_POINT.get(call.kind, "ring"), "simple"
-    if curves.library == "gloo":
-        return POINT_TO_POINT.get(call.kind, "ring"), call.kind
-    links = call.links
-    node_gb_per_s = float(nic_share(links)) * links.islands / 1e9
-    # NVSwitch reduces for Hopper and later; an older NCCL cannot ask it to
-    architecture = "ampere" if _without_nvls(call.nccl) else links.architecture
-    port_gb_per_s = float(links.port_bytes_per_s / links.detour) / 1e9
-    fabric = Fabric(family_of(links.port_kind), architecture, port_gb_per_s, node_gb_per_s)
-    return pick(call.kind, call.size_bytes, Group(call.place.num_ranks, call.place.num_domains), fabric, call.allowed)
+    """The algorithm, and the protocol or (gloo) the kind that its calibrated mode is named after."""
+    chosen = choice_of(call, curves)
+    return chosen.algorithm, call.kind if curves.library == "gloo" else chosen.protocol
+
+
+def form_of(call: Call, algorithm: Algorithm, curves: LinkCurves) -> Volume:
+    """The closed form. torch has gloo's all-reduce do a reduce-scatter's work."""
+    kind = "all_reduce" if curves.library == "gloo" and call.kind == "reduce_scatter" else call.kind
+    return volume(kind, algorithm, call.place.num_ranks, call.place.num_domains)
 
 
 def _bill(call: Call, curves: LinkCurves) -> Bill:
@@ -276,37 +229,50 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
     if call.place.num_domains > 1 and not call.links.num_nics:
         problem = f"a {call.kind} spans {call.place.num_domains} nodes that no network joins"
         raise ClusterError(Fault(place="cluster: inter", problem=problem, remedy="give `inter`, or one node"))
-    algorithm, protocol = algorithm_of(call, curves)
-    form = volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
+    chosen, (algorithm, protocol) = choice_of(call, curves), algorithm_of(call, curves)
+    form = form_of(call, algorithm, curves)
     port_bytes = form.port * call.size_bytes * call.links.detour
     nic_bytes = form.nic * call.size_bytes * nic_part(call) * _spine(algorithm, call)
     if curves.ideal_links:
         return Bill(
             latency_s=Fraction(0), link_bytes=_drop_zero({call.links.port_link: port_bytes, "inter": nic_bytes})
         )
-    port = curves.port(call.links.port_kind, call.links.port_bytes_per_s)
-    network = curves.network(call.links.network_kind) if call.place.num_domains > 1 else None
-    weighted: dict[str, Number] = {
-        call.links.port_link: float(port_bytes) * port_weight(port, algorithm, protocol, form)
-    }
-    if network is not None:
-        mode = network.mode(algorithm, protocol)
-        weighted["inter"] = float(nic_bytes) * network.mode("ring", "simple").efficiency / mode.efficiency
+    port = port_curves(call, curves)
+    network = network_curves(call, curves) if call.place.num_domains > 1 else None
     capacities = _memo(curves).capacity(call.links)
+    near_s = float(port_bytes) / call.port.bytes_per_s * port_weight(port, algorithm, protocol, form)
+    channels, mode = channels_of(call, chosen, curves), port.mode(algorithm, protocol)
+    near_s *= channel_weight(call, chosen, port, curves)
+    near_s *= buffer_weight(call, protocol, mode, call.port.bytes_per_s, channels)
+    near = call.links.port_link
+    weighted: dict[str, Number] = {near: near_s * float(capacities[near])}
+    if network is not None:
+        mode, share = network.mode(algorithm, protocol), float(nic_share(call.links))
+        far_s = float(nic_bytes) / share / mode.efficiency * nic_channel_weight(call, chosen, port, curves)
+        far_s = max(
+            far_s, float(form.nic) * call.size_bytes / call.place.ranks_per_domain / send_ceiling_bytes_per_s(call)
+        )
+        far_s *= buffer_weight(call, protocol, mode, share * call.place.ranks_per_domain, channels)
+        weighted["inter"] = far_s * float(capacities["inter"])
     transfer_s = max((float(b / capacities[k]) for k, b in weighted.items() if b), default=0.0)
-    return Bill(
-        latency_s=latency_s(port, network, algorithm, protocol, form, transfer_s), link_bytes=_drop_zero(weighted)
-    )
+    delay_s = latency_s(port, network, algorithm, protocol, form, transfer_s)
+    return Bill(latency_s=delay_s, link_bytes=_drop_zero(weighted))
+
+
+def port_curves(call: Call, curves: LinkCurves) -> PortCurves:
+    """The calibrated port that the call uses, or its nearest relative."""
+    return curves.port(call.port.kind, call.port.bytes_per_s, call.port.way)
+
+
+def network_curves(call: Call, curves: LinkCurves) -> NetworkCurves:
+    """The calibrated network between the call's nodes."""
+    return curves.network(call.network, call.traits, call.nccl.release)
 
 
 def port_weight(port: PortCurves, algorithm: Algorithm, protocol: str, form: Volume) -> float:
-    """Ring-equivalent bytes per byte on a port: the mode's efficiency, and what a loop costs beyond its steps."""
+    """Seconds on a port per second at the data sheet's speed: the mode's efficiency, and a loop's cost beyond its steps."""
     mode = port.mode(algorithm, protocol)
-    return (
-        port.mode("ring", "simple").efficiency
-        / mode.efficiency
-        * (1 + mode.drain / form.loop_steps if form.loop_steps else 1)
-    )
+    return (1 + mode.drain / form.loop_steps if form.loop_steps else 1) / mode.efficiency
 
 
 def latency_s(
@@ -358,11 +324,6 @@ def _drop_zero(link_bytes: dict[str, Number]) -> dict[str, Number]:
     return {name: value for name, value in link_bytes.items() if value}
 
 
-def _without_nvls(nccl: str) -> bool:
-    parts = tuple(int(p) for p in nccl.split(".")[:2] if p.isdigit())
-    return bool(parts) and parts < _NVLS_SINCE
-
-
 def checked_kind(kind: str) -> Kind:
     """`kind` if it is one. Raises PlanError with the legal ones."""
     found = next((k for k in KINDS if k == kind), None)
@@ -375,4 +336,4 @@ def calibrated(links: Links, curves: LinkCurves) -> bool:
     """True where the port itself was measured, not a relative scaled by data-sheet speed."""
     port = curves.port(links.port_kind, links.port_bytes_per_s)
     ratio = links.port_bytes_per_s / port.bytes_per_s
-    return port.name == links.port_kind and 1 / PORT_TOLERANCE <= ratio <= PORT_TOLERANCE
+    return port.stands_for(links.port_kind) and 1 / PORT_TOLERANCE <= ratio <= PORT_TOLERANCE

@@ -6,8 +6,21 @@ import math
 from typing import TYPE_CHECKING
 
 from simulator.collective_curves import LinkCurves, Quality, default_curves
-from simulator.collectives.cost import Links, Placement, calibrated, checked_kind, choose
-from simulator.collectives.volumes import Kind, volume
+from simulator.collectives.call import Call, Links, network_of
+from simulator.collectives.cost import (
+    algorithm_of,
+    calibrated,
+    call_of,
+    call_s,
+    choice_of,
+    form_of,
+    network_curves,
+    port_curves,
+)
+from simulator.collectives.ports import PCIE
+from simulator.collectives.settings import channels_of
+from simulator.nccl import Nccl
+from simulator.nccl.environment import DEFAULT_BUFFER_BYTES
 
 if TYPE_CHECKING:
     from simulator.mesh import GroupShape
@@ -18,10 +31,12 @@ if TYPE_CHECKING:
 MEMORY_PASSES = 2.0
 # One CTA a channel, of up to 640 threads whose registers fill an SM (NCCL, src/include/device.h).
 SMS_PER_CHANNEL = 1
-_PAIR = 2
 _MID_BYTES, _LARGE_BYTES = 64 * 2**10, 64 * 2**20
 _PRIOR_SIGMA = 0.10  # added where no sweep shows the mode: spread of efficiency over modes of a network
-_HOST_SIGMA = 0.7  # added for more than two GPUs behind PCIe: published groups of four run at 5 to 24 GB/s of 31.5
+# Added where bytes go through a host's memory and the machine is not the one that was measured: one was, and published
+# PCIe groups of four run at 5 to 24 GB/s of 31.5
+_HOST_SIGMA = 0.7
+_SET_SIGMA = 0.15  # added where channels or buffers were set: their effect is physics that no sweep has shown
 _SCALED_SIGMA = 0.15  # added where a relative's curves were scaled by data-sheet speed: spread of efficiency over ports
 
 
@@ -33,6 +48,7 @@ def interference(
     *,
     size_bytes: int = 2**28,
     memory_weight: float = 1.0,
+    nccl: Nccl | None = None,
 ) -> float:
     """Share of compute speed (0..0.9) lost while the collective runs: SMs of its channels, memory traffic of its bytes.
 
@@ -45,44 +61,45 @@ def interference(
         return 0.0
     if curves.compute_share is not None:
         return curves.compute_share
-    channels, wire_bytes_per_s = _traffic(checked_kind(kind), size_bytes, shape, cluster, curves)
-    memory = memory_weight * MEMORY_PASSES * wire_bytes_per_s / cluster.device.memory_bytes_per_s
+    call = call_of(kind, size_bytes, shape, cluster, nccl)
+    memory = memory_weight * MEMORY_PASSES * _wire_bytes_per_s(call, curves) / cluster.device.memory_bytes_per_s
+    channels = channels_of(call, choice_of(call, curves), curves) or 0
     return min(0.9, SMS_PER_CHANNEL * channels / cluster.device.num_sms + memory)
 
 
-def _traffic(kind: Kind, size_bytes: int, shape: GroupShape, cluster: Cluster, curves: LinkCurves) -> tuple[int, float]:
-    """Channels of the call, and the bytes a second that leave a GPU through its port and its part of the NICs."""
-    links = Links.of(cluster, shape, kind)
-    choice = choose(kind, size_bytes, shape, cluster, curves)
-    port = curves.port(links.port_kind, links.port_bytes_per_s)
-    place = Placement.of(shape, links)
-    form = volume(kind, choice.algorithm, place.num_ranks, place.num_domains)
-    channels = port.num_nvls_channels if choice.algorithm.startswith("nvls") else port.num_channels
-    wire_bytes = float(form.port + form.nic / place.ranks_per_domain) * size_bytes
-    return channels, wire_bytes / float(choice.time_s)
+def _wire_bytes_per_s(call: Call, curves: LinkCurves) -> float:
+    """Bytes a second that leave a GPU through its port and its part of the NICs."""
+    form = form_of(call, algorithm_of(call, curves)[0], curves)
+    wire_bytes = float(form.port + form.nic / call.place.ranks_per_domain) * call.size_bytes
+    return wire_bytes / float(call_s(call, curves))
 
 
-def sigma(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, curves: LinkCurves | None = None) -> float:
+def sigma(
+    kind: str,
+    size_bytes: int,
+    shape: GroupShape,
+    cluster: Cluster,
+    curves: LinkCurves | None = None,
+    *,
+    nccl: Nccl | None = None,
+) -> float:
     """Standard deviation of log(true / predicted) time: the fit's residuals and the spread between machines."""
     curves = curves or default_curves()
     if curves.ideal_links:
         return 0.0
-    links = Links.of(cluster, shape, kind)
-    place = Placement.of(shape, links)
-    port = curves.port(links.port_kind, links.port_bytes_per_s)
-    measured = curves.network(links.network_kind) if place.num_domains > 1 else port
-    scaled = 0.0 if calibrated(links, curves) else _SCALED_SIGMA
-    through_host = _HOST_SIGMA if _behind_host(port.family, links, place) else 0.0
-    choice = choose(kind, size_bytes, shape, cluster, curves)
-    unseen = _PRIOR_SIGMA if f"{choice.algorithm}/{choice.protocol}" in measured.priors else 0.0
-    return math.hypot(
-        _band(measured.quality, size_bytes), measured.quality.between_machines, scaled, unseen, through_host
+    call = call_of(kind, size_bytes, shape, cluster, nccl)
+    port = port_curves(call, curves)
+    measured = network_curves(call, curves) if call.place.num_domains > 1 else port
+    algorithm, protocol = algorithm_of(call, curves)
+    environment = call.nccl.environment
+    was_set = environment.max_channels is not None or environment.buffer_bytes != DEFAULT_BUFFER_BYTES
+    added = (
+        0.0 if calibrated(call.links, curves) else _SCALED_SIGMA,
+        _HOST_SIGMA if call.port.way != "direct" or call.links.port_link == PCIE else 0.0,
+        _PRIOR_SIGMA if f"{algorithm}/{protocol}" in measured.priors else 0.0,
+        _SET_SIGMA if was_set else 0.0,
     )
-
-
-def _behind_host(family: str, links: Links, place: Placement) -> bool:
-    """More than two ranks whose traffic meets in the host; the loopback of one machine is measured as it is."""
-    return family != "nvlink" and links.port_kind != "loopback" and place.ranks_per_domain > _PAIR
+    return math.hypot(_band(measured.quality, size_bytes), measured.quality.between_machines, *added)
 
 
 def _band(quality: Quality, size_bytes: int) -> float:
@@ -92,7 +109,7 @@ def _band(quality: Quality, size_bytes: int) -> float:
     return (quality.mid_p95 if size_bytes < _LARGE_BYTES else quality.large_p95) / 2
 
 
-def source(cluster: Cluster, curves: LinkCurves | None = None) -> str:
+def source(cluster: Cluster, curves: LinkCurves | None = None, *, nccl: Nccl | None = None) -> str:
     """What calibrates this cluster's links, in words."""
     curves = curves or default_curves()
     if curves.ideal_links:
@@ -104,7 +121,9 @@ def source(cluster: Cluster, curves: LinkCurves | None = None) -> str:
     if not calibrated(links, curves):
         parts[0] += f" (assumed for {links.port_kind}, scaled × {ratio:.2f})"
     if links.num_nics:
-        network = curves.network(links.network_kind)
-        named = links.network_kind.lower() in network.kinds
-        parts.append(f"{network.name}: {network.source}" + ("" if named else f" (assumed for {links.network_kind})"))
+        software = nccl or Nccl()
+        kind = "sockets" if software.environment.sockets else network_of(links)
+        network = curves.network(kind, software.environment.transport, software.release)
+        named = kind in network.kinds
+        parts.append(f"{network.name}: {network.source}" + ("" if named else f" (assumed for {kind})"))
     return "; ".join(parts)

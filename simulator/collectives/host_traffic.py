@@ -11,9 +11,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from simulator.collective_curves import LinkCurves, default_curves
-from simulator.collectives.cost import Call, Links, Placement, algorithm_of, checked_kind, nic_share
+from simulator.collectives.call import nic_share
+from simulator.collectives.cost import algorithm_of, call_of, form_of
 from simulator.collectives.ports import PCIE, through_memory
-from simulator.collectives.volumes import volume
+from simulator.nccl import Nccl
 
 if TYPE_CHECKING:
     from simulator.mesh import GroupShape
@@ -36,14 +37,18 @@ class HostTraffic:
 
 
 def host_traffic(
-    kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, curves: LinkCurves | None = None
+    kind: str,
+    size_bytes: int,
+    shape: GroupShape,
+    cluster: Cluster,
+    curves: LinkCurves | None = None,
+    *,
+    nccl: Nccl | None = None,
 ) -> HostTraffic:
     """What one collective of a group loads there; see `bill` for size_bytes. Raises as `bill` does."""
-    links = Links.of(cluster, shape, checked_kind(kind))
-    place = Placement.of(shape, links)
-    call = Call(checked_kind(kind), size_bytes, place, links, "", ())
-    algorithm, _ = algorithm_of(call, curves or default_curves())
-    form = volume(checked_kind(kind), algorithm, place.num_ranks, place.num_domains)
+    call, curves = call_of(kind, size_bytes, shape, cluster, nccl), curves or default_curves()
+    links, place = call.links, call.place
+    form = form_of(call, algorithm_of(call, curves)[0], curves)
     network = form.nic * size_bytes / place.ranks_per_domain
     by_pcie = links.port_link == PCIE or cluster.intra.shape == "pcie"
     own = form.port * size_bytes

@@ -1,35 +1,25 @@
-"""The algorithm and protocol that NCCL picks: its own cost model, with its own constants.
+"""The algorithm and protocol that NCCL picks: its own cost model, with the constants of its release.
 
-Read in NVIDIA/nccl 2.30.7 (commit 5067397c2676), src/graph/tuning.cc and topo.h. These are NCCL's *assumptions*; what a
-call really takes is calibrated in `collective_curves`. Units here are NCCL's: GB/s and microseconds.
+Read in NVIDIA/nccl 2.30.7 (commit 5067397c2676), src/graph/tuning.cc, topo.h and src/enqueue.cc. These are NCCL's
+*assumptions*; what a call really takes is calibrated in `collective_curves`. Units here are NCCL's: GB/s, microseconds.
 
 Legend: LL, LL128, Simple are protocols: 8 bytes of data per 16-byte line, 120 per 128, and whole chunks with flags.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from simulator.collectives.constants import GENERATIONS, NVLS_EFFICIENCY, constants_of
 from simulator.collectives.volumes import POINT_TO_POINT, Algorithm, Kind, volume
+from simulator.errors import Fault, PlanError
+from simulator.nccl import Nccl, efa
 
-Protocol = Literal["ll", "ll128", "simple"]
+Protocol = Literal["ll", "ll128", "simple", "tcp"]  # tcp: gloo
 PROTOCOLS: tuple[Protocol, ...] = ("ll", "ll128", "simple")
-
-_BASE_US = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4), "nvls": (0, 0, 0), "nvlstree": (0, 0, 0)}
-_LOCAL_US = {
-    "nvlink": {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4), "nvls": (0, 0, 25.0), "nvlstree": (0, 0, 25.0)},
-    "pcie": {"tree": (1.0, 1.9, 4.0), "ring": (1.0, 2.5, 5.7), "nvls": (0, 0, 0), "nvlstree": (0, 0, 0)},
-}
-_NETWORK_US = {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0), "nvls": (0, 0, 18.0), "nvlstree": (0, 0, 20.9)}
-
-# One row a generation (compute capability below 8, 8, 9, 10 and up), one column for 1, 2 and more nodes.
-_LL_GB = ((39.0, 39.0, 20.4), (87.7, 22.5, 19.0), (141.0, 45.0, 35.0), (282.0, 90.0, 70.0))
-_TREE_CHANNEL_GB = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0), (70.0, 42.8, 24.0))
-_NVLSTREE_CHANNEL_GB = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 57.7, 45.5), (0.0, 96.0, 80.0))
-_NVLS_EFFICIENCY = (0.0, 0.0, 0.85, 0.74)
-_GENERATIONS = {"volta": 0, "ampere": 1, "ada": 1, "hopper": 2, "blackwell": 3}
 
 # What the graph search finds of a port's data sheet, one way: 12 channels × 20 of 300 GB/s (A100), 12 × 30 of 450
 # (H100; NVLS 8 × 40), as printed by NCCL_DEBUG (NVIDIA/nccl issue 1197); PCIe 4 x16 is 24 of 31.5 (topo.h).
@@ -37,6 +27,13 @@ _GRAPH_SHARE = {"nvlink": 0.8, "pcie": 0.76}
 _NVLS_SHARE = 32 / 45
 _NVLS_CHANNEL_GB = (0.0, 0.0, 60.0, 90.0)  # fastest channel the search tries; one channel a GPU of the node
 _NVLS_MORE_THAN = 2  # NCCL sets NVLS up for more than two GPUs of a node only (src/transport/nvls.cc)
+# First releases that have an algorithm: NVLink SHARP 2.17, its tree over nodes 2.18, PAT 2.23
+_SINCE = {"nvls": (2, 17), "nvlstree": (2, 18), "pat": (2, 23)}
+_NO_FALLBACK_SINCE = (2, 24)  # an NCCL_ALGO that leaves nothing is an error; before, rings ran all the same
+# A 2.5.6 on two DGX-1 ran rings at 22.9 of 25 GB/s (NVIDIA/deepops): its search saw no faster trees
+_TREE_ON_TWO_SINCE = (2, 7)
+_DIRECT_SERIAL_US = 0.4  # CollNet direct: a step more for each GPU of the node
+_LL128_SM = ("volta", "ampere", "hopper", "blackwell")
 
 # Share of the bandwidth that a tree reaches by log2(bytes / 64), from 64 B to 256 MB
 _TREE_SHARE: dict[Protocol, tuple[float, ...]] = {
@@ -47,16 +44,30 @@ _TREE_SHARE: dict[Protocol, tuple[float, ...]] = {
     ),
 }  # fmt: skip
 _P2P_LL_BYTES = 16384  # a send of up to this many bytes goes by LL
+_PLATEAU_BYTES = 64  # a channel and rank, from which a ring over nodes with whole chunks is thought 1.4 times as late
+_CHANNELS = 24  # of a ring, as the plateau counts them
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """What NCCL's search sees: port speed of the data sheet and the NIC speed of a node (0 if alone), both GB/s."""
+    """What NCCL's search sees: port speed of the data sheet and the NIC speed of a node (0 if alone), both GB/s.
+
+    far_cards: the cards are beyond the GPUs' PCIe switches (PHB, SYS), or nobody reads GPU memory but the GPU: no LL128
+    over nodes. sharp: the network's switches reduce (InfiniBand), where NCCL_COLLNET_ENABLE asks for it. efa: the AWS instance whose plugin has a tuner of its own, and reports a latency.
+    """
 
     family: str
     architecture: str
     port_gb_per_s: float
     nic_gb_per_s: float
+    far_cards: bool = False
+    sharp: bool = False
+    efa: efa.Instance | None = None
+
+    @property
+    def plugin_us(self) -> float:
+        """Latency that the network's plugin reports to NCCL."""
+        return efa.LATENCY_US[self.efa] if self.efa else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,95 +87,191 @@ class Group:
         return min(self.num_nodes, 3) - 1
 
 
-def pick(
-    kind: Kind, size_bytes: int, group: Group, fabric: Fabric, allowed: tuple[str, ...] = ()
-) -> tuple[Algorithm, Protocol]:
-    """The cheapest pair by NCCL's own formula; `allowed` restricts it, as NCCL_ALGO and NCCL_PROTO do."""
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What runs. channels: as a tuner asked, None for NCCL's own number."""
+
+    algorithm: Algorithm
+    protocol: Protocol
+    channels: int | None = None
+
+
+def pick(kind: Kind, size_bytes: int, group: Group, fabric: Fabric, nccl: Nccl) -> Pick:
+    """A tuner's rule if one matches and can run; the plugin's tuner; else the cheapest pair by NCCL's own formula.
+
+    Raises PlanError where NCCL_ALGO and NCCL_PROTO leave nothing that could run.
+    """
     if kind in POINT_TO_POINT:
         per_peer = size_bytes // group.num_ranks if kind == "all_to_all" else size_bytes
-        return POINT_TO_POINT[kind], "ll" if per_peer <= _P2P_LL_BYTES else "simple"
-    costs = [
-        (_time_us(latency_us, gb_per_s, algorithm, protocol, size_bytes), algorithm, protocol)
-        for algorithm, protocol, latency_us, gb_per_s in _table(kind, group, fabric)
-        if not allowed or algorithm in allowed or protocol in allowed
-    ]
-    if not costs:
-        return "ring", "simple"
-    _, algorithm, protocol = min(costs)
-    return algorithm, protocol
+        return Pick(POINT_TO_POINT[kind], "ll" if per_peer <= _P2P_LL_BYTES else "simple")
+    left = _left(kind, _table(kind, group, fabric, nccl), nccl)
+    pairs: dict[tuple[str, str] | None, Row] = {(row[0], row[1]): row for row in left}
+    for rule in nccl.tuner:
+        found = pairs.get((rule.algorithm, rule.protocol))
+        if found and rule.matches(kind, size_bytes, group.num_nodes, group.num_ranks):
+            return Pick(found[0], found[1], rule.channels)
+    if fabric.efa and not nccl.environment.tuner_plugin:
+        wanted = efa.asked(fabric.efa, kind, size_bytes, group.num_ranks, group.num_nodes)
+        found = pairs.get(wanted)
+        if found:
+            return Pick(found[0], found[1])
+    times = ((_time_us(row, kind, size_bytes, group), row[0], row[1]) for row in left)
+    _, algorithm, protocol = min(times)
+    return Pick(algorithm, protocol)
 
 
-def _time_us(latency_us: float, gb_per_s: float, algorithm: str, protocol: Protocol, size_bytes: int) -> float:
-    if algorithm == "tree":
+Row = tuple[Algorithm, Protocol, float, float]  # latency in us, GB/s of the full tensor
+
+
+def _left(kind: Kind, rows: tuple[Row, ...], nccl: Nccl) -> list[Row]:
+    """What NCCL_ALGO and NCCL_PROTO leave."""
+    left = [row for row in rows if nccl.environment.allows(kind, row[0], row[1])]
+    if not left and nccl.release >= _NO_FALLBACK_SINCE:
+        raise _nothing_left(kind, rows)
+    return left or [row for row in rows if row[0] == "ring"]
+
+
+def _nothing_left(kind: Kind, rows: tuple[Row, ...]) -> PlanError:
+    names = ", ".join(f"{algorithm}/{protocol}" for algorithm, protocol, _, _ in rows)
+    problem = f"NCCL_ALGO and NCCL_PROTO leave nothing that could run {kind} here"
+    return PlanError(Fault(place=f"nccl: {kind}", problem=problem, remedy=f"one of {names}"))
+
+
+def _time_us(row: Row, kind: Kind, size_bytes: int, group: Group) -> float:
+    algorithm, protocol, latency_us, gb_per_s = row
+    if algorithm == "tree" and kind == "all_reduce":
         index = (size_bytes // 64).bit_length() - 1
         share = _TREE_SHARE[protocol]
         gb_per_s *= share[index] if 0 <= index < len(share) else 1.0
+    plateau = algorithm == "ring" and protocol == "simple" and kind == "all_reduce" and group.num_nodes > 1
+    if plateau and size_bytes // (_CHANNELS * group.num_ranks) >= _PLATEAU_BYTES:
+        latency_us *= 1.4
     return latency_us + size_bytes / (1000 * gb_per_s)
 
 
-@lru_cache(maxsize=1024)
-def _table(kind: Kind, group: Group, fabric: Fabric) -> tuple[tuple[Algorithm, Protocol, float, float], ...]:
-    """(algorithm, protocol, latency in us, GB/s of the full tensor) of every pair that exists here."""
-    algorithms: tuple[Algorithm, ...] = ("ring",)
+def _algorithms(kind: Kind, group: Group, fabric: Fabric, nccl: Nccl) -> Iterator[Algorithm]:
+    """What this release has for the collective, and the environment sets up."""
+    yield "ring"
+    environment = nccl.environment
+    several = group.num_nodes > 1
+    collnet = several and environment.collnet and fabric.sharp
     if kind == "all_reduce":
-        algorithms = ("ring", "tree", "nvls" if group.num_nodes == 1 else "nvlstree")
-    rows = []
-    for algorithm in algorithms:
+        yield "tree"
+        if environment.nvls and nccl.release >= _SINCE["nvls"]:
+            if not several or collnet:
+                yield "nvls"
+            if several and nccl.release >= _SINCE["nvlstree"]:
+                yield "nvlstree"
+        if collnet:
+            yield "collnetdirect"
+            yield "collnetchain"
+    # for one GPU a node; what NCCL_PAT_ENABLE=1 makes of more is not modelled
+    lone = several and group.ranks_per_node == 1 and kind in ("all_gather", "reduce_scatter")
+    if lone and environment.pat and nccl.release >= _SINCE["pat"]:
+        yield "pat"
+
+
+@lru_cache(maxsize=4096)
+def _table(kind: Kind, group: Group, fabric: Fabric, nccl: Nccl) -> tuple[Row, ...]:
+    """Every pair that exists here."""
+    rows: list[Row] = []
+    for algorithm in _algorithms(kind, group, fabric, nccl):
         for protocol in PROTOCOLS:
-            bandwidth = _bandwidth(kind, algorithm, protocol, group, fabric)
+            bandwidth = _bandwidth(kind, algorithm, protocol, group, fabric, nccl)
             if bandwidth > 0:
-                rows.append((algorithm, protocol, _latency(kind, algorithm, protocol, group, fabric), bandwidth))
+                latency_us = _latency_us(kind, algorithm, protocol, group, fabric, nccl)
+                rows.append((algorithm, protocol, latency_us, bandwidth))
     return tuple(rows)
 
 
-def _bandwidth(kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric) -> float:
+def _bandwidth(kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl) -> float:
     """GB/s of the full tensor, 0 where the pair does not exist."""
-    if protocol == "ll128" and fabric.family != "nvlink":
+    if protocol == "ll128" and not _has_ll128(group, fabric, nccl):
         return 0.0
     if algorithm in ("nvls", "nvlstree"):
-        return _nvls_bandwidth(algorithm, protocol, group, fabric)
-    n, generation = group.num_ranks, _GENERATIONS.get(fabric.architecture, 1)
-    bus = _bus(fabric, algorithm, group.num_nodes)
-    low = min(_LL_GB[generation][group.column], bus * 0.5)
+        return _nvls_bandwidth(algorithm, protocol, group, fabric, nccl)
+    if algorithm in ("pat", "collnetdirect", "collnetchain"):
+        return _switched_bandwidth(algorithm, protocol, group, fabric, nccl)
+    n, constants = group.num_ranks, constants_of(nccl.release)
+    generation = GENERATIONS.get(fabric.architecture, 1)
+    bus = _bus(fabric, algorithm, group.num_nodes, nccl.release)
+    channels = max(1.0, bus / 24)
+    # on one node the GPU's row; on several the CPU's: AMD where most A100 machines have it, Intel elsewhere
+    low = constants.ll[generation if group.num_nodes == 1 else int(generation == 1)][group.column]
     if algorithm == "ring":
-        reached = {"ll": low, "ll128": bus * 0.92, "simple": bus}[protocol]
+        reached = {"ll": min(low, bus * 0.5), "ll128": bus * 0.92, "simple": bus}[protocol]
         steps = {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(kind, n)
         return reached * n / steps
-    channels = max(1.0, bus / 24)
-    capped = min(bus * 0.92, channels * _TREE_CHANNEL_GB[generation][group.column])
+    capped = min(bus * 0.92, channels * constants.tree_channel[generation][group.column])
     wide = capped * (7 / 9 if group.num_nodes == 1 else 120 / 128)
+    wide = min(wide, channels * constants.tree_ll128_channel[generation][group.column])
     return 0.5 * {"ll": min(capped / 3.8, low), "ll128": wide, "simple": capped}[protocol]
 
 
-def _bus(fabric: Fabric, algorithm: Algorithm, num_nodes: int) -> float:
+def _has_ll128(group: Group, fabric: Fabric, nccl: Nccl) -> bool:
+    """By default: NVLink inside the node; over nodes, cards near the GPUs. NCCL_PROTO that names it turns it on."""
+    if any("ll128" in names and len(names) == 1 for _, names in nccl.environment.protocols):
+        return True
+    near = group.num_nodes == 1 or not fabric.far_cards
+    return fabric.family == "nvlink" and near and fabric.architecture in _LL128_SM
+
+
+def _bus(fabric: Fabric, algorithm: Algorithm, num_nodes: int, release: tuple[int, ...]) -> float:
     """Bus bandwidth of the search; a tree over two nodes loads the NICs with half of what a ring does."""
     port = fabric.port_gb_per_s * _GRAPH_SHARE.get(fabric.family, 0.76)
     if num_nodes == 1:
         return port
-    return min(port, fabric.nic_gb_per_s * (2 if algorithm == "tree" and num_nodes == 2 else 1))
+    twice = algorithm == "tree" and num_nodes == 2 and release >= _TREE_ON_TWO_SINCE
+    return min(port, fabric.nic_gb_per_s * (2 if twice else 1))
 
 
-def _nvls_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric) -> float:
-    generation, n = _GENERATIONS.get(fabric.architecture, 1), group.num_ranks
+def _nvls_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl) -> float:
+    generation, n = GENERATIONS.get(fabric.architecture, 1), group.num_ranks
     if protocol != "simple" or fabric.family != "nvlink" or group.ranks_per_node <= _NVLS_MORE_THAN:
         return 0.0
     heads = group.ranks_per_node
     channel = min(_NVLS_CHANNEL_GB[generation], fabric.port_gb_per_s * _NVLS_SHARE / heads)
-    port = heads * channel * _NVLS_EFFICIENCY[generation] * 2 * (heads - 1) / heads
+    port = heads * channel * NVLS_EFFICIENCY[generation] * 2 * (heads - 1) / heads
     if algorithm == "nvlstree":
         nic = fabric.nic_gb_per_s * (2 if group.num_nodes == 2 else 1)
-        port = min(port, nic, heads * _NVLSTREE_CHANNEL_GB[generation][group.column])
+        port = min(port, nic, heads * constants_of(nccl.release).nvlstree_channel[generation][group.column])
+    elif group.num_nodes > 1:
+        port = min(port, fabric.nic_gb_per_s)
     return port * n / (2 * (n - 1))
 
 
-def _latency(kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric) -> float:
+def _switched_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl) -> float:
+    """PAT, and all-reduce in the network's switches (SHARP); whole chunks only."""
+    if protocol != "simple":
+        return 0.0
+    if algorithm == "pat":
+        return constants_of(nccl.release).pat_share * _bus(fabric, "tree", group.num_nodes, nccl.release)
+    bus = min(fabric.port_gb_per_s * _GRAPH_SHARE.get(fabric.family, 0.76), 2 * fabric.nic_gb_per_s)
+    if algorithm == "collnetdirect":
+        if fabric.family != "nvlink":
+            return 0.0
+        bus *= 0.85 if GENERATIONS.get(fabric.architecture, 1) >= GENERATIONS["hopper"] else 1.0
+    return 0.5 * bus
+
+
+def _latency_us(
+    kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl
+) -> float:
     """Microseconds before the bytes: base plus steps."""
-    p = PROTOCOLS.index(protocol)
-    local = _LOCAL_US["nvlink" if fabric.family == "nvlink" else "pcie"][algorithm][p]
-    network = _NETWORK_US["tree" if group.ranks_per_node == 1 and algorithm == "ring" else algorithm][p]
+    constants, p = constants_of(nccl.release), PROTOCOLS.index(protocol)
+    inside = constants.nvlink_us if fabric.family == "nvlink" else constants.pcie_us
+    local = inside[algorithm][p]
+    alone = group.ranks_per_node == 1 and algorithm == "ring"
+    network = constants.network_us["tree" if alone else algorithm][p]
+    network += fabric.plugin_us * (2 if protocol == "simple" else 1)  # the flush waits once more
+    base, r = constants.base_us[algorithm][p], group.ranks_per_node
+    if algorithm == "collnetdirect":
+        return base + 2 * (min(1, r - 1) * local + (r - 1) * _DIRECT_SERIAL_US) + network
+    if algorithm == "collnetchain":
+        return base + 2 * (r - 1) * local + network
+    if algorithm == "pat":
+        return base + (group.num_nodes.bit_length() - 1) * network / 3.5 + 2.8 * group.num_ranks
     form = volume(kind, algorithm, group.num_ranks, group.num_nodes)
     if algorithm == "ring" and group.num_nodes > 1:
         local = max(local, 3.0 if protocol == "simple" else 1.0)  # NCCL_NET_OVERHEAD on x86
-    latency = _BASE_US[algorithm][p] + form.local_steps * local + form.network_steps * network
-    plateau = algorithm == "ring" and protocol == "simple" and kind == "all_reduce" and group.num_nodes > 1
-    return latency * 1.4 if plateau else latency
+    return base + form.local_steps * local + form.network_steps * network

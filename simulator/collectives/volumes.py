@@ -7,13 +7,27 @@ Derivations: docs/background/collectives.md; tests/theory plays every algorithm 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv"]
-Algorithm = Literal["ring", "tree", "nvls", "nvlstree", "p2p", "send"]
+Algorithm = Literal[
+    "ring",
+    "tree",
+    "collnetdirect",
+    "collnetchain",
+    "nvls",
+    "nvlstree",
+    "pat",
+    "hierarchical",
+    "binomial",
+    "gather",
+    "p2p",
+    "send",
+]
 KINDS: tuple[Kind, ...] = (
     "all_reduce",
     "all_gather",
@@ -24,6 +38,16 @@ KINDS: tuple[Kind, ...] = (
     "send_recv",
 )
 POINT_TO_POINT: dict[Kind, Algorithm] = {"all_to_all": "p2p", "send_recv": "send"}
+# What gloo runs for each kind (pytorch/gloo: allreduce.cc, allgather.cc, broadcast.cc, reduce.cc, alltoall.cc)
+GLOO: dict[Kind, Algorithm] = {
+    "all_reduce": "ring",
+    "all_gather": "ring",
+    "reduce_scatter": "ring",
+    "broadcast": "binomial",
+    "reduce": "gather",
+    "all_to_all": "p2p",
+    "send_recv": "send",
+}
 _DATA_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
@@ -46,15 +70,7 @@ def volume(kind: Kind, algorithm: Algorithm, num_ranks: int, num_nodes: int) -> 
     r = -(-n // big_n)
     if n == 1:
         return Volume(port=Fraction(0), nic=Fraction(0), local_steps=0, network_steps=0)
-    forms = {
-        "ring": _ring,
-        "tree": _tree,
-        "nvls": _nvls,
-        "nvlstree": _nvls,
-        "p2p": _all_to_all,
-        "send": _send,
-    }
-    return forms[algorithm](kind, n, big_n, r)
+    return _FORMS[algorithm](kind, n, big_n, r)
 
 
 def _ring(kind: Kind, n: int, big_n: int, r: int) -> Volume:
@@ -84,7 +100,7 @@ def _tree(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
     return Volume(port=port, nic=tree_nic(big_n), local_steps=2 * (r - 1), network_steps=network_steps)
 
 
-def _nvls(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
+def _nvlstree(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
     """All-reduce in the NVSwitch: each GPU owns S/r, reads it reduced and multicasts the result.
 
     Out of each port: all of S (its owners read it through the switch) and the S/r it multicasts.
@@ -92,6 +108,69 @@ def _nvls(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
     """
     nic = tree_nic(big_n)
     return Volume(port=1 + Fraction(1, r), nic=nic, local_steps=1, network_steps=2 * (big_n.bit_length() - 1))
+
+
+def _nvls(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
+    """As NVLS tree inside a node; over nodes the network's switches add the owners' results up: S goes out, S comes in."""
+    far = int(big_n > 1)
+    return Volume(port=1 + Fraction(1, r), nic=Fraction(far), local_steps=1, network_steps=far)
+
+
+def _collnetdirect(_kind: Kind, _n: int, _big_n: int, r: int) -> Volume:
+    """Scatter S/r to each of a node's r heads, reduce it there, once through the network's switches, and gather.
+
+    Graham et al. 2016 (SHARP), doi 10.1109/COMHPC.2016.006: a switch sends the sum of what enters it.
+    """
+    hop = Fraction(r - 1, r)
+    return Volume(port=2 * hop, nic=Fraction(1), local_steps=2 * min(1, r - 1), network_steps=1)
+
+
+def _collnetchain(_kind: Kind, _n: int, _big_n: int, r: int) -> Volume:
+    """Up a chain of the node's r GPUs, once through the network's switches, down the chain."""
+    return Volume(port=Fraction(min(r - 1, 2)), nic=Fraction(1), local_steps=2 * (r - 1), network_steps=1)
+
+
+def _pat(_kind: Kind, n: int, _big_n: int, _r: int) -> Volume:
+    """Parallel aggregated trees, one rank a node: Bruck's doubling (1997) with bounded buffers.
+
+    Every rank receives the n−1 parts it lacks (or sends the n−1 that are not its own), in log2(n) rounds.
+    """
+    return Volume(port=Fraction(0), nic=Fraction(n - 1, n), local_steps=0, network_steps=(n - 1).bit_length())
+
+
+def _hierarchical(kind: Kind, _n: int, big_n: int, r: int) -> Volume:
+    """Two levels: rings inside the nodes, and r rings over nodes, each with its own S/r.
+
+    All-gather: first over nodes, so that every rank holds S/r of N nodes, then inside; reduce-scatter the other way round;
+    all-reduce: reduce-scatter inside, all-reduce over nodes, all-gather inside. NCCL has it for no collective.
+    """
+    passes = _DATA_STEPS[kind]
+    return Volume(
+        port=passes * Fraction(r - 1, r),
+        nic=passes * Fraction(big_n - 1, big_n),
+        local_steps=passes * (r - 1),
+        network_steps=passes * (big_n - 1),
+        loop_steps=passes * (r - 1),
+    )
+
+
+def _binomial(_kind: Kind, n: int, big_n: int, _r: int) -> Volume:
+    """Gloo's broadcast: in each of log2(n) rounds all who have S send it to one who has not; the root sends it each time."""
+    rounds = (n - 1).bit_length()
+    far = (big_n - 1).bit_length()
+    return Volume(port=Fraction(rounds - far), nic=Fraction(far), local_steps=rounds - far, network_steps=far)
+
+
+def _gather(_kind: Kind, n: int, big_n: int, r: int) -> Volume:
+    """Gloo's reduce: a ring's reduce-scatter, then the root collects the n−1 parts that it lacks."""
+    ring = _ring("reduce_scatter", n, big_n, r)
+    collected = Fraction(n - r, n)
+    return Volume(
+        port=ring.port + Fraction(r - 1, n),
+        nic=ring.nic + (collected if big_n > 1 else 0),
+        local_steps=ring.local_steps + r - 1,
+        network_steps=ring.network_steps + n - r,
+    )
 
 
 def _all_to_all(_kind: Kind, n: int, _big_n: int, r: int) -> Volume:
@@ -105,6 +184,22 @@ def _send(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
     if big_n == 1:
         return Volume(port=Fraction(1), nic=Fraction(0), local_steps=1, network_steps=0)
     return Volume(port=Fraction(0), nic=Fraction(r), local_steps=0, network_steps=1)
+
+
+_FORMS: dict[Algorithm, Callable[[Kind, int, int, int], Volume]] = {
+    "ring": _ring,
+    "tree": _tree,
+    "collnetdirect": _collnetdirect,
+    "collnetchain": _collnetchain,
+    "nvls": _nvls,
+    "nvlstree": _nvlstree,
+    "pat": _pat,
+    "hierarchical": _hierarchical,
+    "binomial": _binomial,
+    "gather": _gather,
+    "p2p": _all_to_all,
+    "send": _send,
+}
 
 
 @lru_cache(maxsize=1024)

@@ -69,6 +69,7 @@ class Lowering:
             memory_weight=self.calibration.interference.hbm_weight,
             slowdown=0.0 if ideal else slowdown(self.plan.num_devices),
             transfers=self.transfers,
+            nccl=self.stack.software(),
         )
 
     @property

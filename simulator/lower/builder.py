@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simulator.collective_curves import LinkCurves
 from simulator.collectives import bill, host_traffic, interference, link_capacities, renamed
 from simulator.lower.work import Work
 from simulator.mesh import GroupShape, Mesh
+from simulator.nccl import Nccl
 from simulator.offload import Transfers
 from simulator.program import COMPUTE_STREAM, Bill, Collective, Compute, Program, ProgramOp
 from simulator.stack import Stack
@@ -25,6 +26,7 @@ class Fabric:
     memory_weight: float  # what compute loses of memory that a collective uses
     slowdown: float  # of the slowest GPU's compute, as a fraction
     transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
+    nccl: Nccl = field(default_factory=Nccl)  # as the stack sets it up
 
     def axis(self, role: str) -> str:
         """The mesh axis over which a role communicates: shard, reshard, replicate, cp or tp.
@@ -178,7 +180,9 @@ class Builder:
             bill=_times(one, count),
             size_bytes=size_bytes,
             host_s=count * fabric.stack.host_collective_s + (fabric.stack.host_unit_s if fabric.sharded else 0.0),
-            interference=interference(kind, shape, fabric.cluster, fabric.curves, memory_weight=fabric.memory_weight),
+            interference=interference(
+                kind, shape, fabric.cluster, fabric.curves, memory_weight=fabric.memory_weight, nccl=fabric.nccl
+            ),
             blocking=fabric.synchronous,
         )
         self._ops.append(op)
@@ -188,11 +192,11 @@ class Builder:
     def _bill(self, kind: str, size_bytes: int, shape: GroupShape) -> Bill:
         """What one collective costs on this rank's links, and on those it shares with offload."""
         fabric = self._fabric
-        found = bill(kind, size_bytes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.stack.nccl)
+        found = bill(kind, size_bytes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.nccl)
         one = renamed(found, self._suffix)
         if fabric.transfers is None:
             return one
-        more = host_traffic(kind, size_bytes, shape, fabric.cluster, fabric.curves)
+        more = host_traffic(kind, size_bytes, shape, fabric.cluster, fabric.curves, nccl=fabric.nccl)
         sizes = float(more.pcie_bytes), float(more.memory_bytes)
         return fabric.transfers.beside(one, *sizes, more.fastest_bytes_per_s, self._rank)
 

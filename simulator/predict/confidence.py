@@ -39,7 +39,14 @@ def _communication_sigma(lowering: Lowering, played: Played) -> float:
     worst = {(op.kind, op.stream): op for op in played.program.ops if isinstance(op, Collective)}
     fabric = lowering.fabric
     sigmas = (
-        collective_sigma(kind, op.size_bytes, fabric.shape(stream.removeprefix("nccl:")), fabric.cluster, fabric.curves)
+        collective_sigma(
+            kind,
+            op.size_bytes,
+            fabric.shape(stream.removeprefix("nccl:")),
+            fabric.cluster,
+            fabric.curves,
+            nccl=fabric.nccl,
+        )
         for (kind, stream), op in worst.items()
         if kind not in TRANSFER_SIGMA
     )
@@ -85,9 +92,17 @@ def sources(lowering: Lowering) -> tuple[Source, ...]:
         ),
         Source(what="device", kind="datasheet", detail=device.name),
         Source(what="kernels", kind=calibration.kind, detail=_kernels_from(lowering)),
-        Source(what="links", kind=_links_kind(lowering), detail=links_source(lowering.cluster, lowering.curves)),
+        Source(what="links", kind=_links_kind(lowering), detail=_links_detail(lowering)),
         Source(what="stack", kind="calibrated" if fitted else "assumed", detail=f"{stack.name}{fitted}"),
     )
+
+
+def _links_detail(lowering: Lowering) -> str:
+    """What calibrated the links, and which of the stack's NCCL variables no model hears."""
+    nccl = lowering.fabric.nccl
+    unheard = nccl.environment.unmodelled
+    detail = links_source(lowering.cluster, lowering.curves, nccl=nccl)
+    return f"{detail}; not modelled: {', '.join(unheard)}" if unheard else detail
 
 
 def _kernels_from(lowering: Lowering) -> str:

@@ -17,7 +17,7 @@ P2pLevel = Literal["none", "PIX", "PXB", "PHB", "NODE", "SYS"]
 Gpus = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
 MAX_NODES: Final = 65536
 
-InterKind = Literal["infiniband", "roce", "efa", "ethernet", "tcpx", "omnipath", "slingshot"]
+InterKind = Literal["infiniband", "roce", "efa", "ethernet", "tcpx", "tcpxo", "omnipath", "slingshot"]
 
 
 class Edge(Strict):

@@ -32,6 +32,7 @@ class Row:
     time_s: float
     algorithm_bytes_per_s: float
     bus_bytes_per_s: float
+    channels: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,22 @@ class Crossover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bucketed:
+    """The bytes of one row in `num_calls` calls of at most `bucket_bytes`, one after the other, and all in one."""
+
+    size_bytes: int
+    bucket_bytes: int
+    num_calls: int
+    time_s: float
+    whole_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """A collective of `num_ranks` on `num_nodes` nodes of a cluster, over sizes."""
+    """A collective of `num_ranks` on `num_nodes` nodes of a cluster, over sizes.
+
+    source: what calibrates its links. unmodelled: variables of NCCL that were given and are not modelled.
+    """
 
     collective: str
     cluster: str
@@ -53,6 +68,9 @@ class Sweep:
     num_nodes: int
     rows: tuple[Row, ...]
     crossovers: tuple[Crossover, ...]
+    buckets: tuple[Bucketed, ...] = ()
+    source: str = ""
+    unmodelled: tuple[str, ...] = ()
 
 
 def bus_factor(kind: str, num_ranks: int) -> float:
@@ -77,6 +95,7 @@ def _row(kind: str, num_ranks: int, size_bytes: int, choice: Choice) -> Row:
         time_s=time_s,
         algorithm_bytes_per_s=rate,
         bus_bytes_per_s=rate * bus_factor(kind, num_ranks),
+        channels=choice.channels,
     )
 
 
@@ -90,6 +109,24 @@ def crossovers(rows: Sequence[Row], pick: Pick) -> tuple[Crossover, ...]:
                 middle = (below + above) // 2
                 below, above = (middle, above) if _name(pick(middle)) == _name(low) else (below, middle)
             found.append(Crossover(size_bytes=above, before=_name(low), after=_name(pick(above))))
+    return tuple(found)
+
+
+def bucket_rows(rows: Sequence[Row], bucket_bytes: int, pick: Pick) -> tuple[Bucketed, ...]:
+    """What cutting into buckets costs each row's size: small messages pay launch and steps once a call."""
+    found = []
+    for row in rows:
+        full, rest = divmod(row.size_bytes, bucket_bytes)
+        time_s = full * float(pick(bucket_bytes).time_s) + (float(pick(rest).time_s) if rest else 0.0)
+        found.append(
+            Bucketed(
+                size_bytes=row.size_bytes,
+                bucket_bytes=bucket_bytes,
+                num_calls=full + (rest > 0),
+                time_s=time_s,
+                whole_s=row.time_s,
+            )
+        )
     return tuple(found)
 
 
@@ -117,7 +154,21 @@ def render(sweep: Sweep) -> RenderableType:
     lines = (
         f"> {c.after} from {format_bytes(c.size_bytes)} ({c.size_bytes} B), {c.before} below" for c in sweep.crossovers
     )
-    return Group(Text(head), table, *(Text(line) for line in lines))
+    parts: list[RenderableType] = [Text(head), table, *(Text(line) for line in lines)]
+    if sweep.buckets:
+        parts += [Text(f"in buckets of {format_bytes(sweep.buckets[0].bucket_bytes)}"), _bucket_table(sweep.buckets)]
+    return Group(*parts)
+
+
+def _bucket_table(buckets: Sequence[Bucketed]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("size (B)", "calls", "time (us)", "in one call (us)", "times as long"):
+        table.add_column(name, justify="right")
+    for one in buckets:
+        ratio = f"{one.time_s / one.whole_s:.2f}" if one.whole_s else ""
+        times = (f"{one.time_s * 1e6:.2f}", f"{one.whole_s * 1e6:.2f}", ratio)
+        table.add_row(str(one.size_bytes), str(one.num_calls), *times)
+    return table
 
 
 def plot(sweep: Sweep, path: Path) -> None:

@@ -146,6 +146,56 @@ def test_all_to_all_counts_pairs(n: int, nodes: int) -> None:
     assert form.nic == Fraction(entering, n)
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 8, 16, 33])
+def test_pat_doubles_what_a_rank_holds(n: int) -> None:
+    """Bruck: in round k a rank gets up to 2^k parts from the rank 2^k before it; n−1 parts in ceil(log2 n) rounds."""
+    held, received, rounds = 1, 0, 0
+    while held < n:
+        more = min(held, n - held)
+        received, held, rounds = received + more, held + more, rounds + 1
+    form = volume("all_gather", "pat", n, n)
+    assert (form.nic, form.network_steps) == (Fraction(received, n), rounds)
+    assert form == volume("reduce_scatter", "pat", n, n)
+
+
+@pytest.mark.parametrize(("nodes", "r"), [(2, 8), (4, 8), (3, 4)])
+def test_switches_that_reduce_let_s_out_and_in_once(nodes: int, r: int) -> None:
+    """Head h of a node gathers part h of its r−1 peers, sends the sum, gets the total, gives it to the r−1 peers."""
+    out, into = [0] * r, 0
+    for head in range(r):
+        for peer in range(r):
+            if peer != head:
+                out[peer] += 1  # its share of part `head`
+                out[head] += 1  # the total, to that peer
+        into += 1
+    direct = volume("all_reduce", "collnetdirect", nodes * r, nodes)
+    assert {Fraction(parts, r) for parts in out} == {direct.port}
+    assert Fraction(into, r) == direct.nic == volume("all_reduce", "collnetchain", nodes * r, nodes).nic
+    assert volume("all_reduce", "nvls", nodes * r, nodes).nic == 1
+
+
+@pytest.mark.parametrize(("nodes", "r"), [(2, 4), (4, 2), (4, 4), (3, 2)])
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])
+def test_two_levels_are_what_players_of_each_count(kind: Kind, nodes: int, r: int) -> None:
+    """Inside a node a ring over r parts, over nodes r rings with S/r each; both counted by the same player."""
+    form = volume(kind, "hierarchical", nodes * r, nodes)
+    inside, _, held = play_ring(kind, 1, r)
+    assert all(parts == set(range(r)) for parts in held)
+    assert {Fraction(count, r) for count in inside.values()} == {form.port}
+    _, over, _ = play_ring(kind, nodes, 1)
+    assert {r * Fraction(count, nodes) / r for count in over.values()} == {form.nic}
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
+def test_gloos_broadcast_and_reduce(n: int) -> None:
+    """Broadcast: the root sends all of S in each of ceil(log2 n) rounds. Reduce: (n−1)/n twice into the root."""
+    have, rounds = 1, 0
+    while have < n:
+        have, rounds = min(n, 2 * have), rounds + 1
+    assert volume("broadcast", "binomial", n, 1).port == rounds
+    assert volume("reduce", "gather", n, 1).port == 2 * Fraction(n - 1, n)
+
+
 @pytest.mark.parametrize(("n", "nodes"), [(8, 1), (16, 2), (32, 4), (4, 4)])
 def test_nobody_beats_what_is_missing(n: int, nodes: int) -> None:
     """A node holds r of n shards before an all-gather and all of S after: N−1 of N parts must enter."""
@@ -155,7 +205,7 @@ def test_nobody_beats_what_is_missing(n: int, nodes: int) -> None:
     for algorithm in ("ring",):
         form = volume("all_gather", algorithm, n, nodes)
         assert form.nic >= least.nic
-    for algorithm in ("ring", "tree", "nvls"):
+    for algorithm in ("ring", "tree", "nvlstree", "hierarchical"):
         form = volume("all_reduce", algorithm, n, nodes)
         assert form.port >= minimum("all_reduce", n, nodes).port or nodes > 1
         assert form.nic >= minimum("all_reduce", n, nodes).nic

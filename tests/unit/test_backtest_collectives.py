@@ -97,7 +97,7 @@ def test_json_rows_stand_in_the_tables_order_with_bad_and_refused_ones(
 
 def test_repeats_give_the_noise_floor_and_equal_lines_count_once(tmp_path: Path) -> None:
     """Times 100, 110, 100 us: each against the median of the other two: 100/105, 110/100, 100/105."""
-    rows = [CELLS | {"time_us": t, "notes": n} for t, n in ((100, "1"), (110, "2"), (100, "3"), (100, "3"))]
+    rows = [CELLS | {"time_us": t, "notes": f"repeat {n}"} for t, n in ((100, 1), (110, 2), (100, 3), (100, 3))]
     report = run(write(tmp_path / "t.csv", *rows))
     assert isinstance(report, CollectivesReport)
     assert [o.duplicate_of for o in report.outcomes] == [None, None, None, 4]
@@ -127,9 +127,10 @@ def test_degraded_runs_are_flagged_and_not_scored(tmp_path: Path) -> None:
     ("notes", "kind", "rdma"),
     [
         ("2x p4de.24xlarge EFA (4x100Gb/s)", "efa", True),
-        ("HPE Slingshot 2 NICs/node; NCCL default (TCP over Slingshot)", "ethernet", False),
-        ("HPE Slingshot 2 NICs/node; GDR_LEVEL=PHB CROSS_NIC=1", "ethernet", False),
+        ("HPE Slingshot 2 NICs/node; NCCL default (TCP over Slingshot)", "sockets", False),
+        ("HPE Slingshot 2 NICs/node; GDR_LEVEL=PHB CROSS_NIC=1", "sockets", False),
         ("HPE Slingshot 2 NICs/node; AWS Libfabric(OFI CXI) plugin", "slingshot", True),
+        ("HPE Slingshot 2 NICs/node; env4: env3 + FI_CXI tuning", "slingshot", True),
         ("GKE A3 High TCPX (4 data NICs x200Gb/s)", "tcpx", True),
         ("OCI BM.GPU.H100.8 RoCE", "roce", True),
         ("2x DGX A100, 8x200G CX-6 HDR", "infiniband", True),
@@ -161,11 +162,27 @@ def test_links_inside_a_node() -> None:
 
 
 def test_what_nccl_was_told_and_what_a_log_says() -> None:
-    assert resolve(row(algo_env="Ring", proto_env="LL")).allowed == ("ring", "ll")
-    assert resolve(row(notes="NCCL_NVLS_ENABLE=0")).allowed == ("ring", "tree")
+    forced = resolve(row(algo_env="Ring", proto_env="LL")).nccl.environment
+    assert forced.allows("all_reduce", "ring", "ll")
+    assert not forced.allows("all_reduce", "ring", "simple")
+    assert resolve(row(notes="NCCL_NVLS_ENABLE=0")).nccl.environment.nvls == 0
+    assert resolve(row(notes="NCCL_NVLS_ENABLE=unset")).nccl == resolve(row()).nccl
     logged = resolve(row(algo_env="NVLS", notes="default algo as picked by NCCL"))
-    assert (logged.allowed, logged.logged) == ((), "nvls")
+    assert (logged.nccl, logged.logged) == (resolve(row()).nccl, "nvls")
+    software = resolve(row(notes="env5: env4 + FI_CXI_RX_MATCH_MODE=software, RDZV alt_read")).nccl.environment
+    assert (software.transport, software.cross_nic) == ({"FI_CXI_RX_MATCH_MODE=software"}, 1)
     assert judge(row(algo_env="Ring")).algorithm == "ring"
+
+
+def test_a_machines_total_may_count_its_hosts_card() -> None:
+    notes = "GCP A3 Mega GPUDirect-TCPXO 1.8 Tbps"
+    mega = resolve(row(n_gpus=16, n_nodes=2, notes=notes, inter_link_gbps_per_node=1800.0))
+    assert (mega.network, mega.cluster.node_bytes_per_s) == ("tcpxo", pytest.approx(200e9))
+
+
+def test_settings_that_nccl_could_not_read_are_refused() -> None:
+    with pytest.raises(RefusedError, match="NCCL_ALGO"):
+        resolve(row(algo_env="Star"))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +213,6 @@ def test_the_published_table() -> None:
     assert report.count("bad") == report.count("failed") == 0
     # 126 rows of a GPU without NCCL, 116 of an unnamed one, 10 without a number of ranks (README of the data)
     assert report.refused == {"unknown GPU": 242, "number of ranks": 10}
-    # issue 290's 22 + 22 rows of two nodes, 62 of the 2 × 4 file
-    assert sum(o.degraded is not None for o in report.outcomes) == 106
+    # issue 290's 22 + 22 rows of two nodes, 62 of the 2 × 4 file, 240 of one NCCL on one cluster
+    assert sum(o.degraded is not None for o in report.outcomes) == 346
     assert all(o.predicted_time_s for o in report.outcomes if o.status == "ok")

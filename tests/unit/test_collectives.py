@@ -14,6 +14,7 @@ from simulator.collectives import LinkCurves, bill, choose, interference, link_c
 from simulator.collectives.tuning import Fabric, Group, pick
 from simulator.errors import CalibrationError, ClusterError, PlanError
 from simulator.mesh import GroupShape
+from simulator.nccl import Nccl
 from simulator.topology import Cluster
 
 GIB = 2**30
@@ -41,7 +42,8 @@ def shape(num_ranks: int, num_nodes: int = 1) -> GroupShape:
     ],
 )
 def test_all_reduce_on_h100_picks_what_logs_show(size: int, ranks: int, expected: tuple[str, str]) -> None:
-    assert pick("all_reduce", size, Group(ranks, 1), H100) == expected
+    chosen = pick("all_reduce", size, Group(ranks, 1), H100, Nccl())
+    assert (chosen.algorithm, chosen.protocol) == expected
 
 
 def test_slow_cards_make_two_nodes_a_tree() -> None:
@@ -49,15 +51,16 @@ def test_slow_cards_make_two_nodes_a_tree() -> None:
 
     Over more nodes a tree's inner nodes take in 2S, as much as a ring's, and the ring comes nearer to its cards.
     """
-    assert pick("all_reduce", GIB, Group(16, 2), Fabric("nvlink", "ampere", 300.0, 50.0))[0] == "tree"
-    assert pick("all_reduce", GIB, Group(32, 4), Fabric("nvlink", "ampere", 300.0, 50.0))[0] == "ring"
+    slow = Fabric("nvlink", "ampere", 300.0, 50.0)
+    assert pick("all_reduce", GIB, Group(16, 2), slow, Nccl()).algorithm == "tree"
+    assert pick("all_reduce", GIB, Group(32, 4), slow, Nccl()).algorithm == "ring"
 
 
 def test_restrictions_and_old_releases_are_heard() -> None:
     cluster = Cluster.load("hgx-h100-8")
     assert choose("all_reduce", GIB, shape(8), cluster).algorithm == "nvls"
-    assert choose("all_reduce", GIB, shape(8), cluster, allowed=("ring",)).algorithm == "ring"
-    assert choose("all_reduce", GIB, shape(8), cluster, nccl="2.12.12").algorithm == "ring"
+    assert choose("all_reduce", GIB, shape(8), cluster, nccl=Nccl.of("", {"NCCL_ALGO": "Ring"})).algorithm == "ring"
+    assert choose("all_reduce", GIB, shape(8), cluster, nccl=Nccl.of("2.12.12")).algorithm == "ring"
 
 
 def test_without_nvlink_there_is_no_ll128() -> None:
@@ -115,9 +118,9 @@ def test_a_relative_is_scaled_marked_and_less_certain() -> None:
 
 
 def test_what_no_sweep_shows_is_less_certain() -> None:
-    """EFA sweeps are all-reduces: an all-gather over EFA stands on a prior."""
+    """EFA sweeps are all-reduces: an all-to-all over EFA stands on a prior."""
     cluster = Cluster.load("aws-p5", 4)
-    assert sigma("all_gather", GIB, shape(32, 4), cluster) > sigma("all_reduce", GIB, shape(32, 4), cluster)
+    assert sigma("all_to_all", GIB, shape(32, 4), cluster) > sigma("all_reduce", GIB, shape(32, 4), cluster)
 
 
 def test_renamed_moves_a_bill_to_links_of_its_own() -> None:

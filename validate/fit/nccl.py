@@ -12,16 +12,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from simulator.collective_curves import LinkCurves
-from simulator.collectives.cost import algorithm_of, nic_part, nic_share
-from simulator.collectives.volumes import volume
+from simulator.collective_curves import LinkCurves, applies
+from simulator.collectives.call import Call, nic_share
+from simulator.collectives.cost import algorithm_of, form_of, nic_part
 from validate.fit.sweeps import Sample, band
 
 Array = NDArray[np.float64]
@@ -48,12 +48,12 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
     for sample in samples:
         algorithm, protocol = algorithm_of(sample.call, empty)
         call = sample.call
-        form = volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
+        form = form_of(call, algorithm, empty)
         share = float(nic_share(call.links))
         rows.append(
             (
                 modes.index(f"{algorithm}/{protocol}"),
-                float(form.port * call.links.detour) * call.size_bytes / call.links.port_bytes_per_s,
+                float(form.port * call.links.detour) * call.size_bytes / call.port.bytes_per_s,
                 float(form.nic * nic_part(call)) * call.size_bytes / share if share else 0.0,
                 1 / form.loop_steps if form.loop_steps else 0.0,
                 form.local_steps,
@@ -75,7 +75,11 @@ def _weights(samples: Sequence[Sample]) -> Array:
 PORT_MODES = (
     *(f"{a}/{p}" for a in ("ring", "tree") for p in ("ll", "ll128", "simple")),
     *("nvls/simple", "nvlstree/simple", "p2p/ll", "p2p/simple", "send/ll", "send/simple"),
+    *("pat/simple", "collnetdirect/simple", "collnetchain/simple"),
 )
+# A send is one pair of an all-to-all, whose sweeps begin at single bytes: launch and ramp are the pairs'
+SENDS = {PORT_MODES.index(f"send/{p}"): PORT_MODES.index(f"p2p/{p}") for p in ("ll", "simple")}
+NEAR_PAIRS = (0.15, 0.02, 0.02, 0.02, 0.02, 0.02)
 FIELDS = ("efficiency", "base_s", "hop_s", "fill_s", "fill_half_s", "drain")
 SPREAD = (0.15, 0.5, 0.5, 0.7, 0.7, 0.5)  # standard deviation of the priors' logarithm
 
@@ -110,47 +114,108 @@ def prior(efficiency: float, base_s: float, hop_s: float, fill_s: float, half_s:
 def fit(t: Terms, start: Array, near: Array | None = None) -> Array:
     """A table of coefficients of a port, or (with each sample's port row in `near`) of a network.
 
-    Robust least squares on log time; the prior's spread is the unit of each free logarithm.
+    All-to-alls first: what they show is where sends start from.
     """
-    used = np.unique(t.mode)
-    scale = np.tile(SPREAD, len(used))
-    origin, log_time = np.log(start[used]).ravel(), np.log(t.time_s)
+    pairs = np.isin(t.mode, list(SENDS.values()))
+    if pairs.any() and np.isin(t.mode, list(SENDS)).any():
+        alone = _solve(_part(t, pairs), start, None if near is None else near[pairs])
+        start = start.copy()
+        for send, pair in SENDS.items():
+            if pair in t.mode:
+                start[send] = [*alone[pair][:2], alone[pair][2], *alone[pair][3:5], 0.0001]
+    return _solve(t, start, near)
+
+
+def _part(t: Terms, which: NDArray[np.bool_]) -> Terms:
+    return Terms(*(getattr(t, field.name)[which] for field in fields(Terms)))
+
+
+def _solve(t: Terms, start: Array, near: Array | None) -> Array:
+    """One mode after the other: no coefficient is shared between them."""
+    table = start.copy()
+    modes = np.unique(t.mode)
+    for mode in modes:
+        which = t.mode == mode
+        spread = NEAR_PAIRS if SENDS.get(int(mode)) in modes else SPREAD
+        own = near[which] if near is not None else None
+        table[mode] = _one_mode(_part(t, which), start[mode], np.array(spread), own)
+    return table
+
+
+def _one_mode(t: Terms, start: Array, spread: Array, near: Array | None) -> Array:
+    """Robust least squares on log time; the prior's spread is the unit of each free logarithm."""
+    origin, log_time = np.log(start), np.log(t.time_s)
 
     def unpack(x: Array) -> Array:
-        table = start.copy()
-        table[used] = np.exp(origin + x * scale).reshape(-1, len(FIELDS))
-        table[:, 0] = np.minimum(table[:, 0], 1.0)  # no link is faster than its data sheet
-        return table
+        row = np.exp(origin + x * spread)
+        row[0] = min(row[0], 1.0)  # no link is faster than its data sheet
+        return np.tile(row, (log_time.size, 1))
 
     def residuals(x: Array) -> Array:
-        rows = unpack(x)[t.mode]
+        rows = unpack(x)
         predicted = seconds(t, rows) if near is None else seconds(t, near, rows)
         return np.concatenate([t.weight * (np.log(predicted) - log_time), x])
 
-    return unpack(least_squares(residuals, np.zeros(origin.size), loss="soft_l1", max_nfev=200).x)
+    found: Array = unpack(least_squares(residuals, np.zeros(len(FIELDS)), loss="soft_l1", max_nfev=200).x)[0]
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- results
 
 # Data sheet speed one way, NCCL's channels and those of NVLS (nccl 2.30.7: 12 graph channels doubled; nvlsChannels 16
-# on sm90, 24 on sm100), and where the priors start: efficiency, launch, hop, fill, fill_half.
+# on sm90, 24 on sm100), and where the priors start: efficiency, launch, hop, fill, fill_half. Names end in the way that
+# bytes take where it is not direct.
 PORTS = {
     "nvlink2": ("nvlink", 150e9, 24, 0, (0.83, 10e-6, 1.0e-6, 2.0e-4, 1e-3)),
     "nvlink3": ("nvlink", 300e9, 24, 0, (0.80, 7e-6, 0.8e-6, 2.0e-4, 1e-3)),
     "nvlink4": ("nvlink", 450e9, 24, 16, (0.825, 5e-6, 0.8e-6, 1.5e-4, 1e-3)),
     "nvlink5": ("nvlink", 900e9, 24, 24, (0.80, 8e-6, 1.0e-6, 1.5e-4, 1e-3)),
     "pcie4": ("pcie", 31.5e9, 4, 0, (0.65, 6e-6, 2.0e-6, 5.0e-5, 1e-3)),
+    "pcie4-host": ("pcie", 31.5e9, 4, 0, (0.16, 6e-6, 2.0e-6, 5.0e-5, 1e-3)),
+    "pcie4-sockets": ("pcie", 31.5e9, 4, 0, (0.04, 6e-6, 2.0e-6, 5.0e-5, 1e-3)),
 }
-NETWORK_PRIORS = {
-    "infiniband": (0.93, 5e-6, 2e-6, 1.5e-4, 3e-4),
-    "roce": (0.90, 5e-6, 2e-6, 1.5e-4, 3e-4),
-    "efa": (0.90, 15e-6, 5e-6, 4.0e-4, 1e-3),
-    "ethernet": (0.90, 15e-6, 5e-6, 4.0e-4, 1e-3),
-    "tcpx": (0.80, 15e-6, 5e-6, 4.0e-4, 1e-3),
-    "slingshot": (0.85, 20e-6, 5e-6, 5.0e-4, 1e-3),
+
+
+@dataclass(frozen=True)
+class Network:
+    """A class of networks: kinds of `cluster.inter` and conditions (NetworkCurves), and where the priors start."""
+
+    kinds: tuple[str, ...]
+    prior: tuple[float, float, float, float, float]
+    when: tuple[str, ...] = ()
+
+
+NETWORKS = {
+    "infiniband": Network(("infiniband", "omnipath"), (0.93, 5e-6, 2e-6, 1.5e-4, 3e-4)),
+    "roce": Network(("roce", "ethernet"), (0.90, 5e-6, 2e-6, 1.5e-4, 3e-4)),
+    "efa": Network(("efa",), (0.90, 15e-6, 5e-6, 4.0e-4, 1e-3)),
+    "efa-p4d": Network(("efa",), (0.90, 30e-6, 15e-6, 4.0e-4, 1e-3), ("efa=p4d",)),
+    "tcpxo": Network(("tcpxo",), (0.90, 15e-6, 5e-6, 4.0e-4, 1e-3)),
+    "tcpx": Network(("tcpx",), (0.80, 15e-6, 5e-6, 4.0e-4, 1e-3)),
+    "slingshot": Network(("slingshot",), (0.85, 15e-6, 5e-6, 5.0e-4, 1e-3)),
+    "slingshot-software": Network(
+        ("slingshot",), (0.85, 20e-6, 15e-6, 5.0e-4, 1e-3), ("FI_CXI_RX_MATCH_MODE=software",)
+    ),
+    "sockets": Network(("sockets",), (0.08, 20e-6, 20e-6, 1.0e-3, 1e-2)),
+    "sockets-2.18": Network(("sockets",), (0.2, 20e-6, 20e-6, 1.0e-3, 1e-2), ("NCCL<2.19", "NCCL_CROSS_NIC=2")),
 }
-STANDS_FOR = {"infiniband": ("infiniband", "omnipath")}
 LONE_MACHINE = 0.08  # spread between machines where only one was measured: what the others show
+
+
+def port_class(call: Call) -> str:
+    """The entry of PORTS that a call runs over."""
+    port = call.port
+    return port.kind if port.way == "direct" else f"{port.kind}-{port.way}"
+
+
+def network_class(call: Call) -> str:
+    """The entry of NETWORKS that a call runs over; "" for one that is none."""
+    named = (
+        (len(network.when), name)
+        for name, network in NETWORKS.items()
+        if call.network in network.kinds and applies(network.when, call.traits, call.nccl.release)
+    )
+    return max(named, default=(0, ""))[1]
 
 
 def fit_port(samples: Sequence[Sample], name: str) -> Array:
@@ -161,12 +226,12 @@ def fit_port(samples: Sequence[Sample], name: str) -> Array:
 def fit_network(samples: Sequence[Sample], name: str, ports: dict[str, Array]) -> Array:
     """The table of a network from its multi-node samples, ports held."""
     t = terms(samples, PORT_MODES)
-    return fit(t, prior(*NETWORK_PRIORS[name], nvls=1.0), near_rows(samples, t, ports))
+    return fit(t, prior(*NETWORKS[name].prior, nvls=1.0), near_rows(samples, t, ports))
 
 
 def near_rows(samples: Sequence[Sample], t: Terms, ports: dict[str, Array]) -> Array:
     """The port's coefficients of each sample."""
-    return np.array([ports[s.call.links.port_kind][m] for s, m in zip(samples, t.mode, strict=True)])
+    return np.array([ports[port_class(s.call)][m] for s, m in zip(samples, t.mode, strict=True)])
 
 
 def errors(samples: Sequence[Sample], table: Array, ports: dict[str, Array] | None = None) -> Array:
@@ -234,27 +299,62 @@ def entry(
     }
 
 
+def fit_ports(parts: dict[str, list[Sample]]) -> dict[str, Array]:
+    """Tables of all ports. A mode that no sweep of a port shows is that of the nearest port of its family, by speed."""
+    tables = {name: fit_port(part, name) if part else prior(*PORTS[name][4]) for name, part in parts.items()}
+    seen = {name: set(terms(part, PORT_MODES).mode.tolist()) if part else set() for name, part in parts.items()}
+    for name, table in tables.items():
+        family, speed = PORTS[name][:2]
+        kin = [n for n in PORTS if PORTS[n][0] == family and n != name and "-" not in n + name]
+        kin.sort(key=lambda n: abs(math.log(PORTS[n][1] / speed)))
+        for mode in range(len(PORT_MODES)):
+            relative = next((n for n in kin if mode in seen[n]), None)
+            if mode not in seen[name] and relative:
+                table[mode] = tables[relative][mode]
+    return tables
+
+
+def port_entry(
+    name: str, table: Array, samples: Sequence[Sample], error: Array, left_out: dict[str, float]
+) -> dict[str, object]:
+    """A port as the file has it."""
+    family, speed, channels, nvls, _ = PORTS[name]
+    way = name.partition("-")[2] or "direct"
+    own = {"family": family, "way": way, "bytes_per_s": speed, "num_channels": channels, "num_nvls_channels": nvls}
+    return entry(name, table, samples, error, left_out) | own
+
+
+def network_entry(
+    name: str, table: Array, samples: Sequence[Sample], error: Array, left_out: dict[str, float]
+) -> dict[str, object]:
+    """A network as the file has it."""
+    network = NETWORKS[name]
+    return entry(name, table, samples, error, left_out) | {"kinds": network.kinds, "when": network.when}
+
+
 def fit_all(samples: Sequence[Sample]) -> tuple[list[dict[str, object]], list[dict[str, object]], list[Sample], Array]:
-    """Entries of ports and of networks; then all samples in the order of the errors that come last."""
-    tables: dict[str, Array] = {}
+    """Entries of ports and of networks; then all samples in the order of the errors that come last.
+
+    A class without samples is left out: what a call over it takes is its nearest relative's.
+    """
     ports, networks, order, all_errors = [], [], [], []
-    for name, (family, speed, channels, nvls, _) in PORTS.items():
-        part = [s for s in samples if not s.network and s.call.links.port_kind == name]
-        tables[name] = fit_port(part, name)
-        error = errors(part, tables[name])
-        left_out = between(part, partial(_port_without, name))
-        own = {"family": family, "bytes_per_s": speed, "num_channels": channels, "num_nvls_channels": nvls}
-        ports.append(entry(name, tables[name], part, error, left_out) | own)
-        order += part
-        all_errors.append(error)
-    for name in NETWORK_PRIORS:
-        part = [s for s in samples if s.network == name]
-        table = fit_network(part, name, tables)
-        error = errors(part, table, tables)
-        left_out = between(part, partial(_network_without, name, tables))
-        networks.append(entry(name, table, part, error, left_out) | {"kinds": STANDS_FOR.get(name, (name,))})
-        order += part
-        all_errors.append(error)
+    parts = {name: [s for s in samples if not s.network and port_class(s.call) == name] for name in PORTS}
+    tables = fit_ports(parts)
+    for name, part in parts.items():
+        if part:
+            error = errors(part, tables[name])
+            ports.append(port_entry(name, tables[name], part, error, between(part, partial(_port_without, name))))
+            order += part
+            all_errors.append(error)
+    for name in NETWORKS:
+        part = [s for s in samples if s.network and network_class(s.call) == name]
+        if part:
+            table = fit_network(part, name, tables)
+            error = errors(part, table, tables)
+            left_out = between(part, partial(_network_without, name, tables))
+            networks.append(network_entry(name, table, part, error, left_out))
+            order += part
+            all_errors.append(error)
     return ports, networks, order, np.concatenate(all_errors)
 
 

@@ -15,14 +15,28 @@ import numpy as np
 from simulator.calibration import Calibration
 from simulator.calibration.document import SUFFIX
 from simulator.collective_curves import LinkCurves, default_curves, family_of
-from simulator.collectives.cost import Call, Links, Placement, checked_kind
+from simulator.collectives.call import Links
+from simulator.collectives.cost import call_of
 from simulator.errors import CalibrationError, Fault
+from simulator.mesh import GroupShape
 from simulator.topology import Cluster
 from validate.fit.line import refuse_few
-from validate.fit.nccl import NETWORK_PRIORS, PORTS, entry, errors, fit_all, fit_network, fit_port, table_rows
+from validate.fit.nccl import (
+    PORTS,
+    errors,
+    fit_all,
+    fit_network,
+    fit_port,
+    network_class,
+    network_entry,
+    port_class,
+    port_entry,
+    table_rows,
+)
 from validate.fit.nccl_tests import read_logs
 from validate.fit.robust import kept
-from validate.fit.sweeps import Sample, read_rows, to_sample, usable
+from validate.fit.sweeps import Sample
+from validate.fit.sweeps import read_samples as read_table
 from validate.samples import SampleFile
 
 if TYPE_CHECKING:
@@ -50,9 +64,9 @@ def kind_of(path: Path) -> str:
 
 def fit_tables(paths: Sequence[Path], out: Path) -> list[str]:
     """Links of every port and network that the tables measure, as `topologies/calibrations/links` ships them."""
-    rows = [row for path in paths for row in read_rows(path)]
-    reasons = Counter(reason for row in rows if (reason := usable(row)))
-    samples = [to_sample(row) for row in rows if not usable(row)]
+    rows = [row for path in paths for row in read_table(path)]
+    reasons = Counter(reason for _, reason in rows if reason)
+    samples = [sample for sample, _ in rows if sample is not None]
     if not samples:
         raise CalibrationError(Fault(place=", ".join(map(str, paths)), problem="no usable row", remedy=str(reasons)))
     ports, networks, _, _ = fit_all(samples)
@@ -83,23 +97,20 @@ def links_of(found: SampleFile, cluster: Cluster, source: str) -> tuple[LinkCurv
     samples, shipped = _calls(found, cluster), default_curves()
     data = shipped.model_dump(mode="json")
     near, far = [s for s in samples if not s.network], [s for s in samples if s.network]
-    tables, kind = table_rows(shipped), samples[0].call.links.port_kind
+    tables = table_rows(shipped)
     lines: list[str] = []
-    if near:
-        part, lines = _trimmed(near, kind)
+    for kind in dict.fromkeys(port_class(s.call) for s in near):
+        part, dropped = _trimmed([s for s in near if port_class(s.call) == kind], kind)
         tables[kind] = fit_port(part, kind)
-        made = entry(kind, tables[kind], part, errors(part, tables[kind]), {})
-        family, speed, channels, nvls, _ = PORTS[kind]
-        own = {"family": family, "bytes_per_s": speed, "num_channels": channels, "num_nvls_channels": nvls}
-        data["ports"] = [made | own | {"source": source}, *(p for p in data["ports"] if p["name"] != kind)]
-        lines.append(f"{kind}: {made['quality']}")
+        made = port_entry(kind, tables[kind], part, errors(part, tables[kind]), {})
+        data["ports"] = [made | {"source": source}, *(p for p in data["ports"] if p["name"] != kind)]
+        lines += [*dropped, f"{kind}: {made['quality']}"]
     if far:
-        name = far[0].network
+        name = network_class(far[0].call) or "infiniband"
         table = fit_network(far, name, tables)
-        made = entry(name, table, far, errors(far, table, tables), {})
-        kinds = next((n["kinds"] for n in data["networks"] if n["name"] == name), [name])
+        made = network_entry(name, table, far, errors(far, table, tables), {})
         others = [n for n in data["networks"] if n["name"] != name]
-        data["networks"] = [made | {"kinds": kinds, "source": source}, *others]
+        data["networks"] = [made | {"source": source}, *others]
         lines.append(f"{name}: {made['quality']}")
     recipe = f"shardwise calibrate fit {source} --cluster {cluster.name}"
     data |= {"name": cluster.name, "provenance": {"recipe": recipe}}
@@ -118,17 +129,19 @@ def _calls(found: SampleFile, cluster: Cluster) -> list[Sample]:
         if local > links.gpus_per_node or (nodes > 1 and not links.num_nics):
             problem = f"{ranks} ranks on {nodes} nodes do not fit {cluster.name}"
             raise CalibrationError(Fault(place=f"line {s.line}", problem=problem, remedy="--cluster of the log"))
-        call = Call(checked_kind(s["op"]), int(s["size_bytes"]), Placement(ranks, nodes, local), links, "", ())
-        network = "" if nodes == 1 else _network(links.network_kind)
-        samples.append(Sample("log", call, network, s.time_s))
+        shape = GroupShape(
+            num_ranks=ranks,
+            num_nodes=nodes,
+            ranks_per_node=local,
+            num_groups_per_node=1,
+            spans_domain=nodes * links.gpus_per_node > cluster.nvlink_domain_size,
+        )
+        call = call_of(s["op"], int(s["size_bytes"]), shape, cluster)
+        samples.append(Sample("log", call, s.time_s))
     for network in {s.network for s in samples}:
         sizes = np.array([float(s.call.size_bytes) for s in samples if s.network == network])
         refuse_few(sizes, network or f"{links.port_kind} ({family_of(links.port_kind)})")
     return samples
-
-
-def _network(kind: str) -> str:
-    return kind if kind in NETWORK_PRIORS else "infiniband"
 
 
 def _trimmed(samples: Sequence[Sample], port: str) -> tuple[list[Sample], list[str]]:

@@ -1,173 +1,102 @@
-"""Published nccl-tests sweeps as the simulator's own calls: which hardware a row ran on, and which rows are left out."""
+"""Published nccl-tests sweeps as the simulator's own calls, by the rules of the backtest; and which rows are left out."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-from dataclasses import dataclass
-from fractions import Fraction
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from simulator.collectives.cost import Call, Links, Placement
-from simulator.collectives.ports import INTRA
-from simulator.collectives.volumes import Kind
+from simulator.backtest.collective_rules import degraded, resolve
+from simulator.backtest.resolve import RefusedError
+from simulator.collectives.call import Call
+from simulator.collectives.cost import call_of
+from simulator.errors import InputError
+from simulator.readers.collectives_table import CollectiveRow, read_collectives
 
 MIN_BYTES, MID_BYTES, LARGE_BYTES = 1024, 64 * 2**10, 64 * 2**20
 
-KINDS: dict[str, Kind] = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "alltoall": "all_to_all",
-    "sendrecv": "send_recv",
-}
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What a table's `gpu` and `intra_link` stand for. Port speed: data sheet, one way (NVLink 2 to 5, PCIe 4 x16)."""
-
-    port: str
-    bytes_per_s: float
-    architecture: str
-
-
-GPUS = {
-    "V100-SXM3": Hardware("nvlink2", 150e9, "volta"),
-    "V100-SXM2": Hardware("nvlink2", 150e9, "volta"),
-    "A100-SXM4": Hardware("nvlink3", 300e9, "ampere"),
-    "NVIDIA A100-SXM4": Hardware("nvlink3", 300e9, "ampere"),
-    "H100-SXM5": Hardware("nvlink4", 450e9, "hopper"),
-    "H100 or H200": Hardware("nvlink4", 450e9, "hopper"),
-    "H200-SXM5": Hardware("nvlink4", 450e9, "hopper"),
-    "B200": Hardware("nvlink5", 900e9, "blackwell"),
-    "B300": Hardware("nvlink5", 900e9, "blackwell"),
-    "GB200": Hardware("nvlink5", 900e9, "blackwell"),
-    "L40S": Hardware("pcie4", 31.5e9, "ada"),
-}
-
-# Machines by a part of `source` or `notes`: the network, NICs a node, and bytes/s a node where the table leaves it out.
-NETWORKS: tuple[tuple[str, str, int, float], ...] = (
-    ("p4de", "efa", 4, 50e9),
-    ("p5.48xlarge", "efa", 32, 400e9),
-    ("EKS EFA test", "efa", 32, 400e9),
-    ("p5en.48xlarge", "efa", 16, 400e9),
-    ("P6-B200", "efa", 8, 400e9),
-    ("TCPXO", "ethernet", 8, 200e9),  # GPUDirect-TCPXO over 8 × 200 Gb/s Ethernet
-    ("A3 High TCPX", "tcpx", 4, 100e9),  # GPUDirect-TCPX: through the host's TCP stack
-    ("OCI BM.GPU.H100.8", "roce", 8, 400e9),
-    ("OCI BM.GPU.B4.8", "roce", 8, 200e9),
-    ("A3 Ultra", "roce", 8, 400e9),
-    ("Nebius", "infiniband", 8, 400e9),
-    ("2x DGX A100", "infiniband", 8, 200e9),
-    ("4x DGX A100", "infiniband", 8, 200e9),
-    ("sophia", "infiniband", 8, 200e9),
-    ("XE9680", "infiniband", 8, 400e9),
-    ("same cluster scaling", "infiniband", 8, 400e9),
-    ("H100 cluster, interconnect not named", "infiniband", 8, 400e9),
-    ("Slingshot", "slingshot", 2, 50e9),
+# What is left out, and why. Each is a pattern in "source location notes nccl n_gpus gpu" as `_text` writes it.
+EXCLUDED: Final = (
+    (r"does not say which", "A3 High or Edge: page does not say which"),
+    (r"microsoft/vidur", "few iterations in a training framework, ranks not aligned"),
+    (r"older stack", "EFA installer of an older release on the same hardware as two other sweeps"),
+    (r"nccl 2\.5\.6", "one machine of 2019, times of neighbouring sizes differ tenfold"),
+    (r"3 sample rows", "three rows of a sweep"),
 )
-
-# What is left out, and why. Each is a part of "source location notes nccl n_gpus" as `_text` writes it.
-EXCLUDED = {
-    "reported as degraded": "two-node runs of NVIDIA/nccl-tests issue 290: reported as broken",
-    "26285727504": "2 x 4 GPUs (dgx06): degraded",
-    "Intel Arc": "not NCCL",
-    "unknown (1 GPU/node)": "instance not stated",
-    "env1": "TCP sockets",
-    "env2": "TCP sockets with options",
-    "does not say which": "A3 High or Edge: page does not say which",
-    "rank count uncertain": "rank count uncertain",
-    "microsoft/vidur": "few iterations, other software between the timers",
-    "older stack": "EFA installer of an older release on the same hardware as two other sweeps",
-    "nccl 2.28.7": "a quarter of the same cluster's speed with NCCL 2.29.2: not a working network",
-    "nccl 2.5.6": "tuning tables of 2019 choose otherwise",
-    "L40S gpus 4": "GPUs on two sockets without peer access: a quarter of the two-GPU speed, one machine only",
-    "L40S gpus 8": "as with 4 GPUs",
-}
+# Machines whose notes do not name the network, and whose large messages run at what the usual machine's cards carry
+USUAL_NETWORK: Final = re.compile(r"xxrjun|sophia|DGX A100|same cluster scaling")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured call: the simulator's own description of it, and how long it took."""
+    """One measured call: the simulator's own description of it, and how long it took. gpu, nodes: to split by."""
 
     machine: str
     call: Call
-    network: str
     time_s: float
+    gpu: str = ""
 
     @property
     def place(self) -> str:
         return f"{self.call.kind} {self.call.place.num_domains}x{self.call.place.ranks_per_domain}"
 
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows of a (gzipped) table, exact duplicates dropped."""
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    rows = {tuple(row.items()): row for row in csv.DictReader(io.StringIO(data.decode()))}
-    return list(rows.values())
+    @property
+    def network(self) -> str:
+        """Kind of the network between nodes; "" inside one."""
+        return self.call.network if self.call.place.num_domains > 1 else ""
 
 
-def usable(row: dict[str, str]) -> str:
-    """Empty, or why the row is left out."""
-    text, small = _text(row), int(row["size_bytes"]) < LARGE_BYTES
+def read_samples(path: Path) -> Iterator[tuple[Sample | None, str]]:
+    """Each row as a sample, or None and why it is left out; rows equal to an earlier one are passed over."""
+    seen: set[CollectiveRow] = set()
+    for row in read_collectives(path):
+        if not isinstance(row, CollectiveRow):
+            yield None, "bad rows"
+            continue
+        plain = replace(row, line=0)
+        if plain not in seen:
+            seen.add(plain)
+            yield _sample(row)
+
+
+def _sample(row: CollectiveRow) -> tuple[Sample | None, str]:
+    reason = left_out(row)
+    if reason:
+        return None, reason
+    try:
+        run = resolve(row)
+    except RefusedError as exc:
+        return None, exc.kind
+    except InputError as exc:
+        return None, f"{exc.noun} refused"
+    if run.assumed and not USUAL_NETWORK.search(_text(row)):
+        return None, "network unknown"
+    call = call_of(run.kind, run.size_bytes, run.shape, run.cluster, run.nccl)
+    source = row.source.split("@")[0].removeprefix("github:").removeprefix("https://github.com/")
+    gpu = row.gpu.split(" (")[0]
+    machine = f"{source} {gpu} {row.notes[:40] if row.n_nodes != 1 else ''}".strip()
+    return Sample(machine, call, row.time_us * 1e-6, gpu), ""
+
+
+def left_out(row: CollectiveRow) -> str:
+    """Empty, or why the row is not fitted."""
+    text, small = _text(row), row.size_bytes < LARGE_BYTES
     reasons = {
-        "GPU without a port class": _hardware(row) is None,
-        "below 1 KiB": int(row["size_bytes"]) < MIN_BYTES or not float(row["time_us"]),
-        "network unknown": row["n_nodes"] != "1" and _network(row) is None,
-        "timed from Python: small calls wait for the host": "stas00" in row["source"] and small,
-        "half of the two-node speed of the same cluster, cause unknown": row["collective"] == "sendrecv"
-        and row["n_nodes"] == "10",
-        "an old nccl-tests counts these sizes otherwise": "V100" in row["gpu"]
-        and row["collective"] in ("all_gather", "reduce_scatter"),
+        "degraded": bool(degraded(row)),
+        "below 1 KiB": row.size_bytes < MIN_BYTES,
+        "timed from Python: small calls wait for the host": "stas00" in row.source and small,
+        "a channel's own speed limits it": row.collective == "sendrecv" and row.n_nodes == 10,
+        "V100: these run at half of the same sweep's broadcast, cause unknown": "V100" in row.gpu
+        and row.collective in ("all_gather", "reduce_scatter"),
     }
-    marked = (reason for mark, reason in EXCLUDED.items() if mark in text)
+    marked = (reason for pattern, reason in EXCLUDED if re.search(pattern, text))
     return next(marked, "") or next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _text(row: dict[str, str]) -> str:
-    return (
-        f"{row['source']} {row['location']} {row['notes']} nccl {row['nccl_version']} {row['gpu']} gpus {row['n_gpus']}"
-    )
-
-
-def _hardware(row: dict[str, str]) -> Hardware | None:
-    return next((h for name, h in GPUS.items() if row["gpu"].startswith(name)), None)
-
-
-def _network(row: dict[str, str]) -> tuple[str, int, float] | None:
-    return next(((kind, nics, speed) for mark, kind, nics, speed in NETWORKS if mark in _text(row)), None)
-
-
-def to_sample(row: dict[str, str]) -> Sample:
-    """A row as a call on the links it ran over."""
-    hardware, nodes, gpus = _hardware(row), int(row["n_nodes"]), int(row["n_gpus"])
-    assert hardware is not None
-    kind, nics, node_speed = (_network(row) if nodes > 1 else None) or ("", 0, 0.0)
-    node = 8 if nodes == 1 or "xxrjun" in row["source"] else int(row["gpus_per_node"])
-    links = Links(
-        architecture=hardware.architecture,
-        port_kind=hardware.port,
-        port_bytes_per_s=hardware.bytes_per_s,
-        port_link=INTRA,
-        detour=Fraction(1),
-        network_kind=kind,
-        nic_bytes_per_s=node_speed / nics if nics else 0.0,
-        num_nics=nics,
-        oversubscription=1.0,
-        nodes_per_leaf=1024,
-        gpus_per_node=node,
-        islands=node,
-    )
-    forced = tuple(text.lower() for text in (row["algo_env"], row["proto_env"]) if text)
-    place = Placement(gpus, nodes, -(-gpus // nodes))
-    call = Call(KINDS[row["collective"]], int(row["size_bytes"]), place, links, row["nccl_version"], forced)
-    source = row["source"].split("@")[0].removeprefix("github:").removeprefix("https://github.com/")
-    machine = f"{source} {row['gpu'].split(' (')[0]} {row['notes'][:40] if nodes > 1 else ''}".strip()
-    return Sample(machine, call, kind, float(row["time_us"]) * 1e-6)
+def _text(row: CollectiveRow) -> str:
+    return f"{row.source} {row.location} {row.notes} nccl {row.nccl_version} {row.gpu} gpus {row.n_gpus}"
 
 
 def band(size_bytes: int) -> str:

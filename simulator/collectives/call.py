@@ -1,0 +1,184 @@
+"""One call as the cost model sees it: which links, which ranks of them, how NCCL is set up, and by which way bytes go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from simulator.collective_curves import Way, family_of
+from simulator.collectives.ports import port_of, through_memory
+from simulator.collectives.volumes import Kind
+from simulator.nccl import Nccl, efa
+
+if TYPE_CHECKING:
+    from simulator.mesh import GroupShape
+    from simulator.topology import Cluster
+
+# NCCL's levels as the wiring has them: over PCIe, NVLink levels leave nothing
+_PEER_LEVELS = {
+    **dict.fromkeys(("LOC", "NVL", "NVB", "C2C"), "none"),
+    "PIX": "PIX",
+    "PXB": "PXB",
+    "P2C": "PXB",
+    "PXN": "PXB",
+    "PHB": "PHB",
+    "SYS": "SYS",
+}
+_TWO_SOCKETS_FROM = 8  # GPUs of a PCIe node from which it has two sockets, half of the GPUs on each
+_TCP = ("ethernet", "slingshot")  # kinds that NCCL reaches over TCP unless cards or a plugin do RDMA
+# Network software that cannot write GPU memory from the card, or cards beyond the GPUs' switches as far as published
+# machines go (ALCF Polaris and Sirius: NCCL_NET_GDR_LEVEL=PHB is needed): NCCL keeps LL128 inside the node there.
+_FAR_CARDS = ("sockets", "slingshot")
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Numbers of a cluster that bills use, hashable: part of the memo's key.
+
+    port_link, port_kind, port_bytes_per_s, detour: the port that a group sees (ports.Port). in_memory: its bytes pass host
+    memory. host_bytes_per_s: a GPU's link to the host. islands: GPUs that share one NVLink domain. rdma: cards read and
+    write GPU memory (topology.Inter.rdma).
+    """
+
+    architecture: str
+    port_kind: str
+    port_bytes_per_s: float
+    port_link: str
+    detour: Fraction
+    in_memory: bool
+    host_bytes_per_s: float
+    network_kind: str
+    nic_bytes_per_s: float
+    num_nics: int
+    oversubscription: float
+    nodes_per_leaf: int
+    gpus_per_node: int
+    islands: int
+    rdma: bool = True
+
+    @classmethod
+    def of(cls, cluster: Cluster, shape: GroupShape | None = None, kind: str = "all_reduce") -> Links:
+        """The links of `cluster` as `kind` in a group sees them; without a group, as one GPU does."""
+        port, network, fabric = port_of(cluster, shape, kind), cluster.inter, cluster.fabric
+        return cls(
+            cluster.device.architecture,
+            port.kind,
+            port.bytes_per_s,
+            port.link,
+            port.detour,
+            shape is not None and through_memory(cluster, shape, kind) > 0,
+            cluster.host.bytes_per_s if cluster.host else cluster.intra.bytes_per_s,
+            network.kind if network else "",
+            network.nic_bytes_per_s if network else 0.0,
+            network.num_nics if network else 0,
+            fabric.oversubscription,
+            fabric.nodes_per_leaf,
+            cluster.gpus_per_node,
+            max(cluster.nvlink_domain_size, cluster.gpus_per_node),
+            network.rdma if network else True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A group in units that matter: ranks, the NVLink domains they lie in, and how many GPUs of each are busy."""
+
+    num_ranks: int
+    num_domains: int
+    busy_per_domain: int
+
+    @classmethod
+    def of(cls, shape: GroupShape, links: Links) -> Placement:
+        """`shape` on `links`; a rack-wide NVLink domain is one place whatever its trays are called."""
+        trays = max(1, links.islands // links.gpus_per_node)
+        if shape.num_nodes == 1 or (trays > 1 and not shape.spans_domain):
+            domains = 1
+        else:
+            domains = max(2, -(-shape.num_nodes // trays))
+        ranks = -(-shape.num_ranks // domains)
+        return cls(shape.num_ranks, domains, min(links.islands, ranks * max(1, shape.num_groups_per_node)))
+
+    @property
+    def ranks_per_domain(self) -> int:
+        return -(-self.num_ranks // self.num_domains)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """The port that a call uses: its kind, the data sheet's speed one way, and how bytes get from GPU to GPU."""
+
+    kind: str
+    bytes_per_s: float
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Everything a bill depends on but the curves: the memo's key."""
+
+    kind: Kind
+    size_bytes: int
+    place: Placement
+    links: Links
+    nccl: Nccl = field(default_factory=Nccl)
+
+    @property
+    def port(self) -> Port:
+        """NVLink or PCIe, or both PCIe links and the host's memory between them where NCCL may not go directly."""
+        links = self.links
+        way = way_of(links, self.place, self.nccl)
+        if way != "direct" and family_of(links.port_kind) == "nvlink":
+            return Port("pcie4", links.host_bytes_per_s, way)
+        return Port(links.port_kind, links.port_bytes_per_s, way)
+
+    @property
+    def network(self) -> str:
+        """The kind of network that carries the call between nodes, as calibrations name it."""
+        return "sockets" if self.nccl.environment.sockets else network_of(self.links)
+
+    @property
+    def far_cards(self) -> bool:
+        return self.network in _FAR_CARDS
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """Settings by which calibrated networks of one kind are told apart."""
+        environment = self.nccl.environment
+        found = {f"NCCL_CROSS_NIC={environment.cross_nic}"}
+        if self.network == "efa":
+            found.add(f"efa={efa.instance_of(self.links.architecture, self.links.num_nics)}")
+        return environment.transport | found
+
+
+def network_of(links: Links) -> str:
+    """The kind of network, as calibrations name it: TCP where neither cards nor a plugin do RDMA."""
+    return "sockets" if links.network_kind in _TCP and not links.rdma else links.network_kind
+
+
+def way_of(links: Links, place: Placement, nccl: Nccl) -> Way:
+    """How NCCL moves bytes inside a node: GPU to GPU where it may, else through the memory of one socket or of both.
+
+    The wiring says whether peers reach each other (simulator/topology/wiring.py); published PCIe nodes with four GPUs of
+    eight stay on one socket.
+    """
+    r = place.ranks_per_domain
+    if r == 1 or family_of(links.port_kind) == "host":
+        return "direct"
+    if not links.in_memory and not nccl.environment.p2p_disable:
+        return "direct"
+    return "sockets" if links.gpus_per_node >= _TWO_SOCKETS_FROM and 2 * r > links.gpus_per_node else "host"
+
+
+def heard_by(cluster: Cluster, nccl: Nccl) -> Cluster:
+    """The cluster with the peer access that NCCL_P2P_LEVEL and NCCL_P2P_DISABLE leave over PCIe."""
+    environment, pcie = nccl.environment, cluster.pcie
+    level = "none" if environment.p2p_disable else _PEER_LEVELS.get(environment.p2p_level)
+    if pcie is None or level is None or pcie.p2p == level:
+        return cluster
+    return cluster.model_copy(update={"pcie": pcie.model_copy(update={"p2p": level})})
+
+
+def nic_share(links: Links) -> Fraction:
+    """One GPU's even share of its node's NICs, data sheet."""
+    return Fraction(links.nic_bytes_per_s) * links.num_nics / links.gpus_per_node

@@ -1,0 +1,7 @@
+"""NCCL as a user sets it up: its version, its environment variables, a tuner's table, a vendor's plugin."""
+
+from simulator.nccl.environment import Environment, assignments, read_environment
+from simulator.nccl.software import Nccl, parse_version
+from simulator.nccl.tuner import TunerRule, read_tuner
+
+__all__ = ["Environment", "Nccl", "TunerRule", "assignments", "parse_version", "read_environment", "read_tuner"]
