@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import _collective_accuracy
 import _cpu_accuracy
 import _solo_accuracy
 
@@ -95,6 +96,7 @@ def page(report: BacktestReport, date: str, notes: dict[str, str]) -> str:
         *_misses(judged, report, notes),
         *_solo_accuracy.section(),
         *_cpu_accuracy.section(),
+        *_collective_accuracy.section(),
         "\n## Rows not predicted\n",
         *_refusals(report),
     )

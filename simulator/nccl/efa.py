@@ -2,7 +2,8 @@
 
 Facts read in aws/aws-ofi-nccl, src/tuner/nccl_ofi_regions.cpp (commit 228fa0eafb41) and src/platform-aws.cpp: polygons over
 (bytes, ranks), here as the borders they have at powers of two of ranks; other numbers of ranks take the nearest. Only for
-groups of all eight GPUs of each node; other groups are left to NCCL.
+groups of all eight GPUs of each node; other groups are left to NCCL. p5's table asks for LL128 from the first byte; the
+published p5 sweeps, of older plugins, have LL's times up to 128 KiB (a step of 65 to 75 us to 112), so it begins there.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ def _borders(*parts: tuple[float, tuple[str, str]]) -> tuple[Border, ...]:
 
 _ALL_REDUCE: Final[dict[Instance, dict[int, tuple[Border, ...]]]] = {
     "p5": {
-        16: _borders((31457280, _TREE), (_ANY, _NVLS)),
-        32: _borders((37748736, _TREE), (1610612736, _RING), (_ANY, _RINGS)),
-        64: _borders((117440512, _TREE), (2147483648, _RING), (_ANY, _RINGS)),
-        128: _borders((301989888, _TREE), (2147483648, _RING), (6442450944, _NVLS), (_ANY, _RINGS)),
-        256: _borders((301989888, _TREE), (_ANY, _NVLS)),
-        512: _borders((335544320, _TREE), (_ANY, _NVLS)),
-        1024: _borders((536870912, _TREE), (_ANY, _NVLS)),
-        2048: _borders((402653184, _TREE), (_ANY, _NVLS)),
+        16: _borders((131072, _TREE_LL), (31457280, _TREE), (_ANY, _NVLS)),
+        32: _borders((131072, _TREE_LL), (37748736, _TREE), (1610612736, _RING), (_ANY, _RINGS)),
+        64: _borders((131072, _TREE_LL), (117440512, _TREE), (2147483648, _RING), (_ANY, _RINGS)),
+        128: _borders((131072, _TREE_LL), (301989888, _TREE), (2147483648, _RING), (6442450944, _NVLS), (_ANY, _RINGS)),
+        256: _borders((131072, _TREE_LL), (301989888, _TREE), (_ANY, _NVLS)),
+        512: _borders((131072, _TREE_LL), (335544320, _TREE), (_ANY, _NVLS)),
+        1024: _borders((131072, _TREE_LL), (536870912, _TREE), (_ANY, _NVLS)),
+        2048: _borders((131072, _TREE_LL), (402653184, _TREE), (_ANY, _NVLS)),
     },
     "p5en": {
         16: _borders((196608, _TREE_LL), (13107200, _TREE), (29884416, _RING), (_ANY, _NVLS)),

@@ -158,11 +158,15 @@ def read_environment(variables: Mapping[str, str], place: str) -> Environment:
         **fields,  # type: ignore[arg-type]  # _Reader gives each field its type
         transport=frozenset(f"{n}={v}" for n, v in variables.items() if n in _TRANSPORT),
         harmless=tuple(sorted(set(variables) & HARMLESS)),
-        unmodelled=tuple(sorted(set(variables) & UNMODELLED)),
+        unmodelled=tuple(sorted(set(variables) & (UNMODELLED | _WITHOUT_EFFECT))),
     )
 
 
 _TRANSPORT: Final = ("FI_CXI_RX_MATCH_MODE",)
+# Read and checked, and no time depends on them yet
+_WITHOUT_EFFECT: Final = frozenset(
+    ("NCCL_PXN_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_LL128_C2C", "NCCL_NET_PLUGIN")
+)
 
 
 class _Reader:
