@@ -34,7 +34,7 @@ from simulator.collectives.settings import (
     send_ceiling_bytes_per_s,
 )
 from simulator.collectives.tuning import Fabric, Group, Pick, pick
-from simulator.collectives.volumes import GLOO, KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
+from simulator.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
 from simulator.errors import ClusterError, Fault, PlanError
 from simulator.nccl import Nccl, efa
 from simulator.nccl.software import NEWEST
@@ -198,7 +198,7 @@ def choice_of(call: Call, curves: LinkCurves) -> Pick:
     if curves.ideal_links:
         return Pick(POINT_TO_POINT.get(call.kind, "ring"), "simple")
     if curves.library == "gloo":
-        return Pick(GLOO[call.kind], "tcp")
+        return Pick(POINT_TO_POINT.get(call.kind, "ring"), "tcp")
     links, port = call.links, call.port
     fabric = Fabric(
         family_of(port.kind),
@@ -218,10 +218,9 @@ def algorithm_of(call: Call, curves: LinkCurves) -> tuple[Algorithm, str]:
     return chosen.algorithm, call.kind if curves.library == "gloo" else chosen.protocol
 
 
-def form_of(call: Call, algorithm: Algorithm, curves: LinkCurves) -> Volume:
-    """The closed form. torch has gloo's all-reduce do a reduce-scatter's work."""
-    kind = "all_reduce" if curves.library == "gloo" and call.kind == "reduce_scatter" else call.kind
-    return volume(kind, algorithm, call.place.num_ranks, call.place.num_domains)
+def form_of(call: Call, algorithm: Algorithm) -> Volume:
+    """The closed form."""
+    return volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
 
 
 def _bill(call: Call, curves: LinkCurves) -> Bill:
@@ -230,7 +229,7 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
         problem = f"a {call.kind} spans {call.place.num_domains} nodes that no network joins"
         raise ClusterError(Fault(place="cluster: inter", problem=problem, remedy="give `inter`, or one node"))
     chosen, (algorithm, protocol) = choice_of(call, curves), algorithm_of(call, curves)
-    form = form_of(call, algorithm, curves)
+    form = form_of(call, algorithm)
     port_bytes = form.port * call.size_bytes * call.links.detour
     nic_bytes = form.nic * call.size_bytes * nic_part(call) * _spine(algorithm, call)
     if curves.ideal_links:

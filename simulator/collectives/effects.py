@@ -71,7 +71,7 @@ def interference(
 
 def _wire_bytes_per_s(call: Call, curves: LinkCurves) -> float:
     """Bytes a second that leave a GPU through its port and its part of the NICs."""
-    form = form_of(call, algorithm_of(call, curves)[0], curves)
+    form = form_of(call, algorithm_of(call, curves)[0])
     wire_bytes = float(form.port + form.nic / call.place.ranks_per_domain) * call.size_bytes
     return wire_bytes / float(call_s(call, curves))
 

@@ -48,7 +48,7 @@ def host_traffic(
     """What one collective of a group loads there; see `bill` for size_bytes. Raises as `bill` does."""
     call, curves = call_of(kind, size_bytes, shape, cluster, nccl), curves or default_curves()
     links, place = call.links, call.place
-    form = form_of(call, algorithm_of(call, curves)[0], curves)
+    form = form_of(call, algorithm_of(call, curves)[0])
     network = form.nic * size_bytes / place.ranks_per_domain
     by_pcie = links.port_link == PCIE or cluster.intra.shape == "pcie"
     own = form.port * size_bytes

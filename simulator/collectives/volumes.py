@@ -23,8 +23,6 @@ Algorithm = Literal[
     "nvlstree",
     "pat",
     "hierarchical",
-    "binomial",
-    "gather",
     "p2p",
     "send",
 ]
@@ -38,16 +36,6 @@ KINDS: tuple[Kind, ...] = (
     "send_recv",
 )
 POINT_TO_POINT: dict[Kind, Algorithm] = {"all_to_all": "p2p", "send_recv": "send"}
-# What gloo runs for each kind (pytorch/gloo: allreduce.cc, allgather.cc, broadcast.cc, reduce.cc, alltoall.cc)
-GLOO: dict[Kind, Algorithm] = {
-    "all_reduce": "ring",
-    "all_gather": "ring",
-    "reduce_scatter": "ring",
-    "broadcast": "binomial",
-    "reduce": "gather",
-    "all_to_all": "p2p",
-    "send_recv": "send",
-}
 _DATA_STEPS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
@@ -154,25 +142,6 @@ def _hierarchical(kind: Kind, _n: int, big_n: int, r: int) -> Volume:
     )
 
 
-def _binomial(_kind: Kind, n: int, big_n: int, _r: int) -> Volume:
-    """Gloo's broadcast: in each of log2(n) rounds all who have S send it to one who has not; the root sends it each time."""
-    rounds = (n - 1).bit_length()
-    far = (big_n - 1).bit_length()
-    return Volume(port=Fraction(rounds - far), nic=Fraction(far), local_steps=rounds - far, network_steps=far)
-
-
-def _gather(_kind: Kind, n: int, big_n: int, r: int) -> Volume:
-    """Gloo's reduce: a ring's reduce-scatter, then the root collects the n−1 parts that it lacks."""
-    ring = _ring("reduce_scatter", n, big_n, r)
-    collected = Fraction(n - r, n)
-    return Volume(
-        port=ring.port + Fraction(r - 1, n),
-        nic=ring.nic + (collected if big_n > 1 else 0),
-        local_steps=ring.local_steps + r - 1,
-        network_steps=ring.network_steps + n - r,
-    )
-
-
 def _all_to_all(_kind: Kind, n: int, _big_n: int, r: int) -> Volume:
     """Every rank sends S/n to each other rank: r−1 of them in its node, n−r elsewhere."""
     port, nic = Fraction(r - 1, n), Fraction(r * (n - r), n)
@@ -195,8 +164,6 @@ _FORMS: dict[Algorithm, Callable[[Kind, int, int, int], Volume]] = {
     "nvlstree": _nvlstree,
     "pat": _pat,
     "hierarchical": _hierarchical,
-    "binomial": _binomial,
-    "gather": _gather,
     "p2p": _all_to_all,
     "send": _send,
 }

@@ -186,16 +186,6 @@ def test_two_levels_are_what_players_of_each_count(kind: Kind, nodes: int, r: in
     assert {r * Fraction(count, nodes) / r for count in over.values()} == {form.nic}
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
-def test_gloos_broadcast_and_reduce(n: int) -> None:
-    """Broadcast: the root sends all of S in each of ceil(log2 n) rounds. Reduce: (n−1)/n twice into the root."""
-    have, rounds = 1, 0
-    while have < n:
-        have, rounds = min(n, 2 * have), rounds + 1
-    assert volume("broadcast", "binomial", n, 1).port == rounds
-    assert volume("reduce", "gather", n, 1).port == 2 * Fraction(n - 1, n)
-
-
 @pytest.mark.parametrize(("n", "nodes"), [(8, 1), (16, 2), (32, 4), (4, 4)])
 def test_nobody_beats_what_is_missing(n: int, nodes: int) -> None:
     """A node holds r of n shards before an all-gather and all of S after: N−1 of N parts must enter."""

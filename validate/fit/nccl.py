@@ -48,7 +48,7 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
     for sample in samples:
         algorithm, protocol = algorithm_of(sample.call, empty)
         call = sample.call
-        form = form_of(call, algorithm, empty)
+        form = form_of(call, algorithm)
         share = float(nic_share(call.links))
         rows.append(
             (
