@@ -92,6 +92,7 @@ def page(report: BacktestReport, date: str, notes: dict[str, str]) -> str:
         *_step_table(others, targets=False),
         "\n## Peak memory\n",
         *_memory_table(report),
+        *_verdicts(report),
         "\n## Rows that miss by more than the 90th percentile's target\n",
         *_misses(judged, report, notes),
         *_solo_accuracy.section(),
@@ -153,6 +154,21 @@ def _memory_table(report: BacktestReport) -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
+def _verdicts(report: BacktestReport) -> Iterator[str]:
+    """Rows that ran and were said not to fit, and those whose verdict hangs on what they do not state."""
+    ran, said, left = (sum(getattr(g.verdicts, name) for g in report.groups) for name in ("ran", "said_oom", "open"))
+    yield ""
+    yield f"{ran} rows ran. {said} of them were said not to fit; of {left} it hangs on what the row does not state."
+    rows = [o for o in report.outcomes if o.status in ("ok", "calibration") and not o.measured_oom]
+    rows = [o for o in rows if o.open or o.fits is False]
+    if rows:
+        yield ""
+        yield "| row that ran | GPU | said |"
+        yield "|---|---|---|"
+    for o in rows:
+        yield f"| `{o.id}` | {o.gpu} | {o.open or 'does not fit'} |"
+
+
 def _misses(judged: Sequence[Group], report: BacktestReport, notes: dict[str, str]) -> Iterator[str]:
     keys = {(g.source, g.gpu, g.precision) for g in judged}
     rows = [
@@ -175,7 +191,7 @@ def _miss_cells(o: Outcome, notes: dict[str, str]) -> Iterator[str]:
     yield percent(o.step_error, signed=True)
     yield f"{o.predicted_step_s or 0:.3f} s"
     yield f"{o.measured_step_s or 0:.3f} s"
-    yield "fits" if o.fits else "does not fit"
+    yield "fits" if o.fits else "open" if o.open else "does not fit"
     yield notes.get(o.id, "not explained yet")
 
 

@@ -33,22 +33,25 @@ class Offload(Strict):
     """What leaves HBM, and how it travels.
 
     optimizer: master weights, moments and fp32 gradients, updated by CPU Adam. parameters: the shards that the blocks
-    are gathered from. activations: what a block saves for its backward.
+    are gathered from. activations: what a block saves for its backward; peer: to the memory of the node's idle GPUs.
     prefetch: blocks that NVMe reads and activations come ahead of use; 0: on demand, parameters too. pinned: host
     memory that copies reach directly; otherwise they are staged and nothing runs beside them. sub_group_numel: elements
     that one round of stage 3's optimizer updates. buffer_count: fp32 buffers of a sub-group in host memory, where the
     states are on NVMe; overlap keeps three sets of them, to read, update and write at once.
+    delayed: the CPU updates with the gradients of the step before, beside this step's forward and backward (ZeRO-Offload's
+    one-step delay); training differs by one stale update.
     migration: how pages move: copies, or unified memory by faults or by prefetch.
     """
 
     optimizer: Literal["none", "host", "nvme"] = "none"
     parameters: Literal["none", "host", "nvme"] = "none"
-    activations: Literal["none", "host"] = "none"
+    activations: Literal["none", "peer", "host"] = "none"
     prefetch: int = Field(ge=0, le=MAX_COUNT, default=1)
     pinned: bool = True
     sub_group_numel: int = Field(gt=0, le=MAX_SIZE, default=10**9)
     buffer_count: int = Field(ge=4, le=64, default=4)
     overlap: bool = True
+    delayed: bool = False
     migration: Literal["copy", "fault", "prefetch"] = "copy"
 
     @property
@@ -264,7 +267,7 @@ class Plan(Strict):
     def _offload_faults(self, place: str) -> list[Fault]:
         """Who can offload what: FSDP2 all states to the host or none; DeepSpeed the optimizer, in stage 3 parameters too."""
         states, parameters = self.offload.optimizer, self.offload.parameters
-        if states == parameters == "none":
+        if states == parameters == "none" and not self.offload.delayed:
             return []
         where = f"{place}: offload"
         faults: list[Fault] = []
@@ -284,6 +287,10 @@ class Plan(Strict):
             case other:
                 remedy = 'data_parallel = "deepspeed" or "fsdp2"'
                 faults.append(Fault(place=where, problem=f"{other} cannot offload states", remedy=remedy))
+        if self.offload.delayed and (states != "host" or self.implementation != "deepspeed"):
+            problem = "a delayed update is of DeepSpeed's optimizer in host memory"
+            remedy = 'data_parallel = "deepspeed", offload.optimizer = "host"; or delayed = false'
+            faults.append(Fault(place=f"{where}: delayed", problem=problem, remedy=remedy))
         if states != "none" and self.optimizer not in ("adam", "adamw"):
             problem = f"a CPU {self.optimizer} has no measured speed"
             faults.append(Fault(place=f"{place}: optimizer", problem=problem, remedy='optimizer = "adamw"'))

@@ -11,7 +11,7 @@ from simulator.backtest import memory_rows
 from simulator.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes, step_seconds
 from simulator.backtest.outcome import Outcome
 from simulator.backtest.report import BacktestReport, make_report
-from simulator.backtest.resolve import RefusedError, resolve
+from simulator.backtest.resolve import RefusedError, Run, resolve
 from simulator.backtest.work import work_of
 from simulator.errors import InputError
 from simulator.predict import Prediction, predict
@@ -89,6 +89,7 @@ def _predicted(row: RunRow, start: Outcome) -> Outcome:
     measured = step_seconds(row, run.plan.num_devices, run.rule.flop_convention)
     prediction = predict(run.model, run.plan, run.cluster, stack=run.stack)
     factor = run.time_factor
+    fits, hangs_on = _verdict(run, prediction)
     return replace(
         start,
         status="calibration" if row.id in run.stack.calibration_runs else "ok",
@@ -97,9 +98,20 @@ def _predicted(row: RunRow, start: Outcome) -> Outcome:
         high_step_s=float(prediction.high_s) * factor,
         measured_step_s=measured,
         predicted_memory_bytes=_memory(row, prediction),
-        fits=prediction.fits,
+        fits=fits,
+        open=hangs_on,
         work=work_of(run),
     )
+
+
+def _verdict(run: Run, prediction: Prediction) -> tuple[bool | None, str]:
+    """Whether it fits, and what that hangs on. Where a row does not say what was recomputed, all that could be may be."""
+    if prediction.fits or run.row.act_ckpt or run.plan.recompute == "full":
+        return prediction.fits, ""
+    least = predict(run.model, run.plan.model_copy(update={"recompute": "full"}), run.cluster, stack=run.stack)
+    if not least.fits:
+        return False, ""
+    return None, f"recomputation is not stated: too much with {run.plan.recompute}, fits with full"
 
 
 def _memory(row: RunRow, prediction: Prediction) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from simulator.backtest.baselines import Baseline, baselines
 from simulator.backtest.outcome import Outcome, Status
-from simulator.backtest.scores import MemoryScore, StepScore, memory_scores, step_score
+from simulator.backtest.scores import MemoryScore, StepScore, Verdicts, memory_scores, step_score, verdicts
 
 SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning; new keys do not raise it
 
@@ -31,6 +31,7 @@ class Group:
     duplicates: int
     step: StepScore
     memory: tuple[MemoryScore, ...]
+    verdicts: Verdicts
     baselines: tuple[Baseline, ...]
 
     def baseline(self, name: str) -> Baseline:
@@ -77,6 +78,7 @@ def _row(o: Outcome) -> dict[str, Any]:
         "predicted_memory_bytes": o.predicted_memory_bytes,
         "measured_memory_bytes": o.measured_memory_bytes,
         "fits": o.fits,
+        "open": o.open or None,
         "mfu_predicted": o.mfu_predicted,
         "mfu_measured": o.mfu_measured,
         "duplicate_of": o.duplicate_of or None,
@@ -107,5 +109,6 @@ def _group(key: GroupKey, members: Sequence[Outcome]) -> Group:
         duplicates=sum(o.status == "ok" and bool(o.duplicate_of) for o in members),
         step=step_score(scored),
         memory=memory_scores(scored),
+        verdicts=verdicts(members),
         baselines=baselines(scored, seed="|".join(key)),
     )

@@ -43,6 +43,21 @@ class MemoryScore(ErrorScore):
     predicted_oom: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdicts:
+    """Of the rows that ran: how many, of how many we said that they do not fit, and how many leave it open."""
+
+    ran: int
+    said_oom: int
+    open: int
+
+
+def verdicts(outcomes: Sequence[Outcome]) -> Verdicts:
+    """The verdicts on the rows that were predicted and ran."""
+    ran = [o for o in outcomes if o.status in ("ok", "calibration") and not o.measured_oom]
+    return Verdicts(ran=len(ran), said_oom=sum(o.fits is False for o in ran), open=sum(bool(o.open) for o in ran))
+
+
 def quantile(values: Sequence[float], q: float) -> float | None:
     """The q-quantile with linear interpolation (numpy's default); None of nothing."""
     if not values:

@@ -83,6 +83,7 @@ class Lowering:
             gpus_per_node=self.cluster.gpus_per_node,
             num_ranks=plan.num_devices,
             offload=plan.offload,
+            lent_bytes_per_s=_lent_bytes_per_s(self.cluster, plan),
             **_switches(self.cluster),
             vectorised=plan.implementation == "deepspeed" or plan.optimizer_impl == "fused",
         )
@@ -112,6 +113,7 @@ def lower(
     check(plan, model, cluster)
     _refuse_unmodelled(plan)
     _refuse_no_host(plan, cluster)
+    _refuse_no_peer(plan, cluster)
     device = cluster.device
     share = share_of(model, plan)
     blocks = build_blocks(share, stack, plan)
@@ -159,6 +161,19 @@ def _refuse_unmodelled(plan: Plan) -> None:
     ]
     if faults:
         raise PlanError(faults)
+
+
+def _lent_bytes_per_s(cluster: Cluster, plan: Plan) -> float:
+    """A rank's part of the ports of its node's idle GPUs, one way."""
+    return cluster.idle_gpus * cluster.intra.bytes_per_s / min(cluster.gpus_per_node, plan.num_devices)
+
+
+def _refuse_no_peer(plan: Plan, cluster: Cluster) -> None:
+    if plan.offload.activations == "peer" and cluster.lent_bytes == 0:
+        reached = "through the host only" if cluster.idle_gpus else "by NVLink: it has none"
+        problem = f"{cluster.name} has no idle GPUs that lend memory over NVLink ({cluster.idle_gpus}, {reached})"
+        remedy = 'idle_gpus in the cluster file, or activations = "host"'
+        raise PlanError(Fault(place="plan: offload.activations", problem=problem, remedy=remedy))
 
 
 def _refuse_no_host(plan: Plan, cluster: Cluster) -> None:

@@ -7,9 +7,18 @@ waits until they have) and come back before its backward; the CPU updates when e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simulator.lower.builder import Builder
 from simulator.lower.work import Work
 from simulator.offload import Moves
+
+_OUT, _BACK = {"host": "d2h", "peer": "to_peer"}, {"host": "h2d", "peer": "from_peer"}
+
+
+def _place(moves: Moves) -> str:
+    """Where activations go; where none do, nothing asks."""
+    return "peer" if moves.plan.offload.activations == "peer" else "host"
 
 
 def fetch(build: Builder, moves: Moves, unit: str, index: int, done: list[int], gate: int | None) -> int | None:
@@ -71,7 +80,7 @@ def before_forward(build: Builder, moves: Moves, unit: str, index: int) -> None:
 def after_forward(build: Builder, moves: Moves, unit: str, index: int, computed: int) -> None:
     """A block's activations leave."""
     size = moves.units[unit].activation_bytes
-    build.remember("evict", unit, index, build.transfer(f"evict {unit} mb{index}", "d2h", size, computed))
+    build.remember("evict", unit, index, build.transfer(f"evict {unit} mb{index}", _OUT[_place(moves)], size, computed))
 
 
 def before_backward(build: Builder, moves: Moves, unit: str, index: int) -> None:
@@ -83,24 +92,36 @@ def before_backward(build: Builder, moves: Moves, unit: str, index: int) -> None
             later = moves.order[coming + 1 + ahead] if coming + 1 + ahead < len(moves.order) else ""
             after = build.found("evict", name, index), build.found("backward", later, index)
             size = moves.units[name].activation_bytes
-            restored = build.transfer(f"restore {name} mb{index}", "h2d", size, *after)
+            restored = build.transfer(f"restore {name} mb{index}", _BACK[_place(moves)], size, *after)
             build.remember("restore", name, index, restored)
     build.hold(build.found("restore", unit, index))
 
 
-def update(build: Builder, moves: Moves, rest: Work, *last: int | None) -> int:
+def delayed_updates(build: Builder, moves: Moves) -> list[int | None]:
+    """The CPU's updates that start with the step, on the gradients of the step before; none unless they are delayed."""
+    if not moves.plan.offload.delayed:
+        return []
+    return [build.transfer(f"update {n}", "cpu_adam", group.numel) for n, group in enumerate(moves.groups)]
+
+
+def update(build: Builder, moves: Moves, rest: Work, *last: int | None, delayed: Sequence[int | None] = ()) -> int:
     """The CPU's optimizer, a sub-group at a time, then `rest` on the GPU; its op.
 
     Reading, updating, writing and sending up run beside each other, at most three sub-groups at once; without overlap
-    they take turns.
+    they take turns. Where `delayed` updates run since the step began, what they send up still waits for `last`: the
+    backward reads the old parameters.
     """
     rounds: list[tuple[int | None, ...]] = []
     back = 3 if moves.plan.offload.overlap else 1
     for number, group in enumerate(moves.groups):
         room = rounds[number - back] if number >= back else ()
         read = build.transfer(f"read states {number}", "nvme_read", group.read_bytes, *last, *room)
-        updated = build.transfer(f"update {number}", "cpu_adam", group.numel, *last, *room, read)
+        updated = (
+            delayed[number]
+            if delayed
+            else build.transfer(f"update {number}", "cpu_adam", group.numel, *last, *room, read)
+        )
         written = build.transfer(f"write states {number}", "nvme_write", group.write_bytes, updated)
-        sent = build.transfer(f"send parameters {number}", "h2d", group.upload_bytes, updated)
+        sent = build.transfer(f"send parameters {number}", "h2d", group.upload_bytes, updated, *last)
         rounds.append((updated, written, sent))
     return build.compute("optimizer", rest, *last, *(op for ops in rounds for op in ops))

@@ -53,11 +53,12 @@ class Step:
 def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
     """FSDP1, FSDP2 and ZeRO-3: gather before use, reduce-scatter after the gradient."""
     last: list[int | None] = []
+    early = offloading.delayed_updates(build, step.moves)
     for index in range(num_micro_batches):
         sync = step.plan.syncs_every_micro_batch or index == num_micro_batches - 1
         _sharded_forward(build, step, index)
         last = _sharded_backward(build, step, index, sync=sync, final=index == num_micro_batches - 1)
-    offloading.update(build, step.moves, step.optimizer, *last)
+    offloading.update(build, step.moves, step.optimizer, *last, delayed=early)
 
 
 def _sharded_forward(build: Builder, step: Step, index: int) -> None:
@@ -184,6 +185,7 @@ def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
     shown begins with those gathers, as in a steady run; DeepSpeed and torch's ZeRO-1 gather them inside optimizer.step().
     """
     last: list[int | None] = []
+    early = offloading.delayed_updates(build, step.moves)
     late = step.plan.implementation != "megatron"
     for index in range(num_micro_batches):
         for unit in step.units:
@@ -197,7 +199,7 @@ def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
                 reduced = _reduce(build, unit, index, computed)
                 final = index == num_micro_batches - 1
                 last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduced, final=final))
-    done = offloading.update(build, step.moves, step.optimizer, *last)
+    done = offloading.update(build, step.moves, step.optimizer, *last, delayed=early)
     if late:
         for unit in step.units:
             _gather_updated(build, unit, done)

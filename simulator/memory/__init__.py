@@ -75,7 +75,7 @@ class MemoryUse:
     by_category: category -> bytes alive at the peak of allocated. peak_moment: label of the op that reached it.
     pressure: a step played where memory ends, if it may end too early.
     low_reserved_bytes, high_reserved_bytes: 90 % interval of reserved.
-    Of a node's host memory and drives, what all its ranks take, and what there is (None: nothing is offloaded).
+    Of a node's idle GPUs, host memory and drives, what all its ranks take, and what there is (None: nothing is offloaded).
     """
 
     peak_allocated_bytes: int
@@ -88,6 +88,8 @@ class MemoryUse:
     by_category: dict[str, int]
     peak_moment: str
     pressure: Pressure | None = None
+    peer_bytes: int = 0
+    peer_capacity_bytes: int | None = None
     host_bytes: int = 0
     host_capacity_bytes: int | None = None
     nvme_bytes: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from simulator.kernels import DTYPE_BYTES
@@ -16,10 +16,15 @@ _BUFFER_SETS = 3  # one is read, one updated, one written
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Bytes of one rank in host memory and on NVMe, by category."""
+    """Bytes of one rank in host memory, on NVMe and in idle GPUs, by category."""
 
     host: dict[str, int]
     nvme: dict[str, int]
+    peer: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def peer_bytes(self) -> int:
+        return sum(self.peer.values())
 
     @property
     def host_bytes(self) -> int:
@@ -49,7 +54,7 @@ def held(model: Model, plan: Plan, activation_bytes: int = 0) -> Held:
 
     Optimizer: 16 S (fp32 gradients, weights, two moments). DeepSpeed's stage 3 adds the 16-bit gradients it accumulates,
     2 S, and with offloaded parameters their 16-bit shards, 2 S: ZeRO-Infinity's 20 bytes a parameter. FSDP2's weights
-    are the parameters. States on NVMe pass through the host in `buffer_count` fp32 buffers of a sub-group a set.
+    are the parameters. A delayed update doubles the fp32 gradients. States on NVMe pass through the host in `buffer_count` fp32 buffers of a sub-group a set.
     """
     states: dict[str, int] = {}
     host: dict[str, int] = {}
@@ -58,6 +63,8 @@ def held(model: Model, plan: Plan, activation_bytes: int = 0) -> Held:
     compute = DTYPE_BYTES[plan.compute_dtype]
     if offload.optimizer != "none":
         states = {name: count * numel * 4 for name, count in _STATES.items()}
+        if offload.delayed:  # the CPU reads one step's gradients while the next step's come down
+            states["gradients"] *= 2
         if plan.implementation == "deepspeed":
             host["gradients_16bit"] = _accumulated(model, plan, numel) * compute
     if offload.optimizer == "nvme":
@@ -69,9 +76,10 @@ def held(model: Model, plan: Plan, activation_bytes: int = 0) -> Held:
         if offload.parameters == "nvme":
             largest = max(unit.shard_numel for unit in units(model, plan))
             host["parameter_buffers"] = (2 + offload.prefetch) * largest * compute
+    peer: dict[str, int] = {}
     if activation_bytes:
-        host["activations"] = activation_bytes
-    return Held(host={k: v for k, v in host.items() if v}, nvme=nvme)
+        (peer if offload.activations == "peer" else host)["activations"] = activation_bytes
+    return Held(host={k: v for k, v in host.items() if v}, nvme=nvme, peer=peer)
 
 
 def _accumulated(model: Model, plan: Plan, numel: int) -> int:

@@ -46,7 +46,8 @@ def hierarchy(cluster: Cluster, num_ranks: int) -> tuple[Tier, ...]:
     device = cluster.device
     busy = min(num_ranks, cluster.gpus_per_node)
     own = device.usable_bytes - device.hypervisor_bytes
-    idle = (cluster.gpus_per_node - busy) * own // busy if cluster.intra.shape != "pcie" else 0
+    unused = (cluster.gpus_per_node - busy) * own if cluster.intra.shape != "pcie" else 0
+    idle = (unused + cluster.lent_bytes) // busy
     memory, link = tier.memory_bytes_per_s / busy, cluster.intra.bytes_per_s
     read, write = min(tier.h2d_bytes_per_s, memory), min(tier.d2h_bytes_per_s, memory)
     swap = (min(read, tier.nvme_read_bytes_per_s / busy), min(write, tier.nvme_write_bytes_per_s / busy))

@@ -20,8 +20,10 @@ from simulator.tiers import (
     FAULTS,
     H2D,
     HOST_MEMORY,
+    LENT_PORTS,
     NVME_READ,
     NVME_WRITE,
+    PEER_PORT,
     STAGING,
     SWITCH_DOWN,
     SWITCH_UP,
@@ -30,7 +32,17 @@ from simulator.tiers import (
 
 # One-sigma relative uncertainty, priors from the spread of published measurements: copies on PCIe 5 46.8 to 55 GB/s,
 # CPU Adam 1.4e9 to 1.8e9 parameters a second on machines that nobody described, NVMe by drive count.
-SIGMA: Final = {"h2d": 0.08, "d2h": 0.08, "nvme_read": 0.25, "nvme_write": 0.25, "cpu_adam": 0.3, "cpu_add": 0.3}
+# NVLink as its collectives.
+SIGMA: Final = {
+    "to_peer": 0.1,
+    "from_peer": 0.1,
+    "h2d": 0.08,
+    "d2h": 0.08,
+    "nvme_read": 0.25,
+    "nvme_write": 0.25,
+    "cpu_adam": 0.3,
+    "cpu_add": 0.3,
+}
 KINDS: Final = tuple(SIGMA)
 _OF_THE_NODE: Final = (HOST_MEMORY, CPU_ADAM, NVME_READ, NVME_WRITE)
 _ADD_BYTES_PER_NUMEL = 12  # the CPU reads two fp32 gradients and writes one
@@ -41,6 +53,7 @@ class Transfers:
     """The prices of one node's transfers under one way to offload.
 
     switches: GPUs of a node that share a PCIe switch; uplink_bytes_per_s: what copies reach between it and its CPU.
+    lent_bytes_per_s: one rank's part of the NVLink ports of idle GPUs.
     """
 
     tier: HostTier
@@ -49,6 +62,7 @@ class Transfers:
     offload: Offload
     switches: tuple[tuple[int, ...], ...] = ()
     uplink_bytes_per_s: float = 0.0
+    lent_bytes_per_s: float = 0.0
     vectorised: bool = True  # CPU Adam: DeepSpeed's, or torch's fused one
 
     @property
@@ -58,6 +72,8 @@ class Transfers:
     def links(self, rank: int | None = None) -> dict[str, float]:
         """Capacities of the links of the class of all ranks, or of one rank and its node."""
         capacities = self.tier.links(vectorised=self.vectorised)
+        if self.lent_bytes_per_s:
+            capacities[LENT_PORTS] = self.lent_bytes_per_s
         if self.switches:
             capacities |= {SWITCH_UP: self.uplink_bytes_per_s, SWITCH_DOWN: self.uplink_bytes_per_s}
         return {self._name(link, rank): capacity for link, capacity in capacities.items()}
@@ -71,7 +87,7 @@ class Transfers:
         """What one rank's transfer of `amount` bytes costs (cpu_adam, cpu_add: elements)."""
         latency_s, link_amounts = self._loads(kind, amount)
         loads = {self._name(link, rank): size * self._sharing(link, rank) for link, size in link_amounts.items()}
-        return Bill(latency_s=latency_s, link_bytes=loads, share_bytes=link_amounts[HOST_MEMORY])
+        return Bill(latency_s=latency_s, link_bytes=loads, share_bytes=link_amounts.get(HOST_MEMORY, amount))
 
     def beside(
         self, bill: Bill, pcie_bytes: float, memory_bytes: float, fastest: float, rank: int | None = None
@@ -116,6 +132,8 @@ class Transfers:
         match kind:
             case "h2d" | "d2h":
                 return self.tier.copy_latency_s, self._copy(H2D if kind == "h2d" else D2H, amount)
+            case "to_peer" | "from_peer":
+                return self.tier.copy_latency_s, {PEER_PORT: amount, LENT_PORTS: amount}
             case "nvme_read" | "nvme_write":
                 return 0.0, {NVME_READ if kind == "nvme_read" else NVME_WRITE: amount, HOST_MEMORY: amount}
             case "cpu_add":

@@ -71,6 +71,7 @@ def changes(plan: Plan, cluster: Cluster) -> Iterator[Change]:
     yield from _micro_batches(plan)
     yield from _recompute(plan)
     yield from _sequence(plan)
+    yield from _tensors(plan, cluster)
     yield from _offload(plan)
     yield from _more_nodes(plan, cluster)
 
@@ -128,6 +129,16 @@ def _sequence(plan: Plan) -> Iterator[Change]:
                     "num_micro_batches": plan.num_micro_batches * factor,
                 },
             )
+
+
+def _tensors(plan: Plan, cluster: Cluster) -> Iterator[Change]:
+    """Each block over several ranks of a node, its tokens too between products; as many tokens a step."""
+    for factor in (2, 4, 8):
+        tp = plan.tp * factor
+        if plan.dp_shard % factor or tp > cluster.gpus_per_node or (plan.seq_len // plan.cp) % tp:
+            continue
+        fields = {"tp": tp, "sequence_parallel": True, "dp_shard": plan.dp_shard // factor}
+        yield Change(kind="tensors", plan={**fields, "num_micro_batches": plan.num_micro_batches * factor})
 
 
 def _offload(plan: Plan) -> Iterator[Change]:

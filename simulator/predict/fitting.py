@@ -37,7 +37,7 @@ _MEMORY_LAYERS = 4, 8  # of the models that estimates are made on; every_k's pat
 _TIME_LAYERS, _TIME_MICRO_BATCHES = 4, 2
 _SLACK = 1.1  # effects of two changes multiply, to this
 _MORE_DEVICES = 2.0
-_PROOFS, _PROOF_LAYERS = 8, 320  # full predictions, and the layers in them all
+_PROOFS, _PROOF_LAYERS = 10, 1000  # full predictions, and the layers in them all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,12 @@ class _Search:
     proofs: int = _PROOFS
     proof_layers: int = _PROOF_LAYERS
     effects: dict[frozenset[object], _Figures] = field(default_factory=dict)  # of single changes
+    told: set[frozenset[str]] = field(default_factory=set)  # kinds of changes that were found to fit
+
+    @property
+    def effort_left(self) -> bool:
+        """One more full prediction is allowed."""
+        return self.proofs > 0 and self.proof_layers >= self.model.num_layers
 
     def lower(self, plan: Plan, cluster: Cluster, num_layers: int | None = None) -> Lowering:
         """The plan made concrete. Raises InputError where the nouns refuse it."""
@@ -150,6 +156,7 @@ def device_s_per_token(plan: Plan, step_s: float) -> float:
 def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
     """Up to three changes under which the plan surely fits, the cheapest in device-seconds a token first.
 
+    Where fewer fit by themselves, others are put on top of each other; what fits is never added to.
     step_s, memory: of the plan as it is. Deterministic; empty where nothing that was tried fits.
     """
     plan, cluster = lowering.plan, lowering.cluster
@@ -162,15 +169,17 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
     )
     unchanged = search.estimate(plan, cluster)
     frontier = [_Candidate(change=Change(kind=""), plan=plan, cluster=cluster, figures=unchanged)]
+    found: list[Remedy] = []
     for depth in range(_DEPTH):
         frontier = list(_estimated(search, _promising(search, frontier)))
         if depth == 0:
             search.effects = {c.change.key: c.figures.over(unchanged) for c in frontier}
         fitting = [c for c in frontier if c.figures.live <= search.room(c)]
-        found = list(_proved(search, sorted(fitting, key=lambda c: c.rank), device_s_per_token(plan, step_s)))
-        if found:
-            return tuple(sorted(found, key=lambda remedy: remedy.cost))
-    return ()
+        found += _proved(search, sorted(fitting, key=lambda c: c.rank), device_s_per_token(plan, step_s))
+        if len(found) == NUM_REMEDIES or not search.effort_left:
+            break
+        frontier = [c for c in frontier if c.kinds not in search.told]
+    return tuple(sorted(found, key=lambda remedy: remedy.cost))
 
 
 def _promising(search: _Search, frontier: Iterable[_Candidate]) -> list[_Candidate]:
@@ -185,7 +194,7 @@ def _promising(search: _Search, frontier: Iterable[_Candidate]) -> list[_Candida
             if change.kind in parent.kinds:
                 continue
             child = _child(search, parent, change)
-            if child is not None:
+            if child is not None and not any(kinds < child.kinds for kinds in search.told):
                 children.setdefault(child.change.key, child)
     if not search.effects:
         return list(children.values())
@@ -223,22 +232,21 @@ def _estimated(search: _Search, candidates: list[_Candidate]) -> Iterator[_Candi
 def _proved(search: _Search, candidates: Iterable[_Candidate], cost_before: float) -> Iterator[Remedy]:
     """The first of them that a full prediction confirms, one of each combination of kinds.
 
-    What leaves as much alive as something that failed is not worth a full prediction.
+    What leaves as much alive as something that failed, split as it is, is not worth a full prediction.
     """
-    told: set[frozenset[str]] = set()
-    too_much = math.inf
+    too_much: dict[int, float] = {}  # tp -> live bytes
     for candidate in candidates:
-        if candidate.kinds in told or candidate.figures.live >= too_much:
+        if candidate.kinds in search.told or candidate.figures.live >= too_much.get(candidate.plan.tp, math.inf):
             continue
+        if not search.effort_left or len(search.told) == NUM_REMEDIES:
+            return
         search.proofs -= 1
         search.proof_layers -= search.model.num_layers
-        if min(search.proofs, search.proof_layers) < 0 or len(told) == NUM_REMEDIES:
-            return
         remedy = _proof(search, candidate, cost_before)
         if remedy is None:
-            too_much = candidate.figures.live
+            too_much[candidate.plan.tp] = candidate.figures.live
         else:
-            told.add(candidate.kinds)
+            search.told.add(candidate.kinds)
             yield remedy
 
 

@@ -20,6 +20,8 @@ def with_lower_tiers(memory: MemoryUse, lowering: Lowering) -> MemoryUse:
         memory,
         host_bytes=transfers.ranks_per_node * below.host_bytes,
         host_capacity_bytes=transfers.tier.memory_bytes,
+        peer_bytes=transfers.ranks_per_node * below.peer_bytes,
+        peer_capacity_bytes=lowering.cluster.lent_bytes,
         nvme_bytes=transfers.ranks_per_node * below.nvme_bytes,
         nvme_capacity_bytes=transfers.tier.nvme_bytes,
     )

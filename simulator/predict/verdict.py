@@ -48,6 +48,7 @@ def verdict_of(memory: MemoryUse) -> tuple[Verdict, str]:
 def overflow(memory: MemoryUse) -> str:
     """What a node's host memory or drives cannot hold; empty where they can, or nothing is offloaded."""
     for tier, needed, there in (
+        ("idle GPUs' memory", memory.peer_bytes, memory.peer_capacity_bytes),
         ("host memory", memory.host_bytes, memory.host_capacity_bytes),
         ("NVMe", memory.nvme_bytes, memory.nvme_capacity_bytes),
     ):

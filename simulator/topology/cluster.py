@@ -41,6 +41,7 @@ class Cluster(Strict):
     """`num_nodes` equal nodes of `gpus_per_node` equal devices. Rank r is GPU r mod gpus_per_node of node r div it.
 
     nvlink_domain_size: GPUs (consecutive ranks) that one NVLink switch joins; gpus_per_node unless stated.
+    idle_gpus: of each node beside gpus_per_node, on the same NVLink: they compute nothing and lend their memory.
     tier: a node's memory and drives below HBM; what is left out is the usual host's behind a link of its kind.
     sources: where each number stands.
     """
@@ -50,6 +51,7 @@ class Cluster(Strict):
     num_nodes: int = Field(ge=1, le=MAX_NODES, default=1)
     gpus_per_node: int = Field(ge=1, le=1024)
     nvlink_domain_size: int = Field(ge=1)
+    idle_gpus: int = Field(ge=0, le=1024, default=0)
     intra: Intra
     host: Host | None = None
     pcie: Pcie | None = None
@@ -146,6 +148,13 @@ class Cluster(Strict):
     @property
     def num_devices(self) -> int:
         return self.num_nodes * self.gpus_per_node
+
+    @property
+    def lent_bytes(self) -> int:
+        """Memory that a node's idle GPUs lend over NVLink; none where they are reached through the host only."""
+        if self.intra.shape == "pcie":
+            return 0
+        return self.idle_gpus * (self.device.usable_bytes - self.device.hypervisor_bytes)
 
     @property
     def node_bytes_per_s(self) -> float:

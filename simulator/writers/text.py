@@ -113,6 +113,7 @@ def _memory(p: Prediction) -> Table:
         ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
     ]
     for tier, size, there in (
+        ("idle GPUs", m.peer_bytes, m.peer_capacity_bytes),
         ("host", m.host_bytes, m.host_capacity_bytes),
         ("NVMe", m.nvme_bytes, m.nvme_capacity_bytes),
     ):

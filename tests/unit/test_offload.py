@@ -16,8 +16,10 @@ from simulator.memory import activation_bytes, simulate_memory, write_history
 from simulator.memory.tape import FREE
 from simulator.mesh import Mesh
 from simulator.model import Model
+from simulator.offload import held
 from simulator.ops import build_blocks
 from simulator.plan import Offload, Plan
+from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import verdict_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -123,6 +125,46 @@ def test_unified_memory_prefetched_is_a_copy_and_faulting_is_slower() -> None:
     assert copied == prefetched < faulting
 
 
+def lending(gpus: int, idle: int) -> Cluster:
+    return node(gpus).model_copy(update={"idle_gpus": idle})
+
+
+def lent(offload: Offload, idle: int) -> Lowering:
+    place = lending(4, idle)
+    asked = plan(offload=offload)
+    return lower(MODEL, asked, place, STACK, Calibration.datasheet(place.device), default_curves())
+
+
+def test_a_peer_takes_activations_over_nvlink_instead_of_the_host() -> None:
+    """As many bytes go, on the port that collectives use, and are in the lenders' memory instead of the host's."""
+    to_host = lowered(plan(offload=offloading(activations="host")))
+    to_peer = lent(offloading(activations="peer"), 4)
+    moved = {}
+    for name, lowering, out in (("host", to_host, "d2h"), ("peer", to_peer, "to_peer")):
+        timeline = run([lowering.program(1)])
+        spent = [s for s in timeline.spans if s.stream == out]
+        moved[name] = sum(float(s.end_s - s.start_s) for s in spent)
+    assert moved["peer"] < moved["host"] / 3  # 450 against some 55 GB/s
+    use, _ = simulate_memory(MODEL, to_peer.plan, STACK, to_peer.blocks, to_peer.device)
+    below = with_lower_tiers(use, to_peer)
+    assert below.host_bytes == 0
+    assert below.peer_bytes == with_lower_tiers(use, to_host).host_bytes
+    assert below.peer_capacity_bytes == 4 * to_peer.device.usable_bytes
+    assert verdict_of(replace(below, peer_bytes=10**13))[0] == "OOM"
+
+
+def test_a_lender_shared_by_ranks_is_slower() -> None:
+    slow, fast = (run([lent(offloading(activations="peer"), idle).program(1)]) for idle in (1, 4))
+    assert slow.step_s >= fast.step_s
+    spent = [sum(float(s.end_s - s.start_s) for s in t.spans if s.stream == "from_peer") for t in (slow, fast)]
+    assert spent[0] > 2 * spent[1]
+
+
+def test_a_peer_needs_idle_gpus_on_nvlink() -> None:
+    with pytest.raises(PlanError, match="idle"):
+        lent(offloading(activations="peer"), 0)
+
+
 def test_states_on_nvme_are_read_and_written_beside_the_update() -> None:
     given = {"optimizer": "nvme", "parameters": "nvme", "sub_group_numel": 4_000_000}
     asked = plan(data_parallel="deepspeed", offload=offloading(**given))
@@ -151,6 +193,21 @@ def test_micro_batches_add_their_gradients_where_the_implementation_does() -> No
     deepspeed = {"data_parallel": "deepspeed", "zero": 2, "offload": offloading(optimizer="host")}
     assert kinds(plan(**accumulated, **deepspeed)) == {"gradient", "fetch gradient"}
     assert kinds(plan(**deepspeed)) == {"gradient"}
+
+
+def test_a_delayed_update_runs_beside_the_step_and_sends_after_it() -> None:
+    """ZeRO-Offload's one-step delay: CPU Adam starts with the step; new parameters wait for the last backward."""
+    given = {"data_parallel": "deepspeed", "zero": 2}
+    usual = played(plan(**given, offload=offloading(optimizer="host")))
+    delayed = played(plan(**given, offload=offloading(optimizer="host", delayed=True)))
+    assert span_of(delayed, "update 0")[0] < span_of(delayed, "forward layer1 mb0")[0]
+    assert span_of(delayed, "send parameters 0")[0] >= span_of(delayed, "backward embedding mb0")[1]
+    assert delayed.step_s < usual.step_s
+    once, twice = (
+        held(MODEL, plan(**given, offload=offloading(optimizer="host", delayed=d))).host["gradients"]
+        for d in (False, True)
+    )
+    assert twice == 2 * once
 
 
 def test_the_bytes_that_leave_are_the_bytes_that_are_freed() -> None:
@@ -185,6 +242,8 @@ def test_the_bytes_that_leave_are_the_bytes_that_are_freed() -> None:
         ({"data_parallel": "deepspeed", "zero": 2}, {"optimizer": "host", "parameters": "host"}, "zero = 3"),
         ({"data_parallel": "fsdp1"}, {"optimizer": "host"}, "deepspeed"),
         ({"optimizer": "sgd"}, STATES, "adamw"),
+        ({}, {**STATES, "delayed": True}, "delayed = false"),
+        ({"data_parallel": "deepspeed"}, {"delayed": True}, "delayed = false"),
     ],
 )
 def test_what_no_implementation_offloads_is_refused(
