@@ -170,8 +170,11 @@ def _lent_bytes_per_s(cluster: Cluster, plan: Plan) -> float:
 
 def _refuse_no_peer(plan: Plan, cluster: Cluster) -> None:
     if plan.offload.activations == "peer" and cluster.lent_bytes == 0:
-        reached = "through the host only" if cluster.idle_gpus else "by NVLink: it has none"
-        problem = f"{cluster.name} has no idle GPUs that lend memory over NVLink ({cluster.idle_gpus}, {reached})"
+        problem = f"{cluster.name} has no idle GPUs"
+        if cluster.idle_gpus:
+            problem = (
+                f"the {cluster.idle_gpus} idle GPUs of {cluster.name} are reached through the host, not over NVLink"
+            )
         remedy = 'idle_gpus in the cluster file, or activations = "host"'
         raise PlanError(Fault(place="plan: offload.activations", problem=problem, remedy=remedy))
 
