@@ -15,6 +15,7 @@ from math import gcd, prod
 from typing import Final, Protocol
 
 from simulator.errors import Fault, PlanError
+from simulator.pipeline import faults as pipeline_faults
 from simulator.plan import Plan
 from simulator.topology import Cluster
 
@@ -141,6 +142,20 @@ class Mesh:
             local_stride=groups.stride if fullest > 1 else 1,
         )
 
+    def pair_shape(self, stage: int, other: int) -> GroupShape:
+        """How two stages that talk to each other lie on the nodes: every rank of a stage has its peer in the other."""
+        stride = self.num_ranks // self.axes["pp"]
+        gpus, domain = self.cluster.gpus_per_node, self.cluster.nvlink_domain_size
+        pairs = [(stage * stride + r, other * stride + r) for r in range(min(stride, max(gpus, domain)))]
+        apart = [(a, b) for a, b in pairs if a // gpus != b // gpus]
+        return GroupShape(
+            num_ranks=2,
+            num_nodes=2 if apart else 1,
+            ranks_per_node=1 if apart else 2,
+            num_groups_per_node=max(Counter(a // gpus for a, _ in apart or pairs).values()),
+            spans_domain=any(a // domain != b // domain for a, b in pairs),
+        )
+
     def _progression(self, axis: str) -> _Progression:
         name, _, part = axis.partition("/")
         groups = self._whole(name)
@@ -190,9 +205,14 @@ def check(plan: Plan, model: Heads, cluster: Cluster) -> None:
         *_swap_faults(plan, model),
         *_expert_faults(plan, model),
     ]
-    if plan.pp > model.num_layers:
-        problem = f"pp = {plan.pp} stages for {model.num_layers} layers"
-        faults.append(Fault(place="plan: pp", problem=problem, remedy=f"pp ≤ {model.num_layers}"))
+    faults += pipeline_faults(
+        plan.pipeline_schedule,
+        model.num_layers,
+        plan.pp,
+        plan.num_micro_batches,
+        plan.virtual_stages,
+        split=plan.split,
+    )
     if faults:
         raise PlanError(faults)
 

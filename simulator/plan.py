@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from simulator.errors import Fault, PlanError
+from simulator.pipeline import Schedule, Split
 from simulator.schema import Strict, read_toml
 from simulator.units import Bytes
 
@@ -87,6 +89,13 @@ class Plan(Strict):
     data_parallel: DataParallel | None = None
     sharding_strategy: ShardingStrategy | None = None  # FSDP's own word for zero; given instead of it
 
+    # Pipeline schedule (None: 1f1b, or interleaved where stages are virtual) and what its stages hold
+    schedule: Schedule | None = None
+    virtual_stages: int = Field(ge=1, le=MAX_COUNT, default=1)  # chunks of layers a stage
+    first_stage_layers: int | None = Field(ge=0, le=MAX_COUNT, default=None)
+    last_stage_layers: int | None = Field(ge=0, le=MAX_COUNT, default=None)
+    stage_layers: tuple[int, ...] | None = Field(default=None, strict=False)  # of every virtual stage, in order
+
     micro_batch_size: int = Field(ge=1, le=MAX_COUNT, default=1)
     num_micro_batches: int = Field(ge=1, le=MAX_COUNT, default=1)
     seq_len: int = Field(ge=1, le=MAX_COUNT, default=2048)
@@ -119,6 +128,14 @@ class Plan(Strict):
 
     stack: str = "torch-2.6-eager"
 
+    @field_validator("stage_layers", mode="before")
+    @classmethod
+    def _numbers(cls, value: object) -> object:
+        """A flag's text, "3,4,4,3", as the list that a file has."""
+        if isinstance(value, str) and re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", value):
+            return [int(number) for number in value.split(",")]
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _strategy_is_an_alias(cls, data: object) -> object:
@@ -133,6 +150,18 @@ class Plan(Strict):
     @property
     def num_devices(self) -> int:
         return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def pipeline_schedule(self) -> Schedule:
+        """The order in which a stage issues its work."""
+        if self.schedule is not None:
+            return self.schedule
+        return "interleaved" if self.virtual_stages > 1 else "1f1b"
+
+    @property
+    def split(self) -> Split:
+        """How layers are dealt to stages."""
+        return Split(first=self.first_stage_layers, last=self.last_stage_layers, explicit=self.stage_layers)
 
     @property
     def num_data_parallel(self) -> int:
@@ -165,6 +194,11 @@ class Plan(Strict):
         if reshard is None or isinstance(reshard, bool) or reshard in (1, self.dp_shard * self.cp):
             return None
         return reshard
+
+    @property
+    def gathers(self) -> bool:
+        """Parameters are gathered for use in every micro-batch (FSDP, ZeRO-3)."""
+        return self.implementation in ("fsdp1", "fsdp2") or self.zero == 3
 
     @property
     def syncs_every_micro_batch(self) -> bool:

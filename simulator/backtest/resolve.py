@@ -94,9 +94,8 @@ def _preset(name: str, num_devices: int) -> Cluster:
 
 def _inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
     """What a plan of today has no word for."""
-    for column, noun in (("pp", "pipeline parallelism"), ("ep", "expert parallelism")):
-        if (getattr(row, column) or 1) > 1:
-            yield noun, f"{column} = {getattr(row, column)}"
+    if (row.ep or 1) > 1:
+        yield "expert parallelism", f"ep = {row.ep}"
     if (row.n_experts or 1) > 1:
         yield "mixture of experts", f"n_experts = {row.n_experts}"
     if _OFFLOAD.search(row.notes):
@@ -143,13 +142,16 @@ def _model(row: RunRow) -> Model:
 def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Plan]:
     """(micro-batches a step, plan). A rank's share below one micro-batch is one smaller micro-batch."""
     cp, tp, num_devices = row.cp or 1, row.tp or 1, row.n_gpus or 1
-    ranks = num_devices // (cp * tp)
+    pp = row.pp or 1
+    ranks = num_devices // (cp * tp * pp)
     share = (row.global_batch or 1) / ranks
     micro_batch = min(row.micro_batch or 1, ceil(share))
     micro_batches = share / micro_batch
     fields = {
         "cp": cp,
         "tp": tp,
+        "pp": pp,
+        "virtual_stages": (row.vpp or 1) if pp > 1 else 1,
         "sequence_parallel": tp > 1 and (row.seq_parallel == "y" if row.seq_parallel else rule.sequence_parallel),
         "cp_exchange": "all_to_all" if _SWAPPED_HEADS.search(row.notes) else "ring",
         "micro_batch_size": micro_batch,

@@ -6,15 +6,17 @@ cluster with unequal links goes through `fold`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
 from simulator.device import Device
 from simulator.errors import Fault, PlanError
-from simulator.kernels import Stream
+from simulator.kernels import DTYPE_BYTES, Stream
 from simulator.lower.builder import Builder, Fabric
+from simulator.lower.pipelined import Stage, pipelined_step, waits_for_messages
 from simulator.lower.power import shared_clock
 from simulator.lower.schedule import Step, Unit, replicated_step, sharded_step
 from simulator.lower.stragglers import slowdown
@@ -22,11 +24,12 @@ from simulator.lower.work import NO_WORK, BlockWork, Clock, Work
 from simulator.memory import activation_bytes
 from simulator.mesh import Mesh, check
 from simulator.model import Model
-from simulator.offload import Transfers, moves
+from simulator.offload import Moves, Transfers, UnitMoves, moves
 from simulator.ops import ModelBlocks, build_blocks, optimizer_kernels
+from simulator.pipeline import micro_batches, splits_backward
 from simulator.plan import Plan
 from simulator.program import Program
-from simulator.share import share_of
+from simulator.share import Share, share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.zero import UnitComm, communication, pieces, shard_ranks
@@ -34,12 +37,11 @@ from simulator.zero import UnitComm, communication, pieces, shard_ranks
 __all__ = ["Lowering", "lower"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lowering:
     """A plan made concrete: its nouns resolved, its mesh, its blocks; `program(n)` plays n micro-batches."""
 
     model: Model
-    share: Model  # what one rank holds of it
     plan: Plan
     cluster: Cluster
     stack: Stack
@@ -48,16 +50,27 @@ class Lowering:
     curves: LinkCurves
     mesh: Mesh
     blocks: ModelBlocks
-    step: Step
+    stages: tuple[Stage, ...]
     clock: Clock
 
     @property
     def hardware_flop(self) -> int:
         """FLOP of a step on all devices, recomputation included."""
-        per_micro_batch = sum(unit.flop for unit in self.step.units)
-        return per_micro_batch * self.plan.num_micro_batches * self.plan.num_devices
+        plan = self.plan
+        per_rank = sum(
+            unit.flop * len(micro_batches(plan.pipeline_schedule, plan.num_micro_batches, chunk))
+            for stage in self.stages
+            for chunk, step in enumerate(stage.chunks)
+            for unit in step.units
+        )
+        return per_rank * (plan.num_devices // plan.pp)
 
     @property
+    def step(self) -> Step:
+        """The first chunk of the first stage: everything, without pipeline parallelism."""
+        return self.stages[0].chunks[0]
+
+    @cached_property
     def fabric(self) -> Fabric:
         """What its collectives run on."""
         ideal = self.calibration.kind == "ideal"
@@ -88,13 +101,21 @@ class Lowering:
             vectorised=plan.implementation == "deepspeed" or plan.optimizer_impl == "fused",
         )
 
-    def program(self, num_micro_batches: int, rank: int | None = None) -> Program:
-        """The step of the class of all ranks, or of one rank, with that many micro-batches instead of the plan's."""
+    def program(self, num_micro_batches: int, rank: int | None = None, *, stage: int = 0) -> Program:
+        """The step of the class of a stage's ranks, or of one rank, with that many micro-batches instead of the plan's."""
+        if self.plan.pp > 1:
+            stage = stage if rank is None else self.mesh.coordinates(rank)["pp"]
+            build = Builder(self.fabric, rank, stage)
+            pipelined_step(build, self.stages[stage], num_micro_batches)
+            return build.program()
         build = Builder(self.fabric, rank)
-        gathers = self.plan.implementation in ("fsdp1", "fsdp2") or self.plan.zero == 3
-        schedule = sharded_step if gathers else replicated_step
+        schedule = sharded_step if self.plan.gathers else replicated_step
         schedule(build, self.step, num_micro_batches)
         return build.program()
+
+    def programs(self, num_micro_batches: int) -> tuple[Program, ...]:
+        """One program a class of equal ranks: a pipeline stage is one."""
+        return tuple(self.program(num_micro_batches, stage=stage) for stage in range(self.plan.pp))
 
 
 def lower(
@@ -118,15 +139,9 @@ def lower(
     share = share_of(model, plan)
     blocks = build_blocks(share, stack, plan)
     clock = shared_clock(Clock(device, calibration, stack), share, plan, stack, blocks)
-    step = Step(
-        plan=plan,
-        units=_units(share, plan, blocks, clock),
-        optimizer=_optimizer(share, plan, clock, stack),
-        moves=moves(share, plan, activation_bytes(share, plan, stack, blocks)),
-    )
+    works = {block.name: clock.block(block, plan) for block in (blocks.embedding, blocks.layer, blocks.head)}
     return Lowering(
         model=model,
-        share=share,
         plan=plan,
         cluster=cluster,
         stack=stack,
@@ -135,7 +150,7 @@ def lower(
         curves=curves,
         mesh=Mesh(plan, cluster),
         blocks=blocks,
-        step=step,
+        stages=tuple(_stage(model, plan, stack, blocks, works, clock, index) for index in range(plan.pp)),
         clock=clock,
     )
 
@@ -150,15 +165,73 @@ def _switches(cluster: Cluster) -> dict[str, Any]:
     return {"switches": cluster.pcie.switches, "uplink_bytes_per_s": uplink}
 
 
+def _stage(
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    blocks: ModelBlocks,
+    works: dict[str, BlockWork],
+    clock: Clock,
+    index: int,
+) -> Stage:
+    """A pipeline rank's chunks; without pipeline parallelism, the one stage there is."""
+    share = share_of(model, plan, index)
+    optimizer = _optimizer(share, plan, clock, stack)
+    units = _units(share, plan, works, clock)
+    if plan.pp == 1:
+        moved = moves(share, plan, activation_bytes(share, plan, stack, blocks))
+    else:
+        names = tuple(unit.name for unit in units)
+        moved = Moves(plan=plan, order=names, units=dict.fromkeys(names, UnitMoves()))
+    wide = model.d_model * DTYPE_BYTES[plan.gradient_dtype]
+    tied = model.tied_embeddings and isinstance(share, Share) and share.holds_embedding != share.holds_head
+    return Stage(
+        index=index,
+        plan=plan,
+        chunks=tuple(
+            Step(plan=plan, units=chunk, optimizer=optimizer, moves=moved, synchronous=waits_for_messages(plan))
+            for chunk in _chunks(share, units)
+        ),
+        message_bytes=_message_bytes(model, plan),
+        tied_bytes=share.vocab_size * wide if tied and plan.pp > 1 else 0,
+    )
+
+
+def _chunks(share: Model, units: tuple[Unit, ...]) -> tuple[tuple[Unit, ...], ...]:
+    """A rank's units by the pipeline chunks it holds, its layers numbered as the model's."""
+    if not isinstance(share, Share):
+        return (units,)
+    embedding, *layers, head = units
+    chunks: list[tuple[Unit, ...]] = []
+    for index, held in enumerate(share.chunks):
+        mine, layers = layers[: len(held)], layers[len(held) :]
+        first = [embedding] if index == share.embedding_chunk else []
+        chunks.append((*first, *mine, *([head] if index == share.head_chunk else [])))
+    return tuple(chunks)
+
+
+def _message_bytes(model: Model, plan: Plan) -> int:
+    """Activations of a micro-batch, or their gradients, between stages.
+
+    Sequence parallelism leaves each rank its tokens; Megatron and DeepSpeed send a part each without it too (arXiv
+    2104.04473, section 4.1).
+    """
+    parts = plan.tp if plan.sequence_parallel or plan.implementation in ("megatron", "deepspeed") else 1
+    return plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
+
+
 def _refuse_unmodelled(plan: Plan) -> None:
     faults = [
         Fault(place=f"plan: {axis}", problem=f"{axis} = {degree}: {word} parallelism is not modelled", remedy="use 1")
-        for axis, degree, word in (
-            ("pp", plan.pp, "pipeline"),
-            ("ep", plan.ep, "expert"),
-        )
+        for axis, degree, word in (("ep", plan.ep, "expert"),)
         if degree > 1
     ]
+    if plan.pp > 1 and plan.offload.any:
+        problem = "offload beside pipeline parallelism is not modelled"
+        faults.append(Fault(place="plan: offload", problem=problem, remedy="pp = 1, or no offload"))
+    if plan.gathers and splits_backward(plan.pipeline_schedule):
+        problem = f"{plan.pipeline_schedule} delays the weights' gradients, which sharded parameters do not allow"
+        faults.append(Fault(place="plan: schedule", problem=problem, remedy='zero = 0 or 1, or schedule = "1f1b"'))
     if faults:
         raise PlanError(faults)
 
@@ -185,23 +258,27 @@ def _refuse_no_host(plan: Plan, cluster: Cluster) -> None:
         raise PlanError(Fault(place="plan: offload", problem=problem, remedy="a [host] link in the cluster file"))
 
 
-def _units(model: Model, plan: Plan, blocks: ModelBlocks, clock: Clock) -> tuple[Unit, ...]:
-    """Embedding, blocks and head in forward order, each with its communication."""
-    comms = {comm.unit: comm for comm in communication(model, plan)}
-    layer = clock.block(blocks.layer, plan)
+def _units(share: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock) -> tuple[Unit, ...]:
+    """Embedding, blocks and head of a rank's share in forward order, each with its communication."""
+    comms = {comm.unit: comm for comm in communication(share, plan)}
+    if isinstance(share, Share) and share.holds_head and not share.holds_embedding:
+        comms["head"] = replace(comms["embedding"], unit="head")  # FSDP's root, without the embedding
     every = plan.recompute_every if plan.recompute == "every_k" else 1
-    names = ["embedding", *(f"layer{i}" for i in range(model.num_layers)), "head"]
-    works = {"embedding": clock.block(blocks.embedding, plan), "head": clock.block(blocks.head, plan)}
-    return tuple(
+    numbers = (
+        [layer for chunk in share.chunks for layer in chunk] if isinstance(share, Share) else range(share.num_layers)
+    )
+    layers = [
         _unit(
-            name,
-            comms[name],
-            works.get(name, layer),
-            checkpointed=plan.recompute != "none" and name.startswith("layer") and (index - 1) % every == 0,
+            f"layer{number}",
+            comms[f"layer{index}"],
+            works["layer"],
+            checkpointed=plan.recompute != "none" and index % every == 0,
             clock=clock,
         )
-        for index, name in enumerate(names)
-    )
+        for index, number in enumerate(numbers)
+    ]
+    embedding, head = (_unit(n, comms[n], works[n], checkpointed=False, clock=clock) for n in ("embedding", "head"))
+    return embedding, *layers, head
 
 
 def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clock: Clock) -> Unit:

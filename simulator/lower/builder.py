@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from simulator.collective_curves import LinkCurves
 from simulator.collectives import bill, host_traffic, interference, link_capacities, renamed
-from simulator.lower.work import Work
+from simulator.lower.work import NO_WORK, Phase, Segment, Work
 from simulator.mesh import GroupShape, Mesh
 from simulator.nccl import Nccl
 from simulator.offload import Transfers
-from simulator.program import COMPUTE_STREAM, Bill, Collective, Compute, Program, ProgramOp
+from simulator.program import COMPUTE_STREAM, Bill, Collective, Compute, Number, Program, ProgramOp
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
@@ -27,6 +28,8 @@ class Fabric:
     slowdown: float  # of the slowest GPU's compute, as a fraction
     transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
     nccl: Nccl = field(default_factory=Nccl)  # as the stack sets it up
+    _shapes: dict[str, GroupShape] = field(default_factory=dict, compare=False, repr=False)
+    _prices: dict[tuple[str, str, int], tuple[Bill, float]] = field(default_factory=dict, compare=False, repr=False)
 
     def axis(self, role: str) -> str:
         """The mesh axis over which a role communicates: shard, reshard, replicate, cp or tp.
@@ -64,18 +67,32 @@ class Fabric:
 
     def shape(self, role: str) -> GroupShape:
         """How the groups of a role lie on the nodes."""
-        return self.mesh.group_shape(self.axis(role))
+        if role not in self._shapes:
+            self._shapes[role] = self.mesh.group_shape(self.axis(role))
+        return self._shapes[role]
+
+    def price(self, kind: str, role: str, size_bytes: int) -> tuple[Bill, float]:
+        """What one collective costs, and the share of compute it takes meanwhile."""
+        found = self._prices.get((kind, role, size_bytes))
+        if found is None:
+            shape, cluster, curves = self.shape(role), self.cluster, self.curves
+            found = (
+                bill(kind, size_bytes, shape, cluster, curves=curves, nccl=self.nccl),
+                float(interference(kind, shape, cluster, curves, memory_weight=self.memory_weight, nccl=self.nccl)),
+            )
+            self._prices[kind, role, size_bytes] = found
+        return found
 
 
 class Builder:
     """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored).
 
-    rank: None builds the program of the class of all ranks; a number that of one rank, on links of its own, meeting the
-    other members of its groups.
+    rank: None builds the program of the class of all ranks (of a pipeline stage, if given); a number that of one rank, on
+    links of its own, meeting the other members of its groups.
     """
 
-    def __init__(self, fabric: Fabric, rank: int | None = None) -> None:
-        self._fabric, self._rank = fabric, rank
+    def __init__(self, fabric: Fabric, rank: int | None = None, stage: int | None = None) -> None:
+        self._fabric, self._rank, self._stage = fabric, rank, stage
         self._ops: list[ProgramOp] = []
         self._last_collective: int | None = None
         self._last_compute: int | None = None
@@ -139,14 +156,14 @@ class Builder:
             after, self._held = (*after, *self._held), []
         if not self._fabric.stack.overlap:
             after = (*after, self._last_collective)
-        waiting_s = self._fabric.slowdown * work.duration_s
+        work = self._paced(work)
         op = Compute(
             id=len(self._ops),
             stream=COMPUTE_STREAM,
             after=_ids(after),
             label=label,
-            duration_s=work.duration_s + waiting_s,
-            parts=(*work.parts, ("stragglers", waiting_s)) if waiting_s else work.parts,
+            duration_s=work.duration_s,
+            parts=work.parts,
             host_s=work.host_s,
             blocking=self._fabric.stack.host_blocking,
         )
@@ -162,12 +179,12 @@ class Builder:
         Collectives of one role share a communicator, and NCCL runs those one after another: one stream a role.
         """
         fabric = self._fabric
-        shape = fabric.shape(role)
-        if shape.num_ranks == 1 or size_bytes == 0:
+        if size_bytes == 0 or fabric.shape(role).num_ranks == 1:
             return None
         if not fabric.stack.overlap:
             after = (*after, self._last_compute)
-        one = self._bill(kind, size_bytes // count, shape)
+        one, slows = fabric.price(kind, role, size_bytes // count)
+        one = self._beside_offload(renamed(one, self._suffix), kind, size_bytes // count, fabric.shape(role))
         group, members = self._group(role)
         op = Collective(
             id=len(self._ops),
@@ -180,29 +197,122 @@ class Builder:
             bill=_times(one, count),
             size_bytes=size_bytes,
             host_s=count * fabric.stack.host_collective_s + (fabric.stack.host_unit_s if fabric.sharded else 0.0),
-            interference=interference(
-                kind, shape, fabric.cluster, fabric.curves, memory_weight=fabric.memory_weight, nccl=fabric.nccl
-            ),
+            interference=slows,
             blocking=fabric.synchronous,
         )
         self._ops.append(op)
         self._last_collective = op.id
         return op.id
 
-    def _bill(self, kind: str, size_bytes: int, shape: GroupShape) -> Bill:
-        """What one collective costs on this rank's links, and on those it shares with offload."""
+    def _beside_offload(self, one: Bill, kind: str, size_bytes: int, shape: GroupShape) -> Bill:
+        """A collective's bill with the bytes it has on links that it shares with offload's copies."""
         fabric = self._fabric
-        found = bill(kind, size_bytes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.nccl)
-        one = renamed(found, self._suffix)
         if fabric.transfers is None:
             return one
         more = host_traffic(kind, size_bytes, shape, fabric.cluster, fabric.curves, nccl=fabric.nccl)
         sizes = float(more.pcie_bytes), float(more.memory_bytes)
         return fabric.transfers.beside(one, *sizes, more.fastest_bytes_per_s, self._rank)
 
+    def folded(self, *phases: Phase, synchronous: bool) -> Work:
+        """Phases one after another as one op, on links that nobody else uses meanwhile.
+
+        synchronous: the host waits for the device before and after, so its time counts where it is the longer one.
+        """
+        total = NO_WORK
+        for phase in phases:
+            for segment in phase.segments:
+                total += self._paced(segment.work) + self._beside(replace(segment, beside=self._paced(segment.beside)))
+        spare_s = total.host_s - total.duration_s if synchronous else 0.0
+        if not synchronous:
+            return total
+        return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
+
+    def _paced(self, work: Work) -> Work:
+        """Kernels at the pace of the slowest GPU, if they are not yet."""
+        waiting_s = self._fabric.slowdown * work.duration_s
+        if waiting_s == 0 or any(name == "stragglers" for name, _ in work.parts):
+            return work
+        return Work(parts=(*work.parts, ("stragglers", waiting_s)), host_s=work.host_s)
+
+    def _beside(self, segment: Segment) -> Work:
+        """A segment's collectives and the compute beside them, which they slow while their bytes move."""
+        fabric, stack = self._fabric, self._fabric.stack
+        end_s, left_s, lost_s = 0.0, segment.beside.duration_s, 0.0
+        longest, host_s = "", segment.beside.host_s
+        for exchange in segment.exchanges:
+            if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
+                continue
+            one, slows = fabric.price(exchange.kind, exchange.axis, exchange.num_bytes)
+            moving_s = max((float(size / self._capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
+            free_s = max(end_s + float(one.latency_s) - (segment.beside.duration_s - left_s + lost_s), 0.0)
+            left_s -= min(left_s, free_s)
+            slowed_s = min(moving_s, left_s / (1 - slows))
+            left_s, lost_s = left_s - slowed_s * (1 - slows), lost_s + slowed_s * slows
+            end_s += float(one.latency_s) + moving_s
+            longest = exchange.kind
+            host_s += stack.host_collective_s
+        exposed_s = max(end_s - segment.beside.duration_s - lost_s, 0.0)
+        parts = [*segment.beside.parts]
+        parts += [("interference", lost_s)] if lost_s else []
+        parts += [(f"exposed:{longest}", exposed_s)] if exposed_s else []
+        return Work(parts=tuple(parts), host_s=host_s)
+
+    @cached_property
+    def _capacities(self) -> dict[str, Number]:
+        return dict(link_capacities(self._fabric.cluster, self._fabric.curves))
+
+    def pass_on(self, label: str, message: str, sizes: int, pair: tuple[int, int], *after: int | None) -> int | None:
+        """Append this stage's end of a message of `sizes` bytes from stage pair[0] to pair[1]; both ends meet.
+
+        message: what tells it from the others between the same ranks. The sender's links are loaded.
+        """
+        fabric, (source, target) = self._fabric, pair
+        sends = self._stage == source
+        shape = fabric.mesh.pair_shape(source, target)
+        one = bill("send_recv", sizes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.nccl)
+        stream = f"nccl:pp {source} to {target}"
+        return self._meet(
+            label, stream, "send_recv", message, 2, one if sends else Bill(latency_s=0.0, link_bytes={}), sizes, *after
+        )
+
+    def agree(self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None) -> int:
+        """Append this stage's part of an all-reduce among the ranks that stand at the same place in `stages`."""
+        fabric = self._fabric
+        shape = fabric.mesh.pair_shape(stages[0], stages[-1]) if len(stages) == 2 else fabric.mesh.group_shape("pp")
+        one = bill("all_reduce", size_bytes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.nccl)
+        return self._meet(label, "nccl:pp", "all_reduce", message, len(stages), one, size_bytes, *after)
+
+    def _meet(
+        self, label: str, stream: str, kind: str, message: str, members: int, one: Bill, size: int, *after: int | None
+    ) -> int:
+        op = Collective(
+            id=len(self._ops),
+            stream=stream,
+            after=_ids(after),
+            label=label,
+            kind=kind,
+            key=f"pp:{message}{self._column}",
+            members=members,
+            bill=renamed(one, self._suffix),
+            size_bytes=size,
+            host_s=self._fabric.stack.host_launch_s,
+        )
+        self._ops.append(op)
+        return op.id
+
+    @property
+    def _column(self) -> str:
+        """What a rank has in common with those at its place in the other stages."""
+        if self._rank is None:
+            return ""
+        mesh = self._fabric.mesh
+        return f":{self._rank % (mesh.num_ranks // mesh.axes['pp'])}"
+
     @property
     def _suffix(self) -> str:
-        return "" if self._rank is None else f":{self._rank}"
+        if self._rank is not None:
+            return f":{self._rank}"
+        return "" if self._stage is None else f":stage{self._stage}"
 
     def _group(self, role: str) -> tuple[str, int]:
         """What tells a rank's group from the others of the role, and how many programs meet in it."""
@@ -216,8 +326,10 @@ class Builder:
         links = dict(link_capacities(self._fabric.cluster, self._fabric.curves, suffix=self._suffix))
         if self._fabric.transfers is not None:
             links |= self._fabric.transfers.links(self._rank)
-        num_ranks = self._fabric.mesh.plan.num_devices if self._rank is None else 1
-        name = "rank" if self._rank is None else f"rank{self._rank}"
+        plan = self._fabric.mesh.plan
+        num_ranks = plan.num_devices // plan.pp if self._rank is None else 1
+        name = "rank" if self._stage is None else f"stage{self._stage}"
+        name = name if self._rank is None else f"rank{self._rank}"
         return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links)
 
 

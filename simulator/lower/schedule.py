@@ -36,6 +36,11 @@ class Unit:
     add: Work  # in later ones
 
     @property
+    def inputs(self) -> Phase:
+        """The backward without the weights' gradients."""
+        return self.work.recompute + self.work.inputs if self.checkpointed else self.work.inputs
+
+    @property
     def backward(self) -> Phase:
         return self.work.recompute + self.work.backward if self.checkpointed else self.work.backward
 
@@ -48,6 +53,7 @@ class Step:
     units: tuple[Unit, ...]
     optimizer: Work
     moves: Moves  # between HBM and the tiers below
+    synchronous: bool = False  # the host waits for the device between pieces of work
 
 
 def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
@@ -56,12 +62,13 @@ def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
     early = offloading.delayed_updates(build, step.moves)
     for index in range(num_micro_batches):
         sync = step.plan.syncs_every_micro_batch or index == num_micro_batches - 1
-        _sharded_forward(build, step, index)
-        last = _sharded_backward(build, step, index, sync=sync, final=index == num_micro_batches - 1)
+        sharded_forward(build, step, index)
+        last = sharded_backward(build, step, index, sync=sync, final=index == num_micro_batches - 1)
     offloading.update(build, step.moves, step.optimizer, *last, delayed=early)
 
 
-def _sharded_forward(build: Builder, step: Step, index: int) -> None:
+def sharded_forward(build: Builder, step: Step, index: int) -> int:
+    """One micro-batch's forward: each unit is gathered before it is used."""
     done: list[int] = []
     window = _forward_window(step.plan)
     for position, unit in enumerate(step.units):
@@ -79,6 +86,7 @@ def _sharded_forward(build: Builder, step: Step, index: int) -> None:
         if gather is not None:
             build.compute(f"copy-out {unit.name} mb{index}", unit.gather_forward, gather)
         done.append(_forward(build, step, unit, index))
+    return done[-1]
 
 
 def _forward_window(plan: Plan) -> int:
@@ -94,38 +102,41 @@ def _forward_window(plan: Plan) -> int:
 
 def _forward(build: Builder, step: Step, unit: Unit, index: int) -> int:
     offloading.before_forward(build, step.moves, unit.name, index)
-    computed = _compute(build, f"forward {unit.name} mb{index}", unit.work.forward)
+    computed = _compute(build, step, f"forward {unit.name} mb{index}", unit.work.forward)
     offloading.after_forward(build, step.moves, unit.name, index, computed)
     return computed
 
 
 def _backward(build: Builder, step: Step, unit: Unit, index: int, *after: int | None) -> int:
     offloading.before_backward(build, step.moves, unit.name, index)
-    computed = _compute(build, f"backward {unit.name} mb{index}", unit.backward, *after)
+    computed = _compute(build, step, f"backward {unit.name} mb{index}", unit.backward, *after)
     build.remember("backward", unit.name, index, computed)
     return computed
 
 
-def _compute(build: Builder, label: str, phase: Phase, *after: int | None) -> int:
+def _compute(build: Builder, step: Step, label: str, phase: Phase, *after: int | None) -> int:
     """Append a block's phase. The last op of it: a collective, where one ends the phase."""
-    end = -1
+    if step.synchronous:
+        return build.compute(label, build.folded(phase, synchronous=True), *after)
+    end, before = -1, list[int | None]()  # before: ops that this segment waits for
     for number, segment in enumerate(phase.segments):
         if segment.work.parts or number == 0:
             end = build.compute(label, segment.work, *after)
-            after = ()
-        last = end
+            after, before = (), [end]
+        sent: list[int | None] = []
         for exchange in segment.exchanges:
-            sent = build.collective(
-                f"{exchange.kind.replace('_', '-')} in {label}", exchange.kind, exchange.axis, exchange.num_bytes, last
-            )
-            build.hold(sent)
-            end = end if sent is None else sent
+            name = f"{exchange.kind.replace('_', '-')} in {label}"
+            sent.append(build.collective(name, exchange.kind, exchange.axis, exchange.num_bytes, *before))
+            build.hold(sent[-1])
+            end = end if sent[-1] is None else sent[-1]
         if segment.beside.parts:
-            end = build.compute(f"{label} beside", segment.beside, last, join=False)
+            end = build.compute(f"{label} beside", segment.beside, *before, join=False)
+        before = [*sent, end]
     return end
 
 
-def _sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, final: bool) -> list[int | None]:
+def sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, final: bool) -> list[int | None]:
+    """One micro-batch's backward: units are gathered again, and their gradients reduced if `sync`."""
     units = tuple(reversed(step.units))
     gathers: dict[int, int | None] = {}
     done: list[int] = []
@@ -151,7 +162,7 @@ def _sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, fin
         # the reduce-scatter's input buffer of the unit before last must be free again
         held = reduces[position - 2] if position >= 2 else None
         done.append(_accumulated(build, unit, index, _backward(build, step, unit, index, held)))
-        reduces.append(_reduce(build, unit, index, done[-1]) if sync else None)
+        reduces.append(_reduce(build, step, unit, index, done[-1]) if sync else None)
         if sync:
             last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduces[-1], final=final))
     return last
@@ -163,17 +174,17 @@ def _accumulated(build: Builder, unit: Unit, index: int, after: int) -> int:
     return build.compute(f"copy-in {unit.name} mb{index} kept", work, after) if work.parts else after
 
 
-def _reduce(build: Builder, unit: Unit, index: int, after: int) -> int | None:
+def _reduce(build: Builder, step: Step, unit: Unit, index: int, after: int) -> int | None:
     copied = build.compute(f"copy-in {unit.name} mb{index}", unit.gradient, after) if unit.gradient.parts else after
     scatter = build.collective(
         f"reduce-scatter {unit.name} mb{index}", "reduce_scatter", "shard", unit.comm.reduce_scatter_bytes, copied
     )
-    return _all_reduce(build, unit, index, scatter if scatter is not None else copied) or scatter
+    return _all_reduce(build, step, unit, index, scatter if scatter is not None else copied) or scatter
 
 
-def _all_reduce(build: Builder, unit: Unit, index: int, after: int) -> int | None:
+def _all_reduce(build: Builder, step: Step, unit: Unit, index: int, after: int) -> int | None:
     """Between replicas: at once, or joined with the units before it until they hold enough (the last unit has all)."""
-    size = build.combined(unit.comm.all_reduce_bytes, last=unit.name == "embedding")
+    size = build.combined(unit.comm.all_reduce_bytes, last=unit is step.units[0])
     label, count = f"all-reduce {unit.name} mb{index}", unit.comm.num_buckets
     return build.collective(label, "all_reduce", "replicate", size, after, count=count)
 
@@ -186,23 +197,58 @@ def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
     """
     last: list[int | None] = []
     early = offloading.delayed_updates(build, step.moves)
-    late = step.plan.implementation != "megatron"
     for index in range(num_micro_batches):
-        for unit in step.units:
-            if index == 0 and not late:
-                _gather_updated(build, unit)
-            _forward(build, step, unit, index)
-        sync = step.plan.syncs_every_micro_batch or index == num_micro_batches - 1
-        for unit in reversed(step.units):
-            computed = _accumulated(build, unit, index, _backward(build, step, unit, index))
-            if sync:
-                reduced = _reduce(build, unit, index, computed)
-                final = index == num_micro_batches - 1
-                last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduced, final=final))
+        final = index == num_micro_batches - 1
+        replicated_forward(build, step, index, first=index == 0)
+        last += replicated_backward(build, step, index, sync=step.plan.syncs_every_micro_batch or final, final=final)
     done = offloading.update(build, step.moves, step.optimizer, *last, delayed=early)
-    if late:
+    gather_late(build, step, done)
+
+
+def replicated_forward(build: Builder, step: Step, index: int, *, first: bool) -> int:
+    """One micro-batch's forward; `first` in a step: Megatron gathers each unit's new parameters before it."""
+    end = -1
+    for unit in step.units:
+        if first and step.plan.implementation == "megatron":
+            _gather_updated(build, unit)
+        end = _forward(build, step, unit, index)
+    return end
+
+
+def replicated_backward(build: Builder, step: Step, index: int, *, sync: bool, final: bool) -> list[int | None]:
+    """One micro-batch's backward; `sync`: gradients are reduced as they appear."""
+    last: list[int | None] = []
+    for unit in reversed(step.units):
+        computed = _accumulated(build, unit, index, _backward(build, step, unit, index))
+        if sync:
+            reduced = _reduce(build, step, unit, index, computed)
+            last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduced, final=final))
+    return last
+
+
+def inputs_backward(build: Builder, step: Step, index: int) -> int:
+    """One micro-batch's backward without the weights' gradients."""
+    end = -1
+    for unit in reversed(step.units):
+        end = _compute(build, step, f"backward of inputs {unit.name} mb{index}", unit.inputs)
+    return end
+
+
+def weights_backward(build: Builder, step: Step, index: int, *, sync: bool) -> tuple[int, list[int | None]]:
+    """The weights' gradients of one micro-batch, and their reduction: (last op, reductions)."""
+    end, reductions = -1, []
+    for unit in reversed(step.units):
+        end = _compute(build, step, f"backward of weights {unit.name} mb{index}", unit.work.weights)
+        end = _accumulated(build, unit, index, end)
+        reductions += [_reduce(build, step, unit, index, end)] if sync else []
+    return end, reductions
+
+
+def gather_late(build: Builder, step: Step, after: int) -> None:
+    """Parameters that shards updated, where the implementation gathers them inside optimizer.step()."""
+    if step.plan.implementation != "megatron":
         for unit in step.units:
-            _gather_updated(build, unit, done)
+            _gather_updated(build, unit, after)
 
 
 def _gather_updated(build: Builder, unit: Unit, *after: int) -> None:

@@ -6,7 +6,7 @@ collective, and the compute that runs beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -84,13 +84,40 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockWork:
-    """The three phases of a block. `recompute` runs just before `backward` where the block is checkpointed."""
+    """The phases of a block. `recompute` runs just before `backward` where the block is checkpointed.
+
+    inputs, weights: the backward in two, where a pipeline schedule leaves the weights' gradients for later.
+    """
 
     forward: Phase
     backward: Phase
     recompute: Phase
+    inputs: Phase
+    weights: Phase
     flop: int  # forward and backward
     recompute_flop: int
+
+
+def _makes_weights(op: Op, kernel: Kernel) -> bool:
+    """The kernel makes the gradient of a linear layer's weight."""
+    return op.category == "gemm" and isinstance(kernel, Gemm) and kernel.layout == "nt"
+
+
+def without_weights(ops: Iterable[Op]) -> Iterator[Op]:
+    """Backwards without the products of the weights' gradients; their collectives keep their places."""
+    for op in ops:
+        kept = tuple(kernel for kernel in op.backward if not _makes_weights(op, kernel))
+        last = len(kept)
+        moved = tuple(
+            replace(e, at=min(e.at, last), beside=min(e.beside, last - min(e.at, last))) for e in op.backward_exchanges
+        )
+        yield replace(op, backward=kept, backward_exchanges=moved)
+
+
+def only_weights(ops: Iterable[Op]) -> Iterator[Op]:
+    """Backwards with nothing but the products of the weights' gradients."""
+    for op in ops:
+        yield replace(op, backward=tuple(k for k in op.backward if _makes_weights(op, k)), backward_exchanges=())
 
 
 class Clock:
@@ -139,6 +166,8 @@ class Clock:
         return BlockWork(
             forward=self._phase(block.ops, forward=True),
             backward=self._phase(block.ops[::-1], forward=False),
+            inputs=self._phase(without_weights(block.ops[::-1]), forward=False),
+            weights=self._phase(only_weights(block.ops[::-1]), forward=False),
             recompute=self._phase(repeated, forward=True).booked_as("recompute"),
             flop=sum(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
             recompute_flop=sum(kernel.flop for op in repeated for kernel in op.forward),

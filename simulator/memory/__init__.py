@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from simulator.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.device import Device
@@ -149,8 +149,7 @@ def simulate_memory(
     settings: AllocatorSettings | None = None,
 ) -> tuple[MemoryUse, MemoryTrace]:
     """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step."""
-    history = write_history(model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
-    live = live_course(history)
+    history, live = _fullest(model, plan, stack, blocks, device)
     reserved = _reserved(history, live, settings)
     use = _use(history, live, max(reserved), plan, device)
     if use.fits_bare and not use.fits_surely:
@@ -173,10 +172,29 @@ def memory_uses(
     settings: Iterable[AllocatorSettings | None],
 ) -> Iterator[MemoryUse]:
     """The peaks alone under each of the settings, without the course of the step, and not played where memory ends."""
-    history = write_history(model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
-    live = live_course(history)
+    history, live = _fullest(model, plan, stack, blocks, device)
     for one in settings:
         yield _use(history, live, max(_reserved(history, live, one)), plan, device)
+
+
+def _fullest(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, device: Device) -> tuple[History, LiveCourse]:
+    """The history of the rank whose live bytes reach highest, among the pipeline's stages."""
+    write = partial(write_history, model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
+    found = (write(stage=stage) for stage in _candidates(model, plan))
+    return max(((one, live_course(one)) for one in found), key=lambda pair: pair[1].peak[0])
+
+
+def _candidates(model: Model, plan: Plan) -> list[int]:
+    """Stages that may hold most: the ends, and the first of those with the most layers in flight.
+
+    Stages between hold fewer micro-batches (or as many of fewer layers), and neither the embedding nor the logits.
+    """
+    if plan.pp == 1:
+        return [0]
+    held = [share_of(model, plan, stage).num_layers for stage in range(plan.pp)]
+    longest = max(held)
+    inside = [stage for stage in range(1, plan.pp - 1) if held[stage] == longest > held[0]]
+    return [0, *inside[:1], plan.pp - 1]
 
 
 def _use(history: History, live: LiveCourse, reserved: int, plan: Plan, device: Device) -> MemoryUse:
@@ -242,16 +260,17 @@ def write_history(
     *,
     steps: int = 2,
     library: Library = "nccl",
+    stage: int = 0,
 ) -> History:
     """A step that creates the optimizer's state (if `steps` is 2), then a steady one.
 
     The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
-    stand for any number: what a second one finds, the third finds too.
+    stand for any number: what a second one finds, the third finds too; of a pipeline, as many as fill it twice.
     """
-    step = Step(share_of(model, plan), plan, stack, blocks, strategy_of(plan, library))
+    step = Step(share_of(model, plan, stage), plan, stack, blocks, strategy_of(plan, library), stage)
     early = plan.implementation in ("deepspeed", "megatron")  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
-    count = min(plan.num_micro_batches, 2)
+    count = min(plan.num_micro_batches, 2 * plan.pp)
     if steps == 2:
         step.step(count, first=not early)
     steady = len(step.writer.events)
@@ -261,9 +280,8 @@ def write_history(
 
 
 def device_history(model: Model, plan: Plan, stack: Stack, device: Device) -> History:
-    """The history of one rank on a device, the workspaces of its libraries included."""
-    blocks = build_blocks(model, stack, plan)
-    return write_history(model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
+    """The history of the fullest rank on a device, the workspaces of its libraries included."""
+    return _fullest(model, plan, stack, build_blocks(model, stack, plan), device)[0]
 
 
 def _library(device: Device) -> Library:

@@ -7,7 +7,7 @@ implementation adds around each block is its `Strategy`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from simulator.kernels import DTYPE_BYTES, Gemm
@@ -15,7 +15,9 @@ from simulator.memory.offloading import Evictor
 from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, ParameterGradients, Part, Tape, record
 from simulator.model import Model
 from simulator.ops import Block, ModelBlocks, cached_tensors, recompute_ops, uses_autocast
+from simulator.pipeline import order
 from simulator.plan import Plan
+from simulator.share import Share
 from simulator.stack import Stack
 from simulator.zero import resident_tensors
 
@@ -162,6 +164,43 @@ def layer_tape(tapes: Tapes, plan: Plan, index: int) -> Tape:
     return tapes.checkpointed if plan.recompute != "none" and index % every == 0 else tapes.plain
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a micro-batch passes at once: layers of the rank's share, and the ends where they are here."""
+
+    layers: range
+    embedding: bool = True
+    head: bool = True
+
+
+def _parts(model: Model) -> tuple[_Part, ...]:
+    """The whole model, or a pipeline stage's chunks."""
+    if not isinstance(model, Share):
+        return (_Part(range(model.num_layers)),)
+    parts, begin = [], 0
+    for chunk, held in enumerate(model.chunks):
+        layers = range(begin, begin + len(held))
+        parts.append(_Part(layers, model.embedding_chunk == chunk, model.head_chunk == chunk))
+        begin = layers.stop
+    return tuple(parts)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Going:
+    """A micro-batch between its forward and its backward.
+
+    stack: (unit, tape, base, input slot) of each unit that it passed; head: the same of the head, whose loss is `loss`.
+    """
+
+    index: int
+    part: _Part
+    tapes: Tapes
+    evictor: Evictor | None
+    stack: list[tuple[int, Tape, int, int]] = field(default_factory=list)
+    head: tuple[int, Tape, int, int] | None = None
+    loss: int = 0
+
+
 class Step:
     """Writes steps: `persistent` once, then `step` as often as one likes."""
 
@@ -172,9 +211,18 @@ class Step:
         stack: Stack,
         blocks: ModelBlocks,
         strategy: Callable[[Writer, Model, Plan], Strategy],
+        stage: int = 0,
     ) -> None:
         self.writer = Writer()
-        self.model, self.plan = model, plan
+        self.model, self.plan, self.stage = model, plan, stage
+        self._parts = _parts(model)
+        held = (
+            [layer for chunk in model.chunks for layer in chunk]
+            if isinstance(model, Share)
+            else range(model.num_layers)
+        )
+        self._names = [f"layer{layer}" for layer in held]  # numbered as the whole model's
+        self._message_bytes = blocks.layer.input_bytes
         self.strategy = strategy(self.writer, model, plan)
         self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.strategy.keeps_gradients)
         self._adding = (
@@ -211,13 +259,29 @@ class Step:
     def step(self, num_micro_batches: int, *, first: bool = False) -> None:
         """One optimizer step. `first`: it creates the optimizer's state."""
         self.strategy.begin()
-        for index in range(num_micro_batches):
-            adds = index > 0 and self.strategy.keeps_gradients and self.strategy.gradients
-            self._micro_batch(index, self._adding if adds else self._tapes, sync=self._syncs(index, num_micro_batches))
+        if self.plan.pp > 1:
+            self._pipeline(num_micro_batches)
+        else:
+            for index in range(num_micro_batches):
+                going = self._forward(index, self._parts[0])
+                self._backward(going, sync=self._syncs(index, num_micro_batches))
         self.writer.at("optimizer", num_micro_batches - 1, "", self.plan.optimizer)
         self.strategy.optimizer(self._state if first else lambda: None)
         self.writer.at("optimizer", num_micro_batches - 1, "", "zero_grad")
         self.strategy.zero_grad()
+
+    def _pipeline(self, num_micro_batches: int) -> None:
+        """A stage's actions in its schedule's order. Activations live to the end of the weights' gradients."""
+        plan, going = self.plan, dict[tuple[int, int], _Going]()
+        actions = order(plan.pipeline_schedule, plan.pp, num_micro_batches, self.stage, plan.virtual_stages)
+        last = {action.chunk: action for action in actions if action.kind != "F"}
+        for action in actions:
+            key = action.micro_batch, action.chunk
+            if action.kind == "F":
+                going[key] = self._forward(action.micro_batch, self._parts[action.chunk])
+            elif action.kind == "W" or action.whole:
+                sync = plan.syncs_every_micro_batch or action == last[action.chunk]
+                self._backward(going.pop(key), sync=sync)
 
     def _syncs(self, index: int, count: int) -> bool:
         return self.plan.syncs_every_micro_batch or index == count - 1
@@ -231,45 +295,63 @@ class Step:
         self.writer.num_slots += tape.num_slots
         return base
 
-    def _micro_batch(self, index: int, tapes: Tapes, *, sync: bool) -> None:
-        writer, strategy = self.writer, self.strategy
-        stack: list[tuple[int, Tape, int, int]] = []  # (unit, tape, base, input slot)
-        offload = self.plan.offload
+    def _forward(self, index: int, part: _Part) -> _Going:
+        """A micro-batch through a part of the model, up to the loss or to what the next stage receives."""
+        writer, strategy, offload = self.writer, self.strategy, self.plan.offload
+        adds = index > 0 and strategy.keeps_gradients and strategy.gradients
+        tapes = self._adding if adds else self._tapes
         evictor = Evictor(writer.events.append, offload.prefetch) if offload.activations != "none" else None
-        given = self._inputs
-
-        def forward(unit: int, name: str, tape: Tape, end: int | None = None) -> int:
-            base = self._base(tape)
-            writer.at("forward", index, name, "inputs")
-            writer.play(tape.forward, base, given, 0, end=tape.early)
-            writer.at("forward", index, name, "gather")
-            strategy.before_forward(unit)
-            writer.play(tape.forward, base, given, 0, start=tape.early, end=end)
-            stack.append((unit, tape, base, given))
-            if evictor is not None and name != "head":
-                evictor.forward(tape, base)
-            return base + tape.output if tape.output >= 0 else given
-
-        given = forward(ROOT, "embedding", tapes.embedding)
+        going = _Going(index=index, part=part, tapes=tapes, evictor=evictor)
+        given = self._inputs if part.embedding else writer.alloc(self._message_bytes, "activations")
+        if part.embedding:
+            given = self._unit_forward(going, ROOT, "embedding", tapes.embedding, given)
         if len(self._workspaces) == 2:
             self._product()
-        for layer in range(self.model.num_layers):
-            given = forward(layer, f"layer{layer}", layer_tape(tapes, self.plan, layer))
-            writer.at("forward", index, f"layer{layer}", "reshard")
+        for layer in part.layers:
+            name = self._names[layer]
+            given = self._unit_forward(going, layer, name, layer_tape(tapes, self.plan, layer), given)
+            writer.at("forward", index, name, "reshard")
             strategy.after_forward(layer)
+        if not part.head:
+            writer.free(given)  # once it is sent
+            return going
         head = tapes.head
-        loss = forward(ROOT, "head", head, end=head.cut)
-        _, _, base, given = stack.pop()
+        going.loss = self._unit_forward(going, ROOT, "head", head, given, end=head.cut)
+        going.head = going.stack.pop()
         writer.at("forward", index, "head", "reshard")
         strategy.after_forward(ROOT)
+        _, _, base, given = going.head
         writer.play(head.forward, base, given, 0, start=head.cut)
-        writer.at("backward", index, "head", "loss")
+        return going
+
+    def _unit_forward(self, going: _Going, unit: int, name: str, tape: Tape, given: int, end: int | None = None) -> int:
+        """One unit's forward: the slot of its result."""
+        writer, base = self.writer, self._base(tape)
+        writer.at("forward", going.index, name, "inputs")
+        writer.play(tape.forward, base, given, 0, end=tape.early)
+        writer.at("forward", going.index, name, "gather")
+        self.strategy.before_forward(unit)
+        writer.play(tape.forward, base, given, 0, start=tape.early, end=end)
+        going.stack.append((unit, tape, base, given))
+        if going.evictor is not None and name != "head":
+            going.evictor.forward(tape, base)
+        return base + tape.output if tape.output >= 0 else given
+
+    def _backward(self, going: _Going, *, sync: bool) -> None:
+        """A micro-batch back through its part of the model, from the loss or from the gradient it receives."""
+        writer, head = self.writer, going.tapes.head
+        if going.head is None:
+            gradient = writer.alloc(self._message_bytes, "temporaries")
+            self._units_backward(going, gradient, [], sync=sync)
+            self.strategy.end_backward()
+            return
+        writer.at("backward", going.index, "head", "loss")
         ones = writer.alloc(4, "loss")  # the loss's own gradient: held by the frame of `backward` until it returns
-        gradient = self._head_backward(tapes, base, given, ones)
-        own = [(base + s, n) for s, n in head.parameter_gradients]
-        self._backward(index, stack, gradient, evictor, sync=sync, head=own)
-        writer.free(ones, loss)
-        strategy.end_backward()
+        _, _, base, given = going.head
+        gradient = self._head_backward(going.tapes, base, given, ones)
+        self._units_backward(going, gradient, [(base + s, n) for s, n in head.parameter_gradients], sync=sync)
+        writer.free(ones, going.loss)
+        self.strategy.end_backward()
 
     def _head_backward(self, tapes: Tapes, base: int, given: int, ones: int) -> int:
         writer, head = self.writer, tapes.head
@@ -280,32 +362,28 @@ class Step:
         writer.play(head.backward, base, given, ones, start=tapes.head_gemm)
         return _outside(head.gradient, base, given, ones)
 
-    def _backward(
-        self,
-        index: int,
-        stack: list[tuple[int, Tape, int, int]],
-        gradient: int,
-        evictor: Evictor | None,
-        *,
-        sync: bool,
-        head: list[tuple[int, int]],
-    ) -> None:
-        writer, strategy = self.writer, self.strategy
-        for unit, tape, base, given in reversed(stack):
-            name = "embedding" if unit == ROOT else f"layer{unit}"
-            writer.at("backward", index, name, "gather")
+    def _units_backward(self, going: _Going, gradient: int, head: list[tuple[int, int]], *, sync: bool) -> None:
+        """The units' backwards. `head`: gradients that the head left, reduced with the embedding's where that is here."""
+        writer, strategy, part = self.writer, self.strategy, going.part
+        if part.head and not part.embedding:
+            strategy.after_backward(ROOT, head, sync=sync)
+        for unit, tape, base, given in reversed(going.stack):
+            name = "embedding" if unit == ROOT else self._names[unit]
+            writer.at("backward", going.index, name, "gather")
             if unit != ROOT:
                 strategy.before_backward(unit)
                 self._backward_begins("layer")
-            if evictor is not None:
-                evictor.backward()
+            if going.evictor is not None:
+                going.evictor.backward()
             writer.play(tape.backward, base, given, gradient)
             gradient = _outside(tape.gradient, base, given, gradient)
             own = [(base + slot, numel) for slot, numel in tape.parameter_gradients]
             if unit == ROOT and self.model.tied_embeddings:
                 own = self._added_to_head(own)
-            writer.at("backward", index, name, "reduce")
+            writer.at("backward", going.index, name, "reduce")
             strategy.after_backward(unit, head + own if unit == ROOT else own, sync=sync)
+        if not part.embedding:
+            writer.free(gradient)  # once it is sent
 
     def _added_to_head(self, gradients: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """A tied matrix has one gradient: the embedding's is added to the head's, and goes."""

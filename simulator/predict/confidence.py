@@ -9,6 +9,7 @@ from simulator.collectives import sigma as collective_sigma
 from simulator.collectives import source as links_source
 from simulator.kernels import Kernel
 from simulator.lower import Lowering
+from simulator.mesh import GroupShape
 from simulator.offload import SIGMA as TRANSFER_SIGMA
 from simulator.predict.play import Played
 from simulator.predict.prediction import Source
@@ -39,18 +40,16 @@ def _communication_sigma(lowering: Lowering, played: Played) -> float:
     worst = {(op.kind, op.stream): op for op in played.program.ops if isinstance(op, Collective)}
     fabric = lowering.fabric
     sigmas = (
-        collective_sigma(
-            kind,
-            op.size_bytes,
-            fabric.shape(stream.removeprefix("nccl:")),
-            fabric.cluster,
-            fabric.curves,
-            nccl=fabric.nccl,
-        )
+        collective_sigma(kind, op.size_bytes, _shape(lowering, stream), fabric.cluster, fabric.curves, nccl=fabric.nccl)
         for (kind, stream), op in worst.items()
         if kind not in TRANSFER_SIGMA
     )
     return max(sigmas, default=0.0)  # one device: what rounding leaves of a share belongs to no collective
+
+
+def _shape(lowering: Lowering, stream: str) -> GroupShape:
+    role = stream.removeprefix("nccl:")
+    return lowering.mesh.pair_shape(0, 1) if role.startswith("pp") else lowering.fabric.shape(role)
 
 
 def _shares(played: Played) -> dict[str, float]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from simulator.engine import run
 from simulator.lower import Lowering
-from simulator.program import Collective, Compute, Number, Program
+from simulator.plan import Plan
+from simulator.program import COMPUTE_STREAM, Collective, Compute, Number, Program
 from simulator.trace import Timeline
 
 # From the third micro-batch on, every micro-batch but the last repeats the one before it (the pipeline of gathers is
@@ -32,16 +33,19 @@ class Played:
 def play(lowering: Lowering, *, fold: bool = True) -> Played:
     """Run the step.
 
-    fold: equal ranks are one class, and at most four micro-batches are played, the rest extrapolated exactly. Without,
+    fold: equal ranks are one class, and only as many micro-batches are played as tell what one more adds. Without,
     every rank plays every micro-batch: seconds to minutes for more than a few hundred ranks.
     """
     count = lowering.plan.num_micro_batches
     if not fold:
         return _play(lowering, count, [lowering.program(count, rank) for rank in range(lowering.plan.num_devices)])
-    if count <= _PLAYED:
-        return _play(lowering, count)
-    shorter, longer = _play(lowering, _PLAYED - 1), _play(lowering, _PLAYED)
-    more = count - _PLAYED
+    most, period = _repeats(lowering.plan)
+    more = max(0, (count - most) // period)
+    last = count - more * period
+    longer = _play(lowering, last)
+    if more == 0:
+        return longer
+    shorter = _play(lowering, last - period)
     return Played(
         step_s=_extend(shorter.step_s, longer.step_s, more),
         lower_s=_extend(shorter.lower_s, longer.lower_s, more),
@@ -53,8 +57,19 @@ def play(lowering: Lowering, *, fold: bool = True) -> Played:
         },
         timeline=longer.timeline,
         program=longer.program,
-        num_played=_PLAYED,
+        num_played=last,
     )
+
+
+def _repeats(plan: Plan) -> tuple[int, int]:
+    """(micro-batches from which on more of them repeat what the last ones did, how many make one repetition).
+
+    A pipeline repeats once it is full and empties as it always does; interleaving and two directions take turns.
+    """
+    if plan.pp == 1:
+        return _PLAYED, 1
+    period = {"interleaved": plan.pp, "dualpipe": 2, "dualpipe_v": 1}.get(plan.pipeline_schedule, 1)
+    return 3 * plan.pp + _PLAYED - (3 * plan.pp + _PLAYED) % period, period
 
 
 def _extend(shorter: float, longer: float, more: int) -> float:
@@ -62,21 +77,38 @@ def _extend(shorter: float, longer: float, more: int) -> float:
 
 
 def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program] = ()) -> Played:
-    programs = programs or [lowering.program(num_micro_batches)]
-    program = programs[0]
+    programs = programs or lowering.programs(num_micro_batches)
     timeline = run(programs)
+    program = max(programs, key=lambda each: (timeline.busy(each.name, COMPUTE_STREAM), each is programs[0]))
     kinds = dict.fromkeys(op.kind for op in program.ops if isinstance(op, Collective))
-    lower_s, upper_s = bounds(program)
+    limits = [bounds(each) for each in programs]
+    breakdown = _with_bubble(timeline.breakdown(program.name), lowering.plan)
+    communication = {
+        k: (float(timeline.exposed(k, program.name)), float(timeline.hidden(k, program.name))) for k in kinds
+    }
+    if lowering.plan.pp > 1:  # waiting for other stages is no communication, and folded chunks have theirs as parts
+        exposed = {k.removeprefix("exposed:"): v for k, v in breakdown.items() if k.startswith("exposed:")}
+        communication = {k: (exposed.get(k, 0.0), communication.get(k, (0.0, 0.0))[1]) for k in {**exposed, **kinds}}
     return Played(
         step_s=float(timeline.step_s),
-        lower_s=float(lower_s),
-        upper_s=float(upper_s),
-        breakdown={k: float(v) for k, v in timeline.breakdown(program.name).items()},
-        communication={k: (float(timeline.exposed(k)), float(timeline.hidden(k))) for k in kinds},
+        lower_s=float(max(lower for lower, _ in limits)),
+        upper_s=float(sum(upper for _, upper in limits)) if lowering.plan.pp > 1 else float(limits[0][1]),
+        breakdown=breakdown,
+        communication=communication,
         timeline=timeline,
         program=program,
         num_played=num_micro_batches,
     )
+
+
+def _with_bubble(breakdown: Mapping[str, Number], plan: Plan) -> dict[str, float]:
+    """Of a pipeline, waiting for other stages is the bubble."""
+    found = {name: float(seconds) for name, seconds in breakdown.items()}
+    if plan.pp > 1:
+        waits = ("wait:send_recv", "wait:all_reduce", "idle")
+        bubble = sum(found.pop(name, 0.0) for name in waits)
+        found |= {"bubble": bubble} if bubble else {}
+    return found
 
 
 def bounds(program: Program) -> tuple[Number, Number]:

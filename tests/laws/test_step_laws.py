@@ -29,8 +29,14 @@ MODEL = Model(
     vocab_size=4096,
 )
 STACKS = ("torch-2.6-eager", "torchtitan-2024-compiled", "maxtext-2024", "megatron-core-2025-exposed")
-# (data_parallel, zero, dp_replicate, dp_shard) on 16 devices
+# (data_parallel, zero, dp_replicate, dp_shard) on 16 devices, then what splits the model
 LAYOUTS = (
+    ("ddp", 0, 2, 1, {"tp": 2, "pp": 4, "sequence_parallel": True}),
+    ("fsdp2", 3, 1, 8, {"tp": 2}),
+    ("fsdp2", 3, 1, 4, {"pp": 4}),
+    ("megatron", 1, 1, 2, {"tp": 4, "pp": 2, "sequence_parallel": True}),
+    ("megatron", 1, 1, 4, {"tp": 2, "pp": 2, "schedule": "zb_h1"}),
+    ("megatron", 1, 1, 2, {"cp": 2, "tp": 2, "pp": 2, "schedule": "gpipe"}),
     ("ddp", 0, 16, 1),
     ("fsdp1", 3, 1, 16),
     ("fsdp1", 2, 1, 16),
@@ -45,8 +51,9 @@ LAYOUTS = (
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    data_parallel, zero, replicate, shard = draw(st.sampled_from(LAYOUTS))
+    data_parallel, zero, replicate, shard, *split = draw(st.sampled_from(LAYOUTS))
     return Plan(
+        **(split[0] if split else {}),
         data_parallel=data_parallel,
         zero=zero,
         dp_replicate=replicate,
@@ -85,9 +92,9 @@ def test_folded_equals_every_rank_playing_every_micro_batch(plan: Plan) -> None:
 def test_refinement_finds_that_all_ranks_are_equal(plan: Plan) -> None:
     lowering = lowered(plan)
     programs = [lowering.program(1, rank) for rank in range(plan.num_devices)]
-    (one,) = fold_programs(programs)
-    assert one.num_ranks == plan.num_devices
-    assert run([one]).step_s == pytest.approx(run(programs).step_s, rel=1e-9)
+    classes = fold_programs(programs)
+    assert [each.num_ranks for each in classes] == [plan.num_devices // plan.pp] * plan.pp
+    assert run(classes).step_s == pytest.approx(run(programs).step_s, rel=1e-9)
 
 
 @settings(max_examples=60, deadline=None)

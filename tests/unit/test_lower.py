@@ -174,9 +174,11 @@ def test_a_single_device_sends_nothing_and_its_step_is_its_kernels() -> None:
 
 
 def test_what_is_not_modelled_is_refused_with_every_fault() -> None:
+    offload = {"optimizer": "host", "parameters": "host"}
+    plan = Plan.model_validate({"dp_shard": 4, "pp": 2, "seq_len": 256, "schedule": "zb_h1", "offload": offload})
     with pytest.raises(PlanError) as caught:
-        lowered(Plan(dp_shard=4, pp=2, seq_len=256))
-    assert {fault.place for fault in caught.value.faults} == {"plan: pp"}
+        lowered(plan)
+    assert {fault.place for fault in caught.value.faults} == {"plan: offload", "plan: schedule"}
 
 
 def test_gradients_that_stay_unreduced_are_kept_and_added() -> None:

@@ -1,0 +1,151 @@
+"""The order in which a pipeline stage issues a step: its schedule's actions, what it sends and receives, the end.
+
+Non-interleaved schedules of Megatron and DeepSpeed exchange with their neighbours between two pieces of compute and wait
+for both directions (megatron/core/pipeline_parallel/p2p_communication.py: batch_isend_irecv, wait, then
+torch.cuda.synchronize(), so the host starts anew each time); interleaved ones, and torch's, send and receive beside
+compute (overlap_p2p_comm).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.lower.builder import Builder
+from simulator.lower.schedule import (
+    Step,
+    Unit,
+    gather_late,
+    inputs_backward,
+    replicated_backward,
+    replicated_forward,
+    sharded_backward,
+    sharded_forward,
+    weights_backward,
+)
+from simulator.lower.work import Phase, Segment
+from simulator.pipeline import Action, neighbours, order
+from simulator.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One pipeline rank: its chunks in their order, each with its units.
+
+    message_bytes: activations of a micro-batch, or their gradients, that pass between chunks. tied_bytes: gradients of
+    the matrix that the first and the last stage both hold. folds: what no data-parallel traffic touches is one op.
+    """
+
+    index: int
+    plan: Plan
+    chunks: tuple[Step, ...]
+    message_bytes: int
+    tied_bytes: int = 0
+    folds: bool = True
+
+    @property
+    def waits_for_messages(self) -> bool:
+        """Compute, and the host, stand still while messages travel."""
+        return waits_for_messages(self.plan)
+
+
+def waits_for_messages(plan: Plan) -> bool:
+    """The plan's stages exchange synchronously."""
+    plain = plan.pp > 1 and plan.pipeline_schedule in ("gpipe", "1f1b")
+    return plain and plan.implementation in ("megatron", "deepspeed")
+
+
+def pipelined_step(build: Builder, stage: Stage, num_micro_batches: int) -> None:
+    """All of a stage's actions, then what all stages agree on, and the optimizer."""
+    plan = stage.plan
+    actions = order(plan.pipeline_schedule, plan.pp, num_micro_batches, stage.index, plan.virtual_stages)
+    first = {action.chunk: action for action in reversed(actions) if action.kind == "F"}
+    last = {action.chunk: action for action in actions if action.kind != "F"}
+    reduced: list[int | None] = []
+    for action in actions:
+        _receive(build, stage, action)
+        ends = action == last[action.chunk]
+        end, reductions = _act(build, stage, action, first=action == first[action.chunk], ends=ends)
+        reduced += reductions
+        _send(build, stage, action, end)
+    _finish(build, stage, reduced)
+
+
+def _act(build: Builder, stage: Stage, action: Action, *, first: bool, ends: bool) -> tuple[int, list[int | None]]:
+    """The action's compute and its data-parallel collectives: its last op, and the reductions."""
+    step, index = stage.chunks[action.chunk], action.micro_batch
+    sharded = step.plan.gathers
+    sync = action.kind != "F" and (step.plan.syncs_every_micro_batch or ends)
+    if stage.folds and not sharded and not sync and not (first and action.kind == "F"):
+        return _folded(build, stage, action), []
+    if action.kind == "F":
+        if sharded:
+            return sharded_forward(build, step, index), []
+        return replicated_forward(build, step, index, first=first), []
+    if action.kind == "W":
+        return weights_backward(build, step, index, sync=sync)
+    if not action.whole:
+        return inputs_backward(build, step, index), []
+    backward = sharded_backward if sharded else replicated_backward
+    reductions = backward(build, step, index, sync=sync, final=ends)
+    end = build.found("backward", step.units[0].name, index)
+    assert end is not None
+    return end, reductions
+
+
+def _folded(build: Builder, stage: Stage, action: Action) -> int:
+    """A micro-batch through a chunk without data-parallel traffic: one op."""
+    units = stage.chunks[action.chunk].units
+    match action.kind:
+        case "F":
+            phases = [unit.work.forward for unit in units]
+        case "W":
+            phases = [phase for unit in reversed(units) for phase in (unit.work.weights, _kept(unit, action))]
+        case _ if action.whole:
+            phases = [phase for unit in reversed(units) for phase in (unit.backward, _kept(unit, action))]
+        case _:
+            phases = [unit.inputs for unit in reversed(units)]
+    return build.compute(str(action), build.folded(*phases, synchronous=stage.waits_for_messages))
+
+
+def _kept(unit: Unit, action: Action) -> Phase:
+    """What it takes to keep a unit's gradient for the micro-batches to come."""
+    return Phase(segments=(Segment(work=unit.add if action.micro_batch else unit.keep),))
+
+
+def _receive(build: Builder, stage: Stage, action: Action) -> None:
+    plan = stage.plan
+    near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.virtual_stages)
+    if near.receives is not None:
+        gate = build.last_compute if stage.waits_for_messages else None
+        source, _ = near.receives
+        label = f"receive {action} from stage {source}"
+        build.hold(
+            build.pass_on(label, _message(stage.index, action), stage.message_bytes, (source, stage.index), gate)
+        )
+
+
+def _send(build: Builder, stage: Stage, action: Action, end: int) -> None:
+    plan = stage.plan
+    near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.virtual_stages)
+    if near.sends is not None:
+        target, then = near.sends
+        label = f"send {then} to stage {target}"
+        sent = build.pass_on(label, _message(target, then), stage.message_bytes, (stage.index, target), end)
+        if stage.waits_for_messages:
+            build.hold(sent)
+
+
+def _message(target: int, action: Action) -> str:
+    return f"{action.kind}{action.micro_batch} chunk {action.chunk} of stage {target}"
+
+
+def _finish(build: Builder, stage: Stage, reduced: list[int | None]) -> None:
+    """Gradients of a tied matrix are summed, the gradients' norm is agreed upon, the optimizer steps."""
+    plan, ready = stage.plan, [*reduced, build.last_compute]
+    if stage.tied_bytes:
+        ends = (0, plan.pp - 1)
+        ready.append(build.agree("all-reduce tied embeddings", "tied", stage.tied_bytes, ends, *ready))
+    norm = build.agree("gradient norm", "norm", 4, tuple(range(plan.pp)), *ready)
+    done = build.compute("optimizer", stage.chunks[0].optimizer, norm)
+    for step in stage.chunks:
+        gather_late(build, step, done)

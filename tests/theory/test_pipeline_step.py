@@ -1,0 +1,99 @@
+"""A pipelined step against closed forms, and its folding against what it stands for."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import LinkCurves, default_curves
+from simulator.engine import run
+from simulator.lower import Lowering, lower
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict.play import play
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+LLAMA = Model.load("llama3-8b")
+
+
+def lowered(*, ideal: bool = True, model: Model = LLAMA, **fields: Any) -> Lowering:
+    plan = Plan.model_validate({"seq_len": 2048, "zero": 0, "data_parallel": "megatron"} | fields)
+    cluster = Cluster.load("hgx-h100-8", max(1, plan.num_devices // 8))
+    calibration = Calibration.ideal() if ideal else Calibration.datasheet(cluster.device)
+    curves = LinkCurves.ideal() if ideal else default_curves()
+    stack = Stack.load(fields.get("stack", "megatron-core-2025-exposed"))
+    stack = stack.model_copy(update={"host_launch_s": 0.0, "host_collective_s": 0.0})
+    return lower(model, plan, cluster, stack, calibration, curves)
+
+
+def stage_times(lowering: Lowering) -> list[float]:
+    """Forward and backward of one micro-batch on each stage, messages and collectives apart."""
+    return [
+        sum(unit.work.forward.work.duration_s + unit.backward.work.duration_s for unit in stage.chunks[0].units)
+        for stage in lowering.stages
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("num_micro_batches", [8, 11, 64])
+def test_the_last_stage_is_never_idle_once_it_has_begun(schedule: str, num_micro_batches: int) -> None:
+    # Eight equal stages but for the head on the last: it is the slowest, so the step is m of its times and one pass of
+    # every other stage before and after (arXiv 2104.04473, section 2.2, for unequal stages), plus what travels.
+    lowering = lowered(pp=8, num_micro_batches=num_micro_batches, schedule=schedule)
+    times = stage_times(lowering)
+    assert max(times) == times[-1]
+    compute = num_micro_batches * times[-1] + sum(times[:-1])
+    messages = lowering.stages[0].message_bytes / 450e9  # one way over NVLink 4
+    optimizer = max(stage.chunks[0].optimizer.duration_s for stage in lowering.stages)
+    assert play(lowering).step_s >= compute
+    assert play(lowering).step_s <= compute + 2 * (num_micro_batches + 8) * messages + optimizer
+
+
+def test_the_bubble_of_interleaving_is_smaller_by_its_chunks() -> None:
+    # arXiv 2104.04473, section 2.2.2: (p - 1)/v of a stage's time instead of p - 1; the head, which is in one of the
+    # chunks, costs a little more
+    plain = play(lowered(pp=8, num_micro_batches=64, schedule="1f1b"))
+    chunks = play(lowered(pp=8, num_micro_batches=64, virtual_stages=4))
+    assert plain.breakdown["bubble"] / 4 <= chunks.breakdown["bubble"] <= plain.breakdown["bubble"] / 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"pp": 4, "num_micro_batches": 40, "virtual_stages": 2},
+        {"pp": 4, "num_micro_batches": 33},
+        {"pp": 4, "num_micro_batches": 33, "schedule": "zb_h1"},
+        {"pp": 4, "num_micro_batches": 34, "schedule": "dualpipe", "virtual_stages": 2},
+    ],
+)
+def test_a_full_pipeline_repeats(fields: dict[str, Any]) -> None:
+    lowering = lowered(ideal=False, tp=2, **fields)
+    played = play(lowering)
+    assert played.num_played < fields["num_micro_batches"]
+    whole = run(lowering.programs(fields["num_micro_batches"]))
+    assert played.step_s == pytest.approx(whole.step_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"schedule": "1f1b", "sequence_parallel": True, "stack": "nemo-24", "data_parallel": "ddp"},
+        {"schedule": "zb_h1", "stack": "nemo-24"},
+        {"schedule": "zb_h1", "stack": "megatron-core-2025-exposed"},
+    ],
+)
+def test_folded_chunks_take_what_their_blocks_take(fields: dict[str, Any]) -> None:
+    lowering = lowered(ideal=False, tp=4, pp=2, num_micro_batches=6, **fields)
+    apart = replace(lowering, stages=tuple(replace(stage, folds=False) for stage in lowering.stages))
+    folded, unfolded = lowering.programs(6), apart.programs(6)
+    assert len(folded[0].ops) < len(unfolded[0].ops) / 3
+    # messages share NVLink with the collectives of blocks only where those are played: some 0.01 %
+    assert run(folded).step_s == pytest.approx(run(unfolded).step_s, rel=1e-4)
+
+
+def test_a_tied_matrix_is_summed_between_the_ends() -> None:
+    tied = LLAMA.model_copy(update={"tied_embeddings": True})
+    labels = [{op.label for op in program.ops} for program in lowered(pp=4, dp_shard=1, model=tied, tp=2).programs(1)]
+    assert ["all-reduce tied embeddings" in found for found in labels] == [True, False, False, True]
