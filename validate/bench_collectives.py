@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any
 
 from validate.bench_compute import Item, Shape, Tensor, spread, tiny_block
+from validate.launch import Launch
 from validate.stopwatch import Session
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
@@ -23,34 +25,45 @@ def collective_items(s: Session) -> Iterator[Item]:
     powers = range(10, 31) if s.gpu else range(10, 25)
     sizes = [2**p for p in (12, 16, 20)] if s.setting.tiny else [2**p for p in powers]
     groups = _groups(s)
-    for (count, group), part in product(groups, (OPS[:4], OPS[4:])):
+    for group, part in product(groups, (OPS[:4], OPS[4:])):
         for size in spread(sizes):
             for op in part:
-                yield partial(collective, s, op, size, count, group)
+                yield partial(collective, s, op, size, group)
 
 
-def _groups(s: Session) -> list[tuple[int, Any]]:
-    """(ranks, group) of the world and of its first 2, 4, … ranks. Every rank makes every group."""
-    dist, made = s.torch.distributed, [(s.num_ranks, None)]
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The first `count` ranks. data: what their collectives run in (None: the world's); control: their gloo group."""
+
+    count: int
+    data: Any = None
+    control: Any = None
+
+
+def _groups(s: Session) -> list[Group]:
+    """The world and its first 2, 4, … ranks. Every rank makes every group."""
+    dist, made = s.torch.distributed, [Group(s.num_ranks)]
     count = 2
     while count < s.num_ranks:
-        made.append((count, dist.new_group(list(range(count)))))
+        ranks = list(range(count))
+        made.append(Group(count, dist.new_group(ranks), dist.new_group(ranks, backend="gloo")))
         count *= 2
     return made
 
 
-def collective(s: Session, op: str, size: int, count: int, group: Any) -> None:  # noqa: ANN401
+def collective(s: Session, op: str, size: int, group: Group) -> None:
     """size: of the full tensor (all-gather and reduce-scatter: `count` times a shard)."""
-    if s.setting.rank >= count or not s.fits(3 * size):
+    if s.setting.rank >= group.count or not s.fits(3 * size):
         return
-    call = prepared(s, op, size, count, group)
-    nodes = max(1, count // max(1, _ranks_per_node(s)))
-    shape: Shape = {"op": op, "size_bytes": size, "num_ranks": count, "num_nodes": nodes, "dtype": "fp32"}
-    s.record("collective", call, shape, together=count == s.num_ranks)
+    call = prepared(s, op, size, group.count, group.data)
+    nodes = -(-group.count // _ranks_per_node(s))
+    shape: Shape = {"op": op, "size_bytes": size, "num_ranks": group.count, "num_nodes": nodes, "dtype": "fp32"}
+    s.record("collective", call, shape, together=group.control or True)
 
 
 def _ranks_per_node(s: Session) -> int:
-    return s.torch.cuda.device_count() if s.gpu else s.num_ranks
+    launch = Launch.of_environment()
+    return launch.local_size if launch.outside else s.num_ranks
 
 
 def prepared(s: Session, op: str, size: int, count: int, group: Any) -> Callable[[int], object]:  # noqa: ANN401
@@ -103,10 +116,9 @@ def overlap_items(s: Session) -> Iterator[Item]:
 
 def beside(s: Session, op: str, size: int) -> None:
     """Time products until the collective is over; `both` is the pair, launched together."""
-    torch, group = s.torch, None
-    run = prepared(s, op, size, s.num_ranks, group)
-    side = 4096 if s.gpu else 256
-    x, y = s.random(side, side), s.random(side, side)
+    run = prepared(s, op, size, s.num_ranks, None)
+    side, dtype = (256, "fp32") if s.setting.tiny or not s.gpu else (4096, "bf16")
+    x, y = (s.random(side, side, dtype=dtype) for _ in range(2))
     s.sync()
     alone = s.agreed(min(s.times(run, together=True)))
     one = s.agreed(min(s.times(lambda _: x @ y)))
@@ -115,7 +127,7 @@ def beside(s: Session, op: str, size: int) -> None:
     shape: Shape = {"op": op, "size_bytes": size, "num_ranks": s.num_ranks, "products": repeats, "side": side}
     s.record("overlap", lambda _: call(), {**shape, "what": "compute"}, together=True)
     s.record("overlap", run, {**shape, "what": "collective"}, together=True)
-    s.record("overlap", partial(_both, torch, s, op, size, call), {**shape, "what": "both"}, together=True)
+    s.record("overlap", _both(s, op, size, call), {**shape, "what": "both"}, together=True)
 
 
 def _work(x: Tensor, y: Tensor, repeats: int) -> None:
@@ -123,29 +135,35 @@ def _work(x: Tensor, y: Tensor, repeats: int) -> None:
         x @ y
 
 
-def _both(torch: Any, s: Session, op: str, size: int, call: Callable[[], None], _: int) -> None:  # noqa: ANN401
-    """Launch the collective without waiting, compute, then wait."""
-    dist = torch.distributed
+def _both(s: Session, op: str, size: int, call: Callable[[], None]) -> Callable[[int], object]:
+    """Launch the collective without waiting, compute, then wait. Buffers are made before: making them takes time too."""
+    dist, torch = s.torch.distributed, s.torch
     gather, scatter = _gather_scatter(dist)
     numel = size // 4 // s.num_ranks * s.num_ranks
     full = torch.ones(numel, device=s.setting.device)
     shard = torch.ones(numel // s.num_ranks, device=s.setting.device)
-    work = {
+    start: dict[str, Callable[[], Any]] = {
         "all_gather": lambda: gather(full, shard, async_op=True),
         "reduce_scatter": lambda: scatter(shard, full, async_op=True),
         "all_reduce": lambda: dist.all_reduce(full, async_op=True),
-    }[op]()
-    call()
-    work.wait()
+    }
+
+    def both(_: int) -> None:
+        work = start[op]()
+        call()
+        work.wait()
+
+    return both
 
 
 def copy_beside(s: Session) -> None:
     """A product alone, a device copy alone, and both on two streams: what sharing memory costs."""
     torch, cuda = s.torch, s.torch.cuda
-    x, y = s.random(8192, 8192, dtype="bf16"), s.random(8192, 8192, dtype="bf16")
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    side, size = (64, 2**16) if s.setting.tiny else (8192, 2**30)
+    x, y = (s.random(side, side, dtype="bf16") for _ in range(2))
+    source = torch.empty(size, dtype=torch.uint8, device=s.setting.device)
     target, stream = torch.empty_like(source), cuda.Stream()
-    shape: Shape = {"m": 8192, "n": 8192, "k": 8192}
+    shape: Shape = {"m": side, "n": side, "k": side}
 
     def both(_: int) -> None:
         stream.wait_stream(cuda.current_stream())
@@ -155,8 +173,8 @@ def copy_beside(s: Session) -> None:
         cuda.current_stream().wait_stream(stream)
 
     s.record("overlap_gemm_alone", lambda _: x @ y, shape)
-    s.record("overlap_copy_alone", lambda _: target.copy_(source), {"bytes": 2 << 30})
-    s.record("overlap_both", both, {**shape, "bytes": 2 << 30})
+    s.record("overlap_copy_alone", lambda _: target.copy_(source), {"bytes": 2 * size})
+    s.record("overlap_both", both, {**shape, "bytes": 2 * size})
 
 
 # -- FSDP2 ---------------------------------------------------------------------------------------------------------

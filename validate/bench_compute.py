@@ -20,12 +20,15 @@ Tensor = Any  # torch is loaded by the worker
 Shape = dict[str, object]
 
 LAYOUTS = ("tn", "nn", "nt")
+FIRST_SHAPES = 8  # in every layout before the others: what a fit needs at least
 GPU_WIDTHS = ((768, 3072), (2048, 8192), (4096, 14336), (5120, 13824), (8192, 28672))
 GPU_TOKENS = (512, 2048, 4096, 8192, 16384)
 CPU_WIDTHS = ((128, 352), (256, 704), (512, 1408), (768, 2048))
 CPU_TOKENS = (128, 256, 512, 1024)
 CPU_ROTATE_BYTES, CPU_SETS = 2**23, 12  # of a pass's inputs on a CPU: beyond the caches that a core has for itself
 COLD_BYTES, COLD_SETS = 2**25, 128  # of a product's right operands on a CPU: beyond the last cache
+FP8_CAPABILITY = (8, 9)
+GPU_SETS = 64  # of a pass's inputs on a GPU, at most
 ROTATE_BYTES = 2e8  # inputs are rotated until they exceed every cache, four sets at most
 
 
@@ -45,13 +48,15 @@ def spread(items: Sequence[T]) -> list[T]:
 
 
 def gemm_items(s: Session) -> Iterator[Item]:
-    """Shapes by FLOP, spread; each in three layouts; other dtypes on squares; then long repeats for the power limit."""
+    """Shapes by FLOP, spread; the first few in each of three layouts, then all; other dtypes on squares; then long repeats for the power limit."""
     main = "bf16" if s.gpu else "fp32"
-    for m, n, k in spread(gemm_shapes(s)):
-        for layout in LAYOUTS:
+    shapes = spread(gemm_shapes(s))
+    for few, layout in product((shapes[:FIRST_SHAPES], shapes[FIRST_SHAPES:]), LAYOUTS):
+        for m, n, k in few:
             yield partial(gemm, s, *_by_layout(m, n, k, layout), main, layout)
-    others = ("fp16", "tf32", "fp32", "fp8") if s.gpu else ("bf16",)
-    for dtype, side in product(others, spread((1024, 4096, 8192) if s.gpu else (128, 256, 512))):
+    others = ("fp16", "tf32", "fp32", *(("fp8",) if _has_fp8(s) else ())) if s.gpu else ("bf16",)
+    sides = (64,) if s.setting.tiny else (1024, 4096, 8192) if s.gpu else (128, 256, 512)
+    for dtype, side in product(others, spread(sides)):
         yield partial(gemm, s, side, side, side, dtype, "tn")
     if not s.gpu:
         for m, n, k in spread(gemm_shapes(s)):
@@ -63,12 +68,19 @@ def sustained_items(s: Session) -> Iterator[Item]:
     """One second a shape at the power limit, in the three layouts; attention too."""
     if not s.gpu:
         return
-    for (d, f), layout in product(spread(GPU_WIDTHS[1:]), LAYOUTS):
-        yield partial(gemm, s, *_by_layout(8192, f, d, layout), "bf16", layout, long_s=1.0)
-    for dtype in ("fp8", "tf32"):
-        yield partial(gemm, s, 8192, 8192, 8192, dtype, "tn", long_s=1.0)
+    long_s, widths, tokens = (0.01, ((64, 128),), 64) if s.setting.tiny else (1.0, GPU_WIDTHS[1:], 8192)
+    for (d, f), layout in product(spread(widths), LAYOUTS):
+        yield partial(gemm, s, *_by_layout(tokens, f, d, layout), "bf16", layout, long_s=long_s)
+    for dtype in ("tf32", *(("fp8",) if _has_fp8(s) else ())):
+        yield partial(gemm, s, tokens, tokens, tokens, dtype, "tn", long_s=long_s)
+    case = (1, 64, 4, 2, 16) if s.setting.tiny else (1, 8192, 32, 8, 128)
     for direction in ("forward", "backward"):
-        yield partial(attention, s, (1, 8192, 32, 8, 128), causal=True, dtype="bf16", only=direction, long_s=1.0)
+        yield partial(attention, s, case, causal=True, dtype="bf16", only=direction, long_s=long_s)
+
+
+def _has_fp8(s: Session) -> bool:
+    """Tensor cores multiply fp8 from compute capability 8.9 on (Ada, Hopper)."""
+    return bool(s.gpu and tuple(s.torch.cuda.get_device_capability()) >= FP8_CAPABILITY)
 
 
 def gemm_shapes(s: Session) -> list[tuple[int, int, int]]:
@@ -199,7 +211,7 @@ def one_pass(s: Session, name: str, num_bytes: int, width: int, dtype: str) -> N
     """Time one memory-bound operator on inputs of `num_bytes` in rows of `width`."""
     element = DTYPE_BYTES[dtype]
     rows = max(1, num_bytes // element // width)
-    if not s.fits(8 * rows * width * 4):
+    if not s.fits(8 * rows * width * 4 * (_gpu_sets(s, num_bytes) if s.gpu else 1)):
         return
     op, build, read, write, launches = PASSES[name]
     call = _rotated(s, build, rows, width, dtype, num_bytes)
@@ -210,12 +222,12 @@ def one_pass(s: Session, name: str, num_bytes: int, width: int, dtype: str) -> N
 
 
 def _rotated(s: Session, build: Build, rows: int, width: int, dtype: str, num_bytes: int) -> Callable[[int], object]:
-    """The pass over several inputs in turn, its results kept for a turn, so that a CPU's inner caches hold neither.
+    """The pass over several inputs in turn; a CPU keeps the results for a turn, so that its inner caches hold neither.
 
     In a step a result is kept for the backward and the next one goes elsewhere; the same few blocks again and again
     would show the speed of a cache.
     """
-    sets = 1 if s.gpu else max(1, min(CPU_SETS, CPU_ROTATE_BYTES // num_bytes))
+    sets = _gpu_sets(s, num_bytes) if s.gpu else max(1, min(CPU_SETS, CPU_ROTATE_BYTES // num_bytes))
     x, y = s.random(rows, width, dtype=dtype), s.random(rows, width, dtype=dtype)
     calls = [build(s.torch, x.clone() if sets > 1 else x, y.clone() if sets > 1 else y) for _ in range(sets)]
     kept: list[object] = [None] * sets
@@ -223,7 +235,12 @@ def _rotated(s: Session, build: Build, rows: int, width: int, dtype: str, num_by
     def call(i: int) -> None:
         kept[i % sets] = calls[i % sets](i)
 
-    return calls[0] if s.gpu else call
+    return (lambda i: calls[i % sets](i)) if s.gpu else call
+
+
+def _gpu_sets(s: Session, num_bytes: int) -> int:
+    """Inputs that exceed a GPU's second-level cache together."""
+    return 1 if s.setting.tiny else max(1, min(GPU_SETS, int(ROTATE_BYTES / num_bytes)))
 
 
 Build = Callable[[Any, Tensor, Tensor], Callable[[int], object]]
@@ -341,10 +358,11 @@ def loss_items(s: Session) -> Iterator[Item]:
     gpu, cpu = [(4096, 32000), (4096, 128256), (8192, 50257)], [(128, 1000), (512, 8192), (256, 4096), (1024, 4096)]
     for tokens, vocab in [(64, 256), (128, 512)] if s.setting.tiny else gpu if s.gpu else cpu:
         yield partial(cross_entropy, s, tokens, vocab)
-    for tokens, width in product(
-        (64, 256) if s.setting.tiny else (512, 8192), (64, 256) if not s.gpu else (1024, 4096)
-    ):
-        yield partial(embedding, s, tokens, width, 1000 if not s.gpu else 32000)
+    tokens_of, widths, rows = ((512, 8192), (1024, 4096), 32000) if s.gpu else ((512, 8192), (64, 256), 1000)
+    if s.setting.tiny:
+        tokens_of, widths, rows = (64, 256), (64, 256), 1000
+    for tokens, width in product(tokens_of, widths):
+        yield partial(embedding, s, tokens, width, rows)
 
 
 def cross_entropy(s: Session, tokens: int, vocab: int) -> None:
@@ -431,7 +449,7 @@ def _many(call: Callable[[], object], _: int) -> None:
 def graph_launches(s: Session) -> None:
     """Interval of tiny kernels in a CUDA graph: what a launch costs the device."""
     torch = s.torch
-    a, graph = torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
+    a, graph = torch.ones(8, device=s.setting.device), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         _many(lambda: a.add_(1), 0)
     s.record("graph_kernel_200", lambda _: graph.replay(), {})

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from validate.bench_compute import Item, spread
+from validate.bench_compute import Item, Tensor, spread
 from validate.stopwatch import Session
 
 MIB = 2**20
 STORAGE_SHARE = 0.1  # of the free space of the file system at most
+REPEATS = 3
+LEAST_S = 2.0  # a file that takes less is always measured
 
 
 def transfer_items(s: Session) -> Iterator[Item]:
     """Copies in device memory, and over PCIe (pinned, pageable, both ways at once)."""
-    sizes = spread((1, 16, 256, 1024)) if s.gpu else spread((1, 8, 64))
+    sizes = spread((1, 16, 256, 1024)) if s.gpu else spread((1, 4, 16, 64))
     for mib in sizes[:1] if s.setting.tiny else sizes:
         yield partial(device_copy, s, mib * MIB)
     if s.gpu:
-        for mib in sizes:
+        for mib in sizes[:1] if s.setting.tiny else sizes:
             yield partial(host_copies, s, mib * MIB)
 
 
@@ -35,34 +38,65 @@ def device_copy(s: Session, size: int) -> None:
 
 
 def host_copies(s: Session, size: int) -> None:
-    """Both directions from pinned and pageable memory, then both at once on two streams."""
-    torch, cuda = s.torch, s.torch.cuda
+    """Both directions from pinned and pageable memory, then both at once, either way."""
+    torch = s.torch
     if not s.fits(2 * size):
         return
-    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    pageable, device = torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8, device="cuda")
-    s.record("h2d_pinned", lambda _: device.copy_(pinned, non_blocking=True), {"bytes": size})
-    s.record("d2h_pinned", lambda _: pinned.copy_(device, non_blocking=True), {"bytes": size})
-    s.record("h2d_pageable", lambda _: device.copy_(pageable), {"bytes": size})
-    s.record("d2h_pageable", lambda _: pageable.copy_(device), {"bytes": size})
+    device, other = (torch.empty(size, dtype=torch.uint8, device=s.setting.device) for _ in range(2))
+    for name, pin in (("pinned", True), ("pageable", False)):
+        host, back = (torch.empty(size, dtype=torch.uint8, pin_memory=pin) for _ in range(2))
+        s.record(f"h2d_{name}", partial(_copy, device, host), {"bytes": size})
+        s.record(f"d2h_{name}", partial(_copy, back, device), {"bytes": size})
+        if pin:
+            s.record("h2d_d2h_together", _on_two_streams(s, device, host, back, other), {"bytes": 2 * size})
+        else:
+            both = _from_two_threads(s, device, host, back, other)
+            s.record("h2d_d2h_together_pageable", both, {"bytes": 2 * size}, by_host=True)
+
+
+def _copy(target: Tensor, source: Tensor, _: int) -> None:
+    target.copy_(source, non_blocking=True)  # pageable memory blocks all the same
+
+
+def _on_two_streams(s: Session, device: Tensor, host: Tensor, back: Tensor, other: Tensor) -> Callable[[int], object]:
+    cuda = s.torch.cuda
     streams = cuda.Stream(), cuda.Stream()
-    back, other = torch.empty_like(pinned, pin_memory=True), torch.empty_like(device)
 
     def both(_: int) -> None:
         here = cuda.current_stream()
-        for stream, (target, source) in zip(streams, ((device, pinned), (back, other)), strict=True):
+        for stream, (target, source) in zip(streams, ((device, host), (back, other)), strict=True):
             stream.wait_stream(here)
             with cuda.stream(stream):
                 target.copy_(source, non_blocking=True)
             here.wait_stream(stream)
 
-    s.record("h2d_d2h_together", both, {"bytes": 2 * size})
+    return both
+
+
+def _from_two_threads(s: Session, device: Tensor, host: Tensor, back: Tensor, other: Tensor) -> Callable[[int], object]:
+    """The driver stages pageable copies with the calling thread, so both ways at once are two threads (and no GIL)."""
+    cuda = s.torch.cuda
+    streams, here = (cuda.Stream(), cuda.Stream()), cuda.current_device()
+
+    def way(stream: Any, target: Tensor, source: Tensor) -> None:  # noqa: ANN401  torch's stream
+        cuda.set_device(here)
+        with cuda.stream(stream):
+            target.copy_(source)
+        stream.synchronize()
+
+    def both(_: int) -> None:
+        down = threading.Thread(target=way, args=(streams[0], device, host))
+        down.start()
+        way(streams[1], back, other)
+        down.join()
+
+    return both
 
 
 def allocation_items(s: Session) -> Iterator[Item]:
     """The driver's own allocations: what a retry of the caching allocator waits for."""
     if s.gpu:
-        for mib in spread((2, 20, 200, 1024, 4096)):
+        for mib in (2, 20) if s.setting.tiny else spread((2, 20, 200, 1024, 4096)):
             yield partial(device_allocation, s, mib * MIB)
 
 
@@ -77,7 +111,7 @@ def device_allocation(s: Session, size: int) -> None:
         cuda.empty_cache()
         s.sync()
         begun = time.perf_counter()
-        block = torch.empty(size, dtype=torch.uint8, device="cuda")
+        block = torch.empty(size, dtype=torch.uint8, device=s.setting.device)
         took.append(time.perf_counter() - begun)
         del block
         s.sync()
@@ -90,28 +124,43 @@ def device_allocation(s: Session, size: int) -> None:
 
 def storage_items(s: Session) -> Iterator[Item]:
     """One file beside the samples: written and flushed to the device, read with the page cache dropped for it."""
-    sizes = (1, 4) if s.setting.tiny else spread((1, 16, 64)) if not s.gpu else spread((16, 256, 1024))
+    sizes = (1, 4) if s.setting.tiny else spread((1, 4, 16, 64)) if not s.gpu else spread((16, 64, 256, 1024))
+    speed: list[float] = []
     for mib in sizes:
-        yield partial(storage, s, mib * MIB)
+        yield partial(storage, s, mib * MIB, speed)
 
 
-def storage(s: Session, size: int) -> None:
-    """A file of `size` bytes. Read speed is the device's only where the system lets go of its cache (Linux)."""
+def storage(s: Session, size: int, speed: list[float]) -> None:
+    """A file of `size` bytes. Read speed is the device's only where the system lets go of its cache (Linux).
+
+    speed: bytes a second that smaller files were written with; a file that would outlast the phase is left out.
+    """
     if s.setting.rank != 0:
         return  # one file at a time: the ranks of a node share the disk
     folder = Path(s.setting.out).resolve().parent
     free = os.statvfs(folder)
-    if size > STORAGE_SHARE * free.f_bavail * free.f_frsize:
+    too_long = bool(speed) and size / speed[-1] > max(LEAST_S, s.left_s())
+    if too_long or size > STORAGE_SHARE * free.f_bavail * free.f_frsize:
         return
     path = folder / f".shardwise-{os.getpid()}.tmp"
     data = os.urandom(MIB)
     try:
-        s.emit("storage_write", sorted(_seconds(partial(_write, path, data, size)) for _ in range(3)), {"bytes": size})
-        s.emit("storage_read", sorted(_read(path) for _ in range(3)), {"bytes": size})
+        writes = _repeated(s, lambda: _seconds(partial(_write, path, data, size)))
+        s.emit("storage_write", writes, {"bytes": size})
+        s.emit("storage_read", _repeated(s, lambda: _read(path)), {"bytes": size})
+        speed.append(size / writes[0])
     except OSError as exc:
         s.failed("storage_write", exc, {"bytes": size})
     finally:
         path.unlink(missing_ok=True)
+
+
+def _repeated(s: Session, once: Callable[[], float]) -> list[float]:
+    """Three times, sorted; fewer where the phase's time runs out."""
+    found = [once()]
+    while len(found) < REPEATS and s.left_s() > found[-1]:
+        found.append(once())
+    return sorted(found)
 
 
 def _write(path: Path, data: bytes, size: int) -> None:

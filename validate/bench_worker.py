@@ -1,16 +1,11 @@
-"""One rank that measures: started by validate.measure, told by one JSON argument, answers with lines on its stdout.
-
-It ends when its parent does: the kernel tells it (Linux), and the pipe that it holds from the parent closes.
-"""
+"""One rank that measures: `python -m validate.bench_worker SETTING.json`, supervised (`validate.supervise`)."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
+import platform
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,9 +13,11 @@ from typing import Any
 
 from validate import bench_collectives, bench_compute, bench_memory
 from validate.bench_compute import Item
-from validate.machine import describe
+from validate.launch import Launch
+from validate.machine import clocks, describe
 from validate.phases import FEWEST, SHARES
-from validate.samples import sample_line
+from validate.report import Report, kind_of
+from validate.report import describe as describe_error
 from validate.stopwatch import Session, Setting
 
 ITEMS: dict[str, Callable[[Session], Iterator[Item]]] = {
@@ -39,40 +36,51 @@ ITEMS: dict[str, Callable[[Session], Iterator[Item]]] = {
     "sustained": bench_compute.sustained_items,
 }
 _STORE_S = 120
-_PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    """Measure the phases that the argument names."""
-    told: dict[str, Any] = json.loads(sys.argv[1])
-    told |= {key: tuple(told[key]) for key in ("phases", "done")}
-    setting = Setting(**told)
-    die_with_parent()
-    write = _own_stdout()
+def main(path: str) -> int:
+    """Measure the phases that the file names. Exit status: 0 when done, 1 with a fault reported."""
+    report = Report.to_parent()
+    try:
+        told: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        told |= {key: tuple(told[key]) for key in ("phases", "done")}
+        measure(Setting(**told), report)
+    except BaseException as exc:  # noqa: BLE001  whatever it is, the parent must be told
+        report.fault(kind_of(exc), describe_error(exc))
+        return 1
+    return 0
+
+
+def measure(setting: Setting, report: Report) -> None:
+    """Every phase of one rank."""
     import torch  # noqa: PLC0415  the only import that costs a second
 
     torch.set_num_threads(setting.threads)
     torch.manual_seed(setting.rank)
+    launch = Launch.of_environment()
     if setting.device == "cuda":
-        torch.cuda.set_device(setting.rank % torch.cuda.device_count())
+        torch.cuda.set_device(launch.local_rank if launch.outside else setting.rank % torch.cuda.device_count())
         torch.cuda.set_per_process_memory_fraction(_fraction(torch))
-    session = Session(setting=setting, torch=torch, write=write, control=_join(torch, setting))
-    facts = describe(
-        torch, setting.device, num_ranks=setting.num_ranks, threads=setting.threads, command=["shardwise calibrate run"]
+    control = _join(torch, setting, launch)
+    hosts = _hosts(torch, setting, control)
+    session = Session(
+        setting=setting, torch=torch, report=report, control=control, host=platform.node() if len(hosts) > 1 else ""
     )
-    write(sample_line("machine", **facts))
+    facts = describe(
+        torch, setting.device, num_ranks=setting.num_ranks, threads=setting.threads, command=[setting.command]
+    )
+    # ranks of one run are one machine to a fit, whatever host they sit on
+    report.sample({"kind": "machine", **facts, "hostname": hosts[0], "num_hosts": len(hosts)})
     for index, phase in enumerate(setting.phases):
         _play(session, phase, SHARES[phase] / sum(SHARES[p] for p in setting.phases[index:]))
-    write(sample_line("section", name="", state="done", seconds=0))
-    sys.stdout.flush()
-    os._exit(0)  # communicators may hang in their own tear-down; everything is written
+    report.result({})
 
 
 def _play(session: Session, phase: str, share: float) -> None:
     """Items until the phase's time is over; the first ones always, or nothing could be fitted on a busy machine."""
-    session.begin(phase, share)
+    session.begin(phase, share, clocks() if session.gpu and session.setting.rank == 0 else {})
     for index, item in enumerate(ITEMS[phase](session)):
-        if not session.go() and index >= FEWEST.get(phase, 1):
+        if index >= FEWEST.get(phase, 1) and not session.go():
             return
         item()
 
@@ -82,12 +90,21 @@ def _fraction(torch: Any) -> float:  # noqa: ANN401
     return float(0.9 * free / total)
 
 
-def _join(torch: Any, setting: Setting) -> Any:  # noqa: ANN401
+def _hosts(torch: Any, setting: Setting, control: Any) -> list[str]:  # noqa: ANN401
+    """Names of the machines that take part, rank 0's first."""
+    if control is None:
+        return [platform.node()]
+    told: list[Any] = [None] * setting.num_ranks
+    torch.distributed.all_gather_object(told, platform.node(), group=control)
+    return list(dict.fromkeys(told))
+
+
+def _join(torch: Any, setting: Setting, launch: Launch) -> Any:  # noqa: ANN401
     """The process group of all ranks; the gloo group that carries decisions is returned."""
     if setting.num_ranks == 1:
         return None
     dist, patience = torch.distributed, timedelta(seconds=_STORE_S)
-    rendezvous = "env://" if "TORCHELASTIC_RUN_ID" in os.environ else Path(setting.folder, "store").as_uri()
+    rendezvous = "env://" if launch.outside else Path(setting.folder, "store").as_uri()
     backend = "nccl" if setting.device == "cuda" else "gloo"
     dist.init_process_group(
         backend, init_method=rendezvous, rank=setting.rank, world_size=setting.num_ranks, timeout=patience
@@ -95,31 +112,7 @@ def _join(torch: Any, setting: Setting) -> Any:  # noqa: ANN401
     return dist.new_group(backend="gloo", timeout=patience)
 
 
-def _own_stdout() -> Callable[[str], None]:
-    """A writer of whole lines to the parent; whatever libraries print goes to stderr instead."""
-    ours = os.dup(1)
-    os.dup2(2, 1)
-
-    def write(line: str) -> None:
-        data = line.encode()
-        while data:
-            data = data[os.write(ours, data) :]
-
-    return write
-
-
-def die_with_parent() -> None:
-    """End this process when its parent ends, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch, daemon=True).start()
-
-
-def _watch() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    status = main(sys.argv[1])
+    sys.stderr.flush()
+    os._exit(status)  # communicators may hang in their own tear-down; everything is written

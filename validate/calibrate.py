@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +14,8 @@ from simulator.cli import ExitCode
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault, InputError
 from simulator.topology import Cluster
+from validate.launch import Launch
+from validate.machine import count_gpus
 from validate.measure import Job, measure
 from validate.samples import SampleFile, read_samples
 from validate.stopwatch import DeviceKind
@@ -34,7 +36,7 @@ def run(
     tiny: bool,
 ) -> int:
     """Measure this machine. Returns the exit code; raises InputError for what is refused."""
-    gpus = _count_gpus() if device != "cpu" else 0
+    gpus = count_gpus() if device != "cpu" else 0
     if device == "cuda" and not gpus:
         fault = Fault(place="--device cuda", problem="torch sees no GPU here", remedy="--device cpu")
         raise InputError(fault)
@@ -50,6 +52,7 @@ def run(
         threads=each,
         resume=resume,
         tiny=tiny,
+        command=shlex.join(["shardwise", *sys.argv[1:]]),
     )
     _say(f"{count} {'GPUs' if gpus else 'CPU processes'}, {minutes:g} minutes, samples to {out}")
     outcome = measure(job, _say)
@@ -60,8 +63,9 @@ def run(
 
 
 def _ranks(asked: int | None, gpus: int) -> int:
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
+    launch = Launch.of_environment()
+    if launch.outside:
+        return launch.size
     if asked and gpus and asked > gpus:
         raise InputError(Fault(place="--ranks", problem=f"{asked} ranks on {gpus} GPUs", remedy=f"at most {gpus}"))
     return asked or gpus or min(CPU_RANKS, os.cpu_count() or 1)
@@ -69,20 +73,8 @@ def _ranks(asked: int | None, gpus: int) -> int:
 
 def _own_file(out: Path) -> Path:
     """Under torchrun every rank writes its own file: samples.jsonl, samples.rank1.jsonl, …"""
-    rank = int(os.environ.get("RANK", "0")) if "TORCHELASTIC_RUN_ID" in os.environ else 0
+    rank = Launch.of_environment().rank
     return out.with_name(f"{out.stem}.rank{rank}{out.suffix}") if rank else out
-
-
-def _count_gpus() -> int:
-    """Asked in a process of its own: torch must not be loaded here, nor a CUDA context made."""
-    ask = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    try:
-        done = subprocess.run(  # noqa: S603  a fixed command
-            [sys.executable, "-c", ask], capture_output=True, text=True, timeout=120, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
 
 
 def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None) -> int:

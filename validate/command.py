@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import click
 
 from simulator.cli import ExitCode
 from simulator.cli.study import Study, read_study
-from simulator.errors import InputError
+from simulator.errors import Fault, InputError
 from simulator.schema import read_toml
 from simulator.stack import Stack
 from validate import run_plan
+from validate.launch import Launch
 from validate.task import Mode, Task
 from validate.text import comparison_text, run_text
 
@@ -34,7 +35,7 @@ def run(study: Path | None, options: Options) -> int:
         study={"cluster": asked.cluster.model_dump(mode="json"), "calibration": _calibration(study)},
         progress=_progress(),
     )
-    if run_plan.launched() and os.environ["RANK"] != "0":
+    if options["mode"] == "full" and Launch.of_environment().rank:
         return _status(record["verdict"], kept=True)
     kept = _keep(out, record)
     if options["as_json"] or not kept:
@@ -60,8 +61,8 @@ def _calibration(study: Path | None) -> str | None:
 def _task(asked: Study, options: Options) -> Task:
     mode: Mode = options["mode"]
     usual = {"full": "cuda", "solo": "cuda", "cpu": "cpu", "fake": "cpu"}[mode]
-    if options["device"] is not None and mode in ("full", "cpu") and options["device"] != usual:
-        raise click.UsageError(f"--mode {mode} runs on {usual}; --device is for solo and fake")
+    if options["device"] not in (None, usual) and mode == "cpu":
+        raise click.UsageError("--mode cpu runs on cpu; --device is for the other modes")
     return Task(
         mode=mode,
         model=asked.model,
@@ -120,7 +121,17 @@ def compare(runs: Path, options: Options) -> int:
     for fault in faults:
         click.echo(f"shardwise: {fault}", err=True)
     where = {name: options[name] for name in ("cluster", "nodes", "calibration")}
-    found = [compare_run(record, **where) for record in records]
+    found: list[dict[str, Any]] = []
+    refused: list[Fault] = []
+    for number, record in enumerate(records, 1):
+        try:
+            found.append(compare_run(record, **where))
+        except InputError as exc:
+            refused += [replace(fault, place=f"{runs}: run {number}: {fault.place}") for fault in exc.faults]
+    if not found:
+        raise InputError(refused)
+    for fault in refused:
+        click.echo(f"shardwise: {fault}", err=True)
     if options["as_json"]:
         click.echo(json.dumps({"schema_version": 1, "runs": found}, ensure_ascii=False, allow_nan=False, indent=2))
     else:

@@ -7,14 +7,16 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from simulator.errors import Fault
-from validate.stopwatch import DeviceKind, free_memory
+from validate.stopwatch import MEMORY_SHARE, DeviceKind, free_memory
 
 _ASK_S = 20.0
+_LOAD_S = 120.0  # torch from a cold disk
 _CAPABILITY = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell"}
 _IDLE_BYTES = 600 * 2**20  # what a driver, a display or a monitoring agent may hold
 
@@ -56,8 +58,8 @@ def _gpu(torch: Any) -> dict[str, Any]:  # noqa: ANN401
     free, total = cuda.mem_get_info()
     torch.ones(1, device="cuda")
     cuda.synchronize()
-    asked = _ask("driver_version,power.limit,clocks.sm,clocks.max.sm,clocks.mem,clocks_throttle_reasons.active")
-    names = ("driver", "power_limit_w", "sm_clock_mhz", "max_sm_clock_mhz", "memory_clock_mhz", "throttle_reasons")
+    asked = _ask("driver_version,power.limit,clocks.max.sm")
+    limits = dict(zip(("driver", "power_limit_w", "max_sm_clock_mhz"), asked[0] if asked else [], strict=False))
     return {
         "device": properties.name,
         "architecture": "ada" if (major, minor) == (8, 9) else _CAPABILITY.get(major, "hopper"),
@@ -72,7 +74,16 @@ def _gpu(torch: Any) -> dict[str, Any]:  # noqa: ANN401
         "nccl": ".".join(map(str, cuda.nccl.version())),
         "collectives": "nccl",
         "topology": _topology(),
-    } | dict(zip(names, asked[0] if asked else [], strict=False))
+        **limits,
+        **clocks(),
+    }
+
+
+def clocks() -> dict[str, str]:
+    """Clocks, power and temperature of the first GPU as the driver tells them; empty where it does not."""
+    asked = _ask("clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active")
+    names = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c", "throttle_reasons")
+    return dict(zip(names, asked[0] if asked else [], strict=False))
 
 
 def cpu_name() -> str:
@@ -86,6 +97,18 @@ def cpu_name() -> str:
 # Ranks on a CPU keep the memory that they free, as CUDA's caching allocator does. By glibc's own rules blocks above a moving
 # threshold go back to the system, and some steps pay for first touches again while others do not.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC_TOP_PAD_": str(2**24)}
+
+
+def count_gpus() -> int:
+    """GPUs that torch sees. Asked in a process of its own: torch must not be loaded here, nor a CUDA context made."""
+    ask = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    try:
+        done = subprocess.run(  # noqa: S603  a fixed command
+            [sys.executable, "-c", ask], capture_output=True, text=True, timeout=_LOAD_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
 
 
 def standing_jobs() -> list[Fault]:
@@ -102,6 +125,16 @@ def standing_jobs() -> list[Fault]:
                 Fault(place=f"GPU {row[0]}", problem=problem, remedy="see nvidia-smi; an idle GPU holds less")
             )
     return faults
+
+
+def memory_limit() -> int | None:
+    """The most that ranks on a CPU may hold together: a share of what the machine says is free; None where it does not."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    return int(MEMORY_SHARE * kib * 1024)
 
 
 def _topology() -> str | None:

@@ -15,7 +15,13 @@ MAX_CPU_RANKS = 4
 
 def unplayable(model: Model, plan: Plan, stack: Stack, mode: Mode) -> list[Fault]:
     """Why this plan cannot be played this way; empty if it can."""
-    return [*_plan_faults(plan), *_stack_faults(stack, mode), *_split_faults(model, plan), *_mode_faults(plan, mode)]
+    return [
+        *_plan_faults(plan),
+        *_offload_faults(plan),
+        *_stack_faults(stack, mode),
+        *_split_faults(model, plan),
+        *_mode_faults(plan, mode),
+    ]
 
 
 def _plan_faults(plan: Plan) -> Iterator[Fault]:
@@ -66,11 +72,26 @@ def _stack_faults(stack: Stack, mode: Mode) -> Iterator[Fault]:
         yield Fault(place=place, problem="compiled blocks do not run on fake tensors", remedy="solo on a GPU")
 
 
+def _offload_faults(plan: Plan) -> Iterator[Fault]:
+    if plan.offload.any:
+        yield Fault(
+            place="plan: offload",
+            problem="states and activations in host memory are not played",
+            remedy="without offload; `predict` takes it",
+        )
+
+
 def _split_faults(model: Model, plan: Plan) -> Iterator[Fault]:
     if plan.tp == 1:
         return
     if plan.implementation != "fsdp2" and plan.num_data_parallel > 1:
         yield Fault(place="plan: tp", problem="DDP does not take split parameters", remedy="tp = 1, or zero = 3")
+    if plan.sequence_parallel:
+        yield Fault(
+            place="plan: sequence_parallel",
+            problem="norms and residuals of a part of the tokens are not played",
+            remedy="sequence_parallel = false",
+        )
     if model.fused_qkv:
         yield Fault(place="plan: tp", problem="a joined QKV projection is not split by torch's styles", remedy="tp = 1")
     for name in ("num_heads", "num_kv_heads", "d_ff"):

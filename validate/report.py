@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -27,9 +28,13 @@ class Report:
         threading.Thread(target=_hold_lifeline, daemon=True).start()
         return cls(int(descriptor))
 
-    def phase(self, name: str) -> None:
-        """A phase begins; its deadline counts from now."""
-        self._write("phase", name)
+    def phase(self, name: str, seconds: float | None = None) -> None:
+        """A phase begins; its deadline counts from now. seconds: what it plans to take, before the usual deadline."""
+        self._write("phase", name if seconds is None else {"name": name, "seconds": seconds})
+
+    def sample(self, row: Mapping[str, Any]) -> None:
+        """Something measured, to be kept at once."""
+        self._write("sample", row)
 
     def partial(self, **parts: object) -> None:
         """Parts of the result that are known already."""

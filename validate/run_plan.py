@@ -12,17 +12,18 @@ import shutil
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import Fault, InputError, PlanError
-from validate.machine import KEEP_FREED_MEMORY, standing_jobs
-from validate.playable import unplayable
+from validate.launch import Launch
+from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, standing_jobs
+from validate.playable import MAX_CPU_RANKS, unplayable
 from validate.supervise import Deadlines, Outcome, Verdict, scratch_folder, supervise
 from validate.task import Task
 
 SCHEMA_VERSION: Final = 1
-MEMORY_SHARE: Final = 0.9  # of what is free on the machine: the most that ranks on a CPU may hold
 FILES: Final = {"spans.json.gz": "{}-spans.json.gz", "allocator.json.gz": "trace-{}.json.gz"}
 
 Record = dict[str, Any]
@@ -57,9 +58,10 @@ def play(
             limits or deadlines(8),
             environments=_environments(task, scratch),
             scratch=scratch,
-            memory_bytes=None if task.device == "cuda" else _memory_limit(),
+            memory_bytes=None if task.device == "cuda" else memory_limit(),
             progress=progress,
         )
+        outcome = _in_a_launched_job(task, outcome)
         kept = _keep_files(scratch, files, outcome)
     return record(task, outcome, files=kept, study=study)
 
@@ -69,21 +71,51 @@ def check(task: Task) -> None:
     faults = unplayable(task.model, task.plan, task.stack, task.mode)
     if faults:
         raise PlanError(faults)
-    busy: Sequence[Fault] = standing_jobs() if task.device == "cuda" and task.mode != "fake" and not launched() else ()
-    if busy:
-        raise InputError(busy)
+    if task.mode == "fake":
+        return
+    launch = Launch.of_environment()
+    busy = standing_jobs() if task.device == "cuda" and launch.is_first_here else []
+    faults = busy or _room_faults(task, launch)
+    if faults:
+        raise InputError(faults)
+
+
+def _room_faults(task: Task, launch: Launch) -> list[Fault]:
+    """Whether there is a device for each rank that would be started here."""
+    needed = task.plan.num_devices if task.mode in ("full", "cpu") else 1
+    if task.mode == "full" and launch.outside:
+        if launch.size == needed:
+            return []
+        problem = f"the launcher started {launch.size} ranks, and the plan has {needed}"
+        return [Fault(place="WORLD_SIZE", problem=problem, remedy="as many ranks as the plan's degrees multiply to")]
+    there, what = (count_gpus(), "GPUs that torch sees") if task.device == "cuda" else (MAX_CPU_RANKS, "processes here")
+    if needed <= there:
+        return []
+    several = "start it under torchrun on as many as the plan has" if there else "--mode fake needs no GPU"
+    return [Fault(place=f"--mode {task.mode}", problem=f"needs {needed} of {there} {what}", remedy=several)]
 
 
 # --- starting ranks
 
 
-def launched() -> bool:
-    """Whether torchrun started this process, as one rank of several."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
 def _num_local(task: Task) -> int:
-    return 1 if task.mode == "full" and launched() else task.num_processes
+    return 1 if _is_launched(task) else task.num_processes
+
+
+def _is_launched(task: Task) -> bool:
+    """Whether this process is one rank of several that a launcher started; other modes start their own."""
+    return task.mode == "full" and Launch.of_environment().outside
+
+
+def _in_a_launched_job(task: Task, outcome: Outcome) -> Outcome:
+    """A launcher ends every rank by SIGTERM when one has failed; and what is rank 0 here has its rank from the launcher."""
+    verdict = outcome.verdict
+    if not _is_launched(task) or verdict.ok:
+        return outcome
+    if verdict.kind == "interrupted" and verdict.detail == "SIGTERM":
+        told = "the launcher ended this rank: another one failed, or somebody stopped the job"
+        return replace(outcome, verdict=replace(verdict, kind="peer_lost", detail=told))
+    return outcome
 
 
 def _command(scratch: Path) -> list[str]:
@@ -98,25 +130,15 @@ def _environments(task: Task, scratch: Path) -> list[dict[str, str]]:
         "OMP_NUM_THREADS": str(task.threads),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
     }
-    if task.mode == "full" and launched():
+    if task.device == "cpu":
+        common |= KEEP_FREED_MEMORY
+    if _is_launched(task):
         return [common]
     count = _num_local(task)
     common |= {"WORLD_SIZE": str(count), "SHARDWISE_RENDEZVOUS": str(scratch / "rendezvous")}
     if task.device == "cpu":
-        common |= KEEP_FREED_MEMORY
-    if task.mode == "cpu":
         common["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
-
-
-def _memory_limit() -> int | None:
-    """A share of what the machine says is available; None where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    return int(MEMORY_SHARE * kib * 1024)
 
 
 def _keep_files(scratch: Path, stem: Path | None, outcome: Outcome) -> dict[str, str]:
@@ -149,6 +171,9 @@ def record(
     """One line of the results file. `partial`: not every rank reached the end, and what stands here is what was known."""
     told = [{**outcome.partials.get(r, {}), **outcome.results.get(r, {})} for r in range(_num_local(task))]
     first = told[0] if told else {}
+    told = (
+        first.get("by_rank") or told
+    )  # under a launcher every rank has a parent of its own, and the ranks tell rank 0
     verdict = outcome.verdict
     return {
         "kind": "run",

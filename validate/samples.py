@@ -45,6 +45,7 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "h2d_pageable": ("bytes",),
     "d2h_pageable": ("bytes",),
     "h2d_d2h_together": ("bytes",),
+    "h2d_d2h_together_pageable": ("bytes",),
     "storage_read": ("bytes",),
     "storage_write": ("bytes",),
     "device_malloc": ("bytes",),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from validate.samples import sample_key, sample_line
+from validate.report import Report
+from validate.samples import sample_key
 
 DeviceKind = Literal["cuda", "cpu"]
 MEMORY_SHARE = 0.9  # of what is free when the session starts
@@ -27,32 +28,51 @@ class Setting:
     rank: int
     num_ranks: int
     threads: int
-    budget_s: float
+    until_s: float  # on this machine's monotonic clock: when everything is to be over,
+    least_s: float  # but this long is measured in any case
     phases: tuple[str, ...]
     folder: str  # a scratch folder that the parent removes
     out: str  # the samples file: storage is measured beside it
     done: tuple[str, ...] = ()  # keys that an interrupted run has measured already
     tiny: bool = False
+    command: str = ""
 
 
 @dataclass(slots=True)
 class Session:
-    """Timers, budget and output of one rank. `torch` is the module, loaded by the worker."""
+    """Timers, budget and output of one rank. `torch` is the module, loaded by the worker.
+
+    control: a gloo group over all ranks, None for one rank: what one decides, all must. host: written into every sample
+    where ranks sit on several machines.
+    """
 
     setting: Setting
     torch: Any
-    write: Callable[[str], None]
-    control: Any = None  # a gloo group over all ranks; None for one rank
+    report: Report
+    control: Any = None
+    host: str = ""
     phase: str = ""
     phase_end_s: float = 0.0
     end_s: float = 0.0
+    budget_s: float = 0.0
     free_bytes: int = 0
     _done: Collection[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
-        self.end_s = time.monotonic() + self.setting.budget_s
-        self.free_bytes = int(MEMORY_SHARE * free_memory(self.torch, self.gpu) / (1 if self.gpu else self.num_ranks))
-        self._done = frozenset(self.setting.done)
+        now = time.monotonic()
+        self.end_s = max(self.setting.until_s, now + self.setting.least_s)
+        self.budget_s = self.end_s - now
+        free = MEMORY_SHARE * free_memory(self.torch, self.gpu) / (1 if self.gpu else self.num_ranks)
+        self.free_bytes = int(-self.agreed(-free))
+        self._done = frozenset(self._everybody_has(self.setting.done))
+
+    def _everybody_has(self, keys: Sequence[str]) -> Sequence[str]:
+        """What every rank's file has: a rank that skipped a collective alone would leave the others waiting for it."""
+        if self.control is None:
+            return keys
+        told: list[Any] = [None] * self.num_ranks
+        self.torch.distributed.all_gather_object(told, list(keys), group=self.control)
+        return sorted(set.intersection(*map(set, told)))
 
     @property
     def gpu(self) -> bool:
@@ -65,15 +85,21 @@ class Session:
     @property
     def slice_s(self) -> float:
         """Seconds that one measurement may take: a thousandth of the budget, between 5 and 300 ms."""
-        return min(0.3, max(0.005, self.setting.budget_s / 1000))
+        return min(0.3, max(0.005, self.budget_s / 1000))
 
     # -- budget --------------------------------------------------------------------------------------------------
 
-    def begin(self, phase: str, share: float) -> None:
-        """Start a phase that may take `share` of what is left of the budget."""
+    def begin(self, phase: str, share: float, clocks: Mapping[str, object]) -> None:
+        """Start a phase that may take `share` of what is left of the budget. clocks: as they are now, for the file."""
         now = time.monotonic()
         self.phase, self.phase_end_s = phase, now + share * max(0.0, self.end_s - now)
-        self.write(sample_line("section", name=phase, state="begins", seconds=round(self.phase_end_s - now, 3)))
+        seconds = round(self.phase_end_s - now, 3)
+        self.report.phase(phase, seconds)
+        self.report.sample({"kind": "section", "name": phase, "state": "begins", "seconds": seconds, **clocks})
+
+    def left_s(self) -> float:
+        """Seconds that the phase still has, for items that can be cut short."""
+        return max(0.0, self.phase_end_s - time.monotonic())
 
     def go(self) -> bool:
         """Whether the phase has time left: one answer for all ranks, which start the next item together."""
@@ -84,16 +110,20 @@ class Session:
         self.torch.distributed.all_reduce(vote, op=self.torch.distributed.ReduceOp.MIN, group=self.control)
         return bool(vote.item())
 
-    def agreed(self, seconds: float) -> float:
-        """The longest of the ranks' values: collectives need equal repetitions everywhere."""
-        if self.control is None:
+    def agreed(self, seconds: float, control: Any = None) -> float:  # noqa: ANN401  torch's group
+        """The longest of the ranks' values: collectives need equal repetitions everywhere.
+
+        control: the gloo group of those who take part, if that is not everybody.
+        """
+        group = control or self.control
+        if group is None:
             return seconds
         value = self.torch.tensor([seconds], dtype=self.torch.float64)
-        self.torch.distributed.all_reduce(value, op=self.torch.distributed.ReduceOp.MAX, group=self.control)
+        self.torch.distributed.all_reduce(value, op=self.torch.distributed.ReduceOp.MAX, group=group)
         return float(value.item())
 
     def fits(self, num_bytes: float) -> bool:
-        """Whether this much memory may be taken."""
+        """Whether this much memory may be taken: the same answer on every rank."""
         return num_bytes <= self.free_bytes
 
     # -- timing --------------------------------------------------------------------------------------------------
@@ -102,10 +132,17 @@ class Session:
         if self.gpu:
             self.torch.cuda.synchronize()
 
-    def times(self, call: Callable[[int], object], *, together: bool = False) -> list[float]:
+    def times(
+        self,
+        call: Callable[[int], object],
+        *,
+        together: Any = False,  # noqa: ANN401  a bool or torch's group
+        by_host: bool = False,
+    ) -> list[float]:
         """Seconds of single calls; `call` gets the repetition's number, to rotate buffers by.
 
-        together: the call is a collective, so that all ranks repeat it equally often.
+        together: the call is a collective, so that its ranks repeat it equally often: True for all, or their gloo group.
+        by_host: the call ends when the device is done, and work of several threads is not between two events.
         """
         call(0)
         self.sync()
@@ -113,10 +150,11 @@ class Session:
         call(1)
         self.sync()
         one = time.perf_counter() - started
-        one = self.agreed(one) if together else one
+        if together:
+            one = self.agreed(one, None if together is True else together)
         least = MIN_REPS if MIN_REPS * one < 4 * self.slice_s else FEWEST_REPS
         reps = max(least, min(MAX_REPS, int(self.slice_s / max(one, 1e-7))))
-        return self._events(call, reps) if self.gpu else _clocked(call, reps)
+        return self._events(call, reps) if self.gpu and not by_host else _clocked(call, reps)
 
     def short_times(self, call: Callable[[int], object], count: int = 20) -> list[float] | None:
         """Times of a call too short to launch one by one: `count` of them in a CUDA graph. None where that fails."""
@@ -147,9 +185,10 @@ class Session:
         call: Callable[[int], object],
         shape: Mapping[str, object],
         *,
-        together: bool = False,
+        together: Any = False,  # noqa: ANN401  a bool or torch's group
         per: float = 1.0,
         graph: bool = False,
+        by_host: bool = False,
     ) -> float | None:
         """Time `call` and write a line; None where it failed or an interrupted run has it.
 
@@ -160,7 +199,7 @@ class Session:
         try:
             if not self.gpu:
                 shape = {**shape, "reference_s": reference_s(self.torch)}
-            found = sorted(t / per for t in self.times(call, together=together))
+            found = sorted(t / per for t in self.times(call, together=together, by_host=by_host))
             if self.gpu and graph and found[len(found) // 2] < SHORT_S and (quick := self.short_times(call)):
                 found, shape = sorted(quick), {**shape, "graph": True}
         except Exception as exc:  # noqa: BLE001  an unsupported kernel is an answer too
@@ -172,18 +211,12 @@ class Session:
         """Write the line of measured times, sorted; the median is returned."""
         median = statistics.median(found)
         tenth = len(found) // 10
-        self.write(
-            sample_line(
-                kind,
-                time_s=median,
-                p10_s=found[tenth],
-                p90_s=found[-1 - tenth],
-                reps=len(found),
-                rank=self.setting.rank,
-                **shape,
-            )
-        )
+        spread = {"time_s": median, "p10_s": found[tenth], "p90_s": found[-1 - tenth], "reps": len(found)}
+        self.report.sample({"kind": kind, **spread, **self._who(), **shape})
         return median
+
+    def _who(self) -> dict[str, object]:
+        return {"rank": self.setting.rank} | ({"host": self.host} if self.host else {})
 
     def sustained(
         self, kind: str, call: Callable[[int], object], shape: Mapping[str, object], *, seconds: float
@@ -218,7 +251,8 @@ class Session:
 
     def failed(self, kind: str, exc: BaseException, shape: Mapping[str, object]) -> None:
         """A measurement that did not work is a line too."""
-        self.write(sample_line(kind, error=f"{type(exc).__name__}: {exc}"[:200], rank=self.setting.rank, **shape))
+        error = f"{type(exc).__name__}: {exc}"[:200]
+        self.report.sample({"kind": kind, "error": error, **self._who(), **shape})
         if self.gpu:
             self.torch.cuda.empty_cache()
 

@@ -35,7 +35,7 @@ def command(
     """Read, print, compare."""
     if study is None and (out is not None or snapshot is not None):
         raise click.UsageError("-o and --snapshot need --study: what was run")
-    read = read_kineto(trace, step)
+    read = read_kineto(trace, step, _progress)
     found = summary(read)
     compared = None
     if study is not None:  # measured runs are the business of validate
@@ -48,6 +48,10 @@ def command(
         if compared is not None:
             click.echo("\n" + import_module("validate.text").comparison_text(compared))
     return ExitCode.OK
+
+
+def _progress(characters: int) -> None:
+    click.echo(f"read {format_bytes(characters)}", err=True)
 
 
 def _text(found: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ a Timeline. Times in the file are microseconds.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from simulator.readers.kineto_events import NAME_LENGTH, Events
 from simulator.trace import MemorySample, MemoryTrace, Span, Timeline
 
 MAX_SPANS = 500_000  # of the step that is asked for
+_PROGRESS_EVENTS = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,10 @@ class KinetoTrace:
     notes: tuple[str, ...]
 
 
-def read_kineto(path: Path, step: int | None = None) -> KinetoTrace:
+def read_kineto(path: Path, step: int | None = None, progress: Callable[[int], None] | None = None) -> KinetoTrace:
     """Read a trace. step: the number of a profiled step; None takes the one of median duration.
+
+    progress(characters) is called now and then while a large file is read.
 
     Raises InputError where the file is no trace, has no events of a device, or has no such step.
     """
@@ -77,8 +80,10 @@ def read_kineto(path: Path, step: int | None = None) -> KinetoTrace:
         with open_text(path) as file:
             stream = JsonStream(file, "traceEvents")
             try:
-                for event in stream.items():
+                for number, event in enumerate(stream.items(), 1):
                     events.add(event)
+                    if progress is not None and number % _PROGRESS_EVENTS == 0:
+                        progress(stream.position)
             except Broken as exc:
                 if not events.num_seen:
                     raise InputError(Fault(place=str(path), problem=f"is no trace: {exc}")) from None

@@ -33,7 +33,7 @@ PLANS = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with samples.jsonl and the machine's files, made by the command line."""
     folder = tmp_path_factory.mktemp("machine")
-    run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.4", "--out", str(folder / "samples.jsonl")]
+    run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.6", "--out", str(folder / "samples.jsonl")]
     assert main(run) == ExitCode.OK
     fit = ["calibrate", "fit", str(folder / "samples.jsonl"), "-o", str(folder / "here.calibration.json")]
     assert main(fit) == ExitCode.OK
@@ -199,7 +199,7 @@ def test_a_silent_rank_is_ended_at_its_deadline(tmp_path: Path) -> None:
     job = Job(out=tmp_path / "s.jsonl", minutes=0.12, device="cpu", num_ranks=2, threads=1, tiny=True, grace_s=1.0)
     outcome = measure(job, stop_one)
     assert outcome.verdict == "partial"
-    assert "silent past its deadline" in outcome.problems[0]
+    assert "hung" in outcome.problems[0]
 
 
 def test_every_prefix_of_a_spread_covers_the_range() -> None:

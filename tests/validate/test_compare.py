@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simulator.cli import ExitCode, main
 from simulator.errors import InputError
 from simulator.model import Model
 from simulator.plan import Plan
@@ -228,6 +231,20 @@ def test_a_cluster_that_was_asked_for_must_fit() -> None:
 def test_a_record_of_no_plan_is_refused() -> None:
     with pytest.raises(InputError, match="dp_shard"):
         compare_run(record(plan=SHARDED) | {"plan": {"dp_shard": 0}})
+
+
+def test_a_run_that_cannot_be_predicted_does_not_hide_the_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.jsonl"
+    good, bad = record(), record() | {"plan": {"dp_shard": 0}}
+    path.write_text("".join(json.dumps(one) + "\n" for one in (bad, good)), encoding="utf-8")
+    assert main(["validate", "compare", str(path)]) == ExitCode.OK
+    told = capfd.readouterr()
+    assert "run 1: " in told.err
+    assert "predicted" in told.out
+    path.write_text(json.dumps(bad) + "\n", encoding="utf-8")
+    assert main(["validate", "compare", str(path)]) == ExitCode.BAD_INPUT
 
 
 # --- statistics of steps

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.calibration import AttentionCurve, Calibration, GemmCurve, Interference, Overheads, Provenance
+from simulator.calibration import AttentionCurve, Calibration, GemmCurve, Overheads, Provenance
 from simulator.calibration.datasheet import FUSED
 from simulator.device import Device, PeakFlop
 from simulator.errors import CalibrationError, ClusterError, Fault
@@ -20,17 +20,18 @@ from validate.fit.attention import fit_attention
 from validate.fit.gemm import fit_gemm, scaled_gemm
 from validate.fit.gloo import GlooResult, fit_gloo
 from validate.fit.host import host_costs
+from validate.fit.interference import fit_interference
 from validate.fit.pace import at_one_pace, reference_of
-from validate.fit.ranks import slow_ranks
+from validate.fit.ranks import named, slow_ranks
 from validate.fit.robust import rounded
 from validate.fit.streams import fit_streams, passes
+from validate.fit.transfers import copies, driver_call
 from validate.samples import Machine, Sample, SampleFile
 
 CPU_STACK = "torch-2.13-cpu"
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "tf32", "fp32", "fp8")
 _LARGE_CPU_BYTES, _LARGE_GPU_BYTES = 2**16, 6e7  # smaller passes: launch cost on a CPU, second-level cache on a GPU
 _PEAK_BYTES = 2**18  # a pass of this size says what memory can do
-_FEW = 3
 
 
 @dataclass(slots=True)
@@ -84,13 +85,13 @@ def fit_machine(found: SampleFile, name: str, device: Device | None = None) -> F
         attention=attention,
         streams=streams.curves,
         overheads=_overheads(samples, floor),
-        interference=_interference(samples, prior),
+        interference=prior.interference if cpu else fit_interference(samples, device, prior.interference),
         memory=prior.memory,
         uncertainty={
             "gemm": rounded(gemm_sigma, 3),
             "attention": rounded(attention_sigma, 3),
             "elementwise": rounded(streams.sigma, 3),
-            "communication": rounded(gloo.sigma, 3),
+            "communication": rounded(gloo.sigma, 3) if cpu else prior.uncertainty["communication"],
         },
         provenance=_provenance(found, report),
         links=gloo.links,
@@ -98,15 +99,15 @@ def fit_machine(found: SampleFile, name: str, device: Device | None = None) -> F
     cluster = cpu_cluster(device, name, found.machine, gloo) if cpu else None
     stack = _stack(samples, device, calibration, name) if cpu else None
     _summarise(calibration, report)
+    moved = copies(samples)
+    report.lines += moved.lines
+    report.refused += moved.refused
     return Fit(calibration=calibration, cluster=cluster, device=device, stack=stack, report=report)
 
 
 def _without_slow(samples: Sequence[Sample], report: Report) -> list[Sample]:
     slow = slow_ranks(samples)
-    for (host, rank), ratio in slow.items():
-        count = sum((s.host, s.rank) == (host, rank) for s in samples)
-        where = f"rank {rank}" + (f" of {host}" if host else "")
-        report.dropped.append(f"{where}: {ratio:.2f} × its peers' time in the median; {count} samples left out")
+    report.dropped += named(slow, samples)
     return [s for s in samples if (s.host, s.rank) not in slow]
 
 
@@ -239,28 +240,19 @@ def _links(samples: Sequence[Sample], found: SampleFile, report: Report) -> Gloo
 def _overheads(samples: Sequence[Sample], floor_s: float) -> Overheads:
     graph = [s.time_s / 200 for s in samples if s.kind == "graph_kernel_200"]
     dispatch = [s.time_s for s in samples if s.kind == "host_dispatch" and s["op"] == "add_"]
+    malloc, free = (driver_call(samples, kind) for kind in ("device_malloc", "device_free"))
+    measured = {"cuda_malloc": malloc, "cuda_free": free}
     return Overheads(
         launch_s=rounded(float(np.median(graph)) if graph else floor_s, 3),
         host_op_s=rounded(float(np.median(dispatch)) if dispatch else 9e-6, 3),
+        cuda_malloc=malloc,
+        cuda_free=free,
         sources={
             "launch_s": "tiny kernels in a CUDA graph" if graph else "smallest launch cost of a pass over memory",
             "host_op_s": "in-place addition of eight numbers" if dispatch else "assumed: not measured",
+            **{name: "segments over size, nothing queued" for name, call in measured.items() if call is not None},
         },
     )
-
-
-def _interference(samples: Sequence[Sample], prior: Calibration) -> Interference:
-    """A product beside a device copy: seconds that the pair takes beyond the product, per second of the copy."""
-    time: dict[str, list[float]] = {}
-    for s in samples:
-        if s.kind.startswith("overlap_"):
-            time.setdefault(s.kind, []).append(s.time_s)
-    if len(time) < _FEW:
-        return prior.interference
-    both, product, copy = (float(np.median(time[f"overlap_{k}"])) for k in ("both", "gemm_alone", "copy_alone"))
-    weight = max(0.0, (both - product) / copy)
-    sources = {"hbm_weight": "a product beside a device copy at full memory speed", "num_channels": "prior"}
-    return Interference(num_channels=prior.interference.num_channels, hbm_weight=rounded(weight, 3), sources=sources)
 
 
 def _stack(samples: Sequence[Sample], device: Device, calibration: Calibration, name: str) -> Stack:

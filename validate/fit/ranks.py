@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -36,3 +36,22 @@ def slow_ranks(samples: Sequence[Sample]) -> dict[tuple[str, int], float]:
         for who, value in sorted(medians.items())
         if value - center > max(SPREADS * width, np.log(1 + MIN_SLOW))
     }
+
+
+def named(slow: Mapping[tuple[str, int], float], samples: Sequence[Sample]) -> list[str]:
+    """Who is slow, in words: a rank, or a host where all of its ranks are."""
+    hosts: dict[str, set[int]] = {}
+    for s in samples:
+        hosts.setdefault(s.host, set()).add(s.rank)
+    whole = [h for h, ranks in hosts.items() if h and all((h, rank) in slow for rank in ranks)]
+    lines = []
+    for host in whole:
+        ratio = float(np.median([slow[host, rank] for rank in hosts[host]]))
+        count = sum(s.host == host for s in samples)
+        lines.append(f"host {host}: {ratio:.2f} × its peers' time in the median; {count} samples left out")
+    for (host, rank), ratio in slow.items():
+        if host not in whole:
+            count = sum((s.host, s.rank) == (host, rank) for s in samples)
+            where = f"rank {rank}" + (f" of {host}" if host else "")
+            lines.append(f"{where}: {ratio:.2f} × its peers' time in the median; {count} samples left out")
+    return lines

@@ -82,7 +82,7 @@ def _limit(task: Task, device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info()
-    torch.cuda.set_per_process_memory_fraction(task.memory_fraction * free / total)
+    torch.cuda.set_per_process_memory_fraction(min(task.memory_fraction * free / total, task.plan.memory_fraction))
     return int(total)
 
 
@@ -116,7 +116,19 @@ def _played(
     if device.type == "cuda" and stack.blocks == "eager":  # a tracker sees operators, and compiled blocks have none
         report.phase("memory by owner")
         result["memory"]["tracked"] = track_live_step(built, step, plan, device).as_json()
-    return result
+    return result | _from_everybody(task, result)
+
+
+def _from_everybody(task: Task, result: dict[str, Any]) -> dict[str, Any]:
+    """Under a launcher no parent hears all ranks: they tell each other their steps and peaks."""
+    if task.mode != "full" or "SHARDWISE_RENDEZVOUS" in os.environ:
+        return {}
+    peaks = {k: v for k, v in result["memory"].items() if k in ("peak_allocated_bytes", "peak_bytes")}
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(
+        told, {**{name: result[name] for name in ("step_times_s", "reference_times_s")}, "memory": peaks}
+    )
+    return {"by_rank": told}
 
 
 def _barrier(task: Task) -> Callable[[], None]:

@@ -1,7 +1,8 @@
 """The parent that keeps deadlines: it starts ranks, listens to them, and leaves no process and no file behind.
 
 A rank is a process in a session of its own. It reports by JSON lines on an inherited pipe: `{"phase": name}` when a
-phase begins, `{"partial": {...}}` for what is already known, `{"result": {...}}` at the end, `{"fault": {...}}` if it
+phase begins (or `{"phase": {"name": name, "seconds": what it plans to take}}`), `{"partial": {...}}` for what is already
+known, `{"sample": {...}}` for what is to be kept as it comes, `{"result": {...}}` at the end, `{"fault": {...}}` if it
 knows what went wrong. Its standard input is a lifeline: it ends when the parent does (`validate.players.rank`).
 No torch in here: what is supervised may be anything.
 """
@@ -14,6 +15,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from validate.supervise.processes import MARK, Interrupted, Rank, deaf, end, start, stop_signals
 from validate.supervise.verdict import Deadlines, Outcome, Verdict
@@ -30,16 +32,17 @@ def supervise(
     scratch: Path | None = None,
     memory_bytes: int | None = None,
     progress: Callable[[int, str], None] | None = None,
+    samples: Callable[[int, dict[str, Any]], None] | None = None,
 ) -> Outcome:
     """Run one process a command to the end, or to the first trouble; nothing of them is left when this returns.
 
     environments: added to this process's, one a command. scratch: the ranks' folder (TMPDIR), the caller's to remove.
     memory_bytes: what all ranks together may hold resident; more ends the run before the machine suffers.
-    progress(rank, phase) is called as phases begin.
+    progress(rank, phase) is called as phases begin, samples(rank, sample) as samples come; what they raise ends the run.
     """
     token = uuid.uuid4().hex
     ranks: list[Rank] = []
-    watch = Watch(ranks, deadlines, memory_bytes, progress)
+    watch = Watch(ranks, deadlines, memory_bytes, progress, samples)
     try:
         with stop_signals():
             for index, command in enumerate(commands):

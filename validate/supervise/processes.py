@@ -28,6 +28,7 @@ class Rank:
     report: int
     phase: str = "start"
     since_s: float = 0.0
+    own_s: float = 0.0  # what the rank itself said that the phase would take
     pending: bytes = b""
     tail: bytes = b""
     result: dict[str, Any] | None = None

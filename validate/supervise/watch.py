@@ -9,6 +9,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 from validate.supervise.processes import TICK_S, Rank, resident_bytes, signal_name
 from validate.supervise.verdict import PRIORITY, Deadlines, Kind, Verdict
@@ -16,6 +17,8 @@ from validate.supervise.verdict import PRIORITY, Deadlines, Kind, Verdict
 MAX_LINE_BYTES = 8 * 2**20
 _TAIL_BYTES = 16 * 2**10
 _MEMORY_EVERY_S = 0.5
+_LAST_READS = 32  # of 64 KiB; a pipe holds one or a few
+_MOST_S = 31_557_600  # a year: no phase plans for longer
 
 
 class Watch:
@@ -27,8 +30,10 @@ class Watch:
         deadlines: Deadlines,
         memory_bytes: int | None,
         progress: Callable[[int, str], None] | None,
+        samples: Callable[[int, dict[str, Any]], None] | None = None,
     ) -> None:
-        self.ranks, self.deadlines, self.memory_bytes, self.progress = ranks, deadlines, memory_bytes, progress
+        self.ranks, self.deadlines, self.memory_bytes = ranks, deadlines, memory_bytes
+        self.progress, self.samples = progress, samples
         self.trouble: Verdict | None = None
         self.selector = selectors.DefaultSelector()
         self._next_memory_s = 0.0
@@ -107,10 +112,13 @@ class Watch:
         except (ValueError, AttributeError, RecursionError):
             self._blame(rank, "bad_report", f"not a report: {line[:80]!r}")
             return
-        if key == "phase" and isinstance(value, str):
-            rank.phase, rank.since_s = value, time.monotonic()
+        if key == "phase" and (phase := _phase_of(value)) is not None:
+            rank.phase, rank.own_s = phase
+            rank.since_s = time.monotonic()
             if self.progress is not None:
-                self.progress(rank.index, value)
+                self.progress(rank.index, rank.phase)
+        elif key == "sample" and isinstance(value, dict) and self.samples is not None:
+            self.samples(rank.index, value)
         elif key == "partial" and isinstance(value, dict):
             rank.partial |= value
         elif key == "result" and isinstance(value, dict) and rank.result is None:
@@ -130,8 +138,9 @@ class Watch:
         for rank in self.ranks:
             status = rank.process.poll()
             if status is None:
-                if now - rank.since_s > self.deadlines.of(rank.phase):
-                    self._blame(rank, "hung", f"nothing for {self.deadlines.of(rank.phase):g} s")
+                limit_s = rank.own_s + self.deadlines.of(rank.phase)
+                if now - rank.since_s > limit_s:
+                    self._blame(rank, "hung", f"not done after {limit_s:.3g} s")
             else:
                 self._ended(rank, status)
         if self.memory_bytes is not None and now >= self._next_memory_s:
@@ -141,6 +150,8 @@ class Watch:
     def _ended(self, rank: Rank, status: int) -> None:
         while rank.trouble is None and self._take_report(rank):  # a fault or a result may still lie in the pipe
             pass
+        if status and rank.trouble is None:
+            self._take_last_words(rank)
         if status < 0:
             # libraries abort where another rank is gone: an echo, not the cause
             kind: Kind = "failed" if -status == signal.SIGABRT else "killed"
@@ -149,6 +160,14 @@ class Watch:
             self._blame(rank, "failed", f"exit status {status}{_last_line(rank.tail)}")
         elif rank.result is None:
             self._blame(rank, "no_result", "ended without a result")
+
+    def _take_last_words(self, rank: Rank) -> None:
+        """What lies in the pipe of its standard error; a child may hold it open and go on writing."""
+        assert rank.process.stderr is not None
+        descriptor = rank.process.stderr.fileno()
+        for _ in range(_LAST_READS):
+            if descriptor not in self.selector.get_map() or not self._take(descriptor, rank):
+                return
 
     def _take_report(self, rank: Rank) -> bool:
         return rank.report in self.selector.get_map() and self._take(rank.report, rank)
@@ -168,6 +187,16 @@ class Watch:
             detail = f"the run took more than {self.deadlines.total_s:g} s"
             return Verdict(kind="hung", detail=detail, rank=slowest.index, phase=slowest.phase)
         return Verdict(kind="ok")
+
+
+def _phase_of(value: object) -> tuple[str, float] | None:
+    """A phase's name, and the seconds that the rank said it would take; None if this is no phase."""
+    if isinstance(value, str):
+        return value, 0.0
+    match value:
+        case {"name": str(name), "seconds": int() | float() as seconds, **rest} if not rest and 0 <= seconds < _MOST_S:
+            return name, float(seconds)
+    return None
 
 
 def _refuse(name: str) -> float:

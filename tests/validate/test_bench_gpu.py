@@ -1,0 +1,198 @@
+"""The GPU's side of the benches on a machine without one: real arithmetic on the CPU, torch.cuda played by a stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from validate.bench_worker import ITEMS
+from validate.phases import SHARES, phases_of
+from validate.samples import REQUIRED
+from validate.stopwatch import Session, Setting
+
+EVERY_KIND = set(REQUIRED) - {
+    *("collective", "overlap", "fsdp2_group"),  # of several ranks: test_bench_cpu.py
+    *("membound_forward", "membound_backward"),  # of older files
+}
+
+
+class Event:
+    """Everything is done when the host gets here."""
+
+    def __init__(self, **_: object) -> None:
+        self.at_s = 0.0
+
+    def record(self) -> None:
+        self.at_s = time.perf_counter()
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at_s - self.at_s) * 1e3
+
+
+class Stream:
+    def wait_stream(self, _: object) -> None: ...
+    def synchronize(self) -> None: ...
+
+
+class Graph:
+    """A graph that remembers nothing."""
+
+    def replay(self) -> None:
+        time.sleep(1e-5)
+
+
+class Cuda:
+    """What the benches ask of torch.cuda."""
+
+    Event, Stream, CUDAGraph = Event, Stream, Graph
+
+    def __init__(self) -> None:
+        self.threads_devices: list[int] = []
+
+    @staticmethod
+    @contextlib.contextmanager
+    def graph(_: Graph) -> Iterator[None]:
+        yield
+
+    @staticmethod
+    @contextlib.contextmanager
+    def stream(_: Stream) -> Iterator[None]:
+        yield
+
+    def current_stream(self) -> Stream:
+        return Stream()
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, index: int) -> None:
+        self.threads_devices.append(index)
+
+    def get_device_capability(self) -> tuple[int, int]:
+        return 9, 0
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 2**30, 2**31
+
+    def synchronize(self) -> None: ...
+    def empty_cache(self) -> None: ...
+
+
+class Torch:
+    """torch with another torch.cuda, and memory that nothing can pin."""
+
+    def __init__(self) -> None:
+        self.cuda = Cuda()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def empty(*size: int, pin_memory: bool = False, **more: Any) -> Any:  # noqa: ARG004
+        return torch.empty(*size, **more)
+
+    @staticmethod
+    def _scaled_mm(a: Any, b: Any, scale_a: Any, scale_b: Any, *, out_dtype: Any, use_fast_accum: bool) -> Any:
+        assert use_fast_accum
+        assert b.stride(0) == 1, "the second operand must be column-major"
+        return ((a.float() * scale_a) @ (b.float() * scale_b)).to(out_dtype)
+
+
+class Rows:
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, Any]] = []
+        self.phases: list[str] = []
+
+    def phase(self, name: str, seconds: float | None = None) -> None:
+        assert seconds is not None
+        self.phases.append(name)
+
+    def sample(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(row)
+
+
+class OnGpu(Session):
+    """Tensors lie on the CPU; everything else believes in a GPU."""
+
+    @property
+    def gpu(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, Any]]:
+    """Every item of every phase that a single GPU plays, once."""
+    setting = Setting(
+        device="cpu",
+        rank=0,
+        num_ranks=1,
+        threads=1,
+        until_s=time.monotonic() + 60,
+        least_s=60,
+        phases=phases_of("cuda", 1),
+        folder="",
+        out=str(tmp_path_factory.mktemp("bench") / "samples.jsonl"),
+        tiny=True,
+    )
+    told: Any = Rows()
+    session = OnGpu(setting=setting, torch=Torch(), report=told)
+    session.end_s = session.budget_s = 0.0  # the least time a call
+    for phase in setting.phases:
+        session.begin(phase, 1.0, {})
+        for item in ITEMS[phase](session):
+            item()
+    assert told.phases == list(setting.phases)
+    return list(told.rows)
+
+
+def test_every_item_of_a_gpu_runs(rows: list[Mapping[str, Any]]) -> None:
+    assert not [row for row in rows if "error" in row]
+
+
+def test_every_kind_is_measured(rows: list[Mapping[str, Any]]) -> None:
+    kinds = {row["kind"] for row in rows}
+    assert kinds >= EVERY_KIND
+    assert {"graph_kernel_200", "overlap_gemm_alone", "overlap_copy_alone", "overlap_both"} <= kinds
+
+
+def test_every_sample_says_what_its_kind_must(rows: list[Mapping[str, Any]]) -> None:
+    for row in rows:
+        assert not set(REQUIRED.get(row["kind"], ())) - set(row), row
+
+
+def test_products_come_in_every_dtype_and_layout(rows: list[Mapping[str, Any]]) -> None:
+    gemms = [row for row in rows if row["kind"] == "gemm"]
+    assert {row["dtype"] for row in gemms} == {"bf16", "fp16", "tf32", "fp32", "fp8"}
+    assert {row["layout"] for row in gemms} == {"tn", "nn", "nt"}
+    sustained = Counter(row["dtype"] for row in gemms if row.get("sustained"))
+    assert sustained == {"bf16": 3, "tf32": 1, "fp8": 1}
+
+
+def test_fp8_is_left_out_where_no_hardware_has_it(tmp_path: Path) -> None:
+    setting = Setting(
+        device="cpu", rank=0, num_ranks=1, threads=1, until_s=0, least_s=0,
+        phases=(), folder="", out=str(tmp_path / "s.jsonl"), tiny=True,
+    )  # fmt: skip
+    library = Torch()
+    library.cuda.get_device_capability = lambda: (8, 0)  # type: ignore[method-assign]
+    told: Any = Rows()
+    session = OnGpu(setting=setting, torch=library, report=told)
+    for item in (*ITEMS["gemm"](session), *ITEMS["sustained"](session)):
+        item()
+    assert not [row for row in told.rows if row.get("dtype") == "fp8" or "error" in row]
+
+
+def test_phases_of_one_gpu_leave_out_what_needs_two() -> None:
+    assert set(SHARES) - set(phases_of("cuda", 1)) == {"collectives", "groups"}

@@ -1,0 +1,123 @@
+"""Started by torchrun: every rank has a parent of its own, and rank 0 keeps the record."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from simulator.errors import InputError
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.stack import Stack
+from validate import run_plan
+from validate.launch import Launch
+from validate.supervise import Outcome, Verdict
+from validate.task import Task
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = {
+    "name": "tiny",
+    "num_layers": 2,
+    "d_model": 64,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "d_ff": 128,
+    "vocab_size": 256,
+}
+STACK = "torch-2.13-cpu"
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+def task(mode: Any = "full", device: Any = "cpu", **plan: Any) -> Task:
+    asked = Plan(seq_len=32, precision="fp32", stack=STACK, **plan)
+    return Task(mode=mode, device=device, model=Model.model_validate(TINY), plan=asked, stack=Stack.load(STACK))
+
+
+def test_a_process_alone_is_launched_by_nobody() -> None:
+    alone = Launch.of_environment({})
+    assert alone == Launch(outside=False)
+    assert alone.is_first_here
+
+
+def test_torchruns_variables_are_taken() -> None:
+    found = Launch.of_environment(TORCHRUN)
+    assert found == Launch(outside=True, rank=3, size=8, local_rank=1, local_size=2)
+    assert not found.is_first_here
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"RANK": "x"}, "RANK: 'x' is no whole number"),
+        ({"RANK": "8"}, "rank 8 of 8"),
+        ({"LOCAL_RANK": "2"}, "local rank 2"),
+    ],
+)
+def test_variables_that_contradict_each_other_are_refused(changes: dict[str, str], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Launch.of_environment(TORCHRUN | changes)
+
+
+def test_two_ranks_under_torchrun_make_one_record(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in TINY.items()), encoding="utf-8"
+    )
+    plan = f'[plan]\ndp_shard = 2\nseq_len = 32\nprecision = "fp32"\nstack = "{STACK}"\n'
+    (tmp_path / "study.toml").write_text(f'model = "tiny.toml"\ncluster = "hgx-h100-8"\n{plan}', encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    command += [sys.executable, "-m", "simulator.cli", "validate", "run", "study.toml", "--mode", "full"]
+    command += ["--device", "cpu", "--steps", "3", "--warm-up", "1", "-o", "runs.jsonl"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (record,), faults = run_plan.read_records(tmp_path / "runs.jsonl")
+    assert not faults
+    assert record["verdict"] == "ok"
+    assert len(record["memory_by_rank"]) == 2
+    assert len(record["time"]["times_s"]) == 3
+    assert (tmp_path / record["files"]["spans.json.gz"]).is_file()
+
+
+def test_another_world_than_the_plans_is_refused_before_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="started 8 ranks, and the plan has 2"):
+        run_plan.check(task(dp_shard=2))
+
+
+def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_plan, "standing_jobs", list)
+    monkeypatch.setattr(run_plan, "count_gpus", lambda: 8)
+    run_plan.check(task(device="cuda", dp_shard=8))
+    with pytest.raises(InputError, match=r"needs 16 of 8 GPUs.*torchrun"):
+        run_plan.check(task(device="cuda", dp_shard=16))
+    run_plan.check(task(mode="solo", device="cuda", dp_shard=512))
+    monkeypatch.setattr(run_plan, "count_gpus", lambda: 0)
+    with pytest.raises(InputError, match="--mode fake needs no GPU"):
+        run_plan.check(task(mode="solo", device="cuda", dp_shard=512))
+
+
+def test_a_rank_that_its_launcher_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = Outcome(
+        verdict=Verdict(kind="interrupted", detail="SIGTERM"),
+        results={},
+        partials={0: {"step_times_s": [1.0]}},
+        stderr={},
+    )
+    assert run_plan._in_a_launched_job(task(dp_shard=8), ended) == ended  # alone it was a person
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    told = run_plan._in_a_launched_job(task(dp_shard=8), ended)
+    assert told.verdict.kind == "peer_lost"
+    assert "launcher" in told.verdict.detail
+    record = run_plan.record(task(dp_shard=8), told)
+    assert record["partial"]
+    assert record["time"]["times_s"] == [1.0]
