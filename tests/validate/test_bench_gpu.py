@@ -21,7 +21,13 @@ from validate.samples import REQUIRED
 from validate.stopwatch import Session, Setting
 
 EVERY_KIND = set(REQUIRED) - {
-    *("collective", "overlap", "fsdp2_group"),  # of several ranks: test_bench_cpu.py
+    *(
+        "collective",
+        "collective_burst",
+        "collective_issue",
+        "overlap",
+        "fsdp2_group",
+    ),  # of several ranks: test_bench_cpu.py
     *("membound_forward", "membound_backward"),  # of older files
 }
 
