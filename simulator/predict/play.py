@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -89,10 +90,12 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
     if lowering.plan.pp > 1:  # waiting for other stages is no communication, and folded chunks have theirs as parts
         exposed = {k.removeprefix("exposed:"): v for k, v in breakdown.items() if k.startswith("exposed:")}
         communication = {k: (exposed.get(k, 0.0), communication.get(k, (0.0, 0.0))[1]) for k in {**exposed, **kinds}}
+    step_s = float(timeline.step_s)
+    upper_s = float(sum(upper for _, upper in limits)) if lowering.plan.pp > 1 else float(limits[0][1])
     return Played(
-        step_s=float(timeline.step_s),
-        lower_s=float(max(lower for lower, _ in limits)),
-        upper_s=float(sum(upper for _, upper in limits)) if lowering.plan.pp > 1 else float(limits[0][1]),
+        step_s=step_s,
+        lower_s=_but_for_rounding(float(max(lower for lower, _ in limits)), step_s),
+        upper_s=_but_for_rounding(upper_s, step_s),
         breakdown=breakdown,
         communication=communication,
         timeline=timeline,
@@ -109,6 +112,11 @@ def _with_bubble(breakdown: Mapping[str, Number], plan: Plan) -> dict[str, float
         bubble = sum(found.pop(name, 0.0) for name in waits)
         found |= {"bubble": bubble} if bubble else {}
     return found
+
+
+def _but_for_rounding(bound_s: float, step_s: float) -> float:
+    """Where nothing overlaps, step and bound are one sum, added in different orders."""
+    return step_s if math.isclose(bound_s, step_s, rel_tol=1e-9) else bound_s
 
 
 def bounds(program: Program) -> tuple[Number, Number]:
