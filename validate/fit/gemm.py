@@ -220,7 +220,7 @@ def _starts(device: Device, shapes: int) -> dict[str, Start]:
             "f0": held(1e-9),
             "alpha": held(0.0),
             "tile_pen": held(0.0),
-            "p": held(1.0),  # a core brings its operands in, then multiplies: nothing runs beside it
+            "p": Start(1.5, 1.0, 8.0),  # 1: operands are brought in, then multiplied; prefetch lets both run
             "e_burst": held(1.0),
         }
     typical = TYPICAL[device.architecture]
