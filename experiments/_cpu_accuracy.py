@@ -19,7 +19,7 @@ from validate.samples import read_samples
 FOLDERS = Path(__file__).resolve().parent / "measured"
 COMMITTED = "cpu-loop-*"
 TARGET_STEP, TARGET_PEAK = 0.15, 0.01
-TITLE, NEXT = "\n## Two ranks on a CPU\n", "\n## Rows not predicted\n"
+TITLE, NEXT = "\n## Two ranks on a CPU\n", "\n## Collectives\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
