@@ -237,21 +237,22 @@ class Builder:
     def _beside(self, segment: Segment) -> Work:
         """A segment's collectives and the compute beside them, which they slow while their bytes move."""
         fabric, stack = self._fabric, self._fabric.stack
-        end_s, left_s, lost_s = 0.0, segment.beside.duration_s, 0.0
-        longest, host_s = "", segment.beside.host_s
+        end_s, lost_s = 0.0, 0.0
+        left_s = segment.beside.duration_s if stack.overlap else 0.0  # without overlap it runs before or after
+        beside_s, longest, host_s = left_s, "", segment.beside.host_s
         for exchange in segment.exchanges:
             if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
                 continue
             one, slows = fabric.price(exchange.kind, exchange.axis, exchange.num_bytes)
             moving_s = max((float(size / self._capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
-            free_s = max(end_s + float(one.latency_s) - (segment.beside.duration_s - left_s + lost_s), 0.0)
+            free_s = max(end_s + float(one.latency_s) - (beside_s - left_s + lost_s), 0.0)
             left_s -= min(left_s, free_s)
             slowed_s = min(moving_s, left_s / (1 - slows))
             left_s, lost_s = left_s - slowed_s * (1 - slows), lost_s + slowed_s * slows
             end_s += float(one.latency_s) + moving_s
             longest = exchange.kind
             host_s += stack.host_collective_s
-        exposed_s = max(end_s - segment.beside.duration_s - lost_s, 0.0)
+        exposed_s = max(end_s - beside_s - lost_s, 0.0)
         parts = [*segment.beside.parts]
         parts += [("interference", lost_s)] if lost_s else []
         parts += [(f"exposed:{longest}", exposed_s)] if exposed_s else []
