@@ -85,7 +85,7 @@ def page(report: BacktestReport, date: str, notes: dict[str, str]) -> str:
     others = [g for g in report.groups if g.step.n and g not in judged]
     sections = (
         _head(report, date),
-        "## Sharded data parallelism, bf16\n",
+        "## Training steps in bf16\n",
         TARGETS,
         *_step_table(judged, targets=True),
         "\n## Other groups\n",
