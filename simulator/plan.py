@@ -101,6 +101,7 @@ class Plan(Strict):
     seq_len: int = Field(ge=1, le=MAX_COUNT, default=2048)
     # Between the regions that tp splits by columns, each of its ranks holds a part of the tokens (arXiv 2205.05198)
     sequence_parallel: bool = False
+    vocab_parallel: bool = True  # tp splits the embedding and the LM head too, by vocabulary
 
     precision: Precision = "bf16"
     master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"

@@ -70,6 +70,8 @@ def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
 
 def _vocabulary(vocab_size: int, plan: Plan) -> int:
     """Rows of the embedding on one rank: Megatron pads them, DTensor's first ranks hold one more."""
+    if not plan.vocab_parallel:
+        return vocab_size
     rows = -(-vocab_size // plan.tp)
     if plan.tp > 1 and plan.implementation in ("megatron", "deepspeed"):
         return -(-rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE

@@ -85,8 +85,6 @@ def resolve_memory(row: MemoryRow) -> TrackedRun:
 def _inexpressible(row: MemoryRow) -> Iterator[tuple[str, str]]:
     """What a plan has no word for, and cells that contradict each other."""
     world, replicate = row.world or 1, row.replicate or 1
-    if row.strategy == "tp" or (row.tp or 1) > 1:
-        yield "tensor parallelism", f"tp = {row.tp or world}"
     if row.strategy == "single" and world > 1:
         yield "degrees do not multiply to world", f"single on {world} ranks"
     if row.strategy == "hsdp" and world % replicate:
@@ -146,6 +144,8 @@ def _plan(row: MemoryRow) -> Plan:
 
 def _sharding(row: MemoryRow) -> dict[str, Any]:
     world, replicas = row.world or 1, (row.replicate or 1) if row.strategy == "hsdp" else 1
+    if row.strategy == "tp":
+        return {"zero": 0, "tp": row.tp or world, "vocab_parallel": False}  # torch's styles on the blocks alone
     if row.strategy in ("single", "ddp"):
         return {"zero": 0, "data_parallel": "ddp", "dp_replicate": world}
     return {

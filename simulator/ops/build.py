@@ -15,7 +15,7 @@ from simulator.ops.loss import cross_entropy
 from simulator.ops.mlp import mlp
 from simulator.ops.norm import norm
 from simulator.ops.setting import Setting, uses_autocast
-from simulator.ops.tensor_parallel import enter, leave
+from simulator.ops.tensor_parallel import Split, enter, leave
 from simulator.plan import Plan
 from simulator.share import share_of
 from simulator.stack import Stack
@@ -52,7 +52,7 @@ def _embedding(s: Setting) -> Block:
         saved=(ids,),
         parameter_numel=m.vocab_size * m.d_model,
     )
-    x = leave(g, s, "embedding.leave", x)
+    x = leave(g, s, "embedding.leave", x) if s.vocab_parallel else x
     if m.positions == "learned":
         x = _learned_positions(g, s, x)
     if m.embedding_scale:
@@ -167,8 +167,10 @@ def _head(s: Setting) -> Block:
     m = s.model
     x = Value("input", s.stream_tokens * m.d_model, s.stream_dtype)
     g = Graph("head", x)
-    x = enter(g, s, "head.enter", norm(g, s, "norm", x, m.d_model))
-    logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split="columns", head=True)
+    x = norm(g, s, "norm", x, m.d_model)
+    x = enter(g, s, "head.enter", x) if s.vocab_parallel else x
+    split: Split = "columns" if s.vocab_parallel else "none"
+    logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
     if m.logit_softcap:
         logits = _softcap(g, s, logits)
     return g.block(cross_entropy(g, s, logits), m.num_parameters_of("head"))

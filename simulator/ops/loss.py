@@ -36,7 +36,7 @@ def _rows(s: Setting, num_kernels: int) -> tuple[Exchange, ...]:
 
     Megatron-LM, core/tensor_parallel/cross_entropy.py.
     """
-    if s.plan.tp == 1:
+    if not s.vocab_parallel:
         return ()
     return (exchange("all_reduce", 4 * s.tokens, num_kernels),) * 3
 

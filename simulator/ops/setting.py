@@ -51,6 +51,11 @@ class Setting:
         return self.plan.tp > 1 and self.plan.sequence_parallel
 
     @property
+    def vocab_parallel(self) -> bool:
+        """Each rank has its part of the vocabulary."""
+        return self.plan.tp > 1 and self.plan.vocab_parallel
+
+    @property
     def stream_tokens(self) -> int:
         """Tokens of the residual stream on this rank."""
         return self.tokens // self.plan.tp if self.sequence_parallel else self.tokens

@@ -18,7 +18,7 @@ from simulator.ops.graph import Graph, Value
 from simulator.ops.setting import Setting
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
-Split = Literal["columns", "rows"]
+Split = Literal["columns", "rows", "none"]
 
 
 def enter(g: Graph, s: Setting, name: str, x: Value) -> Value:
@@ -69,7 +69,7 @@ class Course:
     """
 
     def __init__(self, s: Setting, split: Split) -> None:
-        fused = s.plan.tp > 1 and s.stack.blocks == "fused"
+        fused = s.plan.tp > 1 and s.stack.blocks == "fused" and split != "none"
         self._columns = fused and split == "columns"
         self._in_pieces = fused and s.sequence_parallel and s.stack.tp_overlap == "userbuffers"
         self._hides = s.stack.tp_overlap != "none"

@@ -114,6 +114,7 @@ def as_plan(row: dict[str, str]) -> tuple[Model, Plan, Stack]:
     world, tp, strategy = int(row["world"]), int(row["tp"]), row["strategy"]
     options: dict[str, Any] = {
         "tp": tp,
+        "vocab_parallel": tp == 1,
         "seq_len": int(row["seq_len"]),
         "micro_batch_size": int(row["micro_batch"]),
         "recompute": row["ac"],
@@ -242,6 +243,7 @@ def test_memory_shrinks_with_the_stage_only_where_the_stage_says(strategy: str) 
         ({"tp": 3}, "plan: tp"),
         ({"offload": {"optimizer": "host", "parameters": "host"}}, "plan: offload"),
         ({"tp": 2, "sequence_parallel": True}, "plan: sequence_parallel"),
+        ({"tp": 2}, "plan: vocab_parallel"),
         ({"offload": {"activations": "host"}}, "plan: offload"),
         ({"zero": 0, "dp_shard": 1, "dp_replicate": 2, "tp": 2}, "plan: tp"),
         ({"zero": 0, "dp_shard": 1, "dp_replicate": 2, "master_dtype": "bf16", "optimizer_dtype": "bf16",
