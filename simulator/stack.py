@@ -77,7 +77,7 @@ class Stack(Strict):
     weight_gradients: Literal["made", "accumulated"] = "made"
     # Training metrics that compute an eager fp32 cross-entropy of every micro-batch's logits once more, forward only
     loss_metrics: int = Field(ge=0, default=0)
-    # Dropout behind attention's softmax (where it is unfused), both branches and the embedding: its masks are kept
+    # Dropout behind attention's softmax (where it is unfused) and both branches of a layer: its masks are kept
     dropout: bool = False
     # autocast: fp32 parameters cast at each use (and the casts cost time and memory), as torch.autocast does
     autocast: bool = False

@@ -222,9 +222,9 @@ class Builder:
         for phase in phases:
             for segment in phase.segments:
                 total += self._paced(segment.work) + self._beside(replace(segment, beside=self._paced(segment.beside)))
-        spare_s = total.host_s - total.duration_s if synchronous else 0.0
         if not synchronous:
             return total
+        spare_s = total.host_s - total.duration_s
         return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
 
     def _paced(self, work: Work) -> Work:
@@ -262,19 +262,18 @@ class Builder:
     def _capacities(self) -> dict[str, Number]:
         return dict(link_capacities(self._fabric.cluster, self._fabric.curves))
 
-    def pass_on(self, label: str, message: str, sizes: int, pair: tuple[int, int], *after: int | None) -> int | None:
-        """Append this stage's end of a message of `sizes` bytes from stage pair[0] to pair[1]; both ends meet.
+    def pass_on(self, label: str, message: str, size_bytes: int, pair: tuple[int, int], *after: int | None) -> int:
+        """Append this stage's end of a message of `size_bytes` from stage pair[0] to pair[1]; both ends meet.
 
         message: what tells it from the others between the same ranks. The sender's links are loaded.
         """
         fabric, (source, target) = self._fabric, pair
         sends = self._stage == source
         shape = fabric.mesh.pair_shape(source, target)
-        one = bill("send_recv", sizes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.nccl)
+        one = bill("send_recv", size_bytes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.nccl)
         stream = f"nccl:pp {source} to {target}"
-        return self._meet(
-            label, stream, "send_recv", message, 2, one if sends else Bill(latency_s=0.0, link_bytes={}), sizes, *after
-        )
+        mine = one if sends else Bill(latency_s=0.0, link_bytes={})
+        return self._meet(label, stream, "send_recv", message, 2, mine, size_bytes, *after)
 
     def agree(self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None) -> int:
         """Append this stage's part of an all-reduce among the ranks that stand at the same place in `stages`."""
@@ -329,8 +328,10 @@ class Builder:
             links |= self._fabric.transfers.links(self._rank)
         plan = self._fabric.mesh.plan
         num_ranks = plan.num_devices // plan.pp if self._rank is None else 1
-        name = "rank" if self._stage is None else f"stage{self._stage}"
-        name = name if self._rank is None else f"rank{self._rank}"
+        if self._rank is not None:
+            name = f"rank{self._rank}"
+        else:
+            name = "rank" if self._stage is None else f"stage{self._stage}"
         return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links)
 
 
