@@ -68,6 +68,13 @@ def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
     return Share.model_construct(**(dict(model) | fields))
 
 
+def layer_numbers(share: Model) -> tuple[int, ...]:
+    """The layers that a rank holds, numbered as the whole model's, in the order of its chunks."""
+    if not isinstance(share, Share):
+        return tuple(range(share.num_layers))
+    return tuple(layer for chunk in share.chunks for layer in chunk)
+
+
 def _vocabulary(vocab_size: int, plan: Plan) -> int:
     """Rows of the embedding on one rank: Megatron pads them, DTensor's first ranks hold one more."""
     if not plan.vocab_parallel:

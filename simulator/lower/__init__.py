@@ -29,7 +29,7 @@ from simulator.ops import ModelBlocks, build_blocks, optimizer_kernels
 from simulator.pipeline import micro_batches, splits_backward
 from simulator.plan import Plan
 from simulator.program import Program
-from simulator.share import Share, share_of
+from simulator.share import Share, layer_numbers, share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.zero import UnitComm, communication, pieces, shard_ranks
@@ -263,9 +263,6 @@ def _units(share: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock) 
     if isinstance(share, Share) and share.holds_head and not share.holds_embedding:
         comms["head"] = replace(comms["embedding"], unit="head")  # FSDP's root, without the embedding
     every = plan.recompute_every if plan.recompute == "every_k" else 1
-    numbers = (
-        [layer for chunk in share.chunks for layer in chunk] if isinstance(share, Share) else range(share.num_layers)
-    )
     layers = [
         _unit(
             f"layer{number}",
@@ -274,7 +271,7 @@ def _units(share: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock) 
             checkpointed=plan.recompute != "none" and index % every == 0,
             clock=clock,
         )
-        for index, number in enumerate(numbers)
+        for index, number in enumerate(layer_numbers(share))
     ]
     embedding, head = (_unit(n, comms[n], works[n], checkpointed=False, clock=clock) for n in ("embedding", "head"))
     return embedding, *layers, head

@@ -17,7 +17,7 @@ from simulator.model import Model
 from simulator.ops import Block, ModelBlocks, cached_tensors, recompute_ops, uses_autocast
 from simulator.pipeline import order
 from simulator.plan import Plan
-from simulator.share import Share
+from simulator.share import Share, layer_numbers
 from simulator.stack import Stack
 from simulator.zero import resident_tensors
 
@@ -216,12 +216,7 @@ class Step:
         self.writer = Writer()
         self.model, self.plan, self.stage = model, plan, stage
         self._parts = _parts(model)
-        held = (
-            [layer for chunk in model.chunks for layer in chunk]
-            if isinstance(model, Share)
-            else range(model.num_layers)
-        )
-        self._names = [f"layer{layer}" for layer in held]  # numbered as the whole model's
+        self._names = [f"layer{number}" for number in layer_numbers(model)]
         self._message_bytes = blocks.layer.input_bytes
         self.strategy = strategy(self.writer, model, plan)
         self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.strategy.keeps_gradients)
