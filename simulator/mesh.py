@@ -15,6 +15,7 @@ from math import gcd, prod
 from typing import Final, Protocol
 
 from simulator.errors import Fault, PlanError
+from simulator.experts import Experts
 from simulator.pipeline import faults as pipeline_faults
 from simulator.plan import Plan
 from simulator.topology import Cluster
@@ -39,6 +40,8 @@ class Heads(Protocol):
     def d_ff(self) -> int: ...
     @property
     def num_layers(self) -> int: ...
+    @property
+    def experts(self) -> Experts | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +274,7 @@ def _swap_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
 
 
 def _expert_faults(plan: Plan, model: Heads) -> list[Fault]:
-    experts = int(getattr(model, "num_experts", 0) or 0)
+    experts = model.experts.num_experts if model.experts is not None else 0
     if plan.ep == 1 or (experts and experts % plan.ep == 0):
         return []
     problem = f"ep = {plan.ep} does not divide the model's {experts} experts" if experts else "the model has no experts"

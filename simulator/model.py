@@ -3,7 +3,7 @@
 A `Model` is data: a preset in `topologies/models`, a Hugging Face `config.json`, or a TOML file of the same fields.
 Every parameter is listed with its shape, since sharding pads each one and buckets follow their order.
 
-Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L layers, s sequence length.
+Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L layers, s sequence length, E experts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any, Literal, Self, TypeGuard
 from pydantic import Field, model_validator
 
 from simulator.errors import Fault, ModelError
+from simulator.experts import Experts, Latent
 from simulator.schema import Strict, read_toml
 
 Mlp = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "swiglu", "geglu"]
-Unit = Literal["embedding", "layer", "head"]
+LayerKind = Literal["layer", "dense_layer"]  # dense_layer: without experts, in a model that has some
+Unit = Literal["embedding", "layer", "dense_layer", "mtp", "head"]
 Shape = tuple[int, ...]
 Parameter = tuple[str, Shape]
 
@@ -41,7 +43,13 @@ class Model(Strict):
     together (NeoX, Falcon); shared_input_norm: they share one norm (Falcon-7B). post_norms: a norm after attention
     and after the MLP too (Gemma 2). qk_norm: a norm over each head of Q and K (Qwen 3). embedding_scale: embeddings
     are multiplied by √D (Gemma). sliding_window: keys a token sees in a windowed layer (None: all);
-    global_every: each such layer-th sees everything (0: none does, if sliding_window is given).
+    global_every: each such layer-th sees everything (0: none does, if sliding_window is given). attention_sinks: a logit a
+    head that takes weight from the keys (gpt-oss).
+
+    experts: of most layers, instead of the MLP; d_ff is then that of the layers without. latent: multi-head latent attention;
+    head_dim is that of queries and keys. mtp_layers: modules that predict further tokens (arXiv 2412.19437, section
+    2.2): two norms and a product that join the stream with the next embedding, a layer, a norm; embedding and head are
+    the model's own.
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -76,6 +84,11 @@ class Model(Strict):
     logit_softcap: bool = False  # Gemma 2: logits pass through a tanh
     sliding_window: int | None = Field(ge=1, default=None)
     global_every: int = Field(ge=0, default=0)
+    attention_sinks: bool = False
+
+    experts: Experts | None = None
+    latent: Latent | None = None
+    mtp_layers: int = Field(ge=0, le=100, default=0)
     sources: dict[str, str] = {}
 
     @model_validator(mode="before")
@@ -87,6 +100,8 @@ class Model(Strict):
         filled = dict(data)
         if _is_count(heads) and data.get("num_kv_heads") is None:
             filled["num_kv_heads"] = heads
+        filled |= _filled_parts(data)
+        data = filled
         if _is_count(heads) and _is_count(width) and data.get("head_dim") is None:
             if width % heads:
                 msg = f"d_model {width} is not a multiple of num_heads {heads}: give head_dim"
@@ -103,9 +118,24 @@ class Model(Strict):
             wrong.append("shared_input_norm needs parallel_residual")
         if self.post_norms and self.parallel_residual:
             wrong.append("post_norms and parallel_residual exclude each other")
+        wrong += self._wrong_parts()
         if wrong:
             raise ValueError("; ".join(wrong))
         return self
+
+    def _wrong_parts(self) -> list[str]:
+        wrong = []
+        if self.latent is not None:
+            if self.num_kv_heads != self.num_heads:
+                wrong.append("latent attention has as many keys as heads: leave num_kv_heads out")
+            if self.head_dim != self.latent.qk_head_dim:
+                wrong.append(f"latent attention's head_dim is {self.latent.qk_head_dim}: leave it out")
+            if self.fused_qkv or self.qk_norm or self.qkv_bias or self.out_bias:
+                wrong.append("latent attention has its own projections: no fused_qkv, qk_norm, qkv_bias, out_bias")
+        if self.experts is not None and self.experts.first_dense_layers >= self.num_layers:
+            dense = self.experts.first_dense_layers
+            wrong.append(f"first_dense_layers {dense} leaves no layer of {self.num_layers} with experts")
+        return wrong
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
@@ -125,6 +155,11 @@ class Model(Strict):
         return self.num_kv_heads * self.head_dim
 
     @property
+    def o_width(self) -> int:
+        """Columns of attention's result, which the output projection reads."""
+        return self.q_width if self.latent is None else self.num_heads * self.latent.v_head_dim
+
+    @property
     def multi_query(self) -> bool:
         """All heads share one K and V."""
         return self.num_kv_heads == 1 < self.num_heads
@@ -138,9 +173,34 @@ class Model(Strict):
 
     def parameter_shapes(self, unit: Unit) -> tuple[Parameter, ...]:
         """(name, shape) of every parameter of one `unit`, in registration order. Weights are (out, in) as in torch."""
-        if unit == "embedding":
-            return self._embedding()
-        return self._layer() if unit == "layer" else self._head()
+        match unit:
+            case "embedding":
+                return self._embedding()
+            case "head":
+                return self._head()
+            case "mtp":
+                return self._mtp()
+            case _:
+                return self._layer(dense=unit == "dense_layer")
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer, in order."""
+        kinds: dict[bool, LayerKind] = {True: "layer", False: "dense_layer"}
+        experts = self.experts
+        if experts is None:
+            return (kinds[True],) * self.num_layers
+        return tuple(kinds[experts.in_layer(number)] for number in self._numbers)
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        """Numbers of its layers in the whole model."""
+        return tuple(range(self.num_layers))
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts, the modules of multi-token prediction among them."""
+        return 0 if self.experts is None else self.layer_kinds.count("layer") + self.mtp_layers
 
     def num_parameters_of(self, unit: Unit) -> int:
         """Parameters of one embedding, one layer, or the head (a tied head has only its norm)."""
@@ -149,14 +209,44 @@ class Model(Strict):
     @property
     def num_parameters(self) -> int:
         """Trained parameters, exactly; a tied matrix counts once."""
-        layers = self.num_layers * self.num_parameters_of("layer")
-        return self.num_parameters_of("embedding") + layers + self.num_parameters_of("head")
+        ends = self.num_parameters_of("embedding") + self.num_parameters_of("head")
+        layers = sum(count * self.num_parameters_of(kind) for kind, count in self._layers().items())
+        return ends + layers
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token passes: of the routed experts, those it is sent to."""
+        if self.experts is None:
+            return self.num_parameters
+        idle = self.experts.num_experts - self.experts.top_k
+        return self.num_parameters - self.num_expert_layers * idle * self.num_parameters_of_expert
+
+    @property
+    def num_parameters_of_expert(self) -> int:
+        """Parameters of one routed expert."""
+        return 0 if self.experts is None else sum(prod(shape[1:]) for _, shape in self._routed(self.experts))
 
     @property
     def num_matmul_parameters(self) -> int:
-        """Parameters that multiply activations: the layers' matrices and the LM head (tied or not), no biases."""
-        layer = sum(prod(shape) for _, shape in self._layer() if len(shape) == 2)
-        return self.num_layers * layer + self.vocab_size * self.d_model
+        """Parameters that multiply a token's activations: the layers' matrices and the LM head (tied or not), no biases.
+
+        Of the routed experts, those it is sent to. A module of multi-token prediction has the LM head once more.
+        """
+        heads = (1 + self.mtp_layers) * self.vocab_size * self.d_model
+        return heads + sum(count * self._matmul_parameters_of(kind) for kind, count in self._layers().items())
+
+    def _matmul_parameters_of(self, unit: Unit) -> int:
+        matrices = ((name, shape) for name, shape in self.parameter_shapes(unit) if name.endswith(".weight"))
+        top_k = 0 if self.experts is None else self.experts.top_k
+        return sum(
+            prod(shape) if len(shape) == 2 else top_k * prod(shape[1:]) for _, shape in matrices if len(shape) > 1
+        )
+
+    def _layers(self) -> dict[Unit, int]:
+        """What stands between embedding and head: kind -> how many."""
+        kinds = self.layer_kinds
+        found: dict[Unit, int] = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+        return {**found, "mtp": self.mtp_layers} if self.mtp_layers else found
 
     def _embedding(self) -> tuple[Parameter, ...]:
         tokens: Parameter = ("embedding.weight", (self.vocab_size, self.d_model))
@@ -172,9 +262,16 @@ class Model(Strict):
             parameters.append(("lm_head.bias", (self.vocab_size,)))
         return tuple(parameters)
 
-    def _layer(self) -> tuple[Parameter, ...]:
+    def _mtp(self) -> tuple[Parameter, ...]:
+        d = self.d_model
+        norms = [p for name in ("embedding_norm", "stream_norm") for p in self._norm_of(f"mtp.{name}", d)]
+        joined = _linear("mtp.join", d, 2 * d, bias=False)
+        return (*norms, *joined, *self._layer(dense=False), *self._norm_of("mtp.norm", d))
+
+    def _layer(self, *, dense: bool) -> tuple[Parameter, ...]:
         norms = [self._norm_of(f"norm_{i + 1}", self.d_model) for i in range(self.num_norms)]
-        attention, mlp = self._attention(), self._mlp()
+        attention = self._attention() if self.latent is None else self._latent_attention(self.latent)
+        mlp = self._mlp() if self.experts is None or dense else self._experts(self.experts)
         if self.family in _NORMS_BETWEEN:
             return (*norms[0], *attention, *(p for norm in norms[1:] for p in norm), *mlp)
         flat = tuple(p for norm in norms for p in norm)
@@ -187,13 +284,46 @@ class Model(Strict):
         parameters += _linear("attention.out", d, q, bias=self.out_bias)
         if self.qk_norm:
             parameters += [("attention.q_norm.weight", (self.head_dim,)), ("attention.k_norm.weight", (self.head_dim,))]
+        if self.attention_sinks:
+            parameters.append(("attention.sinks", (self.num_heads,)))
         return tuple(parameters)
 
+    def _latent_attention(self, latent: Latent) -> tuple[Parameter, ...]:
+        d, q_rank, kv_rank = self.d_model, latent.q_lora_rank, latent.kv_lora_rank
+        kv_width = self.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        queries = [*_linear("attention.q", self.q_width, d, bias=False)]
+        if q_rank:
+            norm = self._norm_of("attention.q_norm", q_rank)
+            down = _linear("attention.q_down", q_rank, d, bias=False)
+            queries = [*down, *norm, *_linear("attention.q_up", self.q_width, q_rank, bias=False)]
+        return (
+            *queries,
+            *_linear("attention.kv_down", kv_rank + latent.qk_rope_head_dim, d, bias=False),
+            *self._norm_of("attention.kv_norm", kv_rank),
+            *_linear("attention.kv_up", kv_width, kv_rank, bias=False),
+            *_linear("attention.out", d, self.o_width, bias=False),
+        )
+
     def _mlp(self) -> tuple[Parameter, ...]:
-        d, f, bias = self.d_model, self.d_ff, self.mlp_bias
+        return self._dense("mlp", self.d_ff, bias=self.mlp_bias)
+
+    def _dense(self, name: str, width: int, *, bias: bool) -> tuple[Parameter, ...]:
+        d = self.d_model
         into = ("gate", "up") if self.gated else ("up",)
-        parameters = [p for name in into for p in _linear(f"mlp.{name}", f, d, bias=bias)]
-        return (*parameters, *_linear("mlp.down", d, f, bias=bias))
+        parameters = [p for part in into for p in _linear(f"{name}.{part}", width, d, bias=bias)]
+        return (*parameters, *_linear(f"{name}.down", d, width, bias=bias))
+
+    def _experts(self, experts: Experts) -> tuple[Parameter, ...]:
+        """Router, routed experts (all in one parameter, by expert), shared experts."""
+        d = self.d_model
+        router = _linear("router", experts.num_experts, d, bias=experts.router_bias)
+        shared = self._dense("shared", experts.shared_d_ff, bias=experts.bias) if experts.shared_d_ff else ()
+        gate = _linear("shared_gate", 1, d, bias=False) if experts.shared_gate else ()
+        return (*router, *self._routed(experts), *shared, *gate)
+
+    def _routed(self, experts: Experts) -> tuple[Parameter, ...]:
+        one = self._dense("experts", experts.d_ff, bias=experts.bias)
+        return tuple((name, (experts.num_held, *shape)) for name, shape in one)
 
     def _norm_of(self, name: str, width: int) -> tuple[Parameter, ...]:
         weight: Parameter = (f"{name}.weight", (width,))
@@ -219,10 +349,13 @@ class Model(Strict):
         """FLOP of one sequence, forward and backward, without recomputation: 6 N_matmul s + 12 H C pairs.
 
         6 FLOP a parameter and token: a multiply and an add, once forward and twice backward; the embedding lookup is
-        free. Attention: two products forward (4 FLOP a pair and channel), twice that backward.
+        free. Attention: two products forward (4 FLOP a pair and channel), twice that backward; where values have
+        channels of their own number, 2 FLOP for each of theirs and 2 for each of the queries'.
         """
         matmul = 6 * self.num_matmul_parameters * seq_len
-        return matmul + 12 * self.q_width * self.attention_pairs(seq_len, causal=causal)
+        pairs = self.attention_pairs(seq_len, causal=causal)
+        more = self.mtp_layers * (seq_len * seq_len // 2 if causal else seq_len * seq_len)
+        return matmul + 6 * (self.q_width + self.o_width) * (pairs + more)
 
     def model_flop_per_token(self, seq_len: int, *, causal: bool = True) -> int:
         """FLOP a token: 6 N_matmul + 12 L s H C, attention halved if causal (PaLM's appendix B counts it in full)."""
@@ -281,7 +414,21 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
         return data
     if not isinstance(like, str) or like not in preset_names() or depth > 3:
         raise ModelError(Fault(place=f"{path}: like", problem=f"{like!r} is no preset", remedy="a preset's name"))
-    return {**_merged(PRESETS / f"{like}.toml", depth + 1), **data}
+    base = _merged(PRESETS / f"{like}.toml", depth + 1)
+    tables = {key: {**base[key], **data[key]} for key in data if isinstance(data[key], dict) and key in base}
+    return {**base, **data, **tables}
+
+
+def _filled_parts(data: dict[str, Any]) -> dict[str, Any]:
+    """What a model's parts leave to the model's fields, and the other way round."""
+    filled: dict[str, Any] = {}
+    latent, experts = data.get("latent"), data.get("experts")
+    if isinstance(latent, dict) and data.get("head_dim") is None:
+        channels = latent.get("qk_nope_head_dim"), latent.get("qk_rope_head_dim")
+        filled["head_dim"] = sum(c for c in channels if _is_count(c)) or None
+    if isinstance(experts, dict) and not experts.get("d_ff") and _is_count(data.get("d_ff")):
+        filled["experts"] = {**experts, "d_ff": data["d_ff"]}
+    return filled
 
 
 def _linear(name: str, width_out: int, width_in: int, *, bias: bool) -> list[Parameter]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.errors import Fault, ModelError
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
 from simulator.ops.attention import attention
@@ -26,8 +27,20 @@ def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
 
     Under tensor parallelism the shapes are those of the rank's share of the model.
     """
+    _refuse_unmodelled(model)
     setting = Setting(model=share_of(model, plan), stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
     return ModelBlocks(embedding=_embedding(setting), layer=_layer(setting), head=_head(setting))
+
+
+def _refuse_unmodelled(model: Model) -> None:
+    parts = {"experts": model.experts, "latent attention": model.latent, "multi-token prediction": model.mtp_layers}
+    faults = [
+        Fault(place=f"model {model.name}", problem=f"steps of {name} are not modelled yet", remedy="a dense model")
+        for name, part in parts.items()
+        if part
+    ]
+    if faults:
+        raise ModelError(faults)
 
 
 def _embedding(s: Setting) -> Block:

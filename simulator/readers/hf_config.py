@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,10 @@ def model_from_config(config: Mapping[str, Any], place: str, name: str) -> Model
     reader = _FAMILIES.get(family) if isinstance(family, str) else None
     if reader is None:
         raise ModelError(_unknown_family(family, place))
-    for key in _EXPERTS:
-        if isinstance(config.get(key), int) and config[key] > 1:
-            keys.fault(key, "mixtures of experts are not modelled", "a dense model")
+    if family not in _MIXTURES:
+        for key in _EXPERTS:
+            if isinstance(config.get(key), int) and config[key] > 1:
+                keys.fault(key, f"experts of model_type {family!r} are not known", f"one of {', '.join(_MIXTURES)}")
     fields = {"name": name, "family": str(family).removesuffix("_text"), **reader(keys)}
     if keys.faults:
         raise ModelError(dict.fromkeys(keys.faults))
@@ -93,6 +95,10 @@ class _Keys:
     def fault(self, key: str, problem: str, remedy: str = "") -> None:
         self.faults.append(Fault(place=f"{self._place}: {key}", problem=problem, remedy=remedy))
 
+    def value(self, key: str) -> object:
+        """What stands there, whatever it is."""
+        return self._config.get(key)
+
     def has(self, key: str) -> bool:
         """The key is present and not null."""
         return self._config.get(key) is not None
@@ -118,6 +124,13 @@ class _Keys:
             return 1
         return value
 
+    def amount(self, *names: str, default: int = 0) -> int:
+        """A number from 0 on."""
+        key, value = self._first(names)
+        if value is None or value == 0:
+            return default if value is None else 0
+        return self.count(key)
+
     def flag(self, *names: str, default: bool) -> bool:
         key, value = self._first(names)
         if value is None or isinstance(value, bool):
@@ -134,6 +147,13 @@ class _Keys:
             self.fault(key, f"{_short(value)} is not in (0, 1]")
             return default
         return float(value)
+
+    def word(self, name: str, legal: tuple[str, ...], default: str) -> str:
+        value = self._config.get(name)
+        if value is None or value in legal:
+            return default if value is None else str(value)
+        self.fault(name, f"{_short(value)} is not known", f"one of {', '.join(legal)}")
+        return default
 
     def activation(self, *names: str, default: str, gated: bool) -> str:
         table = _GATED if gated else _PLAIN
@@ -339,6 +359,92 @@ def _falcon(keys: _Keys) -> Fields:
     }
 
 
+def _mixtral(keys: _Keys) -> Fields:
+    experts = {
+        "num_experts": keys.count("num_local_experts", default=8),
+        "top_k": keys.count("num_experts_per_tok", default=2),
+    }
+    return {**_mistral(keys), "experts": experts}
+
+
+def _qwen3_moe(keys: _Keys) -> Fields:
+    if keys.has("mlp_only_layers") and keys.value("mlp_only_layers") != []:
+        keys.fault("mlp_only_layers", "single layers without experts are not modelled", "[]")
+    every = keys.count("decoder_sparse_step", default=1)
+    experts = {
+        "num_experts": keys.count("num_experts", "num_local_experts", default=128),
+        "top_k": keys.count("num_experts_per_tok", default=8),
+        "d_ff": keys.count("moe_intermediate_size", default=768),
+        "first_dense_layers": every - 1,
+        "every": every,
+    }
+    return {**_qwen3(keys), "experts": experts}
+
+
+def _qwen2_moe(keys: _Keys) -> Fields:
+    experts = {
+        **_qwen3_moe(keys)["experts"],
+        "num_experts": keys.count("num_experts", default=60),
+        "top_k": keys.count("num_experts_per_tok", default=4),
+        "d_ff": keys.count("moe_intermediate_size", default=1408),
+        "shared_d_ff": keys.count("shared_expert_intermediate_size", default=5632),
+        "shared_gate": True,
+    }
+    return {**_qwen2(keys), "experts": experts}
+
+
+def _deepseek(keys: _Keys, *, score: str) -> Fields:
+    """DeepSeek-V2 and V3. V3's correction of the router by its load is no parameter with a gradient."""
+    width, every = keys.count("moe_intermediate_size"), keys.count("moe_layer_freq", default=1)
+    dense = keys.amount("first_k_dense_replace")
+    experts = {
+        "num_experts": keys.count("n_routed_experts"),
+        "top_k": keys.count("num_experts_per_tok"),
+        "d_ff": width,
+        "shared_d_ff": width * keys.amount("n_shared_experts"),
+        "first_dense_layers": -(-dense // every) * every,  # the first multiple of moe_layer_freq from there on
+        "every": every,
+        "score": keys.word("scoring_func", ("softmax", "sigmoid"), score),
+    }
+    latent = {
+        "q_lora_rank": keys.amount("q_lora_rank"),
+        "kv_lora_rank": keys.count("kv_lora_rank"),
+        "qk_nope_head_dim": keys.count("qk_nope_head_dim"),
+        "qk_rope_head_dim": keys.count("qk_rope_head_dim"),
+        "v_head_dim": keys.count("v_head_dim"),
+    }
+    shape = _shape(keys)
+    return {
+        **{name: shape[name] for name in shape if name not in ("head_dim", "num_kv_heads")},
+        "mlp": keys.activation("hidden_act", default="silu", gated=True),
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=False),
+        "experts": experts,
+        "latent": latent,
+        "mtp_layers": keys.amount("num_nextn_predict_layers"),
+    }
+
+
+def _gpt_oss(keys: _Keys) -> Fields:
+    bias = keys.flag("attention_bias", default=True)
+    experts = {
+        "num_experts": keys.count("num_local_experts", default=128),
+        "top_k": keys.count("num_experts_per_tok", "experts_per_token", default=4),
+        "bias": True,
+        "router_bias": True,
+    }
+    return {
+        **_shape(keys, num_heads=64, num_kv_heads=8, head_dim=64, vocab_size=201_088, max_positions=131_072),
+        "mlp": keys.activation("hidden_act", default="silu", gated=True),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "tied_embeddings": keys.flag("tie_word_embeddings", default=False),
+        "sliding_window": keys.count("sliding_window", default=128),
+        "global_every": 2,
+        "attention_sinks": True,
+        "experts": experts,
+    }
+
+
 _FAMILIES: dict[str, Callable[[_Keys], Fields]] = {
     "llama": _llama,
     "mistral": _mistral,
@@ -351,4 +457,12 @@ _FAMILIES: dict[str, Callable[[_Keys], Fields]] = {
     "gpt_neox": _gpt_neox,
     "mpt": _mpt,
     "falcon": _falcon,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": partial(_deepseek, score="softmax"),
+    "deepseek_v3": partial(_deepseek, score="sigmoid"),
+    "kimi_k2": partial(_deepseek, score="sigmoid"),
+    "gpt_oss": _gpt_oss,
 }
+_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss")

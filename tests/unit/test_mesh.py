@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import PlanError
+from simulator.experts import Experts
 from simulator.mesh import AXES, GroupShape, Mesh, check
 from simulator.plan import Plan
 from simulator.topology import Cluster
@@ -20,7 +21,7 @@ class Model:
     num_kv_heads: int = 8
     d_ff: int = 14336
     num_layers: int = 32
-    num_experts: int = 0
+    experts: Experts | None = None
 
 
 def mesh_of(cluster: Cluster, **degrees: int) -> Mesh:
@@ -171,4 +172,4 @@ def test_heads_are_dealt_out_evenly_by_an_all_to_all() -> None:
 
 def test_a_fitting_plan_passes() -> None:
     check(Plan(dp_shard=4, tp=2), Model(), HGX)
-    check(Plan(dp_shard=8, ep=4), Model(num_experts=8), HGX)
+    check(Plan(dp_shard=8, ep=4), Model(experts=Experts(num_experts=8, top_k=2)), HGX)

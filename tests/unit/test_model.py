@@ -69,10 +69,61 @@ PUBLISHED = {
     "mpt-13b": 12_853_954_560,
     "mpt-30b": 29_975_214_080,
     "mpt-70b": 64_862_437_376,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_630_071_296,
+    "deepseek-v2": 235_741_434_880,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+}
+
+PRINTED_ONLY = {"deepseek-v3", "grok-1", "gpt-oss-120b", "gpt-oss-20b"}  # in billions: tests of their own
+
+# Mixtures of experts as their authors print them, in billions: (total, active for a token), digits as printed.
+PRINTED = {
+    "mixtral-8x7b": ("46.7", "12.9"),  # mistral.ai/news/mixtral-of-experts
+    "mixtral-8x22b": ("141", "39"),  # mistral.ai/news/mixtral-8x22b
+    "deepseek-v2": ("236", "21"),  # arXiv 2405.04434
+    "qwen3-30b-a3b": ("30.5", "3.35"),  # model card: 30.5B, 3.3B (cut off)
+    "qwen3-235b-a22b": ("235", "22"),  # model card
 }
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_mixture_has_its_published_total_and_active_parameters(name: str) -> None:
+    model = Model.load(name)
+    for count, printed in zip((model.num_parameters, model.num_active_parameters), PRINTED[name], strict=True):
+        digits = len(printed.partition(".")[2])
+        assert f"{count / 1e9:.{digits}f}" == printed
+
+
+def test_deepseek_v3_with_and_without_multi_token_prediction() -> None:
+    """README_WEIGHTS.md: 671B in the main model, 37B active (arXiv 2412.19437); a module of 11.5B of its own.
+
+    The module's product that joins stream and embedding, 2 D², is the tenth between its 11.6B here and their figure.
+    """
+    model = Model.load("deepseek-v3")
+    main = model.model_copy(update={"mtp_layers": 0})
+    assert main.num_parameters == 671_026_404_352  # safetensors of DeepseekV3ForCausalLM, without the router's buffers
+    assert main.num_active_parameters // 10**9 == 37
+    module = model.num_parameters - main.num_parameters
+    assert round((module - 2 * model.d_model**2) / 1e9, 1) == 11.5
+
+
+def test_grok_1_has_314_billion_in_its_layers() -> None:
+    model = Model.load("grok-1")
+    assert 64 * model.num_parameters_of("layer") // 10**9 == 314
+
+
+@pytest.mark.parametrize(("name", "total", "active"), [("gpt-oss-120b", 116.83, 5.13), ("gpt-oss-20b", 20.91, 3.61)])
+def test_gpt_oss_counts_of_its_model_card(name: str, total: float, active: float) -> None:
+    """arXiv 2508.10925, table 1: the unembedding counts as active, the embedding does not."""
+    model = Model.load(name)
+    assert round(model.num_parameters / 1e9, 2) == total
+    embedding = model.vocab_size * model.d_model
+    assert round((model.num_active_parameters - embedding) / 1e9, 2) == active
+
+
+@pytest.mark.parametrize("name", sorted({*preset_names()} - PRINTED_ONLY))
 def test_a_preset_has_its_published_number_of_parameters(name: str) -> None:
     if name == "gpt3-175b":  # arXiv 2005.14165 table D.1 prints 174,600 million
         assert round(Model.load(name).num_parameters, -8) == 174_600_000_000
@@ -176,3 +227,41 @@ def test_a_file_may_be_like_a_preset(tmp_path: Path) -> None:
     path.write_text('like = "nothing"\n')
     with pytest.raises(ModelError, match="no preset"):
         Model.load(path)
+
+
+def test_a_mixture_of_one_expert_is_dense() -> None:
+    """One expert to which every token goes has the dense MLP's parameters and FLOP, and a router of D."""
+    dense = Model.load("llama3-8b")
+    fields = dense.model_dump(exclude={"experts", "latent"})
+    one = Model.model_validate({**fields, "experts": {"num_experts": 1, "top_k": 1}})
+    routers = one.num_layers * one.d_model
+    assert one.num_parameters == one.num_active_parameters == dense.num_parameters + routers
+    assert one.num_matmul_parameters == dense.num_matmul_parameters + routers
+
+
+def test_layers_with_experts_by_frequency() -> None:
+    experts = {"num_experts": 4, "top_k": 1, "first_dense_layers": 1, "every": 2}
+    model = Model.model_validate({**SMALL, "num_layers": 5, "experts": experts})
+    assert model.layer_kinds == ("dense_layer", "layer", "dense_layer", "layer", "dense_layer")
+    dense, mixture = (model.num_parameters_of(kind) for kind in ("dense_layer", "layer"))
+    ends = model.num_parameters_of("embedding") + model.num_parameters_of("head")
+    assert model.num_parameters == 3 * dense + 2 * mixture + ends
+
+
+def test_parts_that_contradict_each_other_are_all_named() -> None:
+    latent = {"kv_lora_rank": 4, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4}
+    fields = {
+        **SMALL,
+        "num_kv_heads": 2,
+        "latent": latent,
+        "experts": {"num_experts": 4, "top_k": 2, "first_dense_layers": 9},
+    }
+    with pytest.raises(ModelError) as caught:
+        Model.parse({**fields, "head_dim": 8}, "model.toml", ModelError)
+    for word in ("num_kv_heads", "head_dim is 6", "first_dense_layers 9"):
+        assert word in str(caught.value)
+    with pytest.raises(ModelError, match="top_k 9 is more than num_experts 4"):
+        Model.parse({**SMALL, "experts": {"num_experts": 4, "top_k": 9}}, "model.toml", ModelError)
+
+
+SMALL = {"name": "small", "num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 96, "vocab_size": 512}
