@@ -7,9 +7,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from simulator.collective_curves import Way, family_of
-from simulator.collectives.ports import port_of, through_memory
+from simulator.collectives.ports import local_groups, port_of, through_memory
 from simulator.collectives.volumes import Kind
 from simulator.nccl import Nccl, efa
+from simulator.topology.cards import WORDS, CardRules, CardsReached, Pattern, Word, reached
+from simulator.topology.wiring import Wiring
 
 if TYPE_CHECKING:
     from simulator.mesh import GroupShape
@@ -25,6 +27,25 @@ _PEER_LEVELS = {
     "PHB": "PHB",
     "SYS": "SYS",
 }
+# The same for GPUDirect RDMA: how far a card may be from a GPU whose memory it reads and writes; below PIX, never
+_CARD_LEVELS: dict[str, Word | None] = {
+    **dict.fromkeys(("LOC", "NVL", "NVB", "C2C"), None),
+    "PIX": "PIX",
+    "PXB": "PIX",
+    "P2C": "P2C",
+    "PXN": "P2C",
+    "PHB": "PHB",
+    "SYS": "SYS",
+}
+_PATTERNS: dict[str, Pattern] = {"all_to_all": "all_to_all", "send_recv": "send"}
+_PXN_SINCE = (2, 12)
+_READS_FROM = (
+    "ampere",
+    "ada",
+    "hopper",
+    "blackwell",
+)  # generations whose memory NCCL lets cards read without NVLink too
+_FAR_LL128_FROM = ("hopper", "blackwell")  # NCCL sends LL128 by PXN and C2C from here on
 _TWO_SOCKETS_FROM = 8  # GPUs of a PCIe node from which it has two sockets, half of the GPUs on each
 _TCP = ("ethernet", "slingshot")  # kinds that NCCL reaches over TCP unless cards or a plugin do RDMA
 # Network software that cannot write GPU memory from the card, or cards beyond the GPUs' switches as far as published
@@ -38,7 +59,8 @@ class Links:
 
     port_link, port_kind, port_bytes_per_s, detour: the port that a group sees (ports.Port). in_memory: its bytes pass host
     memory. host_bytes_per_s: a GPU's link to the host. islands: GPUs that share one NVLink domain. rdma: cards read and
-    write GPU memory (topology.Inter.rdma).
+    write GPU memory (topology.Inter.rdma). cards: what the group gets of its node's cards by where they sit and what NCCL
+    may do; None where each GPU has its even share. on_rails: the n-th cards of all nodes share leaves of their own.
     """
 
     architecture: str
@@ -56,9 +78,17 @@ class Links:
     gpus_per_node: int
     islands: int
     rdma: bool = True
+    cards: CardsReached | None = None
+    on_rails: bool = False
 
     @classmethod
-    def of(cls, cluster: Cluster, shape: GroupShape | None = None, kind: str = "all_reduce") -> Links:
+    def of(
+        cls,
+        cluster: Cluster,
+        shape: GroupShape | None = None,
+        kind: str = "all_reduce",
+        nccl: Nccl | None = None,
+    ) -> Links:
         """The links of `cluster` as `kind` in a group sees them; without a group, as one GPU does."""
         port, network, fabric = port_of(cluster, shape, kind), cluster.inter, cluster.fabric
         return cls(
@@ -77,6 +107,8 @@ class Links:
             cluster.gpus_per_node,
             max(cluster.nvlink_domain_size, cluster.gpus_per_node),
             network.rdma if network else True,
+            None if shape is None else cards_of(cluster, shape, kind, nccl or Nccl()),
+            fabric.kind == "rail_optimised",
         )
 
 
@@ -139,7 +171,12 @@ class Call:
 
     @property
     def far_cards(self) -> bool:
-        return self.network in _FAR_CARDS
+        """The cards are beyond what NCCL lets LL128 cross: PXB before Hopper, PXN since, and nothing staged."""
+        cards, links = self.links.cards, self.links
+        if cards is None:
+            return self.network in _FAR_CARDS
+        c2c = self.nccl.environment.ll128_c2c and links.architecture in _FAR_LL128_FROM
+        return self.network == "sockets" or WORDS.index(cards.word) > WORDS.index("PXN" if c2c else "PIX")
 
     @property
     def traits(self) -> frozenset[str]:
@@ -177,6 +214,42 @@ def heard_by(cluster: Cluster, nccl: Nccl) -> Cluster:
     if pcie is None or level is None or pcie.p2p == level:
         return cluster
     return cluster.model_copy(update={"pcie": pcie.model_copy(update={"p2p": level})})
+
+
+def cards_of(cluster: Cluster, shape: GroupShape, kind: str, nccl: Nccl) -> CardsReached | None:
+    """What `kind` in a group gets of the cards of a node; None: its even share.
+
+    So where nothing says where cards sit or what NCCL may not do, and on racks of trays, whose groups span several.
+    """
+    inter, environment = cluster.inter, nccl.environment
+    if inter is None or shape.num_nodes == 1 or cluster.nvlink_domain_size > cluster.gpus_per_node:
+        return None
+    rules = card_rules(cluster, shape, nccl)
+    asked = environment.pxn_disable or environment.gdr_read == 0
+    if not inter.cards and not (inter.rdma and (asked or rules.direct is None)):
+        return None
+    groups = local_groups(shape, cluster.gpus_per_node)
+    return reached(Wiring.of(cluster), inter, groups, rules, _PATTERNS.get(kind, "ring"))
+
+
+def card_rules(cluster: Cluster, shape: GroupShape, nccl: Nccl) -> CardRules:
+    """What NCCL may do between GPUs and cards (src/graph/paths.cc: ncclTopoCheckGdr, ncclTopoComputePaths)."""
+    environment, rdma = (
+        nccl.environment,
+        cluster.inter is not None and cluster.inter.rdma and not nccl.environment.sockets,
+    )
+    direct = _CARD_LEVELS.get(environment.gdr_level, "P2C") if rdma else None
+    on_nvlink = cluster.intra.shape != "pcie" or shape.ranks_per_node == 1
+    reads = environment.gdr_read
+    if reads is None:
+        reads = int(on_nvlink or cluster.device.architecture in _READS_FROM)
+    return CardRules(
+        direct=direct,
+        direct_reads=bool(reads),
+        pxn=not environment.pxn_disable and nccl.release >= _PXN_SINCE,
+        cross=environment.cross_nic != 0,
+        same_card=environment.cross_nic == 0,
+    )
 
 
 def nic_share(links: Links) -> Fraction:

@@ -79,7 +79,7 @@ def bill(
 def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, nccl: Nccl | None = None) -> Call:
     """The call in the cost model's units. Raises PlanError for an unknown kind."""
     nccl = nccl or Nccl()
-    links = Links.of(heard_by(cluster, nccl), shape, checked_kind(kind))
+    links = Links.of(heard_by(cluster, nccl), shape, checked_kind(kind), nccl)
     return Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl)
 
 
@@ -204,7 +204,7 @@ def choice_of(call: Call, curves: LinkCurves) -> Pick:
         family_of(port.kind),
         links.architecture,
         float(port.bytes_per_s / links.detour) / 1e9,
-        float(nic_share(links)) * links.islands / 1e9,
+        (links.cards.bytes_per_s if links.cards else float(nic_share(links)) * links.islands) / 1e9,
         far_cards=call.far_cards,
         sharp=call.network == "infiniband",
         efa=efa.instance_of(links.architecture, links.num_nics) if call.network.startswith("efa") else None,
@@ -295,11 +295,14 @@ def nic_part(call: Call) -> Fraction:
     """One rank's part of its domain's NIC traffic, weighted to bytes over a GPU's even share of the NICs.
 
     A node with idle GPUs leaves their share to the busy ones, but a GPU cannot use more than the NICs on its side
-    (one at least): with one busy GPU of eight and eight NICs it has its own share only.
+    (one at least): with one busy GPU of eight and eight NICs it has its own share only. Where the place of the cards
+    counts (Links.cards), it is what the group reaches.
     """
     links, place = call.links, call.place
     if not links.num_nics:
         return Fraction(0)
+    if links.cards is not None:
+        return nic_share(links) / Fraction(links.cards.bytes_per_s)
     even = Fraction(links.num_nics, links.gpus_per_node)
     usable = min(even * links.islands / place.busy_per_domain, max(Fraction(1), even))
     return even / max(usable, even) / place.ranks_per_domain
@@ -312,9 +315,11 @@ def _spine(algorithm: Algorithm, call: Call) -> Fraction:
     oversubscription above L only. Of an all-to-all's traffic (N−L)/(N−1) leaves the leaf of its sender.
     """
     leaf, nodes = call.links.nodes_per_leaf, call.place.num_domains
+    over, cards = Fraction(call.links.oversubscription), call.links.cards
+    if call.links.on_rails and cards is not None and cards.off_rail:  # another rail is another leaf
+        return max(Fraction(1), over * Fraction(cards.off_rail).limit_denominator(1024))
     if nodes <= leaf:
         return Fraction(1)
-    over = Fraction(call.links.oversubscription)
     crossing = Fraction(nodes - leaf, nodes - 1) if algorithm == "p2p" else Fraction(1, leaf)
     return max(Fraction(1), over * crossing)
 

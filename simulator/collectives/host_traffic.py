@@ -54,7 +54,9 @@ def host_traffic(
     own = form.port * size_bytes
     port = own if by_pcie else Fraction(0)
     memory = port * through_memory(cluster, shape, kind)
-    if cluster.inter is not None and not cluster.inter.rdma:
+    if links.cards is not None:
+        memory += network * Fraction(links.cards.in_memory).limit_denominator(1024)
+    elif cluster.inter is not None and not cluster.inter.rdma:
         memory += network
     fastest = max(links.port_bytes_per_s if port else 0.0, float(nic_share(links)) if network else 0.0)
     return HostTraffic(port + network, memory, fastest, own, network)

@@ -5,7 +5,7 @@ A `Host` is what a machine says of itself; a `Cluster` is what a person states. 
 
 from simulator.host.cuts import Cut, cuts, rated
 from simulator.host.findings import Finding, findings
-from simulator.host.parts import PATHS, Cable, Card, Gpu, Host, Path
+from simulator.host.parts import PATHS, Cable, Card, Gpu, Host, Path, PcieLink
 from simulator.host.structure import Island, Nearest, domains, idle_cards, islands, nearest_cards, pcie_groups, roads
 from simulator.host.tree import NodeTree, Switch
 
@@ -21,6 +21,7 @@ __all__ = [
     "Nearest",
     "NodeTree",
     "Path",
+    "PcieLink",
     "Switch",
     "cuts",
     "domains",

@@ -19,7 +19,7 @@ _MANY = 4  # GPUs and cards that no real host joins at one bridge
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """kind: nvlink_down, cards_on_one_socket, reversed_order, pci_order, hidden or idle_cards. text: a sentence."""
+    """kind: nvlink_down, cards_on_one_socket, reversed_order, pci_order, hidden, idle_cards or narrow_link. text: a sentence."""
 
     kind: str
     text: str
@@ -34,6 +34,7 @@ def findings(host: Host, *, expects_nvlink: bool = False) -> tuple[Finding, ...]
         *_order(host),
         *_hidden(host, found),
         *_idle(host),
+        *_narrow(host),
     )
 
 
@@ -126,6 +127,18 @@ def _idle(host: Host) -> Iterator[Finding]:
     idle = idle_cards(host)
     if idle and len(idle) < len(host.cards):
         yield Finding("idle_cards", f"no GPU is nearest to {_list(idle)}: storage or management, usually")
+
+
+def _narrow(host: Host) -> Iterator[Finding]:
+    """GPUs and cards whose PCIe link is slower than that of most of their kind."""
+    for devices in (host.gpus, host.cards):
+        links = [(device.name, device.pcie) for device in devices if device.pcie is not None]
+        if len(links) < 2:
+            continue
+        usual = Counter(link for _, link in links).most_common(1)[0][0]
+        for name, link in links:
+            if link.gt_per_s * link.lanes < usual.gt_per_s * usual.lanes:
+                yield Finding("narrow_link", f"{name} has a PCIe link of {link}, most of its kind {usual}")
 
 
 def _list(names: Sequence[str]) -> str:

@@ -33,26 +33,46 @@ class Path:
         return f"{self.kind}{self.count}" if self.count else self.kind
 
 
+@dataclass(frozen=True, slots=True)
+class PcieLink:
+    """A PCIe link as its ends negotiate it at best: transfer rate in GT/s (8, 16, 32, …) and lanes."""
+
+    gt_per_s: float
+    lanes: int
+
+    def __str__(self) -> str:
+        return f"{self.gt_per_s:g} GT/s × {self.lanes}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. numa: its NUMA nodes as the source writes them ("0", "0-3"), "" where it does not say."""
+    """One GPU. numa: its NUMA nodes as the source writes them ("0", "0-3"), "" where it does not say.
+
+    pcie: its PCIe link, None where not told. uplink: that of the outermost switch above it.
+    """
 
     name: str
     pci: str = ""
     numa: str = ""
     cpus: str = ""
     model: str = ""
+    pcie: PcieLink | None = None
+    uplink: PcieLink | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One network card, or one port of it. alias: the other name that the source gives."""
+    """One network card, or one port of it. alias: the other name that the source gives.
+
+    bytes_per_s: its port, one way; pcie: its PCIe link; None where not told.
+    """
 
     name: str
     alias: str = ""
     pci: str = ""
     numa: str = ""
     bytes_per_s: float | None = None
+    pcie: PcieLink | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,9 +164,7 @@ def read_environment(variables: Mapping[str, str], place: str) -> Environment:
 
 _TRANSPORT: Final = ("FI_CXI_RX_MATCH_MODE",)
 # Read and checked, and no time depends on them yet
-_WITHOUT_EFFECT: Final = frozenset(
-    ("NCCL_PXN_DISABLE", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ", "NCCL_LL128_C2C", "NCCL_NET_PLUGIN")
-)
+_WITHOUT_EFFECT: Final = frozenset(("NCCL_NET_PLUGIN",))
 
 
 class _Reader:

@@ -7,13 +7,15 @@ source shows (the host link's generation, the kind of network, speeds of cards t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 from simulator.device import Device
 from simulator.errors import ClusterError, Fault
-from simulator.host import Host, Island, domains, islands, nearest_cards, pcie_groups
+from simulator.host import Card, Host, Island, PcieLink, domains, findings, islands, nearest_cards, pcie_groups
 from simulator.topology import Cluster
-from simulator.topology.hosts import usual_host
+from simulator.topology import Host as TopologyHost
+from simulator.topology.hosts import pcie_bytes_per_s, pcie_kind, usual_host
 
 # One link, one way: data sheets (github:stas00/ml-engineering network/README.md; 14 GB/s on GA102 boards)
 ONE_LINK: Final = {"nvlink2": 25e9, "nvlink3": 25e9, "nvlink4": 25e9, "nvlink5": 50e9, "xgmi": 64e9}
@@ -33,12 +35,14 @@ def cluster_of(host: Host, device_name: str, num_nodes: int = 1) -> Cluster:
         "device": device,
         "num_nodes": num_nodes,
         "gpus_per_node": gpus,
-        "host": usual.host_link,
         "fabric": usual.fabric,
         "sources": {"host": f"assumed: as in {usual.name}"},
     }
+    data["host"] = _pcie_link(host, usual.host_link, data["sources"])
     data |= _intra(host, device, usual, data["sources"])
     data |= {"pcie": _tree(host, device, data["sources"]), "inter": _inter(host, usual, data["sources"])}
+    beyond = [place["socket"] for place in (data["inter"] or {}).get("cards", ()) if "socket" in place]
+    data["pcie"]["sockets"] += [[]] * (max(beyond, default=0) + 1 - len(data["pcie"]["sockets"]))
     if data["intra"]["shape"] == "pcie":
         data["host"] = None
     return Cluster.parse(data, host.source, ClusterError)
@@ -52,12 +56,15 @@ def _intra(host: Host, device: Device, usual: Cluster, sources: dict[str, str]) 
         sources["intra"] = f"assumed: as in {usual.name}; the source lists no NVLinks whether there are any or not"
         return {"intra": usual.intra.model_dump(), "nvlink_domain_size": usual.nvlink_domain_size}
     if all(len(island.gpus) == 1 for island in found):
-        link = usual.host_link
+        link = _pcie_link(host, usual.host_link, {})
         if link is None:
             raise ClusterError(
                 Fault(place=host.source, problem=f"no link joins its GPUs, and {usual.name} has no host")
             )
-        sources["intra"] = f"no direct links in the source; the GPUs' PCIe as in {usual.name}"
+        as_told = link != usual.host_link
+        sources["intra"] = (
+            f"no direct links in the source; PCIe {'links of the source' if as_told else f'as in {usual.name}'}"
+        )
         intra = {"kind": link.kind, "shape": "pcie", "bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
         return {"intra": intra, "nvlink_domain_size": size}
     kind = _KIND.get(device.architecture)
@@ -94,19 +101,16 @@ def _shape(host: Host, found: tuple[Island, ...], one: float) -> dict[str, Any]:
     return {"shape": shape, "bytes_per_s": most, "edges": edges}
 
 
-def _tree(host: Host, device: Device, sources: dict[str, str]) -> dict[str, Any] | None:
-    """[pcie]: NUMA nodes as sockets, PCIe switches; None where the source shows neither."""
-    numas = [gpu.numa for gpu in host.gpus]
-    if all(map(_NUMBER.fullmatch, numas)):
-        sockets = [[i for i, numa in enumerate(numas) if numa == one] for one in dict.fromkeys(numas)]
-    else:
-        sockets = [list(group) for group in pcie_groups(host, "NODE")]
-        if len(sockets) == len(numas) and len(domains(host)) == 1:
-            sockets = [list(range(len(numas)))]  # cables hide the paths below them: nothing says who sits where
+def _tree(host: Host, device: Device, sources: dict[str, str]) -> dict[str, Any]:
+    """[pcie]: NUMA nodes as sockets, PCIe switches."""
+    sockets, gpus = _sockets(host), len(host.gpus)
     at = {gpu: index for index, socket in enumerate(sockets) for gpu in socket}
     groups = [list(group) for group in pcie_groups(host, "PXB") if len(group) > 1]
-    switches = [group for group in groups if len({at[gpu] for gpu in group}) == 1 and len(group) < len(numas)]
+    switches = [group for group in groups if len({at[gpu] for gpu in group}) == 1 and len(group) < gpus]
     made: dict[str, Any] = {"cpu": host.cpu or "unknown", "sockets": sockets, "switches": switches}
+    uplinks = _rates(host.gpus[gpu].uplink for group in switches for gpu in group)
+    if uplinks:
+        made["switch_bytes_per_s"] = min(uplinks)
     if device.name in _WITHOUT_PEERS:
         made["p2p"] = "none"
     sources["pcie"] = "NUMA nodes and PCIe switches as the source shows them"
@@ -114,16 +118,69 @@ def _tree(host: Host, device: Device, sources: dict[str, str]) -> dict[str, Any]
 
 
 def _inter(host: Host, usual: Cluster, sources: dict[str, str]) -> dict[str, Any] | None:
-    """[inter]: the cards that some GPU is nearest to."""
+    """[inter]: the cards that some GPU is nearest to, where they sit, and how fast they are at their PCIe links."""
     if usual.inter is None:
         return None
-    inter = usual.inter.model_dump()
+    inter = usual.inter.model_dump(exclude={"cards"})
     used = {name for one in nearest_cards(host) for name in one.cards}
-    if not used:
+    cards = [card for card in host.cards if card.name in used]
+    if not cards:
         share = len(host.gpus) / usual.gpus_per_node
         sources["inter"] = f"assumed: as in {usual.name}; the source shows no network cards"
         return {**inter, "num_nics": max(1, round(inter["num_nics"] * share))}
-    rates = [card.bytes_per_s for card in host.cards if card.name in used and card.bytes_per_s]
-    speed = "speeds from the source" if rates else f"their speed assumed: as in {usual.name}"
-    sources["inter"] = f"{len(used)} cards nearest to some GPU, {speed}; kind and latency as in {usual.name}"
-    return {**inter, "num_nics": len(used), "nic_bytes_per_s": min(rates) if rates else inter["nic_bytes_per_s"]}
+    rates = [card.bytes_per_s for card in cards if card.bytes_per_s]
+    rate, speed = min(rates, default=inter["nic_bytes_per_s"]), "speeds from the source"
+    if not rates:
+        speed = f"their speed assumed: as in {usual.name}"
+    narrow = min(_rates(card.pcie for card in cards), default=rate)
+    if narrow < rate:
+        rate, speed = narrow, f"{speed}, held to their PCIe links"
+    sources["inter"] = f"{len(cards)} cards nearest to some GPU, {speed}; kind and latency as in {usual.name}"
+    inter |= {"num_nics": len(cards), "nic_bytes_per_s": rate}
+    if "hidden" in {finding.kind for finding in findings(host)}:
+        sources["cards"] = "assumed: beside the GPUs in even parts; a virtual machine hides where they sit"
+        return inter
+    sources["cards"] = "where the source shows them: beside GPUs within PXB, else on a CPU"
+    return inter | {"cards": [_place(host, card) for card in cards]}
+
+
+def _rates(links: Iterable[PcieLink | None]) -> list[float]:
+    """Data sheets of those that are told."""
+    rates = (pcie_bytes_per_s(link.gt_per_s, link.lanes) for link in links if link is not None)
+    return [rate for rate in rates if rate is not None]
+
+
+def _pcie_link(host: Host, usual: TopologyHost | None, sources: dict[str, str]) -> TopologyHost | None:
+    """[host]: the GPUs' PCIe links as the source tells them, the slowest of them; else as in the usual machine."""
+    told = _rates(gpu.pcie for gpu in host.gpus)
+    if usual is None or usual.kind == "c2c" or len(told) < len(host.gpus):
+        return usual
+    slowest = min((gpu.pcie for gpu in host.gpus if gpu.pcie), key=lambda link: link.gt_per_s * link.lanes)
+    sources["host"] = f"PCIe links of the source ({slowest}), data sheet"
+    kind: Any = pcie_kind(min(told), slowest.lanes)
+    return usual.model_copy(update={"kind": kind, "bytes_per_s": min(told)})
+
+
+def _place(host: Host, card: Card) -> dict[str, Any]:
+    """Beside the GPUs within PXB; else on the CPU of its NUMA node, or of the GPUs that reach it over one."""
+    paths = {i: path for i, gpu in enumerate(host.gpus) if (path := host.path(gpu.name, card.name)) is not None}
+    beside = [i for i, path in paths.items() if path.kind in ("PIX", "PXB")]
+    if beside:
+        return {"gpus": beside}
+    found = _sockets(host)
+    same = [i for i, path in paths.items() if path.kind in ("PHB", "NODE")]
+    numas = [host.gpus[gpus[0]].numa if gpus else "" for gpus in found]
+    by_gpu = next((number for number, gpus in enumerate(found) if set(gpus) & set(same)), None)
+    own = numas.index(card.numa) if card.numa and card.numa in numas else len(found)
+    return {"socket": own if by_gpu is None else by_gpu}
+
+
+def _sockets(host: Host) -> list[list[int]]:
+    """GPUs by NUMA node, or by the PCIe groups within NODE where NUMA is not told."""
+    numas = [gpu.numa for gpu in host.gpus]
+    if all(map(_NUMBER.fullmatch, numas)):
+        return [[i for i, numa in enumerate(numas) if numa == one] for one in dict.fromkeys(numas)]
+    sockets = [list(group) for group in pcie_groups(host, "NODE")]
+    if len(sockets) == len(numas) and len(domains(host)) == 1:
+        return [list(range(len(numas)))]  # cables hide the paths below them: nothing says who sits where
+    return sockets

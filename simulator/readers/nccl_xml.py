@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 from xml.parsers import expat
 
 from simulator.errors import ClusterError, Fault
-from simulator.host import Cable, Card, Gpu, Host, Path
+from simulator.host import Cable, Card, Gpu, Host, Path, PcieLink
 
 _MOST_ELEMENTS = 20_000
 _MOST_DEPTH = 32
@@ -31,6 +31,7 @@ _XGMI_BY_GCN: Final = {"94": 48.0, "95": 48.0, "90a": 36.0, "910": 36.0}  # else
 _XGMI_VEGA: Final = 24.0
 _CPUS: Final = {"AuthenticAMD": 16.0, "GenuineIntel": 10.0, "CentaurHauls": 6.0, "  Shanghai  ": 6.0}
 _SKYLAKE, _SAPPHIRE = 85, 143  # Intel model ids from which NCCL assumes a faster socket link
+_TRANSFERS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*GT/s")
 _WHOLE: Final = re.compile(r"[0-9]{1,9}")
 _SWITCH_CLASS, _BRIDGE_TO_CPU = "0x068000", "0x068001"
 _GPU_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
@@ -231,11 +232,12 @@ class _Reading:
         numa = cpu.get("numaid") if cpu is not None else ""
         if not nets:
             name = f"NIC{len(self.cards)}"
-            self.cards[name] = (holder, Card(name=name, pci=bus, numa=numa))
+            self.cards[name] = (holder, Card(name=name, pci=bus, numa=numa, pcie=_link(holder)))
         for net in nets:
             name = net.get("name") or f"NIC{len(self.cards)}"
             name = name if name not in self.cards else f"{name}:{net.get('port') or len(self.cards)}"
-            self.cards[name] = (holder, Card(name=name, pci=bus, numa=numa, bytes_per_s=self.net_rate(net)))
+            card = Card(name=name, pci=bus, numa=numa, bytes_per_s=self.net_rate(net), pcie=_link(holder))
+            self.cards[name] = (holder, card)
 
     def net_rate(self, net: _Element) -> float | None:
         text = net.get("speed")
@@ -256,7 +258,16 @@ class _Reading:
         if inner is not None and inner.get("gcn"):
             model = inner.get("gcn") if inner.get("gcn").startswith("gfx") else f"gfx{inner.get('gcn')}"
         numa, cpus = (cpu.get("numaid"), cpu.get("affinity")) if cpu is not None else ("", "")
-        return Gpu(name=name, pci=pci.get("busid").lower(), numa=numa, cpus=cpus, model=model)
+        above = [element for element in pci.above[1:] if element.tag == "pci"]
+        return Gpu(
+            name=name,
+            pci=pci.get("busid").lower(),
+            numa=numa,
+            cpus=cpus,
+            model=model,
+            pcie=_link(pci),
+            uplink=_link(above[-1]) if above else None,
+        )
 
     def direct_paths(self) -> Iterator[tuple[tuple[str, str], Path]]:
         """NVLink and xGMI: between two GPUs as counted, through switches as the lesser of both sides' counts."""
@@ -347,7 +358,7 @@ class _Reading:
         speed, width = pci.get("link_speed"), pci.get("link_width")
         if speed in ("", "Unknown speed") or (not width and not speed):
             return _PCIE_UNKNOWN
-        found = re.match(r"([0-9]+(?:\.[0-9]+)?)\s*GT/s", speed)
+        found = _TRANSFERS.match(speed)
         if found is None or not float(found[1]):
             self.fault(pci, f"link_speed {speed[:20]!r}: no bandwidth", "as '16.0 GT/s PCIe'")
             return _PCIE_UNKNOWN
@@ -376,6 +387,12 @@ class _Reading:
         silent = sum(not pci.get("link_speed") for pci in devices)
         if silent:
             self.missing.append(f"PCIe speeds of {silent} devices: NCCL's default, {_PCIE_UNKNOWN / 1e9:.0f} GB/s")
+
+
+def _link(pci: _Element) -> PcieLink | None:
+    """The PCIe link above a device; None where the file does not record it (what is malformed is a fault elsewhere)."""
+    speed, lanes = _TRANSFERS.match(pci.get("link_speed")), _whole(pci.get("link_width"))
+    return PcieLink(float(speed[1]), lanes) if speed is not None and float(speed[1]) and lanes else None
 
 
 def _whole(text: str) -> int:

@@ -17,10 +17,12 @@ from simulator.readers.nccl_xml import read_xml
 from simulator.readers.nvidia_smi import looks_like_matrix, read_matrix
 from simulator.readers.slurm_topology import read_conf, read_yaml
 from simulator.readers.this_machine import HERE, read_here
-from simulator.topology import Cluster, cluster_names
+from simulator.topology import CardPlace, Cluster, cluster_names
+from simulator.topology.cards import places_of, word_of
 from simulator.topology.hosts import usual_host
 from simulator.topology.wiring import Wiring
 
+_HOST_WORDS: Final = {"PIX": "PIX", "P2C": "PHB", "PHB": "PHB", "SYS": "SYS"}
 _MOST_BYTES: Final = 8 * 2**20
 _FORMATS: Final = (
     "a preset, a cluster's .toml, `nvidia-smi topo -m`, NCCL topology XML, SLURM topology.conf or .yaml, here"
@@ -65,26 +67,24 @@ def with_device(host: Host, device_name: str) -> tuple[Host, bool]:
 def host_of(cluster: Cluster) -> Host:
     """One node of a cluster as a host: links counted by the data sheet's rate of one."""
     graph = cluster.graph()
-    paths, cards, wiring = {}, set(), Wiring.of(cluster)
+    paths, wiring = {}, Wiring.of(cluster)
     told = cluster.pcie is not None and cluster.pcie.sockets
     gpus = tuple(
         Gpu(name=f"GPU{i}", model=cluster.device.name, numa=str(wiring.socket(i)) if told else "")
         for i in range(cluster.gpus_per_node)
     )
-    first: dict[str, str] = {}
+    places = _card_groups(cluster)
+    for number, place in enumerate(places):
+        for index in range(len(gpus)):
+            if (word := _to_card(cluster, wiring, place, index)) is not None:
+                paths[f"GPU{index}", f"nic{number}"] = Path(word)
     for src, dst, data in graph.edges(data=True):
         a, b = _name(src), _name(dst)
-        if a.startswith("GPU") and b.startswith("nic"):
-            beside = first.setdefault(b, a)  # a card sits beside the first GPU it serves
-            paths[a, b] = Path(
-                "PIX" if a == beside or cluster.pcie is None else wiring.path(int(a[3:]), int(beside[3:]))
-            )
-            cards.add(b)
-        elif a.startswith("GPU") and b.startswith("GPU"):
+        if a.startswith("GPU") and b.startswith("GPU"):
             paths[a, b] = _direct(cluster.intra.kind, data["bytes_per_s"])
     paths |= dict(_joined(cluster, gpus, set(paths)))
     inter = cluster.inter
-    rate = cluster.node_bytes_per_s / len(cards) if cards else None
+    rate = cluster.node_bytes_per_s / len(places) if places else None
     missing = (
         [] if told else ["the PCIe tree: a cluster file gives each GPU its nearest card, all cards of a GPU as one"]
     )
@@ -94,13 +94,28 @@ def host_of(cluster: Cluster) -> Host:
         source=cluster.name,
         format="cluster file",
         gpus=gpus,
-        cards=tuple(Card(name=name, bytes_per_s=rate) for name in sorted(cards, key=lambda n: int(n[3:]))),
+        cards=tuple(Card(name=f"nic{number}", bytes_per_s=rate) for number in range(len(places))),
         paths=paths,
         switched=cluster.intra.shape == "switch",
         cables=tuple(_cables(cluster)),
         speeds="the cluster file",
         missing=tuple(missing),
     )
+
+
+def _card_groups(cluster: Cluster) -> tuple[CardPlace, ...]:
+    """Each card where the file says where it sits; else all cards of a GPU as one."""
+    places = places_of(cluster)
+    return places if cluster.inter is not None and cluster.inter.cards else tuple(dict.fromkeys(places))
+
+
+def _to_card(cluster: Cluster, wiring: Wiring, place: CardPlace, gpu: int) -> str | None:
+    """The path as stated; else a card sits beside the first GPU it serves, and nothing is said of those it does not."""
+    if cluster.inter is not None and cluster.inter.cards:
+        return _HOST_WORDS[word_of(wiring, place, gpu)]
+    if gpu not in place.gpus:
+        return None
+    return "PIX" if gpu == place.gpus[0] or cluster.pcie is None else wiring.path(gpu, place.gpus[0])
 
 
 def _data(source: str) -> bytes:

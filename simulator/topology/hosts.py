@@ -45,8 +45,29 @@ _ONE_WAY: Final = {
     "pcie5": 63e9,
 }
 
+# PCIe links of 16 lanes, one way, by transfer rate in GT/s (the same table; 1, 2, 3, 6: lanes × rate × coding). With the
+# kind that stands for each.
+_BY_RATE: Final = {
+    2.5: (4e9, "pcie3"),
+    5.0: (8e9, "pcie3"),
+    8.0: (15.75e9, "pcie3"),
+    16.0: (31e9, "pcie4"),
+    32.0: (63e9, "pcie5"),
+    64.0: (121e9, "pcie5"),
+}
+
 
 _WIRED: Final = ("mesh", "cube_mesh", "pairs")  # shapes that a larger node does not simply continue
+
+
+def pcie_bytes_per_s(gt_per_s: float, lanes: int) -> float | None:
+    """Data sheet of a PCIe link, one way; None for a rate that no generation has."""
+    return _BY_RATE[gt_per_s][0] * lanes / 16 if gt_per_s in _BY_RATE else None
+
+
+def pcie_kind(bytes_per_s: float, lanes: int = 16) -> str:
+    """The generation whose link of so many lanes is nearest."""
+    return min(_BY_RATE.values(), key=lambda one: abs(one[0] * lanes / 16 - bytes_per_s))[1]
 
 
 def usual_host(device: str) -> str:

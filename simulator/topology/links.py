@@ -6,12 +6,15 @@ Names: `node2.gpu5`, `node2.nvswitch` (`domain0.nvswitch` where a switch joins n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import permutations
 from typing import TYPE_CHECKING
 
 from simulator.errors import ClusterError, Fault
 from simulator.routing import Link, components, shortest_route
+from simulator.topology.cards import places_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -39,7 +42,7 @@ def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         peer = _pxn_peer(cluster, src_rank, dst_rank)
         if peer is not None:
             return (*route(cluster, src_rank, peer), *route(cluster, peer, dst_rank))
-        near = [*_across(cluster, src_node, dst_node), *_cards(cluster, src_node), *_cards(cluster, dst_node)]
+        near = [*_across(cluster, src_node, dst_node), *_to_cards(cluster, src_node), *_to_cards(cluster, dst_node)]
     found = shortest_route(near, src, dst)
     if found is None:  # one-way edges can leave a direction without a road
         raise ClusterError(Fault(place=cluster.name, problem=f"no road from rank {src_rank} to rank {dst_rank}"))
@@ -49,20 +52,21 @@ def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
 def _pxn_peer(cluster: Cluster, src_rank: int, dst_rank: int) -> int | None:
     """The GPU beside the sender's card on the receiver's rail, if NVLink joins it to the sender (NCCL's PXN).
 
-    So rails are not left for the spine. Receivers take from their own card.
+    So rails are not left for the spine, and a sender without a card beside it avoids its CPU. Receivers take from their
+    own card.
     """
     gpus, rails = cluster.gpus_per_node, _rails(cluster)
-    if cluster.fabric.kind != "rail_optimised" or not rails or cluster.intra.shape == "pcie":
+    if not rails or cluster.intra.shape == "pcie":
         return None
     (node, src), (_, dst) = divmod(src_rank, gpus), divmod(dst_rank, gpus)
-    rail = dst * rails // gpus
-    if src * rails // gpus == rail:
+    own, wanted = (next((rail for rail in rails if gpu in rail.gpus), None) for gpu in (src, dst))
+    if own is not None and (cluster.fabric.kind != "rail_optimised" or wanted in (own, None)):
         return None
-    first = -(-rail * gpus // rails)  # the first GPU of that rail
+    gates = wanted.gpus if wanted is not None else tuple(gpu for rail in rails for gpu in rail.gpus)
     if cluster.intra.shape != "switch":
         joined = {(a, b) for a, b, _ in _edges(cluster)}
-        first = next((gpu for gpu in range(gpus) if gpu * rails // gpus == rail and (src, gpu) in joined), -1)
-    return node * gpus + first if first >= 0 else None
+        gates = tuple(gpu for gpu in gates if (src, gpu) in joined)
+    return node * gpus + gates[0] if gates else None
 
 
 def islands(cluster: Cluster) -> tuple[Sequence[int], ...]:
@@ -126,40 +130,57 @@ def _host(cluster: Cluster, node: int) -> Iterator[Link]:
         yield from _cable(host.kind, f"node{node}.gpu{gpu}", f"node{node}.host", host.bytes_per_s, host.latency_s / 2)
 
 
-def _rails(cluster: Cluster) -> int:
-    """How many GPUs of a node have cards of their own."""
-    return min(cluster.gpus_per_node, cluster.inter.num_nics if cluster.inter else 0)
+@dataclass(frozen=True, slots=True)
+class _Rail:
+    """Cards side by side: transfers are striped over them. gpus: those beside them; none: the cards hang on a CPU."""
+
+    gpus: tuple[int, ...]
+    bytes_per_s: float
 
 
-def _rail_bytes_per_s(cluster: Cluster) -> float:
-    return cluster.node_bytes_per_s / _rails(cluster)
+def _rails(cluster: Cluster) -> tuple[_Rail, ...]:
+    """The cards of a node by where they sit; where nobody said, in even parts."""
+    if cluster.inter is None:
+        return ()
+    counted = Counter(place.gpus for place in places_of(cluster))
+    if not cluster.inter.cards:
+        return tuple(_Rail(gpus, cluster.node_bytes_per_s / len(counted)) for gpus in counted)
+    return tuple(_Rail(gpus, count * cluster.inter.nic_bytes_per_s) for gpus, count in counted.items())
 
 
 def _cards(cluster: Cluster, node: int) -> Iterator[Link]:
-    """GPU and its nearest card, over PCIe (never slower than the cards: their switch is not the host's)."""
-    rails, host = _rails(cluster), cluster.host_link
-    for gpu in range(cluster.gpus_per_node if rails else 0):
-        rail = gpu * rails // cluster.gpus_per_node
-        kind = host.kind if host else "pcie5"
-        rate = host.bytes_per_s if host else _rail_bytes_per_s(cluster)
-        yield from _cable(kind, f"node{node}.gpu{gpu}", f"node{node}.nic{rail}", rate, 0.0)
+    """GPU and the cards beside it, over PCIe; cards that no GPU is beside hang on the host."""
+    host = cluster.host_link
+    for number, rail in enumerate(_rails(cluster)):
+        kind, rate = (host.kind, host.bytes_per_s) if host else ("pcie5", rail.bytes_per_s)
+        for gpu in rail.gpus:
+            yield from _cable(kind, f"node{node}.gpu{gpu}", f"node{node}.nic{number}", rate, 0.0)
+        if not rail.gpus or (cluster.inter is not None and cluster.inter.cards):
+            yield from _cable(kind, f"node{node}.host", f"node{node}.nic{number}", rail.bytes_per_s, 0.0)
+
+
+def _to_cards(cluster: Cluster, node: int) -> Iterator[Link]:
+    """What joins GPUs and cards, the host too where it is stated which cards hang on it."""
+    yield from _cards(cluster, node)
+    if cluster.inter is not None and cluster.inter.cards:
+        yield from _host(cluster, node)
 
 
 def _across(cluster: Cluster, src_node: int, dst_node: int) -> Iterator[Link]:
     """Cards of two nodes, their leaves and the spine."""
     inter = cluster.inter
     assert inter is not None  # the structure of a cluster of several nodes has been checked
-    rate, fabric = _rail_bytes_per_s(cluster), cluster.fabric
+    rails, fabric = _rails(cluster), cluster.fabric
     is_rail = fabric.kind == "rail_optimised"
-    down = fabric.nodes_per_leaf * rate * (1 if is_rail else _rails(cluster))
     uplinks: set[str] = set()
     for node in (src_node, dst_node):
-        for rail in range(_rails(cluster)):
+        for number, rail in enumerate(rails):
             pod = node // fabric.nodes_per_leaf
-            leaf = f"leaf{pod}.{rail}" if is_rail else f"leaf{pod}"
-            yield from _card_cable(inter, f"node{node}.nic{rail}", leaf, rate)
+            leaf = f"leaf{pod}.{number}" if is_rail else f"leaf{pod}"
+            yield from _card_cable(inter, f"node{node}.nic{number}", leaf, rail.bytes_per_s)
             if leaf not in uplinks:
                 uplinks.add(leaf)
+                down = fabric.nodes_per_leaf * (rail.bytes_per_s if is_rail else cluster.node_bytes_per_s)
                 yield from _cable(inter.kind, leaf, "spine", down / fabric.oversubscription, 0.0)
 
 

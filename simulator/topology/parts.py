@@ -71,10 +71,18 @@ class Pcie(Strict):
     p2p: P2pLevel | None = None
 
 
+class CardPlace(Strict):
+    """Where a network card sits: behind the PCIe switch of some `gpus`, by local index, or on a `socket`, beside no GPU."""
+
+    gpus: Gpus = ()
+    socket: int | None = Field(ge=0, default=None)
+
+
 class Inter(Strict):
     """A node's network: `num_nics` cards of `nic_bytes_per_s` one way each.
 
     latency_s: one message, card to card. rdma: the cards read and write GPU memory without the host's help.
+    cards: where each card sits; none: spread evenly beside the GPUs.
     """
 
     kind: InterKind
@@ -82,6 +90,7 @@ class Inter(Strict):
     nic_bytes_per_s: BytesPerS = Field(gt=0)
     latency_s: Seconds = Field(ge=0, default=0.0)
     rdma: bool = True
+    cards: Annotated[tuple[CardPlace, ...], Field(strict=False)] = ()
 
 
 class Fabric(Strict):

@@ -25,6 +25,7 @@ def structure_faults(data: Mapping[str, object], place: str) -> list[Fault]:
         *_domain_faults(data, place),
         *_net(data, place),
         *_tree_faults(data, place),
+        *_card_faults(data, place),
     ]
 
 
@@ -140,6 +141,36 @@ def _tree_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
         if len({number for number, one in enumerate(sockets) for gpu in members if gpu in one}) > 1:
             problem = "its GPUs sit on two sockets"
             yield Fault(place=f"{where}.switches[{index}]", problem=problem, remedy="a switch for each socket")
+
+
+def _card_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    """Cards: as many places as cards, each beside GPUs that exist and share a socket, or on a socket."""
+    inter, gpus, where = _table(data, "inter"), _int(data, "gpus_per_node"), f"{place}: inter.cards"
+    given = inter.get("cards")
+    cards = [_mapping(card) for card in given] if isinstance(given, list | tuple) else []
+    if not cards or gpus is None:
+        return
+    count = inter.get("num_nics")
+    if isinstance(count, int) and count != len(cards):
+        yield Fault(place=where, problem=f"{len(cards)} places for {count} cards", remedy="a place for each card")
+    sockets = _sets(_table(data, "pcie").get("sockets"))
+    for index, card in enumerate(cards):
+        at, here = f"{where}[{index}]", _sets([card.get("gpus")])
+        beside, socket = (here[0] if here else []), card.get("socket")
+        if bool(beside) == (socket is not None):
+            problem = "beside GPUs and on a socket" if beside else "neither beside GPUs nor on a socket"
+            yield Fault(place=at, problem=problem, remedy="gpus = [0], or socket = 0")
+        for gpu in sorted({gpu for gpu in beside if gpu >= gpus}):
+            yield Fault(place=at, problem=f"names GPU {gpu}; there are {gpus}", remedy=f"0 to {gpus - 1}")
+        if len({number for number, one in enumerate(sockets) for gpu in beside if gpu in one}) > 1:
+            yield Fault(place=at, problem="its GPUs sit on two sockets", remedy="those behind its own PCIe switch")
+        if isinstance(socket, int) and socket >= max(1, len(sockets)):
+            remedy = f"0 to {len(sockets) - 1}" if sockets else "pcie.sockets that says who sits where"
+            yield Fault(place=at, problem=f"names socket {socket}; there are {len(sockets)}", remedy=remedy)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else _table({"": value}, "")
 
 
 def _sets(value: object) -> list[list[int]]:
