@@ -88,12 +88,16 @@ ProgramOp = Compute | Collective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The ops of one rank class in host launch order. `links` are the capacities its bills refer to, bytes/s."""
+    """The ops of one rank class in host launch order. `links` are the capacities its bills refer to, bytes/s.
+
+    exchanges: collectives inside folded compute, which no op names: (kind, role, size_bytes, how many of them).
+    """
 
     name: str
     num_ranks: int
     ops: tuple[ProgramOp, ...]
     links: Mapping[str, Number] = field(default_factory=dict)
+    exchanges: tuple[tuple[str, str, int, int], ...] = ()
 
 
 def check(programs: Sequence[Program]) -> None:

@@ -11,6 +11,7 @@ from simulator.calibration import Calibration
 from simulator.cli import ExitCode
 from simulator.cli.terminal import show
 from simulator.collectives import KINDS, Choice, LinkCurves, choose, source
+from simulator.collectives.call import cards_of
 from simulator.errors import ClusterError, Fault, InputError, PlanError
 from simulator.mesh import GroupShape
 from simulator.nccl import Nccl, assignments
@@ -36,6 +37,9 @@ of another choice; the exact sizes stand below the table."""
 @click.option("--cluster", default="hgx-h100-8", show_default=True, metavar="NAME|FILE", help="A preset or a .toml.")
 @click.option("--nodes", type=click.IntRange(min=1), help="How many of the cluster's nodes. [the file's]")
 @click.option("--group", type=click.IntRange(min=2), metavar="N", help="Ranks of the group, the first N. [all]")
+@click.option(
+    "--per-node", type=click.IntRange(min=1), metavar="K", help="Groups of K ranks on every node, all at once."
+)
 @click.option("--size", default="8B:8GB", show_default=True, metavar="SIZE[:SIZE]", help="One size, or from:to.")
 @click.option("--factor", default=2.0, show_default=True, type=click.FloatRange(min=1.01), help="Between sizes.")
 @click.option("--nccl", default="", metavar="VERSION", help="Of NCCL, as 2.18. [a current one]")
@@ -53,6 +57,7 @@ def command(  # noqa: PLR0913  one an option
     cluster: str,
     nodes: int | None,
     group: int | None,
+    per_node: int | None,
     size: str,
     factor: float,
     nccl: str,
@@ -67,7 +72,8 @@ def command(  # noqa: PLR0913  one an option
 ) -> int:
     """Sweep, print, draw."""
     machine = Cluster.load(cluster, nodes)
-    kind, shape = _kind(collective), group_shape(machine, group)
+    kind = _kind(collective)
+    shape = group_shape(machine, group) if per_node is None else side_by_side(machine, per_node, group)
     curves, software = _curves(calibration), _software(nccl, env, tuner, stack)
     for name in software.environment.unmodelled:
         click.echo(f"not modelled: {name}", err=True)
@@ -86,6 +92,7 @@ def command(  # noqa: PLR0913  one an option
         buckets=bucket_rows(rows, _bytes("--bucket", bucket), pick) if bucket else (),
         source=source(machine, curves, nccl=software),
         unmodelled=software.environment.unmodelled,
+        cards=cards_of(machine, shape, kind, software),
     )
     if picture is not None:
         plot(sweep, picture)
@@ -166,4 +173,21 @@ def group_shape(cluster: Cluster, num_ranks: int | None) -> GroupShape:
         ranks_per_node=min(ranks, per_node),
         num_groups_per_node=1,
         spans_domain=ranks > cluster.nvlink_domain_size,
+    )
+
+
+def side_by_side(cluster: Cluster, per_node: int, num_ranks: int | None) -> GroupShape:
+    """Groups of `per_node` neighbours of each node, all GPUs busy in one. Raises ClusterError."""
+    gpus = cluster.gpus_per_node
+    if num_ranks is not None or per_node > gpus or per_node * cluster.num_nodes < 2:
+        problem = f"{per_node} ranks on each of {cluster.num_nodes} nodes of {gpus} GPUs"
+        problem = "stands beside --group" if num_ranks is not None else problem
+        raise ClusterError(Fault(place="--per-node", problem=problem, remedy=f"1 to {gpus}, two ranks at least"))
+    ranks = per_node * cluster.num_nodes
+    return GroupShape(
+        num_ranks=ranks,
+        num_nodes=cluster.num_nodes,
+        ranks_per_node=per_node,
+        num_groups_per_node=gpus // per_node,
+        spans_domain=cluster.num_devices > cluster.nvlink_domain_size,
     )

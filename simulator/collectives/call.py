@@ -11,7 +11,6 @@ from simulator.collectives.ports import local_groups, port_of, through_memory
 from simulator.collectives.volumes import Kind
 from simulator.nccl import Nccl, efa
 from simulator.topology.cards import WORDS, CardRules, CardsReached, Pattern, Word, reached
-from simulator.topology.wiring import Wiring
 
 if TYPE_CHECKING:
     from simulator.mesh import GroupShape
@@ -229,7 +228,7 @@ def cards_of(cluster: Cluster, shape: GroupShape, kind: str, nccl: Nccl) -> Card
     if not inter.cards and not (inter.rdma and (asked or rules.direct is None)):
         return None
     groups = local_groups(shape, cluster.gpus_per_node)
-    return reached(Wiring.of(cluster), inter, groups, rules, _PATTERNS.get(kind, "ring"))
+    return reached(cluster, groups, rules, _PATTERNS.get(kind, "ring"))
 
 
 def card_rules(cluster: Cluster, shape: GroupShape, nccl: Nccl) -> CardRules:

@@ -316,7 +316,8 @@ def _spine(algorithm: Algorithm, call: Call) -> Fraction:
     """
     leaf, nodes = call.links.nodes_per_leaf, call.place.num_domains
     over, cards = Fraction(call.links.oversubscription), call.links.cards
-    if call.links.on_rails and cards is not None and cards.off_rail:  # another rail is another leaf
+    own_rail = algorithm.startswith(("nvls", "collnet"))  # every head of these has one card for both ways
+    if call.links.on_rails and cards is not None and cards.off_rail and not own_rail:  # another rail is another leaf
         return max(Fraction(1), over * Fraction(cards.off_rail).limit_denominator(1024))
     if nodes <= leaf:
         return Fraction(1)

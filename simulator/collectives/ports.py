@@ -6,7 +6,7 @@ tree it is what NCCL's roads leave, with all groups of the axis busy at once (si
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -71,13 +71,14 @@ def through_memory(cluster: Cluster, shape: GroupShape, kind: str) -> Fraction:
     return Fraction(found.in_memory).limit_denominator(1024)
 
 
-def loads_of(cluster: Cluster, shape: GroupShape, kind: str) -> Mapping[str, float]:
+def loads_of(cluster: Cluster, shape: GroupShape, kind: str, members: Collection[int]) -> Mapping[str, float]:
     """Bytes on each link of a node, by its name there, for each byte that `kind` puts on every port of its groups.
 
-    Ports of a switch are `port0`, …; the others are the wiring's.
+    Of the groups that `members` are in. Ports of a switch are `port0`, …; the others are the wiring's.
     """
-    wiring, groups = Wiring.of(cluster), local_groups(shape, cluster.gpus_per_node)
-    if shape.ranks_per_node == 1:
+    wiring, every = Wiring.of(cluster), local_groups(shape, cluster.gpus_per_node)
+    groups = tuple(group for group in every if not set(group).isdisjoint(members))
+    if shape.ranks_per_node == 1 or not groups:
         return {}
     if cluster.intra.shape == "switch":
         return {f"port{gpu}": 1.0 for group in groups for gpu in group}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -99,6 +100,7 @@ class Builder:
         self._held: list[int | None] = []
         self._pending_bytes = 0
         self._found: dict[tuple[str, str, int], int] = {}
+        self._exchanged: Counter[tuple[str, str, int]] = Counter()
 
     def combined(self, size_bytes: int, *, last: bool) -> int:
         """Bytes to all-reduce now: those of joined units, once they reach the stack's threshold; else 0."""
@@ -244,6 +246,7 @@ class Builder:
             if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
                 continue
             one, slows = fabric.price(exchange.kind, exchange.axis, exchange.num_bytes)
+            self._exchanged[exchange.kind, exchange.axis, exchange.num_bytes] += 1
             moving_s = max((float(size / self._capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
             free_s = max(end_s + float(one.latency_s) - (beside_s - left_s + lost_s), 0.0)
             left_s -= min(left_s, free_s)
@@ -332,7 +335,8 @@ class Builder:
             name = f"rank{self._rank}"
         else:
             name = "rank" if self._stage is None else f"stage{self._stage}"
-        return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links)
+        exchanges = tuple((*one, count) for one, count in self._exchanged.items())
+        return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links, exchanges=exchanges)
 
 
 def _times(one: Bill, count: int) -> Bill:

@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from simulator.calibration import Calibration
 from simulator.collective_curves import default_curves
 from simulator.collectives import KINDS, host_traffic
+from simulator.collectives.call import cards_of
 from simulator.collectives.ports import loads_of
 from simulator.lower import Lowering, lower
+from simulator.mesh import GroupShape
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict.play import play
-from simulator.program import Collective
+from simulator.program import Collective, Program
 from simulator.stack import Stack
 from simulator.topology import Cluster
+from simulator.topology.cards import places_of, socket_of
 from simulator.topology.wiring import Wiring
 
 
@@ -73,23 +76,76 @@ def link_loads(
 
 
 def _loads(lowering: Lowering) -> Counter[str]:
-    """Bytes by link over a whole step."""
-    fabric, cluster, found = lowering.fabric, lowering.cluster, Counter[str]()
-    for op in lowering.program(lowering.plan.num_micro_batches).ops:
-        if not isinstance(op, Collective):
-            continue
-        if op.kind in ("h2d", "d2h"):
-            for gpu in range(cluster.gpus_per_node):
-                found[f"{'down' if op.kind == 'h2d' else 'up'}{gpu}"] += op.size_bytes
-        if op.kind not in KINDS:
-            continue
-        shape = fabric.shape(op.stream.removeprefix("nccl:"))
-        traffic = host_traffic(op.kind, op.size_bytes, shape, cluster, lowering.curves)
-        for name, load in loads_of(cluster, shape, op.kind).items():
-            found[name] += load * float(traffic.port_bytes)  # type: ignore[assignment]  # bytes may be fractions
-        for gpu in range(cluster.gpus_per_node):
-            found[f"nic{gpu}"] += float(traffic.network_bytes)  # type: ignore[assignment]
-    return found
+    """Bytes by link over a whole step, on the first node: each GPU runs the program of its pipeline stage."""
+    mesh, tally = lowering.mesh, _Tally(lowering)
+    at = [mesh.coordinates(rank)["pp"] for rank in range(lowering.cluster.gpus_per_node)]
+    for stage in sorted(set(at)):
+        members = tuple(gpu for gpu, its in enumerate(at) if its == stage)
+        program = lowering.program(lowering.plan.num_micro_batches, stage=stage)
+        for kind, role, size_bytes, count in _exchanges(program):
+            if role.startswith("pp "):
+                tally.message(role, stage, size_bytes, members)
+            elif role != "pp":
+                tally.add(kind, count * size_bytes, lowering.fabric.shape(role), members)
+            elif stage == at[0]:  # among stages: told once
+                tally.add(kind, size_bytes, mesh.group_shape("pp"), tuple(range(len(at))))
+        for op in program.ops:
+            if isinstance(op, Collective) and op.kind in ("h2d", "d2h"):
+                for gpu in members:
+                    tally.found[f"{'down' if op.kind == 'h2d' else 'up'}{gpu}"] += op.size_bytes
+    return tally.found
+
+
+def _exchanges(program: Program) -> Iterator[tuple[str, str, int, int]]:
+    """(kind, role, bytes, times) of every collective of a program, those inside folded work too."""
+    for op in program.ops:
+        if isinstance(op, Collective) and op.kind in KINDS:
+            yield op.kind, op.stream.removeprefix("nccl:"), op.size_bytes, 1
+    yield from program.exchanges
+
+
+class _Tally:
+    """Bytes by link of one node, as they are added."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.cluster, self.curves, self.nccl = lowering.cluster, lowering.curves, lowering.fabric.nccl
+        self.mesh, self.found = lowering.mesh, Counter[str]()
+
+    def add(self, kind: str, size_bytes: int, shape: GroupShape, members: tuple[int, ...]) -> None:
+        """A collective of the groups that these GPUs are in."""
+        if shape.num_ranks == 1:
+            return
+        traffic = host_traffic(kind, size_bytes, shape, self.cluster, self.curves, nccl=self.nccl)
+        for name, load in loads_of(self.cluster, shape, kind, members).items():
+            self.found[name] += load * float(traffic.port_bytes)  # type: ignore[assignment]  # bytes may be fractions
+        self.network(kind, float(traffic.network_bytes), shape, members)
+
+    def network(self, kind: str, bytes_each: float, shape: GroupShape, members: tuple[int, ...]) -> None:
+        """What each of these GPUs has of its node's cards."""
+        cards = cards_of(self.cluster, shape, kind, self.nccl) if bytes_each else None
+        if cards is None:
+            for gpu in members:
+                self.found[f"nic{gpu}"] += bytes_each  # type: ignore[assignment]
+            return
+        part = len(members) / self.cluster.gpus_per_node  # the groups of all stages were laid together
+        for name, load in cards.loads.items():
+            self.found[name] += load * bytes_each * shape.ranks_per_node * part  # type: ignore[assignment]
+
+    def message(self, role: str, stage: int, size_bytes: int, members: tuple[int, ...]) -> None:
+        """From every GPU of a stage to its peer in another, on the links of the sender."""
+        source, _, target = role.removeprefix("pp ").partition(" to ")
+        if int(source) != stage:
+            return
+        cluster, wiring = self.cluster, Wiring.of(self.cluster)
+        away = (int(target) - stage) * self.mesh.num_ranks // self.mesh.axes["pp"]
+        for gpu in members:
+            if not 0 <= gpu + away < cluster.gpus_per_node:
+                self.network("send_recv", float(size_bytes), self.mesh.pair_shape(stage, int(target)), (gpu,))
+            elif cluster.intra.shape == "switch":
+                self.found[f"port{gpu}"] += size_bytes
+            else:
+                for name in wiring.road(gpu, gpu + away, (gpu, gpu + away)).links:
+                    self.found[name] += size_bytes
 
 
 def _links(cluster: Cluster) -> Iterator[NodeLink]:
@@ -101,7 +157,9 @@ def _links(cluster: Cluster) -> Iterator[NodeLink]:
     for name, rate in wiring.rates.items():
         src, dst = _ends(wiring, name)
         yield NodeLink(name=name, src=src, dst=dst, bytes_per_s=rate)
-    if cluster.inter is not None:
+    if cluster.inter is not None and cluster.inter.cards:
+        yield from _card_links(cluster, wiring)
+    elif cluster.inter is not None:
         share, num = (
             cluster.node_bytes_per_s / cluster.gpus_per_node,
             min(cluster.inter.num_nics, cluster.gpus_per_node),
@@ -109,6 +167,17 @@ def _links(cluster: Cluster) -> Iterator[NodeLink]:
         for gpu in range(cluster.gpus_per_node):
             card = f"nic{gpu * num // cluster.gpus_per_node}"
             yield NodeLink(name=f"nic{gpu}", src=f"gpu{gpu}", dst=card, bytes_per_s=share)
+
+
+def _card_links(cluster: Cluster, wiring: Wiring) -> Iterator[NodeLink]:
+    """Both ways of every card, where a file says what it sits beside."""
+    for number, place in enumerate(places_of(cluster)):
+        switch = wiring.switch(place.gpus[0]) if place.gpus else None
+        beside = f"gpu{place.gpus[0]}" if len(place.gpus) == 1 else f"cpu{socket_of(wiring, place)}"
+        beside, card = beside if switch is None else f"switch{switch}", f"nic{number}"
+        assert cluster.inter is not None
+        for name, src, dst in ((f"{card} out", beside, card), (f"{card} in", card, beside)):
+            yield NodeLink(name=name, src=src, dst=dst, bytes_per_s=cluster.inter.nic_bytes_per_s)
 
 
 def _ends(wiring: Wiring, name: str) -> tuple[str, str]:

@@ -77,9 +77,12 @@ def places_of(cluster: Cluster) -> tuple[CardPlace, ...]:
     return _places(cluster.inter, cluster.gpus_per_node) if cluster.inter else ()
 
 
-def reached(wiring: Wiring, inter: Inter, groups: Sequence[Group], rules: CardRules, pattern: Pattern) -> CardsReached:
-    """What each of several equal groups on a node gets of the network, all at once."""
-    return _reached(wiring, inter, tuple(groups), rules, pattern)
+def reached(cluster: Cluster, groups: Sequence[Group], rules: CardRules, pattern: Pattern) -> CardsReached:
+    """What each of several equal groups on a node gets of the network, all at once. `cluster` has cards."""
+    assert cluster.inter is not None
+    wiring, tier = Wiring.of(cluster), cluster.host_tier
+    memory = wiring.rates.get("memory") or (tier.memory_bytes_per_s / 2 if tier else 0.0)
+    return _reached(wiring, cluster.inter, tuple(groups), rules, pattern, memory)
 
 
 def word_of(wiring: Wiring, place: CardPlace, gpu: int) -> Word:
@@ -117,7 +120,12 @@ def _places(inter: Inter, num_gpus: int) -> tuple[CardPlace, ...]:
 
 @lru_cache(maxsize=4096)
 def _reached(
-    wiring: Wiring, inter: Inter, groups: tuple[Group, ...], rules: CardRules, pattern: Pattern
+    wiring: Wiring,
+    inter: Inter,
+    groups: tuple[Group, ...],
+    rules: CardRules,
+    pattern: Pattern,
+    memory_bytes_per_s: float,
 ) -> CardsReached:
     roads = _Roads(wiring, _places(inter, wiring.num_gpus), rules, stated=bool(inter.cards))
     for group in groups:
@@ -129,16 +137,17 @@ def _reached(
         else:
             roads.ring(group)
     found = roads.tally
-    rates = _rates(wiring, inter)
+    rates = _rates(wiring, inter, memory_bytes_per_s)
     reach = min(rates[link] / load for link, load in found.loads.items() if link in rates)
     word = max(found.words, key=WORDS.index)
-    return CardsReached(reach, word, found.staged / found.total, found.off_rail / len(groups), found.loads)
+    return CardsReached(reach, word, found.staged / found.total, found.off_rail / len(groups), dict(found.loads))
 
 
-def _rates(wiring: Wiring, inter: Inter) -> Mapping[str, float]:
-    """Bytes/s of the node's links, one way."""
+def _rates(wiring: Wiring, inter: Inter, memory_bytes_per_s: float) -> Mapping[str, float]:
+    """Bytes/s of the node's links, one way, and of what is staged in its memory (0: unknown)."""
     own = {f"nic{card} {way}": inter.nic_bytes_per_s for card in range(inter.num_nics) for way in ("in", "out")}
-    return {**wiring.rates, **own}
+    memory = {"memory": memory_bytes_per_s} if memory_bytes_per_s else {}
+    return {**wiring.rates, **own, **memory}
 
 
 class _Roads:
@@ -211,7 +220,10 @@ class _Roads:
     def ring_exit(self, card: int, gate: int, part: float, group: Group, other: tuple[int, Group]) -> None:
         """Out of a node whose ring came in over the only GPU beside a card."""
         rest = [gpu for gpu in group if gpu != gate]
-        if self.rules.pxn and self.is_gate(card, gate) and any(self.joined(gpu, gate) for gpu in rest):
+        alike = [gpu for gpu in rest if self.level(card, gpu) <= self.level(card, gate)]  # staged: any of its socket
+        if alike:
+            self.leave(card, alike[0], part)
+        elif self.rules.pxn and self.is_gate(card, gate) and any(self.joined(gpu, gate) for gpu in rest):
             self.leave(card, gate, part, via_peer=True)
         elif self.rules.cross and other[1] != (gate,):
             self.tally.off_rail += part
@@ -241,6 +253,11 @@ class _Roads:
         """The card reads this GPU's memory and is no farther than PXN allows."""
         word = word_of(self.wiring, self.places[card], gpu)
         return word in ("PIX", "P2C") and self.is_direct(word) and self.rules.direct_reads
+
+    def level(self, card: int, gpu: int) -> int:
+        """How far a card is as NCCL sees it: over the CPU where it does not reach the GPU's memory."""
+        word = word_of(self.wiring, self.places[card], gpu)
+        return WORDS.index(word if self.is_direct(word) else max(word, "PHB", key=WORDS.index))
 
     def joined(self, a: int, b: int) -> bool:
         """By their own cables or a switch."""

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from simulator.collectives import Choice
 from simulator.errors import Fault, InputError
-from simulator.units import format_bytes
+from simulator.topology.cards import CardsReached
+from simulator.units import format_bytes, format_rate
 
 SCHEMA_VERSION: Final = 1
 
@@ -59,7 +60,8 @@ class Bucketed:
 class Sweep:
     """A collective of `num_ranks` on `num_nodes` nodes of a cluster, over sizes.
 
-    source: what calibrates its links. unmodelled: variables of NCCL that were given and are not modelled.
+    source: what calibrates its links. cards: what the group gets of its nodes' cards by where they sit, None where each
+    GPU has its even share. unmodelled: variables of NCCL that were given and are not modelled.
     """
 
     collective: str
@@ -71,6 +73,7 @@ class Sweep:
     buckets: tuple[Bucketed, ...] = ()
     source: str = ""
     unmodelled: tuple[str, ...] = ()
+    cards: CardsReached | None = None
 
 
 def bus_factor(kind: str, num_ranks: int) -> float:
@@ -136,7 +139,10 @@ def _name(choice: Choice | Row) -> str:
 
 def to_data(sweep: Sweep) -> dict[str, Any]:
     """Plain data for `json.dumps`; docs/reference/topology-sources.md describes every key."""
-    return {"schema_version": SCHEMA_VERSION, **asdict(sweep)}
+    data = asdict(sweep)
+    if sweep.cards is not None:
+        data["cards"] = {key: value for key, value in data["cards"].items() if key != "loads"}
+    return {"schema_version": SCHEMA_VERSION, **data}
 
 
 def render(sweep: Sweep) -> RenderableType:
@@ -155,9 +161,18 @@ def render(sweep: Sweep) -> RenderableType:
         f"> {c.after} from {format_bytes(c.size_bytes)} ({c.size_bytes} B), {c.before} below" for c in sweep.crossovers
     )
     parts: list[RenderableType] = [Text(head), table, *(Text(line) for line in lines)]
+    if sweep.cards is not None:
+        parts.append(Text(_cards_line(sweep.cards)))
     if sweep.buckets:
         parts += [Text(f"in buckets of {format_bytes(sweep.buckets[0].bucket_bytes)}"), _bucket_table(sweep.buckets)]
     return Group(*parts)
+
+
+def _cards_line(cards: CardsReached) -> str:
+    """What a group gets of its nodes' cards, and by what path."""
+    staged = f", {cards.in_memory:.0%} of it through host memory" if cards.in_memory else ""
+    away = f", {cards.off_rail:.0%} of what leaves on another rail" if cards.off_rail else ""
+    return f"cards: {format_rate(cards.bytes_per_s)} a node and group, {cards.word} at the farthest{staged}{away}"
 
 
 def _bucket_table(buckets: Sequence[Bucketed]) -> Table:

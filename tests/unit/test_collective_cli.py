@@ -12,6 +12,8 @@ from simulator.cli import ExitCode, main
 from simulator.cli.collective import sizes_of
 from simulator.collectives import KINDS
 from simulator.errors import InputError
+from simulator.topology import Cluster
+from simulator.writers.cluster_toml import cluster_toml
 from simulator.writers.collective_table import bus_factor
 
 
@@ -107,3 +109,19 @@ def test_a_plot(tmp_path: Path) -> None:
 def test_bad_input(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collective", *arguments.split()]) == ExitCode.BAD_INPUT
     assert not capsys.readouterr().out
+
+
+def test_groups_side_by_side_share_what_the_cards_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One rank a node: two cards for eight groups, a fourth of a card each; the table says by what path."""
+    file = tmp_path / "box.toml"
+    text = cluster_toml(Cluster.load("dgx-a100-80-8"))
+    cards = "cards = [{ gpus = [0] }, { gpus = [1] }]\n"
+    file.write_text(text.replace("num_nics = 8\n", f"num_nics = 2\n{cards}"), encoding="utf-8")
+    args = ["collective", "all_gather", "--cluster", str(file), "--nodes", "2", "--size", "1GB"]
+    assert main([*args, "--per-node", "1", "--json"]) == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["cards"] == {"bytes_per_s": 25e9 / 4, "word": "PHB", "in_memory": 0.75, "off_rail": 0}
+    assert main([*args, "--per-node", "1", "--plain"]) == ExitCode.OK
+    assert "75% of it through host memory" in capsys.readouterr().out
+    assert main([*args, "--per-node", "9"]) == ExitCode.BAD_INPUT
+    assert "--per-node" in capsys.readouterr().err

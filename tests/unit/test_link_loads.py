@@ -10,7 +10,7 @@ from simulator import Model
 from simulator.cli import ExitCode, main
 from simulator.plan import Offload, Plan
 from simulator.predict.link_loads import Loads, idle_links, link_loads
-from simulator.topology import Cluster
+from simulator.topology import CardPlace, Cluster, Pcie
 
 MODEL = Model.load("llama3.2-1b")
 
@@ -81,3 +81,39 @@ def test_a_plan_is_drawn_by_predict(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no picture format" in capsys.readouterr().err
     assert main(["topo", "dgx1-v100-8", "--draw", str(tmp_path / "none" / "x.png")]) != ExitCode.OK
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_tensor_parallel_traffic_is_on_the_ports() -> None:
+    """A block gathers or reduces the stream four times a pass of forward and backward: 2·(n−1)/n of its bytes each."""
+    plan = {"tp": 4, "dp_replicate": 2, "zero": 0, "num_micro_batches": 1}
+    found = step_bytes(loads(Cluster.load("hgx-h100-8"), **plan))
+    stream = 2 * 512 * MODEL.d_model  # bf16, one sequence
+    layers = 4 * MODEL.num_layers * 2 * 3 / 4 * stream
+    gradients = 2 * 1 / 2 * 4 * MODEL.num_parameters / 4
+    assert found["port0"] > layers + 0.9 * gradients
+    assert found["port0"] < 1.2 * (layers + gradients)
+
+
+def test_pipeline_messages_cross_between_stages() -> None:
+    """Two stages on two nodes: node 0 sends its activations by the cards, micro-batch by micro-batch, from every GPU."""
+    plan = {"pp": 2, "tp": 8, "dp_replicate": 1, "zero": 1, "num_micro_batches": 4, "seq_len": 512}
+    found = step_bytes(loads(Cluster.load("hgx-h100-8", num_nodes=2), **plan))
+    activations = 4 * 2 * 512 * MODEL.d_model
+    assert found["nic3"] >= activations
+    assert found["nic3"] < 1.5 * activations + 8 * MODEL.num_parameters / 8  # and the tied embedding's gradient
+    alone = step_bytes(loads(Cluster.load("hgx-h100-8"), pp=2, dp_shard=4, zero=1, num_micro_batches=4))
+    assert all(alone[f"port{gpu}"] > 0 for gpu in range(8))
+    assert alone["nic0"] == 0
+
+
+def test_stated_cards_carry_what_reaches_them() -> None:
+    """Four cards beside GPUs 0 to 3: replicas of GPUs 4 to 7 pass the sockets and the memory."""
+    box = Cluster.load("dgx-a100-80-8", num_nodes=2)
+    assert box.inter is not None
+    inter = box.inter.model_copy(update={"num_nics": 4, "cards": tuple(CardPlace(gpus=(gpu,)) for gpu in range(4))})
+    tree = Pcie(sockets=((0, 1, 2, 3), (4, 5, 6, 7)))
+    found = step_bytes(loads(box.model_copy(update={"inter": inter, "pcie": tree}), dp_replicate=2, dp_shard=8, zero=3))
+    assert found["nic0 in"] == pytest.approx(found["nic3 out"])
+    assert found["nic0 in"] == pytest.approx(2 * found["down5"])
+    assert found["socket0>1"] == pytest.approx(4 * found["down5"])
+    assert found["memory"] == pytest.approx(8 * found["down5"])
