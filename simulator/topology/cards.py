@@ -222,7 +222,8 @@ class _Roads:
         rest = [gpu for gpu in group if gpu != gate]
         alike = [gpu for gpu in rest if self.level(card, gpu) <= self.level(card, gate)]  # staged: any of its socket
         if alike:
-            self.leave(card, alike[0], part)
+            for gpu in alike:
+                self.leave(card, gpu, part / len(alike))
         elif self.rules.pxn and self.is_gate(card, gate) and any(self.joined(gpu, gate) for gpu in rest):
             self.leave(card, gate, part, via_peer=True)
         elif self.rules.cross and other[1] != (gate,):
