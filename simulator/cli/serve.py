@@ -1,0 +1,109 @@
+"""`shardwise serve`: latencies, throughput and memory of a model under a stream of requests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from simulator.cli import ExitCode
+from simulator.cli.serving_study import ServingStudy, flag_of, read_serving_study
+from simulator.inference import InferencePlan, Serving, serve
+
+_HELP = """Serve a model under an inference plan to a stream of requests, on a simulated clock.
+
+STUDY.toml holds `model`, `cluster`, `nodes`, `calibration` and the tables [inference], [workload] and [slo]
+(docs/reference/inference-file.md); flags override it. Without a file the embedded default is served: Llama 3 8B on one H100,
+4 requests a second.
+
+Exit codes: 0 answered (a queue that grows without end is an answer), 2 usage, 3 bad input, 4 it does not fit in memory."""
+
+_WORKLOAD = {
+    "rate": ("NUMBER", "Requests a second, by a Poisson process; 0: all at once."),
+    "num_requests": ("INTEGER", "How many. [1000]"),
+    "prompt_tokens": ("INTEGER|TABLE", "Tokens of a prompt, or a distribution as an inline TOML table. [512]"),
+    "output_tokens": ("INTEGER|TABLE", "Tokens of an answer, likewise. [128]"),
+    "seed": ("INTEGER", "Of arrivals and lengths. [0]"),
+    "trace": ("CSV", "Traced requests instead: arrival_s, prompt_tokens, output_tokens."),
+    "warmup": ("FRACTION", "Of the requests, the first to arrive, that no figure counts. [0.1]"),
+}
+_SLO = {
+    "ttft": "Limit on the time to the first token, as 500ms.",
+    "tpot": "Limit on the time per output token.",
+    "latency": "Limit on the time of a whole request.",
+}
+
+
+def _options(function: Callable[..., int]) -> Callable[..., int]:
+    """Flags of the three tables. Values are judged with the file's, so that all faults are told together."""
+    rows = [(f"slo.{name}", "TIME", text) for name, text in _SLO.items()]
+    rows = [(f"workload.{name}", metavar, text) for name, (metavar, text) in _WORKLOAD.items()] + rows
+    plan = [
+        (f"inference.{name}", "VALUE", f"default {info.default}" if info.default not in (None, ()) else "")
+        for name, info in InferencePlan.model_fields.items()
+    ]
+    for key, metavar, text in reversed([*plan, *rows]):
+        function = click.option(flag_of(key), key.replace(".", "__"), metavar=metavar, help=text)(function)
+    return function
+
+
+@click.command("serve", help=_HELP)
+@click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
+@click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
+@click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
+@click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
+@click.option(
+    "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
+)
+@_options
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any leaf of inference, workload, slo, model, cluster, device or stack. May be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
+@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+def command(study: Path | None, *, settings: tuple[str, ...], as_json: bool, plain: bool, **flags: str | None) -> int:
+    """Serve, print, and say by the exit code whether it fits."""
+    given = {name: text for name, text in flags.items() if text is not None}
+    tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
+    asked = read_serving_study(study, {k: v for k, v in given.items() if "__" not in k}, tables, settings)
+    serving = _served(asked)
+    serving = replace(serving, sources=(*asked.sources, *serving.sources))
+    if as_json:
+        from simulator.writers.serving_json import to_json  # noqa: PLC0415  only what is asked for is loaded
+
+        click.echo(to_json(serving, asked.inputs()), nl=False)
+    else:
+        from simulator.cli.terminal import show  # noqa: PLC0415
+        from simulator.writers.serving_text import render  # noqa: PLC0415
+
+        show(render(serving), plain=plain)
+    return ExitCode.OK if serving.fits else ExitCode.DOES_NOT_FIT
+
+
+def _served(asked: ServingStudy) -> Serving:
+    """The answer, with a progress bar on stderr where that is a terminal."""
+    with click.progressbar(
+        length=len(asked.requests), label="requests", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+
+        def progress(done: int, total: int) -> None:  # noqa: ARG001  the bar knows the total
+            bar.update(done - bar.pos)
+
+        return serve(
+            asked.model,
+            asked.plan,
+            asked.cluster,
+            asked.requests,
+            asked.calibration,
+            asked.stack,
+            slo=asked.slo,
+            warmup=asked.workload.warmup,
+            progress=progress,
+        )

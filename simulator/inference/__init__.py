@@ -1,0 +1,39 @@
+"""Inference as a plan of its own: what a serving step costs, what a GPU holds, and how a stream of requests fares.
+
+An `InferencePlan` places a `Model` on a `Cluster`; `StepCosts` prices prefill and decode steps from the same ops, kernels
+and collectives as training; `serve` plays requests through continuous batching with a paged cache.
+"""
+
+from simulator.inference.costs import Batch, Chunk, Cost, StepCosts
+from simulator.inference.memory import ServingMemory, serving_memory
+from simulator.inference.plan import InferencePlan, check
+from simulator.inference.remedies import Remedy
+from simulator.inference.report import Attainment, DecodeStep, Latencies, Load, Serving, Slo, Spread
+from simulator.inference.serving import decode_step, serve
+from simulator.inference.workload import Choice, Lognormal, Request, Uniform, Workload
+
+__all__ = [
+    "Attainment",
+    "Batch",
+    "Choice",
+    "Chunk",
+    "Cost",
+    "DecodeStep",
+    "InferencePlan",
+    "Latencies",
+    "Load",
+    "Lognormal",
+    "Remedy",
+    "Request",
+    "Serving",
+    "ServingMemory",
+    "Slo",
+    "Spread",
+    "StepCosts",
+    "Uniform",
+    "Workload",
+    "check",
+    "decode_step",
+    "serve",
+    "serving_memory",
+]

@@ -1,0 +1,334 @@
+"""StepCosts: seconds of one serving step on each pipeline stage, from the kernels, links and host of the training model.
+
+A step computes n new tokens: one for each sequence that decodes, and pieces of prompts. What depends on n alone (all
+products, streams and collectives of a layer) is priced once for each n, the head once for each number of rows, both
+exactly. Attention depends on what is cached: a prompt's is priced exactly; that of decoding is read off a line between
+two exact prices KEYS_APART keys a sequence apart, within 0.1 % of the exact one (tests/theory/test_inference_theory.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import LinkCurves
+from simulator.collectives import collective_s
+from simulator.errors import Fault, StackError
+from simulator.inference.blocks import forward_blocks, head_block
+from simulator.inference.groups import pipeline_shape, tensor_shape
+from simulator.inference.kernels import CachedAttention, stored_as
+from simulator.inference.plan import InferencePlan
+from simulator.inference.shares import stage_shares
+from simulator.inference.windows import windows
+from simulator.kernels import DTYPE_BYTES, Attention, Kernel, Stream, launches
+from simulator.lower.work import Clock
+from simulator.model import Model
+from simulator.ops import Block, Exchange
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+KEYS_APART = 64
+# Decoding batches are padded to a captured size: 1, 2, 4 and multiples of 8 (vLLM, worker/model_runner.py,
+# _BATCH_SIZES_TO_CAPTURE); the V1 engine captures up to 512.
+GRAPH_ALIGNMENT, MOST_CAPTURED = 8, 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A piece of a prompt: `new` tokens behind `cached` ones. last: its end is the prompt's, so a token is sampled."""
+
+    new: int
+    cached: int
+    last: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one step computes. keys: of each of the model's windows, what all decoding sequences see, new tokens included."""
+
+    decodes: int
+    keys: tuple[int, ...]
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return self.decodes + sum(chunk.new for chunk in self.chunks)
+
+    @property
+    def rows(self) -> int:
+        """Sequences that sample a token."""
+        return self.decodes + sum(chunk.last for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of device work, of collectives between it, and of the host that launches both."""
+
+    device_s: float = 0.0
+    exchange_s: float = 0.0
+    host_s: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            device_s=self.device_s + other.device_s,
+            exchange_s=self.exchange_s + other.exchange_s,
+            host_s=self.host_s + other.host_s,
+        )
+
+    def times(self, count: int) -> Cost:
+        """`count` of these, one after another."""
+        return Cost(device_s=count * self.device_s, exchange_s=count * self.exchange_s, host_s=count * self.host_s)
+
+    @property
+    def busy_s(self) -> float:
+        return self.device_s + self.exchange_s
+
+
+class StepCosts:
+    """Prices batches. One object a (model, plan, cluster, stack, calibration); everything is kept that was priced."""
+
+    def __init__(
+        self,
+        model: Model,
+        plan: InferencePlan,
+        cluster: Cluster,
+        stack: Stack,
+        calibration: Calibration,
+        curves: LinkCurves,
+    ) -> None:
+        _refuse_attention(stack)
+        self.model, self.plan, self.cluster, self.stack = model, plan, cluster, stack
+        self._curves, self._ideal = curves, calibration.kind == "ideal"
+        self._clock = Clock(cluster.device, calibration, stack)
+        self._clocks: dict[int, Clock] = {}
+        self.shares = stage_shares(model, plan)
+        self._nccl = stack.software()
+        self._linear: dict[int, tuple[tuple[Cost, Cost], Clock]] = {}
+        self._heads: dict[int, Cost] = {}
+        self._decodes: dict[tuple[int, int], float] = {}
+        self._exchanges: dict[tuple[str, int], float] = {}
+        self._bases: dict[tuple[int, int, bool], tuple[float, ...]] = {}
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """The windows of the model's layers, in the order of `Batch.keys`."""
+        return tuple(window for window, _ in windows(self.model, range(self.model.num_layers)))
+
+    @cached_property
+    def layers_by_window(self) -> tuple[tuple[int, ...], ...]:
+        """Layers of each stage with each window."""
+        found = (dict(windows(self.model, share.layers)) for share in self.shares)
+        return tuple(tuple(each.get(window, 0) for window in self.windows) for each in found)
+
+    @property
+    def overhead_s(self) -> float:
+        """Host time before each step, while the devices wait. A machine without losses has none."""
+        return 0.0 if self._ideal else self.stack.step_overhead_s
+
+    def graphed(self, batch: Batch) -> bool:
+        """The step is launched as one CUDA graph."""
+        return self.plan.cuda_graphs and not batch.chunks and batch.decodes <= MOST_CAPTURED
+
+    def stages_s(self, batch: Batch) -> tuple[float, ...]:
+        """Seconds of the step on each pipeline stage, the message to the next one included."""
+        if self.graphed(batch):
+            bases = self._base(padded(batch.decodes), batch.decodes, graphed=True)
+            return tuple(
+                base + sum(n * self._decode_s(batch.decodes, keys) for n, keys in zip(counts, batch.keys, strict=True))
+                for base, counts in zip(bases, self.layers_by_window, strict=True)
+            )
+        return tuple(self._seconds(cost) for cost in self.costs(batch))
+
+    def costs(self, batch: Batch) -> tuple[Cost, ...]:
+        """The same in parts, before the larger of device and host is taken."""
+        graphed = self.graphed(batch)
+        tokens = padded(batch.decodes) if graphed else batch.tokens
+        found = []
+        for stage, counts in enumerate(self.layers_by_window):
+            cost = self._stage(stage, tokens, batch.rows)
+            for count, window, keys in zip(counts, self.windows, batch.keys, strict=True):
+                if batch.decodes and count:
+                    cost += self._attention(self._decode_s(batch.decodes, keys)).times(count)
+                if batch.chunks and count:
+                    cost += self._attention(self._prefill_s(batch, window)).times(count)
+            found.append(Cost(device_s=cost.device_s, exchange_s=cost.exchange_s) if graphed else cost)
+        return tuple(found)
+
+    def _attention(self, seconds: float) -> Cost:
+        return Cost(device_s=seconds, host_s=self.stack.host_launch_s)
+
+    def _seconds(self, cost: Cost) -> float:
+        """The host runs ahead of the device, so the slower of the two decides. An ideal host costs nothing."""
+        return cost.busy_s if self._ideal else max(cost.busy_s, cost.host_s)
+
+    def _base(self, tokens: int, rows: int, *, graphed: bool) -> tuple[float, ...]:
+        key = (tokens, rows, graphed)
+        found = self._bases.get(key)
+        if found is None:
+            found = self._bases[key] = tuple(
+                self._stage(stage, tokens, rows).busy_s for stage in range(len(self.shares))
+            )
+        return found
+
+    def _stage(self, stage: int, tokens: int, rows: int) -> Cost:
+        """All of a stage but attention."""
+        share = self.shares[stage]
+        embedding, layer = self._linear_of(tokens)[0]
+        cost = layer.times(len(share.layers))
+        if share.holds_embedding:
+            cost += embedding
+        if share.holds_head:
+            cost += self._head(rows)
+        else:
+            cost += Cost(exchange_s=self._message_s(stage, tokens), host_s=self.stack.host_collective_s)
+        return cost
+
+    def _linear_of(self, tokens: int) -> tuple[tuple[Cost, Cost], Clock]:
+        """(embedding, a layer without its attention kernel) of so many new tokens, and the clock of such a step."""
+        found = self._linear.get(tokens)
+        if found is None:
+            share = self.shares[0]
+            embedding, layer = forward_blocks(share, self.plan, self.stack, tokens)
+            clock = self._clock_of(layer)
+            written = tokens * 2 * share.part.kv_width * DTYPE_BYTES[self.plan.compute_dtype]
+            kept = tokens * 2 * share.part.kv_width * DTYPE_BYTES[self.plan.kv_dtype]
+            store = Stream(op="copy", read_bytes=written, write_bytes=kept)  # K and V into their blocks
+            costs = (
+                self._block(embedding, clock),
+                self._block(layer, clock, narrow=True) + self._kernels((store,), clock),
+            )
+            found = self._linear[tokens] = (costs, clock)
+        return found
+
+    def _head(self, rows: int) -> Cost:
+        found = self._heads.get(rows)
+        if found is None:
+            if rows == 0:  # pieces of prompts only
+                return Cost()
+            block = head_block(self.shares[-1], self.plan, self.stack, rows)
+            found = self._heads[rows] = self._block(block, self._clock)
+        return found
+
+    def _block(self, block: Block, clock: Clock, *, narrow: bool = False) -> Cost:
+        """The forward of a block. narrow: its weights are stored as the plan says."""
+        total = Cost()
+        for op in block.ops:
+            kernels = tuple(kernel for kernel in op.forward if not isinstance(kernel, Attention))
+            factor = 1.0 if self._ideal or op.category == "gemm" else self.stack.elementwise_factor
+            total += self._kernels(stored_as(kernels, self.plan.weights) if narrow else kernels, clock, factor)
+            for exchange in op.forward_exchanges:
+                total += Cost(exchange_s=self._exchange_s(exchange), host_s=self.stack.host_collective_s)
+        return total
+
+    def _kernels(self, kernels: Sequence[Kernel], clock: Clock, factor: float = 1.0) -> Cost:
+        host_s = self.stack.host_launch_s * sum(map(launches, kernels))
+        return Cost(device_s=factor * sum(map(clock.seconds, kernels)), host_s=host_s)
+
+    def _exchange_s(self, exchange: Exchange) -> float:
+        key = (exchange.kind, exchange.num_bytes)
+        found = self._exchanges.get(key)
+        if found is None:
+            shape = tensor_shape(self.plan, self.cluster)
+            seconds = collective_s(
+                exchange.kind, exchange.num_bytes, shape, self.cluster, curves=self._curves, nccl=self._nccl
+            )
+            found = self._exchanges[key] = float(seconds)
+        return found
+
+    def _message_s(self, stage: int, tokens: int) -> float:
+        """A stage's result to the next one: [n, d_model] in the compute dtype."""
+        size = tokens * self.model.d_model * DTYPE_BYTES[self.plan.compute_dtype]
+        shape = pipeline_shape(self.plan, self.cluster, stage)
+        return float(collective_s("send_recv", size, shape, self.cluster, curves=self._curves, nccl=self._nccl))
+
+    def _clock_of(self, layer: Block) -> Clock:
+        """The clock that the power cap leaves a step of such layers (simulator.lower.power), in hundredths of use."""
+        if not self._clock.depends_on_use:
+            return self._clock
+        kernels = [kernel for op in layer.ops for kernel in op.forward if not isinstance(kernel, Attention)]
+        clock = self._clock
+        for _ in range(2):
+            use = round(100 * _mean_use(clock, kernels))
+            if use not in self._clocks:
+                self._clocks[use] = self._clock.under(max(use, 1) / 100)
+            clock = self._clocks[use]
+        return clock
+
+    def _decode_s(self, count: int, keys: int) -> float:
+        """Attention of one layer where `count` sequences see `keys` keys together."""
+        apart = KEYS_APART * count
+        node, rest = divmod(keys, apart)
+        low = self._decode_node_s(count, node)
+        return low + (self._decode_node_s(count, node + 1) - low) * rest / apart if rest else low
+
+    def _decode_node_s(self, count: int, node: int) -> float:
+        found = self._decodes.get((count, node))
+        if found is None:
+            found = self.decode_exactly_s(count, max(count, node * KEYS_APART * count))
+            self._decodes[count, node] = found
+        return found
+
+    def decode_exactly_s(self, count: int, keys: int) -> float:
+        """The exact price that `_decode_s` reads its lines from."""
+        clock = self._linear_of(padded(count) if self.plan.cuda_graphs else count)[1]
+        return clock.seconds(self._cached(count, 1, 2 * keys // count, pairs=keys, queries=count, keys=keys))
+
+    def _prefill_s(self, batch: Batch, window: int | None) -> float:
+        """Attention of one layer over all pieces of prompts of a step."""
+        pairs = sum(causal_pairs(chunk, window) for chunk in batch.chunks)
+        new = sum(chunk.new for chunk in batch.chunks)
+        keys = sum(min(chunk.cached + chunk.new, chunk.new + (window or chunk.cached)) for chunk in batch.chunks)
+        count = len(batch.chunks)
+        kernel = self._cached(count, -(-new // count), max(1, 2 * pairs // new), pairs=pairs, queries=new, keys=keys)
+        return self._linear_of(batch.tokens)[1].seconds(kernel)
+
+    def _cached(self, batch: int, seq_q: int, seq_kv: int, *, pairs: int, queries: int, keys: int) -> CachedAttention:
+        part = self.shares[0].part
+        return CachedAttention(
+            batch=batch,
+            seq_q=seq_q,
+            seq_kv=seq_kv,
+            num_heads=part.num_heads,
+            num_kv_heads=part.num_kv_heads,
+            head_dim=part.head_dim,
+            causal=True,
+            direction="forward",
+            dtype=self.plan.compute_dtype,
+            pairs=pairs,
+            queries=queries,
+            keys=keys,
+            kv_dtype=self.plan.kv_dtype,
+        )
+
+
+def padded(decodes: int) -> int:
+    """The captured batch size that such a step runs in."""
+    if decodes > MOST_CAPTURED:
+        return decodes
+    return next((size for size in (1, 2, 4) if decodes <= size), -(-decodes // GRAPH_ALIGNMENT) * GRAPH_ALIGNMENT)
+
+
+def causal_pairs(chunk: Chunk, window: int | None) -> int:
+    """(query, key) pairs of one head: token i of the piece sees cached + i + 1 keys, at most `window` of them."""
+    n, c = chunk.new, chunk.cached
+    if window is None or c + n <= window:
+        return n * c + n * (n + 1) // 2
+    full = max(0, min(n, window - c))  # tokens that see everything before them
+    return full * c + full * (full + 1) // 2 + (n - full) * window
+
+
+def _mean_use(clock: Clock, kernels: Iterable[Kernel]) -> float:
+    times = [(clock.seconds(kernel), clock.tensor_use(kernel)) for kernel in kernels]
+    whole_s = sum(seconds for seconds, _ in times)
+    return sum(seconds * use for seconds, use in times) / whole_s if whole_s else 1.0
+
+
+def _refuse_attention(stack: Stack) -> None:
+    """Attention over a cache needs a fused kernel and its curve."""
+    backend = stack.attention
+    if backend.kernel == "math" or backend.states_speed("forward"):
+        why = "has no fused kernel" if backend.kernel == "math" else "states speeds of whole sequences only"
+        problem = f"attention of {stack.name} {why}: what reading a cache costs cannot be told"
+        raise StackError(Fault(place="inference: stack", problem=problem, remedy='stack = "vllm-2025"'))

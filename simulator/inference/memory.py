@@ -1,0 +1,159 @@
+"""Memory of a serving GPU: weights, the activations of the largest step, and cache blocks in what is left.
+
+vLLM's scheme: a step of max_batched_tokens is run once; what the GPU may use (its memory × gpu_memory_utilization) less
+weights, that step's peak and what lies outside torch is cut into blocks. The peak is read off the caching allocator, which
+plays the forward's allocations: an activation dies with its last reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.allocator import Block as Storage
+from simulator.allocator import CachingAllocator
+from simulator.device import Device
+from simulator.inference.blocks import forward_blocks, head_block
+from simulator.inference.plan import InferencePlan
+from simulator.inference.shares import StageShare, kv_bytes_per_token, part_bytes, stage_shares, weight_bytes
+from simulator.memory import outside_torch_bytes
+from simulator.memory.outside import workspace_bytes
+from simulator.model import Model
+from simulator.ops import Block
+from simulator.plan import Plan
+from simulator.stack import Stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingMemory:
+    """Bytes of one GPU of the stage that limits the cache, and what that leaves.
+
+    weight_bytes: embedding_bytes and head_bytes among them. activation_bytes: peak of the largest step.
+    capacity_bytes: what a process can get; budget_bytes: the part of it that the plan allows.
+    block_bytes: of one block on this GPU. num_blocks: of one scheduler (with pp stages there are pp, which share them).
+    longest_tokens: of one sequence that must fit. model_fraction: of all parameters' bytes, on this GPU.
+    """
+
+    stage: int
+    weight_bytes: int
+    embedding_bytes: int
+    head_bytes: int
+    model_fraction: float
+    activation_bytes: int
+    outside_torch_bytes: int
+    capacity_bytes: int
+    budget_bytes: int
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    num_schedulers: int
+    longest_tokens: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of all blocks on this GPU."""
+        return self.num_blocks * self.num_schedulers * self.block_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self.weight_bytes + self.activation_bytes + self.outside_torch_bytes + self.kv_bytes
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the cache of one engine holds."""
+        return self.num_blocks * self.num_schedulers * self.block_size
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-self.longest_tokens // self.block_size)
+
+    @property
+    def fits(self) -> bool:
+        """One sequence of the longest kind has room: else an engine refuses to start."""
+        return self.num_blocks >= self.needed_blocks
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is short of the budget for one such sequence; 0 if it fits."""
+        needed = self.needed_blocks * self.num_schedulers * self.block_bytes
+        fixed = self.weight_bytes + self.activation_bytes + self.outside_torch_bytes
+        return max(0, fixed + needed - self.budget_bytes)
+
+
+def serving_memory(model: Model, plan: InferencePlan, device: Device, stack: Stack) -> ServingMemory:
+    """Memory of the stage with the fewest blocks."""
+    shares = stage_shares(model, plan)
+    whole = weight_bytes(stage_shares(model, plan.model_copy(update={"tp": 1, "pp": 1, "replicate": ()}))[0], plan)
+    found = (_stage(model, plan, device, stack, shares, stage, whole) for stage in range(plan.pp))
+    return min(found, key=lambda each: (each.num_blocks, -each.missing_bytes, each.stage))
+
+
+def _stage(
+    model: Model,
+    plan: InferencePlan,
+    device: Device,
+    stack: Stack,
+    shares: Sequence[StageShare],
+    stage: int,
+    whole_bytes: int,
+) -> ServingMemory:
+    share = shares[stage]
+    held = weight_bytes(share, plan)
+    activations = activation_bytes(model, share, plan, stack, device)
+    outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp)))
+    capacity = device.usable_bytes - device.hypervisor_bytes
+    budget = int(capacity * plan.gpu_memory_utilization)
+    block = plan.block_size * kv_bytes_per_token(share, plan)
+    left = budget - held - activations - outside
+    return ServingMemory(
+        stage=stage,
+        weight_bytes=held,
+        embedding_bytes=part_bytes(share, plan, "embedding"),
+        head_bytes=part_bytes(share, plan, "head"),
+        model_fraction=held / whole_bytes,
+        activation_bytes=activations,
+        outside_torch_bytes=outside,
+        capacity_bytes=capacity,
+        budget_bytes=budget,
+        block_bytes=block,
+        block_size=plan.block_size,
+        num_blocks=max(0, left // block // plan.pp),
+        num_schedulers=plan.pp,
+        longest_tokens=plan.model_len(model),
+    )
+
+
+def activation_bytes(model: Model, share: StageShare, plan: InferencePlan, stack: Stack, device: Device) -> int:
+    """Peak of the largest step on one GPU: max_batched_tokens new tokens, max_sequences of which sample."""
+    tokens = plan.batched_tokens(model)
+    embedding, layer = forward_blocks(share, plan, stack, tokens)
+    blocks = [embedding] if share.holds_embedding else []
+    blocks += [layer] * min(2, len(share.layers))  # the second begins as all others do
+    head = head_block(share, plan, stack, min(plan.max_sequences, tokens)) if share.holds_head else None
+    allocator = CachingAllocator()
+    for size in workspace_bytes(device)[:1]:  # no second thread: there is no backward
+        allocator.malloc(size)
+    state = allocator.malloc(blocks[0].input_bytes)
+    for block in blocks:
+        state = _play(allocator, block, state)
+    if head is not None:
+        rows = allocator.malloc(head.input_bytes)  # the rows that sample, picked from all
+        allocator.free(state)
+        state = _play(allocator, head, rows)
+    return allocator.peak_allocated_bytes
+
+
+def _play(allocator: CachingAllocator, block: Block, state: Storage) -> Storage:
+    """One block's forward: each storage is freed behind its last reader. Returns that of the block's output."""
+    last = {name: index for index, op in enumerate(block.ops) for name in op.inputs}
+    live: dict[str, Storage] = {block.input: state}
+    for index, op in enumerate(block.ops):
+        for tensor in op.outputs:
+            live[tensor.name] = allocator.malloc(tensor.num_bytes)
+        if op.forward_temporary_bytes:
+            allocator.free(allocator.malloc(op.forward_temporary_bytes))
+        for name in dict.fromkeys((*op.inputs, *(tensor.name for tensor in op.outputs))):
+            if name in live and name != block.output and last.get(name, index) <= index:
+                allocator.free(live.pop(name))
+    return live[block.output]

@@ -1,0 +1,128 @@
+"""A serving answer as text for people: the verdict first, then latencies, throughput, memory, and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from textwrap import shorten
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from simulator.inference import Latencies, Load, Serving
+from simulator.units import format_bytes, format_seconds
+
+_COLORS = {"OK": "bold green", "OVERLOADED": "bold yellow", "OOM": "bold red"}
+_DETAIL_WIDTH = 76
+
+
+def render(s: Serving) -> Group:
+    """The report, for a rich console."""
+    parts: list[RenderableType] = [_verdict(s)]
+    if s.latencies is not None and s.load is not None:
+        parts.append(_section("Latency", _latencies(s.latencies)))
+        if s.attainments:
+            parts.append(_section("Service level", _attainments(s)))
+        parts.append(_section("Throughput", _load(s.load)))
+        parts.append(_section("Decoding", _decoding(s)))
+    parts.append(_section("Memory of a GPU", _memory(s)))
+    parts.append(_section("What this rests on", _sources(s)))
+    if s.suggestion:
+        parts.append(_section("To try next", Text(s.suggestion)))
+    return Group(*parts)
+
+
+def _section(title: str, body: Table | Text) -> Group:
+    return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
+
+
+def _table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
+    """A borderless table; `justify` has l or r a column."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for letter in justify:
+        table.add_column(justify="right" if letter == "r" else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _verdict(s: Serving) -> Table:
+    devices = f"{s.num_devices:,} device{'s' if s.num_devices != 1 else ''}"
+    counted = f"{s.num_requests:,} requests" + (f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else "")
+    table = _table([(s.verdict, f"{s.model} on {s.cluster}, {devices}; {counted}"), ("", s.cause)], "ll")
+    table.columns[0].style = _COLORS[s.verdict]
+    return table
+
+
+def _latencies(found: Latencies) -> Table:
+    rows: list[tuple[str, ...]] = [("", "p50", "p90", "p99", "mean", "largest")]
+    named = (
+        ("time to first token", found.ttft),
+        ("time per output token", found.tpot),
+        ("whole request", found.latency),
+    )
+    rows += [
+        (name, *map(format_seconds, (each.p50_s, each.p90_s, each.p99_s, each.mean_s, each.max_s)))
+        for name, each in named
+        if each is not None
+    ]
+    return _table(rows, "lrrrrr")
+
+
+def _attainments(s: Serving) -> Table:
+    rows = [
+        (a.name, f"{format_seconds(a.limit_s)}", f"{a.share:.1%} within", "p99 holds" if a.held else "p99 is above")
+        for a in s.attainments
+    ]
+    if s.slo_share is not None and len(rows) > 1:
+        rows.append(("all", "", f"{s.slo_share:.1%} within", ""))
+    return _table(rows, "lrrl")
+
+
+def _load(load: Load) -> Table:
+    arriving = f"{load.arriving_per_s:.3g} arrive; " if load.arriving_per_s else ""
+    capacity = f"{arriving}{load.capacity_per_s:.3g} could be served"
+    lost = f"{load.recomputed_tokens:,} tokens computed again"
+    rows = [
+        ("requests", f"{load.requests_per_s:.3g}/s", capacity),
+        ("answers", f"{load.output_tokens_per_s:,.0f} tokens/s", f"{load.sequences:.1f} tokens a step"),
+        ("prompts", f"{load.prompt_tokens_per_s:,.0f} tokens/s", ""),
+        ("utilisation", f"{load.utilisation:.1%}", f"of {format_seconds(load.measured_s)} measured"),
+        ("in the system", f"{load.in_system:.1f}", "requests, on average"),
+        ("cache in use", f"{load.kv_mean:.1%}", f"on average, {load.kv_peak:.1%} at most"),
+        ("preemptions", f"{load.preemptions:,}", lost if load.preemptions else ""),
+    ]
+    return _table(rows, "lrl")
+
+
+def _decoding(s: Serving) -> Table:
+    rows = []
+    for step in s.decode_steps:
+        size = f"{step.sequences} sequence{'s' if step.sequences != 1 else ''}"
+        told = f"a step at {step.context:,} tokens each; {format_seconds(step.exchange_s)} in collectives; "
+        told += f"{step.bandwidth_share:.0%} of the memory's bandwidth"
+        rows.append((size, format_seconds(step.step_s), told))
+    return _table(rows, "lrl")
+
+
+def _memory(s: Serving) -> Table:
+    m = s.memory
+    ends = f"embedding {format_bytes(m.embedding_bytes)}, head {format_bytes(m.head_bytes)}"
+    longest = f"{m.longest_tokens:,} needed at least"
+    rows = [
+        ("weights", format_bytes(m.weight_bytes), f"{m.model_fraction:.1%} of the model; {ends}"),
+        ("activations", format_bytes(m.activation_bytes), "peak of the largest step"),
+        ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
+        ("cache", format_bytes(m.kv_bytes), f"{m.kv_tokens:,} tokens in blocks of {m.block_size}; {longest}"),
+        ("used", format_bytes(m.used_bytes), f"of {format_bytes(m.budget_bytes)} allowed"),
+        ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
+    ]
+    return _table(rows, "lrl")
+
+
+def _sources(s: Serving) -> Table:
+    """A line a source, then what is assumed."""
+    rows = [(source.what, source.kind, shorten(source.detail, _DETAIL_WIDTH, placeholder=" …")) for source in s.sources]
+    rows += [("", "assumed", text) for text in s.assumptions]
+    return _table(rows, "lll")

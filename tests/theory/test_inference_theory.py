@@ -1,0 +1,239 @@
+"""Serving against theory: queues, rooflines, cache sizes, conservation. Expected values are derived here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import LinkCurves, default_curves
+from simulator.inference import Batch, Choice, Chunk, InferencePlan, Request, StepCosts, Workload, serve
+from simulator.inference.costs import KEYS_APART, causal_pairs
+from simulator.inference.engine import Engine
+from simulator.inference.scheduler import Limits
+from simulator.inference.shares import kv_bytes_per_token, stage_shares, weight_bytes
+from simulator.kernels import DTYPE_BYTES
+from simulator.model import Model
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+
+@pytest.fixture(scope="module")
+def h100() -> Cluster:
+    return Cluster.load("hgx-h100-8")
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return Model.load("llama3-8b")
+
+
+def ideal_costs(model: Model, plan: InferencePlan, cluster: Cluster) -> StepCosts:
+    stack = Stack.load(plan.stack)
+    return StepCosts(model, plan, cluster, stack, Calibration.ideal(), LinkCurves.ideal())
+
+
+def real_costs(model: Model, plan: InferencePlan, cluster: Cluster) -> StepCosts:
+    calibration = Calibration.for_device(cluster.device)
+    return StepCosts(model, plan, cluster, Stack.load(plan.stack), calibration, default_curves())
+
+
+def limits(plan: InferencePlan, costs: StepCosts, num_blocks: int = 10**6) -> Limits:
+    return Limits(
+        num_blocks=num_blocks,
+        block_size=plan.block_size,
+        max_sequences=plan.max_sequences,
+        max_tokens=plan.batched_tokens(costs.model),
+        chunked=plan.chunked_prefill,
+        windows=costs.windows,
+    )
+
+
+def mean_wait_s(costs: StepCosts, plan: InferencePlan, workload: Workload) -> tuple[float, list[float]]:
+    """Mean time from arrival to the beginning of service, and each request's time of service, one at a time."""
+    played = Engine(costs, limits(plan, costs), workload.requests(), (0.0, math.inf)).run()
+    whole = [job.end_s - job.request.arrival_s for job in played.jobs]
+    alone = []
+    for job in played.jobs:
+        batch = Batch(decodes=0, keys=(0,), chunks=(Chunk(new=job.request.prompt_tokens, cached=0),))
+        alone.append(costs.overhead_s + sum(costs.stages_s(batch)))
+    waits = [a - b for a, b in zip(whole, alone, strict=True)]
+    assert min(waits) > -1e-9
+    return sum(waits) / len(waits), alone
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_one_sequence_at_a_time_and_one_length_is_an_m_d_1_queue(llama: Model, h100: Cluster, load: float) -> None:
+    plan = InferencePlan(max_sequences=1)
+    costs = real_costs(llama, plan, h100)
+    service_s = costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=512, cached=0),))))
+    workload = Workload(rate=load / service_s, num_requests=20_000, prompt_tokens=512, output_tokens=1)
+    waited_s, _ = mean_wait_s(costs, plan, workload)
+    # Pollaczek-Khinchine with a constant service time: W = rho S / (2 (1 - rho)); 20,000 requests leave some percent
+    assert waited_s == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.08)
+
+
+def test_one_sequence_at_a_time_and_two_lengths_is_an_m_g_1_queue(llama: Model, h100: Cluster) -> None:
+    plan = InferencePlan(max_sequences=1)
+    costs = real_costs(llama, plan, h100)
+    prompts = Choice(distribution="choice", values=(128, 4096), weights=(0.9, 0.1))
+    times = [
+        costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=n, cached=0),))))
+        for n in (128, 4096)
+    ]
+    mean_s = 0.9 * times[0] + 0.1 * times[1]
+    square = 0.9 * times[0] ** 2 + 0.1 * times[1] ** 2
+    rate = 0.6 / mean_s
+    workload = Workload(rate=rate, num_requests=20_000, prompt_tokens=prompts, output_tokens=1)
+    waited_s, _ = mean_wait_s(costs, plan, workload)
+    # Pollaczek-Khinchine: W = lambda E[S^2] / (2 (1 - rho))
+    assert waited_s == pytest.approx(rate * square / (2 * (1 - 0.6)), rel=0.08)
+
+
+def test_a_decode_step_of_an_ideal_machine_reads_everything_once(llama: Model, h100: Cluster) -> None:
+    """One sequence: every kernel is bound by memory, so the step is bytes over bandwidth; weights are 99 % of them."""
+    plan = InferencePlan(cuda_graphs=False)
+    costs = ideal_costs(llama, plan, h100)
+    context = 1000
+    (step_s,) = costs.stages_s(Batch(decodes=1, keys=(context,)))
+    matrices = 2 * (llama.num_parameters - llama.num_parameters_of("embedding"))
+    cache = 2 * llama.num_layers * llama.num_kv_heads * llama.head_dim * 2 * context
+    floor_s = (matrices + cache) / h100.device.memory_bytes_per_s
+    assert floor_s <= step_s <= 1.01 * floor_s
+
+
+def test_a_long_prefill_of_an_ideal_machine_computes_everything_once(llama: Model, h100: Cluster) -> None:
+    plan = InferencePlan()
+    costs = ideal_costs(llama, plan, h100)
+    tokens = 8192
+    (step_s,) = costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=tokens, cached=0),)))
+    layers = llama.num_matmul_parameters - llama.vocab_size * llama.d_model
+    # two products a pair and channel: QK and PV; the head works on one row
+    attention = 4 * llama.num_layers * llama.q_width * (tokens * (tokens + 1) // 2)
+    flop = 2 * layers * tokens + attention
+    floor_s = flop / h100.device.peak("bf16")
+    streams_s = 30 * tokens * llama.d_model * 2 * llama.num_layers / h100.device.memory_bytes_per_s
+    assert floor_s <= step_s <= floor_s + streams_s
+
+
+@pytest.mark.parametrize(("name", "tp", "kv"), [("llama3-8b", 1, 8), ("llama3-8b", 4, 2), ("llama3-70b", 16, 1)])
+def test_cached_bytes_of_a_token(name: str, tp: int, kv: int) -> None:
+    """2 (K and V) x layers x kv heads x head_dim x bytes; beyond one kv head a GPU there is nothing left to split."""
+    model = Model.load(name)
+    for dtype in ("bf16", "fp8"):
+        plan = InferencePlan(tp=tp, kv_cache=dtype)
+        expected = 2 * model.num_layers * kv * model.head_dim * DTYPE_BYTES[dtype]
+        assert kv_bytes_per_token(stage_shares(model, plan)[0], plan) == expected
+
+
+@pytest.mark.parametrize("pp", [1, 3, 5])
+def test_stages_hold_the_model_once(llama: Model, pp: int) -> None:
+    plan = InferencePlan(pp=pp)
+    shares = stage_shares(llama, plan)
+    assert [layer for share in shares for layer in share.layers] == list(range(llama.num_layers))
+    padding = -llama.vocab_size % 64 * llama.d_model * 2
+    assert sum(weight_bytes(share, plan) for share in shares) == 2 * (llama.num_parameters + padding)
+
+
+def test_replicated_ends_are_held_whole(llama: Model) -> None:
+    split = stage_shares(llama, InferencePlan(tp=2))[0]
+    whole = stage_shares(llama, InferencePlan(tp=2, replicate=("embedding", "head")))[0]
+    more = weight_bytes(whole, InferencePlan(tp=2)) - weight_bytes(split, InferencePlan(tp=2))
+    rows = llama.vocab_size + -llama.vocab_size % 64
+    assert more == 2 * (rows // 2) * llama.d_model * 2  # half a table each, two bytes a number
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 64])
+@pytest.mark.parametrize(("new", "cached"), [(1, 0), (1, 99), (30, 0), (30, 5), (64, 64), (100, 3)])
+def test_pairs_are_counted_as_a_mask_would(new: int, cached: int, window: int | None) -> None:
+    each = [min(cached + i + 1, window or cached + i + 1) for i in range(new)]
+    assert causal_pairs(Chunk(new=new, cached=cached), window) == sum(each)
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 300])
+def test_attention_read_off_a_line_is_within_a_thousandth(llama: Model, h100: Cluster, count: int) -> None:
+    costs = real_costs(llama, InferencePlan(), h100)
+    for context in (1, 33, 65, 500, 1023, 4097, 8000):
+        exact = costs.decode_exactly_s(count, count * context)
+        step = KEYS_APART * count
+        if count * context >= step:
+            assert costs._decode_s(count, count * context) == pytest.approx(exact, rel=1e-3)
+
+
+def test_little_s_law_and_conservation_of_tokens(llama: Model, h100: Cluster) -> None:
+    """L = lambda W over the whole run; every token of prompts and answers is computed once, and once more if thrown away."""
+    plan = InferencePlan(max_sequences=32, max_batched_tokens=512)
+    costs = real_costs(llama, plan, h100)
+    prompts = Choice(distribution="choice", values=(50, 700, 2000))
+    for chunked in (True, False):
+        narrow = replace(limits(plan, costs, num_blocks=260), chunked=chunked, max_tokens=512 if chunked else 8192)
+        workload = Workload(rate=15, num_requests=500, prompt_tokens=prompts, output_tokens=200)
+        played = Engine(costs, narrow, workload.requests(), (0.0, math.inf)).run()
+        assert played.preemptions > 0
+        requests = [job.request for job in played.jobs]
+        computed = sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)  # the last token is never fed back
+        assert played.prefilled + played.decoded == computed + played.recomputed
+        assert played.meter.output_tokens == sum(r.output_tokens for r in requests)
+        inside = math.fsum(job.end_s - job.request.arrival_s for job in played.jobs)
+        assert played.meter.request_s == pytest.approx(inside, rel=1e-9)
+        assert played.leftover_blocks == 0
+        assert played.meter.peak_blocks <= 260
+
+
+def test_a_lone_request_takes_its_steps_and_nothing_else(llama: Model, h100: Cluster) -> None:
+    """Prompt in pieces of max_batched_tokens, then one step a token behind the first."""
+    plan = InferencePlan(max_batched_tokens=256)
+    costs = real_costs(llama, plan, h100)
+    request = Request(arrival_s=3.0, prompt_tokens=600, output_tokens=5)
+    (job,) = Engine(costs, limits(plan, costs), [request], (0.0, math.inf)).run().jobs
+    pieces = [(256, 0, False), (256, 256, False), (88, 512, True)]
+    first_s = 3.0
+    for new, cached, last in pieces:
+        chunk = Chunk(new=new, cached=cached, last=last)
+        first_s += costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(chunk,))))
+    end_s = first_s
+    for cached in range(600, 604):
+        end_s += costs.overhead_s + sum(costs.stages_s(Batch(decodes=1, keys=(cached + 1,))))
+    assert job.first_s == pytest.approx(first_s, rel=1e-12)
+    assert job.end_s == pytest.approx(end_s, rel=1e-12)
+
+
+def test_pipeline_stages_work_on_different_lanes(llama: Model, h100: Cluster) -> None:
+    """Two lanes of two equal stages, both full: the second lane's steps run in the first one's shadow."""
+    plan = InferencePlan(pp=2)
+    costs = ideal_costs(llama, plan, h100)
+    chunk = Chunk(new=1000, cached=0)
+    first_s, second_s = costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(chunk,)))
+    requests = [Request(arrival_s=0.0, prompt_tokens=1000, output_tokens=1)] * 2
+    played = Engine(costs, limits(plan, costs), requests, (0.0, math.inf)).run()
+    ends = sorted(job.end_s for job in played.jobs)
+    assert ends[0] == pytest.approx(first_s + second_s)
+    assert ends[1] == pytest.approx(first_s + max(first_s, second_s) + second_s)
+
+
+def test_capacity_of_a_queue_without_batching_is_one_over_its_service_time(llama: Model, h100: Cluster) -> None:
+    plan = InferencePlan(max_sequences=1)
+    costs = real_costs(llama, plan, h100)
+    service_s = costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=512, cached=0),))))
+    served = serve(llama, plan, h100, Workload(rate=1, num_requests=20, output_tokens=1).requests())
+    assert served.load is not None
+    assert served.load.capacity_per_s == pytest.approx(1 / service_s, rel=1e-9)
+
+
+def test_an_all_reduce_less_and_half_a_table_more(h100: Cluster) -> None:
+    """A whole embedding on every GPU saves its all-reduce; a whole head costs the other half's bytes at each step."""
+    model = Model.load("gpt-neox-20b")
+    batch = Batch(decodes=1, keys=(500,))
+    step = {
+        replicate: ideal_costs(model, InferencePlan(tp=2, replicate=replicate), h100).costs(batch)[0]
+        for replicate in ((), ("embedding",), ("head",))
+    }
+    link = Fraction(int(h100.intra.bytes_per_s))
+    embedded = model.d_model * 2
+    saved = step[()].exchange_s - step["embedding",].exchange_s
+    assert saved == pytest.approx(float(embedded / link))  # a ring of two sends 2 (n - 1) / n = 1 times the tensor
+    half = (model.vocab_size // 2) * model.d_model * 2 / h100.device.memory_bytes_per_s
+    assert step["head",].device_s - step[()].device_s == pytest.approx(half, rel=0.02)
