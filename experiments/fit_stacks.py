@@ -30,8 +30,8 @@ from scipy.optimize import least_squares
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from simulator.backtest.measured import step_seconds  # noqa: E402
 from simulator.backtest.resolve import RefusedError, Run, resolve  # noqa: E402
+from simulator.backtest.work import measured_step_s  # noqa: E402
 from simulator.calibration import Calibration  # noqa: E402
 from simulator.collective_curves import LinkCurves, default_curves  # noqa: E402
 from simulator.errors import InputError  # noqa: E402
@@ -68,6 +68,8 @@ class Coefficient:
 HOPPER = Coefficient("gemm_factor.hopper", IN_STEP, 0.02)
 AMPERE = Coefficient("gemm_factor.ampere", IN_STEP, 0.03)
 ELEMENTWISE = Coefficient("elementwise_factor", 1.0, 0.3)
+# Host seconds of an operator: some microseconds of C++ for a kernel, tens under an interpreter that runs Python around it
+LAUNCH = Coefficient("host_launch_s", 20e-6, 0.7)
 FITS: dict[str, tuple[Coefficient, ...]] = {
     "llm-foundry-2023": (
         AMPERE,
@@ -79,6 +81,8 @@ FITS: dict[str, tuple[Coefficient, ...]] = {
     # Transformer Engine accumulates fp8 gradients with split accumulators, slower than the fast ones of the calibration
     "nemo-24": (HOPPER, Coefficient("gemm_factor.hopper_fp8", IN_STEP, 0.1), ELEMENTWISE),
     "internevo-2023": (AMPERE, ELEMENTWISE),
+    "megatron-style-2023": (AMPERE, ELEMENTWISE, LAUNCH, Coefficient("host_collective_s", 50e-6, 0.7)),
+    "megatron-deepspeed-2022-blocking": (AMPERE, ELEMENTWISE, LAUNCH),
     "maxtext-2024": (Coefficient("gemm_factor.hopper", IN_STEP, 0.06), ELEMENTWISE),
 }
 
@@ -87,14 +91,18 @@ def main() -> None:
     """Fit every stack of FITS, print what was found, and write it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the coefficients into topologies/stacks")
-    write = parser.parse_args().write
-    sigma = solo_stack(write=write)
+    parser.add_argument("--only", choices=sorted(FITS), help="one stack; default: all")
+    arguments = parser.parse_args()
+    write = arguments.write
+    sigma = solo_stack(write=write and arguments.only is None)
     by_stack: dict[str, list[Run]] = {}
     for row in read_runs(RUNS):
         run = _expressible(row) if isinstance(row, RunRow) else None
         if run is not None:
             by_stack.setdefault(run.stack.name, []).append(run)
     for name, coefficients in FITS.items():
+        if arguments.only not in (None, name):
+            continue
         chosen = choose(by_stack[name])
         report(
             name,
@@ -109,13 +117,9 @@ def main() -> None:
 def _expressible(row: RunRow) -> Run | None:
     try:
         run = resolve(row)
+        return run if measured_step_s(run) else None
     except (RefusedError, InputError):
         return None
-    return run if _measured_s(run) else None
-
-
-def _measured_s(run: Run) -> float | None:
-    return step_seconds(run.row, run.plan.num_devices, run.rule.flop_convention)
 
 
 # --- which runs
@@ -175,7 +179,7 @@ class _Measured:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        measured = _measured_s(run)
+        measured = measured_step_s(run)
         if measured is None:
             raise ValueError(run.row.id)
         self.measured_s = measured
@@ -220,8 +224,8 @@ def fit(
     found = least_squares(residuals, prior, diff_step=1e-3)
     errors = np.sqrt(np.diag(np.linalg.inv(found.jac.T @ found.jac)))
     names = [c.name for c in coefficients]
-    values = np.exp(found.x).round(3)
-    return dict(zip(names, map(float, values), strict=True)), dict(zip(names, map(float, errors), strict=True))
+    values = (float(f"{value:.3g}") for value in np.exp(found.x))
+    return dict(zip(names, values, strict=True)), dict(zip(names, map(float, errors), strict=True))
 
 
 def report(
@@ -243,7 +247,7 @@ def _say(
 ) -> None:
     print(name)
     for key, value in values.items():
-        print(f"  {key} = {value:.3f} ± {100 * errors[key]:.1f} %")
+        print(f"  {key} = {_written(key, value)} ± {100 * errors[key]:.1f} %")
     for run_id, error in zip(ids, after, strict=True):
         print(f"  {run_id}: {100 * error:+.1f} %")
 
@@ -341,7 +345,7 @@ def _write(name: str, values: dict[str, float], errors: dict[str, float], ids: S
         if dot:
             tables.setdefault(table, {})[architecture] = value
         else:
-            text = _set(text, key, f"{value:.3f}", before="[attention]")
+            text = _set(text, key, _written(key, value), before="[attention]")
         field = "attention_efficiency" if table == "speed_factor" else table
         text = _set(text, field, json.dumps(_source(table, errors, ids), ensure_ascii=False), after="[sources]")
     for table, entries in tables.items():
@@ -351,6 +355,10 @@ def _write(name: str, values: dict[str, float], errors: dict[str, float], ids: S
     text = _set(text, "calibration_runs", json.dumps(list(ids)), before="[attention]")
     text = _set(text, "sigma", f"{sigma:.3f}", before="[attention]")
     path.write_text(text, encoding="utf-8")
+
+
+def _written(key: str, value: float) -> str:
+    return f'"{1e6 * value:.3g}us"' if key.endswith("_s") else f"{value:.3f}"
 
 
 def _source(table: str, errors: dict[str, float], ids: Sequence[str]) -> str:

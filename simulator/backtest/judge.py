@@ -8,11 +8,11 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from simulator.backtest import memory_rows
-from simulator.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes, step_seconds
+from simulator.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes
 from simulator.backtest.outcome import Outcome
 from simulator.backtest.report import BacktestReport, make_report
 from simulator.backtest.resolve import RefusedError, Run, resolve
-from simulator.backtest.work import work_of
+from simulator.backtest.work import measured_step_s, work_of
 from simulator.errors import InputError
 from simulator.predict import Prediction, predict
 from simulator.readers.memory_table import MemoryRow, is_memory_table, read_memory
@@ -86,7 +86,7 @@ def _started(row: RunRow) -> Outcome:
 
 def _predicted(row: RunRow, start: Outcome) -> Outcome:
     run = resolve(row)
-    measured = step_seconds(row, run.plan.num_devices, run.rule.flop_convention)
+    measured = measured_step_s(run)
     prediction = predict(run.model, run.plan, run.cluster, stack=run.stack)
     factor = run.time_factor
     fits, hangs_on = _verdict(run, prediction)

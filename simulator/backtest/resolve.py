@@ -9,7 +9,7 @@ from functools import cache
 from math import ceil, prod
 from typing import Any
 
-from simulator.backtest.rules import FrameworkRule, family_fields, framework_rule, machine, network_bytes_per_s
+from simulator.backtest.rules import FrameworkRule, family_fields, filled, framework_rule, machine, network_bytes_per_s
 from simulator.errors import ModelError, PlanError
 from simulator.model import Model
 from simulator.plan import Plan
@@ -56,6 +56,7 @@ def resolve(row: RunRow) -> Run:
 
     Raises RefusedError with every reason found, or PlanError, ModelError, ClusterError where the nouns refuse.
     """
+    row = filled(row)
     rule = framework_rule(row)
     reasons = [*_inexpressible(row), *_blanks(row, rule)]
     if reasons:

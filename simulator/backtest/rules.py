@@ -6,14 +6,15 @@ docs/reference/runs-table.md states every rule in words; a test holds the two li
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 from simulator.plan import DataParallel
 from simulator.readers.runs_table import RunRow
 
 FlopConvention = Literal["full_attention", "hardware_2021"]
 OptimizerImpl = Literal["foreach", "fused", "loop"]
+_Value = TypeVar("_Value", int, str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +94,25 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
     _megatron(r"nemo 24", "nemo-24"),
     _megatron(r"megatron", "megatron-core-2025-exposed", flag=r"no comm overlap"),
     FrameworkRule(
-        pattern=r"megatron-lm \(selene\)|megatron-style gpt",
+        pattern=r"megatron-lm \(selene\)",
         eager="megatron-2021",
         compiled="megatron-2021",
         replicated="megatron",
         flop_convention="hardware_2021",
+    ),
+    FrameworkRule(
+        pattern=r"megatron-style gpt",
+        eager="megatron-style-2023",
+        compiled="megatron-style-2023",
+        replicated="megatron",
+    ),
+    FrameworkRule(
+        pattern=r"megatron-deepspeed",
+        flag=r"CUDA_LAUNCH_BLOCKING",
+        eager="megatron-deepspeed-2022-blocking",
+        compiled="megatron-deepspeed-2022-blocking",
+        sharded="deepspeed",
+        replicated="deepspeed",
     ),
     FrameworkRule(
         pattern=r"megatron-deepspeed",
@@ -151,7 +166,7 @@ def framework_rule(row: RunRow) -> FrameworkRule:
 
 
 # Machines that the notes name, and the preset cluster each is.
-MACHINES: tuple[tuple[str, str], ...] = ((r"\bA3 VM", "gcp-a3-high"),)
+MACHINES: tuple[tuple[str, str], ...] = ((r"\bA3 VM", "gcp-a3-high"), (r"\bJean Zay A100", "jean-zay-a100-8"))
 
 
 def machine(row: RunRow) -> str | None:
@@ -185,6 +200,42 @@ FAMILIES: tuple[tuple[str, dict[str, object]], ...] = (
     (r"internlm", {"family": "internlm", "qkv_bias": True, "out_bias": True, "fused_qkv": True}),
     (r"llama|mistral", {"family": "llama"}),
 )
+
+
+# Vocabularies of tokenizers that a family is known by, before padding; the first pattern found in model_name holds.
+_GPT2_BPE = 50_257
+VOCABULARIES: tuple[tuple[str, int], ...] = (
+    (r"^gpt-?3-\d|^megatron-\d", _GPT2_BPE),  # Megatron's papers pad it to 51,200 (arXiv 2104.04473, 2205.05198)
+    (r"^nemotron-?\d", 256_000),  # SentencePiece of Nemotron-4 (arXiv 2402.16819)
+    (r"^grok-?1\b", 131_072),  # github.com/xai-org/grok-1
+    (r"llama-?2", 32_000),  # config.json of these and the next families, huggingface.co
+    (r"llama-?3", 128_256),
+    (r"deepseek-?v2", 102_400),
+    (r"deepseek-?v3", 129_280),
+    (r"gpt-oss", 201_088),
+    (r"qwen-?3", 151_936),
+    (r"mistral|mixtral", 32_000),
+)
+_NOTED_VOCABULARY = re.compile(r"\bvocab ~?(\d+)k\b")
+MLPS: tuple[tuple[str, str], ...] = (
+    (r"^nemotron-?\d", "squared_relu"),  # arXiv 2402.16819
+    (r"^gpt-?3-\d|^megatron-\d", "gelu"),
+    (r"llama|mistral|mixtral|qwen|deepseek", "swiglu"),
+)
+
+
+def filled(row: RunRow) -> RunRow:
+    """The row with a blank vocabulary and activation as its notes or its model's name state them.
+
+    Other blanks stay.
+    """
+    noted = _NOTED_VOCABULARY.search(row.notes)
+    vocab = int(noted[1]) * 1000 if noted else _named(VOCABULARIES, row.model_name)
+    return replace(row, vocab=row.vocab or vocab, mlp_kind=row.mlp_kind or _named(MLPS, row.model_name) or "")
+
+
+def _named(known: tuple[tuple[str, _Value], ...], name: str) -> _Value | None:
+    return next((value for pattern, value in known if re.search(pattern, name, re.IGNORECASE)), None)
 
 
 def family_fields(row: RunRow) -> dict[str, object]:

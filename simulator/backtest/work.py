@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from simulator.backtest.measured import step_seconds
 from simulator.backtest.outcome import Work
-from simulator.backtest.resolve import Run
+from simulator.backtest.resolve import RefusedError, Run
 from simulator.kernels import Attention, Gemm, Kernel
 from simulator.ops import Block, build_blocks, recompute_ops
 from simulator.plan import Plan
@@ -15,15 +16,26 @@ from simulator.zero import UnitComm, communication, shard_ranks
 _Amounts = Counter[str]
 
 
+def measured_step_s(run: Run) -> float | None:
+    """Seconds that the row's run measured a step; None where it measured memory alone.
+
+    Raises RefusedError where the model's FLOP in that time are more than the devices' peak: the row contradicts itself.
+    """
+    seconds = step_seconds(run.row, run.plan.num_devices, run.rule.flop_convention)
+    mfu = work_of(run).ideal_s / seconds if seconds else 0.0
+    if mfu > 1:
+        raise RefusedError(("faster than the peak", f"an MFU of {100 * mfu:.0f} %: its batch or time cannot be right"))
+    return seconds
+
+
 def work_of(run: Run) -> Work:
-    """The amounts of one step of `run` on one GPU."""
+    """The amounts of one step of `run` on one GPU; of a pipeline, on the last stage, with its even share of the layers."""
     plan, model = run.plan, run.model
     blocks = build_blocks(model, run.stack, plan)
-    layer = _scaled(_block(blocks.layer), model.num_layers)
+    layers = -(-model.num_layers // plan.pp)
+    layer = _scaled(_block(blocks.layer), layers)
     again = _kernels(k for op in recompute_ops(blocks.layer, plan, run.stack) for k in op.forward)
-    step = (
-        _block(blocks.embedding) + layer + _block(blocks.head) + _scaled(again, _checkpointed(plan, model.num_layers))
-    )
+    step = _block(blocks.embedding) + layer + _block(blocks.head) + _scaled(again, _checkpointed(plan, layers))
     tokens = run.micro_batches * plan.micro_batch_size * plan.num_data_parallel * plan.seq_len
     flop_per_device = model.model_flop_per_token(plan.seq_len) * tokens / plan.num_devices
     return Work(

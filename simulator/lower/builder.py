@@ -219,14 +219,16 @@ class Builder:
         """Phases one after another as one op, on links that nobody else uses meanwhile.
 
         synchronous: the host waits for the device before and after, so its time counts where it is the longer one.
+        A host that waits for every kernel adds all of its time.
         """
         total = NO_WORK
         for phase in phases:
             for segment in phase.segments:
                 total += self._paced(segment.work) + self._beside(replace(segment, beside=self._paced(segment.beside)))
-        if not synchronous:
+        blocking = self._fabric.stack.host_blocking
+        if not synchronous and not blocking:
             return total
-        spare_s = total.host_s - total.duration_s
+        spare_s = total.host_s if blocking else total.host_s - total.duration_s
         return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
 
     def _paced(self, work: Work) -> Work:

@@ -11,8 +11,10 @@ import pytest
 
 from simulator.backtest.resolve import RefusedError, resolve
 from simulator.backtest.rules import FRAMEWORKS, framework_rule
+from simulator.backtest.work import measured_step_s
 from simulator.errors import ClusterError, StackError
 from simulator.readers.runs_table import RunRow, read_runs
+from simulator.share import share_of
 from simulator.stack import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +70,9 @@ def kinds(**changes: Any) -> str:
         ("Megatron-Bridge 26.02 NeMo Container", "", None, "megatron-core-2025"),
         ("Megatron-LM 23e00ed + TE 2.11", "NO comm overlap (…)", "n", "megatron-core-2025-exposed"),
         ("Megatron-LM (Selene)", "", "n", "megatron-2021"),
+        ("Megatron-style GPT (…)", "", "n", "megatron-style-2023"),
         ("Megatron-DeepSpeed", "", "n", "megatron-deepspeed-2022"),
+        ("Megatron-DeepSpeed", "CUDA_LAUNCH_BLOCKING may be 1", "n", "megatron-deepspeed-2022-blocking"),
         ("InternEvo", "", None, "internevo-2023"),
         ("MaxText (JAX/XLA)", "", None, "maxtext-2024"),
         ("lit-gpt fork, PyTorch FSDP", "", None, "llm-lit"),
@@ -187,6 +191,7 @@ def test_networks() -> None:
 
     assert network(inter_link_gbps_per_node=400.0) == pytest.approx(50e9)
     assert network(gpu="H100-80GB-SXM", notes='results" A3 VMs (h100-80gb-8)') == pytest.approx(100e9)
+    assert network(gpu="A100-80GB-SXM", notes="Jean Zay A100 nodes") == pytest.approx(50e9)
 
 
 def test_what_a_plan_cannot_say_is_refused_with_every_reason() -> None:
@@ -197,6 +202,41 @@ def test_what_a_plan_cannot_say_is_refused_with_every_reason() -> None:
 
 def test_blanks_without_a_rule_are_refused_together() -> None:
     assert "vocab, zero_or_fsdp, act_ckpt blank" in kinds(vocab=None, zero_or_fsdp="", act_ckpt="")
+
+
+@pytest.mark.parametrize(
+    ("model_name", "notes", "vocab"),
+    [
+        ("gpt3-175b", "", 50_257),  # GPT-2's byte pairs
+        ("gpt3-175b", "vocab ~250k multilingual", 250_000),  # the notes know better
+        ("nemotron-340b", "", 256_000),  # arXiv 2402.16819
+        ("llama3.1-8b", "", 128_256),
+    ],
+)
+def test_a_blank_vocabulary_is_the_notes_or_the_familys(model_name: str, notes: str, vocab: int) -> None:
+    changes: dict[str, Any] = {"model_name": model_name, "notes": notes, "mlp_kind": "gelu"}
+    assert resolve(replace(ROW, vocab=None, **changes)).model.vocab_size == vocab
+    assert resolve(replace(ROW, **changes)).model.vocab_size == ROW.vocab  # a stated one stays
+
+
+def test_megatron_pads_it_as_its_papers_say() -> None:
+    """arXiv 2104.04473 and 2205.05198: 51,200 rows, where GPT-2's tokenizer has 50,257 and tp is 8."""
+    row = replace(ROW, framework="Megatron-LM (Selene)", model_name="gpt3-22b", vocab=None, mlp_kind="gelu", tp=8)
+    run = resolve(replace(row, zero_or_fsdp="ddp"))
+    assert share_of(run.model, run.plan).vocab_size * 8 == 51_200
+
+
+def test_an_activation_is_the_familys_where_it_is_blank() -> None:
+    assert resolve(replace(ROW, model_name="nemotron-8b", mlp_kind="")).model.mlp == "squared_relu"
+    assert "mlp_kind blank" in kinds(model_name="ours", mlp_kind="")
+
+
+def test_a_time_that_no_device_could_reach_is_refused() -> None:
+    """A dense model needs at least 6 FLOP a matrix parameter and token; here the step would take a microsecond."""
+    run = resolve(replace(ROW, value=1e-6))
+    with pytest.raises(RefusedError, match="faster than the peak"):
+        measured_step_s(run)
+    assert measured_step_s(resolve(ROW)) == ROW.value
 
 
 def test_degrees_must_multiply_to_the_gpus() -> None:
