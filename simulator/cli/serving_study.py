@@ -103,7 +103,7 @@ def read_serving_study(
     Raises InputError with every fault of every input.
     """
     faults = _Faults()
-    base = dict(DEFAULT) if file is None else faults.attempt(lambda: _located(read_toml(file, InputError), file.parent))
+    base = DEFAULT if file is None else faults.attempt(lambda: _located(read_toml(file, InputError), file.parent))
     if base is None:
         raise InputError(faults)
     overrides, wrong = parse_overrides(settings, ROOTS)
@@ -153,7 +153,10 @@ def _merged(
     base: Mapping[str, Any], flags: Mapping[str, str], table_flags: Mapping[str, str], overrides: Sequence[Override]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The study as plain data, and for each key that the command line gave, by which flag."""
-    raw = {**base, **flags}
+    traced = any(key == "workload.trace" for key in table_flags) or any(
+        (o.root, o.path) == ("workload", ("trace",)) for o in overrides
+    )
+    raw = {**base, **({"workload": {}} if traced and base is DEFAULT else {}), **flags}
     if isinstance(raw.get("nodes"), str):
         raw["nodes"] = literal(raw["nodes"])
     origins = {key: f"--{key}" for key in flags}

@@ -6,9 +6,13 @@ a split vocabulary on every GPU, and ends in a softmax and a draw instead of a l
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
 from simulator.inference.plan import InferencePlan, Part
 from simulator.inference.shares import StageShare
-from simulator.ops import Block, build_blocks
+from simulator.kernels import Attention, Kernel
+from simulator.ops import Block, Category, build_blocks
 from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
@@ -23,6 +27,69 @@ def forward_blocks(share: StageShare, plan: InferencePlan, stack: Stack, tokens:
     """(embedding, one layer) for `tokens` new tokens of any sequences."""
     blocks = build_blocks(share.embedding, stack, _training(plan, tokens, "embedding"))
     return blocks.embedding, blocks.layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A kernel or collective of a forward for any number of tokens: the one for a single token, and what grows with more."""
+
+    single: Kernel | Exchange
+    growth: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def through(cls, single: Kernel | Exchange, double: Kernel | Exchange) -> Self:
+        """From its sizes for one token and for two."""
+        grown = ((f.name, getattr(double, f.name), getattr(single, f.name)) for f in fields(single))
+        return cls(single, tuple((name, two - one) for name, two, one in grown if two != one))
+
+    def at(self, tokens: int) -> Any:  # noqa: ANN401  of the kind that `single` is
+        """Its sizes for so many tokens."""
+        if not self.growth:
+            return self.single
+        more = {name: getattr(self.single, name) + (tokens - 1) * each for name, each in self.growth}
+        return replace(self.single, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOps:
+    """The forward of a block for any number of tokens, without attention's own kernel.
+
+    All sizes of a forward are straight lines over its tokens (tests/unit/test_inference.py), so two forwards give them all,
+    some ten times faster than building each.
+    """
+
+    ops: tuple[tuple[Category, tuple[_Line, ...], tuple[_Line, ...]], ...]
+
+    @classmethod
+    def of(cls, single: Block, double: Block) -> Self:
+        """From the block of one token and that of two."""
+        found = []
+        for one, two in zip(single.ops, double.ops, strict=True):
+            pairs = zip(one.forward, two.forward, strict=True)
+            kernels = tuple(_Line.through(a, b) for a, b in pairs if not isinstance(a, Attention))
+            between = zip(one.forward_exchanges, two.forward_exchanges, strict=True)
+            exchanges = tuple(_Line.through(a, b) for a, b in between)
+            if kernels or exchanges:
+                found.append((one.category, kernels, exchanges))
+        return cls(tuple(found))
+
+    def at(self, tokens: int) -> tuple[tuple[Category, tuple[Kernel, ...], tuple[Exchange, ...]], ...]:
+        """(category, kernels, collectives) of each op, in order."""
+        return tuple(
+            (category, tuple(line.at(tokens) for line in kernels), tuple(line.at(tokens) for line in exchanges))
+            for category, kernels, exchanges in self.ops
+        )
+
+
+def forward_ops(share: StageShare, plan: InferencePlan, stack: Stack) -> tuple[ForwardOps, ForwardOps]:
+    """(embedding, one layer)."""
+    single, double = (forward_blocks(share, plan, stack, tokens) for tokens in (1, 2))
+    return ForwardOps.of(single[0], double[0]), ForwardOps.of(single[1], double[1])
+
+
+def head_ops(share: StageShare, plan: InferencePlan, stack: Stack) -> ForwardOps:
+    """The head, by rows that sample."""
+    return ForwardOps.of(*(head_block(share, plan, stack, rows) for rows in (1, 2)))
 
 
 def head_block(share: StageShare, plan: InferencePlan, stack: Stack, rows: int) -> Block:

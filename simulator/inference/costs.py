@@ -16,16 +16,16 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
 from simulator.collectives import collective_s
 from simulator.errors import Fault, StackError
-from simulator.inference.blocks import forward_blocks, head_block
+from simulator.inference.blocks import ForwardOps, forward_ops, head_ops
 from simulator.inference.groups import pipeline_shape, tensor_shape
 from simulator.inference.kernels import CachedAttention, stored_as
 from simulator.inference.plan import InferencePlan
 from simulator.inference.shares import stage_shares
 from simulator.inference.windows import windows
-from simulator.kernels import DTYPE_BYTES, Attention, Kernel, Stream, launches
+from simulator.kernels import DTYPE_BYTES, Kernel, Stream, launches
 from simulator.lower.work import Clock
 from simulator.model import Model
-from simulator.ops import Block, Exchange
+from simulator.ops import Exchange
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
@@ -190,14 +190,14 @@ class StepCosts:
         found = self._linear.get(tokens)
         if found is None:
             share = self.shares[0]
-            embedding, layer = forward_blocks(share, self.plan, self.stack, tokens)
-            clock = self._clock_of(layer)
+            embedding, layer = self._forward
+            clock = self._clock_of(layer, tokens)
             written = tokens * 2 * share.part.kv_width * DTYPE_BYTES[self.plan.compute_dtype]
             kept = tokens * 2 * share.part.kv_width * DTYPE_BYTES[self.plan.kv_dtype]
             store = Stream(op="copy", read_bytes=written, write_bytes=kept)  # K and V into their blocks
             costs = (
-                self._block(embedding, clock),
-                self._block(layer, clock, narrow=True) + self._kernels((store,), clock),
+                self._ops(embedding, tokens, clock),
+                self._ops(layer, tokens, clock, narrow=True) + self._kernels((store,), clock),
             )
             found = self._linear[tokens] = (costs, clock)
         return found
@@ -207,18 +207,24 @@ class StepCosts:
         if found is None:
             if rows == 0:  # pieces of prompts only
                 return Cost()
-            block = head_block(self.shares[-1], self.plan, self.stack, rows)
-            found = self._heads[rows] = self._block(block, self._clock)
+            found = self._heads[rows] = self._ops(self._head_ops, rows, self._clock)
         return found
 
-    def _block(self, block: Block, clock: Clock, *, narrow: bool = False) -> Cost:
-        """The forward of a block. narrow: its weights are stored as the plan says."""
+    @cached_property
+    def _forward(self) -> tuple[ForwardOps, ForwardOps]:
+        return forward_ops(self.shares[0], self.plan, self.stack)
+
+    @cached_property
+    def _head_ops(self) -> ForwardOps:
+        return head_ops(self.shares[-1], self.plan, self.stack)
+
+    def _ops(self, block: ForwardOps, tokens: int, clock: Clock, *, narrow: bool = False) -> Cost:
+        """A block's forward. narrow: its weights are stored as the plan says."""
         total = Cost()
-        for op in block.ops:
-            kernels = tuple(kernel for kernel in op.forward if not isinstance(kernel, Attention))
-            factor = 1.0 if self._ideal or op.category == "gemm" else self.stack.elementwise_factor
+        for category, kernels, exchanges in block.at(tokens):
+            factor = 1.0 if self._ideal or category == "gemm" else self.stack.elementwise_factor
             total += self._kernels(stored_as(kernels, self.plan.weights) if narrow else kernels, clock, factor)
-            for exchange in op.forward_exchanges:
+            for exchange in exchanges:
                 total += Cost(exchange_s=self._exchange_s(exchange), host_s=self.stack.host_collective_s)
         return total
 
@@ -243,11 +249,11 @@ class StepCosts:
         shape = pipeline_shape(self.plan, self.cluster, stage)
         return float(collective_s("send_recv", size, shape, self.cluster, curves=self._curves, nccl=self._nccl))
 
-    def _clock_of(self, layer: Block) -> Clock:
+    def _clock_of(self, layer: ForwardOps, tokens: int) -> Clock:
         """The clock that the power cap leaves a step of such layers (simulator.lower.power), in hundredths of use."""
         if not self._clock.depends_on_use:
             return self._clock
-        kernels = [kernel for op in layer.ops for kernel in op.forward if not isinstance(kernel, Attention)]
+        kernels = [kernel for _, kernels, _ in layer.at(tokens) for kernel in kernels]
         clock = self._clock
         for _ in range(2):
             use = round(100 * _mean_use(clock, kernels))

@@ -96,9 +96,20 @@ class InferencePlan(Strict):
 
 def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together."""
-    faults = [*_split_faults(plan, model), *_place_faults(plan, cluster), *_length_faults(plan, model)]
+    faults = [*_part_faults(model), *_split_faults(plan, model)]
+    faults += [*_place_faults(plan, cluster), *_length_faults(plan, model)]
     if faults:
         raise PlanError(faults)
+
+
+def _part_faults(model: Model) -> list[Fault]:
+    """Parts of models whose serving steps have other costs than their training steps suggest."""
+    parts = {"experts": model.experts, "latent attention": model.latent, "multi-token prediction": model.mtp_layers}
+    return [
+        Fault(place=f"model {model.name}", problem=f"serving {name} is not modelled yet", remedy="a dense model")
+        for name, part in parts.items()
+        if part
+    ]
 
 
 def legal_tp(model: Model) -> tuple[int, ...]:

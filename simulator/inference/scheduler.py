@@ -132,7 +132,8 @@ class Scheduler:
         if self._decodes:
             self.decoded += self._decodes
             for job in self._finish.pop(self._step, {}).values():
-                self._leave(job, self._step)
+                self._leave(job)
+                job.cached, job.done = job.cached + 1, job.done + 1
                 finished.append(job)
             self._step += 1
             for each in self._keys:
@@ -168,15 +169,14 @@ class Scheduler:
         for each in self._keys:
             each.change(job.cached, self._step, +1)
 
-    def _leave(self, job: Job, step: int) -> None:
-        """It decodes no more. Its tokens are brought up to what they are at the end of decoding step `step`."""
-        past = step - job.since
+    def _leave(self, job: Job) -> None:
+        """It decodes no more. Its tokens are brought up to what they were before the decoding step that is next or now."""
+        past = self._step - job.since
+        job.cached, job.done = job.cached + past, job.done + past
         for each in self._keys:
-            each.change(job.cached + past, step, -1)
+            each.change(job.cached, self._step, -1)
         self._decoding -= 1
-        self._need[(job.since - job.cached) % self.limits.block_size] -= 1
-        job.cached += past + 1
-        job.done += past + 1
+        self._need[(self._step - job.cached) % self.limits.block_size] -= 1
 
     def _make_room(self) -> bool:
         """Preempt until every decoding sequence has its next block. False if anything was preempted."""
@@ -200,7 +200,7 @@ class Scheduler:
         else:
             last = job.since + job.request.output_tokens - job.done - 1
             del self._finish[last][job.index]
-            self._leave(job, self._step - 1)  # the last decoding step that it was in
+            self._leave(job)
             self._return_blocks(job.cached)
         self.recomputed += job.cached
         job.cached = 0

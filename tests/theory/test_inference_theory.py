@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from statistics import stdev
 
 import pytest
 
@@ -52,45 +53,47 @@ def limits(plan: InferencePlan, costs: StepCosts, num_blocks: int = 10**6) -> Li
     )
 
 
-def mean_wait_s(costs: StepCosts, plan: InferencePlan, workload: Workload) -> tuple[float, list[float]]:
-    """Mean time from arrival to the beginning of service, and each request's time of service, one at a time."""
+def service_s(costs: StepCosts, prompt: int) -> float:
+    """A request whose answer is one token, alone."""
+    batch = Batch(decodes=0, keys=(0,), chunks=(Chunk(new=prompt, cached=0),))
+    return costs.overhead_s + sum(costs.stages_s(batch))
+
+
+def waits(costs: StepCosts, plan: InferencePlan, workload: Workload) -> tuple[float, float]:
+    """Mean time from arrival to the beginning of service, one at a time, and its standard error from 20 batch means."""
     played = Engine(costs, limits(plan, costs), workload.requests(), (0.0, math.inf)).run()
-    whole = [job.end_s - job.request.arrival_s for job in played.jobs]
-    alone = []
-    for job in played.jobs:
-        batch = Batch(decodes=0, keys=(0,), chunks=(Chunk(new=job.request.prompt_tokens, cached=0),))
-        alone.append(costs.overhead_s + sum(costs.stages_s(batch)))
-    waits = [a - b for a, b in zip(whole, alone, strict=True)]
-    assert min(waits) > -1e-9
-    return sum(waits) / len(waits), alone
+    alone = {n: service_s(costs, n) for n in {job.request.prompt_tokens for job in played.jobs}}
+    found = [job.end_s - job.request.arrival_s - alone[job.request.prompt_tokens] for job in played.jobs]
+    assert min(found) > -1e-9
+    size = len(found) // 20
+    means = [sum(found[i : i + size]) / size for i in range(0, 20 * size, size)]
+    return sum(means) / 20, stdev(means) / math.sqrt(20)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_one_sequence_at_a_time_and_one_length_is_an_m_d_1_queue(llama: Model, h100: Cluster, load: float) -> None:
     plan = InferencePlan(max_sequences=1)
     costs = real_costs(llama, plan, h100)
-    service_s = costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=512, cached=0),))))
-    workload = Workload(rate=load / service_s, num_requests=20_000, prompt_tokens=512, output_tokens=1)
-    waited_s, _ = mean_wait_s(costs, plan, workload)
-    # Pollaczek-Khinchine with a constant service time: W = rho S / (2 (1 - rho)); 20,000 requests leave some percent
-    assert waited_s == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.08)
+    each_s = service_s(costs, 512)
+    workload = Workload(rate=load / each_s, num_requests=20_000, prompt_tokens=512, output_tokens=1)
+    waited_s, error_s = waits(costs, plan, workload)
+    expected_s = load * each_s / (2 * (1 - load))  # Pollaczek-Khinchine, constant service time: rho S / (2 (1 - rho))
+    assert error_s < 0.05 * expected_s
+    assert abs(waited_s - expected_s) < 3 * error_s
 
 
 def test_one_sequence_at_a_time_and_two_lengths_is_an_m_g_1_queue(llama: Model, h100: Cluster) -> None:
     plan = InferencePlan(max_sequences=1)
     costs = real_costs(llama, plan, h100)
-    prompts = Choice(distribution="choice", values=(128, 4096), weights=(0.9, 0.1))
-    times = [
-        costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=n, cached=0),))))
-        for n in (128, 4096)
-    ]
-    mean_s = 0.9 * times[0] + 0.1 * times[1]
-    square = 0.9 * times[0] ** 2 + 0.1 * times[1] ** 2
-    rate = 0.6 / mean_s
+    prompts = Choice(distribution="choice", values=(256, 2048), weights=(0.7, 0.3))
+    short_s, long_s = service_s(costs, 256), service_s(costs, 2048)
+    mean_s, square = 0.7 * short_s + 0.3 * long_s, 0.7 * short_s**2 + 0.3 * long_s**2
+    rate = 0.5 / mean_s
     workload = Workload(rate=rate, num_requests=20_000, prompt_tokens=prompts, output_tokens=1)
-    waited_s, _ = mean_wait_s(costs, plan, workload)
-    # Pollaczek-Khinchine: W = lambda E[S^2] / (2 (1 - rho))
-    assert waited_s == pytest.approx(rate * square / (2 * (1 - 0.6)), rel=0.08)
+    waited_s, error_s = waits(costs, plan, workload)
+    expected_s = rate * square / (2 * (1 - 0.5))  # Pollaczek-Khinchine: lambda E[S^2] / (2 (1 - rho))
+    assert error_s < 0.05 * expected_s
+    assert abs(waited_s - expected_s) < 3 * error_s
 
 
 def test_a_decode_step_of_an_ideal_machine_reads_everything_once(llama: Model, h100: Cluster) -> None:
@@ -216,11 +219,9 @@ def test_pipeline_stages_work_on_different_lanes(llama: Model, h100: Cluster) ->
 
 def test_capacity_of_a_queue_without_batching_is_one_over_its_service_time(llama: Model, h100: Cluster) -> None:
     plan = InferencePlan(max_sequences=1)
-    costs = real_costs(llama, plan, h100)
-    service_s = costs.overhead_s + sum(costs.stages_s(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=512, cached=0),))))
     served = serve(llama, plan, h100, Workload(rate=1, num_requests=20, output_tokens=1).requests())
     assert served.load is not None
-    assert served.load.capacity_per_s == pytest.approx(1 / service_s, rel=1e-9)
+    assert served.load.capacity_per_s == pytest.approx(1 / service_s(real_costs(llama, plan, h100), 512), rel=1e-9)
 
 
 def test_an_all_reduce_less_and_half_a_table_more(h100: Cluster) -> None:

@@ -1,0 +1,288 @@
+"""Plans, memory, steps and scheduling of inference."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import default_curves
+from simulator.errors import InputError, PlanError, StackError
+from simulator.inference import (
+    Batch,
+    Chunk,
+    InferencePlan,
+    Lognormal,
+    Request,
+    Slo,
+    StepCosts,
+    Uniform,
+    Workload,
+    check,
+    serve,
+    serving_memory,
+)
+from simulator.inference.blocks import forward_blocks, forward_ops
+from simulator.inference.costs import padded
+from simulator.inference.report import spread
+from simulator.inference.shares import stage_shares
+from simulator.kernels import Attention
+from simulator.model import Model
+from simulator.stack import Stack
+from simulator.topology import Cluster
+from simulator.writers.serving_json import to_json
+from simulator.writers.serving_text import render
+from simulator.writers.text import to_text
+
+
+@pytest.fixture(scope="module")
+def h100() -> Cluster:
+    return Cluster.load("hgx-h100-8")
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return Model.load("llama3-8b")
+
+
+def costs_of(model: Model, plan: InferencePlan, cluster: Cluster) -> StepCosts:
+    calibration = Calibration.for_device(cluster.device)
+    return StepCosts(model, plan, cluster, Stack.load(plan.stack), calibration, default_curves())
+
+
+def faults_of(model: Model, plan: InferencePlan, cluster: Cluster) -> str:
+    with pytest.raises(PlanError) as caught:
+        check(plan, model, cluster)
+    return str(caught.value)
+
+
+def test_a_degree_that_splits_no_heads_is_told_the_nearest_that_does(llama: Model, h100: Cluster) -> None:
+    told = faults_of(llama, InferencePlan(tp=6), h100)
+    assert "32 heads" in told
+    assert "8 key-value heads" in told
+    assert "tp = 4 or 8" in told
+
+
+def test_key_value_heads_may_be_held_by_several_gpus() -> None:
+    cluster = Cluster.load("hgx-h100-8", 2)
+    check(InferencePlan(tp=16), Model.load("llama3-70b"), cluster)
+
+
+def test_all_faults_of_a_plan_are_told_at_once(llama: Model, h100: Cluster) -> None:
+    plan = InferencePlan(
+        pp=40, replicate=("head",), max_model_len=10_000, max_batched_tokens=100, chunked_prefill=False
+    )
+    told = faults_of(llama, plan, h100)
+    for part in (
+        "40 stages for 32 layers",
+        "tp = 1 does not split",
+        "8192 positions",
+        "max_batched_tokens",
+        "nodes = 5",
+    ):
+        assert part in told
+    assert told.count("\n") == 6
+
+
+def test_models_with_experts_are_refused(h100: Cluster) -> None:
+    assert "serving experts is not modelled yet" in faults_of(Model.load("mixtral-8x7b"), InferencePlan(tp=8), h100)
+
+
+def test_stacks_that_cannot_read_a_cache_are_refused(llama: Model, h100: Cluster) -> None:
+    with pytest.raises(StackError, match="no fused kernel"):
+        costs_of(llama, InferencePlan(stack="megatron-2021"), h100)
+
+
+def test_a_plan_file_is_strict(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text('tp = 2\nreplicate = ["embedding", "head"]\nweights = "int8"\n')
+    assert InferencePlan.load(file) == InferencePlan(tp=2, replicate=("embedding", "head"), weights="int8")
+    file.write_text('tp = 0\nreplicate = ["neck"]\nwheels = 4\n')
+    with pytest.raises(PlanError) as caught:
+        InferencePlan.load(file)
+    assert len(caught.value.faults) == 3
+
+
+@pytest.mark.parametrize(("weights", "bits"), [("fp8", 8), ("int8", 8), ("int4", 4 + 20 / 128)])
+def test_narrow_weights_shrink_the_layers_matrices_and_the_steps_that_read_them(
+    llama: Model, h100: Cluster, weights: str, bits: float
+) -> None:
+    wide, narrow = InferencePlan(), InferencePlan(weights=weights)
+    stack = Stack.load(wide.stack)
+    before, after = (serving_memory(llama, plan, h100.device, stack) for plan in (wide, narrow))
+    matrices = llama.num_matmul_parameters - llama.vocab_size * llama.d_model
+    assert before.weight_bytes - after.weight_bytes == pytest.approx(matrices * (16 - bits) / 8, abs=llama.num_layers)
+    batch = Batch(decodes=1, keys=(100,))
+    slow, fast = (costs_of(llama, plan, h100).stages_s(batch)[0] for plan in (wide, narrow))
+    saved = (before.weight_bytes - after.weight_bytes) / h100.device.memory_bytes_per_s
+    assert slow - fast > 0.9 * saved
+
+
+def test_without_a_graph_the_host_is_the_floor(h100: Cluster) -> None:
+    small = Model.load("llama3.2-1b")
+    batch = Batch(decodes=1, keys=(100,))
+    eager, graph = (costs_of(small, InferencePlan(cuda_graphs=on), h100) for on in (False, True))
+    (cost,) = eager.costs(batch)
+    assert cost.host_s > cost.busy_s
+    assert eager.stages_s(batch) == (cost.host_s,)
+    assert graph.costs(batch)[0].host_s == 0
+    assert graph.stages_s(batch)[0] == pytest.approx(cost.busy_s, rel=1e-3)
+    mixed = Batch(decodes=1, keys=(100,), chunks=(Chunk(new=8, cached=0),))
+    assert not graph.graphed(mixed)
+
+
+def test_graphs_are_captured_for_some_sizes() -> None:
+    assert [padded(n) for n in (1, 2, 3, 4, 5, 8, 9, 100, 512, 513)] == [1, 2, 4, 4, 8, 8, 16, 104, 512, 513]
+
+
+def test_windows_bound_what_decoding_reads(h100: Cluster) -> None:
+    gemma = Model.load("gemma2-9b")
+    costs = costs_of(gemma, InferencePlan(), h100)
+    assert costs.windows == (None, 4096)
+    assert costs.layers_by_window == ((21, 21),)
+
+
+def test_cache_blocks_are_what_the_budget_leaves(llama: Model, h100: Cluster) -> None:
+    plan = InferencePlan(gpu_memory_utilization=0.8)
+    m = serving_memory(llama, plan, h100.device, Stack.load(plan.stack))
+    left = m.budget_bytes - m.weight_bytes - m.activation_bytes - m.outside_torch_bytes
+    assert m.budget_bytes == int(0.8 * m.capacity_bytes)
+    assert m.num_blocks == left // (16 * 2 * 32 * 8 * 128 * 2)
+    assert m.fits
+    logits = plan.max_sequences * 128_256 * 4  # in fp32, their softmax beside them
+    assert m.activation_bytes > 2 * logits
+
+
+def test_what_does_not_fit_is_an_answer_with_changes_that_do(h100: Cluster) -> None:
+    model = Model.load("llama3-70b")
+    served = serve(model, InferencePlan(tp=2, gpu_memory_utilization=0.85), h100, Workload(num_requests=5).requests())
+    assert (served.verdict, served.fits) == ("OOM", False)
+    assert served.memory.missing_bytes > 0
+    assert served.remedies
+    for remedy in served.remedies:
+        plan = InferencePlan(tp=2, gpu_memory_utilization=0.85).model_copy(update=remedy.plan)
+        memory = serving_memory(model, plan, h100.device, Stack.load(plan.stack))
+        assert memory.fits
+        assert memory.kv_tokens == remedy.kv_tokens
+    assert served.remedies[0].change in served.suggestion
+    assert "OOM" in to_text(render(served))
+
+
+def test_arrivals_above_capacity_are_named(llama: Model, h100: Cluster) -> None:
+    quick = serve(llama, InferencePlan(), h100, Workload(rate=1, num_requests=200).requests())
+    assert quick.verdict == "OK"
+    assert quick.load is not None
+    rate = 2 * quick.load.capacity_per_s
+    slow = serve(llama, InferencePlan(), h100, Workload(rate=rate, num_requests=3000).requests())
+    assert slow.verdict == "OVERLOADED"
+    assert "dp = 3" in slow.suggestion
+    assert slow.latencies is not None
+    assert quick.latencies is not None
+    assert slow.latencies.ttft.p99_s > 10 * quick.latencies.ttft.p99_s
+
+
+def test_equal_questions_get_equal_bytes(llama: Model, h100: Cluster) -> None:
+    def answer(seed: int) -> str:
+        workload = Workload(
+            rate=5,
+            num_requests=80,
+            seed=seed,
+            prompt_tokens=Lognormal(distribution="lognormal", median=300, sigma=1, high=4000),
+            output_tokens=Uniform(distribution="uniform", low=1, high=100),
+        )
+        return to_json(serve(llama, InferencePlan(dp=2), h100, workload.requests(), slo=Slo(ttft_s=0.1, tpot_s=0.01)))
+
+    assert answer(0) == answer(0) != answer(1)
+
+
+def test_service_levels_count_requests(llama: Model, h100: Cluster) -> None:
+    requests = [
+        Request(arrival_s=float(10 * i), prompt_tokens=100 * (1 + 9 * (i % 4 == 0)), output_tokens=10)
+        for i in range(40)
+    ]
+    free = serve(llama, InferencePlan(), h100, requests, warmup=0)
+    assert free.latencies is not None
+    assert (free.attainments, free.slo_share) == ((), None)
+    tight = serve(
+        llama, InferencePlan(), h100, requests, warmup=0, slo=Slo(ttft_s=1.01 * free.latencies.ttft.p50_s, tpot_s=1.0)
+    )
+    assert [(a.name, a.share, a.held) for a in tight.attainments] == [("ttft", 0.75, False), ("tpot", 1.0, True)]
+    assert tight.slo_share == 0.75
+    assert "p99 is above" in to_text(render(tight))
+
+
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    found = spread([float(n) for n in range(1, 201)])
+    assert (found.p50_s, found.p90_s, found.p99_s, found.max_s, found.mean_s) == (100, 180, 198, 200, 100.5)
+    assert spread([7.0]).p99_s == 7.0
+
+
+def test_warm_up_is_in_no_figure(llama: Model, h100: Cluster) -> None:
+    crowd = [Request(arrival_s=0.0, prompt_tokens=2000, output_tokens=10)] * 50
+    calm = [Request(arrival_s=60.0 + i, prompt_tokens=100, output_tokens=10) for i in range(50)]
+    with_crowd = serve(llama, InferencePlan(), h100, [*crowd, *calm], warmup=0.5)
+    alone = serve(llama, InferencePlan(), h100, [replace(r, arrival_s=r.arrival_s - 60) for r in calm], warmup=0)
+    assert with_crowd.num_warmup == 50
+    assert with_crowd.latencies is not None
+    assert alone.latencies is not None
+    assert with_crowd.latencies.latency.p99_s == pytest.approx(alone.latencies.latency.p99_s, rel=1e-9)
+
+
+def test_requests_longer_than_a_sequence_are_refused_with_their_lines(llama: Model, h100: Cluster) -> None:
+    requests = [
+        Request(arrival_s=0, prompt_tokens=9000, output_tokens=1, line=7),
+        Request(arrival_s=0, prompt_tokens=1, output_tokens=1),
+    ]
+    with pytest.raises(InputError, match="line 7: 9000 tokens of prompt"):
+        serve(llama, InferencePlan(), h100, requests)
+    with pytest.raises(InputError, match="max_model_len = 200 or more"):
+        serve(
+            llama, InferencePlan(max_model_len=100), h100, [Request(arrival_s=0, prompt_tokens=150, output_tokens=50)]
+        )
+    with pytest.raises(InputError, match="there are none"):
+        serve(llama, InferencePlan(), h100, [])
+
+
+def test_everything_at_once_is_a_batch_job(llama: Model, h100: Cluster) -> None:
+    served = serve(llama, InferencePlan(), h100, Workload(rate=0, num_requests=50).requests(), warmup=0)
+    assert served.load is not None
+    assert served.load.arriving_per_s == 0
+    assert served.load.output_tokens_per_s == pytest.approx(50 * 128 / served.load.measured_s)
+    assert "batch job" in served.cause
+
+
+def test_drawn_lengths_keep_to_their_bounds() -> None:
+    workload = Workload(
+        num_requests=2000,
+        prompt_tokens=Lognormal(distribution="lognormal", median=100, sigma=2, high=500),
+        output_tokens=Uniform(distribution="uniform", low=3, high=5),
+    )
+    requests = workload.requests()
+    assert {r.output_tokens for r in requests} == {3, 4, 5}
+    assert min(r.prompt_tokens for r in requests) >= 1
+    assert max(r.prompt_tokens for r in requests) == 500
+    assert sorted(r.prompt_tokens for r in requests)[1000] == pytest.approx(100, rel=0.15)
+    assert math.isclose(requests[-1].arrival_s / 2000, 1.0, rel_tol=0.1)
+    twice = workload.model_copy(update={"rate": 2.0}).requests()
+    assert [r.prompt_tokens for r in twice] == [r.prompt_tokens for r in requests]
+    assert [2 * r.arrival_s for r in twice] == pytest.approx([r.arrival_s for r in requests])
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "gpt-neox-20b", "gemma2-9b", "qwen3-8b", "gpt2-xl", "falcon-7b"])
+@pytest.mark.parametrize("stack", ["vllm-2025", "torch-2.6-eager", "torch-2.11-compiled"])
+def test_sizes_of_a_forward_are_straight_lines_over_its_tokens(name: str, stack: str) -> None:
+    model = Model.load(name)
+    plan = InferencePlan(tp=1 if name in ("falcon-7b", "gpt2-xl") else 2, stack=stack)
+    share, software = stage_shares(model, plan)[0], Stack.load(stack)
+    for tokens in (3, 37, 1000):
+        for lines, block in zip(
+            forward_ops(share, plan, software), forward_blocks(share, plan, software, tokens), strict=True
+        ):
+            built = [
+                (op.category, tuple(k for k in op.forward if not isinstance(k, Attention)), op.forward_exchanges)
+                for op in block.ops
+            ]
+            assert lines.at(tokens) == tuple(op for op in built if op[1] or op[2])

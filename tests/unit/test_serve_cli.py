@@ -1,0 +1,102 @@
+"""`shardwise serve` on the command line: files, flags, traces, and how faults are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.cli import ExitCode, main
+from simulator.errors import TableError
+from simulator.readers.arrivals_table import read_arrivals
+
+
+def test_a_study_and_flags_over_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "day.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n100.5,30,4\n101,300,20\n\n101.5,7,1\n")
+    study = tmp_path / "study.toml"
+    study.write_text(
+        'model = "llama3.2-1b"\ncluster = "hgx-h100-8"\n[inference]\ntp = 1\ndp = 2\n'
+        '[workload]\ntrace = "day.csv"\nwarmup = 0.0\n[slo]\nttft = "1s"\n'
+    )
+    assert main(["serve", str(study), "--tp", "2", "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told["num_devices"] == 4
+    assert told["num_requests"] == 3
+    assert told["load"]["arriving_per_s"] == 2.0
+    assert told["attainments"][0]["share"] == 1.0
+    assert told["memory"]["used_bytes"] <= told["memory"]["budget_bytes"]
+    assert {s["what"]: s["kind"] for s in told["sources"]}["inference"] == "given"
+
+
+def test_a_person_reads_verdict_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "serve",
+        "--model",
+        "llama3.2-1b",
+        "--requests",
+        "50",
+        "--slo-ttft",
+        "1s",
+        "--slo-latency",
+        "1ms",
+        "--plain",
+    ]
+    assert main(arguments) == ExitCode.OK
+    told = capsys.readouterr().out
+    for part in ("OK  llama3.2-1b", "time to first token", "p99 is above", "blocks of 16", "seed = 0", "assumed"):
+        assert part in told
+
+
+def test_what_does_not_fit_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", "llama3-405b", "--plain"]) == ExitCode.DOES_NOT_FIT
+    assert "OOM" in capsys.readouterr().out
+
+
+def test_faults_name_their_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--weights",
+        "int3",
+        "--rate",
+        "-1",
+        "--prompt",
+        "many",
+        "--slo-ttft",
+        "5",
+        "--model",
+        "nope",
+        "--set",
+        "inference.wheels=4",
+    ]
+    assert main(["serve", *arguments]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    for part in ("--weights", "--rate", "--prompt", "--slo-ttft: 5 has no unit", "no file is called 'nope'", "wheels"):
+        assert part in told
+
+
+def test_a_trace_and_drawn_requests_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n")
+    assert main(["serve", "--trace", str(trace), "--rate", "3"]) == ExitCode.BAD_INPUT
+    assert "rate" in capsys.readouterr().err
+    assert main(["serve", "--trace", str(trace), "--json"]) == ExitCode.OK
+
+
+def test_every_fault_of_a_trace_is_told_by_line(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n1,10,20\n0.5,10,3\n\n3,x,0\n4,5\n-1,2,3\nnan,2,3\n")
+    with pytest.raises(TableError) as caught:
+        read_arrivals(trace)
+    told = [str(fault) for fault in caught.value.faults]
+    lines = [3, 5, 5, 6, 7, 8]
+    assert len(told) == len(lines)
+    assert all(f"line {line}:" in text for line, text in zip(lines, told, strict=True))
+
+
+@pytest.mark.parametrize("text", ["", "arrival_s,prompt_tokens\n1,2\n", "arrival_s,prompt_tokens,output_tokens\n"])
+def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text(text)
+    with pytest.raises(TableError):
+        read_arrivals(trace)
