@@ -51,6 +51,7 @@ class GroupShape:
     num_ranks: ranks of a group. num_nodes: nodes it touches. ranks_per_node: its ranks on its fullest node.
     num_groups_per_node: groups of this axis that share one node, and its network cards, at the same time.
     spans_domain: a group reaches past one NVLink domain. local_stride: GPUs of a node from one rank of a group to the next.
+    node_stride: nodes from one that a group touches to the next.
     """
 
     num_ranks: int
@@ -59,6 +60,7 @@ class GroupShape:
     num_groups_per_node: int
     spans_domain: bool
     local_stride: int = 1
+    node_stride: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,7 @@ class Mesh:
             num_groups_per_node=most,
             spans_domain=_spans(groups, self.cluster.nvlink_domain_size, self.num_ranks),
             local_stride=groups.stride if fullest > 1 else 1,
+            node_stride=max(1, groups.stride // gpus) if widest > 1 else 1,
         )
 
     def pair_shape(self, stage: int, other: int) -> GroupShape:
@@ -157,6 +160,7 @@ class Mesh:
             ranks_per_node=1 if apart else 2,
             num_groups_per_node=max(Counter(a // gpus for a, _ in apart or pairs).values()),
             spans_domain=any(a // domain != b // domain for a, b in pairs),
+            node_stride=max(1, abs(other - stage) * stride // gpus) if apart else 1,
         )
 
     def _progression(self, axis: str) -> _Progression:

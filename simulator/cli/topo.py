@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from simulator.errors import ClusterError, Fault
 from simulator.host import Host, NodeTree, findings
 from simulator.readers.host_cluster import cluster_of
 from simulator.readers.topology_source import host_of, read_source, with_device
+from simulator.readers.tree_cluster import cluster_below
 from simulator.topology import Cluster
 from simulator.writers.cluster_toml import cluster_toml
 from simulator.writers.host_view import host_json, network_json, render_host, render_network, render_tree, tree_json
@@ -26,7 +28,7 @@ SOURCE is what `nvidia-smi topo -m` printed, an NCCL topology XML (NCCL_TOPO_DUM
 .toml, a SLURM topology.conf or topology.yaml, `here` for this machine, or - for standard input.
 
 With --save the host becomes a cluster file, which predict and collective take as --cluster: links as the source shows
-them, speeds from data sheets."""
+them, speeds from data sheets. A SLURM tree becomes one with --node, the cluster file of a node below it."""
 
 
 @click.command("topo", help=_HELP)
@@ -38,6 +40,16 @@ them, speeds from data sheets."""
     metavar="OUT.toml",
     help="Write a cluster file; needs --device.",
 )
+@click.option("--node", "node", metavar="NAME|FILE", help="The node below a SLURM tree: a preset or a .toml.")
+@click.option(
+    "--hosts", default="", metavar="HOSTLIST", help="The nodes of a job in a SLURM tree, as node[1-8,33-40]. [all]"
+)
+@click.option(
+    "--oversubscription",
+    type=click.FloatRange(min=1.0, max=1000.0),
+    metavar="X",
+    help="Of a SLURM tree's leaves, downlinks over uplinks: SLURM does not say. [1, marked as unknown]",
+)
 @click.option(
     "--draw",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -46,11 +58,26 @@ them, speeds from data sheets."""
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
-def command(
-    source: str, *, device: str | None, save: Path | None, draw: Path | None, as_json: bool, plain: bool
+def command(  # noqa: PLR0913  one an option
+    source: str,
+    *,
+    device: str | None,
+    save: Path | None,
+    node: str | None,
+    hosts: str,
+    oversubscription: float | None,
+    draw: Path | None,
+    as_json: bool,
+    plain: bool,
 ) -> int:
     """Read, save, draw, show."""
     found = read_source(source)
+    _check_tree_options(found, source, {"--node": node, "--hosts": hosts, "--oversubscription": oversubscription})
+    if isinstance(found, NodeTree) and node is not None:
+        below = cluster_below(found, Cluster.load(node), hosts=hosts, oversubscription=oversubscription)
+        if save is not None:
+            _write(below, save)
+        found, save = below, None
     if save is not None:
         _save(found, source, device, save)
     if draw is not None:
@@ -81,18 +108,41 @@ def _save(found: Host | Cluster | NodeTree, source: str, device: str | None, pat
     if isinstance(found, Cluster):
         remedy = "--save takes a matrix or an XML"
         raise ClusterError(Fault(place=source, problem="is a cluster file already", remedy=remedy))
-    cluster = _cluster(found, source, device)
+    _write(_cluster(found, source, device), path)
+
+
+def _check_tree_options(found: Host | Cluster | NodeTree, source: str, given: Mapping[str, object]) -> None:
+    """Refuse what a source cannot use. Raises ClusterError with every fault."""
+    is_tree = isinstance(found, NodeTree)
+    faults = [
+        Fault(place=name, problem=f"{source} is no SLURM tree", remedy="topology.conf or topology.yaml")
+        for name, value in given.items()
+        if value and not is_tree
+    ]
+    if is_tree and not given["--node"]:
+        faults += [
+            Fault(place=name, problem="says nothing without the node below the tree", remedy="--node hgx-h100-8")
+            for name in ("--hosts", "--oversubscription")
+            if given[name]
+        ]
+    if faults:
+        raise ClusterError(faults)
+
+
+def _write(cluster: Cluster, path: Path) -> None:
+    """The cluster's file. Raises ClusterError where it cannot be written."""
     try:
         path.write_text(cluster_toml(cluster), encoding="utf-8")
     except OSError as exc:
         raise ClusterError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
-    click.echo(f"saved {path}: use it as --cluster {path} (--nodes N)", err=True)
+    nodes = "" if cluster.num_nodes > 1 else " (--nodes N)"
+    click.echo(f"saved {path}: use it as --cluster {path}{nodes}", err=True)
 
 
 def _cluster(found: Host | NodeTree, source: str, device: str | None) -> Cluster:
     """The host as a cluster. Raises ClusterError where there is no host, or nobody says which GPUs it has."""
     if isinstance(found, NodeTree):
-        problem, remedy = "shows what is above the nodes, not a node", "a matrix or an XML"
+        problem, remedy = "shows what is above the nodes, not a node", "--node with the cluster file of one"
         raise ClusterError(Fault(place=source, problem=problem, remedy=remedy))
     if device is None:
         remedy = "--device with the GPU's name, as h100"

@@ -59,7 +59,7 @@ class Links:
     port_link, port_kind, port_bytes_per_s, detour: the port that a group sees (ports.Port). in_memory: its bytes pass host
     memory. host_bytes_per_s: a GPU's link to the host. islands: GPUs that share one NVLink domain. rdma: cards read and
     write GPU memory (topology.Inter.rdma). cards: what the group gets of its node's cards by where they sit and what NCCL
-    may do; None where each GPU has its even share. on_rails: the n-th cards of all nodes share leaves of their own.
+    may do; None where each GPU has its even share. levels: of switches (topology.Fabric.levels). on_rails: the n-th cards of all nodes share leaves of their own.
     """
 
     architecture: str
@@ -72,8 +72,7 @@ class Links:
     network_kind: str
     nic_bytes_per_s: float
     num_nics: int
-    oversubscription: float
-    nodes_per_leaf: int
+    levels: tuple[tuple[int, int, float], ...]
     gpus_per_node: int
     islands: int
     rdma: bool = True
@@ -101,8 +100,7 @@ class Links:
             network.kind if network else "",
             network.nic_bytes_per_s if network else 0.0,
             network.num_nics if network else 0,
-            fabric.oversubscription,
-            fabric.nodes_per_leaf,
+            fabric.levels,
             cluster.gpus_per_node,
             max(cluster.nvlink_domain_size, cluster.gpus_per_node),
             network.rdma if network else True,
@@ -113,11 +111,15 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A group in units that matter: ranks, the NVLink domains they lie in, and how many GPUs of each are busy."""
+    """A group in units that matter: ranks, the NVLink domains they lie in, and how many GPUs of each are busy.
+
+    node_stride: nodes from one that the group touches to the next; others' groups lie between them.
+    """
 
     num_ranks: int
     num_domains: int
     busy_per_domain: int
+    node_stride: int = 1
 
     @classmethod
     def of(cls, shape: GroupShape, links: Links) -> Placement:
@@ -128,7 +130,8 @@ class Placement:
         else:
             domains = max(2, -(-shape.num_nodes // trays))
         ranks = -(-shape.num_ranks // domains)
-        return cls(shape.num_ranks, domains, min(links.islands, ranks * max(1, shape.num_groups_per_node)))
+        busy = min(links.islands, ranks * max(1, shape.num_groups_per_node))
+        return cls(shape.num_ranks, domains, busy, max(1, shape.node_stride // trays))
 
     @property
     def ranks_per_domain(self) -> int:

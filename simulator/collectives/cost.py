@@ -309,20 +309,26 @@ def nic_part(call: Call) -> Fraction:
 
 
 def _spine(algorithm: Algorithm, call: Call) -> Fraction:
-    """Slowdown by uplinks that are slower than the cards below them.
+    """Slowdown by uplinks that are slower than the cards below them, of the worst level of switches.
 
-    A ring (or a tree over consecutive nodes) leaves a leaf of L nodes once, with one node's traffic: it feels an
-    oversubscription above L only. Of an all-to-all's traffic (N−L)/(N−1) leaves the leaf of its sender.
+    A switch of n nodes sends up n/taper nodes' worth. Of its k nodes that are the cluster's, a ring (or a tree over
+    consecutive nodes) leaves it once, with one node's traffic; groups whose nodes lie s apart share it s deep, and leave it
+    with min(s, k). Of an all-to-all's traffic (N − k/s)/(N − 1) leaves the switch of its sender.
     """
-    leaf, nodes = call.links.nodes_per_leaf, call.place.num_domains
-    over, cards = Fraction(call.links.oversubscription), call.links.cards
+    links, nodes, stride, cards = call.links, call.place.num_domains, call.place.node_stride, call.links.cards
     own_rail = algorithm.startswith(("nvls", "collnet"))  # every head of these has one card for both ways
-    if call.links.on_rails and cards is not None and cards.off_rail and not own_rail:  # another rail is another leaf
-        return max(Fraction(1), over * Fraction(cards.off_rail).limit_denominator(1024))
-    if nodes <= leaf:
-        return Fraction(1)
-    crossing = Fraction(nodes - leaf, nodes - 1) if algorithm == "p2p" else Fraction(1, leaf)
-    return max(Fraction(1), over * crossing)
+    if links.on_rails and cards is not None and cards.off_rail and not own_rail:  # another rail is another leaf
+        used, size, taper = links.levels[0]
+        return max(Fraction(1), Fraction(taper * cards.off_rail * used / size).limit_denominator(1024))
+    worst = Fraction(1)
+    for used, size, taper in links.levels:
+        if (nodes - 1) * stride < used:
+            break
+        crossing = Fraction(min(stride, used), size)
+        if algorithm == "p2p":
+            crossing = Fraction(nodes - max(1, used // stride), nodes - 1) * Fraction(used, size)
+        worst = max(worst, Fraction(taper) * crossing)
+    return worst
 
 
 def _drop_zero(link_bytes: dict[str, Number]) -> dict[str, Number]:

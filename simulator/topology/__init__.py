@@ -2,13 +2,14 @@
 
 from simulator.topology.build import fat_tree, from_edges, island, rail
 from simulator.topology.cluster import Cluster, cluster_names
-from simulator.topology.parts import CardPlace, Edge, Fabric, Host, Inter, Intra, Pcie
+from simulator.topology.parts import CardPlace, Edge, Fabric, FabricLevel, Host, Inter, Intra, Pcie
 
 __all__ = [
     "CardPlace",
     "Cluster",
     "Edge",
     "Fabric",
+    "FabricLevel",
     "Host",
     "Inter",
     "Intra",

@@ -176,9 +176,12 @@ class Cluster(Strict):
         return tier if tier is None or link is None else tier.capped(link.bytes_per_s)
 
     def network_bytes_per_s(self, num_nodes: int) -> float:
-        """What a node sends one way in a group of `num_nodes` nodes: past one leaf, the oversubscription takes its part."""
-        within_leaf = num_nodes <= self.fabric.nodes_per_leaf
-        return self.node_bytes_per_s / (1.0 if within_leaf else self.fabric.oversubscription)
+        """What a node sends one way in a group of `num_nodes` nodes: past a switch, its oversubscription takes its part.
+
+        A leaf's uplinks serve its whole size, so nodes that fill it in part have more of them each.
+        """
+        tapers = [taper * used / nodes for used, nodes, taper in self.fabric.levels if num_nodes > used]
+        return self.node_bytes_per_s / max([1.0, *tapers])
 
     def route(self, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         """The directed links from one rank to another; none from a rank to itself. Raises ClusterError out of range."""

@@ -172,16 +172,21 @@ def _across(cluster: Cluster, src_node: int, dst_node: int) -> Iterator[Link]:
     assert inter is not None  # the structure of a cluster of several nodes has been checked
     rails, fabric = _rails(cluster), cluster.fabric
     is_rail = fabric.kind == "rail_optimised"
-    uplinks: set[str] = set()
+    uplinks: set[tuple[str, str]] = set()
+    uppers = [*((f"level{n}.", used) for n, (used, _, _) in enumerate(fabric.levels[1:], 1)), ("spine", 0)]
     for node in (src_node, dst_node):
         for number, rail in enumerate(rails):
-            pod = node // fabric.nodes_per_leaf
-            leaf = f"leaf{pod}.{number}" if is_rail else f"leaf{pod}"
-            yield from _card_cable(inter, f"node{node}.nic{number}", leaf, rail.bytes_per_s)
-            if leaf not in uplinks:
-                uplinks.add(leaf)
-                down = fabric.nodes_per_leaf * (rail.bytes_per_s if is_rail else cluster.node_bytes_per_s)
-                yield from _cable(inter.kind, leaf, "spine", down / fabric.oversubscription, 0.0)
+            below = f"leaf{node // fabric.used_per_leaf}" + (f".{number}" if is_rail else "")
+            yield from _card_cable(inter, f"node{node}.nic{number}", below, rail.bytes_per_s)
+            for (_, nodes, taper), (above, used) in zip(fabric.levels, uppers, strict=True):
+                switch = f"{above}{node // used}" if used else above
+                if (below, switch) not in uplinks:
+                    uplinks.add((below, switch))
+                    down = nodes * (
+                        rail.bytes_per_s if below.startswith("leaf") and is_rail else cluster.node_bytes_per_s
+                    )
+                    yield from _cable(inter.kind, below, switch, down / taper, 0.0)
+                below = switch
 
 
 def _card_cable(inter: Inter, nic: str, leaf: str, rate: float) -> Iterator[Link]:

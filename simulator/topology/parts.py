@@ -93,13 +93,38 @@ class Inter(Strict):
     cards: Annotated[tuple[CardPlace, ...], Field(strict=False)] = ()
 
 
+class FabricLevel(Strict):
+    """Switches above the leaves: nodes below one of them, and its downlinks over its uplinks."""
+
+    nodes: int = Field(ge=1, le=MAX_NODES)
+    oversubscription: float = Field(ge=1, default=1.0)
+
+
 class Fabric(Strict):
-    """What joins the nodes: leaf switches and a spine.
+    """What joins the nodes: leaf switches and a spine, with levels between them where there are any.
 
     rail_optimised: the n-th cards of `nodes_per_leaf` nodes share a leaf; fat_tree: whole nodes do.
     oversubscription: a leaf's downlinks over its uplinks; 1 = no loss across the spine.
+    nodes_used_per_leaf: how many nodes of each leaf are this cluster's; all unless stated. above: levels, lowest first.
     """
 
     kind: Literal["rail_optimised", "fat_tree"] = "rail_optimised"
     oversubscription: float = Field(ge=1, default=1.0)
     nodes_per_leaf: int = Field(ge=1, default=32)
+    nodes_used_per_leaf: int | None = Field(ge=1, default=None)
+    above: Annotated[tuple[FabricLevel, ...], Field(strict=False)] = ()
+
+    @property
+    def used_per_leaf(self) -> int:
+        """This cluster's nodes below one leaf."""
+        return self.nodes_used_per_leaf or self.nodes_per_leaf
+
+    @property
+    def levels(self) -> tuple[tuple[int, int, float], ...]:
+        """(this cluster's nodes, all nodes) below one switch of each level, and the taper from there to the nodes."""
+        found, taper = [(self.used_per_leaf, self.nodes_per_leaf, self.oversubscription)], self.oversubscription
+        for level in self.above:
+            taper *= level.oversubscription
+            used = max(1, self.used_per_leaf * level.nodes // self.nodes_per_leaf)
+            found.append((used, level.nodes, taper))
+        return tuple(found)

@@ -26,6 +26,7 @@ def structure_faults(data: Mapping[str, object], place: str) -> list[Fault]:
         *_net(data, place),
         *_tree_faults(data, place),
         *_card_faults(data, place),
+        *_level_faults(data, place),
     ]
 
 
@@ -167,6 +168,23 @@ def _card_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
         if isinstance(socket, int) and socket >= max(1, len(sockets)):
             remedy = f"0 to {len(sockets) - 1}" if sockets else "pcie.sockets that says who sits where"
             yield Fault(place=at, problem=f"names socket {socket}; there are {len(sockets)}", remedy=remedy)
+
+
+def _level_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    """Levels of the fabric: more nodes from one to the next, and leaves that hold what is used of them."""
+    fabric, where = _table(data, "fabric"), f"{place}: fabric"
+    leaf, used = _int(fabric, "nodes_per_leaf"), _int(fabric, "nodes_used_per_leaf")
+    if leaf is not None and used is not None and used > leaf:
+        problem = f"{used} nodes used of leaves of {leaf}"
+        yield Fault(place=f"{where}.nodes_used_per_leaf", problem=problem, remedy=f"1 to {leaf}")
+    levels = fabric.get("above")
+    below = leaf
+    for index, level in enumerate(levels if isinstance(levels, list | tuple) else ()):
+        nodes = _int(_mapping(level), "nodes")
+        if nodes is not None and below is not None and (nodes <= below or nodes % below):
+            problem = f"{nodes} nodes above switches of {below}"
+            yield Fault(place=f"{where}.above[{index}]", problem=problem, remedy=f"as {2 * below}: several of them")
+        below = nodes
 
 
 def _mapping(value: object) -> Mapping[str, object]:

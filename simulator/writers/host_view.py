@@ -184,7 +184,9 @@ def network_json(cluster: Cluster) -> dict[str, Any] | None:
         "node_bytes_per_s": cluster.node_bytes_per_s,
         "fabric": fabric.kind,
         "nodes_per_leaf": fabric.nodes_per_leaf,
+        "nodes_used_per_leaf": fabric.used_per_leaf,
         "oversubscription": fabric.oversubscription,
+        "above": [level.model_dump() for level in fabric.above],
         "nvlink_domain_size": cluster.nvlink_domain_size,
         "half_cuts": [{"nodes": n, "bytes_per_s": n / 2 * cluster.network_bytes_per_s(n)} for n in nodes],
     }
@@ -197,11 +199,16 @@ def render_network(cluster: Cluster) -> RenderableType:
         return Text("network: none")
     rdma = "" if inter.rdma else " without RDMA, through host memory"
     cards = f"{inter.num_nics} × {format_rate(inter.nic_bytes_per_s)} {inter.kind}{rdma}"
-    leaves = f"{fabric.kind.replace('_', ' ')}, {fabric.nodes_per_leaf} nodes a leaf"
-    beyond = cluster.network_bytes_per_s(fabric.nodes_per_leaf + 1)
+    own = "" if fabric.nodes_used_per_leaf is None else f" ({fabric.used_per_leaf} of them used)"
+    leaves = f"{fabric.kind.replace('_', ' ')}, {fabric.nodes_per_leaf} nodes a leaf{own}"
+    levels = "".join(f", {level.nodes} a switch above" for level in fabric.above)
+    beyond = cluster.network_bytes_per_s(fabric.used_per_leaf + 1)
     lines = [
-        f"network: {cards}, {format_rate(cluster.node_bytes_per_s)} a node; {leaves}; beyond it {format_rate(beyond)} a node"
+        f"network: {cards}, {format_rate(cluster.node_bytes_per_s)} a node",
+        f"fabric: {leaves}{levels}; beyond a leaf {format_rate(beyond)} a node",
     ]
+    if "SLURM does not say" in cluster.sources.get("fabric", ""):
+        lines.append("? oversubscription of the leaves: SLURM does not say, 1 taken (--oversubscription)")
     if cluster.nvlink_domain_size > cluster.gpus_per_node:
         lines.append(f"one NVLink switch joins {cluster.nvlink_domain_size} GPUs of several nodes")
     return Group(*map(Text, lines))

@@ -1,5 +1,6 @@
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import pytest
@@ -40,6 +41,7 @@ def brute_shape(mesh: Mesh, axis: str) -> GroupShape:
         num_groups_per_node=max(Counter(node for count in nodes for node in count).values()),
         spans_domain=any(len({rank // domain for rank in group}) > 1 for group in groups),
         local_stride=groups[0][1] - groups[0][0] if any(max(count.values()) > 1 for count in nodes) else 1,
+        node_stride=min((b - a for count in nodes for a, b in pairwise(sorted(count))), default=1),
     )
 
 
