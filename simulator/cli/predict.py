@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import click
 
 from simulator.checkpoint import saving
 from simulator.cli import ExitCode
+from simulator.cli.imported import PlanFile, warnings
 from simulator.cli.study import Study, read_study
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
+from simulator.readers.plans import FORMATS
 from simulator.schema import Strict
 from simulator.stack import Stack
 from simulator.units import format_bytes
 
 _HELP = """Predict one training step of a model under a plan on a cluster.
+
+--plan reads the plan from another framework's file; flags override what it states.
 
 STUDY.toml holds `model`, `cluster`, `nodes`, `calibration` and a [plan] table; flags override it. Without a file the
 embedded default is predicted: Llama 3 8B with FSDP2 on one node of 8 H100. If no data-parallel degree is given, all
@@ -60,8 +64,32 @@ def _plan_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
+def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
+    """--plan, --plan-format and --define: a plan in another framework's words."""
+    file = click.Path(path_type=Path, dir_okay=False)
+    help_text = "The plan in Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML or JSON."
+    for option in (
+        click.option(
+            "--define", multiple=True, metavar="NAME=VALUE", help="A variable of --plan's script; repeatable."
+        ),
+        click.option("--plan-format", metavar="|".join(FORMATS), help="[by the file's content]"),
+        click.option("--plan", "plan_file", type=file, metavar="FILE", help=help_text),
+    ):
+        function = option(function)
+    return function
+
+
+def plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
+    """Take the plan's file out of a command's flags."""
+    path, form, define = flags.pop("plan_file"), flags.pop("plan_format"), flags.pop("define")
+    if path is None and (form is not None or define):
+        raise click.UsageError("--plan-format and --define need --plan")
+    return None if path is None else PlanFile(path=path, form=form, define=define)
+
+
 @click.command("predict", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
+@plan_file_options
 @click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
 @click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
 @click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
@@ -112,12 +140,15 @@ def command(
     memory: Path | None,
     links: Path | None,
     snapshot: Path | None,
-    **flags: str | None,
+    **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
+    imported = plan_file_of(flags)
     given = {name: text for name, text in flags.items() if text is not None}
     plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
-    asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings)
+    asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings, imported)
+    for line in warnings(asked.draft) if asked.draft else ():
+        click.echo(f"shardwise: {line}", err=True)
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, advise=True)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if asked.checkpoint is not None:

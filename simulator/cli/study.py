@@ -15,11 +15,14 @@ from pydantic import Field, ValidationError
 
 from simulator.calibration import Calibration
 from simulator.checkpoint import Checkpoint
+from simulator.cli.imported import PlanFile, num_nodes, read_draft, stack_overrides
+from simulator.cli.imported import sources as imported_sources
 from simulator.cli.overrides import Override, literal, parse_overrides, patched
 from simulator.errors import ClusterError, Fault, InputError, ModelError, StackError
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Source
+from simulator.readers.plans import Draft, plan_fields
 from simulator.schema import Strict, faults_of, read_toml
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -34,6 +37,7 @@ DEFAULT: Final[Mapping[str, Any]] = {
     "plan": {"zero": 3, "seq_len": 8192},
 }
 DEFAULT_NAME: Final = "the embedded default"
+EMPTY: Final[Mapping[str, Any]] = {}
 ROOTS: Final = ("plan", "model", "cluster", "device", "stack", "checkpoint")  # what --set reaches into
 
 
@@ -62,6 +66,7 @@ class Study:
     stack: Stack | None
     sources: tuple[Source, ...]
     checkpoint: Checkpoint | None = None
+    draft: Draft | None = None  # where the plan came from another framework's file
 
     def inputs(self) -> dict[str, Any]:
         """What was asked, as plain data for the JSON report."""
@@ -71,6 +76,7 @@ class Study:
             "nodes": self.cluster.num_nodes,
             "calibration": self.calibration.name if self.calibration else None,
             "plan": self.plan.model_dump(mode="json"),
+            "imported": self.draft.report() if self.draft else None,
         }
 
 
@@ -88,11 +94,16 @@ class _Faults(list[Fault]):
 
 
 def read_study(
-    file: Path | None, flags: Mapping[str, str], plan_flags: Mapping[str, str], settings: Sequence[str]
+    file: Path | None,
+    flags: Mapping[str, str],
+    plan_flags: Mapping[str, str],
+    settings: Sequence[str],
+    plan_file: PlanFile | None = None,
 ) -> Study:
     """The study of `file` (None: the embedded default) under flags and `--set`s.
 
     flags: model, cluster, nodes, calibration as given. plan_flags: Plan's fields as given.
+    plan_file: holds the plan, and perhaps the model, in place of the study's.
     Raises InputError with every fault of every input.
     """
     faults = _Faults()
@@ -102,23 +113,32 @@ def read_study(
     overrides, wrong = parse_overrides(settings, ROOTS)
     faults += wrong
     raw, origins = _merged(base, flags, plan_flags, overrides, keep_plan=file is not None or "model" not in flags)
-    study = faults.attempt(lambda: _checked(raw, origins, str(file or DEFAULT_NAME)))
-
-    model = faults.attempt(lambda: _model(raw, _of(overrides, "model")))
-    cluster = faults.attempt(lambda: _cluster(raw, overrides))
+    given = {name: literal(text) for name, text in plan_flags.items()}
+    draft = faults.attempt(lambda: read_draft(plan_file, given)) if plan_file is not None else None
+    if plan_file is not None:
+        if draft is None:
+            raise InputError(faults)
+        raw = {**raw, **_model_of(draft, flags, keep=file is not None)}
+    model = faults.attempt(lambda: _model(raw, _of(overrides, "model"), draft))
+    cluster = faults.attempt(lambda: _cluster(raw, overrides, draft, given))
+    if draft is not None:
+        raw, origins = _with_draft(raw, origins, draft, faults, cluster, model, given, overrides)
+    name = str(file or (draft.file if draft else DEFAULT_NAME))
+    study = faults.attempt(lambda: _checked(raw, origins, name))
     calibration = faults.attempt(lambda: _calibration(raw, cluster))
     plan = _with_degrees(study.plan, cluster) if study is not None else None
     stack = None
     if plan is not None:
-        name = plan.stack
-        stack = faults.attempt(lambda: patched(Stack.load(name), _of(overrides, "stack"), StackError))
+        preset = plan.stack
+        changes = [*(stack_overrides(draft, overrides, given) if draft else ()), *_of(overrides, "stack")]
+        stack = faults.attempt(lambda: patched(Stack.load(preset), changes, StackError))
         faults.attempt(plan.check)
     saved = _of(overrides, "checkpoint")
     asked = study.checkpoint if study is not None else None
     checkpoint = faults.attempt(lambda: patched(asked or Checkpoint(), saved, InputError)) if asked or saved else None
     if faults or study is None or model is None or cluster is None or plan is None:
-        raise InputError(faults)
-    sources = _sources(str(file or DEFAULT_NAME), raw, origins, study.plan, plan)
+        raise InputError(dict.fromkeys(faults))
+    sources = _sources(str(file or DEFAULT_NAME), raw, origins, study.plan, plan, draft)
     sources += tuple(
         Source(what=o.flag.removeprefix("--set "), kind="given", detail=f"{o.text} (--set)")
         for o in overrides
@@ -132,7 +152,42 @@ def read_study(
         stack=stack,
         sources=sources,
         checkpoint=checkpoint,
+        draft=draft,
     )
+
+
+def _model_of(draft: Draft, flags: Mapping[str, str], *, keep: bool) -> dict[str, Any]:
+    """The model's name where the plan's file decides it: over the study's, under the flag's; never the default's."""
+    if "model" in flags or (draft.model is None and keep):
+        return {}
+    return {"model": draft.model.name if isinstance(draft.model, Model) else draft.model}
+
+
+def _with_draft(
+    raw: Mapping[str, Any],
+    origins: Mapping[str, str],
+    draft: Draft,
+    faults: list[Fault],
+    cluster: Cluster | None,
+    model: Model | None,
+    given: Mapping[str, Any],
+    overrides: Sequence[Override],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The study with the file's plan under the command line's, for the cluster's number of GPUs."""
+    if raw.get("model") is None and not (draft.faults and draft.format == "megatron"):
+        faults.append(Fault(place=draft.file, problem="does not state the model", remedy="--model NAME or FILE"))
+    plan: dict[str, Any] = {}
+    try:
+        if cluster is not None:
+            plan = plan_fields(draft, cluster.num_devices, given, model)
+        elif draft.faults:
+            faults.extend(draft.faults)
+    except InputError as exc:
+        faults.extend(exc.faults)
+    for override in _of(overrides, "plan"):
+        plan = _nested(plan, override.path, override.value)
+    places = {f"plan.{name}": place for name, place in draft.places.items()}
+    return {"model": "", **raw, "plan": plan} | ({} if raw.get("model") else {"model": ""}), {**places, **origins}
 
 
 def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -184,7 +239,8 @@ def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> S
     try:
         return StudyFile.model_validate(dict(raw), context=FROM_FILE)
     except ValidationError as exc:
-        raise InputError(_relabelled(fault, origins, name) for fault in faults_of(exc, "", StudyFile)) from None
+        found = [fault for fault in faults_of(exc, "", StudyFile) if raw.get("model") or "model" not in fault.place]
+        raise InputError(_relabelled(fault, origins, name) for fault in found) from None
 
 
 def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
@@ -197,12 +253,25 @@ def _of(overrides: Sequence[Override], root: str) -> list[Override]:
     return [override for override in overrides if override.root == root]
 
 
-def _model(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Model | None:
+def _model(raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None = None) -> Model | None:
     name = raw.get("model")
+    if draft is not None and isinstance(draft.model, Model) and name == draft.model.name:
+        return patched(draft.model, overrides, ModelError)
     return patched(Model.load(name), overrides, ModelError) if isinstance(name, str) else None
 
 
-def _cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Cluster | None:
+def _cluster(
+    raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None = None, given: Mapping[str, Any] = EMPTY
+) -> Cluster | None:
+    """The cluster; of as many nodes as a plan's file implies, where nobody else says how many."""
+    cluster = _loaded_cluster(raw, overrides)
+    if cluster is None or draft is None or raw.get("nodes") is not None:
+        return cluster
+    nodes = num_nodes(draft, cluster, given)
+    return cluster if nodes in (None, cluster.num_nodes) else _loaded_cluster({**raw, "nodes": nodes}, overrides)
+
+
+def _loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Cluster | None:
     name, nodes = raw.get("cluster"), raw.get("nodes")
     if not isinstance(name, str):
         return None
@@ -235,15 +304,22 @@ def _with_degrees(plan: Plan, cluster: Cluster | None) -> Plan:
 
 
 def _sources(
-    name: str, raw: Mapping[str, Any], origins: Mapping[str, str], asked: Plan, plan: Plan
+    name: str, raw: Mapping[str, Any], origins: Mapping[str, str], asked: Plan, plan: Plan, draft: Draft | None = None
 ) -> tuple[Source, ...]:
     """Who said what: the file, a flag, or nobody (then it is assumed)."""
     assumed = "assumed" if name == DEFAULT_NAME else "given"
     found = [
         Source(what=key, kind="given" if key in origins else assumed, detail=f"{raw[key]} ({origins.get(key, name)})")
         for key in ("model", "cluster", "nodes", "calibration")
-        if raw.get(key) is not None
+        if raw.get(key) is not None and not (key == "model" and draft and draft.model and key not in origins)
     ]
+    if draft is not None:
+        if draft.model and "model" not in origins:
+            found.append(Source(what="model", kind="given", detail=f"{raw['model']} ({draft.file})"))
+        found += imported_sources(draft, plan.stack)
+        places = {f"plan.{field}" for field in draft.places}
+        origins = {key: flag for key, flag in origins.items() if key not in places or flag.startswith("--")}
+        name, assumed = draft.file, "given"
     flags = [
         f"{key.removeprefix('plan.')} = {attrgetter(key.removeprefix('plan.'))(plan)}"
         for key in origins

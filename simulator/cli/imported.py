@@ -1,0 +1,97 @@
+"""A plan from another framework's file, as part of a study: what it states, what the command line states over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.cli.overrides import Override
+from simulator.errors import ClusterError, Fault, PlanError
+from simulator.predict import Source
+from simulator.readers.plans import FORMATS, Draft, read_plan
+from simulator.schema import nearest
+from simulator.topology import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """--plan, --plan-format and --define as given."""
+
+    path: Path
+    form: str | None = None
+    define: tuple[str, ...] = ()
+
+
+def read_draft(asked: PlanFile, given: Mapping[str, Any]) -> Draft:
+    """The file's plan as far as it goes. given: Plan's fields of the command line. Raises PlanError."""
+    if asked.form is not None and asked.form not in FORMATS:
+        problem = f"{asked.form!r} is no format"
+        remedy = nearest(asked.form, FORMATS) or f"one of {', '.join(FORMATS)}"
+        raise PlanError(Fault(place="--plan-format", problem=problem, remedy=remedy))
+    variables, faults = {}, []
+    for text in asked.define:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            faults.append(Fault(place=f"--define {text}", problem="has no value", remedy="--define NAME=VALUE"))
+        variables[name] = value
+    if faults:
+        raise PlanError(faults)
+    return read_plan(asked.path, asked.form, given, variables)
+
+
+def num_nodes(draft: Draft, cluster: Cluster, given: Mapping[str, Any]) -> int | None:
+    """Nodes that hold the job's GPUs; None where the file states no number. Raises ClusterError."""
+    stated = draft.stated_devices(given)
+    if stated is None and draft.devices_fault is not None:
+        raise ClusterError(draft.devices_fault)
+    if stated is None:
+        return None
+    nodes, rest = divmod(stated, cluster.gpus_per_node)
+    if rest:
+        place = draft.places.get("num_devices", draft.file)
+        problem = (
+            f"the job's {stated} GPUs are no whole nodes of {cluster.name}, which has {cluster.gpus_per_node} each"
+        )
+        remedy = "--nodes N, another --cluster" + (f", or --set cluster.gpus_per_node={stated}" if not nodes else "")
+        raise ClusterError(Fault(place=place, problem=problem, remedy=remedy))
+    return nodes
+
+
+def stack_overrides(draft: Draft, overrides: Sequence[Override], given: Mapping[str, Any]) -> list[Override]:
+    """What the file says of its software otherwise than the preset; none under a stack of the caller's own."""
+    if "stack" in given:
+        return []
+    set_already = {override.path for override in overrides if override.root == "stack"}
+    return [
+        Override(
+            root="stack", path=path, text=str(value).lower() if isinstance(value, bool) else str(value), flag=place
+        )
+        for name, (value, place) in draft.stack_changes.items()
+        if (path := tuple(name.split("."))) not in set_already
+    ]
+
+
+def sources(draft: Draft, used_stack: str) -> Iterator[Source]:
+    """Where the plan and its software came from."""
+    yield Source(what="plan", kind="given", detail=f"{draft.file}: {draft.software}'s settings, {_counted(draft)}")
+    if used_stack == draft.stack:
+        yield Source(what="stack", kind="assumed", detail=f"{draft.stack}: {draft.stack_why}")
+        for name, (value, place) in draft.stack_changes.items():
+            yield Source(what=f"stack.{name}", kind="given", detail=f"{value} ({place})")
+
+
+def _counted(draft: Draft) -> str:
+    uses = ("used", "no effect", "not modelled", "unknown")
+    counts = {use: len(draft.named(use)) for use in uses}
+    words = {"used": "used", "no effect": "without effect", "not modelled": "not modelled", "unknown": "unknown"}
+    return ", ".join(f"{count} {words[use]}" for use, count in counts.items() if count) or "none"
+
+
+def warnings(draft: Draft) -> list[str]:
+    """What changes time or memory and is in no prediction, and what no reader knows: never dropped in silence."""
+    lines = []
+    for use, head in (("not modelled", "not modelled"), ("unknown", "unknown, and ignored")):
+        lines += [f"{head}: {setting}" for setting in draft.named(use)]
+    return lines

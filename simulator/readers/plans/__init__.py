@@ -1,0 +1,136 @@
+"""Plans that other frameworks' files state: told apart by content, read into a `Draft`, completed by the number of GPUs."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.errors import Fault, PlanError
+from simulator.plan import Plan
+from simulator.readers.plans.draft import Draft, plan_fields
+from simulator.readers.plans.reading import Setting
+from simulator.schema import read_json
+
+__all__ = ["FORMATS", "Draft", "Setting", "detect", "plan_fields", "read_plan"]
+
+FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan")
+MAX_BYTES: Final = 2**20
+_DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
+_TORCHTITAN: Final = {"parallelism", "training", "activation_checkpoint", "job"}
+_ACCELERATE: Final = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"}
+_MEGATRON: Final = re.compile(r"--(micro-batch-size|num-layers|hidden-size|seq-length|tensor-model-parallel-size)\b")
+
+
+def read_plan(
+    path: Path, form: str | None = None, given: Collection[str] = (), define: Mapping[str, str] | None = None
+) -> Draft:
+    """The plan of a file in any of FORMATS. Raises PlanError where the file cannot be read as one at all.
+
+    form: None: found out from the content. given: Plan's fields that the caller states beside the file.
+    define: variables of a shell script that its environment would set.
+    """
+    text = _text(path)
+    form = form or detect(text, str(path))
+    match form:
+        case "megatron":
+            from simulator.readers.plans.megatron import read_megatron  # noqa: PLC0415  only what is asked for
+
+            return read_megatron(text, str(path), given, define)
+        case "deepspeed":
+            from simulator.readers.plans.deepspeed import read_deepspeed  # noqa: PLC0415
+
+            return read_deepspeed(_json(path), str(path), given)
+        case "accelerate":
+            from simulator.readers.plans.accelerate import read_accelerate  # noqa: PLC0415
+            from simulator.readers.plans.yaml_file import read_yaml  # noqa: PLC0415
+
+            data = read_yaml(text, str(path))
+            return read_accelerate(data, str(path), lambda name: _json(path.parent / name), given)
+        case "torchtitan":
+            from simulator.readers.plans.torchtitan import read_torchtitan  # noqa: PLC0415
+
+            job = _json(path) if text.lstrip().startswith("{") else _toml(text, path)
+            return read_torchtitan(job, str(path), given)
+        case _:
+            return _own(_toml(text, path), path)
+
+
+def detect(text: str, file: str) -> str:
+    """Which of FORMATS a file is in. Raises PlanError where it is in none."""
+    if text.lstrip().startswith("{"):
+        data = _quietly(json.loads, text)
+        keys = set(data) if isinstance(data, dict) else set()
+        if keys & _TORCHTITAN and not keys & _DEEPSPEED:
+            return "torchtitan"
+        return "deepspeed"  # what it cannot read of it, its reader says
+    if _MEGATRON.search(text):
+        return "megatron"
+    table = _quietly(tomllib.loads, text)
+    if isinstance(table, dict) and table:
+        if any(isinstance(table.get(key), dict) for key in _TORCHTITAN):
+            return "torchtitan"
+        if "plan" in table or set(table) & set(Plan.model_fields):
+            return "toml"
+    if any(re.search(rf"^{key}\s*:", text, re.MULTILINE) for key in _ACCELERATE):
+        return "accelerate"
+    problem = "is in no format that holds a plan"
+    raise PlanError(Fault(place=file, problem=problem, remedy=f"one of {', '.join(FORMATS)}; --plan-format forces one"))
+
+
+def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tomllib.loads
+    try:
+        return load(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise PlanError(Fault(place=str(path), problem=f"is larger than {MAX_BYTES} bytes", remedy="a plan's file"))
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise PlanError(Fault(place=str(path), problem=f"cannot be read: {exc}")) from None
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    _text(path)
+    data = read_json(path, PlanError)
+    if not isinstance(data, dict):
+        raise PlanError(Fault(place=str(path), problem="holds no object", remedy='{"key": value}'))
+    return data
+
+
+def _toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise PlanError(Fault(place=str(path), problem=f"not TOML: {exc}")) from None
+
+
+def _own(data: dict[str, Any], path: Path) -> Draft:
+    """Our own plan: a [plan] table of a study, or its fields alone."""
+    table = data.get("plan", data)
+    if not isinstance(table, dict):
+        raise PlanError(Fault(place=f"{path}: plan", problem="is no table", remedy="[plan]"))
+    fields = dict(table)
+    model = data.get("model") if "plan" in data else None
+    stated = {"dp_shard", "dp_replicate"} & set(fields)
+    for degree in ("dp_shard", "dp_replicate"):
+        if stated:
+            fields.setdefault(degree, 1)
+    return Draft(
+        format="toml",
+        software="shardwise",
+        file=str(path),
+        fields=fields,
+        places={name: f"{path}: {'plan.' if 'plan' in data else ''}{name}" for name in fields},
+        leftover=None if stated else "dp_replicate" if fields.get("zero") == 0 else "dp_shard",
+        model=model if isinstance(model, str) else None,
+        stack=str(fields.get("stack", Plan.model_fields["stack"].default)),
+        stack_why="the plan's own" if "stack" in fields else "the default",
+    )

@@ -1,0 +1,299 @@
+"""Megatron-LM's arguments: a shell script, a line of one, or a plain list; as of core 0.14 (megatron/training/arguments.py).
+
+World size = tp × cp × pp × dp. The distributed optimizer is ZeRO's stage 1; gradients are summed in fp32 with bf16 unless
+--grad-reduce-in-bf16; without --sequence-parallel the tokens between tensor-parallel regions are on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from simulator.readers.plans.draft import Degree, Draft
+from simulator.readers.plans.launch_line import LaunchLine, read_launch_line
+from simulator.readers.plans.megatron_flags import FLAGS
+from simulator.readers.plans.megatron_model import MODEL_NAMES, read_model
+from simulator.readers.plans.megatron_options import NO_EFFECT, OFF
+from simulator.readers.plans.megatron_pipeline import PIPELINE_NAMES, read_pipeline
+from simulator.readers.plans.reading import UNSET, Reading
+
+SOFTWARE: Final = "Megatron-LM core 0.14"
+_LAUNCHER: Final = ("--nnodes", "--nproc_per_node", "--nproc-per-node", "--nodes", "--num_gpus", "--num_nodes")
+_ABBREVIATED: Final = 4  # characters below which an abbreviation is not looked for
+
+
+def read_megatron(text: str, file: str, given: Collection[str] = (), define: Mapping[str, str] | None = None) -> Draft:
+    """The plan, and the model as far as the arguments state one. Raises PlanError where no arguments are found."""
+    line = read_launch_line(text, file, define or {})
+    entries = {_full(name): entry for name, entry in line.options.items() if name not in _LAUNCHER}
+    unset = {_full(name): ", ".join(u.what for u in found) for name, found in line.unknown.items()}
+    r = Reading(entries, file, given, unset=unset, auto=UNSET, faults=line.faults)
+    fields: dict[str, Any] = {"data_parallel": "megatron", "optimizer_impl": "fused"}
+    stack: dict[str, tuple[object, str]] = {}
+    _batch(r, fields)
+    _parallel(r, fields, stack)
+    _precision(r, fields)
+    _optimizer(r, fields)
+    _recompute(r, fields)
+    model = read_model(r, fields)
+    read_pipeline(r, fields)
+    leftover = _data_parallel(r, fields, stack)
+    preset, why = _stack(r, stack)
+    total = r.integer("--global-batch-size")
+    r.sort_rest({name for name in entries if NO_EFFECT.match(name[2:])}, OFF, KNOWN)
+    return Draft(
+        format="megatron",
+        software=SOFTWARE,
+        file=file,
+        fields=fields,
+        places=_places(r, line),
+        leftover=leftover,
+        model=model,
+        num_devices=line.num_devices,
+        devices_fault=line.world_fault,
+        global_batch_size=total,
+        stack=preset,
+        stack_why=why,
+        stack_changes=stack,
+        settings=(*r.settings(), *line.settings),
+        faults=tuple(r.faults),
+    )
+
+
+_FIELD_NAMES: Final = {
+    "tp": "--tensor-model-parallel-size",
+    "pp": "--pipeline-model-parallel-size",
+    "cp": "--context-parallel-size",
+    "ep": "--expert-model-parallel-size",
+    "micro_batch_size": "--micro-batch-size",
+    "seq_len": "--seq-length",
+    "dp_replicate": "--num-distributed-optimizer-instances",
+}
+
+
+def _full(name: str) -> str:
+    """The option that an abbreviation stands for, as argparse takes it; older names as today's."""
+    name = {"--encoder-seq-length": "--seq-length", "--model-parallel-size": "--tensor-model-parallel-size"}.get(
+        name, name
+    )
+    if name in KNOWN or name in FLAGS or name in OFF or len(name) <= _ABBREVIATED:
+        return name
+    found = [known for known in (*KNOWN, *FLAGS) if known.startswith(name)]
+    return found[0] if len(set(found)) == 1 else name
+
+
+def _places(r: Reading, line: LaunchLine) -> dict[str, str]:
+    places = {field: r.place(name) for field, name in _FIELD_NAMES.items() if name in r}
+    if "--global-batch-size" in r:
+        places["global_batch_size"] = r.place("--global-batch-size")
+    return places | ({"num_devices": line.world_place} if line.num_devices else {})
+
+
+def _batch(r: Reading, fields: dict[str, Any]) -> None:
+    for name, field in (("--micro-batch-size", "micro_batch_size"), ("--seq-length", "seq_len")):
+        value = r.integer(name, plan_field=field)
+        if value is not None:
+            fields[field] = value
+            r.note(name, f"{field} = {value}")
+        elif name not in r and field not in r.given:
+            r.fault(name, "is required and missing", f"{name} N, or --{field.replace('_', '-')} N")
+    if "--global-batch-size" not in r:
+        fields.setdefault("num_micro_batches", 1)
+
+
+def _parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> None:
+    for field in ("tp", "pp", "cp", "ep"):
+        value = r.integer(_FIELD_NAMES[field], plan_field=field)
+        if value is not None:
+            fields[field] = value
+    tp = fields.get("tp", 1)
+    parallel = bool(r.flag("--sequence-parallel"))
+    fields["sequence_parallel"] = parallel
+    if parallel and tp == 1 and "tp" not in r.given:
+        problem = "splits tokens over tensor-parallel ranks, and there is one"
+        r.fault("--sequence-parallel", problem, "drop it, or --tensor-model-parallel-size 2 or more")
+    overlap = bool(r.flag("--tp-comm-overlap"))
+    if overlap and not parallel:
+        r.fault("--tp-comm-overlap", "works with --sequence-parallel only", "add --sequence-parallel")
+    if tp > 1:
+        where = r.place("--tp-comm-overlap") if overlap else f"{r.file}: no --tp-comm-overlap"
+        stack["tp_overlap"] = ("userbuffers" if overlap else "backward", where)
+    kinds = {"p2p": "ring", "a2a": "all_to_all"}
+    kind = r.text("--cp-comm-type")
+    if kind is not None and kind in kinds:
+        fields["cp_exchange"] = kinds[kind]
+    elif kind is not None:
+        r.unmodelled("--cp-comm-type", f"{kind}: keys and values are taken to pass round a ring")
+    etp = r.integer("--expert-tensor-parallel-size")
+    if etp is not None and etp != tp:
+        r.unmodelled("--expert-tensor-parallel-size", f"experts are split as tp = {tp}")
+
+
+def _data_parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> Degree:
+    """Whose data parallelism runs, and which degree takes the ranks that the others leave."""
+    distributed = bool(r.flag("--use-distributed-optimizer"))
+    torch_fsdp, own_fsdp = bool(r.flag("--use-torch-fsdp2")), bool(r.flag("--use-megatron-fsdp"))
+    strategy = r.choice("--data-parallel-sharding-strategy", ("no_shard", "optim", "optim_grads", "optim_grads_params"))
+    if torch_fsdp:
+        _torch_fsdp_faults(r, fields, distributed=distributed, own_fsdp=own_fsdp)
+        fields |= {"data_parallel": "fsdp2", "zero": 3}
+        if r.flag("--torch-fsdp2-no-reshard-after-forward"):
+            fields["reshard_after_forward"] = False
+        return "dp_shard"
+    if own_fsdp:
+        stage = {None: 0, "no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}[strategy]
+        fields |= {"zero": stage} if stage < 2 else {"zero": stage, "data_parallel": "fsdp2"}
+        r.unmodelled("--use-megatron-fsdp", f"taken as {'FSDP2' if stage > 1 else 'the distributed optimizer'}")
+    else:
+        fields["zero"] = 1 if distributed else 0
+        if strategy not in (None, "no_shard"):
+            r.fault("--data-parallel-sharding-strategy", f"{strategy} needs Megatron-FSDP", "--use-megatron-fsdp")
+    _overlap(r, fields, stack, sharded=distributed or own_fsdp)
+    instances = r.integer("--num-distributed-optimizer-instances")
+    if fields["zero"] == 0:
+        if instances is not None and instances > 1:
+            r.fault("--num-distributed-optimizer-instances", "shards nothing", "--use-distributed-optimizer")
+        return "dp_replicate"
+    if instances is not None:
+        fields["dp_replicate"] = instances
+    return "dp_shard"
+
+
+def _torch_fsdp_faults(r: Reading, fields: Mapping[str, Any], *, distributed: bool, own_fsdp: bool) -> None:
+    """What validate_args refuses beside --use-torch-fsdp2."""
+    against = {
+        "--use-distributed-optimizer": distributed,
+        "--use-megatron-fsdp": own_fsdp,
+        "--pipeline-model-parallel-size": fields.get("pp", 1) > 1,
+        "--expert-model-parallel-size": fields.get("ep", 1) > 1,
+        "--fp16": "--fp16" in r,
+    }
+    for name, wrong in against.items():
+        if wrong:
+            r.fault(name, "contradicts --use-torch-fsdp2", f"drop {name} or --use-torch-fsdp2")
+
+
+def _overlap(r: Reading, fields: Mapping[str, Any], stack: dict[str, tuple[object, str]], *, sharded: bool) -> None:
+    """Whether gradients and parameters travel beside compute: the stack's, which knows all traffic or none."""
+    reduces, gathers = bool(r.flag("--overlap-grad-reduce")), bool(r.flag("--overlap-param-gather"))
+    if gathers and not sharded:
+        r.fault("--overlap-param-gather", "gathers nothing", "--use-distributed-optimizer")
+    if gathers and not reduces:
+        r.fault("--overlap-param-gather", "needs --overlap-grad-reduce", "add --overlap-grad-reduce")
+    if not reduces and fields.get("tp", 1) * fields.get("pp", 1) > 1:
+        r.default_unmodelled("--overlap-grad-reduce", "false", "gradients are reduced beside the backward here")
+    elif not reduces:
+        stack["overlap"] = (False, f"{r.file}: no --overlap-grad-reduce")
+    elif sharded and not gathers:
+        r.default_unmodelled("--overlap-param-gather", "false", "the gather of parameters runs beside the forward here")
+
+
+def _precision(r: Reading, fields: dict[str, Any]) -> None:
+    bf16, fp16 = bool(r.flag("--bf16")), bool(r.flag("--fp16"))
+    fp8 = r.choice("--fp8-format", ("e4m3", "hybrid"))
+    if bf16 and fp16:
+        r.fault("--fp16", "contradicts --bf16", "keep one")
+    if fp8 is not None and not bf16:
+        r.fault("--fp8-format", "needs bf16 activations", "add --bf16")
+    recipe = r.text("--fp8-recipe")
+    if fp8 is not None and recipe != "tensorwise":
+        why = "one speed of fp8 products is known, scaled by tensor"
+        if recipe is None:
+            r.default_unmodelled("--fp8-recipe", "delayed", why)
+        else:
+            r.unmodelled("--fp8-recipe", why)
+    fields["precision"] = "fp8" if fp8 is not None else "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    wide, narrow = bool(r.flag("--accumulate-allreduce-grads-in-fp32")), bool(r.flag("--grad-reduce-in-bf16"))
+    main = r.choice("--main-grads-dtype", ("fp32", "bf16"))
+    if wide and narrow:
+        r.fault("--grad-reduce-in-bf16", "contradicts --accumulate-allreduce-grads-in-fp32", "keep one")
+    if bf16:
+        fields["reduce_dtype"] = "bf16" if narrow or main == "bf16" else "fp32"
+    elif fp16:
+        fields["reduce_dtype"] = "fp32" if wide else "fp16"
+
+
+def _optimizer(r: Reading, fields: dict[str, Any]) -> None:
+    name = r.choice("--optimizer", ("adam", "sgd")) or "adam"
+    momentum = r.number("--sgd-momentum")
+    fields["optimizer"] = "adamw" if name == "adam" else "sgd" if momentum == 0 else "sgd_momentum"
+    aware = bool(r.flag("--use-precision-aware-optimizer"))
+    first, second = r.text("--exp-avg-dtype"), r.text("--exp-avg-sq-dtype")
+    master = r.choice("--main-params-dtype", ("fp32", "fp16"))
+    for option, dtype in (("--exp-avg-dtype", first), ("--exp-avg-sq-dtype", second), ("--main-params-dtype", master)):
+        if dtype not in (None, "fp32") and not aware:
+            r.fault(option, f"{dtype} needs --use-precision-aware-optimizer", "add it, or fp32")
+    if master is not None:
+        fields["master_dtype"] = master
+    if (first or "fp32", second or "fp32") == ("bf16", "bf16"):
+        fields["optimizer_dtype"] = "bf16"
+    elif {first, second} - {None, "fp32"}:
+        narrow = "--exp-avg-dtype" if first not in (None, "fp32") else "--exp-avg-sq-dtype"
+        r.unmodelled(narrow, "both moments are taken as fp32")
+
+
+def _recompute(r: Reading, fields: dict[str, Any]) -> None:
+    """How much of the activations is computed again. `block` counts layers of a stage: judged beside the pipeline."""
+    simple = bool(r.flag("--recompute-activations"))
+    grain = r.choice("--recompute-granularity", ("full", "selective"))
+    method = r.choice("--recompute-method", ("uniform", "block"))
+    modules = r.raw("--recompute-modules")
+    if simple and grain == "full":
+        r.fault("--recompute-activations", "means selective, --recompute-granularity says full", "keep one")
+    grain = "selective" if simple else grain
+    if grain == "full" and method is None:
+        r.fault("--recompute-granularity", "full needs --recompute-method", "--recompute-method uniform")
+    if grain == "selective" and method is not None:
+        r.fault("--recompute-method", "is for full recomputation", "drop it")
+    if modules is not None and modules not in ("core_attn", ["core_attn"]):
+        r.unmodelled("--recompute-modules", "selective recomputation is of the attention's core here")
+    fields["recompute"] = grain or "none"
+    if "--checkpoint-activations" in r:
+        r.fault("--checkpoint-activations", "is no longer an option", "--recompute-granularity full")
+
+
+def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str]:
+    """The software's preset, and what the arguments say of it otherwise."""
+    local = r.choice("--transformer-impl", ("local", "transformer_engine")) == "local"
+    flash, backend = bool(r.flag("--use-flash-attn")), r.text("--attention-backend")
+    dropouts = [r.number(name) for name in ("--attention-dropout", "--hidden-dropout")]
+    fused = bool(r.flag("--cross-entropy-loss-fusion"))
+    r.text("--cross-entropy-fusion-impl")
+    unfused_gradients = bool(r.flag("--no-gradient-accumulation-fusion"))
+    old = local and not flash
+    preset = "megatron-2021" if old else "megatron-core-2025"
+    drops = any(rate is None or rate > 0 for rate in dropouts)
+    if drops != old:
+        which = "--attention-dropout, --hidden-dropout"
+        changes["dropout"] = (drops, f"{r.file}: {which} {'are 0.1 unless given' if drops else '0'}")
+    if old:
+        changes.pop("tp_overlap", None)
+        return preset, "--transformer-impl local without flash attention: kernels of 2021"
+    if not fused:
+        changes["loss"] = ("fp32_eager", f"{r.file}: no --cross-entropy-loss-fusion")
+    if unfused_gradients:
+        changes["weight_gradients"] = ("made", r.place("--no-gradient-accumulation-fusion"))
+    kernel = {"flash": "flash2", "fused": "cudnn", "unfused": "math", "local": "math"}.get(backend or "")
+    kernel = kernel or ("flash2" if flash and local else None)
+    if kernel not in (None, "cudnn"):
+        changes["attention.kernel"] = (kernel, r.place("--attention-backend" if backend else "--use-flash-attn"))
+    return preset, "Megatron's arguments do not state a version; Megatron-Core with Transformer Engine is taken"
+
+
+KNOWN: Final = frozenset(
+    (
+        *MODEL_NAMES,
+        *PIPELINE_NAMES,
+        *_FIELD_NAMES.values(),
+        "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--cp-comm-type",
+        "--expert-tensor-parallel-size", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
+        "--data-parallel-sharding-strategy", "--torch-fsdp2-no-reshard-after-forward", "--overlap-grad-reduce",
+        "--overlap-param-gather", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe",
+        "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16", "--main-grads-dtype", "--optimizer",
+        "--sgd-momentum", "--use-precision-aware-optimizer", "--exp-avg-dtype", "--exp-avg-sq-dtype",
+        "--main-params-dtype", "--recompute-activations", "--recompute-granularity", "--recompute-method",
+        "--recompute-num-layers", "--recompute-modules", "--transformer-impl", "--use-flash-attn",
+        "--attention-backend", "--attention-dropout", "--hidden-dropout", "--cross-entropy-loss-fusion",
+        "--cross-entropy-fusion-impl", "--no-gradient-accumulation-fusion",
+    )
+)  # fmt: skip

@@ -1,0 +1,56 @@
+"""Megatron-LM's arguments that take no value, as of core 0.14: what follows one of them is not its value."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_LINES: Final = (
+    "account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split accumulate-allreduce-grads-in-fp32",
+    "add-qkv-bias adlr-autoresume apply-layernorm-1p apply-query-key-layer-scaling",
+    "apply-residual-connection-post-layernorm async-save attention-softmax-in-fp32 auto-detect-ckpt-format",
+    "bert-no-binary-head bf16 biencoder-shared-query-context-model cache-mla-latents calc-ft-timeouts",
+    "calculate-per-token-loss check-for-large-grads check-for-spiky-loss checkpoint-activations",
+    "ckpt-assume-constant-structure ckpt-convert-update-legacy-dist-opt-format ckpt-fully-parallel-load",
+    "ckpt-fully-parallel-save cross-entropy-loss-fusion data-parallel-random-init ddp-average-in-collective",
+    "ddp-pad-buckets-for-high-nccl-busbw decrease-batch-size-if-needed defer-embedding-wgrad-compute",
+    "delay-wgrad-compute deterministic-mode dino-norm-last-layer disable-bf16-reduced-precision-matmul",
+    "disable-bias-linear disable-gloo-process-groups disable-mamba-mem-eff-path disable-msc",
+    "disable-straggler-on-startup disable-tp-comm-bulk-dgrad disable-tp-comm-bulk-wgrad disable-tp-comm-overlap-ag",
+    "disable-tp-comm-overlap-rs disable-tp-comm-split-ag disable-tp-comm-split-rs distribute-saved-activations",
+    "enable-cuda-graph enable-experimental enable-ft-package enable-full-sharding-in-hsdp eod-mask-loss",
+    "exit-on-missing-checkpoint exit-signal-handler external-cuda-graph finetune first-last-layers-bf16 flash-decode",
+    "fp16 fp16-lm-cross-entropy fp32-residual-connection fp8-param-gather fsdp-double-buffer full-validation",
+    "grad-reduce-in-bf16 group-query-attention inference-dynamic-batching inference-rng-tracker",
+    "init-method-xavier-uniform init-model-with-meta-device inprocess-empty-cuda-cache inprocess-restart",
+    "is-hybrid-model keep-fp8-transpose-cache load-main-params-from-ckpt load-model-opt-format log-energy",
+    "log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm log-progress log-straggler log-throughput",
+    "log-timers-to-tensorboard log-validation-ppl-to-tensorboard log-world-size-to-tensorboard manual-gc mock-data",
+    "moe-apply-probs-on-input moe-enable-deepep moe-extended-tp moe-grouped-gemm moe-layer-recompute",
+    "moe-pad-expert-input-to-capacity moe-per-layer-logging moe-permute-fusion moe-router-enable-expert-bias",
+    "moe-router-force-load-balancing moe-router-fusion moe-router-padding-for-fp8 moe-router-pre-softmax",
+    "moe-shared-expert-overlap moe-use-legacy-grouped-gemm moe-use-upcycling multi-latent-attention",
+    "multiple-validation-sets nccl-all-reduce-for-prefill no-align-grad-reduce no-align-param-gather",
+    "no-async-tensor-model-parallel-allreduce no-barrier-with-level-1-timing no-bias-dropout-fusion",
+    "no-bias-gelu-fusion no-bias-swiglu-fusion no-check-for-nan-in-loss-and-grad no-ckpt-fully-parallel-save",
+    "no-clone-scatter-output-in-embedding no-create-attention-mask-in-dataloader no-data-sharding no-fp8-wgrad",
+    "no-gradient-accumulation-fusion no-gradient-reduce-div-fusion no-initialization no-load-optim no-load-rng",
+    "no-log-loss-scale-to-tensorboard no-manual-gc-eval no-masked-softmax-fusion no-mmap-bin-files no-one-logger",
+    "no-overlap-p2p-communication no-persist-layer-norm no-pin-cpu-grads no-pin-cpu-params no-position-embedding",
+    "no-rope-fusion no-save-optim no-save-rng no-scatter-gather-tensors-in-pipeline no-strict-fsdp-dtensor-load",
+    "no-use-tokenizer-model-from-checkpoint-args one-logger-async openai-gelu optimizer-cpu-offload",
+    "output-bert-embeddings overlap-cpu-optimizer-d2h-h2d overlap-grad-reduce overlap-moe-expert-parallel-comm",
+    "overlap-p2p-communication-warmup-flush overlap-param-gather overlap-param-gather-with-optimizer-step",
+    "override-opt_param-scheduler profile qk-l2-norm qk-layernorm recompute-activations record-memory-history",
+    "replication reset-attention-mask reset-position-ids retriever-score-scaling retro-add-retriever",
+    "retro-no-verify-neighbor-count reuse-grad-buf-for-mxfp8-param-ag rotary-interleaved",
+    "run-workload-inspector-server sequence-parallel sft skip-train squared-relu swiglu te-rng-tracker test-mode",
+    "torch-fsdp2-no-reshard-after-forward tp-comm-overlap tp-comm-overlap-rs-dgrad",
+    "untie-embeddings-and-output-weights use-checkpoint-args use-checkpoint-opt_param-scheduler",
+    "use-cpu-initialization use-dist-ckpt use-distributed-optimizer use-flash-attn use-fused-weighted-squared-relu",
+    "use-legacy-models use-mcore-models use-megatron-fsdp use-mp-args-from-checkpoint-args use-nccl-ub",
+    "use-one-sent-docs use-persistent-ckpt-worker use-precision-aware-optimizer use-pytorch-profiler",
+    "use-ring-exchange-p2p use-rope-scaling use-rotary-position-embeddings use-sharp use-torch-fsdp2",
+    "use-torch-optimizer-for-cpu-offload use-tp-pp-dp-mapping vision-pretraining",
+)
+
+FLAGS: Final = frozenset(f"--{name}" for line in _LINES for name in line.split())

@@ -1,0 +1,119 @@
+"""The model that Megatron-LM's arguments describe: GPT's shape unless they say Llama's, piece by piece."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simulator.errors import Fault, InputError, ModelError
+from simulator.model import Model
+from simulator.readers.plans.reading import Reading
+
+MODEL_NAMES: Final = (
+    "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--kv-channels",
+    "--group-query-attention", "--num-query-groups", "--max-position-embeddings", "--position-embedding-type",
+    "--use-rotary-position-embeddings", "--rotary-percent", "--rotary-interleaved", "--normalization",
+    "--openai-gelu", "--squared-relu", "--swiglu", "--untie-embeddings-and-output-weights", "--disable-bias-linear",
+    "--add-qkv-bias", "--qk-layernorm", "--vocab-size", "--padded-vocab-size", "--make-vocab-size-divisible-by",
+    "--tokenizer-type",
+)  # fmt: skip
+_GPT2_VOCABULARY: Final = 50_257  # tokens of GPT2BPETokenizer
+_MULTIPLE: Final = 128  # --make-vocab-size-divisible-by
+_NEEDED: Final = ("--num-layers", "--hidden-size", "--num-attention-heads")
+
+
+def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
+    """The model, None where the arguments do not state its size at all; faults go to `r`."""
+    sizes = {name: r.integer(name) for name in _NEEDED}
+    if not any(name in r for name in _NEEDED):
+        for name in MODEL_NAMES:
+            r.raw(name)
+        return None
+    for name in _NEEDED:
+        if name not in r:
+            r.fault(name, "is required and missing", f"{name} N, or --model")
+    layers, width, heads = (sizes[name] for name in _NEEDED)
+    data: dict[str, Any] = {"name": "megatron", "num_layers": layers, "d_model": width, "num_heads": heads}
+    _attention(r, data)
+    _mlp(r, data, width)
+    _rest(r, data, plan)
+    vocabulary = _vocabulary(r, plan)
+    if None in sizes.values() or vocabulary is None or r.faults:
+        return None
+    data["vocab_size"] = vocabulary
+    try:
+        return Model.parse(data, r.file, ModelError)
+    except InputError as exc:
+        r.faults += exc.faults
+        return None
+
+
+def _attention(r: Reading, data: dict[str, Any]) -> None:
+    grouped, groups = bool(r.flag("--group-query-attention")), r.integer("--num-query-groups")
+    if grouped:
+        data["num_kv_heads"] = groups or 1
+    elif groups is not None and groups > 1:
+        r.fault("--num-query-groups", "has no effect without --group-query-attention", "add --group-query-attention")
+    channels = r.integer("--kv-channels")
+    if channels is not None:
+        data["head_dim"] = channels
+    data["fused_qkv"] = True
+    if r.flag("--qk-layernorm"):
+        data["qk_norm"] = True
+    bias = not r.flag("--disable-bias-linear")
+    data |= {"out_bias": bias, "mlp_bias": bias, "qkv_bias": bool(r.flag("--add-qkv-bias")) or bias}
+
+
+def _mlp(r: Reading, data: dict[str, Any], width: int | None) -> None:
+    gated, squared = bool(r.flag("--swiglu")), bool(r.flag("--squared-relu"))
+    r.flag("--openai-gelu")
+    if gated and squared:
+        r.fault("--squared-relu", "contradicts --swiglu", "keep one")
+    data["mlp"] = "swiglu" if gated else "squared_relu" if squared else "gelu_tanh"
+    stated = r.integer("--ffn-hidden-size")
+    if stated is None and width is not None:
+        # 4 h; gated, two thirds of it, down to a multiple of 64 (arguments.py)
+        stated = int((4 * width * 2 / 3) / 64) * 64 if gated else 4 * width
+    data["d_ff"] = stated
+
+
+def _rest(r: Reading, data: dict[str, Any], plan: dict[str, Any]) -> None:
+    kind = r.choice("--normalization", ("LayerNorm", "RMSNorm")) or "LayerNorm"
+    data |= {"norm": "rms" if kind == "RMSNorm" else "layer", "norm_bias": kind == "LayerNorm"}
+    data["family"] = "llama" if kind == "RMSNorm" else "gpt3"
+    words = ("learned_absolute", "rope", "none", "mrope", "relative")
+    positions = r.choice("--position-embedding-type", words) or "learned_absolute"
+    if r.flag("--use-rotary-position-embeddings"):
+        positions = "rope"
+    if positions in ("mrope", "relative"):
+        r.fault("--position-embedding-type", f"{positions} positions are not modelled", "rope, learned_absolute, none")
+    data["positions"] = {"learned_absolute": "learned", "rope": "rope"}.get(positions, "none")
+    share = r.number("--rotary-percent")
+    if share is not None:
+        data["rotary_fraction"] = share
+    r.flag("--rotary-interleaved")
+    longest = r.integer("--max-position-embeddings")
+    if longest is not None and plan.get("seq_len", 0) > longest:
+        problem = f"is {longest}, and --seq-length {plan['seq_len']}"
+        r.fault("--max-position-embeddings", problem, f"--max-position-embeddings {plan['seq_len']}")
+    data["max_positions"] = longest or plan.get("seq_len", 1)
+    data["tied_embeddings"] = not r.flag("--untie-embeddings-and-output-weights")
+
+
+def _vocabulary(r: Reading, plan: dict[str, Any]) -> int | None:
+    """Rows of the embedding: padded to a multiple of 128 × tp unless --padded-vocab-size says how many there are."""
+    padded, stated = r.integer("--padded-vocab-size"), r.integer("--vocab-size")
+    multiple = r.integer("--make-vocab-size-divisible-by") or _MULTIPLE
+    tokenizer = r.text("--tokenizer-type")
+    if padded is not None:
+        return padded
+    if stated is None and tokenizer == "GPT2BPETokenizer":
+        stated = _GPT2_VOCABULARY
+        r.note("--tokenizer-type", f"{stated} tokens")
+    if stated is None:
+        problem = f"the vocabulary's size stands in the tokenizer's files ({tokenizer or 'no --tokenizer-type'})"
+        r.faults.append(Fault(place=r.place("--vocab-size"), problem=problem, remedy="--vocab-size N, or --model"))
+        return None
+    if tokenizer == "NullTokenizer":
+        stated += 1  # the end of a document
+    unit = multiple * int(plan.get("tp", 1))
+    return -(-stated // unit) * unit
