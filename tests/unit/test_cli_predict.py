@@ -291,3 +291,69 @@ def test_absurd_sizes_have_an_answer_or_a_fault(flag: str, capsys: pytest.Captur
     code = main(["predict", "--calibration", "datasheet", flag, number + ("B" if flag == "--bucket-bytes" else "")])
     assert code in (ExitCode.OK, ExitCode.BAD_INPUT, ExitCode.DOES_NOT_FIT)
     assert "Traceback" not in capsys.readouterr().err
+
+
+PLANS = ROOT / "tests" / "data" / "plans"
+
+
+def test_a_plan_of_another_framework(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "--plan", str(PLANS / "gpt-175b.sh"), "--cluster", "dgx-a100-80-8", "--json"]) in (0, 4)
+    answer = json.loads(capsys.readouterr().out)
+    assert asked.cluster.num_devices == 1024  # the script's, as nobody said how many nodes
+    assert (asked.plan.tp, asked.plan.pp, asked.plan.dp_shard) == (8, 16, 8)
+    assert asked.model.num_layers == 96
+    assert asked.stack is not None
+    assert (asked.stack.name, asked.stack.tp_overlap) == ("megatron-core-2025", "backward")
+    imported = answer["inputs"]["imported"]
+    assert imported["format"] == "megatron"
+    assert {"used", "no effect"} == {setting["use"] for setting in imported["settings"]}
+
+
+def test_flags_stand_over_an_imported_plan(asked: Asked) -> None:
+    plan = str(PLANS / "llama3-70b.toml")
+    assert main(["predict", "--plan", plan, "--nodes", "2", "--tp", "4", "--stack", "torch-2.6-eager"]) in (0, 4)
+    assert (asked.plan.tp, asked.plan.dp_shard, asked.model.name) == (4, 4, "llama3-70b")
+    assert asked.stack is not None
+    assert asked.stack.name == "torch-2.6-eager"
+
+
+def test_what_an_import_leaves_out_is_told_on_stderr(
+    asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del asked
+    file = tmp_path / "ds.json"
+    data = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "mics_shard_size": 8, "stge": 1}}
+    file.write_text(json.dumps(data))
+    flags = ["--model", "llama2-7b", "--seq-len", "2048", "--recompute", "none"]
+    assert main(["predict", "--plan", str(file), *flags]) in (0, 4)
+    err = capsys.readouterr().err
+    assert "not modelled: " in err
+    assert "mics_shard_size = 8" in err
+    assert "unknown, and ignored: " in err
+    assert "did you mean zero_optimization.stage" in err
+
+
+def test_faults_of_an_imported_plan_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 4}}')
+    assert main(["predict", "--plan", str(file), "--cluster", "nowhere"]) == ExitCode.BAD_INPUT
+    err = capsys.readouterr().err
+    for words in ("does not state the model", "there is no stage 4", "nowhere"):
+        assert words in err
+    assert main(["predict", "--plan", str(file), "--plan-format", "yaml"]) == ExitCode.BAD_INPUT
+    assert "--plan-format: 'yaml' is no format" in capsys.readouterr().err
+    assert main(["predict", "--plan", str(file), "--define", "X"]) == ExitCode.BAD_INPUT
+    assert main(["predict", "--define", "X=1"]) == ExitCode.USAGE
+    assert main(["predict", "--plan", str(tmp_path / "none")]) == ExitCode.BAD_INPUT
+
+
+def test_a_job_that_is_no_whole_nodes(asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "line.sh"
+    file.write_text(
+        "torchrun --nproc_per_node 4 t.py --micro-batch-size 1 --seq-length 2048 --bf16 --num-layers 2"
+        " --hidden-size 512 --num-attention-heads 8 --max-position-embeddings 2048 --vocab-size 1000"
+    )
+    assert main(["predict", "--plan", str(file)]) == ExitCode.BAD_INPUT
+    assert "the job's 4 GPUs are no whole nodes of hgx-h100-8" in capsys.readouterr().err
+    assert main(["predict", "--plan", str(file), "--set", "cluster.gpus_per_node=4"]) in (0, 4)
+    assert asked.cluster.num_devices == 4

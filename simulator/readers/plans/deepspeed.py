@@ -118,10 +118,7 @@ def _batch(r: Reading, fields: dict[str, Any]) -> None:
 
 
 def _precision(r: Reading, fields: dict[str, Any]) -> None:
-    dtypes = {}
-    for dtype in ("bf16", "fp16"):
-        name = f"{dtype}.enabled"
-        dtypes[dtype] = bool(r.flag(name, plan_field="precision")) if _stated(r, name) or name in r else False
+    dtypes = {dtype: bool(r.flag(f"{dtype}.enabled", plan_field="precision")) for dtype in ("bf16", "fp16")}
     if all(dtypes.values()):
         r.fault("fp16.enabled", "contradicts bf16.enabled", "enable one")
     known = any(_stated(r, f"{dtype}.enabled") for dtype in dtypes) or "precision" in r.given

@@ -173,7 +173,8 @@ def _batch(draft: Draft, fields: dict[str, Any], given: Mapping[str, Any]) -> li
             fields, "micro_batch_size", total, count * ranks, f"micro-batches {count} × ranks {ranks}", place
         )
     micro = _count(fields, "micro_batch_size")
-    if "num_micro_batches" not in fields or given:
+    moved = given.keys() & {"tp", "pp", "cp", "dp_shard", "dp_replicate", "micro_batch_size"}
+    if "num_micro_batches" not in fields or moved:
         return _filled(fields, "num_micro_batches", total, micro * ranks, f"micro-batch {micro} × ranks {ranks}", place)
     count = _count(fields, "num_micro_batches")
     if total != micro * count * ranks:

@@ -1,0 +1,413 @@
+"""Plans in other frameworks' words: what published recipes' structures become, and what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.errors import PlanError
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.readers.plans import Draft, detect, plan_fields, read_plan
+from simulator.readers.plans.shell import Shell
+
+FILES = Path(__file__).resolve().parents[1] / "data" / "plans"
+
+
+def plan_of(draft: Draft, num_devices: int, model: Model | None = None, **given: Any) -> Plan:
+    model = draft.model if isinstance(draft.model, Model) else model
+    fields = plan_fields(draft, num_devices, given, model)
+    plan = Plan.model_validate(fields)
+    plan.check()
+    return plan
+
+
+def written(folder: Path, text: str | Mapping[str, Any], name: str = "plan") -> Path:
+    file = folder / name
+    file.write_text(text if isinstance(text, str) else json.dumps(text))
+    return file
+
+
+def faults(draft: Draft, num_devices: int = 8, **given: Any) -> str:
+    with pytest.raises(PlanError) as caught:
+        plan_fields(draft, num_devices, given, Model.load("llama2-7b"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("gpt-175b.sh", "megatron"),
+        ("llama3-8b.args", "megatron"),
+        ("llama3-70b.toml", "torchtitan"),
+        ("zero3-offload.json", "deepspeed"),
+        ("fsdp1.yaml", "accelerate"),
+        ("fsdp2.yaml", "accelerate"),
+        ("zero2.yaml", "accelerate"),
+    ],
+)
+def test_a_format_is_told_by_its_content(name: str, form: str) -> None:
+    assert detect((FILES / name).read_text(), name) == form
+    assert read_plan(FILES / name).format == form
+
+
+def test_a_file_in_no_format_is_told_all_formats(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="in no format that holds a plan"):
+        read_plan(written(tmp_path, "hello world"))
+
+
+class TestMegatron:
+    def test_a_script_of_175b(self) -> None:
+        draft = read_plan(FILES / "gpt-175b.sh")
+        assert draft.num_devices == 1024
+        plan = plan_of(draft, 1024)
+        assert (plan.tp, plan.pp, plan.dp_shard, plan.dp_replicate, plan.zero) == (8, 16, 8, 1, 1)
+        assert (plan.micro_batch_size, plan.num_micro_batches, plan.global_batch_size) == (1, 192, 1536)
+        assert (plan.virtual_stages, plan.sequence_parallel, plan.recompute) == (3, True, "selective")
+        assert (plan.precision, plan.reduce_dtype, plan.implementation) == ("bf16", "fp32", "megatron")
+        assert isinstance(draft.model, Model)
+        published = Model.load("gpt3-175b")
+        # the vocabulary is padded to a multiple of 128 × tp, and nothing else differs
+        assert draft.model.vocab_size == 51_200
+        padding = (51_200 - published.vocab_size) * published.d_model
+        assert draft.model.num_parameters == published.num_parameters + padding
+        assert not draft.named("unknown", "not modelled")
+
+    def test_a_plain_list_of_arguments(self) -> None:
+        draft = read_plan(FILES / "llama3-8b.args")
+        assert draft.num_devices is None
+        plan = plan_of(draft, 64)
+        assert (plan.tp, plan.cp, plan.dp_shard, plan.num_micro_batches) == (2, 2, 16, 8)
+        assert isinstance(draft.model, Model)
+        assert draft.model.num_parameters == Model.load("llama3-8b").num_parameters
+        assert draft.stack_changes["tp_overlap"][0] == "userbuffers"
+
+    def test_a_setting_of_the_caller_moves_what_follows_from_it(self) -> None:
+        plan = plan_of(read_plan(FILES / "llama3-8b.args"), 64, tp=4)
+        assert (plan.tp, plan.dp_shard, plan.num_micro_batches, plan.global_batch_size) == (4, 8, 16, 128)
+
+    def test_contradictions_are_told_together_with_their_lines(self, tmp_path: Path) -> None:
+        text = """torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py \\
+            --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
+            --seq-length 4096 --max-position-embeddings 2048 --vocab-size 32000 \\
+            --micro-batch-size 3 --global-batch-size 32 --bf16 --fp16 \\
+            --sequence-parallel --num-layers-per-virtual-pipeline-stage 2 \\
+            --overlap-param-gather --recompute-granularity full"""
+        draft = read_plan(written(tmp_path, text))
+        told = faults(draft, 16)
+        for line, words in (
+            (4, "contradicts --bf16"),
+            (5, "splits tokens over tensor-parallel ranks, and there is one"),
+            (5, "makes virtual stages, and the pipeline has one stage"),
+            (6, "gathers nothing (--use-distributed-optimizer)"),
+            (6, "needs --overlap-grad-reduce"),
+            (6, "full needs --recompute-method"),
+            (3, "is 2048, and --seq-length 4096"),
+            (4, "32 sequences a step are no multiple of micro-batch 3 × ranks 16 = 48 (48)"),
+        ):
+            assert any(f":{line}: " in row and words in row for row in told.splitlines()), (line, words, told)
+
+    def test_degrees_that_do_not_divide_the_world(self, tmp_path: Path) -> None:
+        text = "--micro-batch-size 1 --seq-length 2048 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 3"
+        told = faults(read_plan(written(tmp_path, text)), 64)
+        assert "tp 8 × cp 1 × pp 3 = 24 does not divide 64 GPUs" in told
+        assert "48 or 72 GPUs" in told
+
+    def test_what_only_a_run_knows_is_asked_for(self, tmp_path: Path) -> None:
+        text = "MBS=$1\ntorchrun --nnodes $SLURM_NNODES t.py --micro-batch-size $MBS --seq-length 2048 --lr $LR $MORE"
+        file = written(tmp_path, text)
+        draft = read_plan(file)
+        assert draft.devices_fault is not None
+        assert "--nnodes hangs on $SLURM_NNODES" in str(draft.devices_fault)
+        assert "hangs on $1, which this file does not settle (--micro-batch-size VALUE" in faults(draft)
+        assert [s.name for s in draft.named("unknown")] == ["$MORE"]
+        known = read_plan(file, define={"1": "4", "SLURM_NNODES": "2", "MORE": "--bf16 --swiglu"})
+        assert plan_of(known, 16).micro_batch_size == 4
+        assert not known.named("unknown")
+
+    def test_options_in_a_condition_are_asked_for(self, tmp_path: Path) -> None:
+        text = """EXTRA=""
+        if [ "$FAST" = 1 ]; then
+            EXTRA="--recompute-activations"
+        fi
+        python t.py --micro-batch-size 1 --seq-length 2048 $EXTRA"""
+        told = faults(read_plan(written(tmp_path, text)))
+        assert "$EXTRA depends on what begins at line 2 (--define EXTRA='…'" in told
+        draft = read_plan(written(tmp_path, text), define={"EXTRA": "--recompute-activations"})
+        assert plan_of(draft, 8).recompute == "selective"
+
+    def test_nothing_is_dropped(self, tmp_path: Path) -> None:
+        text = "--micro-batch-size 1 --seq-length 2048 --bf16 --use-tp-pp-dp-mapping --lr 1 --sequence-paralell"
+        draft = read_plan(written(tmp_path, text))
+        assert {s.name for s in draft.settings if "default" not in s.place} == {
+            word for word in text.split() if word.startswith("--")
+        }
+        assert [s.name for s in draft.named("not modelled") if "default" not in s.place] == ["--use-tp-pp-dp-mapping"]
+        (unknown,) = draft.named("unknown")
+        assert "--sequence-parallel" in unknown.note
+
+    def test_layers_in_a_layout(self, tmp_path: Path) -> None:
+        text = (
+            "--micro-batch-size 1 --seq-length 2048 --num-layers 10 --hidden-size 64 --num-attention-heads 4 --vocab-size 99"
+            " --pipeline-model-parallel-size 2 --global-batch-size 8"
+            ' --pipeline-model-parallel-layout "Et*2|(ttt|)*2ttL"'
+        )
+        plan = plan_of(read_plan(written(tmp_path, text)), 2)
+        assert (plan.stage_layers, plan.virtual_stages) == ((2, 3, 3, 2), 2)
+
+    def test_embedding_and_loss_count_as_layers(self, tmp_path: Path) -> None:
+        text = (
+            "--micro-batch-size 1 --seq-length 2048 --num-layers 30 --hidden-size 64 --num-attention-heads 4 --vocab-size 99"
+            " --pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split"
+            " --account-for-loss-in-pipeline-split"
+        )
+        assert plan_of(read_plan(written(tmp_path, text)), 4).stage_layers == (7, 8, 8, 7)
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("echo hello --world", "no command here has Megatron's arguments"),
+            ("a --hidden-size 1\nb --hidden-size 2", "2 commands train, at lines 1, 2"),
+            ("a --hidden-size 'x", "a quote is not closed"),
+            ("A=(1 2\nb --hidden-size 1", "an array's parenthesis is not closed"),
+        ],
+    )
+    def test_scripts_that_cannot_be_read(self, text: str, words: str, tmp_path: Path) -> None:
+        with pytest.raises(PlanError, match=words):
+            read_plan(written(tmp_path, text), "megatron")
+
+    def test_expansion_without_end_is_refused(self) -> None:
+        text = "A=xxxxxxxxxxxxxxxx\n" + "".join("A=$A$A\n" for _ in range(40)) + "t --hidden-size $A"
+        with pytest.raises(PlanError, match="beyond all proportion"):
+            Shell(text, "x").read()
+
+
+def test_a_shell_s_words() -> None:
+    """What bash would pass, but for what only a run knows."""
+    text = """#!/bin/sh
+A="one two"; B='$A'; export C=$((2 + 3 * 4))
+ARR=(x "y z" ${MISSING:-w})
+ARR+=(v)
+cat <<EOF > f
+not a command --hidden-size
+EOF
+t $A "$A" $B "${ARR[@]}" pre${C}post \\
+  a\\ b "q\\"r" # comment
+"""
+    *_, words = Shell(text, "x").read()
+    found = [word.text for word in words]
+    assert found == ["t", "one", "two", "one two", "$A", "x", "y z", "w", "v", "pre14post", "a b", 'q"r']
+    assert [word.line for word in words][:3] == [8, 2, 2]
+
+
+class TestTorchtitan:
+    def test_70b(self) -> None:
+        draft = read_plan(FILES / "llama3-70b.toml")
+        assert (draft.model, draft.stack) == ("llama3-70b", "torchtitan-2025-compiled")
+        plan = plan_of(draft, 64)
+        assert (plan.tp, plan.dp_shard, plan.zero, plan.sequence_parallel) == (8, 8, 3, True)
+        assert (plan.micro_batch_size, plan.num_micro_batches, plan.recompute) == (8, 1, "full")
+        assert not draft.named("unknown", "not modelled")
+
+    def test_a_saved_configuration_is_json(self, tmp_path: Path) -> None:
+        data = {
+            "model": {"name": "llama3", "flavor": "8B", "converters": []},
+            "training": {"local_batch_size": 4, "global_batch_size": 64, "seq_len": 4096},
+            "parallelism": {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 4},
+            "activation_checkpoint": {"mode": "selective", "selective_ac_option": "op"},
+        }
+        draft = read_plan(written(tmp_path, data))
+        assert (draft.format, draft.stated_devices({})) == ("torchtitan", 8)
+        plan = plan_of(draft, 8)
+        assert (plan.dp_replicate, plan.dp_shard, plan.num_micro_batches, plan.recompute) == (2, 4, 2, "selective")
+
+    def test_stages_hold_what_torchtitan_gives_them(self, tmp_path: Path) -> None:
+        text = """[parallelism]
+        pipeline_parallel_degree = 4
+        pipeline_parallel_schedule = "Interleaved1F1B"
+        [training]
+        local_batch_size = 8
+        [activation_checkpoint]
+        mode = "none"
+        """
+        plan = plan_of(read_plan(written(tmp_path, text)), 8, Model.load("llama3-8b"))
+        # 32 layers, embedding and head as one each: 34 over 8 parts are 5, 5, 4, …, the ends' one taken off
+        assert plan.stage_layers == (4, 5, 4, 4, 4, 4, 4, 3)
+        assert (plan.virtual_stages, plan.num_micro_batches, plan.reshard_after_forward) == (2, 8, False)
+
+    def test_without_shards_there_is_ddp(self, tmp_path: Path) -> None:
+        text = """[parallelism]
+        data_parallel_replicate_degree = 8
+        data_parallel_shard_degree = 1
+        [training]
+        seq_len = 1024
+        """
+        plan = plan_of(read_plan(written(tmp_path, text)), 8)
+        assert (plan.implementation, plan.zero, plan.recompute, plan.recompute_every) == ("ddp", 0, "every_k", 2)
+
+    def test_faults(self, tmp_path: Path) -> None:
+        text = """[parallelism]
+        pipeline_parallel_degree = 2
+        pipeline_parallel_schedule = "ZBVZeroBubble"
+        pipeline_parallel_microbatch_size = 3
+        enable_async_tensor_parallel = true
+        data_parallel_shard_degree = 0
+        [training]
+        local_batch_size = 8
+        [activation_checkpoint]
+        mode = "memory_budget"
+        """
+        told = faults(read_plan(written(tmp_path, text)))
+        for words in ("ZBVZeroBubble is not simulated", "3 does not divide the local batch of 8", "compiled blocks only",
+                      "0 is no degree", "the compiler's own choice"):  # fmt: skip
+            assert words in told
+        given = {"schedule": "1f1b", "recompute": "none"}
+        assert "simulated" not in faults(read_plan(written(tmp_path, text), given=given), **given)
+
+
+class TestDeepSpeed:
+    def test_zero_3_with_offload(self) -> None:
+        draft = read_plan(FILES / "zero3-offload.json")
+        assert draft.stated_devices({}) == 8  # 64 = 2 × 4 × 8
+        model = Model.load("llama2-7b")
+        plan = plan_of(draft, 8, model, seq_len=4096, recompute="full")
+        assert (plan.zero, plan.dp_shard, plan.implementation) == (3, 8, "deepspeed")
+        assert (plan.offload.optimizer, plan.offload.parameters, plan.offload.pinned) == ("host", "host", True)
+        assert (plan.reduce_bucket_numel, plan.param_persistence_numel) == (4096**2, 40_960)
+        assert plan.prefetch_bucket_numel == int(0.9 * 4096**2)
+        assert not draft.named("unknown", "not modelled")
+
+    def test_what_the_file_does_not_keep_is_asked_for(self) -> None:
+        told = faults(read_plan(FILES / "zero3-offload.json"))
+        assert "--seq-len VALUE" in told
+        assert "--recompute VALUE" in told
+
+    def test_auto_is_right_for_what_the_caller_gives(self, tmp_path: Path) -> None:
+        data = {"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}, "gradient_accumulation_steps": 2}
+        file = written(tmp_path, data)
+        told = faults(read_plan(file), seq_len=1024, recompute="none")
+        assert 'bf16.enabled: is "auto"' in told
+        assert "--micro-batch-size VALUE" in told
+        given = {"micro_batch_size": 3, "precision": "bf16", "seq_len": 1024, "recompute": "none"}
+        plan = plan_of(read_plan(file, given=given), 8, **given)
+        assert (plan.micro_batch_size, plan.num_micro_batches, plan.precision) == (3, 2, "bf16")
+
+    def test_a_batch_that_does_not_add_up(self) -> None:
+        told = faults(read_plan(FILES / "zero3-offload.json"), 16, seq_len=1024, recompute="none")
+        assert "64 sequences a step" in told
+
+    @pytest.mark.parametrize(
+        ("data", "words"),
+        [
+            ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "contradicts bf16.enabled"),
+            ({"zero_optimization": {"stage": 4}}, "there is no stage 4"),
+            ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "stage 2 keeps its parameters"),
+            ({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}, "stage 0 offloads nothing"),
+            ({"optimizer": {"type": "Lion"}}, "Lion is not modelled"),
+            ({"zero_optimization": {"stage": "three"}}, "three is no whole number"),
+        ],
+    )
+    def test_faults(self, data: dict[str, Any], words: str, tmp_path: Path) -> None:
+        assert words in faults(read_plan(written(tmp_path, {"train_micro_batch_size_per_gpu": 1, **data}), "deepspeed"))
+
+    def test_what_changes_the_answer_is_named(self, tmp_path: Path) -> None:
+        data = {
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True},
+            "activation_checkpointing": {"partition_activations": True, "cpu_checkpointing": False},
+            "zero_optimisation": {"stage": 2},
+        }
+        draft = read_plan(written(tmp_path, data))
+        assert [s.name.rpartition(".")[2] for s in draft.named("not modelled")] == [
+            "zero_hpz_partition_size",
+            "zero_quantized_weights",
+            "partition_activations",
+        ]
+        assert [s.name for s in draft.named("unknown")] == ["zero_optimisation.stage"]
+
+    @pytest.mark.parametrize(
+        "text", ['{"a": 1,', '{"train_batch_size": 1, "train_batch_size": 2}', '{"a": NaN}', "[1]"]
+    )
+    def test_files_that_are_no_configuration(self, text: str, tmp_path: Path) -> None:
+        with pytest.raises(PlanError):
+            read_plan(written(tmp_path, text), "deepspeed")
+
+
+class TestAccelerate:
+    def test_fsdp1_shards_a_machine(self) -> None:
+        draft = read_plan(FILES / "fsdp1.yaml")
+        assert draft.num_devices == 32
+        given = {"seq_len": 2048, "micro_batch_size": 2, "num_micro_batches": 4}
+        plan = plan_of(draft, 32, Model.load("llama2-7b"), **given)
+        assert (plan.dp_shard, plan.dp_replicate, plan.implementation, plan.zero) == (8, 4, "fsdp1", 3)
+        assert (plan.reduce_dtype, plan.recompute, plan.backward_prefetch) == ("bf16", "full", 1)
+        assert not plan.syncs_every_micro_batch
+        assert not draft.named("unknown", "not modelled")
+
+    def test_fsdp2_with_a_mesh(self) -> None:
+        given = {"seq_len": 2048, "micro_batch_size": 1, "num_micro_batches": 1}
+        plan = plan_of(read_plan(FILES / "fsdp2.yaml"), 16, Model.load("llama2-7b"), **given)
+        assert (plan.dp_replicate, plan.dp_shard, plan.tp, plan.implementation) == (2, 4, 2, "fsdp2")
+        assert plan.reshard_after_forward is True
+
+    def test_deepspeed_s_own_keys(self) -> None:
+        given = {"seq_len": 2048, "micro_batch_size": 1, "recompute": "none"}
+        plan = plan_of(read_plan(FILES / "zero2.yaml"), 8, **given)
+        assert (plan.zero, plan.dp_shard, plan.num_micro_batches, plan.precision) == (2, 8, 4, "fp16")
+
+    def test_deepspeed_s_file(self, tmp_path: Path) -> None:
+        written(tmp_path, (FILES / "zero3-offload.json").read_text(), "ds.json")
+        text = "distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\n"
+        text += "deepspeed_config:\n  deepspeed_config_file: ds.json\n"
+        plan = plan_of(read_plan(written(tmp_path, text)), 8, Model.load("llama2-7b"), seq_len=2048, recompute="none")
+        assert (plan.zero, plan.micro_batch_size, plan.num_micro_batches) == (3, 2, 4)
+        told = faults(read_plan(written(tmp_path, text + "  zero_stage: 2\n")))
+        assert "contradicts deepspeed_config_file" in told
+        told = faults(read_plan(written(tmp_path, text.replace("bf16", "fp16"))))
+        assert "fp16 contradicts" in told
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("distributed_type: FSDP\ndeepspeed_config:\n  zero_stage: 3", "FSDP beside a deepspeed_config"),
+            ("distributed_type: DEEPSPEED\nfsdp_config:\n  fsdp_version: 2", "DEEPSPEED beside an fsdp_config"),
+            ("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 3", "there is no FSDP 3"),
+            (
+                "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_sharding_strategy: FULL_SHARD}",
+                "is FSDP1's",
+            ),
+            ("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}", "true and false are FSDP2's"),
+            ("distributed_type: TPU", "TPU is unknown"),
+        ],
+    )
+    def test_faults(self, text: str, words: str, tmp_path: Path) -> None:
+        assert words in faults(read_plan(written(tmp_path, text + "\n")))
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("distributed_type: &a FSDP\nx: *a", "anchors and aliases"),
+            ("distributed_type: FSDP\ndistributed_type: NO", "stands twice"),
+            ("distributed_type: !!python/object/apply:os.system [ls]", "not YAML"),
+            ("distributed_type: [", "not YAML"),
+            ("distributed_type: " + "[" * 40 + "]" * 40, "nested deeper"),
+            ("- distributed_type", "holds no table"),
+        ],
+    )
+    def test_hostile_yaml(self, text: str, words: str, tmp_path: Path) -> None:
+        with pytest.raises(PlanError, match=words):
+            read_plan(written(tmp_path, text), "accelerate")
+
+    def test_a_huge_file_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(PlanError, match="larger than"):
+            read_plan(written(tmp_path, "distributed_type: FSDP\n" + "#" * 2**20))
+
+
+def test_our_own_plan_is_a_format_too(tmp_path: Path) -> None:
+    draft = read_plan(written(tmp_path, 'model = "llama2-7b"\n[plan]\ntp = 2\nzero = 3\nseq_len = 1024\n'))
+    assert (draft.format, draft.model) == ("toml", "llama2-7b")
+    assert plan_of(draft, 8).dp_shard == 4
