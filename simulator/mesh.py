@@ -1,26 +1,26 @@
 """Mesh: rank ↔ coordinates over the plan's axes, the groups of an axis, and what a group looks like on the cluster.
 
-Axes stand in torch DeviceMesh order, outermost first: pp, dp_replicate, dp_shard, cp, tp; neighbours in tp are
-neighbouring ranks. Neighbouring axes (axes of size 1 aside) fuse by their joined names: `dp_shard_cp` is
-where FSDP shards; `dp_shard_cp/8` are groups of 8 neighbours there. Every group of a (fused) axis is an arithmetic
-progression of ranks, so nothing here builds all ranks.
+Axes stand in the plan's rank order; by default in that of torch's DeviceMesh, outermost first: pp, dp_replicate,
+dp_shard, cp, tp, so that neighbours in tp are neighbouring ranks. Axes fuse by their joined names: `dp_shard_cp` is where FSDP
+shards; `dp_shard_cp/8` are groups of 8 neighbours there. Groups are lattices of ranks (`simulator.lattice`), so nothing
+here builds all ranks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd, prod
+from itertools import pairwise
+from math import gcd, lcm, prod
 from typing import Final, Protocol
 
 from simulator.errors import Fault, PlanError
 from simulator.experts import Experts
+from simulator.lattice import Digit, Lattice
 from simulator.pipeline import faults as pipeline_faults
-from simulator.plan import Plan
+from simulator.plan import AXES, Plan
 from simulator.topology import Cluster
-
-AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 _FUSED: Final = {  # torchtitan's names for fused axes, beside the joined names
     "dp": ("dp_replicate", "dp_shard"),
@@ -52,6 +52,7 @@ class GroupShape:
     num_groups_per_node: groups of this axis that share one node, and its network cards, at the same time.
     spans_domain: a group reaches past one NVLink domain. local_stride: GPUs of a node from one rank of a group to the next.
     node_stride: nodes from one that a group touches to the next.
+    local_blocks: where a group's ranks on a node have further strides: (how many blocks, GPUs from one to the next).
     """
 
     num_ranks: int
@@ -61,25 +62,7 @@ class GroupShape:
     spans_domain: bool
     local_stride: int = 1
     node_stride: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Progression:
-    """The groups of a fused axis: base, base + stride, …, `count` ranks each."""
-
-    count: int
-    stride: int
-
-    @property
-    def period(self) -> int:
-        """Ranks after which the pattern of groups repeats."""
-        return self.count * self.stride
-
-    def base(self, rank: int) -> int:
-        return rank // self.period * self.period + rank % self.stride
-
-    def last(self, base: int) -> int:
-        return base + (self.count - 1) * self.stride
+    local_blocks: tuple[Digit, ...] = ()
 
 
 class Mesh:
@@ -92,6 +75,11 @@ class Mesh:
         self.plan = plan
         self.cluster = cluster
         self.axes: Mapping[str, int] = {axis: getattr(plan, axis) for axis in AXES}
+        self._strides: dict[str, int] = {}  # by axis, innermost first
+        stride = 1
+        for axis in reversed(plan.axis_order):
+            self._strides[axis] = stride
+            stride *= self.axes[axis]
 
     @property
     def num_ranks(self) -> int:
@@ -101,10 +89,7 @@ class Mesh:
         """Axis -> index of a rank; the inverse of `rank`. Raises IndexError out of range."""
         if not 0 <= rank < self.num_ranks:
             raise IndexError(rank)
-        found: dict[str, int] = {}
-        for axis in reversed(AXES):
-            rank, found[axis] = divmod(rank, self.axes[axis])
-        return {axis: found[axis] for axis in AXES}
+        return {axis: rank // self._strides[axis] % self.axes[axis] for axis in AXES}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """The rank at these indices (0 where an axis is not named). Raises IndexError out of range."""
@@ -113,46 +98,50 @@ class Mesh:
             index = coordinates.get(axis, 0)
             if not 0 <= index < self.axes[axis]:
                 raise IndexError(f"{axis} = {index}")
-            rank = rank * self.axes[axis] + index
+            rank += index * self._strides[axis]
         return rank
 
-    def groups(self, axis: str) -> Iterator[range]:
-        """The groups of an axis or fused axis, by first rank; each a range of ranks in the axis' order."""
-        groups = self._progression(axis)
-        for start in range(0, self.num_ranks, groups.period):
-            for base in range(start, start + groups.stride):
-                yield range(base, groups.last(base) + 1, groups.stride)
+    def stride(self, axis: str) -> int:
+        """Ranks from one index of an axis to the next."""
+        return self._strides[axis]
 
-    def group_of(self, axis: str, rank: int) -> range:
+    def groups(self, axis: str) -> Iterator[Sequence[int]]:
+        """The groups of an axis or fused axis, by first rank; the ranks of each ascending."""
+        lattice = self._lattice(axis)
+        return (lattice.ranks(rank) for rank in range(self.num_ranks) if lattice.base(rank) == rank)
+
+    def group_of(self, axis: str, rank: int) -> Sequence[int]:
         """The group of an axis or fused axis that `rank` is in."""
-        groups = self._progression(axis)
-        base = groups.base(rank)
-        return range(base, groups.last(base) + 1, groups.stride)
+        lattice = self._lattice(axis)
+        return lattice.ranks(lattice.base(rank))
 
     def group_shape(self, axis: str) -> GroupShape:
         """How the groups of an axis or fused axis lie on the nodes."""
-        groups, gpus = self._progression(axis), self.cluster.gpus_per_node
-        widest, fullest, most = 1, 1, 1
-        for node in _different_nodes(groups, gpus, self.cluster.num_nodes):
-            members = Counter(groups.base(rank) for rank in range(node * gpus, (node + 1) * gpus))
-            most = max(most, len(members))
-            fullest = max(fullest, *members.values())
-            widest = max(widest, *(_num_nodes(groups, base, gpus) for base in members))
+        lattice, gpus = self._lattice(axis), self.cluster.gpus_per_node
+        on_node = lattice.on_each(gpus)
+        if on_node is None:
+            widest, fullest, most, apart = _ragged(lattice, gpus, self.cluster.num_nodes)
+        else:
+            widest, fullest, most = lattice.count // on_node, on_node, gpus // on_node
+            apart = next((max(1, stride // gpus) for count, stride in lattice.digits if count * stride > gpus), 1)
+        (_, first), *blocks = lattice.within(gpus) if fullest > 1 else ((1, 1),)
         return GroupShape(
-            num_ranks=groups.count,
+            num_ranks=lattice.count,
             num_nodes=widest,
             ranks_per_node=fullest,
             num_groups_per_node=most,
-            spans_domain=_spans(groups, self.cluster.nvlink_domain_size, self.num_ranks),
-            local_stride=groups.stride if fullest > 1 else 1,
-            node_stride=max(1, groups.stride // gpus) if widest > 1 else 1,
+            spans_domain=_spans(lattice, self.cluster.nvlink_domain_size, self.num_ranks),
+            local_stride=first,
+            local_blocks=tuple(blocks),
+            node_stride=apart,
         )
 
     def pair_shape(self, stage: int, other: int) -> GroupShape:
         """How two stages that talk to each other lie on the nodes: every rank of a stage has its peer in the other."""
-        stride = self.num_ranks // self.axes["pp"]
         gpus, domain = self.cluster.gpus_per_node, self.cluster.nvlink_domain_size
-        pairs = [(stage * stride + r, other * stride + r) for r in range(min(stride, max(gpus, domain)))]
+        away = (other - stage) * self.stride("pp")
+        ranks = self._of_stage(stage, min(self.num_ranks // self.axes["pp"], max(gpus, domain)))
+        pairs = [(rank, rank + away) for rank in ranks]
         apart = [(a, b) for a, b in pairs if a // gpus != b // gpus]
         return GroupShape(
             num_ranks=2,
@@ -160,29 +149,26 @@ class Mesh:
             ranks_per_node=1 if apart else 2,
             num_groups_per_node=max(Counter(a // gpus for a, _ in apart or pairs).values()),
             spans_domain=any(a // domain != b // domain for a, b in pairs),
-            node_stride=max(1, abs(other - stage) * stride // gpus) if apart else 1,
+            local_stride=1 if apart else abs(away),
+            node_stride=max(1, abs(away) // gpus) if apart else 1,
         )
 
-    def _progression(self, axis: str) -> _Progression:
+    def _of_stage(self, stage: int, count: int) -> list[int]:
+        """The first `count` ranks of a pipeline stage."""
+        inner = self.stride("pp")
+        outer = inner * self.axes["pp"]
+        return [index // inner * outer + stage * inner + index % inner for index in range(count)]
+
+    def _lattice(self, axis: str) -> Lattice:
         name, _, part = axis.partition("/")
-        groups = self._whole(name)
+        whole = Lattice.of((self.axes[a], self._strides[a]) for a in axis_names(name))
         if not part:
-            return groups
-        if not part.isdecimal() or not int(part) or groups.count % int(part):
-            problem = f"{part!r} neighbours are no part of the {groups.count} ranks of {name!r}"
+            return whole
+        found = whole.part(int(part)) if part.isdecimal() and int(part) else None
+        if found is None:
+            problem = f"{part!r} neighbours are no part of the {whole.count} ranks of {name!r}"
             raise PlanError(Fault(place="axis", problem=problem, remedy="a divisor of their number"))
-        return _Progression(count=int(part), stride=groups.stride)
-
-    def _whole(self, axis: str) -> _Progression:
-        names = axis_names(axis)
-        first, last = AXES.index(names[0]), AXES.index(names[-1])
-        skipped = [f"{a} = {self.axes[a]}" for a in AXES[first:last] if a not in names and self.axes[a] > 1]
-        if skipped:
-            problem = f"{axis!r} skips {', '.join(skipped)}: its ranks are not evenly spaced"
-            raise PlanError(Fault(place="axis", problem=problem, remedy="neighbouring axes"))
-        return _Progression(
-            count=prod(self.axes[a] for a in names), stride=prod(self.axes[a] for a in AXES[last + 1 :])
-        )
+        return found
 
 
 def axis_names(axis: str) -> tuple[str, ...]:
@@ -291,26 +277,30 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 
-def _different_nodes(groups: _Progression, gpus: int, num_nodes: int) -> range:
-    """Nodes among which every pattern occurs: one where groups and nodes nest, else one period of both."""
-    nested = groups.period % gpus == 0 and (gpus % groups.stride == 0 or groups.stride % gpus == 0)
-    nested = nested or gpus % groups.period == 0
-    return range(1 if nested else min(num_nodes, groups.period // gcd(groups.period, gpus)))
+def _ragged(lattice: Lattice, gpus: int, num_nodes: int) -> tuple[int, int, int, int]:
+    """Where nodes differ: (nodes a group touches, its ranks on its fullest node, groups that share a node) at most.
+
+    The last is how many nodes apart those that a group touches are at least.
+    """
+    touched: dict[int, list[int]] = {}  # by a first rank's place on its node
+    fullest, most = 1, 1
+    for node in range(min(num_nodes, lattice.period // gcd(lattice.period, gpus))):
+        members = Counter(lattice.base(rank) for rank in range(node * gpus, (node + 1) * gpus))
+        most, fullest = max(most, len(members)), max(fullest, *members.values())
+        for base in members:
+            place = base % gpus
+            if place not in touched:
+                touched[place] = sorted({rank // gpus for rank in lattice.ranks(place)})
+    widest = max(map(len, touched.values()))
+    return widest, fullest, most, min((b - a for nodes in touched.values() for a, b in pairwise(nodes)), default=1)
 
 
-def _num_nodes(groups: _Progression, base: int, gpus: int) -> int:
-    """Nodes that the group of `base` touches: strides of a node or more land on a new one each time."""
-    if groups.stride >= gpus:
-        return groups.count
-    return groups.last(base) // gpus - base // gpus + 1
-
-
-def _spans(groups: _Progression, domain: int, num_ranks: int) -> bool:
+def _spans(lattice: Lattice, domain: int, num_ranks: int) -> bool:
     """Whether some group has ranks in two NVLink domains."""
-    if domain % groups.period == 0 or num_ranks <= domain:
+    if domain % lattice.period == 0 or num_ranks <= domain:
         return False
-    if groups.last(0) >= domain:
+    if lattice.reach >= domain:
         return True
     # short groups on domains they do not nest in: look at one period of both
-    starts = range(0, min(num_ranks, groups.period * domain // gcd(groups.period, domain)), groups.period)
-    return any(b // domain != groups.last(b) // domain for s in starts for b in range(s, s + groups.stride))
+    ranks = range(min(num_ranks, lcm(lattice.period, domain)))
+    return any(rank % domain + lattice.reach >= domain for rank in ranks if lattice.base(rank) == rank)

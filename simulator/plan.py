@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from simulator.errors import Fault, PlanError
 from simulator.pipeline import Schedule, Split
-from simulator.schema import Strict, read_toml
+from simulator.schema import Strict, nearest, read_toml
 from simulator.units import Bytes
 
 DataParallel = Literal["ddp", "fsdp1", "fsdp2", "zero_redundancy", "deepspeed", "megatron"]
 ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+
+AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # torch's DeviceMesh, outermost first
 
 MAX_COUNT = 2**31  # beyond any plan; keeps hostile integers out of float arithmetic
 MAX_SIZE = 2**40
@@ -84,6 +86,8 @@ class Plan(Strict):
     tp: int = Field(ge=1, le=MAX_COUNT, default=1)
     pp: int = Field(ge=1, le=MAX_COUNT, default=1)
     ep: int = Field(ge=1, le=MAX_COUNT, default=1)
+    # Which axes neighbouring ranks differ in, innermost first, as Megatron writes it. dp: dp_shard inside dp_replicate
+    rank_order: str = "tp-cp-ep-dp-pp"
 
     zero: int = Field(ge=0, le=3, default=3)
     data_parallel: DataParallel | None = None
@@ -129,6 +133,19 @@ class Plan(Strict):
 
     stack: str = "torch-2.6-eager"
 
+    @field_validator("rank_order")
+    @classmethod
+    def _names_axes_once(cls, value: str) -> str:
+        names = _ordered(value)
+        known = (*AXES, "dp", "ep")
+        wrong = [name for name in value.split("-") if name not in known]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no axis: {nearest(wrong[0], known) or 'for example tp-cp-ep-dp-pp'}")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} in two places: name each axis once (dp is dp_shard and dp_replicate)")
+        return value
+
     @field_validator("stage_layers", mode="before")
     @classmethod
     def _numbers(cls, value: object) -> object:
@@ -151,6 +168,12 @@ class Plan(Strict):
     @property
     def num_devices(self) -> int:
         return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def axis_order(self) -> tuple[str, ...]:
+        """The axes of the mesh, outermost first; those of one rank that the order leaves out come first."""
+        named = [name for name in reversed(_ordered(self.rank_order)) if name != "ep"]
+        return (*(axis for axis in AXES if axis not in named), *named)
 
     @property
     def pipeline_schedule(self) -> Schedule:
@@ -236,7 +259,12 @@ class Plan(Strict):
 
     def check(self, place: str = "plan") -> None:
         """Raise PlanError with every contradiction inside the plan itself."""
-        faults = [*self._implementation_faults(place), *self._option_faults(place), *self._offload_faults(place)]
+        faults = [
+            *self._implementation_faults(place),
+            *self._order_faults(place),
+            *self._option_faults(place),
+            *self._offload_faults(place),
+        ]
         if faults:
             raise PlanError(faults)
 
@@ -252,6 +280,25 @@ class Plan(Strict):
                 remedy=f"zero = {stages}, or another data_parallel",
             )
         ]
+
+    def _order_faults(self, place: str) -> list[Fault]:
+        """Axes that the order leaves out, and experts anywhere but inside data parallelism."""
+        names, where = _ordered(self.rank_order), f"{place}: rank_order"
+        left = [axis for axis in (*AXES[::-1], "ep") if axis not in names and getattr(self, axis) > 1]
+        if left:
+            degrees = ", ".join(f"{axis} = {getattr(self, axis)}" for axis in left)
+            problem = f"{self.rank_order} does not say where {degrees} stands"
+            return [Fault(place=where, problem=problem, remedy="tp-cp-ep-dp-pp in any order")]
+        if self.ep == 1:
+            return []
+        inside = [name for name in names[: names.index("ep")] if name.startswith("dp") or name == "pp"]
+        outside = [name for name in names[names.index("ep") :] if name == "tp"]
+        if not inside and not outside:
+            return []
+        problem = (
+            f"{self.rank_order} puts experts {'outside ' + inside[0] if inside else 'inside tp'}, which is not modelled"
+        )
+        return [Fault(place=where, problem=problem, remedy="ep behind tp, before dp and pp: tp-cp-ep-dp-pp")]
 
     def _option_faults(self, place: str) -> list[Fault]:
         faults: list[Fault] = []
@@ -330,3 +377,9 @@ class Plan(Strict):
             problem = f"a CPU {self.optimizer} has no measured speed"
             faults.append(Fault(place=f"{place}: optimizer", problem=problem, remedy='optimizer = "adamw"'))
         return faults
+
+
+def _ordered(rank_order: str) -> list[str]:
+    """The names of a rank order, innermost first, dp as its two axes."""
+    both = {"dp": ("dp_shard", "dp_replicate")}
+    return [axis for name in rank_order.split("-") for axis in both.get(name, (name,))]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from simulator.errors import Fault
 from simulator.model import Model
-from simulator.plan import Plan
+from simulator.plan import AXES, Plan
 from simulator.stack import Stack
 from validate.task import Mode
 
@@ -34,6 +34,10 @@ def _plan_faults(plan: Plan) -> Iterator[Fault]:
     for name in ("cp", "pp", "ep"):
         if getattr(plan, name) > 1:
             yield Fault(place=f"plan: {name}", problem=f"{name} = {getattr(plan, name)} is not played", remedy="1")
+    degrees = {axis: getattr(plan, axis) for axis in plan.axis_order}
+    if [axis for axis, size in degrees.items() if size > 1] != [axis for axis in AXES if degrees[axis] > 1]:
+        problem = f"{plan.rank_order} is not the order of torch's device mesh"
+        yield Fault(place="plan: rank_order", problem=problem, remedy="tp-cp-ep-dp-pp; `predict` takes any")
     if plan.precision == "fp8":
         yield Fault(place="plan: precision", problem="fp8 products need more than torch", remedy="bf16")
     if plan.optimizer == "adam8bit":

@@ -10,8 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
+from simulator.lattice import Lattice
 from simulator.topology.wiring import Found, Group, Wiring
 
 if TYPE_CHECKING:
@@ -88,6 +90,8 @@ def loads_of(cluster: Cluster, shape: GroupShape, kind: str, members: Collection
 
 def local_groups(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:
     """The GPUs of each group of a shape on one node, by local index: `local_stride` apart, side by side."""
+    if shape.local_blocks:
+        return _in_blocks(shape, num_gpus)[: max(1, shape.num_groups_per_node)]
     count, stride = min(shape.ranks_per_node, num_gpus), shape.local_stride
     if count * stride > num_gpus:  # a pattern that wraps: as if its ranks stood next to each other
         stride = 1
@@ -95,6 +99,17 @@ def local_groups(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:
     firsts = (start + offset for start in range(0, num_gpus - period + 1, period) for offset in range(stride))
     groups = tuple(tuple(range(first, first + period, stride)) for first in firsts)
     return groups[: max(1, shape.num_groups_per_node)]
+
+
+def _in_blocks(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:
+    """The same where a group's GPUs stand in blocks; a pattern that a node does not hold: as if they stood side by side."""
+    blocks, count = shape.local_blocks, min(shape.ranks_per_node, num_gpus)
+    run = count // prod(size for size, _ in blocks)
+    lattice = Lattice.of(((run, shape.local_stride), *blocks))
+    if lattice.count != count or num_gpus % lattice.period:
+        lattice = Lattice.of([(count, 1)])
+    firsts = (gpu for gpu in range(num_gpus) if lattice.base(gpu) == gpu)
+    return tuple(tuple(lattice.ranks(first)) for first in firsts if first + lattice.reach < num_gpus)
 
 
 def _pattern(kind: str) -> str:

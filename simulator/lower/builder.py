@@ -310,8 +310,7 @@ class Builder:
         """What a rank has in common with those at its place in the other stages."""
         if self._rank is None:
             return ""
-        mesh = self._fabric.mesh
-        return f":{self._rank % (mesh.num_ranks // mesh.axes['pp'])}"
+        return f":{self._fabric.mesh.group_of('pp', self._rank)[0]}"
 
     @property
     def _suffix(self) -> str:

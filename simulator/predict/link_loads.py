@@ -137,7 +137,7 @@ class _Tally:
         if int(source) != stage:
             return
         cluster, wiring = self.cluster, Wiring.of(self.cluster)
-        away = (int(target) - stage) * self.mesh.num_ranks // self.mesh.axes["pp"]
+        away = (int(target) - stage) * self.mesh.stride("pp")
         for gpu in members:
             if not 0 <= gpu + away < cluster.gpus_per_node:
                 self.network("send_recv", float(size_bytes), self.mesh.pair_shape(stage, int(target)), (gpu,))

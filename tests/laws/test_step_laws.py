@@ -54,6 +54,9 @@ def plans(draw: st.DrawFn) -> Plan:
     data_parallel, zero, replicate, shard, *split = draw(st.sampled_from(LAYOUTS))
     return Plan(
         **(split[0] if split else {}),
+        rank_order=draw(
+            st.sampled_from(("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "tp-pp-dp_shard-cp-dp_replicate", "dp-pp-cp-tp"))
+        ),
         data_parallel=data_parallel,
         zero=zero,
         dp_replicate=replicate,

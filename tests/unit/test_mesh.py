@@ -1,16 +1,18 @@
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, permutations
 from math import prod
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from simulator.collectives.ports import local_groups
 from simulator.errors import PlanError
 from simulator.experts import Experts
-from simulator.mesh import AXES, GroupShape, Mesh, check
-from simulator.plan import Plan
+from simulator.mesh import GroupShape, Mesh, check
+from simulator.plan import AXES, Plan
 from simulator.topology import Cluster
 
 HGX = Cluster.load("hgx-h100-8")
@@ -25,8 +27,8 @@ class Model:
     experts: Experts | None = None
 
 
-def mesh_of(cluster: Cluster, **degrees: int) -> Mesh:
-    return Mesh(Plan(**degrees), cluster)
+def mesh_of(cluster: Cluster, rank_order: str = "tp-cp-dp-pp", **degrees: int) -> Mesh:
+    return Mesh(Plan(**degrees, rank_order=rank_order), cluster)
 
 
 def brute_shape(mesh: Mesh, axis: str) -> GroupShape:
@@ -42,6 +44,7 @@ def brute_shape(mesh: Mesh, axis: str) -> GroupShape:
         spans_domain=any(len({rank // domain for rank in group}) > 1 for group in groups),
         local_stride=groups[0][1] - groups[0][0] if any(max(count.values()) > 1 for count in nodes) else 1,
         node_stride=min((b - a for count in nodes for a, b in pairwise(sorted(count))), default=1),
+        local_blocks=mesh.group_shape(axis).local_blocks,  # judged by the groups they make
     )
 
 
@@ -75,7 +78,8 @@ def test_fused_axes() -> None:
     assert mesh_of(HGX, dp_replicate=4, cp=2, zero=0).group_shape("dp_replicate_cp").num_ranks == 8
     assert mesh.group_of("dp_shard_cp/4", 11) == range(9, 16, 2)  # the second four of 1, 3 .. 15
     assert [list(group) for group in mesh.groups("dp_shard_cp/8")] == [list(g) for g in mesh.groups("dp_shard_cp")]
-    for axis in ("dp_replicate_cp", "cp_dp_shard", "rows", "", "dp_shard_cp/3", "dp_shard_cp/0", "dp_shard_cp/x"):
+    assert mesh.group_of("dp_replicate_cp", 1) == (1, 3, 17, 19)  # dp_shard stands between
+    for axis in ("cp_dp_shard", "rows", "", "dp_shard_cp/3", "dp_shard_cp/0", "dp_shard_cp/x"):
         with pytest.raises(PlanError):
             mesh.group_shape(axis)
 
@@ -96,14 +100,17 @@ DEGREES = st.fixed_dictionaries(
 )
 
 
+ORDERS = st.permutations(["tp", "cp", "dp_shard", "dp_replicate", "pp"]).map("-".join)
+
+
 @settings(max_examples=60, deadline=None)
-@given(degrees=DEGREES, data=st.data())
+@given(degrees=DEGREES, order=st.one_of(st.just("tp-cp-ep-dp-pp"), ORDERS), data=st.data())
 def test_ranks_and_coordinates_are_a_bijection_and_groups_partition(
-    degrees: dict[str, int], data: st.DataObject
+    degrees: dict[str, int], order: str, data: st.DataObject
 ) -> None:
     ranks = prod(degrees.values())
     gpus = data.draw(st.sampled_from([n for n in range(1, 9) if ranks % n == 0]))
-    mesh = Mesh(Plan(**degrees), Cluster.synthesise("H100", ranks, gpus))
+    mesh = Mesh(Plan(**degrees, rank_order=order), Cluster.synthesise("H100", ranks, gpus))
     for rank in range(ranks):
         assert mesh.rank(mesh.coordinates(rank)) == rank
     for axis in (*AXES, "dp", "dp_shard_cp", "dp_cp", "world"):
@@ -117,17 +124,80 @@ def test_ranks_and_coordinates_are_a_bijection_and_groups_partition(
 
 
 @settings(max_examples=30, deadline=None)
-@given(degrees=DEGREES, trays=st.integers(1, 4))
-def test_shapes_on_ragged_domains(degrees: dict[str, int], trays: int) -> None:
+@given(degrees=DEGREES, order=st.one_of(st.just("tp-cp-ep-dp-pp"), ORDERS), trays=st.integers(1, 4))
+def test_shapes_on_ragged_domains(degrees: dict[str, int], order: str, trays: int) -> None:
     """Domains of 4, 8, 12 or 16 GPUs on trays of four, under any degrees."""
     ranks = prod(degrees.values())
     if ranks % 4:
         degrees = {**degrees, "pp": 4}
         ranks = prod(degrees.values())
     cluster = Cluster.synthesise("GB200", ranks, 4).model_copy(update={"nvlink_domain_size": 4 * trays})
-    mesh = Mesh(Plan(**degrees), cluster)
-    for axis in (*AXES, "dp", "dp_shard_cp", "world"):
+    mesh = Mesh(Plan(**degrees, rank_order=order), cluster)
+    for axis in (*AXES, "dp", "dp_shard_cp", "dp_cp", "world"):
         assert mesh.group_shape(axis) == brute_shape(mesh, axis)
+
+
+@settings(max_examples=60, deadline=None)
+@given(degrees=DEGREES, order=ORDERS)
+def test_groups_on_a_node_are_those_of_its_first_gpus(degrees: dict[str, int], order: str) -> None:
+    """What a wired node is told of a shape: which of its GPUs form groups. Nodes of 16 hold every axis whole or in halves."""
+    degrees = {axis: 2 if size < 3 else 4 for axis, size in degrees.items()}
+    mesh = Mesh(Plan(**degrees, rank_order=order), Cluster.synthesise("H100", prod(degrees.values()), 16))
+    for axis in (*AXES, "dp_shard_cp", "dp_cp", "dp_replicate_cp"):
+        on_first = (tuple(rank for rank in group if rank < 16) for group in mesh.groups(axis))
+        assert local_groups(mesh.group_shape(axis), 16) == tuple(group for group in on_first if group)
+
+
+@settings(max_examples=60, deadline=None)
+@given(degrees=DEGREES, order=ORDERS, stages=st.tuples(st.integers(0, 3), st.integers(0, 3)))
+def test_stages_meet_rank_by_rank(degrees: dict[str, int], order: str, stages: tuple[int, int]) -> None:
+    """The shape of two stages is that of all pairs of ranks that differ in the stage alone."""
+    degrees = {axis: 2 if size < 3 else 4 for axis, size in degrees.items()} | {"pp": 4}
+    mesh = Mesh(Plan(**degrees, rank_order=order), Cluster.synthesise("H100", prod(degrees.values()), 8))
+    source, target = stages
+    if source == target:
+        return
+    pairs = [(group[source], group[target]) for group in mesh.groups("pp")]
+    assert all(mesh.coordinates(a) | {"pp": target} == mesh.coordinates(b) for a, b in pairs)
+    apart = [pair for pair in pairs if pair[0] // 8 != pair[1] // 8]
+    found = mesh.pair_shape(source, target)
+    assert found.num_nodes == (2 if apart else 1)
+    assert found.num_groups_per_node == max(Counter(a // 8 for a, _ in apart or pairs).values())
+
+
+def test_every_order_of_the_same_degrees_is_another_placement() -> None:
+    """tp 2 · pp 2 · dp 2: each of the six orders of the axes gives other groups, and each its own neighbours."""
+    found = {}
+    for order in permutations(("tp", "pp", "dp")):
+        mesh = mesh_of(HGX, "-".join(order), tp=2, pp=2, dp_shard=2)
+        found[order] = tuple(tuple(mesh.group_of(axis, 0)) for axis in ("tp", "pp", "dp_shard"))
+        assert [mesh.stride({"dp": "dp_shard"}.get(axis, axis)) for axis in order] == [1, 2, 4]
+    assert len(set(found.values())) == 6
+
+
+@pytest.mark.parametrize(
+    ("order", "degrees", "wrong"),
+    [
+        ("tp-xp", {}, "'xp' is no axis"),
+        ("tp-tp-dp", {}, "tp in two places"),
+        ("tp-dp_shard-dp", {}, "dp_shard in two places"),
+        ("", {}, "is no axis"),
+    ],
+)
+def test_orders_that_are_none(order: str, degrees: dict[str, int], wrong: str) -> None:
+    with pytest.raises(ValidationError, match=wrong):
+        Plan(**degrees, rank_order=order)
+
+
+def test_orders_that_do_not_fit_the_degrees() -> None:
+    with pytest.raises(PlanError, match="does not say where cp = 2, pp = 4 stands"):
+        Plan(pp=4, cp=2, dp_shard=2, rank_order="tp-dp").check()
+    with pytest.raises(PlanError, match="puts experts outside dp_shard"):
+        Plan(ep=4, dp_shard=8, rank_order="tp-dp-ep-pp").check()
+    with pytest.raises(PlanError, match="puts experts inside tp"):
+        Plan(ep=4, dp_shard=8, tp=2, rank_order="ep-tp-dp-pp").check()
+    Plan(ep=4, dp_shard=8, rank_order="tp-cp-ep-pp-dp").check()
+    Plan(dp_shard=8, rank_order="dp").check()
 
 
 def test_sixteen_thousand_gpus_build_no_rank_list() -> None:
