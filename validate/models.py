@@ -216,7 +216,13 @@ def _registration_order(model: Model) -> list[str]:
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
-    """Embedding, layers, head: token ids [b, s] -> logits [b, s, V]."""
+    """Embedding, layers, head: token ids [b, s] -> logits [b, s, V].
+
+    heads: of the model's, those that are here. first_token: position of the first token of the residual stream here.
+    """
+
+    heads: range
+    first_token: int
 
     def __init__(self, model: Model, style: Style) -> None:
         super().__init__()
@@ -229,17 +235,20 @@ class Decoder(nn.Module):  # type: ignore[misc]
         self.lm_head = nn.Linear(model.d_model, model.vocab_size, bias=model.lm_head_bias, dtype=style.dtype)
         if model.tied_embeddings:
             self.lm_head.weight = self.embedding.weight
-        self._register_tables()
+        self.heads, self.first_token = range(model.num_heads), 0
+        self.register_tables()
 
-    def _register_tables(self) -> None:
+    def register_tables(self) -> None:
+        """Tables of positions, and of the heads that are here."""
+        for name, table in zip(("cos", "sin", "mask"), self._tables(), strict=True):
+            self.register_buffer(name, table, persistent=False)
+
+    def _tables(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         cos, sin = _rope_tables(self.model, self.style.seq_len)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        self.register_buffer("mask", _mask(self.model, self.style.seq_len), persistent=False)
+        return cos, sin, _mask(self.model, self.style.seq_len, self.heads)
 
     def initialise(self) -> None:
         """Fill parameters and tables in place; whatever holds the parameters now (shards included)."""
-        tables = _rope_tables(self.model, self.style.seq_len), _mask(self.model, self.style.seq_len)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
@@ -247,7 +256,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
                     local.fill_(0.0 if name.endswith("bias") else 1.0)
                 else:
                     local.normal_(0.0, INITIAL_STD)
-            for buffer, table in zip((self.cos, self.sin, self.mask), (*tables[0], tables[1]), strict=True):
+            for buffer, table in zip((self.cos, self.sin, self.mask), self._tables(), strict=True):
                 if buffer is not None and table is not None:
                     buffer.copy_(table)
 
@@ -256,7 +265,8 @@ class Decoder(nn.Module):  # type: ignore[misc]
         x = self.embedding(ids)
         length = ids.shape[1]
         if self.model.positions == "learned":
-            x = x + self.positions(torch.arange(length, device=ids.device))
+            first = self.first_token
+            x = x + self.positions(torch.arange(first, first + x.shape[1], device=ids.device))
         if self.model.embedding_scale:
             x = x * math.sqrt(self.model.d_model)
         cos = None if self.cos is None else self.cos[:length]
@@ -277,7 +287,7 @@ def _rope_tables(model: Model, seq_len: int) -> tuple[Tensor | None, Tensor | No
     return angles.cos(), angles.sin()
 
 
-def _mask(model: Model, seq_len: int) -> Tensor | None:
+def _mask(model: Model, seq_len: int, heads: range) -> Tensor | None:
     """What is added to the scores where plain causal attention is not enough: ALiBi's slopes, or a window's edge."""
     window = model.sliding_window
     windowed = window is not None and window < seq_len
@@ -289,7 +299,7 @@ def _mask(model: Model, seq_len: int) -> Tensor | None:
         seen = seen & (distance < window)
     mask = torch.zeros(1, seq_len, seq_len)
     if model.positions == "alibi":
-        slopes = 2.0 ** (-8.0 * torch.arange(1, model.num_heads + 1) / model.num_heads)
+        slopes = 2.0 ** (-8.0 * torch.arange(heads.start + 1, heads.stop + 1) / model.num_heads)
         mask = -slopes.view(-1, 1, 1) * distance
     return mask.masked_fill(~seen, float("-inf"))
 

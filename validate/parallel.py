@@ -56,7 +56,9 @@ def build(model: Model, plan: Plan, stack: Stack, device: torch.device, *, direc
     with torch.device("meta"):
         module = Decoder(model, style_of(model, plan, stack, direct_flash=direct_flash))
     if plan.tp > 1 and mesh is not None:
-        _split_products(module, mesh["tp"])
+        from validate.tensor_parallel import split  # noqa: PLC0415  slow to import, and few plans need it
+
+        split(module, plan, mesh["tp"])
     _checkpoint_blocks(module, plan)
     if stack.blocks == "compiled":
         for block in module.layers:
@@ -91,27 +93,7 @@ def _mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
     return init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
 
-# --- tensor parallelism and checkpoints
-
-
-def _split_products(module: Decoder, mesh: DeviceMesh) -> None:
-    from torch.distributed.tensor.parallel import (  # noqa: PLC0415  slow to import, and few plans need it
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    into, out = ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up"), ("attention.out", "mlp.down")
-    for block in module.layers:
-        names = {name for name, _ in block.named_modules()}
-        parallelize_module(
-            block,
-            mesh,
-            {
-                **{name: ColwiseParallel() for name in into if name in names},
-                **{name: RowwiseParallel() for name in out},
-            },
-        )
+# --- checkpoints
 
 
 def _checkpoint_blocks(module: Decoder, plan: Plan) -> None:
@@ -127,12 +109,13 @@ def _checkpoint_blocks(module: Decoder, plan: Plan) -> None:
 
 
 def _selective_contexts() -> Any:  # noqa: ANN401  torch's own pair of contexts
-    """Outputs of products and of attention are kept; everything else runs again."""
+    """Outputs of products, of attention and of reduce-scatters are kept; everything else runs again."""
     aten = torch.ops.aten
     kept = {
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,  # noqa: SLF001  operators have no public names
         aten.mm.default,
         aten.addmm.default,
-        aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001  operators have no public names
+        aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001
         aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
         aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
         aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001

@@ -90,18 +90,6 @@ def _split_faults(model: Model, plan: Plan) -> Iterator[Fault]:
         return
     if plan.implementation != "fsdp2" and plan.num_data_parallel > 1:
         yield Fault(place="plan: tp", problem="DDP does not take split parameters", remedy="tp = 1, or zero = 3")
-    if plan.sequence_parallel:
-        yield Fault(
-            place="plan: sequence_parallel",
-            problem="norms and residuals of a part of the tokens are not played",
-            remedy="sequence_parallel = false",
-        )
-    if plan.vocab_parallel:
-        yield Fault(
-            place="plan: vocab_parallel",
-            problem="the embedding and the LM head are played whole",
-            remedy="vocab_parallel = false",
-        )
     if model.fused_qkv:
         yield Fault(place="plan: tp", problem="a joined QKV projection is not split by torch's styles", remedy="tp = 1")
     for name in ("num_heads", "num_kv_heads", "d_ff"):

@@ -50,7 +50,7 @@ class Step:
         announce("end")
 
     def _micro_batch(self, announce: Announce, *, sync: bool, scale: int) -> None:
-        with self._synchronised(sync=sync):
+        with self._synchronised(sync=sync), self._split_loss():
             announce("forward")
             with self._precision():
                 logits = self.built.network(self.ids)
@@ -65,6 +65,14 @@ class Step:
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         autocast = self.built.autocast
         return contextlib.nullcontext() if autocast is None else torch.autocast(self.device.type, autocast)
+
+    def _split_loss(self) -> contextlib.AbstractContextManager[Any]:
+        """Logits that are split by vocabulary have a loss and a backward of their own."""
+        if self.plan.tp == 1:
+            return contextlib.nullcontext()
+        from validate.tensor_parallel import split_loss  # noqa: PLC0415  slow to import, and few plans need it
+
+        return split_loss(self.plan)
 
     def _synchronised(self, *, sync: bool) -> contextlib.AbstractContextManager[Any]:
         """Gradients are reduced in this micro-batch, or kept for a later one."""

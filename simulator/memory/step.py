@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from simulator.kernels import DTYPE_BYTES, Gemm
+from simulator.kernels import DTYPE_BYTES
+from simulator.memory.gradients import dummy_gradients, redistributed_bytes, whole_table_numel
 from simulator.memory.offloading import Evictor
 from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, ParameterGradients, Part, Tape, record
 from simulator.model import Model
-from simulator.ops import Block, ModelBlocks, cached_tensors, recompute_ops, uses_autocast
+from simulator.ops import ModelBlocks, cached_tensors, recompute_ops, uses_autocast
 from simulator.pipeline import order
 from simulator.plan import Plan
 from simulator.share import Share, layer_numbers
@@ -74,6 +75,8 @@ class Strategy:
     def __init__(self, writer: Writer, model: Model, plan: Plan) -> None:
         self.writer, self.model, self.plan = writer, model, plan
         self.gradients: list[int] = []
+        self.whole_table_numel = 0  # of the embedding, where DTensor makes its gradient whole on every rank
+        self.redistributed_bytes = 0  # gradients that the optimizer first brings into their parameters' layout
 
     def begin(self) -> None:
         """Before the first micro-batch."""
@@ -97,6 +100,8 @@ class Strategy:
     def optimizer(self, state: Callable[[], None]) -> None:
         """The optimizer's step: `state` creates its state the first time."""
         state()
+        if self.redistributed_bytes:
+            self.writer.free(self.writer.alloc(self.redistributed_bytes, "temporaries"))
         self.temporaries([numel for tensor in self.stepped() for numel in tensor])
 
     def stepped(self) -> list[tuple[int, ...]]:
@@ -138,11 +143,10 @@ class Tapes:
 
 def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradients: bool) -> Tapes:
     """Record every kind of block once."""
-    dtype = plan.master_dtype if uses_autocast(stack, plan) else plan.compute_dtype
     gradients: ParameterGradients = "kept" if keep_gradients else "added"
     if plan.implementation == "megatron" and stack.weight_gradients == "accumulated":
         gradients = "accumulated"
-    tape = partial(record, parameter_bytes=DTYPE_BYTES[dtype], gradients=gradients)
+    tape = partial(record, parameter_bytes=DTYPE_BYTES[_gradient_dtype(plan, stack)], gradients=gradients)
     again = recompute_ops(blocks.layer, plan, stack)
     cached = cached_tensors(blocks.layer, again, plan, stack)
     constant = plan.implementation == "fsdp2"
@@ -156,6 +160,11 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
         head=head,
         head_gemm=begins[gemms[-1]] if gemms else 0,
     )
+
+
+def _gradient_dtype(plan: Plan, stack: Stack) -> str:
+    """Of the gradients that autograd makes of parameters."""
+    return plan.master_dtype if uses_autocast(stack, plan) else plan.compute_dtype
 
 
 def layer_tape(tapes: Tapes, plan: Plan, index: int) -> Tape:
@@ -219,13 +228,16 @@ class Step:
         self._names = [f"layer{number}" for number in layer_numbers(model)]
         self._message_bytes = blocks.layer.input_bytes
         self.strategy = strategy(self.writer, model, plan)
+        self._parameter_bytes = DTYPE_BYTES[_gradient_dtype(plan, stack)]
+        self.strategy.whole_table_numel = whole_table_numel(model, blocks)
+        self.strategy.redistributed_bytes = redistributed_bytes(model, blocks, plan, stack)
         self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.strategy.keeps_gradients)
         self._adding = (
             record_tapes(blocks, plan, stack, keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
         )
         self._inputs = 0
         self._workspaces: list[int] = []
-        self._dummies = _dummy_gradients(blocks, plan) if stack.weight_gradients == "accumulated" else {}
+        self._dummies = dummy_gradients(blocks, plan) if stack.weight_gradients == "accumulated" else {}
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
         """What exists before a step: one storage a tensor. `optimizer_state`: not only after the first step.
@@ -381,37 +393,19 @@ class Step:
             writer.free(gradient)  # once it is sent
 
     def _added_to_head(self, gradients: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """A tied matrix has one gradient: the embedding's is added to the head's, and goes."""
-        tied = self.model.vocab_size * self.model.d_model
-        self.writer.free(*[slot for slot, numel in gradients if numel == tied])
-        return [(slot, numel) for slot, numel in gradients if numel != tied]
+        """A tied matrix has one gradient: the embedding's is added to the head's, and goes.
 
-
-def _dummy_gradients(blocks: ModelBlocks, plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Kind of block -> bytes of a tensor for each different shape of its weights, where Megatron's buffer takes gradients.
-
-    transformer_engine/pytorch/module/base.py: get_dummy_wgrad.
-    """
-    if plan.implementation != "megatron":
-        return {}
-    shapes: set[tuple[int, int]] = set()
-    found: dict[str, tuple[int, ...]] = {}
-    for block in (blocks.head, blocks.layer):  # in the order in which their backwards begin
-        new = dict.fromkeys(shape for shape in _weights(block) if shape not in shapes)
-        shapes.update(new)
-        found[block.name] = tuple(n * k * DTYPE_BYTES[plan.compute_dtype] for n, k in new)
-    return found
-
-
-def _weights(block: Block) -> list[tuple[int, int]]:
-    """(columns out, columns in) of the weights of the block's products."""
-    return [
-        (kernel.n, kernel.k)
-        for op in block.ops
-        if op.category == "gemm"
-        for kernel in op.forward
-        if isinstance(kernel, Gemm)
-    ]
+        DTensor's is the whole table's: the rank's part of it and the sum are tensors of their own.
+        """
+        table = self.model.vocab_size * self.model.d_model
+        tied = (table, table * self.plan.tp)
+        for slot, numel in gradients:
+            if numel > table and numel == tied[1]:
+                size = table * self._parameter_bytes
+                self.writer.free(*[self.writer.alloc(size, "temporaries") for _ in range(2)])
+            if numel in tied:
+                self.writer.free(slot)
+        return [(slot, numel) for slot, numel in gradients if numel not in tied]
 
 
 def _outside(slot: int, base: int, given: int, gradient: int) -> int:

@@ -179,11 +179,12 @@ class Fsdp2(Sharded):
 
     @override
     def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
-        self.writer.free(*self.parameters.pop(unit))
         if not sync:
+            self.writer.free(*self.parameters.pop(unit))
             self.accumulate(unit, gradients, self.reduced)
             return
-        slots = [slot for slot, _ in self.take_kept(unit, gradients)]
+        slots = [self._own_part(slot, numel) for slot, numel in self.take_kept(unit, gradients)]
+        self.writer.free(*self.parameters.pop(unit))
         piece = self.units[unit]
         self.end_backward()
         self._scattering = self.writer.alloc(piece.padded_numel * self.reduced, "reduce_scatter")
@@ -196,6 +197,15 @@ class Fsdp2(Sharded):
             self.writer.free(shard)
             shard = wide
         self.keep_shard(unit, shard)
+
+    def _own_part(self, slot: int, numel: int) -> int:
+        """Of DTensor's gradient of a whole table, the rank's part is copied, and the rest goes."""
+        if numel != self.whole_table_numel:
+            return slot
+        size = DTYPE_BYTES[self.plan.compute_dtype]
+        part = self.writer.alloc(numel // self.plan.tp * size, "gradients")
+        self.writer.free(slot)
+        return part
 
     def scatter(self, piece: Unit) -> None:
         """What the reduce-scatter itself holds meanwhile: NCCL's buffers are its own."""

@@ -15,7 +15,7 @@ from simulator.ops.tensor_parallel import enter, leave
 
 def attention(g: Graph, s: Setting, x: Value) -> Value:
     """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
-    x = enter(g, s, "attention.enter", x)
+    given, x = x, enter(g, s, "attention.enter", x)
     q, k, v = _projections(g, s, x)
     if s.model.qk_norm:
         q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
@@ -33,7 +33,7 @@ def attention(g: Graph, s: Setting, x: Value) -> Value:
         (o,) = swap(g, "tokens", o)
     out = linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias, split="rows")
     if s.stack.blocks == "eager":
-        g.hold("attention.scope", [x, q, k, v, o])
+        g.hold("attention.scope", [given, x, q, k, v, o])  # the caller's argument too
     return leave(g, s, "attention.leave", out)
 
 

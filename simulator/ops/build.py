@@ -16,7 +16,7 @@ from simulator.ops.loss import cross_entropy
 from simulator.ops.mlp import mlp
 from simulator.ops.norm import norm
 from simulator.ops.setting import Setting, uses_autocast
-from simulator.ops.tensor_parallel import Split, enter, leave
+from simulator.ops.tensor_parallel import Split, enter, gather, leave, part
 from simulator.plan import Plan
 from simulator.share import share_of
 from simulator.stack import Stack
@@ -49,7 +49,9 @@ def _embedding(s: Setting) -> Block:
     ids = Value("tokens", s.tokens, "int64")
     g = Graph("embedding", ids)
     x = g.value("embedded", s.tokens * m.d_model, s.stream_dtype)
-    table = m.vocab_size * m.d_model * DTYPE_BYTES[s.parameter_dtype]
+    # DTensor makes the gradient of the whole table on every rank (torch 2.13, distributed/tensor/_ops/_embedding_ops.py)
+    parts = s.plan.tp if s.vocab_parallel and s.stack.blocks != "fused" else 1
+    table = parts * m.vocab_size * m.d_model * DTYPE_BYTES[s.parameter_dtype]
     tied = (stream("elementwise", 2 * table, table),) if m.tied_embeddings else ()  # added to the head's gradient
     g.op(
         "embedding",
@@ -63,9 +65,9 @@ def _embedding(s: Setting) -> Block:
             *tied,
         ),
         saved=(ids,),
-        parameter_numel=m.vocab_size * m.d_model,
+        parameter_numel=parts * m.vocab_size * m.d_model,
     )
-    x = leave(g, s, "embedding.leave", x) if s.vocab_parallel else x
+    x = leave(g, s, "embedding.leave", x) if s.vocab_parallel else part(g, s, "embedding.part", x)
     if m.positions == "learned":
         x = _learned_positions(g, s, x)
     if m.embedding_scale:
@@ -181,7 +183,7 @@ def _head(s: Setting) -> Block:
     x = Value("input", s.stream_tokens * m.d_model, s.stream_dtype)
     g = Graph("head", x)
     x = norm(g, s, "norm", x, m.d_model)
-    x = enter(g, s, "head.enter", x) if s.vocab_parallel else x
+    x = enter(g, s, "head.enter", x) if s.vocab_parallel else gather(g, s, "head.gather", x)
     split: Split = "columns" if s.vocab_parallel else "none"
     logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
     if m.logit_softcap:

@@ -15,6 +15,10 @@ from simulator.ops.tensor_parallel import exchange
 # data, fp32 logits), one read of 4 bytes apart at 1.7 TB/s. Backward it takes the same time for both.
 SHORT_ROW_BYTES = 100_000
 
+# What loss_parallel keeps of a row beside its logits: maximum, sum and its logarithm in fp32; backward the target, its
+# column here and its row (int64), whether it is here (a bool), what that adds and the scale in fp32.
+_ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
+
 
 def cross_entropy(g: Graph, s: Setting, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
@@ -51,6 +55,8 @@ def _metric(g: Graph, logits: Value, name: str) -> None:
 def _eager(g: Graph, s: Setting, logits: Value) -> Value:
     """Cast (6 B), log-softmax (16, short rows 12), pick; backward zero-fill (4), log-softmax (16), cast (6)."""
     wide = g.cast(logits, "fp32", "logits.float", "loss")
+    if s.vocab_parallel and s.stack.blocks != "fused":
+        return _split(g, s, logits, wide)
     f = wide.num_bytes
     passes = 2 if 4 * s.model.vocab_size <= SHORT_ROW_BYTES else 3
     log_probs = g.value("log_probabilities", wide.numel, "fp32")
@@ -76,6 +82,54 @@ def _eager(g: Graph, s: Setting, logits: Value) -> Value:
         backward=(stream("memset", 0, f), stream("elementwise", picked, picked)),
         saved=(log_probs, total),
         grads=(log_probs,),
+    )
+    g.hold("loss.scope", [logits, loss])
+    return loss
+
+
+def _split(g: Graph, s: Setting, logits: Value, wide: Value) -> Value:
+    """Torch's loss_parallel: the same operator by operator on this rank's columns (distributed/tensor/parallel/loss.py).
+
+    Forward: maximum (4), subtract (8), exponentiate (8), sum (4), subtract (8). Backward: zero-fill (4), exponentiate (8),
+    add (12), scale (8); what comes out is the gradient of the logits already.
+    """
+    f = wide.num_bytes
+    log_probs = g.value("log_probabilities", wide.numel, "fp32")
+    g.op(
+        "log_softmax",
+        "loss",
+        inputs=(wide,),
+        outputs=(log_probs,),
+        forward=(
+            stream("reduce", f, 4 * s.tokens),
+            stream("elementwise", f, f),
+            stream("elementwise", f, f),
+            stream("reduce", f, 4 * s.tokens),
+            stream("elementwise", f, f),
+        ),
+        saved=(log_probs,),
+        aliases=(wide,),
+        forward_temporary_bytes=f + _ROW_BYTES_FORWARD * s.tokens,
+        forward_exchanges=_rows(s, 1),
+    )
+    loss, total = g.value("loss", 1, "fp32"), g.value("total_weight", 1, "fp32")
+    picked = 32 * s.tokens  # a sector of memory for each picked number
+    g.op(
+        "nll",
+        "loss",
+        inputs=(log_probs, wide),
+        outputs=(loss, total),
+        forward=(stream("reduce", picked, 8),),
+        backward=(
+            stream("memset", 0, f),
+            stream("elementwise", picked, picked),
+            stream("elementwise", f, f),
+            stream("elementwise", 2 * f, f),
+            stream("elementwise", f, f),
+        ),
+        saved=(log_probs, total),
+        grads=(log_probs,),
+        backward_temporary_bytes=2 * f + _ROW_BYTES_BACKWARD * s.tokens,
     )
     g.hold("loss.scope", [logits, loss])
     return loss

@@ -14,11 +14,11 @@ _SILU_OPERATORS = 5
 def mlp(g: Graph, s: Setting, x: Value) -> Value:
     """The MLP of one layer, [T, D] -> [T, D], without its norm and residual."""
     m = s.model
-    x = enter(g, s, "mlp.enter", x)
+    given, x = x, enter(g, s, "mlp.enter", x)
     hidden = _gated(g, s, x) if m.gated else _plain(g, s, x)
     out = linear(g, s, "down", hidden, m.d_model, bias=m.mlp_bias, split="rows")
     if s.stack.blocks == "eager":
-        g.hold("mlp.scope", [x])
+        g.hold("mlp.scope", [given, x])
     return leave(g, s, "mlp.leave", out)
 
 

@@ -242,8 +242,6 @@ def test_memory_shrinks_with_the_stage_only_where_the_stage_says(strategy: str) 
         ({"data_parallel": "megatron", "zero": 1}, "plan: data_parallel"),
         ({"tp": 3}, "plan: tp"),
         ({"offload": {"optimizer": "host", "parameters": "host"}}, "plan: offload"),
-        ({"tp": 2, "sequence_parallel": True}, "plan: sequence_parallel"),
-        ({"tp": 2}, "plan: vocab_parallel"),
         ({"offload": {"activations": "host"}}, "plan: offload"),
         ({"zero": 0, "dp_shard": 1, "dp_replicate": 2, "tp": 2}, "plan: tp"),
         ({"zero": 0, "dp_shard": 1, "dp_replicate": 2, "master_dtype": "bf16", "optimizer_dtype": "bf16",

@@ -12,6 +12,7 @@ import torch
 from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from simulator.model import Model
@@ -37,7 +38,7 @@ def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> Me
             fake, device
         ):  # the modules themselves are made outside: cutting a fake tensor into shards is slow
             built = build(model, plan, stack, device, direct_flash=device.type == "cuda")
-        with fake, _real_meshes():
+        with fake, _real_meshes(), _unseen_propagation():
             fake.allow_non_fake_inputs = True  # the modules come without storage, and as plain tensors
             materialise(built, device)
             fake.allow_non_fake_inputs = False
@@ -93,6 +94,21 @@ def _real_meshes() -> Iterator[None]:
     finally:
         for name, value in kept.items():
             setattr(DeviceMesh, name, value)
+
+
+@contextlib.contextmanager
+def _unseen_propagation() -> Iterator[None]:
+    """DTensor finds an operator's result by playing it on fake tensors of the whole shape, once for each new shape.
+
+    In the fake mode that is on, a tracker would count those; in one of their own it knows them for what they are.
+    """
+    name = "_propagate_tensor_meta_non_cached"
+    original = getattr(ShardingPropagator, name)
+    setattr(ShardingPropagator, name, _unfaked(original))
+    try:
+        yield
+    finally:
+        setattr(ShardingPropagator, name, original)
 
 
 def _unfaked(function: Any) -> Callable[..., Any]:  # noqa: ANN401  methods and getters alike

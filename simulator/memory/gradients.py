@@ -1,0 +1,66 @@
+"""Gradients that are not simply there once: those that DTensor lays out anew, and Megatron's dummies."""
+
+from __future__ import annotations
+
+from math import prod
+
+from simulator.kernels import DTYPE_BYTES, Gemm
+from simulator.model import Model
+from simulator.ops import Block, ModelBlocks
+from simulator.plan import Plan
+from simulator.stack import Stack
+
+
+def whole_table_numel(model: Model, blocks: ModelBlocks) -> int:
+    """Elements of the embedding's gradient, where DTensor makes that of the whole table on every rank; else 0."""
+    numel = blocks.embedding.ops[0].parameter_numel
+    return numel if numel > model.vocab_size * model.d_model else 0
+
+
+def redistributed_bytes(model: Model, blocks: ModelBlocks, plan: Plan, stack: Stack) -> int:
+    """Bytes of gradients that DTensor brings into their parameters' layout when the optimizer asks for them.
+
+    The rank's part of a whole table's gradient, and sums of what each rank has of parameters that all hold: norms and
+    positions that see a part of the tokens, norms of a part of the heads. FSDP2 does it as it reduces; of a tied matrix
+    it is done as the head's gradient is added.
+    """
+    if plan.tp == 1 or stack.blocks == "fused" or plan.implementation == "fsdp2":
+        return 0
+    numel = 0 if model.tied_embeddings else whole_table_numel(model, blocks) // plan.tp
+    layers = model.parameter_shapes("layer") * model.num_layers
+    parameters = (*model.parameter_shapes("embedding"), *layers, *model.parameter_shapes("head"))
+    numel += sum(prod(shape) for name, shape in parameters if _is_summed(name, plan))
+    return numel * DTYPE_BYTES[plan.master_dtype]
+
+
+def _is_summed(name: str, plan: Plan) -> bool:
+    """A parameter that every rank of tp holds, and of whose gradient each has a part."""
+    of_heads = "q_norm" in name or "k_norm" in name
+    return of_heads or (plan.sequence_parallel and ("norm" in name or name.startswith("positions")))
+
+
+def dummy_gradients(blocks: ModelBlocks, plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Kind of block -> bytes of a tensor for each different shape of its weights, where Megatron's buffer takes gradients.
+
+    transformer_engine/pytorch/module/base.py: get_dummy_wgrad.
+    """
+    if plan.implementation != "megatron":
+        return {}
+    shapes: set[tuple[int, int]] = set()
+    found: dict[str, tuple[int, ...]] = {}
+    for block in (blocks.head, blocks.layer):  # in the order in which their backwards begin
+        new = dict.fromkeys(shape for shape in _weights(block) if shape not in shapes)
+        shapes.update(new)
+        found[block.name] = tuple(n * k * DTYPE_BYTES[plan.compute_dtype] for n, k in new)
+    return found
+
+
+def _weights(block: Block) -> list[tuple[int, int]]:
+    """(columns out, columns in) of the weights of the block's products."""
+    return [
+        (kernel.n, kernel.k)
+        for op in block.ops
+        if op.category == "gemm"
+        for kernel in op.forward
+        if isinstance(kernel, Gemm)
+    ]

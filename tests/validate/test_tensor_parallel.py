@@ -1,0 +1,106 @@
+"""Split models compute what whole ones do, and hold what the simulator says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.stack import Stack
+from validate.compare.borders import borders
+from validate.players import fake
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every version has others
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = Stack.load("torch-2.13-cpu")
+SIZES: dict[str, Any] = {"num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 128, "vocab_size": 256}
+LLAMA: dict[str, Any] = {"name": "llama", **SIZES, "num_kv_heads": 2, "qk_norm": True}
+GPT: dict[str, Any] = {
+    "name": "gpt", **SIZES, "mlp": "gelu_tanh", "norm": "layer", "norm_bias": True, "qkv_bias": True, "out_bias": True,
+    "mlp_bias": True, "positions": "learned", "max_positions": 16, "tied_embeddings": True,
+}  # fmt: skip
+MPT: dict[str, Any] = {"name": "mpt", **SIZES, "positions": "alibi", "vocab_size": 255}
+GEMMA: dict[str, Any] = {"name": "gemma", **SIZES, "post_norms": True, "logit_softcap": True, "embedding_scale": True}
+FALCON: dict[str, Any] = {"name": "falcon", **SIZES, "parallel_residual": True, "shared_input_norm": True}
+
+WAYS: list[dict[str, Any]] = [
+    {"sequence_parallel": sequence, "vocab_parallel": vocabulary}
+    for sequence in (False, True)
+    for vocabulary in (False, True)
+]
+CASES = [
+    *({"model": model, "plan": {"tp": 2, "zero": 0, **way}} for model in (LLAMA, GPT) for way in WAYS),
+    *({"model": model, "plan": {"tp": 2, "zero": 0, "sequence_parallel": True}} for model in (MPT, GEMMA, FALCON)),
+    {"model": LLAMA, "plan": {"tp": 2, "zero": 3, "sequence_parallel": True, "recompute": "full"}},
+    {"model": GPT, "plan": {"tp": 2, "zero": 3, "sequence_parallel": True, "recompute": "selective"}},
+]
+
+
+def test_loss_and_every_gradient_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    """Two ranks with gloo; fp32, so what is left is the order of sums."""
+    program = Path(__file__).with_name("tensor_parallel_ranks.py")
+    command = [sys.executable, str(program)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    if sys.platform == "darwin":
+        environment["GLOO_SOCKET_IFNAME"] = "lo0"
+    outputs = [tmp_path / f"rank{rank}" for rank in range(2)]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store"), json.dumps(CASES)],
+            env=environment, stdout=output.open("w"), stderr=output.with_suffix(".err").open("w"),
+        )
+        for rank, output in enumerate(outputs)
+    ]  # fmt: skip
+    try:
+        statuses = [rank.wait(timeout=280) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert statuses == [0, 0], [output.with_suffix(".err").read_text()[-2000:] for output in outputs]
+    for case, (name, difference) in zip(CASES, json.loads(outputs[0].read_text()), strict=True):
+        assert difference < 1e-4, (case, name)
+
+
+# --- memory
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sequence": {"sequence_parallel": True},
+    "vocabulary": {},
+    "blocks": {"vocab_parallel": False},
+    "blocks and sequence": {"vocab_parallel": False, "sequence_parallel": True},
+    "several sequences": {"sequence_parallel": True, "micro_batch_size": 2},
+    "16 bits": {"sequence_parallel": True, "precision": "bf16"},
+    "checkpointed": {"sequence_parallel": True, "recompute": "full"},
+    "accumulated": {"sequence_parallel": True, "num_micro_batches": 2},
+}
+STRATEGIES: dict[str, dict[str, Any]] = {"alone": {"zero": 0}, "fsdp2": {"dp_shard": 2}}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_split_models_hold_is_predicted(strategy: str, option: str) -> None:
+    """Whole tables' gradients, copies around collectives, the loss by columns: to the scalars that attention keeps."""
+    model = Model.model_validate({"name": "tiny", **SIZES, "num_kv_heads": 2, "vocab_size": 4096})
+    plan = Plan.model_validate({"tp": 2, "seq_len": 64, "precision": "fp32", **STRATEGIES[strategy], **OPTIONS[option]})
+    course, predicted = fake.play(model, plan, CPU), borders(model, plan, CPU, granularity_bytes=1)
+    for name in ("start", "after_forward", "after_backward", "peak"):
+        difference = getattr(predicted, f"{name}_bytes") - getattr(course, name).total_bytes
+        assert 0 <= difference <= 24 * model.num_layers, name
+
+
+def test_a_tied_table_sums_its_two_gradients() -> None:
+    model = Model.model_validate({**GPT, "vocab_size": 4096, "max_positions": 64})
+    plan = Plan(tp=2, zero=0, seq_len=64, precision="fp32")
+    course, predicted = fake.play(model, plan, CPU), borders(model, plan, CPU, granularity_bytes=1)
+    assert predicted.peak_bytes == course.peak.total_bytes
