@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -31,6 +32,7 @@ class Fabric:
     nccl: Nccl = field(default_factory=Nccl)  # as the stack sets it up
     _shapes: dict[str, GroupShape] = field(default_factory=dict, compare=False, repr=False)
     _prices: dict[tuple[str, str, int], tuple[Bill, float]] = field(default_factory=dict, compare=False, repr=False)
+    _messages: dict[tuple[tuple[int, int], int], Bill] = field(default_factory=dict, compare=False, repr=False)
 
     def axis(self, role: str) -> str:
         """The mesh axis over which a role communicates: shard, reshard, replicate, cp or tp.
@@ -84,6 +86,15 @@ class Fabric:
             self._prices[kind, role, size_bytes] = found
         return found
 
+    def message(self, pair: tuple[int, int], size_bytes: int) -> Bill:
+        """What one message between two pipeline stages costs."""
+        found = self._messages.get((pair, size_bytes))
+        if found is None:
+            shape = self.mesh.pair_shape(*pair)
+            found = bill("send_recv", size_bytes, shape, self.cluster, curves=self.curves, nccl=self.nccl)
+            self._messages[pair, size_bytes] = found
+        return found
+
 
 class Builder:
     """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored).
@@ -100,6 +111,7 @@ class Builder:
         self._held: list[int | None] = []
         self._pending_bytes = 0
         self._found: dict[tuple[str, str, int], int] = {}
+        self._pieces: dict[Hashable, Work] = {}
         self._exchanged: Counter[tuple[str, str, int]] = Counter()
 
     def combined(self, size_bytes: int, *, last: bool) -> int:
@@ -215,6 +227,12 @@ class Builder:
         sizes = float(more.pcie_bytes), float(more.memory_bytes)
         return fabric.transfers.beside(one, *sizes, more.fastest_bytes_per_s, self._rank)
 
+    def once(self, kind: Hashable, make: Callable[[], Work]) -> Work:
+        """The work of a kind of piece, made the first time that the program has one."""
+        if kind not in self._pieces:
+            self._pieces[kind] = make()
+        return self._pieces[kind]
+
     def folded(self, *phases: Phase, synchronous: bool) -> Work:
         """Phases one after another as one op, on links that nobody else uses meanwhile.
 
@@ -274,8 +292,7 @@ class Builder:
         """
         fabric, (source, target) = self._fabric, pair
         sends = self._stage == source
-        shape = fabric.mesh.pair_shape(source, target)
-        one = bill("send_recv", size_bytes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.nccl)
+        one = fabric.message(pair, size_bytes)
         stream = f"nccl:pp {source} to {target}"
         mine = one if sends else Bill(latency_s=0.0, link_bytes={})
         return self._meet(label, stream, "send_recv", message, 2, mine, size_bytes, *after)

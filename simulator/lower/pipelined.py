@@ -93,18 +93,23 @@ def _act(build: Builder, stage: Stage, action: Action, *, first: bool, ends: boo
 
 
 def _folded(build: Builder, stage: Stage, action: Action) -> int:
-    """A micro-batch through a chunk without data-parallel traffic: one op."""
+    """A micro-batch through a chunk without data-parallel traffic: one op, the same in each but the first."""
+    kind = action.chunk, action.kind, action.whole, action.micro_batch == 0
+    work = build.once(kind, lambda: build.folded(*_phases(stage, action), synchronous=stage.waits_for_messages))
+    return build.compute(str(action), work)
+
+
+def _phases(stage: Stage, action: Action) -> list[Phase]:
     units = stage.chunks[action.chunk].units
     match action.kind:
         case "F":
-            phases = [unit.work.forward for unit in units]
+            return [unit.work.forward for unit in units]
         case "W":
-            phases = [phase for unit in reversed(units) for phase in (unit.work.weights, _kept(unit, action))]
+            return [phase for unit in reversed(units) for phase in (unit.work.weights, _kept(unit, action))]
         case _ if action.whole:
-            phases = [phase for unit in reversed(units) for phase in (unit.backward, _kept(unit, action))]
+            return [phase for unit in reversed(units) for phase in (unit.backward, _kept(unit, action))]
         case _:
-            phases = [unit.inputs for unit in reversed(units)]
-    return build.compute(str(action), build.folded(*phases, synchronous=stage.waits_for_messages))
+            return [unit.inputs for unit in reversed(units)]
 
 
 def _kept(unit: Unit, action: Action) -> Phase:
