@@ -109,7 +109,7 @@ class StepCosts:
         self._heads: dict[int, Cost] = {}
         self._decodes: dict[tuple[int, int], float] = {}
         self._exchanges: dict[tuple[str, int], float] = {}
-        self._bases: dict[tuple[int, int, bool], tuple[float, ...]] = {}
+        self._captured: dict[int, tuple[float, ...]] = {}
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
@@ -133,13 +133,21 @@ class StepCosts:
 
     def stages_s(self, batch: Batch) -> tuple[float, ...]:
         """Seconds of the step on each pipeline stage, the message to the next one included."""
-        if self.graphed(batch):
-            bases = self._base(padded(batch.decodes), batch.decodes, graphed=True)
-            return tuple(
-                base + sum(n * self._decode_s(batch.decodes, keys) for n, keys in zip(counts, batch.keys, strict=True))
-                for base, counts in zip(bases, self.layers_by_window, strict=True)
-            )
-        return tuple(self._seconds(cost) for cost in self.costs(batch))
+        if not self.graphed(batch):
+            return tuple(self._seconds(cost) for cost in self.costs(batch))
+        count = batch.decodes
+        bases = self._captured.get(count)
+        if bases is None:
+            stages = range(len(self.shares))
+            bases = self._captured[count] = tuple(self._stage(n, padded(count), count).busy_s for n in stages)
+        if len(batch.keys) == 1:
+            each_s = self._decode_s(count, batch.keys[0])
+            return tuple([base + layers * each_s for base, (layers,) in zip(bases, self.layers_by_window, strict=True)])
+        seen_s = [self._decode_s(count, keys) for keys in batch.keys]
+        return tuple(
+            base + sum(n * seconds for n, seconds in zip(counts, seen_s, strict=True))
+            for base, counts in zip(bases, self.layers_by_window, strict=True)
+        )
 
     def costs(self, batch: Batch) -> tuple[Cost, ...]:
         """The same in parts, before the larger of device and host is taken."""
@@ -162,15 +170,6 @@ class StepCosts:
     def _seconds(self, cost: Cost) -> float:
         """The host runs ahead of the device, so the slower of the two decides. An ideal host costs nothing."""
         return cost.busy_s if self._ideal else max(cost.busy_s, cost.host_s)
-
-    def _base(self, tokens: int, rows: int, *, graphed: bool) -> tuple[float, ...]:
-        key = (tokens, rows, graphed)
-        found = self._bases.get(key)
-        if found is None:
-            found = self._bases[key] = tuple(
-                self._stage(stage, tokens, rows).busy_s for stage in range(len(self.shares))
-            )
-        return found
 
     def _stage(self, stage: int, tokens: int, rows: int) -> Cost:
         """All of a stage but attention."""
