@@ -51,6 +51,7 @@ class Gemm:
 
     layout: tn is y = x Wᵀ (forward), nn the data gradient, nt the weight gradient (cuBLAS names, row-major inputs).
     accumulate_fp32: the output is added to an fp32 buffer (Megatron's fused weight gradient).
+    grouped: the products of a rank's experts, whose rows may differ; launches: as one kernel, or one each.
     """
 
     m: int
@@ -60,6 +61,8 @@ class Gemm:
     layout: Layout = "tn"
     batch: int = 1
     accumulate_fp32: bool = False
+    grouped: bool = False
+    launches: int = 1
 
     @property
     def flop(self) -> int:
@@ -75,7 +78,11 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Fused (flash) attention. Causal masks halve the FLOP; backward does 5 products where forward does 2 (×2.5)."""
+    """Fused (flash) attention. Causal masks halve the FLOP; backward does 5 products where forward does 2 (×2.5).
+
+    head_dim: of queries and keys; v_head_dim: of values and the result (0: the same). Forward one product is of either
+    kind; backward scores, dQ and dK are of the first, dP and dV of the second.
+    """
 
     batch: int
     seq_q: int
@@ -86,20 +93,23 @@ class Attention:
     causal: bool
     direction: Direction
     dtype: Dtype
+    v_head_dim: int = 0
 
     @property
     def flop(self) -> int:
-        full = 4 * self.batch * self.num_heads * self.seq_q * self.seq_kv * self.head_dim
-        forward = full // 2 if self.causal else full
-        return forward if self.direction == "forward" else 5 * forward // 2
+        c, v = self.head_dim, self.v_head_dim or self.head_dim
+        channels = c + v if self.direction == "forward" else 3 * c + 2 * v
+        full = 2 * self.batch * self.num_heads * self.seq_q * self.seq_kv * channels
+        return full // 2 if self.causal else full
 
     @property
     def num_bytes(self) -> int:
         """Q, K, V and O once each (forward); twice that plus the gradients of Q, K, V (backward)."""
         e = DTYPE_BYTES[self.dtype]
-        q = self.batch * self.seq_q * self.num_heads * self.head_dim * e
-        kv = 2 * self.batch * self.seq_kv * self.num_kv_heads * self.head_dim * e
-        return 2 * q + kv if self.direction == "forward" else 2 * (2 * q + kv)
+        channels = self.head_dim + (self.v_head_dim or self.head_dim)
+        qo = self.batch * self.seq_q * self.num_heads * channels * e
+        kv = self.batch * self.seq_kv * self.num_kv_heads * channels * e
+        return qo + kv if self.direction == "forward" else 2 * (qo + kv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,4 +139,4 @@ Kernel = Gemm | Attention | Stream
 
 def launches(kernel: Kernel) -> int:
     """Kernel launches the host pays for."""
-    return kernel.launches if isinstance(kernel, Stream) else 1
+    return 1 if isinstance(kernel, Attention) else kernel.launches

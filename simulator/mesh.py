@@ -22,6 +22,9 @@ from simulator.pipeline import faults as pipeline_faults
 from simulator.plan import AXES, Plan
 from simulator.topology import Cluster
 
+# Among the ranks of a stage (of a shard group, where states are sharded): an expert's slices, a layer's experts, replicas
+EXPERT_AXES: Final = ("etp", "ep", "expert_dp")
+
 _FUSED: Final = {  # torchtitan's names for fused axes, beside the joined names
     "dp": ("dp_replicate", "dp_shard"),
     "dp_cp": ("dp_replicate", "dp_shard", "cp"),
@@ -42,6 +45,8 @@ class Heads(Protocol):
     def num_layers(self) -> int: ...
     @property
     def experts(self) -> Experts | None: ...
+    @property
+    def layer_kinds(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +164,29 @@ class Mesh:
         outer = inner * self.axes["pp"]
         return [index // inner * outer + stage * inner + index % inner for index in range(count)]
 
+    def _of_experts(self, axis: str) -> Lattice:
+        """Groups of experts: a stage's ranks in order are cut into etp, those into ep, and equal places are replicas.
+
+        Megatron-LM's order for experts is etp, ep, expert data parallelism, pp (core/parallel_state.py, decoder and expert
+        rank generators); torchtitan takes ep out of the inner dp_shard, cp and tp (distributed/parallel_dims.py).
+        """
+        plan = self.plan
+        axes = ("dp_shard", "cp", "tp") if plan.zero else ("dp_replicate", "dp_shard", "cp", "tp")
+        whole, group = Lattice.of((self.axes[a], self._strides[a]) for a in axes), plan.ep * plan.etp
+        count, skip = {
+            "etp": (plan.etp, 1),
+            "ep": (plan.ep, plan.etp),
+            "expert_dp": (plan.num_expert_ranks // group, group),
+        }[axis]
+        found = whole.part(count, skip)
+        if found is None:
+            problem = f"ep × etp = {plan.ep} × {plan.etp} cuts the ranks of {' × '.join(axes)} unevenly"
+            raise PlanError(Fault(place="plan: ep", problem=problem, remedy="degrees that divide one another"))
+        return found
+
     def _lattice(self, axis: str) -> Lattice:
+        if axis in EXPERT_AXES:
+            return self._of_experts(axis)
         name, _, part = axis.partition("/")
         whole = Lattice.of((self.axes[a], self._strides[a]) for a in axis_names(name))
         if not part:
@@ -240,7 +267,11 @@ def _nearest_degrees(plan: Plan, cluster: Cluster) -> str:
 
 
 def _split_faults(plan: Plan, model: Heads) -> list[Fault]:
-    heads = {"heads": model.num_heads, "key-value heads": model.num_kv_heads, "columns of the MLP": model.d_ff}
+    heads = {"heads": model.num_heads, "key-value heads": model.num_kv_heads}
+    if model.experts is None or "dense_layer" in model.layer_kinds:
+        heads["columns of the MLP"] = model.d_ff
+    if model.experts is not None and model.experts.shared_d_ff:
+        heads["columns of the shared experts"] = model.experts.shared_d_ff
     return [
         Fault(
             place="plan: tp",
@@ -263,13 +294,22 @@ def _swap_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
             yield Fault(place="plan: cp_exchange", problem=problem, remedy='cp_exchange = "ring", or a smaller cp')
 
 
-def _expert_faults(plan: Plan, model: Heads) -> list[Fault]:
-    experts = model.experts.num_experts if model.experts is not None else 0
-    if plan.ep == 1 or (experts and experts % plan.ep == 0):
-        return []
-    problem = f"ep = {plan.ep} does not divide the model's {experts} experts" if experts else "the model has no experts"
-    remedy = f"ep = {_nearest_divisor(experts, plan.ep)}" if experts else "ep = 1"
-    return [Fault(place="plan: ep", problem=problem, remedy=remedy)]
+def _expert_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
+    experts = model.experts
+    if experts is None:
+        if plan.ep > 1:
+            yield Fault(place="plan: ep", problem="the model has no experts", remedy="ep = 1")
+        return
+    if experts.num_experts % plan.ep:
+        problem = f"ep = {plan.ep} does not divide the model's {experts.num_experts} experts"
+        remedy = f"ep = {_nearest_divisor(experts.num_experts, plan.ep)}"
+        yield Fault(place="plan: ep", problem=problem, remedy=remedy)
+    if experts.d_ff % plan.etp:
+        problem = f"etp = {plan.etp} does not divide the {experts.d_ff} columns of an expert"
+        yield Fault(place="plan: etp", problem=problem, remedy="etp = 1")
+    if plan.tp > plan.etp and not plan.sequence_parallel:
+        problem = f"whole experts (etp = 1) on tp = {plan.tp} ranks that all hold the same tokens"
+        yield Fault(place="plan: etp", problem=problem, remedy=f"sequence_parallel = true, or etp = {plan.tp}")
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

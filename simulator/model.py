@@ -9,6 +9,7 @@ Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L laye
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
@@ -21,6 +22,7 @@ from simulator.schema import Strict, read_toml
 
 Mlp = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "swiglu", "geglu"]
 LayerKind = Literal["layer", "dense_layer"]  # dense_layer: without experts, in a model that has some
+BodyKind = Literal["layer", "dense_layer", "mtp"]  # what stands between embedding and head
 Unit = Literal["embedding", "layer", "dense_layer", "mtp", "head"]
 Shape = tuple[int, ...]
 Parameter = tuple[str, Shape]
@@ -190,12 +192,18 @@ class Model(Strict):
         experts = self.experts
         if experts is None:
             return (kinds[True],) * self.num_layers
-        return tuple(kinds[experts.in_layer(number)] for number in self._numbers)
+        return tuple(kinds[experts.in_layer(number)] for number in self.layer_numbers)
 
     @property
-    def _numbers(self) -> tuple[int, ...]:
+    def layer_numbers(self) -> tuple[int, ...]:
         """Numbers of its layers in the whole model."""
         return tuple(range(self.num_layers))
+
+    @property
+    def body(self) -> tuple[BodyKind, ...]:
+        """What stands between embedding and head, in order: layers, then modules of multi-token prediction."""
+        module: BodyKind = "mtp"
+        return (*self.layer_kinds, *[module for _ in range(self.mtp_layers)])
 
     @property
     def num_expert_layers(self) -> int:
@@ -210,7 +218,7 @@ class Model(Strict):
     def num_parameters(self) -> int:
         """Trained parameters, exactly; a tied matrix counts once."""
         ends = self.num_parameters_of("embedding") + self.num_parameters_of("head")
-        layers = sum(count * self.num_parameters_of(kind) for kind, count in self._layers().items())
+        layers = sum(count * self.num_parameters_of(kind) for kind, count in Counter(self.body).items())
         return ends + layers
 
     @property
@@ -233,7 +241,7 @@ class Model(Strict):
         Of the routed experts, those it is sent to. A module of multi-token prediction has the LM head once more.
         """
         heads = (1 + self.mtp_layers) * self.vocab_size * self.d_model
-        return heads + sum(count * self._matmul_parameters_of(kind) for kind, count in self._layers().items())
+        return heads + sum(count * self._matmul_parameters_of(kind) for kind, count in Counter(self.body).items())
 
     def _matmul_parameters_of(self, unit: Unit) -> int:
         matrices = ((name, shape) for name, shape in self.parameter_shapes(unit) if name.endswith(".weight"))
@@ -241,12 +249,6 @@ class Model(Strict):
         return sum(
             prod(shape) if len(shape) == 2 else top_k * prod(shape[1:]) for _, shape in matrices if len(shape) > 1
         )
-
-    def _layers(self) -> dict[Unit, int]:
-        """What stands between embedding and head: kind -> how many."""
-        kinds = self.layer_kinds
-        found: dict[Unit, int] = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
-        return {**found, "mtp": self.mtp_layers} if self.mtp_layers else found
 
     def _embedding(self) -> tuple[Parameter, ...]:
         tokens: Parameter = ("embedding.weight", (self.vocab_size, self.d_model))
@@ -428,6 +430,8 @@ def _filled_parts(data: dict[str, Any]) -> dict[str, Any]:
         filled["head_dim"] = sum(c for c in channels if _is_count(c)) or None
     if isinstance(experts, dict) and not experts.get("d_ff") and _is_count(data.get("d_ff")):
         filled["experts"] = {**experts, "d_ff": data["d_ff"]}
+    if isinstance(experts, Experts) and not experts.d_ff and _is_count(data.get("d_ff")):
+        filled["experts"] = experts.model_copy(update={"d_ff": data["d_ff"]})
     return filled
 
 

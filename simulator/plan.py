@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import gcd
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -85,7 +86,14 @@ class Plan(Strict):
     cp_exchange: Literal["ring", "all_to_all"] = "ring"
     tp: int = Field(ge=1, le=MAX_COUNT, default=1)
     pp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    # Experts are dealt to ep ranks, each of them split by columns and rows over etp: groups of neighbours inside a stage
+    # and, with zero > 0, inside a shard group. What is left are the replicas of an expert.
     ep: int = Field(ge=1, le=MAX_COUNT, default=1)
+    etp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    # Rows that an expert takes of a micro-batch over the mean, padded or dropped to it; None: whatever comes (dropless)
+    expert_capacity_factor: float | None = Field(gt=0, le=1000, default=None)
+    # Rows of the busiest rank over the mean, which all others wait for. 1: balanced, as benchmarks force it
+    expert_imbalance: float = Field(ge=1, le=1000, default=1.0)
     # Which axes neighbouring ranks differ in, innermost first, as Megatron writes it. dp: dp_shard inside dp_replicate
     rank_order: str = "tp-cp-ep-dp-pp"
 
@@ -176,6 +184,16 @@ class Plan(Strict):
         return (*(axis for axis in AXES if axis not in named), *named)
 
     @property
+    def num_expert_ranks(self) -> int:
+        """Ranks among which a stage's experts are dealt, split and, in what is left, sharded or replicated."""
+        return self.dp_shard * self.cp * self.tp * (1 if self.zero else self.dp_replicate)
+
+    @property
+    def experts_apart(self) -> bool:
+        """Experts are sharded and reduced in other groups than the rest of the model."""
+        return (self.ep, self.etp) != (1, self.tp)
+
+    @property
     def pipeline_schedule(self) -> Schedule:
         """The order in which a stage issues its work."""
         if self.schedule is not None:
@@ -263,6 +281,7 @@ class Plan(Strict):
             *self._implementation_faults(place),
             *self._order_faults(place),
             *self._option_faults(place),
+            *self._expert_faults(place),
             *self._offload_faults(place),
         ]
         if faults:
@@ -344,6 +363,24 @@ class Plan(Strict):
                     remedy="a divisor of dp_shard, true or false",
                 )
             )
+        return faults
+
+    def _expert_faults(self, place: str) -> list[Fault]:
+        """Degrees that do not fit, and what no implementation does. What needs the model is checked on meeting it."""
+        faults: list[Fault] = []
+        ranks, group = self.num_expert_ranks, self.ep * self.etp
+        if ranks % group:
+            inside = "dp_shard × cp × tp" if self.zero else "dp_replicate × dp_shard × cp × tp"
+            problem = f"ep × etp = {self.ep} × {self.etp} does not divide {inside} = {ranks}"
+            fits = ranks % self.etp == 0
+            remedy = f"ep = {gcd(ranks // self.etp, self.ep)}" if fits else "ep = 1, etp = 1"
+            faults.append(Fault(place=f"{place}: ep", problem=problem, remedy=remedy))
+        if self.etp not in (1, self.tp):
+            problem = f"etp = {self.etp} is neither 1 nor tp = {self.tp}"
+            faults.append(Fault(place=f"{place}: etp", problem=problem, remedy=f"etp = 1 or {self.tp}"))
+        if group > 1 and self.implementation not in ("megatron", "fsdp2"):
+            problem = f"{self.implementation} has no expert parallelism here"
+            faults.append(Fault(place=f"{place}: ep", problem=problem, remedy='data_parallel = "megatron" or "fsdp2"'))
         return faults
 
     def _offload_faults(self, place: str) -> list[Fault]:

@@ -12,11 +12,23 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from simulator.model import Model, Parameter
+from simulator.experts import Experts
+from simulator.model import BodyKind, Model, Parameter
 from simulator.pipeline import num_positions, position, stage_layers
 from simulator.plan import Plan
 
 VOCAB_MULTIPLE = 128  # Megatron's make_vocab_size_divisible_by: each rank's part of the table is a multiple of it
+
+
+class HeldExperts(Experts):
+    """The experts of a layer that one rank holds: d_ff and shared_d_ff are the rank's own, the router is the whole one."""
+
+    held: int
+
+    @property
+    @override
+    def num_held(self) -> int:
+        return self.held
 
 
 class Share(Model):
@@ -37,6 +49,28 @@ class Share(Model):
     def holds_head(self) -> bool:
         return self.head_chunk is not None
 
+    @property
+    @override
+    def layer_numbers(self) -> tuple[int, ...]:
+        return tuple(layer for chunk in self.chunks for layer in chunk)
+
+    @property
+    def body_chunks(self) -> tuple[tuple[BodyKind, ...], ...]:
+        """Kinds of what each chunk holds between the model's ends."""
+        kinds = iter(self.layer_kinds)
+        layers = [[next(kinds) for _ in chunk] for chunk in self.chunks]
+        if self.head_chunk is None:
+            return tuple(map(tuple, layers))
+        modules: list[list[BodyKind]] = [
+            ["mtp"] * self.mtp_layers if i == self.head_chunk else [] for i in range(len(layers))
+        ]
+        return tuple((*mine, *more) for mine, more in zip(layers, modules, strict=True))
+
+    @property
+    @override
+    def body(self) -> tuple[BodyKind, ...]:
+        return tuple(kind for chunk in self.body_chunks for kind in chunk)
+
     @override
     def _embedding(self) -> tuple[Parameter, ...]:
         return super()._embedding() if self.holds_embedding else ()
@@ -48,7 +82,7 @@ class Share(Model):
 
 def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
     """The part of `model` on one rank of a stage; the model itself where nothing splits it, and for a `Share`."""
-    if plan.tp * plan.pp == 1 or isinstance(model, Share):
+    if plan.tp * plan.pp * plan.ep == 1 or isinstance(model, Share):
         return model
     schedule, pp, chunks = plan.pipeline_schedule, plan.pp, plan.virtual_stages
     held = stage_layers(model.num_layers, pp, chunks, split=plan.split, schedule=schedule)[stage]
@@ -60,6 +94,8 @@ def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
         "num_kv_heads": model.num_kv_heads // plan.tp,
         "d_ff": model.d_ff // plan.tp,
         "vocab_size": _vocabulary(model.vocab_size, plan),
+        "experts": None if model.experts is None else _experts(model.experts, plan),
+        "mtp_layers": model.mtp_layers if last in places else 0,
         "tied_embeddings": model.tied_embeddings and pp == 1,
         "chunks": tuple(map(tuple, held)),
         "embedding_chunk": places.index(0) if 0 in places else None,
@@ -68,11 +104,19 @@ def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
     return Share.model_construct(**(dict(model) | fields))
 
 
-def layer_numbers(share: Model) -> tuple[int, ...]:
-    """The layers that a rank holds, numbered as the whole model's, in the order of its chunks."""
-    if not isinstance(share, Share):
-        return tuple(range(share.num_layers))
-    return tuple(layer for chunk in share.chunks for layer in chunk)
+def body_names(share: Model) -> tuple[str, ...]:
+    """Names of what a rank holds between the model's ends, in the order of its chunks; layers have the model's numbers."""
+    numbers, modules = iter(share.layer_numbers), iter(range(share.mtp_layers))
+    return tuple(f"mtp{next(modules)}" if kind == "mtp" else f"layer{next(numbers)}" for kind in share.body)
+
+
+def _experts(experts: Experts, plan: Plan) -> HeldExperts:
+    fields = {
+        "held": experts.num_experts // plan.ep,
+        "d_ff": experts.d_ff // plan.etp,
+        "shared_d_ff": experts.shared_d_ff // plan.tp,
+    }
+    return HeldExperts.model_construct(**(dict(experts) | fields))
 
 
 def _vocabulary(vocab_size: int, plan: Plan) -> int:

@@ -32,6 +32,10 @@ _MAX_CALIBRATION_RUNS = 6
 # all (experiments/fit_stacks.py, torch-2.11-eager). The prior for every stack that nobody calibrated.
 IN_STEP = 0.99
 
+# Speed of the products of several experts over the same as one batch: median of 48 that Transformer Engine ran on A100
+# (0.95) and B200 (0.86), 512 rows an expert or more (SimuMax's kernel tables; ../docs/background/experts.md).
+GROUPED = 0.89
+
 
 class AttentionBackend(Strict):
     """Which attention kernel runs.
@@ -83,6 +87,11 @@ class Stack(Strict):
     autocast: bool = False
     # What the selective policy keeps besides attention; torchtitan runs each second product of a block again
     selective_keeps: Literal["products", "every_second_product"] = "products"
+    # The products of a rank's experts: one kernel for all, or one each (Transformer Engine: cuBLAS on several streams)
+    grouped_gemm: Literal["one", "one_each"] = "one"
+    grouped_factor: float = Field(gt=0, default=GROUPED)  # their speed over that of a batch of plain products
+    # Small kernels of a layer's router and dispatcher, each way: logits, top-k, maps, counts, losses
+    routing_launches: int = Field(ge=0, default=30)
     early_stop: bool = True  # non-reentrant checkpointing stops the recompute once all saved tensors exist
     host_launch_s: Seconds = Field(ge=0, default=8e-6)  # host time an operator, forward
     host_blocking: bool = False

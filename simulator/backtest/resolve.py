@@ -9,7 +9,16 @@ from functools import cache
 from math import ceil, prod
 from typing import Any
 
-from simulator.backtest.rules import FrameworkRule, family_fields, filled, framework_rule, machine, network_bytes_per_s
+from simulator.backtest.rules import (
+    FrameworkRule,
+    expert_plan,
+    family_fields,
+    filled,
+    framework_rule,
+    machine,
+    mixture_fields,
+    network_bytes_per_s,
+)
 from simulator.errors import ModelError, PlanError
 from simulator.model import Model
 from simulator.plan import Plan
@@ -22,6 +31,7 @@ _OFFLOAD = re.compile(r"offload_activations=1|activation offload|cpu offload|opt
 _SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
 _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32", "fp32 grad accumulation": "fp32"}
+_EXPERT_OVERLAP = re.compile(r"A2A overlap=on")
 _SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
 
 
@@ -95,10 +105,10 @@ def _preset(name: str, num_devices: int) -> Cluster:
 
 def _inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
     """What a plan of today has no word for."""
-    if (row.ep or 1) > 1:
-        yield "expert parallelism", f"ep = {row.ep}"
-    if (row.n_experts or 1) > 1:
-        yield "mixture of experts", f"n_experts = {row.n_experts}"
+    if (row.ep or 1) > 1 and (row.n_experts or 1) == 1:
+        yield "expert parallelism without experts", f"ep = {row.ep}"
+    if _EXPERT_OVERLAP.search(row.notes):
+        yield "experts' all-to-all beside another micro-batch", "stated in the notes"
     if _OFFLOAD.search(row.notes):
         yield "offload", "stated in the notes"
     if row.precision in ("fp8_mx", "nvfp4"):
@@ -110,6 +120,7 @@ def _blanks(row: RunRow, rule: FrameworkRule) -> Iterator[tuple[str, str]]:
     needed = [*_SIZES, "n_gpus", "micro_batch", "global_batch", "precision"]
     needed += [] if rule.sharding else ["zero_or_fsdp"]
     needed += [] if rule.recompute else ["act_ckpt"]
+    needed += ["top_k"] if (row.n_experts or 1) > 1 else []
     blank = [c for c in needed if getattr(row, c) in (None, "")]
     if blank:
         yield f"{', '.join(blank)} blank", "no rule fills it"
@@ -135,7 +146,7 @@ def _model(row: RunRow) -> Model:
         "vocab_size": row.vocab,
         "max_positions": row.seq_len,
         **({"num_kv_heads": row.n_kv_heads} if row.n_kv_heads else {}),
-        **family_fields(row),
+        **(mixture_fields(row) if (row.n_experts or 1) > 1 else family_fields(row)),
     }
     return Model.parse(fields, f"line {row.line}", ModelError)
 
@@ -161,6 +172,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "precision": row.precision,
         "optimizer_impl": rule.optimizer_impl,
         "stack": rule.stack(compiled=row.compile == "y"),
+        **expert_plan(row, rule),
         **_sharding(row, rule, ranks, cluster.gpus_per_node),
         **_recompute(row, rule),
         **_reduce_dtype(row, rule),

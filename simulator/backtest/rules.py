@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+from simulator.model import Model
 from simulator.plan import DataParallel
 from simulator.readers.runs_table import RunRow
 
@@ -30,6 +31,7 @@ class FrameworkRule:
     sequence_parallel: what a blank seq_parallel means where tp > 1.
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
     flop_convention: what the framework's own TFLOP/s count; None refuses rows measured so.
+    splits_experts: experts are cut by tp too (Megatron-Core before expert tensor parallelism had a degree of its own).
     """
 
     pattern: str
@@ -44,6 +46,7 @@ class FrameworkRule:
     sequence_parallel: bool = False
     optimizer_impl: OptimizerImpl = "fused"
     flop_convention: FlopConvention | None = None
+    splits_experts: bool = False
 
     def matches(self, row: RunRow) -> bool:
         named = re.search(self.pattern, row.framework, re.IGNORECASE)
@@ -54,7 +57,12 @@ class FrameworkRule:
 
 
 def _megatron(
-    pattern: str, stack: str, *, flag: str = "", reduce_dtype: Literal["fp32"] | None = None
+    pattern: str,
+    stack: str,
+    *,
+    flag: str = "",
+    reduce_dtype: Literal["fp32"] | None = None,
+    splits_experts: bool = False,
 ) -> FrameworkRule:
     """Megatron and its children: fused blocks whatever `compile` says; a distributed optimizer where not stated."""
     return FrameworkRule(
@@ -67,6 +75,7 @@ def _megatron(
         recompute="none",
         sequence_parallel=True,  # their recipes switch it on wherever tp > 1
         reduce_dtype=reduce_dtype,
+        splits_experts=splits_experts,
     )
 
 
@@ -91,7 +100,7 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         optimizer_impl="foreach",
     ),
     FrameworkRule(pattern=r"torchtitan", eager="torchtitan-2025-eager", compiled="torchtitan-2025-compiled"),
-    _megatron(r"nemo 24", "nemo-24"),
+    _megatron(r"nemo 24", "nemo-24", splits_experts=True),
     _megatron(r"megatron", "megatron-core-2025-exposed", flag=r"no comm overlap"),
     FrameworkRule(
         pattern=r"megatron-lm \(selene\)",
@@ -236,6 +245,57 @@ def filled(row: RunRow) -> RunRow:
 
 def _named(known: tuple[tuple[str, _Value], ...], name: str) -> _Value | None:
     return next((value for pattern, value in known if re.search(pattern, name, re.IGNORECASE)), None)
+
+
+# Published mixtures: what the columns leave open (latent attention, shared experts, dense layers, a blank vocabulary,
+# modules of multi-token prediction) is the preset's, where the row's width is.
+MIXTURES: tuple[tuple[str, str], ...] = (
+    (r"deepseek.?v2", "deepseek-v2"),
+    (r"deepseek.?v3", "deepseek-v3"),
+    (r"qwen3.*30b", "qwen3-30b-a3b"),
+    (r"qwen3.*235b", "qwen3-235b-a22b"),
+    (r"gpt.?oss.*120b", "gpt-oss-120b"),
+    (r"gpt.?oss.*20b", "gpt-oss-20b"),
+    (r"grok", "grok-1"),
+    (r"mixtral.*8x22b", "mixtral-8x22b"),
+    (r"mixtral.*8x7b", "mixtral-8x7b"),
+)
+
+
+def published_mixture(row: RunRow) -> Model | None:
+    """The published model that a row's name and width are of."""
+    named = (preset for pattern, preset in MIXTURES if re.search(pattern, row.model_name, re.IGNORECASE))
+    model = next((Model.load(preset) for preset in named), None)
+    return model if model is not None and (row.n_experts or 1) > 1 and row.d_model == model.d_model else None
+
+
+def mixture_fields(row: RunRow) -> dict[str, object]:
+    """Structure of a mixture of experts; the column d_ff is the width of one expert."""
+    columns = {"num_experts": row.n_experts, "top_k": row.top_k, "d_ff": row.d_ff}
+    known = published_mixture(row)
+    if known is None or known.experts is None:
+        return {**family_fields(row), "experts": columns}
+    fields = known.model_dump(exclude={"name", "sources", "num_layers", "max_positions", *_OF_COLUMNS})
+    dense = min(known.experts.first_dense_layers, (row.n_layers or 1) - 1)
+    experts = {**known.experts.model_dump(), **columns, "first_dense_layers": dense}
+    sizes = {"d_ff": known.d_ff, "vocab_size": row.vocab or known.vocab_size}
+    return {**fields, "experts": experts, **sizes, **({"head_dim": known.head_dim} if known.latent is None else {})}
+
+
+_OF_COLUMNS = ("d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "vocab_size", "experts")
+_CAPACITY = re.compile(r"expert capacity ([0-9.]+) padded")
+
+
+def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
+    """How experts are placed and filled."""
+    if (row.n_experts or 1) <= 1:
+        return {}
+    capacity = _CAPACITY.search(row.notes)
+    return {
+        "ep": row.ep or 1,
+        "etp": (row.tp or 1) if rule.splits_experts else 1,
+        **({"expert_capacity_factor": float(capacity[1])} if capacity else {}),
+    }
 
 
 def family_fields(row: RunRow) -> dict[str, object]:

@@ -32,10 +32,11 @@ def work_of(run: Run) -> Work:
     """The amounts of one step of `run` on one GPU; of a pipeline, on the last stage, with its even share of the layers."""
     plan, model = run.plan, run.model
     blocks = build_blocks(model, run.stack, plan)
-    layers = -(-model.num_layers // plan.pp)
-    layer = _scaled(_block(blocks.layer), layers)
-    again = _kernels(k for op in recompute_ops(blocks.layer, plan, run.stack) for k in op.forward)
-    step = _block(blocks.embedding) + layer + _block(blocks.head) + _scaled(again, _checkpointed(plan, layers))
+    counts, step = Counter(model.body), _block(blocks.embedding) + _block(blocks.head)
+    for block in blocks.body:
+        count = -(-counts[block.name] // plan.pp)  # type: ignore[index]
+        again = _kernels(k for op in recompute_ops(block, plan, run.stack) for k in op.forward)
+        step += _scaled(_block(block), count) + _scaled(again, _checkpointed(plan, count))
     tokens = run.micro_batches * plan.micro_batch_size * plan.num_data_parallel * plan.seq_len
     flop_per_device = model.model_flop_per_token(plan.seq_len) * tokens / plan.num_devices
     return Work(

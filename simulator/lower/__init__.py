@@ -29,10 +29,10 @@ from simulator.ops import ModelBlocks, build_blocks, optimizer_kernels
 from simulator.pipeline import micro_batches, splits_backward
 from simulator.plan import Plan
 from simulator.program import Program
-from simulator.share import Share, layer_numbers, share_of
+from simulator.share import Share, body_names, share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
-from simulator.zero import UnitComm, communication, pieces, shard_ranks
+from simulator.zero import UnitComm, communication, pieces, stepped_numel
 
 __all__ = ["Lowering", "lower"]
 
@@ -132,14 +132,14 @@ def lower(
     """
     plan.check()
     check(plan, model, cluster)
-    _refuse_unmodelled(plan)
+    _refuse_unmodelled(model, plan)
     _refuse_no_host(plan, cluster)
     _refuse_no_peer(plan, cluster)
     device = cluster.device
     share = share_of(model, plan)
-    blocks = build_blocks(share, stack, plan)
+    blocks = build_blocks(model, stack, plan)
     clock = shared_clock(Clock(device, calibration, stack), share, plan, stack, blocks)
-    works = {block.name: clock.block(block, plan) for block in (blocks.embedding, blocks.layer, blocks.head)}
+    works = {block.name: clock.block(block, plan) for block in blocks.kinds}
     return Lowering(
         model=model,
         plan=plan,
@@ -203,7 +203,7 @@ def _chunks(share: Model, units: tuple[Unit, ...]) -> tuple[tuple[Unit, ...], ..
         return (units,)
     embedding, *layers, head = units
     chunks: list[tuple[Unit, ...]] = []
-    for index, held in enumerate(share.chunks):
+    for index, held in enumerate(share.body_chunks):
         mine, layers = layers[: len(held)], layers[len(held) :]
         first = [embedding] if index == share.embedding_chunk else []
         chunks.append((*first, *mine, *([head] if index == share.head_chunk else [])))
@@ -220,11 +220,11 @@ def _message_bytes(model: Model, plan: Plan) -> int:
     return plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
 
 
-def _refuse_unmodelled(plan: Plan) -> None:
+def _refuse_unmodelled(model: Model, plan: Plan) -> None:
     faults: list[Fault] = []
-    if plan.ep > 1:
-        problem = f"ep = {plan.ep}: expert parallelism is not modelled"
-        faults.append(Fault(place="plan: ep", problem=problem, remedy="use 1"))
+    if model.experts is not None and plan.offload.any:
+        problem = "offload of a mixture of experts is not modelled"
+        faults.append(Fault(place="plan: offload", problem=problem, remedy="a dense model, or no offload"))
     if plan.pp > 1 and plan.offload.any:
         problem = "offload beside pipeline parallelism is not modelled"
         faults.append(Fault(place="plan: offload", problem=problem, remedy="pp = 1, or no offload"))
@@ -265,13 +265,13 @@ def _units(share: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock) 
     every = plan.recompute_every if plan.recompute == "every_k" else 1
     layers = [
         _unit(
-            f"layer{number}",
-            comms[f"layer{index}"],
-            works["layer"],
+            name,
+            comms[name],
+            works[kind],
             checkpointed=plan.recompute != "none" and index % every == 0,
             clock=clock,
         )
-        for index, number in enumerate(layer_numbers(share))
+        for index, (name, kind) in enumerate(zip(body_names(share), share.body, strict=True))
     ]
     embedding, head = (_unit(n, comms[n], works[n], checkpointed=False, clock=clock) for n in ("embedding", "head"))
     return embedding, *layers, head
@@ -297,7 +297,7 @@ def _copies(clock: Clock, kernels: tuple[Stream, ...]) -> Work:
 
 
 def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
-    numel = -(-model.num_parameters // shard_ranks(plan))
+    numel = stepped_numel(model, plan)
     tensors = sum(len(shapes) for _, shapes in pieces(model))
     offloaded = plan.offload.optimizer != "none"
     work = clock.work("optimizer", () if offloaded else optimizer_kernels(numel, tensors, plan))

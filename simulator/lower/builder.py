@@ -35,7 +35,7 @@ class Fabric:
     _messages: dict[tuple[tuple[int, int], int], Bill] = field(default_factory=dict, compare=False, repr=False)
 
     def axis(self, role: str) -> str:
-        """The mesh axis over which a role communicates: shard, reshard, replicate, cp or tp.
+        """The mesh axis over which a role communicates: shard, reshard, replicate, and the same of experts; or the axis.
 
         reshard: the part of a shard group that blocks are gathered from again in the backward.
 
@@ -49,9 +49,9 @@ class Fabric:
             "shard": "dp_shard_cp",
             "reshard": f"dp_shard_cp/{plan.reshard_ranks}" if plan.reshard_ranks else "dp_shard_cp",
             "replicate": "dp_cp" if everyone else "dp_replicate",
-            "cp": "cp",
-            "tp": "tp",
-        }[role]
+            "expert_shard": "expert_dp",
+            "expert_replicate": "expert_dp" if plan.zero == 0 else "dp_replicate",
+        }.get(role, role)
 
     @property
     def synchronous(self) -> bool:

@@ -6,6 +6,7 @@ than products, so a step with many of them runs its products faster than a loop 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from simulator.kernels import Kernel
@@ -14,7 +15,7 @@ from simulator.model import Model
 from simulator.ops import ModelBlocks, optimizer_kernels, recompute_ops
 from simulator.plan import Plan
 from simulator.stack import Stack
-from simulator.zero import communication, pieces, shard_ranks
+from simulator.zero import communication, pieces, stepped_numel
 
 _ROUNDS = 2  # the use is a mean over times that depend on it, weakly: the second round moves it by less than 0.01
 
@@ -41,10 +42,13 @@ def _mean_use(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> float:
 def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> list[tuple[Kernel, float]]:
     """Kernels of one micro-batch, and how often each runs in it."""
     found: list[tuple[Kernel, float]] = []
-    for block, times in ((blocks.embedding, 1), (blocks.layer, model.num_layers), (blocks.head, 1)):
+    counts, every = Counter(model.body), plan.recompute_every if plan.recompute == "every_k" else 1
+    for block in blocks.kinds:
+        times = 1 if block in (blocks.embedding, blocks.head) else counts[block.name]  # type: ignore[index]
         found += [(kernel, times) for op in block.ops for kernel in (*op.forward, *op.backward)]
-    again = model.num_layers / (plan.recompute_every if plan.recompute == "every_k" else 1)
-    found += [(kernel, again) for op in recompute_ops(blocks.layer, plan, stack) for kernel in op.forward]
+    for block in blocks.body:
+        again = counts[block.name] / every  # type: ignore[index]
+        found += [(kernel, again) for op in recompute_ops(block, plan, stack) for kernel in op.forward]
     first = 1 / plan.num_micro_batches
     syncs = 1 if plan.syncs_every_micro_batch else first
     for unit in communication(model, plan):
@@ -53,7 +57,7 @@ def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> lis
         found += [(kernel, first) for kernel in unit.keep_kernels]
         found += [(kernel, 1 - first) for kernel in unit.add_kernels]
     if plan.offload.optimizer == "none":
-        numel = -(-model.num_parameters // shard_ranks(plan))
+        numel = stepped_numel(model, plan)
         update = optimizer_kernels(numel, sum(len(shapes) for _, shapes in pieces(model)), plan)
         found += [(kernel, first) for kernel in update]
     return found

@@ -74,14 +74,11 @@ def sharded_forward(build: Builder, step: Step, index: int) -> int:
     for position, unit in enumerate(step.units):
         gate = done[position - window] if position >= window else None
         fetched = offloading.fetch(build, step.moves, unit.name, index, done, gate)
-        gather = build.collective(
-            f"all-gather {unit.name} mb{index}",
-            "all_gather",
-            "shard",
-            unit.comm.all_gather_forward_bytes,
-            gate,
-            fetched,
-        )
+        label = f"all-gather {unit.name} mb{index}"
+        gather = build.collective(label, "all_gather", "shard", unit.comm.all_gather_forward_bytes, gate, fetched)
+        if unit.comm.experts is not None:  # on the same stream of the device
+            size, ready = unit.comm.experts.all_gather_forward_bytes, gate if gather is None else gather
+            gather = build.collective(f"{label} experts", "all_gather", "expert_shard", size, ready) or gather
         gather = fetched if gather is None else gather
         if gather is not None:
             build.compute(f"copy-out {unit.name} mb{index}", unit.gather_forward, gather)
@@ -156,6 +153,14 @@ def sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, fina
                     gate,
                     fetched,
                 )
+                experts = units[ahead].comm.experts
+                if experts is not None:
+                    label, ready = (
+                        f"all-gather {units[ahead].name} mb{index} backward experts",
+                        gate if gather is None else gather,
+                    )
+                    size = experts.all_gather_backward_bytes
+                    gather = build.collective(label, "all_gather", "expert_shard", size, ready) or gather
                 gathers[ahead] = fetched if gather is None else gather
         if gathers[position] is not None:
             build.compute(f"copy-out {unit.name} mb{index} backward", unit.gather_backward, gathers[position])
@@ -179,7 +184,17 @@ def _reduce(build: Builder, step: Step, unit: Unit, index: int, after: int) -> i
     scatter = build.collective(
         f"reduce-scatter {unit.name} mb{index}", "reduce_scatter", "shard", unit.comm.reduce_scatter_bytes, copied
     )
-    return _all_reduce(build, step, unit, index, scatter if scatter is not None else copied) or scatter
+    reduced = _all_reduce(build, step, unit, index, scatter if scatter is not None else copied) or scatter
+    experts = unit.comm.experts
+    if experts is None:
+        return reduced
+    label, ready = f"{unit.name} mb{index} experts", copied if reduced is None else reduced
+    scatter = build.collective(
+        f"reduce-scatter {label}", "reduce_scatter", "expert_shard", experts.reduce_scatter_bytes, ready
+    )
+    ready = ready if scatter is None else scatter
+    size = experts.all_reduce_bytes
+    return build.collective(f"all-reduce {label}", "all_reduce", "expert_replicate", size, ready) or scatter or reduced
 
 
 def _all_reduce(build: Builder, step: Step, unit: Unit, index: int, after: int) -> int | None:
@@ -257,5 +272,11 @@ def _gather_updated(build: Builder, unit: Unit, *after: int) -> None:
         build.collective(f"broadcast {unit.name}", "broadcast", "shard", size, *after, count=count)
         return
     gather = build.collective(f"all-gather {unit.name}", "all_gather", "shard", size, *after)
+    if unit.comm.experts is not None:
+        size = unit.comm.experts.parameter_gather_bytes
+        ready = after if gather is None else (gather,)
+        gather = (
+            build.collective(f"all-gather {unit.name} experts", "all_gather", "expert_shard", size, *ready) or gather
+        )
     if gather is not None:
         build.compute(f"copy-out {unit.name}", unit.gather_forward, gather)

@@ -152,7 +152,8 @@ class Clock:
         if self._ideal:
             return time_s
         if isinstance(kernel, Gemm):
-            return time_s / self._stack.gemm_factor_on(self._architecture, kernel.dtype)
+            factor = self._stack.gemm_factor_on(self._architecture, kernel.dtype)
+            return time_s / (factor * self._stack.grouped_factor if kernel.grouped else factor)
         return time_s / self._attention_factor if isinstance(kernel, Attention) else time_s
 
     def work(self, category: str, kernels: Iterable[Kernel]) -> Work:

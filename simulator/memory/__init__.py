@@ -228,7 +228,7 @@ def activation_bytes(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks
     if plan.offload.activations == "none":
         return {}
     tapes = record_tapes(blocks, plan, stack, keep_gradients=False)
-    chain = [tapes.embedding, *(layer_tape(tapes, plan, index) for index in range(model.num_layers))]
+    chain = [tapes.embedding, *(layer_tape(tapes, plan, kind, index) for index, kind in enumerate(model.body))]
     return {f"layer{i}": saved_bytes(chain[i + 1], chain[i]) for i in range(model.num_layers - 1)}
 
 

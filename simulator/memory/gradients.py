@@ -27,7 +27,7 @@ def redistributed_bytes(model: Model, blocks: ModelBlocks, plan: Plan, stack: St
     if plan.tp == 1 or stack.blocks == "fused" or plan.implementation == "fsdp2":
         return 0
     numel = 0 if model.tied_embeddings else whole_table_numel(model, blocks) // plan.tp
-    layers = model.parameter_shapes("layer") * model.num_layers
+    layers = tuple(p for kind in model.body for p in model.parameter_shapes(kind))
     parameters = (*model.parameter_shapes("embedding"), *layers, *model.parameter_shapes("head"))
     numel += sum(prod(shape) for name, shape in parameters if _is_summed(name, plan))
     return numel * DTYPE_BYTES[plan.master_dtype]
@@ -39,20 +39,15 @@ def _is_summed(name: str, plan: Plan) -> bool:
     return of_heads or (plan.sequence_parallel and ("norm" in name or name.startswith("positions")))
 
 
-def dummy_gradients(blocks: ModelBlocks, plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Kind of block -> bytes of a tensor for each different shape of its weights, where Megatron's buffer takes gradients.
+def dummy_gradients(blocks: ModelBlocks, plan: Plan) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Kind of block -> the different shapes of its weights, where Megatron's buffer takes gradients.
 
     transformer_engine/pytorch/module/base.py: get_dummy_wgrad.
     """
     if plan.implementation != "megatron":
         return {}
-    shapes: set[tuple[int, int]] = set()
-    found: dict[str, tuple[int, ...]] = {}
-    for block in (blocks.head, blocks.layer):  # in the order in which their backwards begin
-        new = dict.fromkeys(shape for shape in _weights(block) if shape not in shapes)
-        shapes.update(new)
-        found[block.name] = tuple(n * k * DTYPE_BYTES[plan.compute_dtype] for n, k in new)
-    return found
+    kinds = (blocks.head, *blocks.body)
+    return {block.name: tuple(dict.fromkeys(_weights(block))) for block in kinds}
 
 
 def _weights(block: Block) -> list[tuple[int, int]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from simulator.device import Device
 from simulator.plan import Plan
+from simulator.stack import Stack
 
 # Device-wide use minus what torch reserved, without any communicator: 0.75-0.82 GiB on 19 plans on an H200
 # (experiments/measured/h200-2026-11-20): CUDA context, cuBLAS and cuDNN kernels loaded as they are needed.
@@ -14,12 +17,14 @@ COMMUNICATOR_BYTES = 616_000_000
 # PyTorch's default cuBLAS workspace, one for the forward's thread and one for autograd's: 4096 KiB × 8 on Hopper and
 # later, 4096 KiB × 2 + 16 KiB × 8 before (aten/src/ATen/cuda/CublasHandlePool.cpp).
 _LARGE_WORKSPACE_BYTES = 4096 * 1024 * 8
+_GROUPED_STREAMS = 4
 _SMALL_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * 1024
 
 
 def num_communicators(plan: Plan) -> int:
     """Process groups with traffic: one for each mesh axis longer than 1, one for a smaller group to reshard to."""
-    axes = sum(degree > 1 for degree in (plan.dp_replicate, plan.dp_shard, plan.cp, plan.tp, plan.pp))
+    axes = sum(degree > 1 for degree in (plan.dp_replicate, plan.dp_shard, plan.cp, plan.tp, plan.pp, plan.ep))
+    axes += plan.ep > 1 and plan.num_expert_ranks > plan.ep * plan.etp  # the experts' replicas
     return axes + (plan.reshard_ranks is not None)
 
 
@@ -40,6 +45,14 @@ def capacity_bytes(device: Device, plan: Plan, outside_bytes: int) -> int:
     if plan.memory_fraction == 1.0:
         return whole
     return min(whole, int(plan.memory_fraction * whole) + outside_bytes)
+
+
+def grouped_workspaces(stack: Stack, workspaces: Sequence[int]) -> tuple[int, ...]:
+    """Workspaces (cuBLAS) of the streams on which Transformer Engine runs experts' products, each as large as the first.
+
+    transformer_engine/pytorch/module/base.py: get_multi_stream_cublas_workspace.
+    """
+    return (workspaces[0],) * _GROUPED_STREAMS if workspaces and stack.grouped_gemm == "one_each" else ()
 
 
 def workspace_bytes(device: Device) -> tuple[int, ...]:

@@ -13,12 +13,13 @@ from functools import partial
 from simulator.kernels import DTYPE_BYTES
 from simulator.memory.gradients import dummy_gradients, redistributed_bytes, whole_table_numel
 from simulator.memory.offloading import Evictor
+from simulator.memory.outside import grouped_workspaces
 from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, ParameterGradients, Part, Tape, record
 from simulator.model import Model
 from simulator.ops import ModelBlocks, cached_tensors, recompute_ops, uses_autocast
 from simulator.pipeline import order
 from simulator.plan import Plan
-from simulator.share import Share, layer_numbers
+from simulator.share import Share, body_names
 from simulator.stack import Stack
 from simulator.zero import resident_tensors
 
@@ -132,11 +133,11 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tapes:
-    """The tapes of a plan's blocks: layers differ in whether they are checkpointed."""
+    """The tapes of a plan's blocks, by kind of layer: plain, and checkpointed."""
 
     embedding: Tape
-    plain: Tape
-    checkpointed: Tape
+    plain: dict[str, Tape]
+    checkpointed: dict[str, Tape]
     head: Tape
     head_gemm: int  # index in head.backward.events where the model's own backward begins
 
@@ -147,16 +148,23 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
     if plan.implementation == "megatron" and stack.weight_gradients == "accumulated":
         gradients = "accumulated"
     tape = partial(record, parameter_bytes=DTYPE_BYTES[_gradient_dtype(plan, stack)], gradients=gradients)
-    again = recompute_ops(blocks.layer, plan, stack)
-    cached = cached_tensors(blocks.layer, again, plan, stack)
+    again = {block.name: recompute_ops(block, plan, stack) for block in blocks.body}
     constant = plan.implementation == "fsdp2"
     head = tape(blocks.head, ends_forward=True)
     gemms = [op.name for op in blocks.head.ops if op.category == "gemm"]
     begins = {name: index for index, name in head.backward.marks}
     return Tapes(
         embedding=tape(blocks.embedding, owns_input=False),
-        plain=tape(blocks.layer, keep_constants=constant),
-        checkpointed=tape(blocks.layer, again, cached=cached, keep_constants=constant),
+        plain={block.name: tape(block, keep_constants=constant) for block in blocks.body},
+        checkpointed={
+            block.name: tape(
+                block,
+                again[block.name],
+                cached=cached_tensors(block, again[block.name], plan, stack),
+                keep_constants=constant,
+            )
+            for block in blocks.body
+        },
         head=head,
         head_gemm=begins[gemms[-1]] if gemms else 0,
     )
@@ -167,10 +175,10 @@ def _gradient_dtype(plan: Plan, stack: Stack) -> str:
     return plan.master_dtype if uses_autocast(stack, plan) else plan.compute_dtype
 
 
-def layer_tape(tapes: Tapes, plan: Plan, index: int) -> Tape:
-    """The tape of a layer: checkpointed or not."""
+def layer_tape(tapes: Tapes, plan: Plan, kind: str, index: int) -> Tape:
+    """The tape of a layer of a kind: checkpointed or not."""
     every = plan.recompute_every if plan.recompute == "every_k" else 1
-    return tapes.checkpointed if plan.recompute != "none" and index % every == 0 else tapes.plain
+    return (tapes.checkpointed if plan.recompute != "none" and index % every == 0 else tapes.plain)[kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +193,9 @@ class _Part:
 def _parts(model: Model) -> tuple[_Part, ...]:
     """The whole model, or a pipeline stage's chunks."""
     if not isinstance(model, Share):
-        return (_Part(range(model.num_layers)),)
+        return (_Part(range(len(model.body))),)
     parts, begin = [], 0
-    for chunk, held in enumerate(model.chunks):
+    for chunk, held in enumerate(model.body_chunks):
         layers = range(begin, begin + len(held))
         parts.append(_Part(layers, model.embedding_chunk == chunk, model.head_chunk == chunk))
         begin = layers.stop
@@ -223,9 +231,9 @@ class Step:
         stage: int = 0,
     ) -> None:
         self.writer = Writer()
-        self.model, self.plan, self.stage = model, plan, stage
+        self.model, self.plan, self._stack, self.stage = model, plan, stack, stage
         self._parts = _parts(model)
-        self._names = [f"layer{number}" for number in layer_numbers(model)]
+        self._names, self._kinds = body_names(model), model.body
         self._message_bytes = blocks.layer.input_bytes
         self.strategy = strategy(self.writer, model, plan)
         self._parameter_bytes = DTYPE_BYTES[_gradient_dtype(plan, stack)]
@@ -237,6 +245,7 @@ class Step:
         )
         self._inputs = 0
         self._workspaces: list[int] = []
+        self._made: set[tuple[int, int]] = set()
         self._dummies = dummy_gradients(blocks, plan) if stack.weight_gradients == "accumulated" else {}
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
@@ -253,11 +262,16 @@ class Step:
         self._inputs = self.writer.alloc(tokens * 8, "inputs")
         self.writer.alloc(tokens * 8, "inputs")
         self._workspaces = list(workspaces)
+        if self.model.experts is not None:
+            for size in grouped_workspaces(self._stack, workspaces):
+                self.writer.alloc(size, "workspaces")
 
     def _backward_begins(self, block: str) -> None:
-        """The first backward of a kind of block makes the dummies of its weights' gradients, which stay."""
-        for size in self._dummies.pop(block, ()):
-            self.writer.alloc(size, "buffers")
+        """The first backward that meets a shape makes the dummy of its weights' gradients, which stays."""
+        for n, k in self._dummies.pop(block, ()):
+            if (n, k) not in self._made:
+                self._made.add((n, k))
+                self.writer.alloc(n * k * DTYPE_BYTES[self.plan.compute_dtype], "buffers")
 
     def _product(self) -> None:
         if self._workspaces:
@@ -316,7 +330,9 @@ class Step:
             self._product()
         for layer in part.layers:
             name = self._names[layer]
-            given = self._unit_forward(going, layer, name, layer_tape(tapes, self.plan, layer), given)
+            given = self._unit_forward(
+                going, layer, name, layer_tape(tapes, self.plan, self._kinds[layer], layer), given
+            )
             writer.at("forward", index, name, "reshard")
             strategy.after_forward(layer)
         if not part.head:
@@ -379,7 +395,7 @@ class Step:
             writer.at("backward", going.index, name, "gather")
             if unit != ROOT:
                 strategy.before_backward(unit)
-                self._backward_begins("layer")
+                self._backward_begins(self._kinds[unit])
             if going.evictor is not None:
                 going.evictor.backward()
             writer.play(tape.backward, base, given, gradient)

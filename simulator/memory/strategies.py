@@ -128,10 +128,9 @@ class Fsdp2(Sharded):
         return self.units[unit].local_numels if offloaded else ()
 
     def _copy_out(self, unit: int) -> None:
-        local = self.units[unit].local_numels
-        ranks = self.units[unit].shards
+        tensors = zip(self.units[unit].local_numels, self.units[unit].tensor_shards, strict=True)
         self.parameters[unit] = [
-            self.writer.alloc(numel * ranks * self.compute, "unsharded_parameters") for numel in local
+            self.writer.alloc(numel * ranks * self.compute, "unsharded_parameters") for numel, ranks in tensors
         ]
 
     @override
@@ -173,7 +172,7 @@ class Fsdp2(Sharded):
             self.writer.free(self._buffers.pop(unit))
             if unit in self._smaller:
                 self.writer.free(self._smaller.pop(unit))
-        first = unit if unit != ROOT else self.model.num_layers
+        first = unit if unit != ROOT else len(self.model.body)
         for ahead in range(first - 1, max(first - 1 - self.plan.backward_prefetch, ROOT), -1):
             self._gather(ahead)
 
@@ -277,7 +276,7 @@ class Fsdp1(Sharded):
     @override
     def before_backward(self, unit: int) -> None:
         self._gather(unit)
-        first = unit if unit != ROOT else self.model.num_layers
+        first = unit if unit != ROOT else len(self.model.body)
         for ahead in range(first - 1, max(first - 1 - self.plan.backward_prefetch, ROOT), -1):
             self._gather(ahead)
 
@@ -389,7 +388,7 @@ class DeepSpeed3(Sharded):
     @override
     def before_backward(self, unit: int) -> None:
         self._gather(unit)
-        self._ahead(unit if unit != ROOT else self.model.num_layers, -1)
+        self._ahead(unit if unit != ROOT else len(self.model.body), -1)
 
     @override
     def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:

@@ -6,6 +6,7 @@ from simulator.kernels import Attention, Gemm, Layout, StreamOp
 from simulator.ops.context_parallel import ring, ring_backward_bytes, ring_forward_bytes, swap
 from simulator.ops.core import Category
 from simulator.ops.graph import Graph, Value, stream
+from simulator.ops.latent import latent_projections
 from simulator.ops.linear import linear
 from simulator.ops.norm import norm
 from simulator.ops.rope import rotate
@@ -16,10 +17,13 @@ from simulator.ops.tensor_parallel import enter, leave
 def attention(g: Graph, s: Setting, x: Value) -> Value:
     """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
     given, x = x, enter(g, s, "attention.enter", x)
-    q, k, v = _projections(g, s, x)
-    if s.model.qk_norm:
-        q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
-    q, k = rotate(g, s, [q, k])
+    if s.model.latent is not None:
+        q, k, v = latent_projections(g, s, x)
+    else:
+        q, k, v = _projections(g, s, x)
+        if s.model.qk_norm:
+            q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
+        q, k = rotate(g, s, [q, k])
     if s.stack.blocks == "fused" and s.stack.attention.kernel == "cudnn" and q.base == q.name:
         # Transformer Engine takes Q, K, V as parts of one tensor or as three of their own, never mixed
         v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), grads=[v], op="copy")
@@ -70,7 +74,7 @@ def _expand(g: Graph, s: Setting, x: Value, name: str) -> Value:
 def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     """Tiled attention. Saves Q, K, V, O, the log-sum-exp of each row in fp32, and dropout's random state."""
     m, b = s.model, s.batch
-    o = g.value("o", s.tokens * m.q_width, q.dtype)
+    o = g.value("o", s.tokens * m.o_width, q.dtype)
     heads, kv_heads = m.num_heads // s.head_parts, m.num_kv_heads // s.head_parts
     lse = g.value("logsumexp", b * heads * _rounded(s, s.attention_seq), "fp32")
     state = []
@@ -87,6 +91,7 @@ def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
             causal=True,
             direction=direction,
             dtype=s.wide_dtype,
+            v_head_dim=0 if m.latent is None else m.latent.v_head_dim,
         )
         for direction in ("forward", "backward")
     ]
@@ -124,6 +129,7 @@ def _backward_temporary_bytes(s: Setting) -> int:
 def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     """Two batched products with a masked softmax between them (one fused kernel each way, in the compute dtype)."""
     sq, skv, c = s.attention_seq, s.plan.seq_len, s.model.head_dim
+    cv = s.model.o_width // s.model.num_heads
     numel = s.batch * (s.model.num_heads // s.head_parts) * sq * skv
     scores, probs = g.value("scores", numel, q.dtype), g.value("probabilities", numel, q.dtype)
     g.op(
@@ -151,14 +157,14 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     )
     if s.stack.dropout:
         probs = _dropped(g, "probabilities", probs, "attention")
-    o = g.value("o", s.tokens * s.model.q_width, q.dtype)
+    o = g.value("o", s.tokens * s.model.o_width, q.dtype)
     g.op(
         "o",
         "attention",
         inputs=(probs, v),
         outputs=(o,),
-        forward=(_product(s, sq, c, skv, "nn"),),
-        backward=(_product(s, sq, skv, c, "tn"), _product(s, skv, c, sq, "nt")),
+        forward=(_product(s, sq, cv, skv, "nn"),),
+        backward=(_product(s, sq, skv, cv, "tn"), _product(s, skv, cv, sq, "nt")),
         saved=(probs, v),
         grads=(probs, v),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from simulator.errors import Fault, ModelError
 from simulator.kernels import DTYPE_BYTES
-from simulator.model import Model
+from simulator.model import LayerKind, Model
 from simulator.ops.attention import attention
 from simulator.ops.core import Block, ModelBlocks
+from simulator.ops.experts import experts
 from simulator.ops.fusion import fuse_residuals
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
@@ -27,20 +28,15 @@ def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
 
     Under tensor parallelism the shapes are those of the rank's share of the model.
     """
-    _refuse_unmodelled(model)
     setting = Setting(model=share_of(model, plan), stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
-    return ModelBlocks(embedding=_embedding(setting), layer=_layer(setting), head=_head(setting))
-
-
-def _refuse_unmodelled(model: Model) -> None:
-    parts = {"experts": model.experts, "latent attention": model.latent, "multi-token prediction": model.mtp_layers}
-    faults = [
-        Fault(place=f"model {model.name}", problem=f"steps of {name} are not modelled yet", remedy="a dense model")
-        for name, part in parts.items()
-        if part
-    ]
-    if faults:
-        raise ModelError(faults)
+    dense = "dense_layer" in model.layer_kinds
+    return ModelBlocks(
+        embedding=_embedding(setting),
+        layer=_layer(setting, dense=False),
+        head=_head(setting),
+        dense_layer=_layer(setting, dense=True) if dense else None,
+        mtp=_mtp(setting) if model.mtp_layers else None,
+    )
 
 
 def _embedding(s: Setting) -> Block:
@@ -107,35 +103,90 @@ def _keep_every_second_product(block: Block) -> Block:
     return replace(block, ops=ops)
 
 
-def _layer(s: Setting) -> Block:
+def _layer(s: Setting, *, dense: bool) -> Block:
     """Norm, attention, residual; norm, MLP, residual; or both branches on one stream (parallel_residual)."""
-    m = s.model
-    x = Value("input", s.stream_tokens * m.d_model, s.stream_dtype)
-    g = Graph("layer", x, fused=s.stack.blocks == "compiled")
-    y = _parallel(g, s, x) if m.parallel_residual else _sequential(g, s, x)
-    block = g.block(y, m.num_parameters_of("layer"))
+    kind: LayerKind = "dense_layer" if dense else "layer"
+    x = Value("input", s.stream_tokens * s.model.d_model, s.stream_dtype)
+    g = Graph(kind, x, fused=s.stack.blocks == "compiled")
+    block = g.block(_branches(g, s, x, dense=dense), s.model.num_parameters_of(kind))
+    return _finished(block, s, x)
+
+
+def _mtp(s: Setting) -> Block:
+    """A module of multi-token prediction: a layer on the stream joined with the next tokens' embeddings, and its loss.
+
+    The stream goes on as it came (Megatron-LM, core/transformer/multi_token_prediction.py). Embedding and head are used
+    once more; their gradients are added to those of the first use.
+    """
+    m, d = s.model, s.model.d_model
+    x = Value("input", s.stream_tokens * d, s.stream_dtype)
+    g = Graph("mtp", x, fused=s.stack.blocks == "compiled")
+    next_tokens = g.value("mtp.embedded", x.numel, x.dtype)
+    size, table = x.num_bytes, m.vocab_size * d * DTYPE_BYTES[s.parameter_dtype]
+    lookup = stream("embedding_forward", size, size)
+    scatter = (stream("memset", 0, table), stream("embedding_backward", size, size, 6))
+    added = stream("elementwise", 2 * table, table)
+    g.op(
+        "mtp.embedding",
+        "embedding",
+        inputs=(),
+        outputs=(next_tokens,),
+        forward=(lookup,),
+        backward=(*scatter, added),
+    )
+    parts = [norm(g, s, "mtp.stream_norm", x, d), norm(g, s, "mtp.embedding_norm", next_tokens, d)]
+    both = g.value("mtp.both", 2 * x.numel, x.dtype)
+    joins = (stream("join", 2 * size, 2 * size, numel=both.numel),)
+    g.op("mtp.both", "elementwise", inputs=parts, outputs=(both,), forward=joins, backward=joins, grads=parts)
+    y = linear(g, s, "mtp.join", both, d, bias=False, split="none", tokens=s.stream_tokens)
+    y = norm(g, s, "mtp.norm", _branches(g, s, y, dense=False), d)
+    loss = _loss(g, s, y)
+    passed = g.value("passed", x.numel, x.dtype)
+    g.op(
+        "passed",
+        "elementwise",
+        inputs=(x, loss),
+        outputs=(passed,),
+        forward=(stream("copy", size, size),),
+        grads=(loss,),
+        aliases=(x,),
+    )
+    return _finished(g.block(passed, m.num_parameters_of("mtp")), s, x)
+
+
+def _branches(g: Graph, s: Setting, x: Value, *, dense: bool) -> Value:
+    """What a layer makes of the stream."""
+    feed = mlp if dense or s.model.experts is None else experts
+    return _parallel(g, s, x, feed) if s.model.parallel_residual else _sequential(g, s, x, feed)
+
+
+def _finished(block: Block, s: Setting, x: Value) -> Block:
+    """The block as the stack runs and recomputes it."""
     if s.stack.selective_keeps == "every_second_product":
         block = _keep_every_second_product(block)
     return fuse_residuals(block, x.num_bytes) if s.stack.blocks == "compiled" else block
 
 
-def _sequential(g: Graph, s: Setting, x: Value) -> Value:
+Feed = Callable[[Graph, Setting, Value], Value]
+
+
+def _sequential(g: Graph, s: Setting, x: Value, feed: Feed) -> Value:
     d = s.model.d_model
     branch = attention(g, s, norm(g, s, "norm_1", x, d))
     if s.model.post_norms:
         branch = norm(g, s, "post_norm_1", branch, d)
     x = _add(g, s, "residual_1", x, branch)
-    branch = mlp(g, s, norm(g, s, "norm_2", x, d))
+    branch = feed(g, s, norm(g, s, "norm_2", x, d))
     if s.model.post_norms:
         branch = norm(g, s, "post_norm_2", branch, d)
     return _add(g, s, "residual_2", x, branch)
 
 
-def _parallel(g: Graph, s: Setting, x: Value) -> Value:
+def _parallel(g: Graph, s: Setting, x: Value, feed: Feed) -> Value:
     d = s.model.d_model
     first = norm(g, s, "norm_1", x, d)
     second = first if s.model.shared_input_norm else norm(g, s, "norm_2", x, d)
-    branches = [attention(g, s, first), mlp(g, s, second)]
+    branches = [attention(g, s, first), feed(g, s, second)]
     return _add(g, s, "residual_2", x, _add(g, s, "residual_1", *branches))
 
 
@@ -182,13 +233,19 @@ def _head(s: Setting) -> Block:
     m = s.model
     x = Value("input", s.stream_tokens * m.d_model, s.stream_dtype)
     g = Graph("head", x)
-    x = norm(g, s, "norm", x, m.d_model)
+    loss = _loss(g, s, norm(g, s, "norm", x, m.d_model))
+    return g.block(loss, m.num_parameters_of("head"))
+
+
+def _loss(g: Graph, s: Setting, x: Value) -> Value:
+    """LM head and cross-entropy on normalised rows."""
+    m = s.model
     x = enter(g, s, "head.enter", x) if s.vocab_parallel else gather(g, s, "head.gather", x)
     split: Split = "columns" if s.vocab_parallel else "none"
     logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
     if m.logit_softcap:
         logits = _softcap(g, s, logits)
-    return g.block(cross_entropy(g, s, logits), m.num_parameters_of("head"))
+    return cross_entropy(g, s, logits)
 
 
 def _softcap(g: Graph, s: Setting, logits: Value) -> Value:

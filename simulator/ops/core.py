@@ -21,14 +21,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A collective inside one phase of an op, among the ranks of a mesh axis ("tp", "cp").
+    """A collective inside one phase of an op, among the ranks of a mesh axis.
 
     num_bytes: of the full tensor. at: it starts when the op's first `at` kernels have run. beside: of the kernels from
     there on, those that run while it does; whatever comes after them waits for it.
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-    axis: Literal["tp", "cp"]
+    axis: Literal["tp", "cp", "ep", "etp"]
     num_bytes: int
     at: int = 0
     beside: int = 0
@@ -113,11 +113,27 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBlocks:
-    """A model on one rank and one micro-batch: the embedding, one layer (all are alike), the head with the loss."""
+    """A model on one rank and one micro-batch: the embedding, one layer of each kind, the head with the loss.
+
+    layer: with experts, where the model has some; dense_layer: those without, in such a model. mtp: a module of
+    multi-token prediction.
+    """
 
     embedding: Block
     layer: Block
     head: Block
+    dense_layer: Block | None = None
+    mtp: Block | None = None
+
+    @property
+    def body(self) -> tuple[Block, ...]:
+        """The blocks between embedding and head, one of a kind."""
+        return tuple(block for block in (self.layer, self.dense_layer, self.mtp) if block is not None)
+
+    @property
+    def kinds(self) -> tuple[Block, ...]:
+        """All blocks, one of a kind."""
+        return self.embedding, *self.body, self.head
 
 
 def num_launches(block: Block, phase: Literal["forward", "backward"]) -> int:

@@ -1,9 +1,11 @@
 """Linear layers: three products (forward, data gradient, weight gradient), casts under autocast, quantisation in fp8.
 
-Legend: T tokens, N columns out, K columns in.
+Legend: T tokens, N columns out, K columns in, E experts of the rank.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel
 from simulator.ops.graph import Graph, Value, stream
@@ -11,21 +13,30 @@ from simulator.ops.setting import Setting
 from simulator.ops.tensor_parallel import Course, Split
 
 
-def linear(
-    g: Graph, s: Setting, name: str, x: Value, width_out: int, *, bias: bool, split: Split, head: bool = False
+def linear(  # noqa: PLR0913  a product has that many facts
+    g: Graph,
+    s: Setting,
+    name: str,
+    x: Value,
+    width_out: int,
+    *,
+    bias: bool,
+    split: Split,
+    head: bool = False,
+    tokens: int = 0,
 ) -> Value:
     """The product x Wᵀ + b: x is [T, K] (any view of it), the result [T, width_out] in the compute dtype.
 
     split: how tensor parallelism cuts the weight; both widths are the rank's own. `head`: the LM head, which stays in
-    16 bits when the layers' products run in fp8.
+    16 bits when the layers' products run in fp8. tokens: T, if not all of the rank's.
     """
-    t, n = s.tokens, width_out
+    t, n = tokens or s.tokens, width_out
     course = Course(s, split)
     k = x.numel // (s.stream_tokens if course.gathers_input else t)
     dtype = s.wide_dtype if head else s.gemm_dtype
     weight = _parameters(g, s, name, n * k)
     x = g.cast(x, s.dtype, f"{name}.input")
-    quantise = _Quantiser(g, s, name, t, n, k) if dtype == "fp8" else None
+    quantise = _Quantiser(g, s, name, t * k, n * k, t * n) if dtype == "fp8" else None
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n // (s.plan.tp if course.scatters_output else 1), s.dtype)
@@ -62,6 +73,44 @@ def _backward(s: Setting, dtype: Dtype, t: int, n: int, k: int, *, bias: bool) -
     return tuple(kernels)
 
 
+def grouped_linear(g: Graph, s: Setting, name: str, x: Value, widths: tuple[int, int], *, bias: bool) -> Value:
+    """The products of the rank's experts: x is all their rows [T, K], by expert; the result is [T, N].
+
+    widths: (N, K) of one expert. Each is a product of T / E rows, together one kernel or one each (Transformer Engine
+    on several streams). An expert's row counts differ; a mean expert's time stands for each.
+    """
+    assert s.model.experts is not None
+    held, (n, k) = s.model.experts.num_held, widths
+    t, rows = x.numel // k, -(-x.numel // k // held)
+    weight = _parameters(g, s, name, held * n * k)
+    quantise = _Quantiser(g, s, name, t * k, held * n * k, t * n) if s.gemm_dtype == "fp8" else None
+    if quantise is not None:
+        x = quantise.input(x)
+    y = g.value(name, t * n, s.dtype)
+    casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
+    launches = held if s.stack.grouped_gemm == "one_each" else 1
+    one = Gemm(m=rows, n=n, k=k, dtype=s.gemm_dtype, layout="tn", batch=held, grouped=True, launches=launches)
+    backward: list[Kernel] = [
+        replace(one, n=k, k=n, layout="nn"),
+        replace(one, m=n, n=k, k=rows, layout="nt", accumulate_fp32=s.stack.blocks == "fused"),
+    ]
+    if bias:
+        backward.append(stream("reduce", y.num_bytes, held * n * s.element_bytes))
+    g.op(
+        name,
+        "gemm",
+        inputs=(x, *weight),
+        outputs=(y,),
+        forward=(*casts, one),
+        backward=(*casts_back, *backward),
+        saved=(x, *weight),
+        grads=(x, *weight),
+        parameter_numel=(held * n if bias else 0) + (0 if weight else held * n * k),
+        selective_save=True,
+    )
+    return y
+
+
 def _parameters(g: Graph, s: Setting, name: str, numel: int) -> tuple[Value, ...]:
     """Under autocast, the weight's cast: made at its first use in a micro-batch, kept for the data gradient."""
     if not s.autocast or s.parameter_dtype == s.dtype:
@@ -86,9 +135,10 @@ class _Quantiser:
     input is kept. Others find the maximum first (one more read), keep the 16-bit input and cast it again backward.
     """
 
-    def __init__(self, g: Graph, s: Setting, name: str, t: int, n: int, k: int) -> None:
+    def __init__(self, g: Graph, s: Setting, name: str, read: int, weight: int, written: int) -> None:
+        """Elements of what the products read, of their weights, and of their result."""
         self._g, self._name, self._fused = g, name, s.stack.blocks == "fused"
-        self._t, self._n, self._k = t, n, k
+        self._read, self._weight, self._written = read, weight, written
         self._micro_batches = s.plan.num_micro_batches
 
     def input(self, x: Value) -> Value:
@@ -104,14 +154,14 @@ class _Quantiser:
 
     def forward(self) -> tuple[Kernel, ...]:
         if self._fused:  # once a step: Transformer Engine keeps the weight's copies over the micro-batches
-            return (self._cast(self._n * self._k // self._micro_batches),)
-        return (self._cast(self._t * self._k), self._cast(self._n * self._k))
+            return (self._cast(self._weight // self._micro_batches),)
+        return (self._cast(self._read), self._cast(self._weight))
 
     def backward(self) -> tuple[Kernel, ...]:
-        gradient = self._cast(self._t * self._n)
+        gradient = self._cast(self._written)
         if self._fused:
             return (gradient,)
-        return (gradient, self._cast(self._n * self._k), self._cast(self._t * self._k))
+        return (gradient, self._cast(self._weight), self._cast(self._read))
 
     def _cast(self, numel: int) -> Kernel:
         return stream("quantise", 2 * numel, 2 * numel) if self._fused else stream("cast", 4 * numel, numel, 2)

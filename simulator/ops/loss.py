@@ -138,7 +138,7 @@ def _split(g: Graph, s: Setting, logits: Value, wide: Value) -> Value:
 def _one_kernel(g: Graph, s: Setting, logits: Value) -> Value:
     """One kernel each way on 16-bit logits: forward two passes for a row's maximum and sum, backward dlogits."""
     size = logits.num_bytes
-    loss, sums = g.value("loss", 1, "fp32"), g.value("logsumexp", 2 * s.tokens, "fp32")
+    loss, sums = g.value("loss", 1, "fp32"), g.value("loss.logsumexp", 2 * s.tokens, "fp32")
     g.op(
         "cross_entropy",
         "loss",
@@ -181,7 +181,7 @@ def _megatron(g: Graph, s: Setting, logits: Value) -> Value:
     place (8), cast (6).
     """
     f, size = 4 * logits.numel, logits.num_bytes
-    loss, probs = g.value("loss", s.tokens, "fp32"), g.value("probabilities", logits.numel, "fp32")
+    loss, probs = g.value("loss", s.tokens, "fp32"), g.value("loss.probabilities", logits.numel, "fp32")
     g.op(
         "cross_entropy",
         "loss",

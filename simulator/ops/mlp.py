@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.setting import Setting
@@ -13,48 +15,91 @@ _SILU_OPERATORS = 5
 
 def mlp(g: Graph, s: Setting, x: Value) -> Value:
     """The MLP of one layer, [T, D] -> [T, D], without its norm and residual."""
-    m = s.model
-    given, x = x, enter(g, s, "mlp.enter", x)
-    hidden = _gated(g, s, x) if m.gated else _plain(g, s, x)
-    out = linear(g, s, "down", hidden, m.d_model, bias=m.mlp_bias, split="rows")
+    return _mlp(g, s, x, _Part("", "mlp", s.model.d_ff, s.model.mlp_bias))
+
+
+def shared_experts(g: Graph, s: Setting, x: Value) -> Value:
+    """The MLP that all tokens pass beside the routed experts."""
+    assert s.model.experts is not None
+    return _mlp(g, s, x, _Part("shared.", "shared", s.model.experts.shared_d_ff, s.model.experts.bias))
+
+
+class _Part(NamedTuple):
+    """An MLP of a layer: what its tensors' names begin with, its own name, its width, and whether it has biases."""
+
+    prefix: str
+    name: str
+    width: int
+    bias: bool
+
+
+def _mlp(g: Graph, s: Setting, x: Value, part: _Part) -> Value:
+    given, x = x, enter(g, s, f"{part.name}.enter", x)
+    hidden = _gated(g, s, x, part) if s.model.gated else _plain(g, s, x, part)
+    out = linear(g, s, f"{part.prefix}down", hidden, s.model.d_model, bias=part.bias, split="rows")
     if s.stack.blocks == "eager":
-        g.hold("mlp.scope", [given, x])
-    return leave(g, s, "mlp.leave", out)
+        g.hold(f"{part.name}.scope", [given, x])
+    return leave(g, s, f"{part.name}.leave", out)
 
 
-def _plain(g: Graph, s: Setting, x: Value) -> Value:
-    """GELU and its like: one kernel each way. Squared ReLU written out is two operators."""
-    up = linear(g, s, "up", x, s.model.d_ff, bias=s.model.mlp_bias, split="columns")
-    if s.model.mlp == "squared_relu" and s.stack.blocks == "eager":
-        relu = g.value("relu", up.numel, up.dtype)
-        up = g.pointwise("relu", [up], relu, saved=[relu], grads=[up])
-    hidden = g.value("activation", up.numel, up.dtype)
-    saved = [hidden] if s.model.mlp == "relu" else [up]
-    return g.pointwise("activation", [up], hidden, saved=saved, grads=[up], op="activation")
+def activation(g: Graph, s: Setting, up: Value, weights: Value | None = None) -> Value:
+    """The activation of rows that one product made, gate and up beside each other; weighted by row, if so.
 
-
-def _gated(g: Graph, s: Setting, x: Value) -> Value:
-    """act(gate) × up: two operators, or one fused kernel (which keeps gate and up only)."""
-    m = s.model
-    if s.stack.blocks == "fused":
-        both = linear(g, s, "gate_up", x, 2 * m.d_ff, bias=m.mlp_bias, split="columns")
-        hidden = g.value("activation", s.tokens * m.d_ff, both.dtype)
-        return g.pointwise("activation", [both], hidden, saved=[both], grads=[both], op="activation")
-    gate = linear(g, s, "gate", x, m.d_ff, bias=m.mlp_bias, split="columns")
-    if s.stack.blocks == "compiled":
-        return _swiglu(g, gate, linear(g, s, "up", x, m.d_ff, bias=m.mlp_bias, split="columns"))
-    act = g.value("activation", gate.numel, gate.dtype)
-    parts = _SILU_OPERATORS * gate.num_bytes if s.stack.activation_backward == "operators" else 0
-    g.pointwise("activation", [gate], act, saved=[gate], grads=[gate], op="activation", backward_temporary_bytes=parts)
-    up = linear(g, s, "up", x, m.d_ff, bias=m.mlp_bias, split="columns")
-    product = g.value("product", act.numel, act.dtype)
-    return g.pointwise("product", [act, up], product, saved=[act, up], grads=[act, up])
-
-
-def _swiglu(g: Graph, gate: Value, up: Value) -> Value:
-    hidden, f = g.value("activation", gate.numel, gate.dtype), gate.num_bytes
+    Hand-fused software keeps what it reads; the weights' gradients are one more reduction in the same kernel.
+    """
+    numel = up.numel // 2 if s.model.gated else up.numel
+    hidden = g.value("activation", numel, up.dtype)
+    read = [up] if weights is None else [up, weights]
     g.op(
         "activation",
+        "elementwise",
+        inputs=read,
+        outputs=(hidden,),
+        forward=(stream("activation", sum(v.num_bytes for v in read), hidden.num_bytes, numel=numel),),
+        backward=(stream("activation", hidden.num_bytes + up.num_bytes, up.num_bytes, numel=up.numel),),
+        saved=read,
+        grads=read,
+    )
+    return hidden
+
+
+def _plain(g: Graph, s: Setting, x: Value, part: _Part) -> Value:
+    """GELU and its like: one kernel each way. Squared ReLU written out is two operators."""
+    p = part.prefix
+    up = linear(g, s, f"{p}up", x, part.width, bias=part.bias, split="columns")
+    if s.model.mlp == "squared_relu" and s.stack.blocks == "eager":
+        relu = g.value(f"{p}relu", up.numel, up.dtype)
+        up = g.pointwise(relu.name, [up], relu, saved=[relu], grads=[up])
+    hidden = g.value(f"{p}activation", up.numel, up.dtype)
+    saved = [hidden] if s.model.mlp == "relu" else [up]
+    return g.pointwise(hidden.name, [up], hidden, saved=saved, grads=[up], op="activation")
+
+
+def _gated(g: Graph, s: Setting, x: Value, part: _Part) -> Value:
+    """act(gate) × up: two operators, or one fused kernel (which keeps gate and up only)."""
+    p, width = part.prefix, part.width
+    if s.stack.blocks == "fused":
+        both = linear(g, s, f"{p}gate_up", x, 2 * width, bias=part.bias, split="columns")
+        hidden = g.value(f"{p}activation", s.tokens * width, both.dtype)
+        return g.pointwise(hidden.name, [both], hidden, saved=[both], grads=[both], op="activation")
+    gate = linear(g, s, f"{p}gate", x, width, bias=part.bias, split="columns")
+    if s.stack.blocks == "compiled":
+        return _swiglu(g, gate, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
+    act = g.value(f"{p}activation", gate.numel, gate.dtype)
+    parts = _SILU_OPERATORS * gate.num_bytes if s.stack.activation_backward == "operators" else 0
+    g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="activation", backward_temporary_bytes=parts)
+    return _gate_times_up(g, act, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
+
+
+def _gate_times_up(g: Graph, act: Value, up: Value, prefix: str) -> Value:
+    product = g.value(f"{prefix}product", act.numel, act.dtype)
+    return g.pointwise(product.name, [act, up], product, saved=[act, up], grads=[act, up])
+
+
+def _swiglu(g: Graph, gate: Value, up: Value, prefix: str) -> Value:
+    hidden, f = g.value(f"{prefix}activation", gate.numel, gate.dtype), gate.num_bytes
+    g.op(
+        hidden.name,
         "elementwise",
         inputs=(gate, up),
         outputs=(hidden,),

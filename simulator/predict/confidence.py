@@ -73,8 +73,7 @@ def extrapolated(lowering: Lowering) -> tuple[str, ...]:
 
 
 def _kernels(lowering: Lowering) -> list[Kernel]:
-    blocks = (lowering.blocks.embedding, lowering.blocks.layer, lowering.blocks.head)
-    return [kernel for block in blocks for op in block.ops for kernel in (*op.forward, *op.backward)]
+    return [kernel for block in lowering.blocks.kinds for op in block.ops for kernel in (*op.forward, *op.backward)]
 
 
 def sources(lowering: Lowering) -> tuple[Source, ...]:

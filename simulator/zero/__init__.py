@@ -15,13 +15,25 @@ from simulator.zero.resident import (
     resident_tensors,
     stepped_numels,
 )
-from simulator.zero.units import Unit, keeps_layers, keeps_root, pieces, shard_ranks, units
+from simulator.zero.units import (
+    Unit,
+    expert_shard_ranks,
+    flat_numels,
+    keeps_layers,
+    keeps_root,
+    pieces,
+    shard_ranks,
+    stepped_numel,
+    units,
+)
 
 __all__ = [
     "Unit",
     "UnitComm",
     "buffer_tensors",
     "communication",
+    "expert_shard_ranks",
+    "flat_numels",
     "gradient_tensors",
     "keeps_layers",
     "keeps_root",
@@ -31,6 +43,7 @@ __all__ = [
     "resident_bytes",
     "resident_tensors",
     "shard_ranks",
+    "stepped_numel",
     "stepped_numels",
     "units",
 ]

@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 from simulator.kernels import DTYPE_BYTES, Stream, StreamOp
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.zero.units import Shape, Unit, buckets, keeps_layers, keeps_root, numel_of, pieces, shard_ranks, units
+from simulator.zero.units import (
+    Shape,
+    Unit,
+    apart,
+    buckets,
+    expert_shard_ranks,
+    keeps_layers,
+    keeps_root,
+    numel_of,
+    pieces,
+    shard_ranks,
+    units,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +34,8 @@ class UnitComm:
     broadcasts its own (torch's ZeRO-1, a tensor at a time), 0 where they are gathered.
     backward_gather_ranks: ranks of the backward's all-gather (smaller than dp_shard if reshard_after_forward is a number).
     *_kernels: full-size passes over memory around the collectives, on the compute stream. keep_kernels, add_kernels: for
-    gradients that add up whole over micro-batches, in the first one and in later ones.
+    gradients that add up whole over micro-batches, in the first one and in later ones. experts: what its routed experts
+    send in their own groups, without passes.
     """
 
     unit: str
@@ -39,6 +52,7 @@ class UnitComm:
     gradient_kernels: tuple[Stream, ...] = ()
     keep_kernels: tuple[Stream, ...] = ()
     add_kernels: tuple[Stream, ...] = ()
+    experts: UnitComm | None = None
 
 
 def communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
@@ -49,7 +63,13 @@ def communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
         case "ddp" | "zero_redundancy":
             return _ddp_communication(model, plan)
         case _:
-            return tuple(_flat_communication(name, shapes, plan) for name, shapes in pieces(model))
+            return tuple(
+                replace(
+                    _flat_communication(name, shapes, plan, shard_ranks(plan)),
+                    experts=_flat_communication(name, routed, plan, expert_shard_ranks(plan)) if routed else None,
+                )
+                for name, shapes, routed in apart(model, plan)
+            )
 
 
 def _fsdp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
@@ -64,18 +84,36 @@ def _fsdp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
     )
     if not layers:
         return embedding, head
-    layer = _fsdp_comm(layers[0], plan, kept=keeps_layers(plan))
-    return embedding, *(replace(layer, unit=unit.name) for unit in layers), head
+    made: dict[tuple[Shape, ...], UnitComm] = {}
+    for unit in layers:
+        if unit.shapes not in made:
+            made[unit.shapes] = _fsdp_comm(unit, plan, kept=keeps_layers(plan))
+    return embedding, *(replace(made[unit.shapes], unit=unit.name) for unit in layers), head
 
 
 def _fsdp_comm(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
+    """What a unit sends; passes over its memory are those of all its tensors."""
+    rest, routed = unit.apart()
+    comm = _fsdp_bytes(rest, plan, kept=kept)
+    passes = _gather_passes(unit, plan) if plan.zero > 0 else ()
+    return replace(
+        comm,
+        experts=None if routed is None else _fsdp_bytes(routed, plan, kept=kept),
+        gather_forward_kernels=passes,
+        gather_backward_kernels=() if kept else passes,
+        gradient_kernels=_gradient_passes(unit, plan),
+        keep_kernels=_keep_passes(unit.padded_numel, plan),
+        add_kernels=_add_passes(unit.padded_numel, plan),
+    )
+
+
+def _fsdp_bytes(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
     sharded = unit.shards > 1
     gathered = unit.padded_numel * compute if plan.zero > 0 else 0
     again = 0 if kept else gathered
     ranks = plan.reshard_ranks or unit.shards
     replicas = plan.dp_replicate
-    passes = _gather_passes(unit, plan) if gathered else ()
     return UnitComm(
         unit=unit.name,
         all_gather_forward_bytes=gathered if sharded else 0,
@@ -83,11 +121,6 @@ def _fsdp_comm(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
         backward_gather_ranks=ranks,
         reduce_scatter_bytes=unit.padded_numel * reduced if sharded else 0,
         all_reduce_bytes=unit.shard_numel * reduced if replicas > 1 else 0,
-        gather_forward_kernels=passes,
-        gather_backward_kernels=passes if again else (),
-        gradient_kernels=_gradient_passes(unit, plan),
-        keep_kernels=_keep_passes(unit.padded_numel, plan),
-        add_kernels=_add_passes(unit.padded_numel, plan),
     )
 
 
@@ -162,10 +195,9 @@ def _bucket_passes(num_bytes: int, plan: Plan) -> tuple[Stream, ...]:
     return (once,) if plan.gradient_as_bucket_view else (once, once)
 
 
-def _flat_communication(name: str, shapes: tuple[Shape, ...], plan: Plan) -> UnitComm:
+def _flat_communication(name: str, shapes: tuple[Shape, ...], plan: Plan, ranks: int) -> UnitComm:
     """DeepSpeed and Megatron. Stage 0 all-reduces; 1 and 2 reduce-scatter and gather new parameters; 3 gathers twice."""
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
-    ranks = shard_ranks(plan)
     numel = -(-numel_of(shapes) // ranks) * ranks
     gathered = numel * compute if plan.zero == 3 else 0
     passes: tuple[Stream, ...] = ()

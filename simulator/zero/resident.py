@@ -7,7 +7,7 @@ from math import prod
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.zero.units import pieces, shard_ranks, units
+from simulator.zero.units import flat_numels, pieces, shard_ranks, stepped_numel, units
 
 MIN_8BIT_NUMEL = 4096  # bitsandbytes keeps 32-bit state for smaller tensors
 QUANT_BLOCK_NUMEL = 256  # bitsandbytes: one fp32 scale a block
@@ -99,9 +99,9 @@ def _torch_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
 
 def _flat_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     """DeepSpeed and Megatron: compute-dtype parameters, an fp32 master copy and momenta of this rank's flat part."""
-    compute, ranks = DTYPE_BYTES[plan.compute_dtype], shard_ranks(plan)
-    whole = -(-model.num_parameters // ranks) * ranks
-    shard = whole // ranks
+    compute = DTYPE_BYTES[plan.compute_dtype]
+    whole = sum(-(-numel // ranks) * ranks for numel, ranks in flat_numels(model, plan))
+    shard = stepped_numel(model, plan)
     megatron = plan.implementation == "megatron"
     reduced = DTYPE_BYTES[plan.gradient_dtype]
     gradients = [whole * reduced] if megatron else [shard * compute] if plan.zero == 3 else []

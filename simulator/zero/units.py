@@ -7,7 +7,9 @@ from math import prod
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
+from simulator.model import Unit as Part
 from simulator.plan import Plan
+from simulator.share import body_names
 
 Shape = tuple[int, ...]
 FIRST_BUCKET_BYTES = 2**20  # DDP's first bucket is small so that communication starts early
@@ -20,6 +22,7 @@ class Unit:
 
     shapes: of its parameters in registration order. shards: ranks it is cut into (1: replicated).
     local_numels: elements of each stored tensor on the fullest rank; padded_numel: elements of its collectives.
+    Its last num_expert_tensors are routed experts, cut into expert_shards instead.
     """
 
     name: str
@@ -27,6 +30,24 @@ class Unit:
     shards: int
     local_numels: tuple[int, ...]
     padded_numel: int
+    expert_shards: int = 0
+    num_expert_tensors: int = 0
+
+    @property
+    def tensor_shards(self) -> tuple[int, ...]:
+        """Ranks that each of its tensors is cut into."""
+        rest = len(self.local_numels) - self.num_expert_tensors
+        return (self.shards,) * rest + (self.expert_shards,) * self.num_expert_tensors
+
+    def apart(self) -> tuple[Unit, Unit | None]:
+        """What travels in the plan's own groups, and what in those of the experts."""
+        count = self.num_expert_tensors
+        if not count:
+            return self, None
+        return (
+            _cut(self.name, self.shapes[:-count], self.local_numels[:-count], self.shards),
+            _cut(self.name, self.shapes[-count:], self.local_numels[-count:], self.expert_shards),
+        )
 
     @property
     def numel(self) -> int:
@@ -35,7 +56,7 @@ class Unit:
     @property
     def shard_numel(self) -> int:
         """Elements of one rank's part of a collective."""
-        return self.padded_numel // self.shards
+        return sum(self.local_numels)
 
 
 def shard_ranks(plan: Plan) -> int:
@@ -43,12 +64,45 @@ def shard_ranks(plan: Plan) -> int:
     return plan.dp_shard * plan.cp if plan.zero > 0 else 1
 
 
+def expert_shard_ranks(plan: Plan) -> int:
+    """Ranks over which the states of an expert are cut, where experts are dealt to ranks."""
+    return plan.num_expert_ranks // (plan.ep * plan.etp) if plan.zero > 0 else 1
+
+
 def pieces(model: Model) -> tuple[tuple[str, tuple[Shape, ...]], ...]:
-    """Embedding, layers and head with their parameters' shapes, in registration order."""
-    embedding, layer, head = (
-        tuple(shape for _, shape in model.parameter_shapes(part)) for part in ("embedding", "layer", "head")
-    )
-    return ("embedding", embedding), *((f"layer{i}", layer) for i in range(model.num_layers)), ("head", head)
+    """Embedding, layers (and modules of multi-token prediction) and head with their parameters' shapes, as registered."""
+    shapes = {kind: _shapes(model, kind) for kind in dict.fromkeys(model.body)}
+    body = ((name, shapes[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
+    return ("embedding", _shapes(model, "embedding")), *body, ("head", _shapes(model, "head"))
+
+
+def apart(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], tuple[Shape, ...]], ...]:
+    """Like `pieces`, but with the routed experts in a list of their own, where the plan shards and reduces them apart."""
+    if model.experts is None or not plan.experts_apart:
+        return tuple((name, shapes, ()) for name, shapes in pieces(model))
+    rest = {kind: _shapes(model, kind, routed=False) for kind in dict.fromkeys(model.body)}
+    routed = {kind: _shapes(model, kind, routed=True) for kind in rest}
+    body = ((name, rest[kind], routed[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
+    return ("embedding", _shapes(model, "embedding"), ()), *body, ("head", _shapes(model, "head"), ())
+
+
+def _shapes(model: Model, part: Part, *, routed: bool | None = None) -> tuple[Shape, ...]:
+    """Shapes of a part's parameters: all, or those of routed experts, or the others."""
+    named = model.parameter_shapes(part)
+    return tuple(shape for name, shape in named if routed is None or name.startswith("experts.") == routed)
+
+
+def flat_numels(model: Model, plan: Plan) -> tuple[tuple[int, int], ...]:
+    """(elements, ranks that share them) of the rank's parameters: all, and the experts' where those are apart."""
+    pairs = apart(model, plan)
+    rest = sum(numel_of(shapes) for _, shapes, _ in pairs)
+    routed = sum(numel_of(shapes) for _, _, shapes in pairs)
+    return ((rest, shard_ranks(plan)), *(((routed, expert_shard_ranks(plan)),) if routed else ()))
+
+
+def stepped_numel(model: Model, plan: Plan) -> int:
+    """Elements that a rank's optimizer updates where parameters are cut flat."""
+    return sum(-(-numel // ranks) for numel, ranks in flat_numels(model, plan))
 
 
 def units(model: Model, plan: Plan) -> tuple[Unit, ...]:
@@ -77,17 +131,37 @@ def units(model: Model, plan: Plan) -> tuple[Unit, ...]:
 def _fsdp_units(model: Model, plan: Plan) -> tuple[Unit, ...]:
     ranks = shard_ranks(plan)
     make = _rows if plan.implementation == "fsdp2" else _flat
-    (_, embedding), *layers, (_, head) = pieces(model)
+    (_, embedding, _), *body, (_, head, _) = apart(model, plan)
     root = make("root", (*embedding, *head), ranks)
-    if not layers:
-        return (root,)
-    layer = make("layer0", layers[0][1], ranks)
-    return root, *(replace(layer, name=name) for name, _ in layers)
+    made: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], Unit] = {}
+    for name, shapes, routed in body:
+        if (shapes, routed) not in made:
+            made[shapes, routed] = _with_experts(make(name, shapes, ranks), routed, expert_shard_ranks(plan))
+    return root, *(replace(made[shapes, routed], name=name) for name, shapes, routed in body)
+
+
+def _with_experts(unit: Unit, routed: tuple[Shape, ...], ranks: int) -> Unit:
+    """FSDP2: experts are cut by expert; by their rows where there are fewer experts than ranks (torchtitan)."""
+    if not routed:
+        return unit
+    cut = tuple(shape if shape[0] >= ranks or len(shape) < 3 else (shape[1], shape[0], *shape[2:]) for shape in routed)
+    experts = _rows(unit.name, cut, ranks)
+    return replace(
+        unit,
+        shapes=(*unit.shapes, *routed),
+        local_numels=(*unit.local_numels, *experts.local_numels),
+        padded_numel=unit.padded_numel + experts.padded_numel,
+        expert_shards=ranks,
+        num_expert_tensors=len(routed),
+    )
 
 
 def _rows(name: str, shapes: tuple[Shape, ...], ranks: int) -> Unit:
     """FSDP2: each parameter is cut on dim 0, padded to a multiple of the ranks."""
-    local = tuple(-(-shape[0] // ranks) * prod(shape[1:]) for shape in shapes)
+    return _cut(name, shapes, tuple(-(-shape[0] // ranks) * prod(shape[1:]) for shape in shapes), ranks)
+
+
+def _cut(name: str, shapes: tuple[Shape, ...], local: tuple[int, ...], ranks: int) -> Unit:
     return Unit(name=name, shapes=shapes, shards=ranks, local_numels=local, padded_numel=sum(local) * ranks)
 
 

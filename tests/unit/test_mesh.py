@@ -25,6 +25,7 @@ class Model:
     d_ff: int = 14336
     num_layers: int = 32
     experts: Experts | None = None
+    layer_kinds: tuple[str, ...] = ()
 
 
 def mesh_of(cluster: Cluster, rank_order: str = "tp-cp-dp-pp", **degrees: int) -> Mesh:

@@ -1,0 +1,250 @@
+"""Experts: router, dispatch of each token's rows to the ranks of its experts, their products, and the way back.
+
+Legend: t tokens of this rank's stream, k experts a token is sent to, E experts of the layer, D d_model; rows are (token,
+expert) pairs. With capacity, each rank sends every expert ⌈t k factor / E⌉ rows, padded; without, t k in all, and a
+balanced rank receives as many. The busiest receives `expert_imbalance` times that, and the others wait for it.
+
+Sources: Megatron-LM core/transformer/moe (router.py, token_dispatcher.py: MoEAlltoAllTokenDispatcher, moe_utils.py),
+torchtitan models/moe.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from simulator.experts import Experts
+from simulator.kernels import Dtype, Gemm, Kernel
+from simulator.ops.core import Exchange
+from simulator.ops.graph import Graph, Value, conversion, stream
+from simulator.ops.linear import grouped_linear
+from simulator.ops.mlp import activation, shared_experts
+from simulator.ops.setting import Setting
+
+# Passes over the router's fp32 logits [t, E] and back: scores, top-k, the map of choices, the balance loss.
+_ROUTING_PASSES = 8
+
+
+def experts(g: Graph, s: Setting, x: Value) -> Value:
+    """The mixture of one layer, [t, D] -> [t, D], without its norm and residual."""
+    assert s.model.experts is not None
+    x = g.cast(x, s.dtype, "experts.input")
+    shared = _shared(g, s, s.model.experts, x)
+    x = _enter(g, s, x)
+    weights = _route(g, s, s.model.experts, x)
+    scope: list[Value] = []
+    rows = _dispatch(g, s, x, scope)
+    late = s.stack.blocks != "fused"  # hand-fused software weights rows inside the activation
+    rows = _products(g, s, s.model.experts, rows, None if late else weights)
+    out = _combine(g, s, rows, weights if late else None, scope)
+    if s.stack.blocks != "compiled":
+        g.hold("experts.scope", scope)
+    if not shared:
+        return out
+    total = g.value("experts.sum", out.numel, out.dtype)
+    return g.pointwise(total.name, [out, *shared], total, aliases=[out, *shared])
+
+
+def _shared(g: Graph, s: Setting, experts: Experts, x: Value) -> list[Value]:
+    """What the shared experts make, if there are any: before the routed ones, as in Megatron-LM."""
+    if not experts.shared_d_ff:
+        return []
+    shared = shared_experts(g, s, x)
+    return [_gate(g, s, x, shared) if experts.shared_gate else shared]
+
+
+def sent_rows(s: Setting, tokens: int) -> int:
+    """Rows that a rank sends, its own experts' among them."""
+    assert s.model.experts is not None
+    num_experts, top_k = s.model.experts.num_experts, s.model.experts.top_k
+    factor = s.plan.expert_capacity_factor
+    return tokens * top_k if factor is None else num_experts * ceil(tokens * top_k * factor / num_experts)
+
+
+def _tokens(s: Setting, x: Value) -> int:
+    return x.numel // s.model.d_model
+
+
+def _enter(g: Graph, s: Setting, x: Value) -> Value:
+    """Ranks that hold the same tokens and slices of the experts sum what their slices leave of the gradient."""
+    if s.plan.etp == 1 or s.sequence_parallel:
+        return x
+    summed = Exchange(kind="all_reduce", axis="etp", num_bytes=x.num_bytes)
+    g.op("experts.enter", "elementwise", inputs=(x,), aliases=(x,), backward_exchanges=(summed,))
+    return x
+
+
+def _route(g: Graph, s: Setting, experts: Experts, x: Value) -> Value:
+    """Logits, and of them each token's experts with their weights; and the loss that balances them."""
+    t, d, e = _tokens(s, x), s.model.d_model, experts.num_experts
+    dtype: Dtype = s.wide_dtype if experts.router_dtype == "bf16" else "fp32"
+    wide = dtype == "fp32" and x.dtype != "fp32"
+    logits = g.value("router", t * e, "fp32" if dtype == "fp32" else s.dtype)
+    casts: tuple[Kernel, ...] = (conversion(x.numel, x.dtype, "fp32"),) if wide else ()
+    g.op(
+        "router",
+        "gemm",
+        inputs=(x,),
+        outputs=(logits,),
+        forward=(*casts, Gemm(m=t, n=e, k=d, dtype=dtype)),
+        backward=(
+            *casts,
+            Gemm(m=t, n=d, k=e, dtype=dtype, layout="nn"),
+            Gemm(m=e, n=d, k=t, dtype=dtype, layout="nt"),
+            *((conversion(x.numel, "fp32", x.dtype),) if wide else ()),
+        ),
+        saved=(x,),
+        grads=(x,),
+        forward_temporary_bytes=4 * x.numel if wide else 0,
+        backward_temporary_bytes=8 * x.numel if wide else 0,
+        parameter_numel=d * e + (e if experts.router_bias else 0),
+        selective_save=True,
+    )
+    weights, choices = g.value("weights", t * e, "fp32"), g.value("choices", t * e, "int8")
+    passes = stream(
+        "softmax",
+        _ROUTING_PASSES * weights.num_bytes // 2,
+        _ROUTING_PASSES * weights.num_bytes // 2,
+        s.stack.routing_launches,
+    )
+    g.op(
+        "choose",
+        "elementwise",
+        inputs=(logits,),
+        outputs=(weights, choices),
+        forward=(passes,),
+        backward=(passes,),
+        saved=(weights, choices),
+        grads=(logits,),
+    )
+    return weights
+
+
+def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
+    """Each token's rows, by expert, on the ranks of their experts. scope: Python's locals, alive to the layer's end."""
+    d, plan = s.model.d_model, s.plan
+    sent = sent_rows(s, _tokens(s, x))
+    rows, places = g.value("permuted", sent * d, x.dtype), g.value("places", 2 * sent, "fp32")
+    size = rows.num_bytes
+    g.op(
+        "permute",
+        "elementwise",
+        inputs=(x,),
+        outputs=(rows, places),
+        forward=(stream("copy", size, size, 2),),
+        backward=(stream("copy", size, x.num_bytes),),
+        saved=(places,),
+        grads=(x,),
+    )
+    scope.append(rows)
+    if plan.ep > 1:
+        received = g.value("dispatched", ceil(sent * plan.expert_imbalance) * d, x.dtype)
+        rows = _travel(
+            g, "dispatch", rows, received, Exchange(kind="all_to_all", axis="ep", num_bytes=received.num_bytes)
+        )
+    if plan.etp > 1 and s.sequence_parallel:
+        whole = g.value("gathered", rows.numel * plan.etp, x.dtype)
+        gather = Exchange(kind="all_gather", axis="etp", num_bytes=whole.num_bytes)
+        back = Exchange(kind="reduce_scatter", axis="etp", num_bytes=whole.num_bytes)
+        rows = _travel(g, "gather", rows, whole, gather, back)
+    scope.append(rows)
+    return _sort(g, s, "sorted", rows)
+
+
+def _travel(g: Graph, name: str, x: Value, out: Value, there: Exchange, back: Exchange | None = None) -> Value:
+    """Rows to other ranks, and their gradients back."""
+    g.op(
+        name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(out,),
+        grads=(x,),
+        forward_exchanges=(there,),
+        backward_exchanges=(back or there,),
+    )
+    return out
+
+
+def _sort(g: Graph, s: Setting, name: str, rows: Value) -> Value:
+    """What came by rank, by expert; or the other way round."""
+    assert s.model.experts is not None
+    if s.plan.ep * s.plan.etp == 1 or s.model.experts.num_held == 1:
+        return rows
+    out = g.value(name, rows.numel, rows.dtype)
+    return g.pointwise(name, [rows], out, grads=[rows], op="copy")
+
+
+def _products(g: Graph, s: Setting, experts: Experts, rows: Value, weights: Value | None) -> Value:
+    """The MLPs of the rank's experts."""
+    d, f = s.model.d_model, experts.d_ff
+    into = 2 * f if s.model.gated else f  # gate and up are one product in every grouped implementation
+    up = grouped_linear(g, s, "experts.up", rows, (into, d), bias=experts.bias)
+    if weights is not None:
+        weights = _row_weights(g, weights, rows.numel // d)
+    hidden = activation(g, s, up, weights)
+    return grouped_linear(g, s, "experts.down", hidden, (d, f), bias=experts.bias)
+
+
+def _row_weights(g: Graph, weights: Value, rows: int) -> Value:
+    """Each row's weight, which travels with it; too small to cost time."""
+    out = g.value("row_weights", rows, "fp32")
+    g.op(out.name, "elementwise", inputs=(weights,), outputs=(out,), grads=(weights,))
+    return out
+
+
+def _combine(g: Graph, s: Setting, rows: Value, weights: Value | None, scope: list[Value]) -> Value:
+    """Rows back on their tokens' ranks, summed (weighted, if not before) into [t, D]."""
+    d, plan = s.model.d_model, s.plan
+    rows = _sort(g, s, "unsorted", rows)
+    scope.append(rows)
+    if plan.etp > 1 and s.sequence_parallel:
+        part = g.value("scattered", rows.numel // plan.etp, rows.dtype)
+        scatter = Exchange(kind="reduce_scatter", axis="etp", num_bytes=rows.num_bytes)
+        back = Exchange(kind="all_gather", axis="etp", num_bytes=rows.num_bytes)
+        rows = _travel(g, "scatter", rows, part, scatter, back)
+    t = s.stream_tokens
+    if plan.ep > 1:
+        returned = g.value("combined", sent_rows(s, t) * d, rows.dtype)
+        rows = _travel(g, "combine", rows, returned, Exchange(kind="all_to_all", axis="ep", num_bytes=rows.num_bytes))
+    out = g.value("unpermuted", t * d, rows.dtype)
+    size = rows.num_bytes
+    g.op(
+        "unpermute",
+        "elementwise",
+        inputs=(rows,) if weights is None else (rows, weights),
+        outputs=(out,),
+        forward=(stream("copy", size, out.num_bytes, 2),),
+        backward=(stream("copy", size if weights is None else 2 * size, size),),
+        saved=() if weights is None else (rows, weights),
+        grads=(rows,) if weights is None else (rows, weights),
+    )
+    return _leave(g, s, out)
+
+
+def _leave(g: Graph, s: Setting, x: Value) -> Value:
+    """Slices of the experts leave partial sums on ranks that hold the same tokens."""
+    if s.plan.etp > 1 and not s.sequence_parallel:
+        summed = Exchange(kind="all_reduce", axis="etp", num_bytes=x.num_bytes)
+        g.op("experts.leave", "elementwise", inputs=(x,), aliases=(x,), forward_exchanges=(summed,))
+    return x
+
+
+def _gate(g: Graph, s: Setting, x: Value, shared: Value) -> Value:
+    """A token's weight of the shared experts: a product with one column, read as a stream, and its sigmoid."""
+    t, d = _tokens(s, x), s.model.d_model
+    gate = g.value("shared_gate", t, x.dtype)
+    g.op(
+        "shared_gate",
+        "elementwise",
+        inputs=(x,),
+        outputs=(gate,),
+        forward=(Gemm(m=t, n=1, k=d, dtype=s.wide_dtype),),
+        backward=(
+            Gemm(m=t, n=d, k=1, dtype=s.wide_dtype, layout="nn"),
+            Gemm(m=1, n=d, k=t, dtype=s.wide_dtype, layout="nt"),
+        ),
+        saved=(x,),
+        grads=(x,),
+        parameter_numel=d,
+    )
+    out = g.value("shared.weighted", shared.numel, shared.dtype)
+    return g.pointwise(out.name, [gate, shared], out, saved=[gate, shared], grads=[gate, shared])

@@ -1,0 +1,154 @@
+"""Mixtures of experts against closed forms: FLOP, all-to-all volumes, what a rank holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil, prod
+
+import pytest
+
+from simulator.kernels import Attention, Gemm
+from simulator.mesh import Mesh
+from simulator.model import Model
+from simulator.ops import Block, build_blocks
+from simulator.ops.core import Exchange
+from simulator.plan import Plan
+from simulator.share import share_of
+from simulator.stack import Stack
+from simulator.topology import Cluster
+from simulator.zero import communication, model_state_bytes
+
+STACK = Stack.load("megatron-core-2025")
+MIXTURES = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3", "gpt-oss-20b", "grok-1")
+
+
+def megatron(**fields: object) -> Plan:
+    """Megatron's distributed optimizer."""
+    return Plan.model_validate({"zero": 1, "data_parallel": "megatron", "stack": STACK.name, **fields})
+
+
+def exchanges(block: Block, axis: str) -> list[Exchange]:
+    both = (e for op in block.ops for e in (*op.forward_exchanges, *op.backward_exchanges))
+    return [e for e in both if e.axis == axis]
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("stack", ["megatron-core-2025", "torch-2.6-eager", "torch-2.11-compiled"])
+def test_products_are_six_flop_an_active_parameter_and_token(name: str, stack: str) -> None:
+    """Forward, data gradient and weight gradient of every parameter that a token passes; attention over half the square.
+
+    Of attention two products forward and five backward: Q Kᵀ thrice (scores again, dQ, dK) with the channels of keys,
+    the rest with those of values.
+    """
+    model, plan = Model.load(name), Plan(micro_batch_size=2, seq_len=1280, zero=3)
+    built = build_blocks(model, Stack.load(stack), plan)
+    counts = Counter(model.body)
+    kernels = [k for b in (built.embedding, built.head) for op in b.ops for k in (*op.forward, *op.backward)]
+    for block in built.body:
+        kernels += counts[block.name] * [k for op in block.ops for k in (*op.forward, *op.backward)]
+    tokens = plan.micro_batch_size * plan.seq_len
+    assert sum(k.flop for k in kernels if isinstance(k, Gemm)) == 6 * model.num_matmul_parameters * tokens
+    if model.sliding_window is None:
+        pairs = plan.micro_batch_size * len(model.body) * model.num_heads * plan.seq_len**2 // 2
+        values = model.o_width // model.num_heads
+        channels = 2 * (model.head_dim + values) + 2 * (3 * model.head_dim + 2 * values)
+        assert sum(k.flop for k in kernels if isinstance(k, Attention)) == pairs * channels
+
+
+@pytest.mark.parametrize(("ep", "top_k"), [(2, 1), (4, 2), (8, 8)])
+def test_an_all_to_all_sends_each_tokens_rows_to_the_ranks_of_its_experts(ep: int, top_k: int) -> None:
+    """Four a layer (there and back, forward and backward), each of top_k · tokens · D elements of 16 bits; of them
+    (ep − 1)/ep leave the rank."""
+    base = Model.load("qwen3-30b-a3b")
+    assert base.experts is not None
+    model = base.model_copy(update={"experts": base.experts.model_copy(update={"top_k": top_k})})
+    plan = megatron(dp_shard=8, ep=ep, seq_len=1024, micro_batch_size=2)
+    found = exchanges(build_blocks(model, STACK, plan).layer, "ep")
+    rows = top_k * plan.micro_batch_size * plan.seq_len
+    assert [e.kind for e in found] == ["all_to_all"] * 4
+    assert {e.num_bytes for e in found} == {rows * model.d_model * 2}
+
+
+def test_capacity_pads_every_expert_to_the_same_rows() -> None:
+    """Megatron-LM, moe_utils.get_capacity: ⌈tokens · top_k · factor / experts⌉ of every rank for every expert."""
+    model, plan = Model.load("deepseek-v2"), megatron(dp_shard=8, ep=8, seq_len=4096, expert_capacity_factor=1.0)
+    (first, *_) = exchanges(build_blocks(model, STACK, plan).layer, "ep")
+    assert first.num_bytes == 160 * ceil(4096 * 6 / 160) * model.d_model * 2
+
+
+def test_the_busiest_rank_receives_more() -> None:
+    model = Model.load("mixtral-8x7b")
+    plans = [megatron(dp_shard=8, ep=8, seq_len=1024, expert_imbalance=i) for i in (1.0, 1.5)]
+    rows = [max(k.m for op in build_blocks(model, STACK, plan).layer.ops for k in op.forward
+                if isinstance(k, Gemm) and k.grouped) for plan in plans]  # fmt: skip
+    assert rows == [1024 * 2, 1024 * 2 * 3 // 2]
+
+
+@pytest.mark.parametrize(("tp", "ep", "etp"), [(1, 4, 1), (2, 8, 1), (2, 4, 2), (1, 1, 1)])
+def test_a_rank_holds_its_experts_and_shards_them_over_their_replicas(tp: int, ep: int, etp: int) -> None:
+    """Of E experts a rank holds E / ep, cut by etp; Adam's 12 B a parameter are cut over what is left of the ranks:
+    dp · cp · tp / (ep · etp), those of the rest over dp · cp. 2 B parameters and 4 B gradients stay whole."""
+    model, dp = Model.load("qwen3-30b-a3b"), 16 // tp
+    assert model.experts is not None
+    fields = {"sequence_parallel": tp > 1, "reduce_dtype": "fp32"}
+    plan = megatron(dp_shard=dp, tp=tp, ep=ep, etp=etp, seq_len=1024, **fields)
+    share = share_of(model, plan)
+    experts = model.num_layers * 128 * 3 * 2048 * 768 // (ep * etp)
+    rest = share.num_parameters - experts
+    replicas = 16 // (ep * etp)
+    state = 6 * (rest + experts) + 12 * rest / dp + 12 * experts / replicas
+    assert model_state_bytes(share, plan) == pytest.approx(state, rel=1e-6)
+
+
+def test_gradients_of_experts_travel_among_their_replicas() -> None:
+    model, plan = Model.load("mixtral-8x7b"), megatron(dp_shard=8, ep=4, seq_len=1024)
+    (layer,) = {c for c in communication(share_of(model, plan), plan) if c.unit == "layer5"}
+    assert layer.experts is not None
+    experts = 2 * 3 * 4096 * 14336
+    assert layer.experts.reduce_scatter_bytes == 2 * experts
+    assert layer.reduce_scatter_bytes == 2 * (model.num_parameters_of("layer") - 4 * experts)
+    mesh = Mesh(plan, Cluster.load("hgx-h100-8"))
+    assert (mesh.group_shape("ep").num_ranks, mesh.group_shape("expert_dp").num_ranks) == (4, 2)
+
+
+def test_expert_groups_are_neighbours_and_replicas_lie_across_them() -> None:
+    """Megatron-LM's order for experts: etp, ep, replicas; tp = 4, ep = 8 on four nodes of eight GPUs."""
+    plan = megatron(dp_shard=16, tp=4, ep=8, etp=4, seq_len=1024)
+    mesh = Mesh(plan, Cluster.load("hgx-h100-8").with_nodes(8))
+    assert mesh.group_of("etp", 5) == range(4, 8)
+    assert mesh.group_of("ep", 5) == range(1, 33, 4)
+    assert mesh.group_of("expert_dp", 5) == range(5, 64, 32)
+    for axis in ("etp", "ep", "expert_dp"):
+        assert sorted(rank for group in mesh.groups(axis) for rank in group) == list(range(64))
+
+
+@pytest.mark.parametrize("ep", [1, 2, 4, 8])
+def test_flop_of_all_ranks_do_not_depend_on_the_placement_of_experts(ep: int) -> None:
+    model = Model.load("qwen3-30b-a3b")
+    plan = megatron(dp_shard=8, ep=ep, seq_len=4096)
+    whole = build_blocks(model, STACK, megatron(dp_shard=8, seq_len=4096)).layer
+    part = build_blocks(model, STACK, plan).layer
+    assert (part.forward_flop, part.backward_flop) == (whole.forward_flop, whole.backward_flop)
+
+
+def test_one_expert_does_the_work_of_a_dense_layer() -> None:
+    """One expert that takes every token: the MLP's FLOP, and a router's 6 D a token; nothing is sent."""
+    dense = Model.load("llama3-8b")
+    fields = dense.model_dump(exclude={"experts", "latent"})
+    one = Model.model_validate({**fields, "experts": {"num_experts": 1, "top_k": 1}})
+    plan = megatron(dp_shard=8, seq_len=2048)
+    mixture, layer = (build_blocks(model, STACK, plan).layer for model in (one, dense))
+    router = 6 * dense.d_model * plan.seq_len
+    assert mixture.forward_flop + mixture.backward_flop == layer.forward_flop + layer.backward_flop + router
+    assert not exchanges(mixture, "ep")
+
+
+def test_shapes_of_latent_attention_are_the_papers() -> None:
+    """arXiv 2405.04434, section 2.1: queries through q_lora_rank, keys and values through kv_lora_rank and a rotating part."""
+    model = Model.load("deepseek-v2")
+    shapes = dict(model.parameter_shapes("layer"))
+    assert shapes["attention.kv_down.weight"] == (512 + 64, 5120)
+    assert shapes["attention.kv_up.weight"] == (128 * (128 + 128), 512)
+    assert shapes["attention.q_up.weight"] == (128 * (128 + 64), 1536)
+    assert shapes["attention.out.weight"] == (5120, 128 * 128)
+    assert prod(shapes["experts.down.weight"]) == 160 * 5120 * 1536
