@@ -32,6 +32,7 @@ VERBS = {
     "validate": "Run a plan for real, and compare the prediction with it.",
     "calibrate": "Measure this machine, and fit a calibration from samples or nccl-tests logs.",
     "import": "A profiler's trace of a real step, in our words, and beside a prediction.",
+    "export": "A plan in Megatron-LM's, DeepSpeed's, accelerate's, torchtitan's or our own words.",
     "replay": "A recorded CUDA memory trace through the allocator: exactly, or under other settings.",
     "topo": "Read a topology: islands, nearest network cards, cuts, and what looks wrong.",
     "collective": "Time of a collective over its sizes, with the algorithm and protocol that NCCL picks.",

@@ -55,7 +55,7 @@ def _default(name: str, value: object) -> str:
     return f"default {str(value).lower() if isinstance(value, bool) else value}"
 
 
-def _plan_options(function: Callable[..., int]) -> Callable[..., int]:
+def plan_options(function: Callable[..., int]) -> Callable[..., int]:
     """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are told together."""
     for name, info in reversed(Plan.model_fields.items()):
         metavar = "SIZE" if name.endswith("_bytes") else _metavar(info.annotation)
@@ -96,7 +96,7 @@ def plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @click.option(
     "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
 )
-@_plan_options
+@plan_options
 @click.option(
     "--set",
     "settings",

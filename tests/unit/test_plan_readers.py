@@ -352,7 +352,7 @@ class TestAccelerate:
         given = {"seq_len": 2048, "micro_batch_size": 1, "num_micro_batches": 1}
         plan = plan_of(read_plan(FILES / "fsdp2.yaml"), 16, Model.load("llama2-7b"), **given)
         assert (plan.dp_replicate, plan.dp_shard, plan.tp, plan.implementation) == (2, 4, 2, "fsdp2")
-        assert plan.reshard_after_forward is True
+        assert plan.reshard_after_forward is None
 
     def test_deepspeed_s_own_keys(self) -> None:
         given = {"seq_len": 2048, "micro_batch_size": 1, "recompute": "none"}

@@ -212,11 +212,8 @@ def _fsdp2(r: Reading, fields: dict[str, Any], processes: int | None, machines: 
         if f"{_F}{key}" in r:
             r.fault(f"{_F}{key}", "is FSDP1's", "drop it, or fsdp_version: 1")
             r.raw(f"{_F}{key}")
-    reshard = r.flag(f"{_F}reshard_after_forward")
-    if reshard is False:
+    if r.flag(f"{_F}reshard_after_forward") is False:  # true is the default, which keeps the root
         fields["reshard_after_forward"] = False
-    else:
-        fields["reshard_after_forward"] = True  # accelerate passes true, to the root too
 
 
 def _parallelism(r: Reading, fields: dict[str, Any], leftover: Degree | None) -> Degree | None:

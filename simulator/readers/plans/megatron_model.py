@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from simulator.errors import Fault, InputError, ModelError
@@ -14,7 +15,10 @@ MODEL_NAMES: Final = (
     "--use-rotary-position-embeddings", "--rotary-percent", "--rotary-interleaved", "--normalization",
     "--openai-gelu", "--squared-relu", "--swiglu", "--untie-embeddings-and-output-weights", "--disable-bias-linear",
     "--add-qkv-bias", "--qk-layernorm", "--vocab-size", "--padded-vocab-size", "--make-vocab-size-divisible-by",
-    "--tokenizer-type",
+    "--tokenizer-type", "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size",
+    "--moe-shared-expert-intermediate-size", "--moe-layer-freq", "--moe-router-score-function", "--moe-router-dtype",
+    "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
+    "--v-head-dim", "--mtp-num-layers",
 )  # fmt: skip
 _GPT2_VOCABULARY: Final = 50_257  # tokens of GPT2BPETokenizer
 _MULTIPLE: Final = 128  # --make-vocab-size-divisible-by
@@ -36,6 +40,8 @@ def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
     _attention(r, data)
     _mlp(r, data, width)
     _rest(r, data, plan)
+    _experts(r, data)
+    _latent(r, data)
     vocabulary = _vocabulary(r, plan)
     if None in sizes.values() or vocabulary is None or r.faults:
         return None
@@ -97,6 +103,67 @@ def _rest(r: Reading, data: dict[str, Any], plan: dict[str, Any]) -> None:
         r.fault("--max-position-embeddings", problem, f"--max-position-embeddings {plan['seq_len']}")
     data["max_positions"] = longest or plan.get("seq_len", 1)
     data["tied_embeddings"] = not r.flag("--untie-embeddings-and-output-weights")
+
+
+def _experts(r: Reading, data: dict[str, Any]) -> None:
+    """Routed and shared experts, and the layers that have them."""
+    count, top = r.integer("--num-experts", least=0), r.integer("--moe-router-topk")
+    width, shared = r.integer("--moe-ffn-hidden-size"), r.integer("--moe-shared-expert-intermediate-size", least=0)
+    score = r.choice("--moe-router-score-function", ("softmax", "sigmoid"))
+    dtype = r.choice("--moe-router-dtype", ("fp32", "fp64"))
+    frequency = r.text("--moe-layer-freq") or "1"
+    further = r.integer("--mtp-num-layers", least=0)
+    if further:
+        data["mtp_layers"] = further
+    if not count:
+        return
+    if "--moe-token-dispatcher-type" not in r:
+        why = "tokens are exchanged by all-to-all here"
+        r.default_unmodelled("--moe-token-dispatcher-type", "allgather", why)
+    found: dict[str, Any] = {"num_experts": count, "top_k": top or 2, "d_ff": width or data["d_ff"] or 0}
+    found |= {"shared_d_ff": shared} if shared else {}
+    found |= {"score": score} if score else {}
+    found["router_dtype"] = "fp32" if dtype else "bf16"
+    dense = _dense_layers(frequency, data["num_layers"])
+    if dense is None:
+        problem = f"{frequency!r}: layers with experts are taken to begin once and come at one distance"
+        r.fault("--moe-layer-freq", problem, "a number, or ([0]*3+[1]*58)")
+    else:
+        found["first_dense_layers"], found["every"] = dense
+    data["experts"] = found
+
+
+def _dense_layers(text: str, layers: int | None) -> tuple[int, int] | None:
+    """(layers before the first with experts, their distance) of a number or a list such as `([0]*3+[1]*58)`."""
+    if text.isdecimal() and int(text):
+        return 0, int(text)
+    flat = "".join(text.split()).strip("()")
+    parts = re.findall(r"(?:^|\+)\[([01](?:,[01])*)\](?:\*(\d{1,5}))?(?=\+|$)", flat)
+    marks = [mark for part, times in parts for mark in part.split(",") * int(times or 1)]
+    ones = [place for place, mark in enumerate(marks) if mark == "1"]
+    if len(marks) != layers or not ones:
+        return None
+    every = ones[1] - ones[0] if len(ones) > 1 else 1
+    return (ones[0], every) if ones == list(range(ones[0], len(marks), every)) else None
+
+
+def _latent(r: Reading, data: dict[str, Any]) -> None:
+    """Multi-head latent attention; its defaults are arguments.py's."""
+    on = bool(r.flag("--multi-latent-attention"))
+    queries, keys = r.integer("--q-lora-rank"), r.integer("--kv-lora-rank") or 32
+    plain, turned = r.integer("--qk-head-dim") or 128, r.integer("--qk-pos-emb-head-dim") or 64
+    values = r.integer("--v-head-dim") or 128
+    if not on:
+        return
+    for name in ("num_kv_heads", "head_dim", "fused_qkv", "qk_norm", "qkv_bias", "out_bias"):
+        data.pop(name, None)
+    data["latent"] = {
+        "q_lora_rank": queries or 0,
+        "kv_lora_rank": keys,
+        "qk_nope_head_dim": plain,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": values,
+    }
 
 
 def _vocabulary(r: Reading, plan: dict[str, Any]) -> int | None:

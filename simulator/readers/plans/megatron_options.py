@@ -20,7 +20,7 @@ NO_EFFECT: Final = re.compile(
     |result-rejected|iterations-to-skip|check-for|no-check-for|no-save|no-load|no-one-logger|no-log|no-mmap|no-bert
     |no-initialization|no-strict|mock-data|bert-|ict-|biencoder|titles|query-in|evidence|block-data|embedding-path
     |indexer|retriever|img-|num-classes|num-channels|patch-dim|dino|vision|classes-fraction|mask-|short-seq|sample-rate
-    |moe-(aux|z)-loss|moe-router-(load|enable-expert-bias|bias-update|topk-scaling|score|pre-softmax|num-groups|group-topk)
+    |moe-(aux|z)-loss|moe-router-(load|enable-expert-bias|bias-update|topk-scaling|pre-softmax|num-groups|group-topk)
     |moe-(input-jitter|per-layer-logging|upcycling|use-upcycling)|full-validation|multiple-validation|test-mode|msc
     |disable-msc|app-tag|config-logger|enable-ft|calc-ft|run-workload|record-memory|memory-snapshot|use-pytorch-prof
     |mtp-loss|apply-layernorm-1p|rampup-end|use-mcore-models|te-rng|inference|max-tokens-to-oom|output-bert
@@ -97,18 +97,14 @@ OFF: Final = {
     "--deterministic-mode": Off("deterministic kernels"),
     "--calculate-per-token-loss": Off("one more reduction"),
     "--check-weight-hash-across-dp-replicas-interval": Off("checks of weights"),
-    "--multi-latent-attention": Off("latent attention: give the model with --model"),
-    "--q-lora-rank": Off("latent attention"),
-    "--kv-lora-rank": Off("latent attention"),
-    "--qk-head-dim": Off("latent attention"),
-    "--qk-pos-emb-head-dim": Off("latent attention"),
-    "--v-head-dim": Off("latent attention"),
-    "--mtp-num-layers": Off("layers that predict further tokens"),
-    "--moe-layer-freq": Off("layers without experts between those with", ("1", 1)),
     "--moe-shared-expert-overlap": Off("shared experts beside the exchange"),
     "--moe-layer-recompute": Off("checkpoints of the experts"),
     "--moe-use-legacy-grouped-gemm": Off("other kernels of the experts"),
-    "--moe-router-dtype": Off("the router's dtype"),
+    "--moe-expert-capacity-factor": Off("tokens beyond an expert's capacity are not dropped here"),
+    "--moe-pad-expert-input-to-capacity": Off("experts' inputs are not padded here"),
+    "--moe-token-drop-policy": Off("which tokens are dropped", ("probs",)),
+    "--moe-token-dispatcher-type": Off("tokens are exchanged by all-to-all here", ("alltoall",)),
+    "--moe-grouped-gemm": Off("experts' products run as one kernel here", (True, False, None)),
     "--moe-router-fusion": Off("a fused router"),
     "--moe-router-padding-for-fp8": Off("padding of experts' tokens"),
     "--moe-enable-deepep": Off("DeepEP's kernels"),

@@ -1,0 +1,94 @@
+"""`shardwise export`: a plan in another framework's words, read back and compared before it is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.cli import ExitCode
+from simulator.cli.imported import warnings
+from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
+from simulator.cli.study import Study, read_study
+from simulator.errors import Fault, InputError
+from simulator.exchange import FORMATS, Export, Job, export_plan
+from simulator.model import Model, preset_names
+from simulator.plan import Plan
+from simulator.stack import Stack
+
+_HELP = """Write a plan as Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML, or our study file.
+
+The plan is a study's, --plan's and the flags', as for predict. What is written is read back to the same plan; fields
+that the framework cannot run are told together, with what it would run instead. Fields that it keeps in the training
+script are named on stderr.
+
+Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
+
+
+@click.command("export", help=_HELP)
+@click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
+@click.option("--to", "form", required=True, metavar="|".join(FORMATS), help="The format to write.")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="[stdout]")
+@plan_file_options
+@click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
+@click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
+@click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
+@plan_options
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict. May be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="The text and what stands beside it, as JSON.")
+def command(
+    study: Path | None,
+    *,
+    form: str,
+    out: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
+) -> int:
+    """Read, write, compare."""
+    imported = plan_file_of(flags)
+    given = {name: text for name, text in flags.items() if text is not None}
+    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
+    asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings, imported)
+    for line in warnings(asked.draft) if asked.draft else ():
+        click.echo(f"shardwise: {line}", err=True)
+    written = export_plan(job_of(asked), form, _head(asked))
+    for name, value in written.beside.items():
+        click.echo(f"shardwise: not in the file, for the training script: {name} = {_told(value)}", err=True)
+    text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        _write(out, text)
+        click.echo(f"written to {out}", err=True)
+    return ExitCode.OK
+
+
+def job_of(asked: Study) -> Job:
+    """The study as a launch sees it."""
+    stack = asked.stack or Stack.load(asked.plan.stack)
+    return Job(plan=asked.plan, model=asked.model, stack=stack, gpus_per_node=asked.cluster.gpus_per_node)
+
+
+def _head(asked: Study) -> dict[str, str | int]:
+    """Names for our own file: of the preset that has this shape, of the cluster, its nodes."""
+    nodes: dict[str, str | int] = {"cluster": asked.cluster.name, "nodes": asked.cluster.num_nodes}
+    model = next((name for name in preset_names() if name == asked.model.name and Model.load(name) == asked.model), "")
+    return {**({"model": model} if model else {}), **nodes}
+
+
+def _report(written: Export) -> dict[str, Any]:
+    return {"schema_version": 1, "format": written.format, "beside": dict(written.beside), "text": written.text}
+
+
+def _told(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None

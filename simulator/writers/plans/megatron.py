@@ -1,0 +1,181 @@
+"""Megatron-LM's arguments (core 0.14) as a training script with torchrun. docs/reference/plan-formats.md has the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from simulator.model import Model
+from simulator.pipeline.layers import Split
+from simulator.plan import Plan
+from simulator.stack import Stack
+from simulator.writers.plans import Job
+
+_PER_LINE: Final = "    "
+
+
+def megatron_script(job: Job) -> str:
+    """A script that trains; data, learning rate and checkpoints are left to whoever starts it, as "$@"."""
+    nodes, each = job.nodes
+    lines = ["#!/bin/bash", "# Data, tokenizer, learning rate and checkpoints: as arguments of this script.", ""]
+    if job.plan.tp * job.plan.cp > 1:
+        lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1", ""]
+    for name, options in (
+        ("MODEL", _model(job.model)),
+        ("PARALLEL", _parallel(job.plan, job.model, job.stack)),
+        ("TRAINING", _training(job.plan, job.stack)),
+    ):
+        lines += [f"{name}=(", *(f"{_PER_LINE}{option}" for option in options), ")", ""]
+    launch = f"torchrun --nnodes {nodes} --nproc_per_node {each}"
+    lines += [f'{launch} ${{RENDEZVOUS:-}} pretrain_gpt.py "${{MODEL[@]}}" "${{PARALLEL[@]}}" "${{TRAINING[@]}}" "$@"']
+    return "\n".join(lines) + "\n"
+
+
+def _model(model: Model) -> Iterator[str]:
+    yield f"--num-layers {model.num_layers}"
+    yield f"--hidden-size {model.d_model}"
+    yield f"--ffn-hidden-size {model.d_ff}"
+    yield f"--num-attention-heads {model.num_heads}"
+    if model.latent is None:
+        yield f"--kv-channels {model.head_dim}"
+        if model.num_kv_heads != model.num_heads:
+            yield f"--group-query-attention --num-query-groups {model.num_kv_heads}"
+    else:
+        latent = model.latent
+        yield f"--multi-latent-attention --kv-lora-rank {latent.kv_lora_rank}"
+        if latent.q_lora_rank:
+            yield f"--q-lora-rank {latent.q_lora_rank}"
+        yield f"--qk-head-dim {latent.qk_nope_head_dim} --qk-pos-emb-head-dim {latent.qk_rope_head_dim}"
+        yield f"--v-head-dim {latent.v_head_dim}"
+    yield f"--padded-vocab-size {model.vocab_size}"
+    yield f"--max-position-embeddings {model.max_positions}"
+    yield f"--position-embedding-type {'learned_absolute' if model.positions == 'learned' else model.positions}"
+    if model.rotary_fraction != 1:
+        yield f"--rotary-percent {model.rotary_fraction}"
+    yield f"--normalization {'RMSNorm' if model.norm == 'rms' else 'LayerNorm'}"
+    yield from _flags(model)
+    yield from _experts(model)
+
+
+def _flags(model: Model) -> Iterator[str]:
+    if model.mlp in ("swiglu", "squared_relu"):
+        yield f"--{model.mlp.replace('_', '-')}"
+    if not model.mlp_bias:
+        yield "--disable-bias-linear"
+        if model.qkv_bias:
+            yield "--add-qkv-bias"
+    if model.qk_norm:
+        yield "--qk-layernorm"
+    if not model.tied_embeddings:
+        yield "--untie-embeddings-and-output-weights"
+    if model.mtp_layers:
+        yield f"--mtp-num-layers {model.mtp_layers}"
+
+
+def _experts(model: Model) -> Iterator[str]:
+    experts = model.experts
+    if experts is None:
+        return
+    yield f"--num-experts {experts.num_experts} --moe-router-topk {experts.top_k}"
+    yield f"--moe-ffn-hidden-size {experts.d_ff or model.d_ff}"
+    if experts.shared_d_ff:
+        yield f"--moe-shared-expert-intermediate-size {experts.shared_d_ff}"
+    if experts.first_dense_layers:
+        rest = model.num_layers - experts.first_dense_layers
+        pattern = ",".join(["1", *["0"] * (experts.every - 1)])
+        whole, part = divmod(rest, experts.every)
+        tail = f"+[{','.join(pattern.split(',')[:part])}]*1" if part else ""
+        yield f'--moe-layer-freq "([0]*{experts.first_dense_layers}+[{pattern}]*{whole}{tail})"'
+    elif experts.every > 1:
+        yield f"--moe-layer-freq {experts.every}"
+    yield f"--moe-router-score-function {experts.score}"
+    if experts.router_dtype == "fp32":
+        yield "--moe-router-dtype fp32"
+    yield "--moe-token-dispatcher-type alltoall --moe-grouped-gemm"
+
+
+def _parallel(plan: Plan, model: Model, stack: Stack) -> Iterator[str]:
+    yield f"--tensor-model-parallel-size {plan.tp}"
+    yield f"--pipeline-model-parallel-size {plan.pp}"
+    if plan.cp > 1:
+        kind = "a2a" if plan.cp_exchange == "all_to_all" else "p2p"
+        yield f"--context-parallel-size {plan.cp} --cp-comm-type {kind}"
+    if plan.ep > 1:
+        yield f"--expert-model-parallel-size {plan.ep}"
+    if plan.tp > 1 and plan.sequence_parallel:
+        yield "--sequence-parallel"
+        if stack.tp_overlap == "userbuffers":
+            yield "--tp-comm-overlap"
+    yield from _data_parallel(plan, stack)
+    if plan.pp > 1:
+        yield from _stages(plan, model)
+
+
+def _data_parallel(plan: Plan, stack: Stack) -> Iterator[str]:
+    if plan.implementation == "fsdp2":
+        yield "--use-torch-fsdp2"
+        if plan.zero == 2 or plan.reshard_after_forward is False:
+            yield "--torch-fsdp2-no-reshard-after-forward"
+        return
+    if plan.zero:
+        yield "--use-distributed-optimizer"
+        if plan.dp_replicate > 1:
+            yield f"--num-distributed-optimizer-instances {plan.dp_replicate}"
+    if stack.overlap:
+        yield "--overlap-grad-reduce --overlap-param-gather" if plan.zero else "--overlap-grad-reduce"
+
+
+def _stages(plan: Plan, model: Model) -> Iterator[str]:
+    """What each stage holds; a layout where the layers do not divide evenly."""
+    split = plan.split
+    uneven = model.num_layers % (plan.pp * plan.virtual_stages) != 0
+    if split.explicit is None and not uneven and split == Split():
+        if plan.virtual_stages > 1:
+            yield f"--num-virtual-stages-per-pipeline-rank {plan.virtual_stages}"
+        return
+    if split.explicit is None and (split.first is not None or split.last is not None):
+        for end, count in (("first", split.first), ("last", split.last)):
+            if count is not None:
+                yield f"--decoder-{end}-pipeline-num-layers {count}"
+        if plan.virtual_stages > 1:
+            yield f"--num-virtual-stages-per-pipeline-rank {plan.virtual_stages}"
+        return
+    parts = plan.pp * plan.virtual_stages
+    share, rest = divmod(model.num_layers, parts)
+    counts = split.explicit or tuple(share + (part < rest) for part in range(parts))
+    yield f'--pipeline-model-parallel-layout "E{"|".join("t" * count for count in counts)}L"'
+
+
+def _training(plan: Plan, stack: Stack) -> Iterator[str]:
+    yield f"--micro-batch-size {plan.micro_batch_size}"
+    yield f"--global-batch-size {plan.global_batch_size}"
+    yield f"--seq-length {plan.seq_len}"
+    yield from _dtypes(plan)
+    if plan.recompute == "selective":
+        yield "--recompute-activations"
+    elif plan.recompute == "full":
+        yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    if not stack.dropout:
+        yield "--attention-dropout 0.0 --hidden-dropout 0.0"
+    if stack.loss != "fp32_eager":
+        yield "--cross-entropy-loss-fusion"
+
+
+def _dtypes(plan: Plan) -> Iterator[str]:
+    """Precision of products, gradients and the optimizer."""
+    if plan.precision != "fp32":
+        yield {"bf16": "--bf16", "fp16": "--fp16"}.get(
+            plan.precision, "--bf16 --fp8-format hybrid --fp8-recipe tensorwise"
+        )
+    if plan.compute_dtype == "bf16" and plan.gradient_dtype == "bf16":
+        yield "--grad-reduce-in-bf16"
+    if plan.compute_dtype == "fp16" and plan.gradient_dtype == "fp32":
+        yield "--accumulate-allreduce-grads-in-fp32"
+    if plan.optimizer.startswith("sgd"):
+        yield f"--optimizer sgd --sgd-momentum {0.9 if plan.optimizer == 'sgd_momentum' else 0}"
+    if plan.optimizer_dtype == "bf16" or plan.master_dtype == "fp16":
+        yield "--use-precision-aware-optimizer"
+    if plan.optimizer_dtype == "bf16":
+        yield "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+    if plan.master_dtype == "fp16":
+        yield "--main-params-dtype fp16"
