@@ -10,6 +10,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -143,7 +144,7 @@ def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Ite
     if isinstance(draft.model, Model):
         yield from _model_faults(job.model, draft.model, form)
     try:
-        back = Plan.model_validate(plan_fields(draft, job.plan.num_devices, beside, job.model))
+        back = Plan.model_validate(plan_fields(draft, _devices(job.plan, draft), beside, job.model))
         back.check()
     except InputError as exc:
         yield from exc.faults
@@ -157,6 +158,11 @@ def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Ite
             problem = f"{draft.software} cannot keep {name} = {_told(wanted[name])}"
             remedy = f"{name} = {_told(got[name])} is what it would run"
             yield Fault(place=f"{form}: {name}", problem=problem, remedy=remedy)
+
+
+def _devices(plan: Plan, draft: Draft) -> int:
+    """GPUs for as many replicas as the plan has, so that another degree is told as itself."""
+    return plan.num_data_parallel * prod(int(draft.fields.get(degree, 1)) for degree in ("tp", "cp", "pp"))
 
 
 def _told(value: object) -> str:
