@@ -195,7 +195,13 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
     found |= {"data_parallel": kind, "reduce_dtype": plan.gradient_dtype}
     found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None
     found |= _acting_pipeline(plan, model) | _acting_offload(plan) | _acting_gathers(plan)
+    found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
+    experts = model.experts is not None
     idle = {
+        "ep": experts,
+        "etp": experts,
+        "expert_capacity_factor": experts,
+        "expert_imbalance": experts,
         "gradient_as_bucket_view": kind in ("ddp", "zero_redundancy"),
         "bucket_bytes": kind in ("ddp", "zero_redundancy"),
         "reduce_bucket_numel": kind == "deepspeed" and plan.zero > 0,

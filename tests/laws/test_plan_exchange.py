@@ -184,6 +184,31 @@ def exported(draw: st.DrawFn) -> tuple[str, Plan]:
     return form, draw(REALMS[form])
 
 
+@st.composite
+def expert_plans(draw: st.DrawFn) -> Plan:
+    """Mixtures of experts in Megatron."""
+    tp = draw(powers)
+    fields: dict[str, Any] = {"ep": draw(powers), "etp": draw(st.sampled_from((1, tp))), "tp": tp, "dp_shard": 8}
+    fields |= {"expert_capacity_factor": draw(st.sampled_from((None, 1.25))), "pp": draw(powers), "zero": 1}
+    order = draw(st.sampled_from(("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")))
+    return Plan(**fields, data_parallel="megatron", reduce_dtype="fp32", rank_order=order)
+
+
+MIXTURE = Model.load("mixtral-8x7b")
+
+
+@given(expert_plans())
+@settings(max_examples=60, deadline=None)
+def test_mixtures_of_experts_are_kept(plan: Plan) -> None:
+    assume(legal(plan))
+    written = export_plan(
+        Job(plan=plan, model=MIXTURE, stack=Stack.load("megatron-core-2025"), gpus_per_node=8), "megatron"
+    )
+    back = read_again(written.text, "megatron", plan, {})
+    assert acting_fields(back, MIXTURE) == acting_fields(plan, MIXTURE)
+    assert (back.ep, back.etp, back.expert_capacity_factor) == (plan.ep, plan.etp, plan.expert_capacity_factor)
+
+
 def legal(plan: Plan) -> bool:
     try:
         plan.check()

@@ -141,12 +141,14 @@ class TestMegatron:
         assert plan_of(draft, 8).recompute == "selective"
 
     def test_nothing_is_dropped(self, tmp_path: Path) -> None:
-        text = "--micro-batch-size 1 --seq-length 2048 --bf16 --use-tp-pp-dp-mapping --lr 1 --sequence-paralell"
+        text = "--micro-batch-size 1 --seq-length 2048 --bf16 --fp32-residual-connection --lr 1 --sequence-paralell"
         draft = read_plan(written(tmp_path, text))
         assert {s.name for s in draft.settings if "default" not in s.place} == {
             word for word in text.split() if word.startswith("--")
         }
-        assert [s.name for s in draft.named("not modelled") if "default" not in s.place] == ["--use-tp-pp-dp-mapping"]
+        assert [s.name for s in draft.named("not modelled") if "default" not in s.place] == [
+            "--fp32-residual-connection"
+        ]
         (unknown,) = draft.named("unknown")
         assert "--sequence-parallel" in unknown.note
 

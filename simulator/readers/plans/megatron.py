@@ -32,6 +32,7 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
     stack: dict[str, tuple[object, str]] = {}
     _batch(r, fields)
     _parallel(r, fields, stack)
+    _experts(r, fields)
     _precision(r, fields)
     _optimizer(r, fields)
     _recompute(r, fields)
@@ -124,9 +125,18 @@ def _parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object,
         fields["cp_exchange"] = kinds[kind]
     elif kind is not None:
         r.unmodelled("--cp-comm-type", f"{kind}: keys and values are taken to pass round a ring")
-    etp = r.integer("--expert-tensor-parallel-size")
-    if etp is not None and etp != tp:
-        r.unmodelled("--expert-tensor-parallel-size", f"experts are split as tp = {tp}")
+
+
+def _experts(r: Reading, fields: dict[str, Any]) -> None:
+    """How experts are split, how many rows they take, and where pipeline stages stand in the order of ranks."""
+    etp = r.integer("--expert-tensor-parallel-size", plan_field="etp")
+    if "--num-experts" in r:
+        fields["etp"] = etp or fields.get("tp", 1)
+    capacity = r.number("--moe-expert-capacity-factor")
+    if capacity is not None:
+        fields["expert_capacity_factor"] = capacity
+    if r.flag("--use-tp-pp-dp-mapping"):
+        fields["rank_order"] = "tp-cp-ep-pp-dp"
 
 
 def _data_parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> Degree:
@@ -286,7 +296,7 @@ KNOWN: Final = frozenset(
         *PIPELINE_NAMES,
         *_FIELD_NAMES.values(),
         "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--cp-comm-type",
-        "--expert-tensor-parallel-size", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
+        "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
         "--data-parallel-sharding-strategy", "--torch-fsdp2-no-reshard-after-forward", "--overlap-grad-reduce",
         "--overlap-param-gather", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe",
         "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16", "--main-grads-dtype", "--optimizer",

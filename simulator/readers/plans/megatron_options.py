@@ -33,7 +33,6 @@ NO_EFFECT: Final = re.compile(
 )
 
 OFF: Final = {
-    "--use-tp-pp-dp-mapping": Off("ranks are laid out as tp, cp, dp, pp here"),
     "--rampup-batch-size": Off("the step of the full batch is predicted"),
     "--distribute-saved-activations": Off("checkpoints are kept whole on each tensor-parallel rank here"),
     "--no-overlap-p2p-communication": Off("messages between stages run beside compute here where the schedule allows"),
@@ -100,8 +99,9 @@ OFF: Final = {
     "--moe-shared-expert-overlap": Off("shared experts beside the exchange"),
     "--moe-layer-recompute": Off("checkpoints of the experts"),
     "--moe-use-legacy-grouped-gemm": Off("other kernels of the experts"),
-    "--moe-expert-capacity-factor": Off("tokens beyond an expert's capacity are not dropped here"),
-    "--moe-pad-expert-input-to-capacity": Off("experts' inputs are not padded here"),
+    "--moe-pad-expert-input-to-capacity": Off(
+        "inputs are padded or dropped to the capacity factor, where there is one", (True, False)
+    ),
     "--moe-token-drop-policy": Off("which tokens are dropped", ("probs",)),
     "--moe-token-dispatcher-type": Off("tokens are exchanged by all-to-all here", ("alltoall",)),
     "--moe-grouped-gemm": Off("experts' products run as one kernel here", (True, False, None)),

@@ -88,8 +88,8 @@ def _data_parallel(r: Reading, fields: dict[str, Any]) -> Degree | None:
     if experts is not None and experts > 1:
         fields["ep"] = experts
     etp = r.integer(f"{_P}expert_tensor_parallel_degree")
-    if etp is not None and etp > 1 and etp != fields.get("tp", 1):
-        r.unmodelled(f"{_P}expert_tensor_parallel_degree", "experts are split as tp")
+    if etp is not None and etp > 1:
+        fields["etp"] = etp
     replicate = r.integer(_PLACES["dp_replicate"], plan_field="dp_replicate") or 1
     shard = r.integer(_PLACES["dp_shard"], least=-1, plan_field="dp_shard")
     if shard == 0:

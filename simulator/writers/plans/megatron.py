@@ -102,6 +102,12 @@ def _parallel(plan: Plan, model: Model, stack: Stack) -> Iterator[str]:
         yield f"--context-parallel-size {plan.cp} --cp-comm-type {kind}"
     if plan.ep > 1:
         yield f"--expert-model-parallel-size {plan.ep}"
+    if model.experts is not None:
+        yield f"--expert-tensor-parallel-size {plan.etp}"
+        if plan.expert_capacity_factor is not None:
+            yield f"--moe-expert-capacity-factor {plan.expert_capacity_factor}"
+    if plan.pp > 1 and plan.axis_order.index("pp") > plan.axis_order.index("dp_shard"):
+        yield "--use-tp-pp-dp-mapping"
     if plan.tp > 1 and plan.sequence_parallel:
         yield "--sequence-parallel"
         if stack.tp_overlap == "userbuffers":

@@ -67,6 +67,8 @@ def _parallelism(job: Job) -> dict[str, Any]:
     }
     if plan.ep > 1:
         found["expert_parallel_degree"] = plan.ep
+    if plan.etp > 1:
+        found["expert_tensor_parallel_degree"] = plan.etp
     if plan.cp > 1:
         found["context_parallel_rotate_method"] = "alltoall"
     if plan.implementation == "fsdp2":
