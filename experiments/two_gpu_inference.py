@@ -82,7 +82,7 @@ def report(name: str, found: Found | None) -> str:
     cells = (
         f"{memory.model_fraction:6.1%} held, {exclusive / whole:6.1%} in layers",
         f"cache {memory.kv_tokens:7,} tokens ({format_bytes(memory.kv_bytes)})",
-        f"step of one {format_seconds(step.step_s)} ({format_seconds(step.exchange_s)} in collectives)",
+        f"step of one {format_seconds(step.step_s)} ({format_seconds(step.parts['collectives'])} in collectives)",
         f"capacity {load.capacity_per_s:5.2f}/s",
         f"at half: p99 ttft {format_seconds(found.half.latencies.ttft.p99_s)}",
         f"tpot {format_seconds(found.half.latencies.tpot.p99_s)}",

@@ -66,14 +66,17 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
     metavar="KEY=VALUE",
     help="Any leaf of inference, workload, slo, model, cluster, device or stack. May be repeated.",
 )
+@click.option("--interval", is_flag=True, help="Also play with all times at the ends of their 90 % interval.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
-def command(study: Path | None, *, settings: tuple[str, ...], as_json: bool, plain: bool, **flags: str | None) -> int:
+def command(
+    study: Path | None, *, settings: tuple[str, ...], interval: bool, as_json: bool, plain: bool, **flags: str | None
+) -> int:
     """Serve, print, and say by the exit code whether it fits."""
     given = {name: text for name, text in flags.items() if text is not None}
     tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
     asked = read_serving_study(study, {k: v for k, v in given.items() if "__" not in k}, tables, settings)
-    serving = _served(asked)
+    serving = _served(asked, interval=interval)
     serving = replace(serving, sources=(*asked.sources, *serving.sources))
     if as_json:
         from simulator.writers.serving_json import to_json  # noqa: PLC0415  only what is asked for is loaded
@@ -87,13 +90,12 @@ def command(study: Path | None, *, settings: tuple[str, ...], as_json: bool, pla
     return ExitCode.OK if serving.fits else ExitCode.DOES_NOT_FIT
 
 
-def _served(asked: ServingStudy) -> Serving:
+def _served(asked: ServingStudy, *, interval: bool) -> Serving:
     """The answer, with a progress bar on stderr where that is a terminal."""
-    with click.progressbar(
-        length=len(asked.requests), label="requests", file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as bar:
+    with click.progressbar(length=1, label="requests", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
-        def progress(done: int, total: int) -> None:  # noqa: ARG001  the bar knows the total
+        def progress(done: int, total: int) -> None:
+            bar.length = total
             bar.update(done - bar.pos)
 
         return serve(
@@ -105,5 +107,6 @@ def _served(asked: ServingStudy) -> Serving:
             asked.stack,
             slo=asked.slo,
             warmup=asked.workload.warmup,
+            interval=interval,
             progress=progress,
         )

@@ -5,11 +5,12 @@ and collectives as training; `serve` plays requests through continuous batching 
 """
 
 from simulator.inference.costs import Batch, Chunk, Cost, StepCosts
+from simulator.inference.decoding import decode_step
 from simulator.inference.memory import ServingMemory, serving_memory
 from simulator.inference.plan import InferencePlan, check
 from simulator.inference.remedies import Remedy
 from simulator.inference.report import Attainment, DecodeStep, Latencies, Load, Serving, Slo, Spread
-from simulator.inference.serving import decode_step, serve
+from simulator.inference.serving import serve
 from simulator.inference.workload import Choice, Lognormal, Request, Uniform, Workload
 
 __all__ = [

@@ -9,7 +9,8 @@ two exact prices KEYS_APART keys a sequence apart, within 0.1 % of the exact one
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from simulator.calibration import Calibration
@@ -22,7 +23,7 @@ from simulator.inference.kernels import CachedAttention, stored_as
 from simulator.inference.plan import InferencePlan
 from simulator.inference.shares import stage_shares
 from simulator.inference.windows import windows
-from simulator.kernels import DTYPE_BYTES, Kernel, Stream, launches
+from simulator.kernels import DTYPE_BYTES, Gemm, Kernel, Stream, launches
 from simulator.lower.work import Clock
 from simulator.model import Model
 from simulator.ops import Exchange
@@ -64,22 +65,36 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds of device work, of collectives between it, and of the host that launches both."""
+    """Seconds of products, attention, streams over memory, collectives between them, and the host that launches all."""
 
-    device_s: float = 0.0
+    gemm_s: float = 0.0
+    attention_s: float = 0.0
+    stream_s: float = 0.0
     exchange_s: float = 0.0
     host_s: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
-            device_s=self.device_s + other.device_s,
+            gemm_s=self.gemm_s + other.gemm_s,
+            attention_s=self.attention_s + other.attention_s,
+            stream_s=self.stream_s + other.stream_s,
             exchange_s=self.exchange_s + other.exchange_s,
             host_s=self.host_s + other.host_s,
         )
 
     def times(self, count: int) -> Cost:
         """`count` of these, one after another."""
-        return Cost(device_s=count * self.device_s, exchange_s=count * self.exchange_s, host_s=count * self.host_s)
+        return Cost(
+            gemm_s=count * self.gemm_s,
+            attention_s=count * self.attention_s,
+            stream_s=count * self.stream_s,
+            exchange_s=count * self.exchange_s,
+            host_s=count * self.host_s,
+        )
+
+    @property
+    def device_s(self) -> float:
+        return self.gemm_s + self.attention_s + self.stream_s
 
     @property
     def busy_s(self) -> float:
@@ -87,7 +102,12 @@ class Cost:
 
 
 class StepCosts:
-    """Prices batches. One object a (model, plan, cluster, stack, calibration); everything is kept that was priced."""
+    """Prices batches. One object a (model, plan, cluster, stack, calibration); everything is kept that was priced.
+
+    pace: a factor on every time, for the ends of an interval (`at_pace`).
+    """
+
+    pace = 1.0
 
     def __init__(
         self,
@@ -125,7 +145,13 @@ class StepCosts:
     @property
     def overhead_s(self) -> float:
         """Host time before each step, while the devices wait. A machine without losses has none."""
-        return 0.0 if self._ideal else self.stack.step_overhead_s
+        return 0.0 if self._ideal else self.pace * self.stack.step_overhead_s
+
+    def at_pace(self, pace: float) -> StepCosts:
+        """The same prices, all of them `pace` times as long."""
+        other = copy(self)  # what was priced is shared: it knows no pace
+        other.pace = pace
+        return other
 
     def graphed(self, batch: Batch) -> bool:
         """The step is launched as one CUDA graph."""
@@ -133,8 +159,11 @@ class StepCosts:
 
     def stages_s(self, batch: Batch) -> tuple[float, ...]:
         """Seconds of the step on each pipeline stage, the message to the next one included."""
-        if not self.graphed(batch):
-            return tuple(self._seconds(cost) for cost in self.costs(batch))
+        times = self._graph_s(batch) if self.graphed(batch) else [self._seconds(cost) for cost in self.costs(batch)]
+        return tuple(times) if self.pace == 1.0 else tuple(self.pace * seconds for seconds in times)
+
+    def _graph_s(self, batch: Batch) -> list[float]:
+        """Stages of a step that only decodes: all but attention is kept by the number of sequences."""
         count = batch.decodes
         bases = self._captured.get(count)
         if bases is None:
@@ -142,12 +171,12 @@ class StepCosts:
             bases = self._captured[count] = tuple(self._stage(n, padded(count), count).busy_s for n in stages)
         if len(batch.keys) == 1:
             each_s = self._decode_s(count, batch.keys[0])
-            return tuple([base + layers * each_s for base, (layers,) in zip(bases, self.layers_by_window, strict=True)])
+            return [base + layers * each_s for base, (layers,) in zip(bases, self.layers_by_window, strict=True)]
         seen_s = [self._decode_s(count, keys) for keys in batch.keys]
-        return tuple(
+        return [
             base + sum(n * seconds for n, seconds in zip(counts, seen_s, strict=True))
             for base, counts in zip(bases, self.layers_by_window, strict=True)
-        )
+        ]
 
     def costs(self, batch: Batch) -> tuple[Cost, ...]:
         """The same in parts, before the larger of device and host is taken."""
@@ -161,11 +190,11 @@ class StepCosts:
                     cost += self._attention(self._decode_s(batch.decodes, keys)).times(count)
                 if batch.chunks and count:
                     cost += self._attention(self._prefill_s(batch, window)).times(count)
-            found.append(Cost(device_s=cost.device_s, exchange_s=cost.exchange_s) if graphed else cost)
+            found.append(replace(cost, host_s=0.0) if graphed else cost)
         return tuple(found)
 
     def _attention(self, seconds: float) -> Cost:
-        return Cost(device_s=seconds, host_s=self.stack.host_launch_s)
+        return Cost(attention_s=seconds, host_s=self.stack.host_launch_s)
 
     def _seconds(self, cost: Cost) -> float:
         """The host runs ahead of the device, so the slower of the two decides. An ideal host costs nothing."""
@@ -228,8 +257,10 @@ class StepCosts:
         return total
 
     def _kernels(self, kernels: Sequence[Kernel], clock: Clock, factor: float = 1.0) -> Cost:
+        gemm_s = sum((clock.seconds(kernel) for kernel in kernels if isinstance(kernel, Gemm)), 0.0)
+        stream_s = sum((clock.seconds(kernel) for kernel in kernels if not isinstance(kernel, Gemm)), 0.0)
         host_s = self.stack.host_launch_s * sum(map(launches, kernels))
-        return Cost(device_s=factor * sum(map(clock.seconds, kernels)), host_s=host_s)
+        return Cost(gemm_s=factor * gemm_s, stream_s=factor * stream_s, host_s=host_s)
 
     def _exchange_s(self, exchange: Exchange) -> float:
         key = (exchange.kind, exchange.num_bytes)

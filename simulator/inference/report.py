@@ -62,8 +62,8 @@ class Latencies:
 class Load:
     """What the engines did in the measured time.
 
-    arriving_per_s: requests; 0: all at once. capacity_per_s: requests that a queue that never empties is served at.
-    utilisation: of the measured time, the part in which the first stage of an engine computes. sequences: mean in a step.
+    arriving_per_s: requests; 0: all at once. capacity_per_s: requests that a queue that never empties is served at, and
+    its 90 % interval. utilisation: of the measured time, the part in which the first stage of an engine computes. sequences: mean in a step.
     kv_mean, kv_peak: of an engine's blocks, in use (peak: of one scheduler). in_system: requests, mean over everything.
     recomputed_tokens: that preemptions threw away.
     """
@@ -71,6 +71,8 @@ class Load:
     measured_s: float
     arriving_per_s: float
     capacity_per_s: float
+    low_capacity_per_s: float
+    high_capacity_per_s: float
     requests_per_s: float
     output_tokens_per_s: float
     prompt_tokens_per_s: float
@@ -86,16 +88,19 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStep:
-    """One step that decodes `sequences` sequences of `context` tokens each, overhead of the host included.
+    """One step that decodes `sequences` sequences of `context` tokens each, through all stages.
 
-    bandwidth_share: bytes of weights and cache that a GPU reads, over what its memory delivers at its data sheet's speed
-    in that time (of the slowest stage).
+    low_s, high_s: its 90 % interval. parts: where it goes: gemm, attention, elementwise, collectives, host (between steps,
+    and what launching takes beyond the devices' work); they sum to step_s. bandwidth_share: bytes of weights and cache that
+    a GPU of the slowest stage reads, over what its memory delivers at its data sheet's speed in that time.
     """
 
     sequences: int
     context: int
     step_s: float
-    exchange_s: float
+    low_s: float
+    high_s: float
+    parts: dict[str, float]
     bandwidth_share: float
 
 
@@ -103,7 +108,8 @@ class DecodeStep:
 class Serving:
     """How a plan serves a stream of requests. latencies, load: None where the plan does not fit.
 
-    num_requests: played; num_warmup of them are in no figure. slo_share: requests within every limit; None: none is set.
+    low_latencies, high_latencies: with every time at the lower and the upper end of its 90 % interval, where that was asked.
+    sigma: one-sigma relative uncertainty of a mean step's time. num_requests: played; num_warmup of them are in no figure. slo_share: requests within every limit; None: none is set.
     """
 
     model: str
@@ -115,6 +121,9 @@ class Serving:
     num_requests: int
     num_warmup: int
     latencies: Latencies | None
+    low_latencies: Latencies | None
+    high_latencies: Latencies | None
+    sigma: float | None
     load: Load | None
     attainments: tuple[Attainment, ...]
     slo_share: float | None

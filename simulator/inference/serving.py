@@ -10,14 +10,14 @@ from typing import Any
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.errors import Fault, InputError
-from simulator.inference.costs import Batch, StepCosts
+from simulator.inference.costs import Batch, Chunk, StepCosts
+from simulator.inference.decoding import Z90, batch_of, decode_step, sigma_of
 from simulator.inference.engine import Engine, Played, Progress
 from simulator.inference.memory import ServingMemory, serving_memory
 from simulator.inference.plan import InferencePlan, check
 from simulator.inference.remedies import remedies
-from simulator.inference.report import DecodeStep, Load, Serving, Slo, Verdict, attained, latencies
-from simulator.inference.scheduler import Job, Limits
-from simulator.inference.shares import kv_bytes_per_token, part_bytes, weight_bytes
+from simulator.inference.report import Load, Serving, Slo, Verdict, attained, latencies
+from simulator.inference.scheduler import Limits
 from simulator.inference.sources import ASSUMPTIONS, sources
 from simulator.inference.workload import Request
 from simulator.model import Model
@@ -26,10 +26,11 @@ from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.units import format_bytes
 
+Window = tuple[float, float]
 _SHOWN_FAULTS = 20
 # Capacity is the rate at which a full queue is served. It is read between the first and the third quarter of so many
 # times the sequences that run at once, so that neither filling nor emptying counts.
-_ROUNDS = 16
+_ROUNDS = 8
 _MOST_SATURATING = 20_000
 _NEARLY_FULL = 0.95
 
@@ -40,6 +41,8 @@ class _Setting:
 
     costs: StepCosts
     memory: ServingMemory
+    calibration: Calibration
+    curves: LinkCurves
 
     @property
     def limits(self) -> Limits:
@@ -54,10 +57,17 @@ class _Setting:
         )
 
     def play(
-        self, requests: Sequence[Request], window: tuple[float, float], progress: Progress | None = None
+        self, requests: Sequence[Request], window: Window, progress: Progress | None = None, pace: float = 1.0
     ) -> Played:
-        """What happens to these requests. window: the time in which figures are counted."""
-        return Engine(self.costs, self.limits, requests, window).run(progress)
+        """What happens to these requests. window: the time in which figures are counted. pace: a factor on all times."""
+        costs = self.costs if pace == 1.0 else self.costs.at_pace(pace)
+        return Engine(costs, self.limits, requests, window).run(progress)
+
+    def probe(self) -> None:
+        """Price a step of each kind, so that a number the calibration lacks is told before the clock runs."""
+        self.costs.stages_s(batch_of(self.costs, 1, 1))
+        keys = tuple(0 for _ in self.costs.windows)
+        self.costs.stages_s(Batch(decodes=0, keys=keys, chunks=(Chunk(new=1, cached=0),)))
 
 
 def serve(  # noqa: PLR0913  one a noun
@@ -71,12 +81,15 @@ def serve(  # noqa: PLR0913  one a noun
     curves: LinkCurves | None = None,
     slo: Slo | None = None,
     warmup: float = 0.1,
+    interval: bool = False,
     progress: Progress | None = None,
 ) -> Serving:
     """Play `requests`, in order of arrival, through the plan's engines.
 
     calibration, stack, curves: as `predict` takes them. warmup: the part of the requests, first to arrive, that no figure
-    counts. A plan that does not fit in memory, and requests that come faster than they are served, are answers.
+    counts. interval: play them twice more, with all times at the ends of their 90 % interval. progress: is told
+    (requests answered, requests in all plays) now and then. A plan that does not fit in memory, and requests that come
+    faster than they are served, are answers.
     Raises PlanError, StackError, CalibrationError, or InputError with every fault found.
     """
     stack = stack or Stack.load(plan.stack)
@@ -86,15 +99,78 @@ def serve(  # noqa: PLR0913  one a noun
     _check_lengths(model, plan, requests)
     costs = StepCosts(model, plan, cluster, stack, calibration, curves)
     memory = serving_memory(model, plan, cluster.device, stack)
-    setting = _Setting(costs=costs, memory=memory)
+    setting = _Setting(costs=costs, memory=memory, calibration=calibration, curves=curves)
+    setting.probe()
     said = sources(costs, calibration, cluster, curves)
     if not memory.fits:
         return _does_not_fit(setting, requests, said)
+    return _played(setting, requests, slo or Slo(), warmup, interval=interval, progress=progress, said=said)
+
+
+def _played(
+    setting: _Setting,
+    requests: Sequence[Request],
+    slo: Slo,
+    warmup: float,
+    *,
+    interval: bool,
+    progress: Progress | None,
+    said: tuple[Source, ...],
+) -> Serving:
+    """The answer of a plan that fits."""
     skipped = math.floor(warmup * len(requests))
     begin_s, end_s = requests[skipped].arrival_s, requests[-1].arrival_s
-    played = setting.play(requests, (begin_s, end_s if end_s > begin_s else math.inf), progress)
-    capacity = _capacity(setting, requests)
-    return _answer(setting, played, skipped, capacity, slo or Slo(), said)
+    window = (begin_s, end_s if end_s > begin_s else math.inf)
+    queue = _full_queue(setting, requests)
+    told = _Told(progress, (3 if interval else 1) * len(requests) + len(queue))
+    played = setting.play(requests, window, told.part(len(requests)))
+    capacity = _capacity(queue, setting.play(queue, (0.0, math.inf), told.part(len(queue))))
+    jobs = played.jobs[skipped:]
+    busy = played.meter.output_tokens / max(1, played.meter.num_steps)
+    mean = sum(job.request.prompt_tokens + job.request.output_tokens / 2 for job in jobs) / len(jobs)
+    size, context = min(max(1, round(busy)), setting.costs.plan.max_sequences), max(1, round(mean))
+    sigma = sigma_of(setting.costs, batch_of(setting.costs, size, context), setting.calibration, setting.curves)
+    spread = math.exp(Z90 * sigma)
+    ends = [
+        latencies(setting.play(requests, window, told.part(len(requests)), pace).jobs[skipped:]) if interval else None
+        for pace in (1 / spread, spread)
+    ]
+    found, load = latencies(jobs), _load(setting, played, skipped, (capacity, spread))
+    rows, share = attained(jobs, slo, found)
+    verdict: Verdict = "OVERLOADED" if load.arriving_per_s >= capacity else "OK"
+    return Serving(
+        **_common(setting, said),
+        verdict=verdict,
+        cause=_cause(verdict, load),
+        suggestion=_suggestion(setting, verdict, load),
+        num_requests=len(requests),
+        num_warmup=skipped,
+        latencies=found,
+        low_latencies=ends[0],
+        high_latencies=ends[1],
+        sigma=sigma,
+        load=load,
+        attainments=rows,
+        slo_share=share,
+        decode_steps=tuple(
+            decode_step(setting.costs, n, context, setting.calibration, setting.curves)
+            for n in dict.fromkeys((1, size))
+        ),
+        remedies=(),
+    )
+
+
+class _Told:
+    """Progress over several plays as one."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._before = progress, total, 0
+
+    def part(self, count: int) -> Progress | None:
+        """For the next play, of so many requests."""
+        before, self._before = self._before, self._before + count
+        progress, total = self._progress, self._total
+        return None if progress is None else lambda done, _: progress(before + done, total)
 
 
 def _check_lengths(model: Model, plan: InferencePlan, requests: Sequence[Request]) -> None:
@@ -130,19 +206,22 @@ def _shorter(model: Model, plan: InferencePlan, total: int) -> str:
     return f"shorter requests, or a model with more than {model.max_positions} positions"
 
 
-def _capacity(setting: _Setting, requests: Sequence[Request]) -> float:
-    """Requests a second that the engines serve when the queue never empties, with lengths as these have."""
+def _full_queue(setting: _Setting, requests: Sequence[Request]) -> list[Request]:
+    """Requests of the same lengths, all there from the beginning: several times as many as run at once."""
     memory, plan = setting.memory, setting.costs.plan
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
     room = max(1, int(memory.num_blocks * memory.block_size / mean))
     at_once = min(plan.max_sequences, room) * memory.num_schedulers * plan.dp
     count = min(max(_ROUNDS * at_once, 4), _MOST_SATURATING)
-    queue = [replace(requests[i % len(requests)], arrival_s=0.0) for i in range(count)]
-    ends = sorted(job.end_s or 0.0 for job in setting.play(queue, (0.0, math.inf)).jobs)
-    first, last = count // 4, 3 * count // 4
-    if ends[last - 1] > ends[first - 1] and count > 4 * at_once:
-        return (last - first) / (ends[last - 1] - ends[first - 1])
-    return count / ends[-1]
+    return [replace(requests[i % len(requests)], arrival_s=0.0) for i in range(count)]
+
+
+def _capacity(queue: Sequence[Request], played: Played) -> float:
+    """Requests a second that the engines serve when the queue never empties."""
+    ends = sorted(job.end_s or 0.0 for job in played.jobs)
+    first, last = len(queue) // 4, 3 * len(queue) // 4
+    between_s = ends[last - 1] - ends[first - 1]
+    return (last - first) / between_s if between_s > 0 else len(queue) / ends[-1]
 
 
 def _does_not_fit(setting: _Setting, requests: Sequence[Request], said: tuple[Source, ...]) -> Serving:
@@ -162,34 +241,14 @@ def _does_not_fit(setting: _Setting, requests: Sequence[Request], said: tuple[So
         num_requests=len(requests),
         num_warmup=0,
         latencies=None,
+        low_latencies=None,
+        high_latencies=None,
+        sigma=None,
         load=None,
         attainments=(),
         slo_share=None,
         decode_steps=(),
         remedies=found,
-    )
-
-
-def _answer(
-    setting: _Setting, played: Played, skipped: int, capacity: float, slo: Slo, said: tuple[Source, ...]
-) -> Serving:
-    jobs = played.jobs[skipped:]
-    found, load = latencies(jobs), _load(setting, played, skipped, capacity)
-    rows, share = attained(jobs, slo, found)
-    verdict: Verdict = "OVERLOADED" if load.arriving_per_s >= capacity else "OK"
-    return Serving(
-        **_common(setting, said),
-        verdict=verdict,
-        cause=_cause(verdict, load),
-        suggestion=_suggestion(setting, verdict, load),
-        num_requests=len(played.jobs),
-        num_warmup=skipped,
-        latencies=found,
-        load=load,
-        attainments=rows,
-        slo_share=share,
-        decode_steps=_decode_steps(setting.costs, jobs, load),
-        remedies=(),
     )
 
 
@@ -205,7 +264,8 @@ def _common(setting: _Setting, said: tuple[Source, ...]) -> dict[str, Any]:
     }
 
 
-def _load(setting: _Setting, played: Played, skipped: int, capacity: float) -> Load:
+def _load(setting: _Setting, played: Played, skipped: int, capacity: tuple[float, float]) -> Load:
+    """capacity: requests a second, and the factor to the ends of its interval."""
     meter, plan, requests = played.meter, setting.costs.plan, played.jobs
     measured_s = min(meter.end_s, played.end_s) - meter.start_s
     spanned_s = requests[-1].request.arrival_s - requests[0].request.arrival_s
@@ -214,7 +274,9 @@ def _load(setting: _Setting, played: Played, skipped: int, capacity: float) -> L
     return Load(
         measured_s=measured_s,
         arriving_per_s=(len(requests) - 1) / spanned_s if spanned_s else 0.0,
-        capacity_per_s=capacity,
+        capacity_per_s=capacity[0],
+        low_capacity_per_s=capacity[0] / capacity[1],
+        high_capacity_per_s=capacity[0] * capacity[1],
         requests_per_s=answered / measured_s,
         output_tokens_per_s=meter.output_tokens / measured_s,
         prompt_tokens_per_s=meter.prefill_tokens / measured_s,
@@ -250,29 +312,3 @@ def _suggestion(setting: _Setting, verdict: Verdict, load: Load) -> str:
     if load.arriving_per_s > _NEARLY_FULL * load.capacity_per_s:
         return "close to capacity, percentiles still move with the number of requests: play more of them"
     return ""
-
-
-def _decode_steps(costs: StepCosts, jobs: Sequence[Job], load: Load) -> tuple[DecodeStep, ...]:
-    """A step of one sequence, and one of as many as ran on average, in the middle of a mean answer."""
-    mean = sum(job.request.prompt_tokens + job.request.output_tokens / 2 for job in jobs) / len(jobs)
-    sizes = dict.fromkeys((1, min(max(1, round(load.sequences)), costs.plan.max_sequences)))
-    return tuple(decode_step(costs, size, round(mean)) for size in sizes)
-
-
-def decode_step(costs: StepCosts, sequences: int, context: int) -> DecodeStep:
-    """One step of `sequences` sequences with `context` tokens each, through all stages."""
-    batch = Batch(decodes=sequences, keys=tuple(sequences * min(context, w or context) for w in costs.windows))
-    times = costs.stages_s(batch)
-    slowest = times.index(max(times))
-    share = costs.shares[slowest]
-    per_layer = kv_bytes_per_token(share, costs.plan) // max(1, len(share.layers))
-    cached = sum(n * keys for n, keys in zip(costs.layers_by_window[slowest], batch.keys, strict=True)) * per_layer
-    read = weight_bytes(share, costs.plan) - part_bytes(share, costs.plan, "embedding") + cached
-    device = costs.cluster.device
-    return DecodeStep(
-        sequences=sequences,
-        context=context,
-        step_s=costs.overhead_s + sum(times),
-        exchange_s=sum(cost.exchange_s for cost in costs.costs(batch)),
-        bandwidth_share=read / times[slowest] / device.memory_bytes_per_s,
-    )

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from simulator.inference import Latencies, Load, Serving
+from simulator.inference import Latencies, Load, Serving, Spread
 from simulator.units import format_bytes, format_seconds
 
 _COLORS = {"OK": "bold green", "OVERLOADED": "bold yellow", "OOM": "bold red"}
@@ -21,7 +21,7 @@ def render(s: Serving) -> Group:
     """The report, for a rich console."""
     parts: list[RenderableType] = [_verdict(s)]
     if s.latencies is not None and s.load is not None:
-        parts.append(_section("Latency", _latencies(s.latencies)))
+        parts.append(_section("Latency", _latencies(s.latencies, s)))
         if s.attainments:
             parts.append(_section("Service level", _attainments(s)))
         parts.append(_section("Throughput", _load(s.load)))
@@ -49,24 +49,27 @@ def _table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
 
 def _verdict(s: Serving) -> Table:
     devices = f"{s.num_devices:,} device{'s' if s.num_devices != 1 else ''}"
-    counted = f"{s.num_requests:,} requests" + (f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else "")
+    counted = f"{s.num_requests:,} request{'s' if s.num_requests != 1 else ''}" + (
+        f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else ""
+    )
     table = _table([(s.verdict, f"{s.model} on {s.cluster}, {devices}; {counted}"), ("", s.cause)], "ll")
     table.columns[0].style = _COLORS[s.verdict]
     return table
 
 
-def _latencies(found: Latencies) -> Table:
+def _latencies(found: Latencies, s: Serving) -> Table:
     rows: list[tuple[str, ...]] = [("", "p50", "p90", "p99", "mean", "largest")]
-    named = (
-        ("time to first token", found.ttft),
-        ("time per output token", found.tpot),
-        ("whole request", found.latency),
-    )
-    rows += [
-        (name, *map(format_seconds, (each.p50_s, each.p90_s, each.p99_s, each.mean_s, each.max_s)))
-        for name, each in named
-        if each is not None
-    ]
+    ends = [("", found), ("  at best", s.low_latencies), ("  at worst", s.high_latencies)]
+    for name, field in (
+        ("time to first token", "ttft"),
+        ("time per output token", "tpot"),
+        ("whole request", "latency"),
+    ):
+        for end, each in ends:
+            spread: Spread | None = getattr(each, field, None)
+            if spread is not None:
+                times = (spread.p50_s, spread.p90_s, spread.p99_s, spread.mean_s, spread.max_s)
+                rows.append((end or name, *map(format_seconds, times)))
     return _table(rows, "lrrrrr")
 
 
@@ -82,7 +85,8 @@ def _attainments(s: Serving) -> Table:
 
 def _load(load: Load) -> Table:
     arriving = f"{load.arriving_per_s:.3g} arrive; " if load.arriving_per_s else ""
-    capacity = f"{arriving}{load.capacity_per_s:.3g} could be served"
+    between = f"90 % interval {load.low_capacity_per_s:.3g} to {load.high_capacity_per_s:.3g}"
+    capacity = f"{arriving}{load.capacity_per_s:.3g} could be served, {between}"
     lost = f"{load.recomputed_tokens:,} tokens computed again"
     rows = [
         ("requests", f"{load.requests_per_s:.3g}/s", capacity),
@@ -100,9 +104,11 @@ def _decoding(s: Serving) -> Table:
     rows = []
     for step in s.decode_steps:
         size = f"{step.sequences} sequence{'s' if step.sequences != 1 else ''}"
-        told = f"a step at {step.context:,} tokens each; {format_seconds(step.exchange_s)} in collectives; "
-        told += f"{step.bandwidth_share:.0%} of the memory's bandwidth"
+        between = f"90 % interval {format_seconds(step.low_s)} to {format_seconds(step.high_s)}"
+        told = f"{between}; at {step.context:,} tokens each, {step.bandwidth_share:.0%} of the memory's bandwidth"
         rows.append((size, format_seconds(step.step_s), told))
+        where = [f"{name} {format_seconds(seconds)}" for name, seconds in step.parts.items() if seconds]
+        rows.append(("", "", ", ".join(where)))
     return _table(rows, "lrl")
 
 

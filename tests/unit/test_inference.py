@@ -10,7 +10,7 @@ import pytest
 
 from simulator.calibration import Calibration
 from simulator.collective_curves import default_curves
-from simulator.errors import InputError, PlanError, StackError
+from simulator.errors import CalibrationError, InputError, PlanError, StackError
 from simulator.inference import (
     Batch,
     Chunk,
@@ -22,12 +22,15 @@ from simulator.inference import (
     Uniform,
     Workload,
     check,
+    decode_step,
     serve,
     serving_memory,
 )
 from simulator.inference.blocks import forward_blocks, forward_ops
 from simulator.inference.costs import padded
+from simulator.inference.engine import Engine
 from simulator.inference.report import spread
+from simulator.inference.scheduler import Limits
 from simulator.inference.shares import stage_shares
 from simulator.kernels import Attention
 from simulator.model import Model
@@ -286,3 +289,59 @@ def test_sizes_of_a_forward_are_straight_lines_over_its_tokens(name: str, stack:
                 for op in block.ops
             ]
             assert lines.at(tokens) == tuple(op for op in built if op[1] or op[2])
+
+
+def test_a_decoding_step_is_the_sum_of_its_parts(h100: Cluster) -> None:
+    model = Model.load("llama3-70b")
+    calibration, curves = Calibration.for_device(h100.device), default_curves()
+    for plan in (
+        InferencePlan(tp=4),
+        InferencePlan(tp=2, pp=2),
+        InferencePlan(pp=4),
+        InferencePlan(tp=4, cuda_graphs=False),
+    ):
+        step = decode_step(costs_of(model, plan, h100), 8, 1000, calibration, curves)
+        assert sum(step.parts.values()) == pytest.approx(step.step_s, rel=1e-9)
+        assert step.parts["collectives"] > 0
+        assert step.parts["host"] >= Stack.load(plan.stack).step_overhead_s * (1 - 1e-9)
+        assert step.low_s < step.step_s < step.high_s
+        assert step.step_s / step.low_s == pytest.approx(step.high_s / step.step_s)
+        assert 0.3 < step.bandwidth_share < 1
+
+
+def test_a_number_that_the_calibration_lacks_is_told_before_the_clock_runs() -> None:
+    cluster = Cluster.load("dgx1-v100-8")
+    with pytest.raises(CalibrationError, match="no bf16 matrix units") as caught:
+        serve(Model.load("llama3-8b"), InferencePlan(tp=8), cluster, Workload(num_requests=5).requests())
+    assert len(caught.value.faults) == 1
+
+
+def test_an_interval_brackets_the_answer(llama: Model, h100: Cluster) -> None:
+    heard: list[tuple[int, int]] = []
+    requests = Workload(rate=20, num_requests=100).requests()
+    served = serve(llama, InferencePlan(), h100, requests, interval=True, progress=lambda a, b: heard.append((a, b)))
+    found, low, high = served.latencies, served.low_latencies, served.high_latencies
+    assert found is not None
+    assert low is not None
+    assert high is not None
+    assert low.latency.p50_s < found.latency.p50_s < high.latency.p50_s
+    assert low.ttft.p50_s < found.ttft.p50_s < high.ttft.p50_s
+    assert heard[-1][0] == heard[-1][1]
+    assert sorted(heard) == heard
+    told = to_text(render(served))
+    assert "at best" in told
+    assert "at worst" in told
+
+
+def test_time_scales(llama: Model, h100: Cluster) -> None:
+    """Arrivals, host and devices three times as slow: everything takes three times as long."""
+    costs = costs_of(llama, InferencePlan(), h100)
+    limits = Limits(num_blocks=200, block_size=16, max_sequences=16, max_tokens=512, chunked=True)
+    requests = Workload(
+        rate=30, num_requests=60, prompt_tokens=Uniform(distribution="uniform", low=5, high=900)
+    ).requests()
+    slow = [replace(request, arrival_s=3 * request.arrival_s) for request in requests]
+    once = Engine(costs, limits, requests, (0.0, math.inf)).run()
+    thrice = Engine(costs.at_pace(3.0), limits, slow, (0.0, math.inf)).run()
+    assert [3 * job.end_s for job in once.jobs] == pytest.approx([job.end_s for job in thrice.jobs], rel=1e-9)
+    assert once.preemptions == thrice.preemptions > 0
