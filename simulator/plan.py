@@ -30,7 +30,7 @@ _LEGAL_ZERO: dict[str, tuple[int, ...]] = {
     "fsdp2": (2, 3),
     "zero_redundancy": (1,),
     "deepspeed": (0, 1, 2, 3),
-    "megatron": (0, 1),
+    "megatron": (0, 1, 3),  # 3: Megatron-FSDP with optim_grads_params
 }
 
 

@@ -70,6 +70,7 @@ def _megatron(
         flag=flag,
         eager=stack,
         compiled=stack,
+        sharded="megatron",
         replicated="megatron",
         sharding="zero1",
         recompute="none",

@@ -31,6 +31,8 @@ def strategy_of(plan: Plan, library: Library = "nccl") -> Callable[[Writer, Mode
             return DeepSpeed3
         case "deepspeed":
             return DeepSpeed
+        case "megatron" if plan.zero == 3:
+            return MegatronFsdp
         case "megatron":
             return Megatron
         case _:
@@ -403,6 +405,42 @@ class DeepSpeed3(Sharded):
         state()
         wide = self.writer.alloc(min(shard, 10**9) * 4, "gradients")
         self.writer.free(wide)
+
+
+class MegatronFsdp(DeepSpeed3):
+    """Megatron-FSDP: units gathered without a copy, the next one meanwhile; weight gradients go straight into the input
+    of the reduce-scatter, of which one is filled while another is reduced (its docs/runtime_schedule.md).
+    """
+
+    def __init__(self, writer: Writer, model: Model, plan: Plan) -> None:
+        super().__init__(writer, model, plan)
+        self._filling: dict[int, int] = {}
+        self._reducing: list[int] = []
+
+    @override
+    def _ahead(self, unit: int, direction: int) -> None:
+        self._gather(unit + direction)
+
+    @override
+    def before_backward(self, unit: int) -> None:
+        super().before_backward(unit)
+        self._filling[unit] = self.writer.alloc(self._numels[unit] * self.reduced, "reduce_scatter")
+
+    @override
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+        super().after_backward(unit, gradients, sync=sync)
+        self.end_backward()
+        self._reducing = [self._filling.pop(unit)]
+
+    @override
+    def end_backward(self) -> None:
+        self.writer.free(*self._reducing)
+        self._reducing = []
+
+    @override
+    def optimizer(self, state: Callable[[], None]) -> None:
+        """Reads the fp32 shards where they lie."""
+        state()
 
 
 class Megatron(Strategy):

@@ -102,16 +102,20 @@ def _flat_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     compute = DTYPE_BYTES[plan.compute_dtype]
     whole = sum(-(-numel // ranks) * ranks for numel, ranks in flat_numels(model, plan))
     shard = stepped_numel(model, plan)
-    megatron = plan.implementation == "megatron"
+    megatron, sharded = plan.implementation == "megatron", plan.zero == 3
     reduced = DTYPE_BYTES[plan.gradient_dtype]
-    gradients = [whole * reduced] if megatron else [shard * compute] if plan.zero == 3 else []
-    # Megatron's fp32 copy of 16-bit gradients lives only where they are not fp32 already
-    copies = [shard * 4] if megatron and reduced < 4 else []
+    gradients = [shard * compute] if sharded else []
+    copies: list[int] = []
+    if megatron:
+        # Megatron-FSDP adds reduced gradients up in fp32 shards. The distributed optimizer keeps whole gradients, and an
+        # fp32 copy of its part only where they are not fp32 already
+        gradients = [shard * 4] if sharded else [whole * reduced]
+        copies = [shard * 4] if reduced < 4 and not sharded else []
     return {
-        "parameters": [(shard if plan.zero == 3 else whole) * compute],
+        "parameters": [(shard if sharded else whole) * compute],
         "gradients": gradients + copies,
         "optimizer_state": [shard * 4, *optimizer_tensors(shard, plan)],
-        "buckets": [plan.reduce_bucket_numel * compute] if plan.zero == 3 else [],
+        "buckets": [plan.reduce_bucket_numel * compute] if sharded and not megatron else [],
     }
 
 

@@ -57,6 +57,16 @@ def test_communication_volume(stage: int, volume: int) -> None:
     assert elements_moved(stage) == volume
 
 
+def test_megatron_fsdp_keeps_two_and_sixteen_bytes_of_each_shard_and_copies_nothing() -> None:
+    """optim_grads_params: a 16-bit shard to compute with; fp32 main weight, main gradient and two moments of it."""
+    sharded = plan(3, data_parallel="megatron", optimizer_impl="loop")
+    assert model_state_bytes(MODEL, sharded) == Fraction(2 + 16, RANKS) * PSI
+    moved = communication(MODEL, sharded)
+    received = sum(c.all_gather_forward_bytes + c.all_gather_backward_bytes + c.reduce_scatter_bytes for c in moved)
+    assert received == 3 * 2 * PSI
+    assert not any(c.gather_forward_kernels or c.gather_backward_kernels or c.gradient_kernels for c in moved)
+
+
 @pytest.mark.parametrize("implementation", ["fsdp1", "fsdp2"])
 def test_fsdp_with_fp32_master_holds_a_sixteenth_byte_share(implementation: str) -> None:
     # fp32 shard (4), two fp32 momenta (8), and after the backward an fp32 gradient shard (4): 16Ψ/N, as ZeRO-3
