@@ -27,14 +27,10 @@ def strategy_of(plan: Plan, library: Library = "nccl") -> Callable[[Writer, Mode
             return Fsdp2OverGloo if library == "gloo" else Fsdp2
         case "fsdp1":
             return Fsdp1
-        case "deepspeed" if plan.zero == 3:
-            return DeepSpeed3
         case "deepspeed":
-            return DeepSpeed
-        case "megatron" if plan.zero == 3:
-            return MegatronFsdp
+            return DeepSpeed3 if plan.zero == 3 else DeepSpeed
         case "megatron":
-            return Megatron
+            return MegatronFsdp if plan.zero == 3 else Megatron
         case _:
             return Replicated
 
@@ -408,8 +404,10 @@ class DeepSpeed3(Sharded):
 
 
 class MegatronFsdp(DeepSpeed3):
-    """Megatron-FSDP: units gathered without a copy, the next one meanwhile; weight gradients go straight into the input
-    of the reduce-scatter, of which one is filled while another is reduced (its docs/runtime_schedule.md).
+    """Megatron-FSDP: units gathered without a copy, the next one meanwhile.
+
+    Weight gradients go straight into the input of the reduce-scatter; one is filled while another is reduced (its
+    docs/runtime_schedule.md).
     """
 
     def __init__(self, writer: Writer, model: Model, plan: Plan) -> None:
