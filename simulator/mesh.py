@@ -304,6 +304,10 @@ def _expert_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
         problem = f"ep = {plan.ep} does not divide the model's {experts.num_experts} experts"
         remedy = f"ep = {_nearest_divisor(experts.num_experts, plan.ep)}"
         yield Fault(place="plan: ep", problem=problem, remedy=remedy)
+    if plan.experts_apart and plan.implementation not in ("megatron", "fsdp2"):
+        problem = f"{plan.implementation} has no groups of their own for experts"
+        remedy = f'ep = 1, etp = {plan.tp}; or data_parallel = "megatron" or "fsdp2"'
+        yield Fault(place="plan: ep", problem=problem, remedy=remedy)
     if experts.d_ff % plan.etp:
         problem = f"etp = {plan.etp} does not divide the {experts.d_ff} columns of an expert"
         yield Fault(place="plan: etp", problem=problem, remedy="etp = 1")

@@ -94,6 +94,8 @@ class Plan(Strict):
     expert_capacity_factor: float | None = Field(gt=0, le=1000, default=None)
     # Rows of the busiest rank over the mean, which all others wait for. 1: balanced, as benchmarks force it
     expert_imbalance: float = Field(ge=1, le=1000, default=1.0)
+    # One sigma of that, relative: the interval of a prediction grows by what it moves. 0: known
+    expert_imbalance_sigma: float = Field(ge=0, le=10, default=0.0)
     # Which axes neighbouring ranks differ in, innermost first, as Megatron writes it. dp: dp_shard inside dp_replicate
     rank_order: str = "tp-cp-ep-dp-pp"
 
@@ -381,6 +383,13 @@ class Plan(Strict):
         if group > 1 and self.implementation not in ("megatron", "fsdp2"):
             problem = f"{self.implementation} has no expert parallelism here"
             faults.append(Fault(place=f"{place}: ep", problem=problem, remedy='data_parallel = "megatron" or "fsdp2"'))
+        if self.expert_capacity_factor is not None and (self.expert_imbalance, self.expert_imbalance_sigma) != (
+            1.0,
+            0.0,
+        ):
+            problem = "experts padded to a capacity take the same rows on every rank"
+            remedy = "expert_imbalance = 1, expert_imbalance_sigma = 0; or no expert_capacity_factor"
+            faults.append(Fault(place=f"{place}: expert_imbalance", problem=problem, remedy=remedy))
         return faults
 
     def _offload_faults(self, place: str) -> list[Fault]:

@@ -18,6 +18,7 @@ from simulator.backtest.rules import (
     machine,
     mixture_fields,
     network_bytes_per_s,
+    rack_gpus,
 )
 from simulator.errors import ModelError, PlanError
 from simulator.model import Model
@@ -77,6 +78,8 @@ def resolve(row: RunRow) -> Run:
         cluster = _cluster(row.gpu, num_devices, row.gpus_per_node, network_bytes_per_s(row))
     else:
         cluster = _preset(preset, num_devices)
+    if (rack := rack_gpus(row)) is not None:
+        cluster = cluster.model_copy(update={"nvlink_domain_size": rack})
     micro_batches, plan = _plan(row, rule, cluster)
     return Run(
         row=row,

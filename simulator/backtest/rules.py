@@ -190,6 +190,17 @@ def network_bytes_per_s(row: RunRow) -> float | None:
     return None if gbps is None else gbps * 1e9 / 8
 
 
+# Jobs of several racks take 16 of a rack's 18 trays, so that degrees that are powers of two stay inside a rack.
+_RACKS = ("GB200", "GB300")
+_RACK_GPUS = 64
+
+
+def rack_gpus(row: RunRow) -> int | None:
+    """GPUs of a rack's NVLink domain that a job of several racks takes; None: all there are."""
+    several = (row.n_gpus or 0) > _RACK_GPUS and (row.n_gpus or 0) % _RACK_GPUS == 0
+    return _RACK_GPUS if several and row.gpu.upper() in _RACKS else None
+
+
 # How a family is built, where the table's columns do not say; the first pattern found in model_name holds.
 _GPT_LIKE: dict[str, object] = {
     "norm": "layer",
@@ -296,7 +307,23 @@ def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
         "ep": row.ep or 1,
         "etp": (row.tp or 1) if rule.splits_experts else 1,
         **({"expert_capacity_factor": float(capacity[1])} if capacity else {}),
+        **_layout(row),
     }
+
+
+def _layout(row: RunRow) -> dict[str, object]:
+    """Layers of a pipeline whose last position has a module of multi-token prediction and two losses beside the head.
+
+    As Megatron-Bridge's recipes of DeepSeek-V3 lay it out: the last position has as few layers as the others allow, then
+    the first ("Et*4|(t*4|)*14tmL" in 16 positions, "Et|(tt|)*30mL" in 32).
+    """
+    known, positions, layers = published_mixture(row), (row.pp or 1) * (row.vpp or 1), row.n_layers or 1
+    if known is None or not known.mtp_layers or (row.pp or 1) == 1 or not 3 <= positions <= layers:
+        return {}
+    most = -(-layers // positions)
+    last = max(0, layers - most * (positions - 1))
+    first = layers - last - most * (positions - 2)
+    return {"stage_layers": (first, *(most,) * (positions - 2), last)} if first >= 0 else {}
 
 
 def family_fields(row: RunRow) -> dict[str, object]:

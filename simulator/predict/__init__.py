@@ -6,7 +6,7 @@ import math
 
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves, default_curves
-from simulator.lower import lower
+from simulator.lower import Lowering, lower
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.model import Model
 from simulator.plan import Plan
@@ -54,7 +54,7 @@ def predict(
     found = remedies(lowering, played.step_s, memory) if advise and verdict != "FITS" else None
     if verdict == "TIGHT":
         played, cause = with_stalls(played, cause, memory, calibration)
-    spread = _Z90 * sigma(lowering, played)
+    spread = _Z90 * math.hypot(sigma(lowering, played), _imbalance_sigma(lowering, played.step_s, fold=fold))
     return Prediction(
         model=model.name,
         cluster=cluster.name,
@@ -80,3 +80,14 @@ def predict(
         memory_trace=memory_trace,
         remedies=found or (),
     )
+
+
+def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
+    """What one sigma more rows on the busiest rank of experts add to the step, relative to it."""
+    plan = lowering.plan
+    if plan.expert_imbalance_sigma == 0 or lowering.model.experts is None:
+        return 0.0
+    more = plan.expert_imbalance * (1 + plan.expert_imbalance_sigma)
+    busier = plan.model_copy(update={"expert_imbalance": more})
+    nouns = (lowering.cluster, lowering.stack, lowering.calibration, lowering.curves)
+    return float(play(lower(lowering.model, busier, *nouns), fold=fold).step_s / step_s - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from math import ceil, prod
 
@@ -13,6 +14,7 @@ from simulator.model import Model
 from simulator.ops import Block, build_blocks
 from simulator.ops.core import Exchange
 from simulator.plan import Plan
+from simulator.predict import Prediction, predict
 from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -152,3 +154,17 @@ def test_shapes_of_latent_attention_are_the_papers() -> None:
     assert shapes["attention.q_up.weight"] == (128 * (128 + 64), 1536)
     assert shapes["attention.out.weight"] == (5120, 128 * 128)
     assert prod(shapes["experts.down.weight"]) == 160 * 5120 * 1536
+
+
+def test_the_interval_grows_by_what_imbalance_moves() -> None:
+    model = Model.load("mixtral-8x7b").model_copy(update={"num_layers": 4})
+    cluster = Cluster.load("hgx-h100-8")
+
+    def played(**fields: object) -> Prediction:
+        return predict(model, megatron(dp_shard=8, ep=8, seq_len=2048, **fields), cluster)
+
+    known, busy, unsure = played(), played(expert_imbalance=1.3), played(expert_imbalance_sigma=0.3)
+    assert unsure.step_s == known.step_s < busy.step_s
+    moved = busy.step_s / known.step_s - 1
+    before, after = (math.log(p.high_s / p.step_s) / 1.6449 for p in (known, unsure))
+    assert after**2 - before**2 == pytest.approx(moved**2, rel=1e-3)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from simulator.backtest.resolve import RefusedError, resolve
+from simulator.backtest.resolve import RefusedError, Run, resolve
 from simulator.backtest.rules import FRAMEWORKS, framework_rule
 from simulator.backtest.work import measured_step_s
 from simulator.errors import ClusterError, StackError
+from simulator.model import Model
 from simulator.readers.runs_table import RunRow, read_runs
 from simulator.share import share_of
 from simulator.stack import Stack
@@ -258,3 +259,51 @@ def test_families_are_built_as_their_parameter_counts_say() -> None:
             assert resolve(row).model.num_parameters == int(stated[1]), row.id
             checked += 1
     assert checked == 87
+
+
+def mixture(**changes: Any) -> Run:
+    columns = {
+        "n_experts": 256,
+        "top_k": 8,
+        "d_model": 7168,
+        "n_heads": 128,
+        "d_ff": 2048,
+        "n_layers": 61,
+        "vocab": 129280,
+    }
+    wide = {
+        "model_name": "DeepSeekV3",
+        "framework": "Megatron-Bridge 25.11",
+        "n_gpus": 256,
+        "ep": 64,
+        "zero_or_fsdp": "zero1",
+    }
+    return resolve(
+        replace(ROW, **{**columns, **wide, "seq_len": 4096, "global_batch": 4096, "micro_batch": 1, **changes})
+    )
+
+
+def test_a_published_mixture_brings_what_its_columns_leave_open() -> None:
+    run = mixture(gpu="GB200", gpus_per_node=None, pp=4, vpp=4, dp=64)
+    model = run.model
+    assert model.num_parameters == Model.load("deepseek-v3").num_parameters
+    assert model.experts is not None
+    assert (model.experts.d_ff, model.experts.shared_d_ff, model.experts.first_dense_layers) == (2048, 2048, 3)
+    assert (run.plan.ep, run.plan.etp, run.cluster.nvlink_domain_size) == (64, 1, 64)
+    assert run.plan.stage_layers == (4,) * 15 + (1,)  # "Et*4|(t*4|)*14tmL"
+    assert mixture(gpu="H100-80GB-SXM", n_gpus=1024, tp=2, pp=8, vpp=4, dp=64).plan.stage_layers == (1, *(2,) * 30, 0)
+
+
+def test_an_unknown_mixture_replaces_the_mlp_of_every_layer() -> None:
+    run = mixture(model_name="my-moe", n_gpus=8, ep=8, n_heads=64, n_kv_heads=8, notes="expert capacity 1.5 padded")
+    assert run.model.experts is not None
+    assert run.model.latent is None
+    assert set(run.model.layer_kinds) == {"layer"}
+    assert (run.model.experts.num_experts, run.plan.expert_capacity_factor) == (256, 1.5)
+
+
+def test_nemo_24_splits_experts_over_tensor_parallel_ranks() -> None:
+    grok = {"model_name": "grok1-314b", "n_experts": 8, "top_k": 2, "d_model": 6144, "n_heads": 48, "n_kv_heads": 8,
+            "d_ff": 32768, "n_layers": 4, "vocab": None, "n_gpus": 16, "tp": 4, "pp": 1, "ep": 4, "dp": 4}  # fmt: skip
+    old, new = (mixture(framework=name, **grok).plan for name in ("NeMo 24.09", "Megatron-Bridge 25.11"))
+    assert (old.etp, new.etp) == (4, 1)

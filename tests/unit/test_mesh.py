@@ -246,3 +246,35 @@ def test_heads_are_dealt_out_evenly_by_an_all_to_all() -> None:
 def test_a_fitting_plan_passes() -> None:
     check(Plan(dp_shard=4, tp=2), Model(), HGX)
     check(Plan(dp_shard=8, ep=4), Model(experts=Experts(num_experts=8, top_k=2)), HGX)
+
+
+def test_experts_that_do_not_fit_are_refused_with_every_reason() -> None:
+    model = Model(experts=Experts(num_experts=8, top_k=2, d_ff=100))
+    plan = Plan(dp_shard=4, tp=2, ep=3, seq_len=2048, zero=1, data_parallel="megatron")
+    with pytest.raises(PlanError) as caught:
+        check(plan, model, HGX)
+    text = str(caught.value)
+    assert "ep = 3 does not divide the model's 8 experts" in text
+    assert "whole experts (etp = 1) on tp = 2 ranks that all hold the same tokens" in text
+    assert [fault.remedy for fault in caught.value.faults] == ["ep = 2", "sequence_parallel = true, or etp = 2"]
+
+
+def test_expert_degrees_divide_the_ranks_of_a_stage() -> None:
+    with pytest.raises(PlanError) as caught:
+        Plan(dp_shard=6, ep=4, etp=2, zero=1, data_parallel="megatron").check()
+    text = str(caught.value)
+    assert "ep × etp = 4 × 2 does not divide dp_shard × cp × tp = 6" in text
+    assert "etp = 2 is neither 1 nor tp = 1" in text
+    with pytest.raises(PlanError, match="same rows on every rank"):
+        Plan(dp_shard=4, expert_capacity_factor=1.0, expert_imbalance=1.2).check()
+    with pytest.raises(PlanError, match="no expert parallelism here"):
+        Plan(dp_shard=4, ep=2, zero=3, data_parallel="fsdp1").check()
+
+
+def test_groups_of_experts_follow_the_order_of_ranks() -> None:
+    """With pipelines inside data parallelism, an expert's group crosses the stages' ranks."""
+    plan = Plan(dp_shard=4, tp=2, pp=2, ep=4, zero=1, data_parallel="megatron", sequence_parallel=True)
+    plan = plan.model_copy(update={"rank_order": "tp-cp-ep-pp-dp"})
+    mesh = Mesh(plan, HGX.with_nodes(2))
+    assert list(mesh.group_of("ep", 0)) == [0, 1, 4, 5]
+    assert list(mesh.group_of("expert_dp", 0)) == [0, 8]
