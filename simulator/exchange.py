@@ -153,11 +153,15 @@ def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Ite
         yield from faults_of(exc, form, Plan)
         return
     wanted, got = acting_fields(job.plan, job.model), acting_fields(back, job.model)
-    for name in sorted(wanted.keys() & got.keys()):  # what acts in one of them only follows from another difference
-        if wanted[name] != got[name]:
-            problem = f"{draft.software} cannot keep {name} = {_told(wanted[name])}"
-            remedy = f"{name} = {_told(got[name])} is what it would run"
-            yield Fault(place=f"{form}: {name}", problem=problem, remedy=remedy)
+    differs = {name for name in wanted.keys() & got.keys() if wanted[name] != got[name]}
+    if "pp" in differs:
+        differs -= {"schedule", "stage_layers", "virtual_stages"}
+    if differs & {"pp", "tp", "cp", "dp_shard", "dp_replicate"}:
+        differs.discard("rank_order")
+    for name in sorted(differs):  # what acts in one of them only follows from another difference
+        problem = f"{draft.software} cannot keep {name} = {_told(wanted[name])}"
+        remedy = f"{name} = {_told(got[name])} is what it would run"
+        yield Fault(place=f"{form}: {name}", problem=problem, remedy=remedy)
 
 
 def _devices(plan: Plan, draft: Draft) -> int:

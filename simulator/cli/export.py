@@ -18,19 +18,25 @@ from simulator.model import Model, preset_names
 from simulator.plan import Plan
 from simulator.stack import Stack
 
+KIT = "launch-kit"
 _HELP = """Write a plan as Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML, or our study file.
 
 The plan is a study's, --plan's and the flags', as for predict. What is written is read back to the same plan; fields
 that the framework cannot run are told together, with what it would run instead. Fields that it keeps in the training
-script are named on stderr.
+script are named on stderr. `--to launch-kit -o DIR` writes all that starts the plan: scripts, host and rank files, SLURM,
+Kubernetes, environment, and the plan in every format that can express it.
 
 Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
 
 
 @click.command("export", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
-@click.option("--to", "form", required=True, metavar="|".join(FORMATS), help="The format to write.")
-@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="[stdout]")
+@click.option("--to", "form", required=True, metavar="|".join((*FORMATS, KIT)), help="The format to write.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE|DIR", help="[stdout]")
+@click.option("--hosts", metavar="HOSTLIST", help="launch-kit: the nodes' names, as node[1-8].")
+@click.option(
+    "--topology", metavar="SOURCE", help="launch-kit: one node, as for `shardwise topo`: bus ids, cards, cores."
+)
 @plan_file_options
 @click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
 @click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
@@ -43,6 +49,8 @@ def command(
     *,
     form: str,
     out: Path | None,
+    hosts: str | None,
+    topology: str | None,
     settings: tuple[str, ...],
     as_json: bool,
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
@@ -54,6 +62,12 @@ def command(
     asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings, imported)
     for line in warnings(asked.draft) if asked.draft else ():
         click.echo(f"shardwise: {line}", err=True)
+    if form == KIT:
+        if out is None or as_json:
+            raise click.UsageError("a launch kit is a folder: -o DIR, without --json")
+        return _write_kit(asked, out, hosts, topology)
+    if hosts is not None or topology is not None:
+        raise click.UsageError("--hosts and --topology are the launch kit's: --to launch-kit")
     written = export_plan(job_of(asked), form, _head(asked))
     for name, value in written.beside.items():
         click.echo(f"shardwise: not in the file, for the training script: {name} = {_told(value)}", err=True)
@@ -70,6 +84,26 @@ def job_of(asked: Study) -> Job:
     """The study as a launch sees it."""
     stack = asked.stack or Stack.load(asked.plan.stack)
     return Job(plan=asked.plan, model=asked.model, stack=stack, gpus_per_node=asked.cluster.gpus_per_node)
+
+
+def _write_kit(asked: Study, folder: Path, hosts: str | None, topology: str | None) -> int:
+    """Every file of a launch kit, into a folder that is new or empty."""
+    from simulator.cli.launch_kit import kit_files  # noqa: PLC0415  only what is asked for is loaded
+
+    files = kit_files(asked, job_of(asked), _head(asked), hosts, topology)
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise InputError(Fault(place=str(folder), problem="is not empty", remedy="a new folder"))
+        for name, text in files.items():
+            file = folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            if name.endswith(".sh"):
+                file.chmod(0o755)
+    except OSError as exc:
+        raise InputError(Fault(place=str(folder), problem=f"cannot be written: {exc.strerror}")) from None
+    click.echo(f"launch kit of {len(files)} files written to {folder}", err=True)
+    return ExitCode.OK
 
 
 def _head(asked: Study) -> dict[str, str | int]:

@@ -27,7 +27,7 @@ def megatron_script(job: Job) -> str:
     ):
         lines += [f"{name}=(", *(f"{_PER_LINE}{option}" for option in options), ")", ""]
     launch = f"torchrun --nnodes {nodes} --nproc_per_node {each}"
-    lines += [f'{launch} ${{RENDEZVOUS:-}} pretrain_gpt.py "${{MODEL[@]}}" "${{PARALLEL[@]}}" "${{TRAINING[@]}}" "$@"']
+    lines += [f'${{LAUNCH:-{launch}}} pretrain_gpt.py "${{MODEL[@]}}" "${{PARALLEL[@]}}" "${{TRAINING[@]}}" "$@"']
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,41 @@
+"""The files of a launch kit, from a study: what the command line adds to the writer."""
+
+from __future__ import annotations
+
+from simulator.cli.study import Study
+from simulator.errors import ClusterError, Fault, InputError
+from simulator.exchange import FORMATS, Job, export_plan
+from simulator.host import Host
+from simulator.mesh import check
+from simulator.predict import predict
+from simulator.readers.hostlist import expand
+from simulator.readers.topology_source import read_source
+from simulator.writers.launch_kit import launch_kit, make_kit
+
+
+def kit_files(
+    asked: Study, job: Job, head: dict[str, str | int], hosts: str | None, topology: str | None
+) -> dict[str, str]:
+    """Name -> text. Raises InputError with every fault of hosts, topology and plan."""
+    names = expand(hosts, "--hosts") if hosts is not None else ()
+    host = _host(topology) if topology is not None else None
+    check(job.plan, job.model, asked.cluster)
+    kit = make_kit(job, asked.cluster, hosts=names, host=host)
+    formats: dict[str, str] = {}
+    refused: dict[str, list[str]] = {}
+    for form in FORMATS:
+        try:
+            formats[form] = export_plan(job, form, head).text
+        except InputError as exc:
+            refused[form] = [str(fault) for fault in exc.faults]
+    prediction = predict(job.model, job.plan, asked.cluster, asked.calibration, asked.stack)
+    return launch_kit(kit, formats, refused, prediction)
+
+
+def _host(source: str) -> Host:
+    found = read_source(source)
+    if not isinstance(found, Host):
+        problem = "describes no single host with its GPUs"
+        remedy = "an NCCL topology XML, or what `nvidia-smi topo -m` printed"
+        raise ClusterError(Fault(place=f"--topology {source}", problem=problem, remedy=remedy))
+    return found

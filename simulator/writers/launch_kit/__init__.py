@@ -1,0 +1,135 @@
+"""A launch kit: every file that starts a plan on a cluster, as name -> text. docs/guides/launch.md goes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from simulator.host import nearest_cards
+from simulator.plan import AXES
+from simulator.predict import Prediction
+from simulator.program import COMPUTE_STREAM
+from simulator.writers.launch_kit.parts import Kit, Seat, make_kit
+from simulator.writers.launch_kit.scripts import env_sh, job_slurm, kubernetes_yaml, launch_sh
+
+__all__ = ["Kit", "Seat", "launch_kit", "make_kit"]
+
+SUFFIXES: Final = {"toml": "study.toml", "megatron": "megatron.sh", "deepspeed": "deepspeed.json",
+                   "accelerate": "accelerate.yaml", "torchtitan": "torchtitan.toml"}  # fmt: skip
+
+
+def launch_kit(
+    kit: Kit, formats: Mapping[str, str], refused: Mapping[str, Sequence[str]], prediction: Prediction | None = None
+) -> dict[str, str]:
+    """The files. formats: the plan's text in each format that can express it; refused: why the others cannot.
+
+    prediction: of this plan, for the schedule of its transfers.
+    """
+    files = {
+        "launch.sh": launch_sh(kit, formats),
+        "env.sh": env_sh(kit),
+        "job.slurm": job_slurm(kit),
+        "kubernetes.yaml": kubernetes_yaml(kit),
+        "hostfile": _hostfile(kit),
+        "ranks.tsv": _ranks(kit),
+    }
+    if rankfile := _rankfile(kit):
+        files["rankfile"] = rankfile
+    if prediction is not None:
+        files["transfers.tsv"] = _transfers(prediction)
+    files |= {f"plan/{SUFFIXES[form]}": text for form, text in formats.items()}
+    return {"README.md": _readme(kit, files, refused), **files}
+
+
+def _hostfile(kit: Kit) -> str:
+    counts = [0] * kit.num_nodes
+    for seat in kit.seats:
+        counts[seat.node] += 1
+    return "".join(f"{host} slots={count}\n" for host, count in zip(kit.hosts, counts, strict=True))
+
+
+def _ranks(kit: Kit) -> str:
+    """One line a rank: where it sits, the GPU as CUDA numbers it, its card, and its place in the mesh."""
+    mesh, ids, cards = kit.mesh(), kit.bus_ids, _nearest(kit)
+    lines = ["\t".join(("rank", "node", "host", "local_rank", "gpu", "cuda", "pci_bus_id", "numa", "cards", *AXES))]
+    seen = [0] * kit.num_nodes
+    for rank, seat in enumerate(kit.seats):
+        where = mesh.coordinates(rank)
+        numa = kit.host.gpus[seat.gpu].numa if kit.host else ""
+        fields = [rank, seat.node, kit.hosts[seat.node], seen[seat.node], seat.gpu, kit.cuda_index(seat.gpu)]
+        text = [ids[seat.gpu] if ids else "", numa, cards[seat.gpu] if cards else ""]
+        seen[seat.node] += 1
+        lines.append("\t".join(str(value) or "-" for value in (*fields, *text, *(where[axis] for axis in AXES))))
+    return "\n".join(lines) + "\n"
+
+
+def _nearest(kit: Kit) -> list[str]:
+    return [",".join(one.cards) for one in nearest_cards(kit.host)] if kit.host is not None else []
+
+
+def _rankfile(kit: Kit) -> str:
+    """Open MPI's: each rank on the cores near its GPU; only where the source tells them."""
+    if kit.host is None or not all(gpu.cpus for gpu in kit.host.gpus):
+        return ""
+    gpus = kit.host.gpus
+    return "".join(
+        f"rank {rank}={kit.hosts[seat.node]} slot={gpus[seat.gpu].cpus}\n" for rank, seat in enumerate(kit.seats)
+    )
+
+
+def _transfers(prediction: Prediction) -> str:
+    """What travels when in the first stage's predicted step: gathers ahead of use, copies, reductions."""
+    spans = prediction.timeline.spans
+    first = spans[0].program if spans else ""
+    moved = [s for s in spans if s.program == first and s.stream != COMPUTE_STREAM]
+    lines = ["start_s\tend_s\tstream\tkind\twhat"]
+    for span in sorted(moved, key=lambda s: (float(s.start_s), s.id)):
+        start, end = float(span.start_s), float(span.end_s)
+        lines.append(f"{start:.6f}\t{end:.6f}\t{span.stream}\t{span.category}\t{span.label}")
+    return "\n".join(lines) + "\n"
+
+
+_PURPOSES: Final = {
+    "launch.sh": "starts one node's processes",
+    "env.sh": "variables of every process",
+    "job.slurm": "the whole job under SLURM",
+    "kubernetes.yaml": "the whole job under Kubernetes, with hints that keep its pods close to each other",
+    "hostfile": "the nodes, in order",
+    "rankfile": "Open MPI's: each rank on the cores near its GPU",
+    "ranks.tsv": "the GPU, card and place in the mesh of each rank",
+    "transfers.tsv": "what the predicted step moves when: gathers ahead of use, copies, reductions",
+}
+
+
+def _readme(kit: Kit, files: Mapping[str, str], refused: Mapping[str, Sequence[str]]) -> str:
+    plan = kit.job.plan
+    degrees = " × ".join(f"{axis} {getattr(plan, axis)}" for axis in AXES if getattr(plan, axis) > 1) or "one rank"
+    lines = [
+        f"# {kit.job.model.name} on {kit.num_nodes} × {kit.cluster.gpus_per_node} of {kit.cluster.name}",
+        "",
+        f"{len(kit.seats)} ranks: {degrees}. Global batch {plan.global_batch_size} of {plan.seq_len} tokens.",
+        "",
+        "- By hand: copy this folder to every node; on each `NODE_RANK=N MASTER_ADDR=HOST ./launch.sh`.",
+        "- SLURM: `sbatch job.slurm`, from this folder on a shared file system.",
+        "- Kubernetes: fill in `kubernetes.yaml`, then `kubectl apply -f kubernetes.yaml`.",
+        "",
+        *_notes(kit),
+        "",
+        "| file | what it is |",
+        "| --- | --- |",
+        *(f"| `{name}` | {_PURPOSES.get(name, 'the plan')} |" for name in files),
+    ]
+    for form, why in refused.items():
+        lines += ["", f"The plan is not expressible for {form}:", "", *(f"- {fault}" for fault in why)]
+    return "\n".join(lines) + "\n"
+
+
+def _notes(kit: Kit) -> Iterator[str]:
+    if not kit.named and kit.num_nodes > 1:
+        yield "Hosts are named node0, node1, …: put yours into `hostfile`, or export again with --hosts."
+    if kit.bus_ids:
+        yield "GPUs are numbered by PCI bus id (CUDA_DEVICE_ORDER); `ranks.tsv` has the ids."
+    else:
+        yield "No source told PCI bus ids (--topology): GPU numbers are taken to be in their order already."
+    if not kit.in_blocks:
+        yield "Ranks of a node are no block: `launch.sh` starts a process a rank instead of torchrun."

@@ -1,0 +1,162 @@
+"""Launch kits: every rank has a GPU of its own, and the scripts start what the files say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from simulator.cli import ExitCode, main
+from simulator.errors import PlanError
+from simulator.exchange import Job
+from simulator.host import Gpu, Host
+from simulator.mesh import Mesh
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.stack import Stack
+from simulator.topology import Cluster
+from simulator.writers.launch_kit import Kit, Seat, launch_kit, make_kit
+
+PLANS = Path(__file__).resolve().parents[1] / "data" / "plans"
+PLAN = Plan(tp=4, dp_shard=4, zero=3, sequence_parallel=True, seq_len=1024)
+
+
+def job(plan: Plan = PLAN) -> Job:
+    return Job(plan=plan, model=Model.load("llama3-8b"), stack=Stack.load(plan.stack), gpus_per_node=8)
+
+
+def cluster(nodes: int = 2) -> Cluster:
+    return Cluster.load("hgx-h100-8", nodes)
+
+
+def table(text: str) -> list[dict[str, str]]:
+    head, *rows = (line.split("\t") for line in text.splitlines())
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def files(kit: Kit) -> dict[str, str]:
+    return launch_kit(kit, {}, {})
+
+
+def test_ranks_stand_where_the_mesh_says() -> None:
+    rows = table(files(make_kit(job(), cluster()))["ranks.tsv"])
+    mesh = Mesh(PLAN, cluster())
+    assert [int(row["rank"]) for row in rows] == list(range(16))
+    assert len({(row["host"], row["cuda"]) for row in rows}) == 16
+    for row in rows:
+        assert {axis: int(row[axis]) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")} == mesh.coordinates(
+            int(row["rank"])
+        )
+
+
+def test_gpus_are_numbered_by_bus_id() -> None:
+    ids = [f"0000:{number:02x}:00.0" for number in (0x9B, 0x1A, 0x40, 0x53, 0x66, 0xCA, 0xDB, 0xBB)]
+    gpus = tuple(
+        Gpu(name=f"GPU{i}", pci=pci, numa=str(i // 4), cpus=f"{i * 4}-{i * 4 + 3}") for i, pci in enumerate(ids)
+    )
+    host = Host(source="made", format="xml", gpus=gpus)
+    kit = make_kit(job(), cluster(), host=host, hosts=("a1", "a2"))
+    made = files(kit)
+    # GPU 0 has the fifth of the bus ids in their order, and so on
+    assert "export CUDA_VISIBLE_DEVICES=4,0,1,2,3,6,7,5" in made["launch.sh"]
+    assert made["rankfile"].splitlines()[9] == "rank 9=a2 slot=4-7"
+    assert table(made["ranks.tsv"])[8]["pci_bus_id"] == "0000:9b:00.0"
+    assert made["hostfile"] == "a1 slots=8\na2 slots=8\n"
+
+
+def played(folder: Path, made: dict[str, str], **variables: str) -> list[str]:
+    """What launch.sh starts on one node: a line for each process, from doubles of torchrun and python."""
+    for name, text in made.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    doubles = folder / "bin"
+    doubles.mkdir()
+    for name in ("torchrun", "python"):
+        double = doubles / name
+        double.write_text(f'#!/bin/bash\necho "{name} $RANK $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $*" >> "$LOG"\n')
+        double.chmod(0o755)
+    log = folder / "log"
+    environment = {"PATH": f"{doubles}:{os.environ['PATH']}", "LOG": str(log), "TRAIN": "train.py", **variables}
+    subprocess.run(["bash", str(folder / "launch.sh"), "--lr", "1e-4"], env=environment, check=True, timeout=60)  # noqa: S607
+    return sorted(log.read_text().splitlines())
+
+
+def test_launch_starts_torchrun(tmp_path: Path) -> None:
+    (line,) = played(tmp_path, files(make_kit(job(), cluster())), NODE_RANK="1", MASTER_ADDR="h")
+    assert line == (
+        "torchrun  0,1,2,3,4,5,6,7 PCI_BUS_ID --nnodes 2 --nproc_per_node 8 --node_rank 1 --master_addr h "
+        "--master_port 29500 train.py --lr 1e-4"
+    )
+
+
+def test_a_host_finds_its_place_in_the_hostfile(tmp_path: Path) -> None:
+    made = files(make_kit(job(), cluster(), hosts=("x1-a", "x1")))
+    (line,) = played(tmp_path, made, SLURMD_NODENAME="x1")
+    assert "--node_rank 1 --master_addr x1-a" in line
+
+
+def test_orders_of_gpus_by_node(tmp_path: Path) -> None:
+    seats = [Seat(node, gpu) for node, order in ((0, range(8)), (1, (1, 0, 3, 2, 5, 4, 7, 6))) for gpu in order]
+    (line,) = played(tmp_path, files(make_kit(job(), cluster(), seats=seats)), NODE_RANK="1", MASTER_ADDR="h")
+    assert line.startswith("torchrun  1,0,3,2,5,4,7,6 ")
+
+
+def test_ranks_in_no_blocks_start_one_by_one(tmp_path: Path) -> None:
+    seats = [Seat(rank % 2, rank // 2) for rank in range(16)]  # every other rank on the other node
+    kit = make_kit(job(), cluster(), seats=seats)
+    assert not kit.in_blocks
+    lines = played(tmp_path, files(kit), NODE_RANK="1", MASTER_ADDR="h")
+    started = sorted((int(words[1]), int(words[2])) for words in (line.split() for line in lines))
+    assert started == [(2 * gpu + 1, gpu) for gpu in range(8)]
+
+
+def test_the_job_s_files_are_whole() -> None:
+    made = files(make_kit(job(), cluster(), hosts=("a", "b")))
+    for script in ("launch.sh", "env.sh", "job.slurm"):
+        subprocess.run(["bash", "-n"], input=made[script], text=True, check=True)  # noqa: S607
+    assert "#SBATCH --nodes=2" in made["job.slurm"]
+    assert "#SBATCH --nodelist=a,b" in made["job.slurm"]
+    service, indexed = yaml.safe_load_all(made["kubernetes.yaml"])
+    assert service["kind"] == "Service"
+    assert indexed["spec"]["completions"] == 2
+    (container,) = indexed["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "seats", "words"),
+    [
+        (("a",), None, "1 hosts for 2 nodes"),
+        (("a", "a"), None, "a stands twice"),
+        (("a", "b;rm"), None, "is no host's name"),
+        ((), [Seat(0, 0)] * 16, "two ranks have the same GPU"),
+        ((), [Seat(0, 8), *(Seat(1, 0) for _ in range(15))], "node 0 has no GPU 8"),
+        ((), [Seat(0, 0)], "1 GPUs for 16 ranks"),
+    ],
+)
+def test_faults(hosts: tuple[str, ...], seats: list[Seat] | None, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        make_kit(job(), cluster(), hosts=hosts, seats=seats)
+
+
+def test_the_command_writes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "kit"
+    flags = ["--plan", str(PLANS / "llama3-70b.toml"), "--nodes", "2", "--to", "launch-kit", "-o", str(folder)]
+    assert main(["export", *flags, "--hosts", "n[1-2]"]) == ExitCode.OK
+    written = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert {"launch.sh", "hostfile", "ranks.tsv", "transfers.tsv", "plan/torchtitan.toml", "plan/study.toml"} <= written
+    assert (folder / "hostfile").read_text() == "n1 slots=8\nn2 slots=8\n"
+    assert "torchtitan.train --job.config_file plan/torchtitan.toml" in (folder / "launch.sh").read_text()
+    assert "not expressible for deepspeed" in (folder / "README.md").read_text()
+    assert "all-gather" in (folder / "transfers.tsv").read_text()
+    capsys.readouterr()
+    assert main(["export", *flags]) == ExitCode.BAD_INPUT
+    assert "is not empty (a new folder)" in capsys.readouterr().err
+    assert main(["export", "--to", "launch-kit"]) == ExitCode.USAGE
+    assert main(["export", "--to", "toml", "--hosts", "a"]) == ExitCode.USAGE
+    other = ["--to", "launch-kit", "-o", str(tmp_path / "b"), "--topology", "hgx-h100-8"]
+    assert main(["export", *other]) == ExitCode.BAD_INPUT
+    assert "describes no single host" in capsys.readouterr().err
