@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+from simulator.experts import Experts
 from simulator.inference.plan import InferencePlan, Part
-from simulator.inference.shares import StageShare
-from simulator.kernels import Attention, Kernel
+from simulator.inference.shares import StageShare, experts_reached
+from simulator.kernels import Attention, Gemm, Kernel
 from simulator.ops import Block, Category, build_blocks
 from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
@@ -23,10 +24,11 @@ from simulator.plan import Plan
 from simulator.stack import Stack
 
 
-def forward_blocks(share: StageShare, plan: InferencePlan, stack: Stack, tokens: int) -> tuple[Block, Block]:
-    """(embedding, one layer) for `tokens` new tokens of any sequences."""
+def forward_blocks(share: StageShare, plan: InferencePlan, stack: Stack, tokens: int) -> dict[str, Block]:
+    """The embedding and a layer of each kind, for `tokens` new tokens of any sequences."""
     blocks = build_blocks(share.embedding, stack, _training(plan, tokens, "embedding"))
-    return blocks.embedding, blocks.layer
+    found = {"embedding": blocks.embedding, "layer": blocks.layer}
+    return found if blocks.dense_layer is None else {**found, "dense_layer": blocks.dense_layer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +53,39 @@ class _Line:
 
 
 @dataclass(frozen=True, slots=True)
+class _Routed:
+    """The products of a layer's experts: no straight line, for a few tokens reach a few experts only.
+
+    Experts that are reached, on average over even routing, are computed and read, with all rows among them.
+    """
+
+    one: Gemm
+    experts: Experts
+
+    def at(self, tokens: int) -> Gemm:
+        """For so many tokens."""
+        count = max(self.experts.top_k, round(experts_reached(self.experts, tokens)))
+        rows = -(-tokens * self.experts.top_k // count)
+        return replace(self.one, m=rows, batch=count, launches=min(self.one.launches, count))
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardOps:
     """The forward of a block for any number of tokens, without attention's own kernel.
 
-    All sizes of a forward are straight lines over its tokens (tests/unit/test_inference.py), so two forwards give them all,
+    All sizes but those of experts are straight lines over the tokens (tests/unit/test_inference.py), so two forwards give them all,
     some ten times faster than building each.
     """
 
-    ops: tuple[tuple[Category, tuple[_Line, ...], tuple[_Line, ...]], ...]
+    ops: tuple[tuple[Category, tuple[_Line | _Routed, ...], tuple[_Line, ...]], ...]
 
     @classmethod
-    def of(cls, single: Block, double: Block) -> Self:
+    def of(cls, single: Block, double: Block, experts: Experts | None = None) -> Self:
         """From the block of one token and that of two."""
         found = []
         for one, two in zip(single.ops, double.ops, strict=True):
             pairs = zip(one.forward, two.forward, strict=True)
-            kernels = tuple(_Line.through(a, b) for a, b in pairs if not isinstance(a, Attention))
+            kernels = tuple(_sized(a, b, experts) for a, b in pairs if not isinstance(a, Attention))
             between = zip(one.forward_exchanges, two.forward_exchanges, strict=True)
             exchanges = tuple(_Line.through(a, b) for a, b in between)
             if kernels or exchanges:
@@ -81,15 +100,22 @@ class ForwardOps:
         )
 
 
-def forward_ops(share: StageShare, plan: InferencePlan, stack: Stack) -> tuple[ForwardOps, ForwardOps]:
-    """(embedding, one layer)."""
+def _sized(single: Kernel, double: Kernel, experts: Experts | None) -> _Line | _Routed:
+    if isinstance(single, Gemm) and single.grouped and experts is not None:
+        return _Routed(single, experts)
+    return _Line.through(single, double)
+
+
+def forward_ops(share: StageShare, plan: InferencePlan, stack: Stack) -> dict[str, ForwardOps]:
+    """The embedding and a layer of each kind."""
     single, double = (forward_blocks(share, plan, stack, tokens) for tokens in (1, 2))
-    return ForwardOps.of(single[0], double[0]), ForwardOps.of(single[1], double[1])
+    return {name: ForwardOps.of(single[name], double[name], share.part.experts) for name in single}
 
 
 def head_ops(share: StageShare, plan: InferencePlan, stack: Stack) -> ForwardOps:
     """The head, by rows that sample."""
-    return ForwardOps.of(*(head_block(share, plan, stack, rows) for rows in (1, 2)))
+    single, double = (head_block(share, plan, stack, rows) for rows in (1, 2))
+    return ForwardOps.of(single, double)
 
 
 def head_block(share: StageShare, plan: InferencePlan, stack: Stack, rows: int) -> Block:
@@ -139,6 +165,7 @@ def _training(plan: InferencePlan, tokens: int, part: Part) -> Plan:
     """The training plan whose forward has the same shapes: one sequence of all new tokens, no optimizer, no autocast."""
     return Plan(
         tp=plan.tp,
+        etp=plan.tp,
         zero=0,
         data_parallel="megatron",
         micro_batch_size=1,

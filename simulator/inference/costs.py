@@ -8,6 +8,7 @@ two exact prices KEYS_APART keys a sequence apart, within 0.1 % of the exact one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -17,16 +18,18 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
 from simulator.collectives import collective_s
 from simulator.errors import Fault, StackError
+from simulator.experts import Latent
 from simulator.inference.blocks import ForwardOps, forward_ops, head_ops
 from simulator.inference.groups import pipeline_shape, tensor_shape
 from simulator.inference.kernels import CachedAttention, stored_as
 from simulator.inference.plan import InferencePlan
-from simulator.inference.shares import stage_shares
+from simulator.inference.shares import cached_channels, stage_shares
 from simulator.inference.windows import windows
-from simulator.kernels import DTYPE_BYTES, Gemm, Kernel, Stream, launches
+from simulator.kernels import DTYPE_BYTES, Gemm, Kernel, launches
 from simulator.lower.work import Clock
 from simulator.model import Model
 from simulator.ops import Exchange
+from simulator.ops.graph import stream
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
@@ -125,7 +128,7 @@ class StepCosts:
         self._clocks: dict[int, Clock] = {}
         self.shares = stage_shares(model, plan)
         self._nccl = stack.software()
-        self._linear: dict[int, tuple[tuple[Cost, Cost], Clock]] = {}
+        self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
         self._heads: dict[int, Cost] = {}
         self._decodes: dict[tuple[int, int], float] = {}
         self._exchanges: dict[tuple[str, int], float] = {}
@@ -203,30 +206,29 @@ class StepCosts:
     def _stage(self, stage: int, tokens: int, rows: int) -> Cost:
         """All of a stage but attention."""
         share = self.shares[stage]
-        embedding, layer = self._linear_of(tokens)[0]
-        cost = layer.times(len(share.layers))
+        found = self._linear_of(tokens)[0]
+        cost = Cost()
+        for kind, count in self._kinds[stage]:
+            cost += found[kind].times(count)
         if share.holds_embedding:
-            cost += embedding
+            cost += found["embedding"]
         if share.holds_head:
             cost += self._head(rows)
         else:
             cost += Cost(exchange_s=self._message_s(stage, tokens), host_s=self.stack.host_collective_s)
         return cost
 
-    def _linear_of(self, tokens: int) -> tuple[tuple[Cost, Cost], Clock]:
-        """(embedding, a layer without its attention kernel) of so many new tokens, and the clock of such a step."""
+    def _linear_of(self, tokens: int) -> tuple[dict[str, Cost], Clock]:
+        """The embedding and a layer of each kind without its attention kernel, for so many new tokens; and their clock."""
         found = self._linear.get(tokens)
         if found is None:
-            share = self.shares[0]
-            embedding, layer = self._forward
-            clock = self._clock_of(layer, tokens)
-            written = tokens * 2 * share.part.kv_width * DTYPE_BYTES[self.plan.compute_dtype]
-            kept = tokens * 2 * share.part.kv_width * DTYPE_BYTES[self.plan.kv_dtype]
-            store = Stream(op="copy", read_bytes=written, write_bytes=kept)  # K and V into their blocks
-            costs = (
-                self._ops(embedding, tokens, clock),
-                self._ops(layer, tokens, clock, narrow=True) + self._kernels((store,), clock),
-            )
+            clock = self._clock_of(self._forward["layer"], tokens)
+            channels = tokens * cached_channels(self.shares[0].part)
+            sizes = (channels * DTYPE_BYTES[dtype] for dtype in (self.plan.compute_dtype, self.plan.kv_dtype))
+            store = self._kernels((stream("copy", *sizes),), clock)  # K and V into their blocks
+            costs = {"embedding": self._ops(self._forward["embedding"], tokens, clock)}
+            for kind in self._forward.keys() - costs.keys():
+                costs[kind] = self._ops(self._forward[kind], tokens, clock, narrow=True) + store
             found = self._linear[tokens] = (costs, clock)
         return found
 
@@ -239,8 +241,15 @@ class StepCosts:
         return found
 
     @cached_property
-    def _forward(self) -> tuple[ForwardOps, ForwardOps]:
-        return forward_ops(self.shares[0], self.plan, self.stack)
+    def _forward(self) -> dict[str, ForwardOps]:
+        """Of the whole model on one stage: it has layers of every kind."""
+        whole = stage_shares(self.model, self.plan.model_copy(update={"pp": 1}))[0]
+        return forward_ops(whole, self.plan, self.stack)
+
+    @cached_property
+    def _kinds(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """Layers of each kind on each stage."""
+        return tuple(tuple(Counter(share.part.layer_kinds).items()) for share in self.shares)
 
     @cached_property
     def _head_ops(self) -> ForwardOps:
@@ -307,20 +316,43 @@ class StepCosts:
         return found
 
     def decode_exactly_s(self, count: int, keys: int) -> float:
-        """The exact price that `_decode_s` reads its lines from."""
+        """The exact price that `_decode_s` reads its lines from. Latents are attended to as they are, one head of keys."""
         clock = self._linear_of(padded(count) if self.plan.cuda_graphs else count)[1]
-        return clock.seconds(self._cached(count, 1, 2 * keys // count, pairs=keys, queries=count, keys=keys))
+        part = self.shares[0].part
+        cached_bytes = keys * cached_channels(part) * DTYPE_BYTES[self.plan.kv_dtype]
+        kernel = self._cached(count, 1, 2 * keys // count, pairs=keys, queries=count, cached_bytes=cached_bytes)
+        if part.latent is not None:
+            rank = part.latent.kv_lora_rank
+            width = rank + part.latent.qk_rope_head_dim
+            kernel = replace(kernel, num_kv_heads=1, head_dim=width, v_head_dim=rank)
+        return clock.seconds(kernel)
 
     def _prefill_s(self, batch: Batch, window: int | None) -> float:
-        """Attention of one layer over all pieces of prompts of a step."""
+        """Attention of one layer over all pieces of prompts of a step. Cached latents become keys and values first."""
         pairs = sum(causal_pairs(chunk, window) for chunk in batch.chunks)
         new = sum(chunk.new for chunk in batch.chunks)
         keys = sum(min(chunk.cached + chunk.new, chunk.new + (window or chunk.cached)) for chunk in batch.chunks)
-        count = len(batch.chunks)
-        kernel = self._cached(count, -(-new // count), max(1, 2 * pairs // new), pairs=pairs, queries=new, keys=keys)
-        return self._linear_of(batch.tokens)[1].seconds(kernel)
+        count, part, plan = len(batch.chunks), self.shares[0].part, self.plan
+        clock = self._linear_of(batch.tokens)[1]
+        if part.latent is None:
+            cached_bytes, widened_s = keys * cached_channels(part) * DTYPE_BYTES[plan.kv_dtype], 0.0
+        else:
+            cached_bytes = keys * (part.q_width + part.o_width) * DTYPE_BYTES[plan.compute_dtype]
+            widened_s = self._widened_s(sum(chunk.cached for chunk in batch.chunks), part.latent, clock)
+        seq_kv = max(1, 2 * pairs // new)
+        kernel = self._cached(count, -(-new // count), seq_kv, pairs=pairs, queries=new, cached_bytes=cached_bytes)
+        return clock.seconds(kernel) + widened_s
 
-    def _cached(self, batch: int, seq_q: int, seq_kv: int, *, pairs: int, queries: int, keys: int) -> CachedAttention:
+    def _widened_s(self, tokens: int, latent: Latent, clock: Clock) -> float:
+        """Keys and values of cached tokens out of their latents, once more for every piece behind them."""
+        if not tokens:
+            return 0.0
+        width = self.shares[0].part.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        return clock.seconds(Gemm(m=tokens, n=width, k=latent.kv_lora_rank, dtype=self.plan.compute_dtype))
+
+    def _cached(
+        self, batch: int, seq_q: int, seq_kv: int, *, pairs: int, queries: int, cached_bytes: int
+    ) -> CachedAttention:
         part = self.shares[0].part
         return CachedAttention(
             batch=batch,
@@ -329,13 +361,13 @@ class StepCosts:
             num_heads=part.num_heads,
             num_kv_heads=part.num_kv_heads,
             head_dim=part.head_dim,
+            v_head_dim=0 if part.latent is None else part.latent.v_head_dim,
             causal=True,
             direction="forward",
             dtype=self.plan.compute_dtype,
             pairs=pairs,
             queries=queries,
-            keys=keys,
-            kv_dtype=self.plan.kv_dtype,
+            cached_bytes=cached_bytes,
         )
 
 

@@ -11,7 +11,7 @@ from simulator.collectives import sigma as collective_sigma
 from simulator.inference.costs import Batch, StepCosts
 from simulator.inference.groups import pipeline_shape, tensor_shape
 from simulator.inference.report import DecodeStep
-from simulator.inference.shares import kv_bytes_per_token, part_bytes, weight_bytes
+from simulator.inference.shares import idle_expert_bytes, kv_bytes_per_token, part_bytes, weight_bytes
 from simulator.kernels import DTYPE_BYTES
 
 Z90: Final = 1.6449  # two-sided 90 % of a normal distribution
@@ -87,9 +87,9 @@ def decode_step(
 
 
 def _read_bytes(costs: StepCosts, stage: int, batch: Batch) -> int:
-    """Weights and cache that a GPU of a stage reads in a step: all but a table that only looks tokens up."""
+    """Weights and cache that a GPU of a stage reads: all but a table that only looks tokens up and experts not reached."""
     share, plan = costs.shares[stage], costs.plan
     looked_up = 0 if share.part.tied_embeddings else part_bytes(share, plan, "embedding")
     per_layer = kv_bytes_per_token(share, plan) // max(1, len(share.layers))
     cached = sum(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True)) * per_layer
-    return weight_bytes(share, plan) - looked_up + cached
+    return weight_bytes(share, plan) - looked_up - idle_expert_bytes(share, plan, batch.tokens) + cached

@@ -6,11 +6,11 @@ backs is said in docs/background/inference.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from typing_extensions import override
 
-from simulator.kernels import DTYPE_BYTES, Attention, Dtype, Gemm, Kernel, Stream
+from simulator.kernels import DTYPE_BYTES, Attention, Gemm, Kernel, Stream
 
 # Bits a weight takes with its scales: int8 has one 16-bit scale a row (left out: 16 / k bits), int4 a 16-bit scale and a
 # 4-bit zero for each group of 128 (AWQ and GPTQ checkpoints).
@@ -21,27 +21,26 @@ WEIGHT_BITS = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4 + 
 class CachedAttention(Attention):
     """Attention of new tokens over what is cached, for a whole batch of sequences of any lengths.
 
-    pairs: (query, key) pairs of one head, over the batch. queries: new tokens. keys: cached tokens read, the new ones
-    among them; kv_dtype: what they are kept in. The inherited shape only says how well the kernel fills the device: seq_q
+    pairs: (query, key) pairs of one head, over the batch. queries: new tokens. cached_bytes: of K and V of all tokens that
+    are seen, the new ones among them, in the dtype that they are kept in. The inherited shape only says how well the kernel fills the device: seq_q
     and seq_kv of a mean sequence, whose queries see seq_kv / 2 keys on average.
     """
 
     pairs: int
     queries: int
-    keys: int
-    kv_dtype: Dtype
+    cached_bytes: int
 
     @property
     @override
     def flop(self) -> int:
-        return 4 * self.pairs * self.num_heads * self.head_dim
+        return 2 * self.pairs * self.num_heads * (self.head_dim + (self.v_head_dim or self.head_dim))
 
     @property
     @override
     def num_bytes(self) -> int:
-        """Q and O of the new tokens, K and V of every token that is seen, once each."""
-        q = self.queries * self.num_heads * self.head_dim * DTYPE_BYTES[self.dtype]
-        return 2 * q + 2 * self.keys * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.kv_dtype]
+        """Q and O of the new tokens, and what is cached, once each."""
+        channels = self.head_dim + (self.v_head_dim or self.head_dim)
+        return self.queries * self.num_heads * channels * DTYPE_BYTES[self.dtype] + self.cached_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +65,8 @@ def stored_as(kernels: tuple[Kernel, ...], weights: str) -> tuple[Kernel, ...]:
         elif weights == "fp8":
             read = kernel.batch * kernel.m * kernel.k * DTYPE_BYTES[kernel.dtype]
             found.append(Stream(op="quantise", read_bytes=read, write_bytes=kernel.batch * kernel.m * kernel.k))
-            found.append(Gemm(m=kernel.m, n=kernel.n, k=kernel.k, batch=kernel.batch, dtype="fp8"))
+            found.append(replace(kernel, dtype="fp8"))
         else:
-            bits = WEIGHT_BITS[weights]
-            m, n, k, dtype = kernel.m, kernel.n, kernel.k, kernel.dtype
-            found.append(NarrowWeights(m=m, n=n, k=k, batch=kernel.batch, dtype=dtype, weight_bits=bits))
+            same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+            found.append(NarrowWeights(**same, weight_bits=WEIGHT_BITS[weights]))
     return tuple(found)

@@ -127,9 +127,10 @@ def _stage(
 def activation_bytes(model: Model, share: StageShare, plan: InferencePlan, stack: Stack, device: Device) -> int:
     """Peak of the largest step on one GPU: max_batched_tokens new tokens, max_sequences of which sample."""
     tokens = plan.batched_tokens(model)
-    embedding, layer = forward_blocks(share, plan, stack, tokens)
-    blocks = [embedding] if share.holds_embedding else []
-    blocks += [layer] * min(2, len(share.layers))  # the second begins as all others do
+    found = forward_blocks(share, plan, stack, tokens)
+    blocks = [found["embedding"]] if share.holds_embedding else []
+    for kind in dict.fromkeys(share.part.layer_kinds):
+        blocks += [found[kind]] * 2  # the second begins as all others do
     head = head_block(share, plan, stack, min(plan.max_sequences, tokens)) if share.holds_head else None
     allocator = CachingAllocator()
     for size in workspace_bytes(device)[:1]:  # no second thread: there is no backward

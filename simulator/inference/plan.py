@@ -96,25 +96,14 @@ class InferencePlan(Strict):
 
 def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together."""
-    faults = [*_part_faults(model), *_split_faults(plan, model)]
-    faults += [*_place_faults(plan, cluster), *_length_faults(plan, model)]
+    faults = [*_split_faults(plan, model), *_place_faults(plan, cluster), *_length_faults(plan, model)]
     if faults:
         raise PlanError(faults)
 
 
-def _part_faults(model: Model) -> list[Fault]:
-    """Parts of models whose serving steps have other costs than their training steps suggest."""
-    parts = {"experts": model.experts, "latent attention": model.latent, "multi-token prediction": model.mtp_layers}
-    return [
-        Fault(place=f"model {model.name}", problem=f"serving {name} is not modelled yet", remedy="a dense model")
-        for name, part in parts.items()
-        if part
-    ]
-
-
 def legal_tp(model: Model) -> tuple[int, ...]:
     """Degrees that split heads and MLP; key-value heads divide, or each is held by several GPUs."""
-    most = gcd(model.num_heads, model.d_ff)
+    most = gcd(model.num_heads, *(n for n, _ in _widths(model)))
     return tuple(
         tp
         for tp in range(1, min(most, 1024) + 1)
@@ -122,12 +111,23 @@ def legal_tp(model: Model) -> tuple[int, ...]:
     )
 
 
+def _widths(model: Model) -> list[tuple[int, str]]:
+    """Columns that tp splits, and whose: of a mixture, every expert is split, as serving frameworks do by default."""
+    experts = model.experts
+    if experts is None:
+        return [(model.d_ff, "columns of the MLP")]
+    found = [(experts.d_ff, "columns of an expert"), (experts.shared_d_ff, "columns of the shared experts")]
+    if "dense_layer" in model.layer_kinds:
+        found.append((model.d_ff, "columns of the MLP"))
+    return [(n, what) for n, what in found if n]
+
+
 def _split_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     tp, kv = plan.tp, model.num_kv_heads
     faults: list[Fault] = []
     legal = legal_tp(model)
     nearest = " or ".join(map(str, sorted(sorted(legal, key=lambda n: (abs(n - tp), n))[:2])))
-    wrong = [f"{n} {what}" for n, what in ((model.num_heads, "heads"), (model.d_ff, "columns of the MLP")) if n % tp]
+    wrong = [f"{n} {what}" for n, what in ((model.num_heads, "heads"), *_widths(model)) if n % tp]
     if kv % tp and tp % kv:
         wrong.append(f"{kv} key-value heads (nor is it a multiple of them)")
     if wrong:

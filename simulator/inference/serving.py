@@ -18,7 +18,7 @@ from simulator.inference.plan import InferencePlan, check
 from simulator.inference.remedies import remedies
 from simulator.inference.report import Load, Serving, Slo, Verdict, attained, latencies
 from simulator.inference.scheduler import Limits
-from simulator.inference.sources import ASSUMPTIONS, sources
+from simulator.inference.sources import assumptions, sources
 from simulator.inference.workload import Request
 from simulator.model import Model
 from simulator.predict.prediction import Source
@@ -259,7 +259,7 @@ def _common(setting: _Setting, said: tuple[Source, ...]) -> dict[str, Any]:
         "cluster": costs.cluster.name,
         "num_devices": costs.plan.num_devices,
         "memory": setting.memory,
-        "assumptions": ASSUMPTIONS,
+        "assumptions": assumptions(costs.model),
         "sources": said,
     }
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from math import ceil, prod
 
+from simulator.experts import Experts
 from simulator.inference.kernels import WEIGHT_BITS
 from simulator.inference.plan import InferencePlan, Part
 from simulator.kernels import DTYPE_BYTES
-from simulator.model import Model
-from simulator.share import Share
+from simulator.model import LayerKind, Model
+from simulator.share import HeldExperts, Share
 
+_WIDE = ("router", "shared_gate")
 VOCAB_MULTIPLE = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE (model_executor/layers/vocab_parallel_embedding.py)
 
 
@@ -32,6 +35,14 @@ class StageShare:
 def stage_shares(model: Model, plan: InferencePlan) -> tuple[StageShare, ...]:
     """One a pipeline stage, in order."""
     return tuple(_stage(model, plan, stage, layers) for stage, layers in enumerate(_dealt(model.num_layers, plan.pp)))
+
+
+def _experts(experts: Experts | None, tp: int) -> HeldExperts | None:
+    """Every expert is on every GPU, a slice of it."""
+    if experts is None:
+        return None
+    fields = {"held": experts.num_experts, "d_ff": experts.d_ff // tp, "shared_d_ff": experts.shared_d_ff // tp}
+    return HeldExperts.model_construct(**(dict(experts) | fields))
 
 
 def _dealt(num_layers: int, pp: int) -> list[tuple[int, ...]]:
@@ -60,6 +71,8 @@ def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...
                 "num_heads": model.num_heads // plan.tp,
                 "num_kv_heads": max(1, model.num_kv_heads // plan.tp),
                 "d_ff": model.d_ff // plan.tp,
+                "experts": _experts(model.experts, plan.tp),
+                "mtp_layers": 0,  # modules of multi-token prediction are not loaded
                 "vocab_size": count,
                 "tied_embeddings": tied,
                 "chunks": (layers,),
@@ -81,11 +94,38 @@ def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...
 
 def weight_bytes(share: StageShare, plan: InferencePlan) -> int:
     """Parameters of one GPU, in the dtypes that they are stored in: the matrices of layers as `weights` says."""
-    wide = DTYPE_BYTES[plan.compute_dtype]
-    matrices = sum(prod(shape) for _, shape in share.part.parameter_shapes("layer") if len(shape) >= 2)
-    rest = share.part.num_parameters_of("layer") - matrices
-    layers = len(share.layers) * (ceil(matrices * WEIGHT_BITS[plan.weights] / 8) + rest * wide)
+    kinds = Counter(share.part.layer_kinds)
+    layers = sum(count * _layer_bytes(share.part, kind, plan) for kind, count in kinds.items())
     return layers + sum(part_bytes(share, plan, part) for part in ("embedding", "head"))
+
+
+def _layer_bytes(part: Share, kind: LayerKind, plan: InferencePlan) -> int:
+    """One layer; a router stays wide."""
+    narrow = wide = 0
+    for name, shape in part.parameter_shapes(kind):
+        if len(shape) >= 2 and not name.startswith(_WIDE):
+            narrow += prod(shape)
+        else:
+            wide += prod(shape)
+    return ceil(narrow * WEIGHT_BITS[plan.weights] / 8) + wide * DTYPE_BYTES[plan.compute_dtype]
+
+
+def experts_reached(experts: Experts, tokens: int) -> float:
+    """Experts of a layer that so many tokens are sent to, on average, where every expert is as likely.
+
+    One token misses an expert with probability 1 - k / E.
+    """
+    return experts.num_experts * (1 - (1 - experts.top_k / experts.num_experts) ** tokens)
+
+
+def idle_expert_bytes(share: StageShare, plan: InferencePlan, tokens: int) -> int:
+    """Weights of routed experts that a step of so many tokens does not reach."""
+    part = share.part
+    if part.experts is None:
+        return 0
+    routed = sum(prod(shape) for name, shape in part.parameter_shapes("layer") if name.startswith("experts."))
+    idle = 1 - experts_reached(part.experts, tokens) / part.experts.num_experts
+    return int(part.layer_kinds.count("layer") * routed * WEIGHT_BITS[plan.weights] / 8 * idle)
 
 
 def part_bytes(share: StageShare, plan: InferencePlan, part: Part) -> int:
@@ -94,6 +134,16 @@ def part_bytes(share: StageShare, plan: InferencePlan, part: Part) -> int:
     return owner.num_parameters_of(part) * DTYPE_BYTES[plan.compute_dtype]
 
 
+def cached_channels(part: Share) -> int:
+    """Numbers that a layer keeps of a token on one GPU: K and V of its heads, or the latent and the rotating key.
+
+    Latents are the same for all heads, so every GPU of a tp group keeps all of them.
+    """
+    if part.latent is not None:
+        return part.latent.kv_lora_rank + part.latent.qk_rope_head_dim
+    return 2 * part.kv_width
+
+
 def kv_bytes_per_token(share: StageShare, plan: InferencePlan) -> int:
-    """Cached bytes of a token on one GPU: 2 (K and V) × layers × kv heads × head_dim × bytes."""
-    return 2 * len(share.layers) * share.part.kv_width * DTYPE_BYTES[plan.kv_dtype]
+    """Cached bytes of a token on one GPU: 2 (K and V) × layers × kv heads × head_dim × bytes; of latents, their channels."""
+    return len(share.layers) * cached_channels(share.part) * DTYPE_BYTES[plan.kv_dtype]

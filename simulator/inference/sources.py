@@ -9,6 +9,7 @@ from simulator.collective_curves import LinkCurves
 from simulator.collectives import Links, calibrated
 from simulator.collectives import source as links_source
 from simulator.inference.costs import StepCosts
+from simulator.model import Model
 from simulator.predict.prediction import Source
 from simulator.topology import Cluster
 
@@ -18,6 +19,19 @@ ASSUMPTIONS: Final = (
     "tensor-parallel all-reduces are NCCL's; serving frameworks' own for small sizes are not modelled",
     "every answer has the length that the request states",
 )
+
+
+_OF_EXPERTS: Final = "routing is even: a step reads the experts that its tokens reach on average"
+_OF_LATENTS: Final = "attention over latents reaches what the attention kernel's calibration says of its widest heads"
+_OF_MTP: Final = "modules of multi-token prediction are not loaded"
+
+
+def assumptions(model: Model) -> tuple[str, ...]:
+    """Those that this model's answer rests on."""
+    found = list(ASSUMPTIONS)
+    found += [_OF_EXPERTS] if model.experts is not None else []
+    found += [_OF_LATENTS] if model.latent is not None else []
+    return tuple([*found, _OF_MTP] if model.mtp_layers else found)
 
 
 def sources(costs: StepCosts, calibration: Calibration, cluster: Cluster, curves: LinkCurves) -> tuple[Source, ...]:

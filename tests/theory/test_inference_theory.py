@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -15,7 +16,7 @@ from simulator.inference import Batch, Choice, Chunk, InferencePlan, Request, St
 from simulator.inference.costs import KEYS_APART, causal_pairs
 from simulator.inference.engine import Engine
 from simulator.inference.scheduler import Limits
-from simulator.inference.shares import kv_bytes_per_token, stage_shares, weight_bytes
+from simulator.inference.shares import experts_reached, kv_bytes_per_token, stage_shares, weight_bytes
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
 from simulator.stack import Stack
@@ -130,6 +131,51 @@ def test_cached_bytes_of_a_token(name: str, tp: int, kv: int) -> None:
         plan = InferencePlan(tp=tp, kv_cache=dtype)
         expected = 2 * model.num_layers * kv * model.head_dim * DTYPE_BYTES[dtype]
         assert kv_bytes_per_token(stage_shares(model, plan)[0], plan) == expected
+
+
+def test_cached_bytes_of_latents() -> None:
+    """DeepSeek-V3 keeps 70.272 KB a token (Zhao et al., ISCA 2025, table 1), the same on every GPU of a tp group."""
+    model = Model.load("deepseek-v3")
+    for tp in (1, 8):
+        plan = InferencePlan(tp=tp)
+        assert kv_bytes_per_token(stage_shares(model, plan)[0], plan) == 70_272
+
+
+def test_a_mixture_s_decode_step_reads_the_experts_that_its_tokens_reach(h100: Cluster) -> None:
+    """One token passes the active parameters; many tokens read all of them."""
+    model = Model.load("mixtral-8x7b")
+    plan = InferencePlan(cuda_graphs=False)
+    costs = ideal_costs(model, plan, h100)
+    bandwidth = h100.device.memory_bytes_per_s
+    table = model.num_parameters_of("embedding")
+    context = 10
+    cache = 2 * model.num_layers * model.num_kv_heads * model.head_dim * 2 * context
+    (one_s,) = costs.stages_s(Batch(decodes=1, keys=(context,)))
+    floor_s = (2 * (model.num_active_parameters - table) + cache) / bandwidth
+    assert floor_s <= one_s <= 1.02 * floor_s
+    (many_s,) = costs.stages_s(Batch(decodes=64, keys=(64 * context,)))
+    floor_s = (2 * (model.num_parameters - table) + 64 * cache) / bandwidth
+    assert floor_s <= many_s <= 1.05 * floor_s
+
+
+def test_experts_reached_by_even_routing() -> None:
+    """Of 8 experts, two for each token: the union of t random pairs, counted over all draws of two tokens."""
+    experts = Model.load("mixtral-8x7b").experts
+    assert experts is not None
+    pairs = list(itertools.combinations(range(8), 2))
+    union = [len({*a, *b}) for a in pairs for b in pairs]
+    assert experts_reached(experts, 1) == pytest.approx(2)
+    assert experts_reached(experts, 2) == pytest.approx(sum(union) / len(union))
+
+
+def test_attention_over_latents_multiplies_them_as_they_are(h100: Cluster) -> None:
+    """A query of 512 + 64 channels meets each latent, and its weights the latent's 512 once more; latents are read once."""
+    model = Model.load("deepseek-v3")
+    costs = ideal_costs(model, InferencePlan(), h100)
+    count, keys = 128, 128 * 4096
+    flop_s = 2 * keys * 128 * (576 + 512) / h100.device.peak("bf16")
+    read_s = (keys * 576 + count * 128 * (576 + 512)) * 2 / h100.device.memory_bytes_per_s
+    assert costs.decode_exactly_s(count, keys) == pytest.approx(max(flop_s, read_s), rel=1e-6)
 
 
 @pytest.mark.parametrize("pp", [1, 3, 5])
