@@ -4,7 +4,8 @@ An `InferencePlan` places a `Model` on a `Cluster`; `StepCosts` prices prefill a
 and collectives as training; `serve` plays requests through continuous batching with a paged cache.
 """
 
-from simulator.inference.costs import Batch, Chunk, Cost, StepCosts
+from simulator.inference.batch import Batch, Chunk
+from simulator.inference.costs import Cost, StepCosts
 from simulator.inference.decoding import decode_step
 from simulator.inference.memory import ServingMemory, serving_memory
 from simulator.inference.plan import InferencePlan, check

@@ -18,10 +18,11 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
 from simulator.collectives import collective_s
 from simulator.errors import Fault, StackError
-from simulator.experts import Latent
+from simulator.inference.attention import AttentionCosts
+from simulator.inference.batch import MOST_CAPTURED, Batch, padded
 from simulator.inference.blocks import ForwardOps, forward_ops, head_ops
 from simulator.inference.groups import pipeline_shape, tensor_shape
-from simulator.inference.kernels import CachedAttention, stored_as
+from simulator.inference.kernels import stored_as
 from simulator.inference.plan import InferencePlan
 from simulator.inference.shares import cached_channels, stage_shares
 from simulator.inference.windows import windows
@@ -32,38 +33,6 @@ from simulator.ops import Exchange
 from simulator.ops.graph import stream
 from simulator.stack import Stack
 from simulator.topology import Cluster
-
-KEYS_APART = 64
-# Decoding batches are padded to a captured size: 1, 2, 4 and multiples of 8 (vLLM, worker/model_runner.py,
-# _BATCH_SIZES_TO_CAPTURE); the V1 engine captures up to 512.
-GRAPH_ALIGNMENT, MOST_CAPTURED = 8, 512
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A piece of a prompt: `new` tokens behind `cached` ones. last: its end is the prompt's, so a token is sampled."""
-
-    new: int
-    cached: int
-    last: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What one step computes. keys: of each of the model's windows, what all decoding sequences see, new tokens included."""
-
-    decodes: int
-    keys: tuple[int, ...]
-    chunks: tuple[Chunk, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        return self.decodes + sum(chunk.new for chunk in self.chunks)
-
-    @property
-    def rows(self) -> int:
-        """Sequences that sample a token."""
-        return self.decodes + sum(chunk.last for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +99,7 @@ class StepCosts:
         self._nccl = stack.software()
         self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
         self._heads: dict[int, Cost] = {}
-        self._decodes: dict[tuple[int, int], float] = {}
+        self.attention = AttentionCosts(self.shares[0].part, plan, lambda tokens: self._linear_of(tokens)[1])
         self._exchanges: dict[tuple[str, int], float] = {}
         self._captured: dict[int, tuple[float, ...]] = {}
 
@@ -173,9 +142,9 @@ class StepCosts:
             stages = range(len(self.shares))
             bases = self._captured[count] = tuple(self._stage(n, padded(count), count).busy_s for n in stages)
         if len(batch.keys) == 1:
-            each_s = self._decode_s(count, batch.keys[0])
+            each_s = self.attention.decode_s(count, batch.keys[0])
             return [base + layers * each_s for base, (layers,) in zip(bases, self.layers_by_window, strict=True)]
-        seen_s = [self._decode_s(count, keys) for keys in batch.keys]
+        seen_s = [self.attention.decode_s(count, keys) for keys in batch.keys]
         return [
             base + sum(n * seconds for n, seconds in zip(counts, seen_s, strict=True))
             for base, counts in zip(bases, self.layers_by_window, strict=True)
@@ -190,13 +159,13 @@ class StepCosts:
             cost = self._stage(stage, tokens, batch.rows)
             for count, window, keys in zip(counts, self.windows, batch.keys, strict=True):
                 if batch.decodes and count:
-                    cost += self._attention(self._decode_s(batch.decodes, keys)).times(count)
+                    cost += self._booked(self.attention.decode_s(batch.decodes, keys)).times(count)
                 if batch.chunks and count:
-                    cost += self._attention(self._prefill_s(batch, window)).times(count)
+                    cost += self._booked(self.attention.prefill_s(batch, window)).times(count)
             found.append(replace(cost, host_s=0.0) if graphed else cost)
         return tuple(found)
 
-    def _attention(self, seconds: float) -> Cost:
+    def _booked(self, seconds: float) -> Cost:
         return Cost(attention_s=seconds, host_s=self.stack.host_launch_s)
 
     def _seconds(self, cost: Cost) -> float:
@@ -300,91 +269,6 @@ class StepCosts:
                 self._clocks[use] = self._clock.under(max(use, 1) / 100)
             clock = self._clocks[use]
         return clock
-
-    def _decode_s(self, count: int, keys: int) -> float:
-        """Attention of one layer where `count` sequences see `keys` keys together."""
-        apart = KEYS_APART * count
-        node, rest = divmod(keys, apart)
-        low = self._decode_node_s(count, node)
-        return low + (self._decode_node_s(count, node + 1) - low) * rest / apart if rest else low
-
-    def _decode_node_s(self, count: int, node: int) -> float:
-        found = self._decodes.get((count, node))
-        if found is None:
-            found = self.decode_exactly_s(count, max(count, node * KEYS_APART * count))
-            self._decodes[count, node] = found
-        return found
-
-    def decode_exactly_s(self, count: int, keys: int) -> float:
-        """The exact price that `_decode_s` reads its lines from. Latents are attended to as they are, one head of keys."""
-        clock = self._linear_of(padded(count) if self.plan.cuda_graphs else count)[1]
-        part = self.shares[0].part
-        cached_bytes = keys * cached_channels(part) * DTYPE_BYTES[self.plan.kv_dtype]
-        kernel = self._cached(count, 1, 2 * keys // count, pairs=keys, queries=count, cached_bytes=cached_bytes)
-        if part.latent is not None:
-            rank = part.latent.kv_lora_rank
-            width = rank + part.latent.qk_rope_head_dim
-            kernel = replace(kernel, num_kv_heads=1, head_dim=width, v_head_dim=rank)
-        return clock.seconds(kernel)
-
-    def _prefill_s(self, batch: Batch, window: int | None) -> float:
-        """Attention of one layer over all pieces of prompts of a step. Cached latents become keys and values first."""
-        pairs = sum(causal_pairs(chunk, window) for chunk in batch.chunks)
-        new = sum(chunk.new for chunk in batch.chunks)
-        keys = sum(min(chunk.cached + chunk.new, chunk.new + (window or chunk.cached)) for chunk in batch.chunks)
-        count, part, plan = len(batch.chunks), self.shares[0].part, self.plan
-        clock = self._linear_of(batch.tokens)[1]
-        if part.latent is None:
-            cached_bytes, widened_s = keys * cached_channels(part) * DTYPE_BYTES[plan.kv_dtype], 0.0
-        else:
-            cached_bytes = keys * (part.q_width + part.o_width) * DTYPE_BYTES[plan.compute_dtype]
-            widened_s = self._widened_s(sum(chunk.cached for chunk in batch.chunks), part.latent, clock)
-        seq_kv = max(1, 2 * pairs // new)
-        kernel = self._cached(count, -(-new // count), seq_kv, pairs=pairs, queries=new, cached_bytes=cached_bytes)
-        return clock.seconds(kernel) + widened_s
-
-    def _widened_s(self, tokens: int, latent: Latent, clock: Clock) -> float:
-        """Keys and values of cached tokens out of their latents, once more for every piece behind them."""
-        if not tokens:
-            return 0.0
-        width = self.shares[0].part.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-        return clock.seconds(Gemm(m=tokens, n=width, k=latent.kv_lora_rank, dtype=self.plan.compute_dtype))
-
-    def _cached(
-        self, batch: int, seq_q: int, seq_kv: int, *, pairs: int, queries: int, cached_bytes: int
-    ) -> CachedAttention:
-        part = self.shares[0].part
-        return CachedAttention(
-            batch=batch,
-            seq_q=seq_q,
-            seq_kv=seq_kv,
-            num_heads=part.num_heads,
-            num_kv_heads=part.num_kv_heads,
-            head_dim=part.head_dim,
-            v_head_dim=0 if part.latent is None else part.latent.v_head_dim,
-            causal=True,
-            direction="forward",
-            dtype=self.plan.compute_dtype,
-            pairs=pairs,
-            queries=queries,
-            cached_bytes=cached_bytes,
-        )
-
-
-def padded(decodes: int) -> int:
-    """The captured batch size that such a step runs in."""
-    if decodes > MOST_CAPTURED:
-        return decodes
-    return next((size for size in (1, 2, 4) if decodes <= size), -(-decodes // GRAPH_ALIGNMENT) * GRAPH_ALIGNMENT)
-
-
-def causal_pairs(chunk: Chunk, window: int | None) -> int:
-    """(query, key) pairs of one head: token i of the piece sees cached + i + 1 keys, at most `window` of them."""
-    n, c = chunk.new, chunk.cached
-    if window is None or c + n <= window:
-        return n * c + n * (n + 1) // 2
-    full = max(0, min(n, window - c))  # tokens that see everything before them
-    return full * c + full * (full + 1) // 2 + (n - full) * window
 
 
 def _mean_use(clock: Clock, kernels: Iterable[Kernel]) -> float:

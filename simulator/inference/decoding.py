@@ -8,7 +8,8 @@ from typing import Final
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
 from simulator.collectives import sigma as collective_sigma
-from simulator.inference.costs import Batch, StepCosts
+from simulator.inference.batch import Batch
+from simulator.inference.costs import StepCosts
 from simulator.inference.groups import pipeline_shape, tensor_shape
 from simulator.inference.report import DecodeStep
 from simulator.inference.shares import idle_expert_bytes, kv_bytes_per_token, part_bytes, weight_bytes

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from simulator.inference.costs import Batch, Chunk
+from simulator.inference.batch import Batch, Chunk
 from simulator.inference.workload import Request
 
 WATERMARK = 0.01  # vLLM, core/block_manager.py: against admitting a prompt and preempting it at once

@@ -10,7 +10,8 @@ from typing import Any
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.errors import Fault, InputError
-from simulator.inference.costs import Batch, Chunk, StepCosts
+from simulator.inference.batch import Batch, Chunk
+from simulator.inference.costs import StepCosts
 from simulator.inference.decoding import Z90, batch_of, decode_step, sigma_of
 from simulator.inference.engine import Engine, Played, Progress
 from simulator.inference.memory import ServingMemory, serving_memory

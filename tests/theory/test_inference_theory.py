@@ -13,7 +13,8 @@ import pytest
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.inference import Batch, Choice, Chunk, InferencePlan, Request, StepCosts, Workload, serve
-from simulator.inference.costs import KEYS_APART, causal_pairs
+from simulator.inference.attention import KEYS_APART
+from simulator.inference.batch import causal_pairs
 from simulator.inference.engine import Engine
 from simulator.inference.scheduler import Limits
 from simulator.inference.shares import experts_reached, kv_bytes_per_token, stage_shares, weight_bytes
@@ -175,7 +176,7 @@ def test_attention_over_latents_multiplies_them_as_they_are(h100: Cluster) -> No
     count, keys = 128, 128 * 4096
     flop_s = 2 * keys * 128 * (576 + 512) / h100.device.peak("bf16")
     read_s = (keys * 576 + count * 128 * (576 + 512)) * 2 / h100.device.memory_bytes_per_s
-    assert costs.decode_exactly_s(count, keys) == pytest.approx(max(flop_s, read_s), rel=1e-6)
+    assert costs.attention.decode_exactly_s(count, keys) == pytest.approx(max(flop_s, read_s), rel=1e-6)
 
 
 @pytest.mark.parametrize("pp", [1, 3, 5])
@@ -206,10 +207,10 @@ def test_pairs_are_counted_as_a_mask_would(new: int, cached: int, window: int | 
 def test_attention_read_off_a_line_is_within_a_thousandth(llama: Model, h100: Cluster, count: int) -> None:
     costs = real_costs(llama, InferencePlan(), h100)
     for context in (1, 33, 65, 500, 1023, 4097, 8000):
-        exact = costs.decode_exactly_s(count, count * context)
+        exact = costs.attention.decode_exactly_s(count, count * context)
         step = KEYS_APART * count
         if count * context >= step:
-            assert costs._decode_s(count, count * context) == pytest.approx(exact, rel=1e-3)
+            assert costs.attention.decode_s(count, count * context) == pytest.approx(exact, rel=1e-3)
 
 
 def test_little_s_law_and_conservation_of_tokens(llama: Model, h100: Cluster) -> None:

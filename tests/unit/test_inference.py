@@ -26,8 +26,8 @@ from simulator.inference import (
     serve,
     serving_memory,
 )
+from simulator.inference.batch import padded
 from simulator.inference.blocks import forward_blocks, forward_ops
-from simulator.inference.costs import padded
 from simulator.inference.engine import Engine
 from simulator.inference.report import spread
 from simulator.inference.scheduler import Limits
