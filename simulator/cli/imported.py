@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ class PlanFile:
     define: tuple[str, ...] = ()
 
 
-def read_draft(asked: PlanFile, given: Mapping[str, Any]) -> Draft:
-    """The file's plan as far as it goes. given: Plan's fields of the command line. Raises PlanError."""
+def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
+    """The file's plan as far as it goes. given: what the command line states: Plan's fields, the model. Raises PlanError."""
     if asked.form is not None and asked.form not in FORMATS:
         problem = f"{asked.form!r} is no format"
         remedy = nearest(asked.form, FORMATS) or f"one of {', '.join(FORMATS)}"
@@ -83,15 +83,21 @@ def sources(draft: Draft, used_stack: str) -> Iterator[Source]:
 
 
 def _counted(draft: Draft) -> str:
-    uses = ("used", "no effect", "not modelled", "unknown")
-    counts = {use: len(draft.named(use)) for use in uses}
-    words = {"used": "used", "no effect": "without effect", "not modelled": "not modelled", "unknown": "unknown"}
+    words = {
+        "used": "used",
+        "no effect": "without effect",
+        "overruled": "overruled",
+        "not modelled": "not modelled",
+        "unknown": "unknown",
+    }
+    counts = {use: len(draft.named(use)) for use in words}
     return ", ".join(f"{count} {words[use]}" for use, count in counts.items() if count) or "none"
 
 
 def warnings(draft: Draft) -> list[str]:
-    """What changes time or memory and is in no prediction, and what no reader knows: never dropped in silence."""
-    lines = []
-    for use, head in (("not modelled", "not modelled"), ("unknown", "unknown, and ignored")):
+    """Contradictions that the framework resolves, what no prediction holds, what no reader knows: never in silence."""
+    lines: list[str] = []
+    heads = {"overruled": "overruled", "not modelled": "not modelled", "unknown": "unknown, and ignored"}
+    for use, head in heads.items():
         lines += [f"{head}: {setting}" for setting in draft.named(use)]
     return lines

@@ -114,7 +114,7 @@ def read_study(
     faults += wrong
     raw, origins = _merged(base, flags, plan_flags, overrides, keep_plan=file is not None or "model" not in flags)
     given = {name: literal(text) for name, text in plan_flags.items()}
-    draft = faults.attempt(lambda: read_draft(plan_file, given)) if plan_file is not None else None
+    draft = faults.attempt(lambda: read_draft(plan_file, {*given, *flags})) if plan_file is not None else None
     if plan_file is not None:
         if draft is None:
             raise InputError(faults)

@@ -98,10 +98,12 @@ class TestMegatron:
             --sequence-parallel --num-layers-per-virtual-pipeline-stage 2 \\
             --overlap-param-gather --recompute-granularity full"""
         draft = read_plan(written(tmp_path, text))
+        (overruled,) = draft.named("overruled")  # no fault of Megatron's: it says so and goes on
+        assert overruled.place.endswith(":5")
+        assert "there is one: Megatron-LM switches it off" in overruled.note
         told = faults(draft, 16)
         for line, words in (
             (4, "contradicts --bf16"),
-            (5, "splits tokens over tensor-parallel ranks, and there is one"),
             (5, "makes virtual stages, and the pipeline has one stage"),
             (6, "gathers nothing (--use-distributed-optimizer)"),
             (6, "needs --overlap-grad-reduce"),
@@ -139,6 +141,47 @@ class TestMegatron:
         assert "$EXTRA depends on what begins at line 2 (--define EXTRA='…'" in told
         draft = read_plan(written(tmp_path, text), define={"EXTRA": "--recompute-activations"})
         assert plan_of(draft, 8).recompute == "selective"
+
+    def test_conditions_that_the_script_settles(self, tmp_path: Path) -> None:
+        text = """DEBUG=0; SIZE=70
+        if [[ $DEBUG -eq 1 ]]; then
+            MBS=1
+            python t.py --micro-batch-size 9 --seq-length 1
+        elif [ "$SIZE" = 70 ]; then
+            MBS=2; if [ ! -z "$SIZE" ]; then EXTRA=--bf16; fi
+        else
+            MBS=3
+        fi
+        python t.py --micro-batch-size $MBS --seq-length 2048 $EXTRA"""
+        plan = plan_of(read_plan(written(tmp_path, text)), 8)
+        assert (plan.micro_batch_size, plan.precision, plan.seq_len) == (2, "bf16", 2048)
+
+    def test_a_condition_on_logging_is_harmless(self, tmp_path: Path) -> None:
+        text = """LOG=( --log-interval 1 )
+        if [ -n "$KEY" ]; then
+            LOG+=( --wandb-project x --wandb-exp-name "a b" )
+        fi
+        python t.py --micro-batch-size 1 --seq-length 2048 "${LOG[@]}" --bf16"""
+        draft = read_plan(written(tmp_path, text))
+        assert plan_of(draft, 8).precision == "bf16"
+        assert [s.note for s in draft.settings if s.name == "$LOG"] == [
+            "--wandb-exp-name, --wandb-project, or none of them"
+        ]
+
+    def test_an_arm_behind_an_unknown_one_is_unknown(self, tmp_path: Path) -> None:
+        text = """if [ -n "$A" ]; then MBS=1; elif [ 1 = 1 ]; then MBS=2; else MBS=3; fi
+        python t.py --micro-batch-size $MBS --seq-length 2048"""
+        assert "$MBS depends on what begins at line 1" in faults(read_plan(written(tmp_path, text)))
+
+    def test_a_model_of_the_caller_s_needs_no_vocabulary(self, tmp_path: Path) -> None:
+        text = (
+            "--micro-batch-size 1 --seq-length 2048 --num-layers 2 --hidden-size 64 --num-attention-heads 4"
+            " --tokenizer-type HuggingFaceTokenizer"
+        )
+        assert "the vocabulary's size stands in the tokenizer's files" in faults(read_plan(written(tmp_path, text)))
+        draft = read_plan(written(tmp_path, text), given={"model"})
+        assert draft.model is None
+        assert plan_of(draft, 8).seq_len == 2048
 
     def test_nothing_is_dropped(self, tmp_path: Path) -> None:
         text = "--micro-batch-size 1 --seq-length 2048 --bf16 --fp32-residual-connection --lr 1 --sequence-paralell"

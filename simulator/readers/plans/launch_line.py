@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from simulator.errors import Fault, PlanError
+from simulator.readers.plans.megatron_options import NO_EFFECT
 from simulator.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting
 from simulator.readers.plans.shell import Shell
 from simulator.readers.plans.shell_words import Unknown, Word
@@ -82,6 +83,9 @@ def _parted(words: list[Word]) -> tuple[list[Word], list[Word]]:
     for index, word in enumerate(words):
         if PurePosixPath(word.text).suffix == ".py" and not word.text.startswith("-"):
             return words[:index], words[index + 1 :]
+    modules = [index for index, word in enumerate(words[:-1]) if word.text == "-m"]
+    if modules:  # python -m package.of.the.script
+        return words[: modules[-1]], words[modules[-1] + 2 :]
     return words, words
 
 
@@ -121,7 +125,12 @@ def _loose(word: Word, file: str, line: LaunchLine) -> None:
     """A word that may hold any options: those of a condition's arm must be given, unset ones are taken as empty."""
     for unknown in word.unknown:
         place = f"{file}:{unknown.line}"
-        if unknown.kind == "condition":
+        if unknown.options and all(NO_EFFECT.match(option[2:]) for option in unknown.options):
+            note = f"{', '.join(sorted(unknown.options))}, or none of them"
+            line.settings.append(
+                Setting(name=unknown.what.split()[0], value="?", place=place, use="no effect", note=note)
+            )
+        elif unknown.kind == "condition":
             variable = unknown.what.split()[0].removeprefix("$")
             remedy = f"--define {variable}='…' with what this run has"
             line.faults.append(Fault(place=place, problem=f"options: {unknown.what}", remedy=remedy))
@@ -135,7 +144,7 @@ def _put(line: LaunchLine, name: str, values: Sequence[str], place: str, unknown
     if old is not None:
         shown = " ".join(old.value) if isinstance(old.value, list) else str(old.value)
         note = f"given again at {place}: the last one holds"
-        line.settings.append(Setting(name=name, value=shown, place=old.place, use="no effect", note=note))
+        line.settings.append(Setting(name=name, value=shown, place=old.place, use="overruled", note=note))
     value = True if not values else values[0] if len(values) == 1 else list(values)
     line.unknown.pop(name, None)
     if unknown:

@@ -97,7 +97,9 @@ def _batch(r: Reading, fields: dict[str, Any]) -> None:
             fields[field] = value
             r.note(name, f"{field} = {value}")
         elif name not in r and field not in r.given:
-            r.fault(name, "is required and missing", f"{name} N, or --{field.replace('_', '-')} N")
+            r.fault(
+                name, "is required and missing", f"{name} N in the file, or --{field.replace('_', '-')} N beside it"
+            )
     if "--global-batch-size" not in r:
         fields.setdefault("num_micro_batches", 1)
 
@@ -111,8 +113,9 @@ def _parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object,
     parallel = bool(r.flag("--sequence-parallel"))
     fields["sequence_parallel"] = parallel
     if parallel and tp == 1 and "tp" not in r.given:
-        problem = "splits tokens over tensor-parallel ranks, and there is one"
-        r.fault("--sequence-parallel", problem, "drop it, or --tensor-model-parallel-size 2 or more")
+        why = "tokens are split over tensor-parallel ranks, and there is one: Megatron-LM switches it off"
+        r.overruled("--sequence-parallel", f"{why}; drop it, or --tensor-model-parallel-size 2 or more")
+        fields["sequence_parallel"] = False
     overlap = bool(r.flag("--tp-comm-overlap"))
     if overlap and not parallel:
         r.fault("--tp-comm-overlap", "works with --sequence-parallel only", "add --sequence-parallel")

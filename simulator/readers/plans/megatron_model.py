@@ -28,7 +28,7 @@ _NEEDED: Final = ("--num-layers", "--hidden-size", "--num-attention-heads")
 def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
     """The model, None where the arguments do not state its size at all; faults go to `r`."""
     sizes = {name: r.integer(name) for name in _NEEDED}
-    if not any(name in r for name in _NEEDED):
+    if "model" in r.given or not any(name in r for name in _NEEDED):
         for name in MODEL_NAMES:
             r.raw(name)
         return None
@@ -173,12 +173,13 @@ def _vocabulary(r: Reading, plan: dict[str, Any]) -> int | None:
     tokenizer = r.text("--tokenizer-type")
     if padded is not None:
         return padded
-    if stated is None and tokenizer == "GPT2BPETokenizer":
+    merges = "--merge-file" in r  # only byte-pair encoding of GPT-2's kind has one
+    if stated is None and (tokenizer == "GPT2BPETokenizer" or (tokenizer is None and merges)):
         stated = _GPT2_VOCABULARY
-        r.note("--tokenizer-type", f"{stated} tokens")
+        r.note("--tokenizer-type" if tokenizer else "--merge-file", f"{stated} tokens")
     if stated is None:
         problem = f"the vocabulary's size stands in the tokenizer's files ({tokenizer or 'no --tokenizer-type'})"
-        r.faults.append(Fault(place=r.place("--vocab-size"), problem=problem, remedy="--vocab-size N, or --model"))
+        r.faults.append(Fault(place=r.place("--vocab-size"), problem=problem, remedy="--vocab-size N in the file, or --model"))
         return None
     if tokenizer == "NullTokenizer":
         stated += 1  # the end of a document

@@ -1,4 +1,4 @@
-"""What a reader of a foreign format does with each setting it meets: used, without effect, not modelled, or unknown.
+"""What a reader of a foreign format does with each setting: used, without effect, overruled, not modelled, or unknown.
 
 Nothing is dropped: what no reader asks for is sorted by the format's tables, and what those do not hold is unknown.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from simulator.errors import Fault
 from simulator.schema import nearest
 
-Use = Literal["used", "no effect", "not modelled", "unknown"]
+Use = Literal["used", "no effect", "overruled", "not modelled", "unknown"]
 
 MAX_SETTINGS: Final = 20_000
 UNSET: Final = "?"  # the value of a shell's option that only a run knows
@@ -163,6 +163,11 @@ class Reading:
         """Its effect on time or memory is in no prediction."""
         if name in self.entries:
             self._mark(self.entries[name], "not modelled", why)
+
+    def overruled(self, name: str, why: str) -> None:
+        """The framework itself does not do what the setting says."""
+        if name in self.entries:
+            self._mark(self.entries[name], "overruled", why)
 
     def default_unmodelled(self, name: str, value: str, why: str) -> None:
         """The same of what the format does unless told otherwise."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from simulator.errors import Fault, PlanError
+from simulator.readers.plans.shell_tests import Block, holds
 from simulator.readers.plans.shell_words import MARK, Chars, Unknown, Word, bare, fields, integer, kept, words_of
 
 MAX_CHARACTERS: Final = 2**20
@@ -43,7 +44,7 @@ class Shell:
         self.at = 0
         self.line = 1
         self.spent = 0
-        self.blocks: list[tuple[str, int]] = []  # what ends each open block, and the line where it began
+        self.blocks: list[Block] = []
         if len(self.text) > MAX_CHARACTERS:
             raise PlanError(Fault(place=self.file, problem=f"more than {MAX_CHARACTERS} characters", remedy="a script"))
 
@@ -119,33 +120,42 @@ class Shell:
                 return
 
     def _end(self, words: list[Word]) -> list[Word]:
-        if words:
+        if words and not any(block.live is False for block in self.blocks):
             self.commands.append(words)
         return []
 
     def _keyword(self, words: list[Word]) -> list[Word]:
-        """Keywords begin and end blocks; what stands between is a condition's, or a loop's."""
+        """Keywords begin and end blocks; arms of a condition that the script itself settles run or do not."""
         if len(words) != 1:
             return words
-        word = words[0].text
+        word, block = words[0].text, self.blocks[-1] if self.blocks else None
         if word in _OPEN:
-            self.blocks.append((_OPEN[word], words[0].line))
+            self.blocks.append(Block(_OPEN[word], words[0].line, begun=len(self.commands)))
             return words if word in ("for", "case", "function") else []
-        if self.blocks and word == self.blocks[-1][0]:
+        if block is not None and word == block.end:
             self.blocks.pop()
             return []
-        if word == "{":
-            self.blocks.append(("}", self.line)) if self.blocks and self.blocks[-1][0] == "()" else None
+        if block is not None and block.end == "fi" and word in ("then", "elif", "else"):
+            self._arm(block, word)
             return []
-        return [] if word in _INNER or word in ("{", "}", "!") else words
+        return [] if word in _INNER or word in ("{", "}") else words
+
+    def _arm(self, block: Block, word: str) -> None:
+        if word == "then":
+            block.begin_arm(holds(self.commands[block.begun :]))
+            del self.commands[block.begun :]
+        elif word == "else":
+            block.begin_else()
+        else:
+            block.begun, block.live = len(self.commands), None
 
     def _function_or_group(self, char: str, words: list[Word]) -> list[Word]:
         """`name() {` opens a function; a bare parenthesis groups, and ends an arm of a case."""
         if char == "(" and len(words) == 1 and self.peek() == ")":
             self.next()
-            self.blocks.append(("}", self.line))
+            self.blocks.append(Block("}", self.line))
             return []
-        return self._end(words) if not any(end == "esac" for end, _ in self.blocks) else []
+        return self._end(words) if not any(block.end == "esac" for block in self.blocks) else []
 
     def _redirect(self, sign: str) -> None:
         self.at += len(sign)
@@ -172,10 +182,10 @@ class Shell:
             value, is_array = [self._word()], False
         if name in self.defined:
             return True  # the caller's word stands
-        if self.blocks:
-            line = self.blocks[-1][1]
-            value = [self.mark(f"${name} depends on what begins at line {line}", "condition")]
-            adds = ""
+        if any(block.live is False for block in self.blocks):
+            return True
+        if line := next((block.line for block in self.blocks if block.live is None), 0):
+            value = self._conditional(name, value, line, adds)
         old = self.variables.get(name, [])
         if adds and is_array:
             value = [*old, *value]
@@ -183,6 +193,16 @@ class Shell:
             value = [[*(old[0] if old else []), *value[0]], *old[1:]]
         self.variables[name] = [self.spend(part) for part in value]
         return True
+
+    def _conditional(self, name: str, value: list[Chars], line: int, adds: str) -> list[Chars]:
+        """A value that a condition may give: a mark that knows which options it may hold."""
+        old = [] if adds else self.variables.get(name, [])
+        words = [word for part in (*old, *value) for word in words_of(part, self.unknown)]
+        held = {word.text.partition("=")[0] for word in words if word.text.startswith("--")}
+        held.update(option for word in words for unknown in word.unknown for option in unknown.options)
+        chars = self.mark(f"${name} depends on what begins at line {line}", "condition")
+        self.unknown[-1] = replace(self.unknown[-1], options=frozenset(held))
+        return [[(" ", self.line), *chars] if adds else chars]
 
     def _array(self) -> list[Chars]:
         elements: list[Chars] = []

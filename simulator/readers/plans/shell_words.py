@@ -25,11 +25,15 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Something that only a run knows. kind: variable (unset in the file), condition, command, arguments."""
+    """Something that only a run knows. kind: variable (unset in the file), condition, command, arguments.
+
+    options: of a variable that a condition sets: the options among the words that it may hold.
+    """
 
     what: str
     kind: str
     line: int
+    options: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
