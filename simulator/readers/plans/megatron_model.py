@@ -179,7 +179,9 @@ def _vocabulary(r: Reading, plan: dict[str, Any]) -> int | None:
         r.note("--tokenizer-type" if tokenizer else "--merge-file", f"{stated} tokens")
     if stated is None:
         problem = f"the vocabulary's size stands in the tokenizer's files ({tokenizer or 'no --tokenizer-type'})"
-        r.faults.append(Fault(place=r.place("--vocab-size"), problem=problem, remedy="--vocab-size N in the file, or --model"))
+        r.faults.append(
+            Fault(place=r.place("--vocab-size"), problem=problem, remedy="--vocab-size N in the file, or --model")
+        )
         return None
     if tokenizer == "NullTokenizer":
         stated += 1  # the end of a document
