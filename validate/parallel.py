@@ -30,13 +30,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(slots=True, kw_only=True)
 class Built:
-    """What a step needs. `module`: without DDP around it. `network`: what is called. `optimizer` is made last."""
+    """What a step needs. `module`: without DDP around it. `network`: what is called. `optimizer` is made last.
+
+    offloaded: parameters, and with them gradients and the optimizer, live in the host's memory.
+    """
 
     module: Decoder
     network: nn.Module
     mesh: DeviceMesh | None
     loss: Loss
     autocast: torch.dtype | None
+    offloaded: bool = False
     optimizer: torch.optim.Optimizer | None = field(default=None)
 
 
@@ -47,10 +51,13 @@ def style_of(model: Model, plan: Plan, stack: Stack, *, direct_flash: bool = Fal
     return Style(stack=stack, dtype=dtype, seq_len=plan.seq_len, expand_kv=setting.expand_kv, direct_flash=direct_flash)
 
 
-def build(model: Model, plan: Plan, stack: Stack, device: torch.device, *, direct_flash: bool = False) -> Built:
+def build(
+    model: Model, plan: Plan, stack: Stack, device: torch.device, *, direct_flash: bool = False, pinned: bool = False
+) -> Built:
     """Modules of this rank, still without storage: `materialise` gives it to them. DDP comes last, by `replicate`.
 
-    Sharded modules get storage for this rank's part only, so the whole model need not fit anywhere.
+    Sharded modules get storage for this rank's part only, so the whole model need not fit anywhere. pinned: offloaded
+    states lie in page-locked memory, which only a process with a GPU has.
     """
     mesh = _mesh(plan, device.type)
     with torch.device("meta"):
@@ -64,20 +71,24 @@ def build(model: Model, plan: Plan, stack: Stack, device: torch.device, *, direc
         for block in module.layers:
             block.compile()
     if plan.implementation == "fsdp2" and mesh is not None:
-        _shard(module, plan, mesh)
+        _shard(module, plan, mesh, pinned=pinned)
     return Built(
         module=module,
         network=module,
         mesh=mesh,
         loss=torch.compile(loss_fn) if stack.loss == "fp32_compiled" else loss_fn,
         autocast=DTYPES[plan.compute_dtype] if uses_autocast(stack, plan) else None,
+        offloaded=plan.offload.parameters != "none",
     )
 
 
 def materialise(built: Built, device: torch.device) -> None:
-    """Storage on `device`, and first values."""
+    """Storage on `device`, and first values. Offloaded parameters stay on the host, the tables they need do not."""
     module = built.module
-    module.to_empty(device=device)
+    module.to_empty(device="cpu" if built.offloaded else device)
+    if built.offloaded:
+        for name, table in list(module.named_buffers()):
+            module.register_buffer(name, table.to(device), persistent=False)
     if module.model.tied_embeddings and module.lm_head.weight is not module.embedding.weight:
         module.lm_head.weight = module.embedding.weight  # plain modules get a storage for each name
     module.initialise()
@@ -130,14 +141,21 @@ def _selective_contexts() -> Any:  # noqa: ANN401  torch's own pair of contexts
 # --- data parallelism
 
 
-def _shard(module: Decoder, plan: Plan, mesh: DeviceMesh) -> None:
+def _shard(module: Decoder, plan: Plan, mesh: DeviceMesh, *, pinned: bool) -> None:
     """fully_shard around each block and the rest; one axis shards, two also replicate (HSDP)."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415  only these plans need it
+    from torch.distributed.fsdp import (  # noqa: PLC0415  only these plans need it
+        CPUOffloadPolicy,
+        MixedPrecisionPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
 
     axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[plan.compute_dtype], reduce_dtype=DTYPES[plan.gradient_dtype])
     reshard = False if plan.zero == 2 else plan.reshard_after_forward
-    wrap = partial(fully_shard, mesh=mesh[axes] if "tp" in mesh.mesh_dim_names else mesh, mp_policy=policy)
+    offload = OffloadPolicy() if plan.offload.parameters == "none" else CPUOffloadPolicy(pin_memory=pinned)
+    sharded = mesh[axes] if "tp" in mesh.mesh_dim_names else mesh
+    wrap = partial(fully_shard, mesh=sharded, mp_policy=policy, offload_policy=offload)
     for block in module.layers:
         wrap(block, reshard_after_forward=reshard)
     wrap(module, reshard_after_forward=reshard if isinstance(reshard, bool) else None)

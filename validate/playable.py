@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from simulator.errors import Fault
 from simulator.model import Model
-from simulator.plan import AXES, Plan
+from simulator.plan import AXES, NOTHING_OFFLOADED, Plan
 from simulator.stack import Stack
 from validate.task import Mode
 
@@ -16,12 +16,46 @@ MAX_CPU_RANKS = 4
 def unplayable(model: Model, plan: Plan, stack: Stack, mode: Mode) -> list[Fault]:
     """Why this plan cannot be played this way; empty if it can."""
     return [
+        *_model_faults(model, plan),
         *_plan_faults(plan),
         *_offload_faults(plan),
         *_stack_faults(stack, mode),
         *_split_faults(model, plan),
         *_mode_faults(plan, mode),
     ]
+
+
+def played_otherwise(plan: Plan, mode: Mode, device: str) -> list[str]:
+    """What of the plan this way of playing it cannot have, and has otherwise without a change in what it measures."""
+    notes = []
+    if plan.offload.parameters != "none":
+        if device == "cpu":
+            notes.append(
+                "offload: on a CPU device and host are one memory, so offloaded states are counted with the rest"
+            )
+        if plan.offload.pinned and (device == "cpu" or mode == "fake"):
+            notes.append("offload.pinned: no GPU here to pin memory for; pageable memory was used")
+    if plan.memory_fraction < 1 and (device == "cpu" or mode == "fake"):
+        notes.append("memory_fraction: there is no caching allocator here to limit")
+    return notes
+
+
+def _model_faults(model: Model, plan: Plan) -> Iterator[Fault]:
+    """What the modules of `validate.models` do not have."""
+    place = f"model {model.name}"
+    parts = {
+        "experts": (model.experts is not None, "a mixture of experts"),
+        "latent": (model.latent is not None, "multi-head latent attention"),
+        "mtp_layers": (model.mtp_layers > 0, "multi-token prediction"),
+        "attention_sinks": (model.attention_sinks, "attention with sinks"),
+        "global_every": (
+            model.global_every > 0 and model.sliding_window is not None and model.sliding_window < plan.seq_len,
+            "windowed and global layers in one model",
+        ),
+    }
+    for name, (there, what) in parts.items():
+        if there:
+            yield Fault(place=f"{place}: {name}", problem=f"{what} is not played", remedy="`predict` takes it")
 
 
 def _plan_faults(plan: Plan) -> Iterator[Fault]:
@@ -68,6 +102,12 @@ def _stack_faults(stack: Stack, mode: Mode) -> Iterator[Fault]:
         yield Fault(place=place, problem="hand-fused blocks are not torch's own", remedy="an eager or compiled stack")
     if stack.blocks == "eager" and stack.rope == "fused":
         yield Fault(place=place, problem="a fused rotary kernel is not torch's own", remedy='rope = "half"')
+    if stack.dropout:
+        yield Fault(place=place, problem="dropout is not played", remedy="dropout = false")
+    if stack.loss_metrics:
+        yield Fault(place=place, problem="training metrics are not played", remedy="loss_metrics = 0")
+    if stack.loss == "in_place":
+        yield Fault(place=place, problem="Transformer Engine's loss is not torch's own", remedy='loss = "fp32_eager"')
     if stack.loss == "fused":
         yield Fault(place=place, problem="a fused loss is not torch's own", remedy='loss = "fp32_eager"')
     if stack.attention.kernel == "flash1_triton":
@@ -77,11 +117,24 @@ def _stack_faults(stack: Stack, mode: Mode) -> Iterator[Fault]:
 
 
 def _offload_faults(plan: Plan) -> Iterator[Fault]:
-    if plan.offload.any:
+    """CPUOffloadPolicy is all that torch has: states of FSDP2 to the host, each unit's copied ahead of its gather."""
+    offload, place = plan.offload, "plan: offload"
+    if offload.activations != "none":
         yield Fault(
-            place="plan: offload",
-            problem="states and activations in host memory are not played",
-            remedy="without offload; `predict` takes it",
+            place=f"{place}.activations",
+            problem="torch's save_on_cpu takes gathered weights along, and waits for every copy",
+            remedy='activations = "none"; `predict` takes it',
+        )
+    if offload.parameters == "none":
+        return
+    if offload.migration != "copy":
+        problem = f"torch's allocator has no unified memory to migrate by {offload.migration}"
+        yield Fault(place=f"{place}.migration", problem=problem, remedy='migration = "copy"')
+    if offload.prefetch != NOTHING_OFFLOADED.prefetch:
+        yield Fault(
+            place=f"{place}.prefetch",
+            problem="FSDP2 copies a unit as it gathers it: how far ahead is forward_prefetch's and backward_prefetch's",
+            remedy=f"prefetch = {NOTHING_OFFLOADED.prefetch}",
         )
 
 
@@ -99,6 +152,13 @@ def _split_faults(model: Model, plan: Plan) -> Iterator[Fault]:
 
 
 def _mode_faults(plan: Plan, mode: Mode) -> Iterator[Fault]:
+    replicated = plan.implementation in ("ddp", "zero_redundancy") and plan.num_data_parallel > 1
+    if mode == "fake" and replicated and plan.num_micro_batches > 1 and plan.syncs_every_micro_batch:
+        yield Fault(
+            place="plan: sync_every_micro_batch",
+            problem="DDP lays its buckets out anew after its first reduction, which fake tensors have no data for",
+            remedy="--mode cpu or solo, or sync_every_micro_batch = false",
+        )
     if mode == "cpu" and plan.num_devices > MAX_CPU_RANKS:
         yield Fault(
             place="plan",

@@ -19,7 +19,7 @@ from typing import Any, Final
 from simulator.errors import Fault, InputError, PlanError
 from validate.launch import Launch
 from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, standing_jobs
-from validate.playable import MAX_CPU_RANKS, unplayable
+from validate.playable import MAX_CPU_RANKS, played_otherwise, unplayable
 from validate.supervise import Deadlines, Outcome, Verdict, scratch_folder, supervise
 from validate.task import Task
 
@@ -181,6 +181,8 @@ def record(
         "date": dt.datetime.now(dt.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z"),
         "command": task.command,
         "mode": task.mode,
+        "device": task.device,
+        "notes": played_otherwise(task.plan, task.mode, task.device),
         "verdict": verdict.kind,
         "partial": not verdict.ok,
         "trouble": None if verdict.ok else _trouble(verdict, outcome),

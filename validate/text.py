@@ -31,6 +31,7 @@ def run_text(record: Mapping[str, Any]) -> str:
         ]
     lines += _memory(record["memory"] or {})
     lines += [f"{name} in {file}" for name, file in record["files"].items()]
+    lines += [f"note: {note}" for note in record.get("notes", ())]
     return "\n".join(lines)
 
 

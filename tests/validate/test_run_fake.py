@@ -21,10 +21,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 import torch
 
+from validate.compare import compare_run
 from validate.compare.borders import borders
 from validate.models import Decoder
 from validate.parallel import style_of
-from validate.playable import unplayable
+from validate.playable import played_otherwise, unplayable
 from validate.players import fake, guard
 from validate.run_plan import play
 from validate.tracker import MemoryCourse
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every
 
 CPU = Stack.load("torch-2.13-cpu")
 TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
+STATES = {"optimizer": "host", "parameters": "host"}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "single": {"zero": 0},
     "ddp": {"zero": 0, "dp_replicate": 4},
@@ -209,6 +211,58 @@ def test_every_option_of_a_plan_reaches_torch(option: str) -> None:
         assert 0 <= difference <= 24 * TINY.num_layers, name
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "replicas that sum in 16 bits": {**STRATEGIES["hsdp"], "precision": "bf16", "reduce_dtype": "bf16"},
+    "replicas that accumulate": {**STRATEGIES["hsdp"], "num_micro_batches": 2},
+    "resharded to a smaller group": {"dp_shard": 4, "reshard_after_forward": 2, "precision": "bf16"},
+    "gathered ahead": {"dp_shard": 4, "forward_prefetch": 2, "recompute": "full"},
+    "views of buckets, accumulated": {**STRATEGIES["ddp"], "gradient_as_bucket_view": True, "num_micro_batches": 3},
+    "small buckets, 16 bits": {**STRATEGIES["ddp"], "bucket_bytes": 65536, "precision": "bf16"},
+    "zero1 one by one": {**STRATEGIES["zero1"], "optimizer_impl": "loop"},
+}
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_other_implementations_hold_what_is_predicted(option: str) -> None:
+    model, asked = TINY.model_copy(update={"num_layers": 4}), plan(**OTHERS[option])
+    course, predicted = fake.play(model, asked, CPU), borders(model, asked, CPU, granularity_bytes=1)
+    for name in ("start", "after_forward", "after_backward", "peak"):
+        difference = getattr(predicted, f"{name}_bytes") - getattr(course, name).total_bytes
+        assert 0 <= difference <= 24 * model.num_layers, name
+    for phase, size in course.peak_by_phase_bytes.items():
+        assert 0 <= predicted.peak_by_phase_bytes[phase] - size <= 24 * model.num_layers, phase
+
+
+def test_on_a_cpu_offloaded_states_are_counted_with_the_rest() -> None:
+    asked = plan(dp_shard=4, offload=STATES)
+    assert fake.play(TINY, asked, CPU) == fake.play(TINY, plan(dp_shard=4), CPU)
+    notes = played_otherwise(asked, "cpu", "cpu")
+    assert [note.split(":")[0] for note in notes] == ["offload", "offload.pinned"]
+    assert not played_otherwise(plan(dp_shard=4), "cpu", "cpu")
+    assert not played_otherwise(asked, "solo", "cuda")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"dp_shard": 2, "dp_replicate": 2}, {"dp_shard": 4, "precision": "fp32", "num_micro_batches": 2}],
+    ids=["replicas", "fp32, accumulated"],
+)
+def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any]) -> None:
+    if guard.needs_guard() and guard.compiler() is None:
+        pytest.skip("needs a CUDA build and a GPU, or a C++ compiler for the device guard")
+    model = TINY.model_copy(update={"num_layers": 4, "d_model": 128, "head_dim": 32})
+    asked, stack = plan(**{"precision": "bf16", **options, "offload": STATES}), Stack.load("torch-2.13-fake-cuda")
+    record = play(Task(mode="fake", device="cuda", model=model, plan=asked, stack=stack))
+    assert record["verdict"] == "ok", record["trouble"]
+    assert (record["device"], len(record["notes"])) == ("cuda", 1)
+    predicted = borders(model, asked, stack, granularity_bytes=512)
+    assert {name: record["memory"][f"{name}_bytes"] for name in MOMENTS} == {
+        name: getattr(predicted, f"{name}_bytes") for name in MOMENTS
+    }
+    compared = {row["name"]: row["error"] for row in compare_run(record)["memory"]}
+    assert set(compared.values()) == {0}
+
+
 def test_options_make_a_difference() -> None:
     """Otherwise the test above would hold of a player that ignores them."""
     courses = map(played, OPTIONS)
@@ -241,8 +295,11 @@ def test_memory_shrinks_with_the_stage_only_where_the_stage_says(strategy: str) 
         ({"optimizer": "sgd", "optimizer_impl": "fused"}, "plan: optimizer_impl"),
         ({"data_parallel": "megatron", "zero": 1}, "plan: data_parallel"),
         ({"tp": 3}, "plan: tp"),
-        ({"offload": {"optimizer": "host", "parameters": "host"}}, "plan: offload"),
-        ({"offload": {"activations": "host"}}, "plan: offload"),
+        ({"offload": {**STATES, "prefetch": 0}}, "plan: offload.prefetch"),
+        ({"offload": {**STATES, "migration": "fault"}}, "plan: offload.migration"),
+        ({"offload": {"activations": "host"}}, "plan: offload.activations"),
+        ({"zero": 0, "dp_shard": 1, "dp_replicate": 2, "num_micro_batches": 2, "sync_every_micro_batch": True},
+         "plan: sync_every_micro_batch"),
         ({"zero": 0, "dp_shard": 1, "dp_replicate": 2, "tp": 2}, "plan: tp"),
         ({"zero": 0, "dp_shard": 1, "dp_replicate": 2, "master_dtype": "bf16", "optimizer_dtype": "bf16",
           "reduce_dtype": "fp32"}, "plan: reduce_dtype"),

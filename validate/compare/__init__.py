@@ -37,7 +37,7 @@ def compare_run(
     run's, bytes are compared and a note says why time is not. Raises InputError if the record cannot be predicted.
     """
     run = Run.of(record)
-    notes: list[str] = []
+    notes: list[str] = [str(note) for note in record.get("notes") or ()]
     found: dict[str, Any] = {
         "what": run.what,
         "mode": record["mode"],

@@ -8,7 +8,7 @@ from typing import Any, Final
 from simulator.allocator import AllocatorSettings
 from simulator.device import Device
 from simulator.errors import Fault, InputError
-from simulator.memory import Library, MemoryUse, simulate_memory
+from simulator.memory import MemoryUse, simulate_memory
 from simulator.memory.outside import workspace_bytes
 from simulator.ops import build_blocks
 from simulator.predict import Prediction
@@ -32,9 +32,8 @@ def compare_memory(found: dict[str, Any], run: Run, prediction: Prediction | Non
     measured = memory.get("tracked", memory)
     if "start_bytes" not in measured:
         return
-    granularity = 512 if run.on_gpu else 1  # CUDA's allocator rounds every tensor up, a CPU's none
-    library: Library = "gloo" if run.record["mode"] == "cpu" else "nccl"
-    predicted = borders(run.model, run.plan, run.stack, granularity_bytes=granularity, library=library)
+    granularity = 512 if run.device == "cuda" else 1  # CUDA's allocator rounds every tensor up, a CPU's none
+    predicted = borders(run.model, run.plan, run.stack, granularity_bytes=granularity, library=run.library)
     beside = sum(workspace_bytes(device)) if run.on_gpu and measured is memory and device is not None else 0
     lines = _border_lines(predicted, measured, beside)
     found["memory"] = [line.as_json() for line in lines]

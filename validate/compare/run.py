@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from simulator.calibration import Calibration
 from simulator.errors import ClusterError, InputError, ModelError, PlanError, StackError
+from simulator.memory import Library
 from simulator.model import Model
-from simulator.plan import Plan
+from simulator.plan import NOTHING_OFFLOADED, Plan
 from simulator.schema import Strict, faults_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -32,13 +33,27 @@ class Run:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
-        """Raises InputError where the record's model, plan or stack are none."""
+        """Raises InputError where the record's model, plan or stack are none.
+
+        On a CPU device and host are one memory: the plan that ran there is the one that offloads nothing.
+        """
+        plan = _noun(Plan, record, "plan", PlanError)
         return cls(
             record=record,
             model=_noun(Model, record, "model", ModelError),
-            plan=_noun(Plan, record, "plan", PlanError),
+            plan=plan.model_copy(update={"offload": NOTHING_OFFLOADED}) if _device(record) == "cpu" else plan,
             stack=_noun(Stack, record, "stack", StackError),
         )
+
+    @property
+    def device(self) -> str:
+        """Whose tensors were counted: cuda or cpu."""
+        return _device(self.record)
+
+    @property
+    def library(self) -> Library:
+        """What the collectives were; a process group that only pretends holds what NCCL does."""
+        return "gloo" if self.device == "cpu" and self.record["mode"] in ("cpu", "full") else "nccl"
 
     @property
     def on_gpu(self) -> bool:
@@ -82,6 +97,14 @@ class Run:
                 return Calibration.datasheet(cluster.device)
             case _:
                 return Calibration.load(Path(name) if name.endswith(".json") else name)
+
+
+def _device(record: Mapping[str, Any]) -> str:
+    """Records of before it was written down: the caching allocator tells a GPU."""
+    told = record.get("device")
+    if isinstance(told, str):
+        return told
+    return "cuda" if "peak_reserved_bytes" in (record.get("memory") or {}) else "cpu"
 
 
 def _noun(kind: type[NounT], record: Mapping[str, Any], key: str, error: type[InputError]) -> NounT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import distributed as dist
 
 from simulator.plan import Plan
 from validate.parallel import DTYPES, Built
+
+_LET_GO_S = 5.0  # the most that a thread with nothing left to do is waited for
 
 
 def reduced_in_place(plan: Plan) -> Callable[..., Any]:
@@ -30,6 +33,38 @@ def reduced_in_place(plan: Plan) -> Callable[..., Any]:
 
     hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}  # DDP checks them
     return hook
+
+
+@contextlib.contextmanager
+def scattered_to_the_end(built: Built, live_bytes: Callable[[], int]) -> Iterator[None]:
+    """FSDP2's reduce-scatters return when gloo has let go of its copy of the input.
+
+    gloo tells the waiting thread first and drops the copy a moment later, in a thread of its own: whether that is before
+    or after the next gather begins is the scheduler's, and a unit's gradients count or do not count in the peak. For a
+    tracked step only; live_bytes: what the tracker counts.
+    """
+    units = [unit for unit in (built.module, *built.module.layers) if hasattr(unit, "set_custom_reduce_scatter")]
+    if not units or dist.get_backend() != "gloo":
+        yield
+        return
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter  # noqa: PLC0415
+
+    class ToTheEnd(DefaultReduceScatter):  # type: ignore[misc]
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            before = live_bytes()
+            work = super().__call__(*args, **kwargs)
+            until = time.monotonic() + _LET_GO_S
+            while live_bytes() > before and time.monotonic() < until:
+                time.sleep(1e-4)
+            return work
+
+    for unit in units:
+        unit.set_custom_reduce_scatter(ToTheEnd())
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.set_custom_reduce_scatter(DefaultReduceScatter())
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import torch
 
 from simulator.plan import Plan
 from validate.parallel import Built, make_optimizer, replicate
+from validate.players.hooks import scattered_to_the_end
 from validate.steps import Step
 from validate.tracker import MemoryCourse, PlainTracker, ShardedTracker
 
@@ -38,7 +39,8 @@ def track_step(
         before = tracker.total()
         replicate(built, plan, hook)
         buckets = tracker.total() - before
-        step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
+        with scattered_to_the_end(built, tracker.total):
+            step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
         return tracker.course()
 
 

@@ -95,7 +95,7 @@ def _played(
     )
     report.partial(machine=machine)
     report.phase("build")
-    built = build(model, plan, stack, device)
+    built = build(model, plan, stack, device, pinned=plan.offload.pinned and device.type == "cuda")
     materialise(built, device)
     step = Step(built, model, plan, stack, device)
     result: dict[str, Any] = {"machine": machine, "memory": {}}
