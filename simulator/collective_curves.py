@@ -1,9 +1,10 @@
 """What calibration knows about links: how close NCCL comes to the data sheet of a port or a network, and how late.
 
 A call takes  base + hops × hop_s + T + fill,  with T = bytes / (data sheet × efficiency) over the slowest link and
-fill = fill_s · sqrt(T / (T + fill_half_s)). The last term is the pipeline's fill: with the best chunk size it grows as
-the square root of T (Thakur et al., doi 10.1177/1094342005051521, section 3, pipelined ring), until chunks reach the
-communicator's buffers and it stays at fill_s. docs/background/collectives.md derives it and shows the fit.
+fill = fill_s · sqrt(h · T / (T + fill_half_s)). The last term is the pipeline's fill: with the best chunk size it grows as
+the square root of T and of the steps h (Thakur et al., doi 10.1177/1094342005051521, section 3, pipelined ring), until chunks
+reach the communicator's buffers and it stays. Inside a node h is 1: sweeps over 2, 4 and 8 GPUs show no growth.
+docs/background/collectives.md derives it and shows the fit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Mode(Strict):
     """One algorithm and protocol on one class of links.
 
     efficiency: asymptotic bytes/s over the data sheet's. base_s: launch floor. hop_s: one step of the algorithm.
-    fill_s, fill_half_s: the pipeline fill of large messages, and the transfer time at which it is 0.71 of that.
+    fill_s, fill_half_s: the pipeline fill of large messages, and the transfer time at which it is 0.71 of that; over
+    nodes for each square root of a step.
     drain: extra steps a loop of n−1 costs its port: a ring's last, receive-only step, an all-to-all's copy to itself.
     """
 
@@ -193,11 +195,11 @@ def family_of(kind: str) -> Family:
     return "pcie" if lowered.startswith("pci") else "host"
 
 
-def pipeline_fill_s(mode: Mode, transfer_s: float) -> float:
-    """Seconds that a call of `transfer_s` on the wire spends filling its pipeline."""
+def pipeline_fill_s(mode: Mode, transfer_s: float, depth: int = 1) -> float:
+    """Seconds that a call of `transfer_s` on the wire spends filling its pipeline of `depth` steps."""
     if not mode.fill_s:
         return 0.0
-    return mode.fill_s * math.sqrt(transfer_s / (transfer_s + mode.fill_half_s))
+    return mode.fill_s * math.sqrt(depth * transfer_s / (transfer_s + mode.fill_half_s))
 
 
 @lru_cache(maxsize=1)

@@ -282,13 +282,17 @@ def latency_s(
     form: Volume,
     transfer_s: float,
 ) -> float:
-    """Launch, steps and pipeline fill. Across nodes the network's fill decides: its chunks are the slower ones."""
+    """Launch, steps and pipeline fill. Across nodes the network's fill decides: its chunks are the slower ones.
+
+    Steps of rings and trees follow one another; sends to many peers are no pipeline.
+    """
     local = port.mode(algorithm, protocol)
     if network is None:
         return local.base_s + form.local_steps * local.hop_s + pipeline_fill_s(local, transfer_s)
     far: Mode = network.mode(algorithm, protocol)
     steps = form.local_steps * local.hop_s + form.network_steps * far.hop_s
-    return local.base_s + far.base_s + steps + pipeline_fill_s(far, transfer_s)
+    depth = 1 if algorithm in ("p2p", "send") else form.local_steps + form.network_steps
+    return local.base_s + far.base_s + steps + pipeline_fill_s(far, transfer_s, depth)
 
 
 def nic_part(call: Call) -> Fraction:

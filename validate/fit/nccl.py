@@ -79,6 +79,7 @@ PORT_MODES = (
 )
 # A send is one pair of an all-to-all, whose sweeps begin at single bytes: launch and ramp are the pairs'
 SENDS = {PORT_MODES.index(f"send/{p}"): PORT_MODES.index(f"p2p/{p}") for p in ("ll", "simple")}
+SENT = [*SENDS, *SENDS.values()]
 NEAR_PAIRS = (0.15, 0.02, 0.02, 0.02, 0.02, 0.02)
 FIELDS = ("efficiency", "base_s", "hop_s", "fill_s", "fill_half_s", "drain")
 SPREAD = (0.15, 0.5, 0.5, 0.7, 0.7, 0.5)  # standard deviation of the priors' logarithm
@@ -91,21 +92,27 @@ def seconds(t: Terms, near: Array, far: Array | None = None) -> Array:
     if far is not None:
         transfer = np.maximum(transfer, t.nic_s / far[:, 0])
         start = start + far[:, 1] + t.network_steps * far[:, 2]
-    filling = near if far is None else far
-    return start + transfer + filling[:, 3] * np.sqrt(transfer / (transfer + filling[:, 4]))
+    if far is None:
+        return start + transfer + near[:, 3] * np.sqrt(transfer / (transfer + near[:, 4]))
+    depth = np.where(np.isin(t.mode, SENT), 1.0, t.local_steps + t.network_steps)
+    return start + transfer + far[:, 3] * np.sqrt(depth * transfer / (transfer + far[:, 4]))
 
 
-def prior(efficiency: float, base_s: float, hop_s: float, fill_s: float, half_s: float, nvls: float = 0.85) -> Array:
+def prior(
+    efficiency: float, base_s: float, hop_s: float, fill_s: float, half_s: float, *, network: bool = False
+) -> Array:
     """Physical values of every mode from those of the ring with whole chunks.
 
     LL carries 8 bytes in 16 and waits for no chunk; LL128 120 in 128; NVLS reaches 0.85 of its port (NCCL's own factor).
+    Peers of an all-to-all are served side by side by a port; over a network each is a message that the proxy posts.
     """
     rows = []
     for name in PORT_MODES:
         algorithm, protocol = name.split("/")
-        share = {"ll": 0.45, "ll128": 0.92, "simple": 1.0}[protocol] * (nvls if algorithm.startswith("nvls") else 1.0)
+        multicast = 0.85 if algorithm.startswith("nvls") and not network else 1.0
+        share = {"ll": 0.45, "ll128": 0.92, "simple": 1.0}[protocol] * multicast
         slow = {"ll": 1.0, "ll128": 1.5, "simple": 3.0}[protocol]
-        hop = 0.1 * hop_s if algorithm == "p2p" else hop_s * slow
+        hop = hop_s * (1.0 if network else 0.1) if algorithm == "p2p" else hop_s * slow
         fill = fill_s * (0.1 if protocol == "ll" else 1.0)
         rows.append((efficiency * share, base_s * (1 if protocol == "ll" else 1.5), hop, fill, half_s, 0.4))
     return np.array(rows)
@@ -178,26 +185,28 @@ PORTS = {
 
 @dataclass(frozen=True)
 class Network:
-    """A class of networks: kinds of `cluster.inter` and conditions (NetworkCurves), and where the priors start."""
+    """A class of networks: kinds of `cluster.inter` and conditions (NetworkCurves), and where the priors start.
+
+    prior: efficiency, hop_s, fill_s (for each square root of a step), fill_half_s. A hop over InfiniBand is NCCL's own
+    constant (2.7 us, src/graph/tuning.cc); those of plugins between their software's and what they report to NCCL.
+    """
 
     kinds: tuple[str, ...]
-    prior: tuple[float, float, float, float, float]
+    prior: tuple[float, float, float, float]
     when: tuple[str, ...] = ()
 
 
 NETWORKS = {
-    "infiniband": Network(("infiniband", "omnipath"), (0.93, 5e-6, 2e-6, 1.5e-4, 3e-4)),
-    "roce": Network(("roce", "ethernet"), (0.90, 5e-6, 2e-6, 1.5e-4, 3e-4)),
-    "efa": Network(("efa",), (0.90, 15e-6, 5e-6, 4.0e-4, 1e-3)),
-    "efa-p4d": Network(("efa",), (0.90, 30e-6, 15e-6, 4.0e-4, 1e-3), ("efa=p4d",)),
-    "tcpxo": Network(("tcpxo",), (0.90, 15e-6, 5e-6, 4.0e-4, 1e-3)),
-    "tcpx": Network(("tcpx",), (0.80, 15e-6, 5e-6, 4.0e-4, 1e-3)),
-    "slingshot": Network(("slingshot",), (0.85, 15e-6, 5e-6, 5.0e-4, 1e-3)),
-    "slingshot-software": Network(
-        ("slingshot",), (0.85, 20e-6, 15e-6, 5.0e-4, 1e-3), ("FI_CXI_RX_MATCH_MODE=software",)
-    ),
-    "sockets": Network(("sockets",), (0.08, 20e-6, 20e-6, 1.0e-3, 1e-2)),
-    "sockets-2.18": Network(("sockets",), (0.2, 20e-6, 20e-6, 1.0e-3, 1e-2), ("NCCL<2.19", "NCCL_CROSS_NIC=2")),
+    "infiniband": Network(("infiniband", "omnipath"), (0.93, 2.7e-6, 3.4e-5, 3e-4)),
+    "roce": Network(("roce", "ethernet"), (0.90, 2.7e-6, 3.4e-5, 3e-4)),
+    "efa": Network(("efa",), (0.90, 15e-6, 9e-5, 1e-3)),
+    "efa-p4d": Network(("efa",), (0.90, 30e-6, 9e-5, 1e-3), ("efa=p4d",)),
+    "tcpxo": Network(("tcpxo",), (0.90, 15e-6, 9e-5, 1e-3)),
+    "tcpx": Network(("tcpx",), (0.80, 15e-6, 9e-5, 1e-3)),
+    "slingshot": Network(("slingshot",), (0.85, 5e-6, 1.1e-4, 1e-3)),
+    "slingshot-software": Network(("slingshot",), (0.85, 15e-6, 1.1e-4, 1e-3), ("FI_CXI_RX_MATCH_MODE=software",)),
+    "sockets": Network(("sockets",), (0.08, 20e-6, 2.2e-4, 1e-2)),
+    "sockets-2.18": Network(("sockets",), (0.2, 20e-6, 2.2e-4, 1e-2), ("NCCL<2.19", "NCCL_CROSS_NIC=2")),
 }
 LONE_MACHINE = 0.08  # spread between machines where only one was measured: what the others show
 
@@ -226,7 +235,13 @@ def fit_port(samples: Sequence[Sample], name: str) -> Array:
 def fit_network(samples: Sequence[Sample], name: str, ports: dict[str, Array]) -> Array:
     """The table of a network from its multi-node samples, ports held."""
     t = terms(samples, PORT_MODES)
-    return fit(t, prior(*NETWORKS[name].prior, nvls=1.0), near_rows(samples, t, ports))
+    return fit(t, network_prior(name), near_rows(samples, t, ports))
+
+
+def network_prior(name: str) -> Array:
+    """Where the coefficients of a network start. What it adds to a call's launch is its proxy's waking up: a step's worth."""
+    efficiency, hop_s, fill_s, half_s = NETWORKS[name].prior
+    return prior(efficiency, hop_s, hop_s, fill_s, half_s, network=True)
 
 
 def near_rows(samples: Sequence[Sample], t: Terms, ports: dict[str, Array]) -> Array:
