@@ -20,6 +20,8 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 
 AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # torch's DeviceMesh, outermost first
 
+RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "moe", "shared_experts"]
+
 MAX_COUNT = 2**31  # beyond any plan; keeps hostile integers out of float arithmetic
 MAX_SIZE = 2**40
 
@@ -126,6 +128,8 @@ class Plan(Strict):
 
     recompute: Literal["none", "full", "selective", "every_k"] = "none"
     recompute_every: int = Field(ge=1, le=MAX_COUNT, default=1)  # every_k: each k-th block is checkpointed
+    # What selective recomputation of hand-fused stacks runs again, in Megatron's words (--recompute-modules)
+    recompute_modules: tuple[RecomputeModule, ...] = Field(default=("core_attn",), strict=False)
 
     reshard_after_forward: bool | int | None = None  # FSDP2; None: all groups but the root
     forward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=0)
@@ -163,6 +167,12 @@ class Plan(Strict):
         if isinstance(value, str) and re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", value):
             return [int(number) for number in value.split(",")]
         return value
+
+    @field_validator("recompute_modules", mode="before")
+    @classmethod
+    def _words(cls, value: object) -> object:
+        """A flag's text, "moe_act,layernorm", as the list that a file has."""
+        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod

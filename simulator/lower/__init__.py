@@ -132,7 +132,7 @@ def lower(
     """
     plan.check()
     check(plan, model, cluster)
-    _refuse_unmodelled(model, plan)
+    _refuse_unmodelled(model, plan, stack)
     _refuse_no_host(plan, cluster)
     _refuse_no_peer(plan, cluster)
     device = cluster.device
@@ -220,8 +220,12 @@ def _message_bytes(model: Model, plan: Plan) -> int:
     return plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
 
 
-def _refuse_unmodelled(model: Model, plan: Plan) -> None:
+def _refuse_unmodelled(model: Model, plan: Plan, stack: Stack) -> None:
     faults: list[Fault] = []
+    if plan.recompute == "selective" and plan.recompute_modules != ("core_attn",) and stack.blocks != "fused":
+        problem = f"{stack.name} recomputes by operator, not by module"
+        remedy = "a hand-fused stack (megatron-core-2025), or no recompute_modules"
+        faults.append(Fault(place="plan: recompute_modules", problem=problem, remedy=remedy))
     if model.experts is not None and plan.offload.any:
         problem = "offload of a mixture of experts is not modelled"
         faults.append(Fault(place="plan: offload", problem=problem, remedy="a dense model, or no offload"))

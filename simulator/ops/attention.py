@@ -24,7 +24,8 @@ def attention(g: Graph, s: Setting, x: Value) -> Value:
         if s.model.qk_norm:
             q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
         q, k = rotate(g, s, [q, k])
-    if s.stack.blocks == "fused" and s.stack.attention.kernel == "cudnn" and q.base == q.name:
+    mixed = q.base == q.name and s.model.latent is None  # latent attention makes all three
+    if s.stack.blocks == "fused" and s.stack.attention.kernel == "cudnn" and mixed:
         # Transformer Engine takes Q, K, V as parts of one tensor or as three of their own, never mixed
         v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), grads=[v], op="copy")
     if s.expand_kv:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simulator.ops.core import Block, Op
-from simulator.plan import Plan
+from simulator.plan import Plan, RecomputeModule
 from simulator.stack import Stack
 
 
@@ -12,17 +12,47 @@ def recompute_ops(block: Block, plan: Plan, stack: Stack) -> tuple[Op, ...]:
 
     full, every_k: the whole block; with `early_stop` (non-reentrant checkpoints) it ends once every saved tensor
     exists, so the last product and the residual sum after it do not run. selective: hand-fused stacks (Megatron)
-    recompute the core of attention only, which is nothing where the kernel is tiled; others keep the outputs of
-    products and of attention, and run the rest.
+    recompute the plan's modules, by default the core of attention only, which is nothing where the kernel is tiled;
+    others keep the outputs of products and of attention, and run the rest.
     """
     if plan.recompute == "none":
         return ()
     if plan.recompute == "selective" and stack.blocks == "fused":
-        return tuple(op for op in block.ops if op.category == "attention" and not op.selective_save)
+        modules = frozenset(plan.recompute_modules)
+        return tuple(op for number, op in enumerate(block.ops) if modules & _modules(block, number))
     ops = block.ops[: _end(block)] if stack.early_stop else block.ops
     if plan.recompute == "selective":
         return tuple(op for op in ops if not op.selective_save)
     return ops
+
+
+_LATENT = ("q_norm", "q_up", "q.rotated", "kv_norm", "kv_up", "keys and values")
+
+
+def _modules(block: Block, number: int) -> set[RecomputeModule]:
+    """Megatron's modules that an op is part of (transformer_config.py, recompute_modules).
+
+    core_attn: what an unfused kernel makes; layernorm: the norms of the stream; mla_up_proj: from the low ranks to queries,
+    keys and values; moe_act: the activation between the experts' products; mlp, moe: all between the second norm and the
+    residual, of a layer without experts or with them.
+    """
+    op = block.ops[number]
+    names = [other.name for other in block.ops]
+    found: set[RecomputeModule] = set()
+    if op.category == "attention" and not op.selective_save:
+        found.add("core_attn")
+    if op.name in ("norm_1", "norm_2"):
+        found.add("layernorm")
+    if op.name in _LATENT and "kv_up" in names:
+        found.add("mla_up_proj")
+    mixture = "router" in names
+    if mixture and op.name == "activation":
+        found.add("moe_act")
+    if op.name.startswith("shared"):
+        found.add("shared_experts")
+    if "norm_2" in names and names.index("norm_2") < number < names.index("residual_2"):
+        found.add("moe" if mixture else "mlp")
+    return found
 
 
 def cached_tensors(block: Block, again: tuple[Op, ...], plan: Plan, stack: Stack) -> frozenset[str]:

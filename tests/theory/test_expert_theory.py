@@ -9,9 +9,10 @@ from math import ceil, prod
 import pytest
 
 from simulator.kernels import Attention, Gemm
+from simulator.memory.tape import record
 from simulator.mesh import Mesh
 from simulator.model import Model
-from simulator.ops import Block, build_blocks
+from simulator.ops import Block, build_blocks, recompute_ops
 from simulator.ops.core import Exchange
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
@@ -168,3 +169,33 @@ def test_the_interval_grows_by_what_imbalance_moves() -> None:
     moved = busy.step_s / known.step_s - 1
     before, after = (math.log(p.high_s / p.step_s) / 1.6449 for p in (known, unsure))
     assert after**2 - before**2 == pytest.approx(moved**2, rel=1e-3)
+
+
+def kept(model: Model, *modules: str) -> tuple[int, int]:
+    """(bytes that a layer keeps for its backward, FLOP that it runs again) under selective recomputation of `modules`."""
+    plan = megatron(seq_len=5120, recompute="selective", recompute_modules=modules)
+    block = build_blocks(model, STACK, plan).layer
+    again = recompute_ops(block, plan, STACK)
+    tape = record(block, again, gradients="accumulated")
+    live = {slot: size for slot, size, _, _ in tape.forward.events if size >= 0}
+    for slot, size, _, _ in tape.forward.events:
+        if size < 0:
+            live.pop(slot, None)
+    return sum(live.values()), sum(kernel.flop for op in again for kernel in op.forward)
+
+
+def test_recomputed_modules_are_not_kept() -> None:
+    """Megatron's modules: what each makes goes, what it reads stays; the products it runs again are its own."""
+    model, t = Model.load("deepseek-v2"), 5120  # 192 rows an expert
+    plain, none = kept(model, "core_attn")
+    assert none == 0
+    rows = t * 6
+    size, flop = kept(model, "moe_act")
+    assert (plain - size, flop) == (rows * 1536 * 2, 0)
+    size, flop = kept(model, "mla_up_proj")
+    made = 2 * t * (2 * 128 * 192 + 128 * 128 + 1536 + 512) + 2 * 4 * t  # queries, keys, values; two norms, statistics
+    assert (plain - size, flop) == (made, 2 * t * (1536 * 128 * 192 + 512 * 128 * 256))
+    size, flop = kept(model, "moe")
+    experts = 2 * rows * 3 * 5120 * 1536 + 2 * t * 3 * 5120 * 3072 + 2 * t * 5120 * 160
+    assert flop == experts
+    assert plain - size > 2 * rows * (5120 + 3 * 1536)

@@ -258,9 +258,9 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
         r.fault("--recompute-granularity", "full needs --recompute-method", "--recompute-method uniform")
     if grain == "selective" and method is not None:
         r.fault("--recompute-method", "is for full recomputation", "drop it")
-    if modules is not None and modules not in ("core_attn", ["core_attn"]):
-        r.unmodelled("--recompute-modules", "selective recomputation is of the attention's core here")
     fields["recompute"] = grain or "none"
+    if modules is not None and grain == "selective":
+        fields["recompute_modules"] = modules.split() if isinstance(modules, str) else modules
     if "--checkpoint-activations" in r:
         r.fault("--checkpoint-activations", "is no longer an option", "--recompute-granularity full")
 

@@ -158,7 +158,10 @@ def _training(plan: Plan, stack: Stack) -> Iterator[str]:
     yield f"--seq-length {plan.seq_len}"
     yield from _dtypes(plan)
     if plan.recompute == "selective":
-        yield "--recompute-activations"
+        default = plan.recompute_modules == ("core_attn",)
+        modules = " ".join(plan.recompute_modules)
+        selective = f"--recompute-granularity selective --recompute-modules {modules}"
+        yield "--recompute-activations" if default else selective
     elif plan.recompute == "full":
         yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     if not stack.dropout:
