@@ -195,7 +195,10 @@ def _same_activation(name: str, one: object, two: object) -> bool:
 def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
     """What of a plan acts, as it acts: defaults resolved, and what its implementation does not look at left out."""
     kind = plan.implementation
-    found = plan.model_dump(exclude={"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload"})
+    found = plan.model_dump(
+        exclude={"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp"}
+    )
+    found |= {f"zeropp.{name}": value for name, value in plan.zeropp.model_dump().items()}
     found |= {"data_parallel": kind, "reduce_dtype": plan.gradient_dtype}
     found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None
     found |= _acting_pipeline(plan, model) | _acting_offload(plan) | _acting_gathers(plan)

@@ -2,7 +2,7 @@
 
 Axes stand in the plan's rank order; by default in that of torch's DeviceMesh, outermost first: pp, dp_replicate,
 dp_shard, cp, tp, so that neighbours in tp are neighbouring ranks. Axes fuse by their joined names: `dp_shard_cp` is where FSDP
-shards; `dp_shard_cp/8` are groups of 8 neighbours there. Groups are lattices of ranks (`simulator.lattice`), so nothing
+shards; `dp_shard_cp/8` are groups of 8 neighbours there, `dp_shard_cp%8` groups of every eighth. Groups are lattices of ranks (`simulator.lattice`), so nothing
 here builds all ranks.
 """
 
@@ -187,11 +187,13 @@ class Mesh:
     def _lattice(self, axis: str) -> Lattice:
         if axis in EXPERT_AXES:
             return self._of_experts(axis)
-        name, _, part = axis.partition("/")
+        name, mark, part = axis.partition("%" if "%" in axis else "/")
         whole = Lattice.of((self.axes[a], self._strides[a]) for a in axis_names(name))
         if not part:
             return whole
-        found = whole.part(int(part)) if part.isdecimal() and int(part) else None
+        size = int(part) if part.isdecimal() else 0
+        count, skip = (whole.count // max(size, 1), size) if mark == "%" else (size, 1)
+        found = whole.part(count, skip) if size and count else None
         if found is None:
             problem = f"{part!r} neighbours are no part of the {whole.count} ranks of {name!r}"
             raise PlanError(Fault(place="axis", problem=problem, remedy="a divisor of their number"))

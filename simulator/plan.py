@@ -9,6 +9,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from simulator.compression import NO_ZEROPP, ZeroPlusPlus, compression_faults
 from simulator.errors import Fault, PlanError
 from simulator.pipeline import Schedule, Split
 from simulator.schema import Strict, nearest, read_toml
@@ -142,6 +143,9 @@ class Plan(Strict):
     reduce_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=500_000_000)  # DeepSpeed, elements
     prefetch_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=50_000_000)  # DeepSpeed stage 3, elements
     param_persistence_numel: int = Field(ge=0, le=MAX_SIZE, default=100_000)  # DeepSpeed stage 3, elements
+    zeropp: ZeroPlusPlus = NO_ZEROPP  # DeepSpeed stage 3
+    # DeepSpeed stage 3 with replicas is MiCS; its gathers in groups of several nodes: between nodes, then inside them
+    hierarchical_gather: bool = False
     offload: Offload = NOTHING_OFFLOADED
     memory_fraction: float = Field(gt=0, le=1, default=1.0)  # of the device, at most, for the caching allocator
 
@@ -242,8 +246,10 @@ class Plan(Strict):
     def reshard_ranks(self) -> int | None:
         """Neighbours in the shard group that keep a block between them after its forward; None: all, or each the whole.
 
-        torch takes 1 for False and the size of the group for True.
+        torch takes 1 for False and the size of the group for True. ZeRO++'s secondary copy is gathered again likewise.
         """
+        if self.zeropp.secondary_ranks > 1:
+            return None if self.zeropp.secondary_ranks == self.dp_shard * self.cp else self.zeropp.secondary_ranks
         reshard = self.reshard_after_forward
         if reshard is None or isinstance(reshard, bool) or reshard in (1, self.dp_shard * self.cp):
             return None
@@ -295,6 +301,7 @@ class Plan(Strict):
             *self._option_faults(place),
             *self._expert_faults(place),
             *self._offload_faults(place),
+            *compression_faults(self, place),
         ]
         if faults:
             raise PlanError(faults)

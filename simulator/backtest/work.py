@@ -82,6 +82,7 @@ def _received(comm: UnitComm, plan: Plan, micro_batches: float) -> float:
     gathered += comm.all_gather_backward_bytes * _others(comm.backward_gather_ranks)
     ranks = replicas if plan.zero > 0 and replicas > 1 else plan.num_data_parallel
     reduced = comm.reduce_scatter_bytes * _others(shards) + 2 * comm.all_reduce_bytes * _others(ranks)
+    reduced += sum(hop.size_bytes for hop in comm.hops)
     syncs = micro_batches if plan.syncs_every_micro_batch else 1
     return gathered * micro_batches + reduced * syncs + comm.parameter_gather_bytes * _others(shards)
 

@@ -16,6 +16,7 @@ from simulator.device import Device
 from simulator.errors import Fault, PlanError
 from simulator.kernels import DTYPE_BYTES, Stream
 from simulator.lower.builder import Builder, Fabric
+from simulator.lower.hops import HopWork
 from simulator.lower.pipelined import Stage, pipelined_step, waits_for_messages
 from simulator.lower.power import shared_clock
 from simulator.lower.schedule import Step, Unit, replicated_step, sharded_step
@@ -140,6 +141,8 @@ def lower(
     blocks = build_blocks(model, stack, plan)
     clock = shared_clock(Clock(device, calibration, stack), share, plan, stack, blocks)
     works = {block.name: clock.block(block, plan) for block in blocks.kinds}
+    mesh = Mesh(plan, cluster)
+    near = mesh.group_shape("dp_shard_cp").ranks_per_node
     return Lowering(
         model=model,
         plan=plan,
@@ -148,9 +151,9 @@ def lower(
         calibration=calibration,
         device=device,
         curves=curves,
-        mesh=Mesh(plan, cluster),
+        mesh=mesh,
         blocks=blocks,
-        stages=tuple(_stage(model, plan, stack, blocks, works, clock, index) for index in range(plan.pp)),
+        stages=tuple(_stage(model, plan, stack, blocks, works, clock, near, index) for index in range(plan.pp)),
         clock=clock,
     )
 
@@ -172,12 +175,13 @@ def _stage(
     blocks: ModelBlocks,
     works: dict[str, BlockWork],
     clock: Clock,
+    node_ranks: int,
     index: int,
 ) -> Stage:
     """A pipeline rank's chunks; without pipeline parallelism, the one stage there is."""
     share = share_of(model, plan, index)
     optimizer = _optimizer(share, plan, clock, stack)
-    units = _units(share, plan, works, clock)
+    units = _units(share, plan, works, clock, node_ranks)
     if plan.pp == 1:
         moved = moves(share, plan, activation_bytes(share, plan, stack, blocks))
     else:
@@ -261,9 +265,9 @@ def _refuse_no_host(plan: Plan, cluster: Cluster) -> None:
         raise PlanError(Fault(place="plan: offload", problem=problem, remedy="a [host] link in the cluster file"))
 
 
-def _units(share: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock) -> tuple[Unit, ...]:
+def _units(share: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock, node_ranks: int) -> tuple[Unit, ...]:
     """Embedding, blocks and head of a rank's share in forward order, each with its communication."""
-    comms = {comm.unit: comm for comm in communication(share, plan)}
+    comms = {comm.unit: comm for comm in communication(share, plan, node_ranks)}
     if isinstance(share, Share) and share.holds_head and not share.holds_embedding:
         comms["head"] = replace(comms["embedding"], unit="head")  # FSDP's root, without the embedding
     every = plan.recompute_every if plan.recompute == "every_k" else 1
@@ -293,6 +297,16 @@ def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clo
         gradient=_copies(clock, comm.gradient_kernels),
         keep=_copies(clock, comm.keep_kernels),
         add=_copies(clock, comm.add_kernels),
+        hops=tuple(
+            HopWork(
+                work=_copies(clock, hop.kernels),
+                kind=hop.kind,
+                role=hop.role,
+                size_bytes=hop.size_bytes,
+                count=hop.count,
+            )
+            for hop in comm.hops
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from simulator.stack import Stack
 from simulator.topology import Cluster
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Fabric:
     """What a collective's price depends on besides its size."""
 
@@ -37,7 +37,8 @@ class Fabric:
     def axis(self, role: str) -> str:
         """The mesh axis over which a role communicates: shard, reshard, replicate, and the same of experts; or the axis.
 
-        reshard: the part of a shard group that blocks are gathered from again in the backward.
+        reshard: the part of a shard group that blocks are gathered from again in the backward. shard_near, shard_far: its
+        ranks on one node, and those at one place of each node.
 
         Context-parallel ranks hold the same parameters as their peers, so gradients cross them too: with the shards
         where there are any, else with the replicas.
@@ -48,10 +49,17 @@ class Fabric:
         return {
             "shard": "dp_shard_cp",
             "reshard": f"dp_shard_cp/{plan.reshard_ranks}" if plan.reshard_ranks else "dp_shard_cp",
+            "shard_near": f"dp_shard_cp/{self.near_ranks}",
+            "shard_far": f"dp_shard_cp%{self.near_ranks}",
             "replicate": "dp_cp" if everyone else "dp_replicate",
             "expert_shard": "expert_dp",
             "expert_replicate": "expert_dp" if plan.zero == 0 else "dp_replicate",
         }.get(role, role)
+
+    @cached_property
+    def near_ranks(self) -> int:
+        """Ranks of a shard group on one node."""
+        return self.mesh.group_shape("dp_shard_cp").ranks_per_node
 
     @property
     def synchronous(self) -> bool:
@@ -121,6 +129,10 @@ class Builder:
             return 0
         ready, self._pending_bytes = self._pending_bytes, 0
         return ready
+
+    def far_part(self, size_bytes: int) -> int:
+        """What ranks at one place of each node gather among them of a shard group's `size_bytes`."""
+        return size_bytes // self._fabric.near_ranks
 
     def hold(self, op: int | None) -> None:
         """The next joining compute op waits for `op`, whatever else it waits for."""

@@ -54,6 +54,7 @@ def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> lis
     for unit in communication(model, plan):
         found += [(kernel, 1) for kernel in (*unit.gather_forward_kernels, *unit.gather_backward_kernels)]
         found += [(kernel, syncs) for kernel in unit.gradient_kernels]
+        found += [(kernel, syncs) for hop in unit.hops for kernel in hop.kernels]
         found += [(kernel, first) for kernel in unit.keep_kernels]
         found += [(kernel, 1 - first) for kernel in unit.add_kernels]
     if plan.offload.optimizer == "none":

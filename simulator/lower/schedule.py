@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from simulator.lower import offloading
 from simulator.lower.builder import Builder
+from simulator.lower.hops import Hopping, HopWork
 from simulator.lower.work import BlockWork, Phase, Work
 from simulator.offload import Moves
 from simulator.plan import Plan
@@ -21,7 +22,7 @@ class Unit:
     """One communication unit with its work: a transformer block, or a piece of the root at either end.
 
     gather_forward, gather_backward, gradient, keep, add: the full-size passes over memory that the implementation adds around
-    its collectives (copy-out, casts, pre-division), on the compute stream.
+    its collectives (copy-out, casts, pre-division), on the compute stream. hops: of its gradient, where it takes several.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Unit:
     gradient: Work
     keep: Work  # of a gradient to which others will be added, in the first micro-batch
     add: Work  # in later ones
+    hops: tuple[HopWork, ...] = ()
 
     @property
     def inputs(self) -> Phase:
@@ -74,14 +76,15 @@ def sharded_forward(build: Builder, step: Step, index: int) -> int:
     for position, unit in enumerate(step.units):
         gate = done[position - window] if position >= window else None
         fetched = offloading.fetch(build, step.moves, unit.name, index, done, gate)
-        label = f"all-gather {unit.name} mb{index}"
-        gather = build.collective(label, "all_gather", "shard", unit.comm.all_gather_forward_bytes, gate, fetched)
+        label, near = f"all-gather {unit.name} mb{index}", index > 0 and step.plan.zeropp.secondary_ranks > 1
+        gather = _gather(build, step, unit, label, gate, fetched, again=near)
         if unit.comm.experts is not None:  # on the same stream of the device
             size, ready = unit.comm.experts.all_gather_forward_bytes, gate if gather is None else gather
             gather = build.collective(f"{label} experts", "all_gather", "expert_shard", size, ready) or gather
         gather = fetched if gather is None else gather
         if gather is not None:
-            build.compute(f"copy-out {unit.name} mb{index}", unit.gather_forward, gather)
+            passes = unit.gather_backward if near else unit.gather_forward
+            build.compute(f"copy-out {unit.name} mb{index}", passes, gather)
         done.append(_forward(build, step, unit, index))
     return done[-1]
 
@@ -139,20 +142,14 @@ def sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, fina
     done: list[int] = []
     reduces: list[int | None] = []
     last: list[int | None] = []
-    depth = step.plan.backward_prefetch
+    depth, hopping = step.plan.backward_prefetch, Hopping(build)
     for position, unit in enumerate(units):
         for ahead in range(position, min(position + depth, len(units) - 1) + 1):
             if ahead not in gathers:
                 gate = done[ahead - depth - 1] if ahead > depth else None
                 fetched = offloading.fetch_again(build, step.moves, units[ahead].name, index, done, gate)
-                gather = build.collective(
-                    f"all-gather {units[ahead].name} mb{index} backward",
-                    "all_gather",
-                    "shard" if step.plan.reshard_ranks is None else "reshard",
-                    units[ahead].comm.all_gather_backward_bytes,
-                    gate,
-                    fetched,
-                )
+                label = f"all-gather {units[ahead].name} mb{index} backward"
+                gather = _gather(build, step, units[ahead], label, gate, fetched, again=True)
                 experts = units[ahead].comm.experts
                 if experts is not None:
                     label, ready = (
@@ -167,10 +164,21 @@ def sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, fina
         # the reduce-scatter's input buffer of the unit before last must be free again
         held = reduces[position - 2] if position >= 2 else None
         done.append(_accumulated(build, unit, index, _backward(build, step, unit, index, held)))
-        reduces.append(_reduce(build, step, unit, index, done[-1]) if sync else None)
+        reduces.append(_reduce(build, step, unit, index, done[-1], hopping, final=final) if sync else None)
         if sync:
             last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduces[-1], final=final))
-    return last
+    return last + hopping.drain()
+
+
+def _gather(build: Builder, step: Step, unit: Unit, label: str, *after: int | None, again: bool) -> int | None:
+    """A unit's parameters; again: from where they are after the first forward. In two stages if the plan says so."""
+    plan, comm = step.plan, unit.comm
+    size = comm.all_gather_backward_bytes if again else comm.all_gather_forward_bytes
+    if plan.hierarchical_gather:
+        far = build.collective(f"{label} between nodes", "all_gather", "shard_far", build.far_part(size), *after)
+        return build.collective(label, "all_gather", "shard_near", size, *(after if far is None else (far,))) or far
+    role = "reshard" if again and plan.reshard_ranks is not None else "shard"
+    return build.collective(label, "all_gather", role, size, *after)
 
 
 def _accumulated(build: Builder, unit: Unit, index: int, after: int) -> int:
@@ -179,11 +187,17 @@ def _accumulated(build: Builder, unit: Unit, index: int, after: int) -> int:
     return build.compute(f"copy-in {unit.name} mb{index} kept", work, after) if work.parts else after
 
 
-def _reduce(build: Builder, step: Step, unit: Unit, index: int, after: int) -> int | None:
+def _reduce(
+    build: Builder, step: Step, unit: Unit, index: int, after: int, hopping: Hopping, *, final: bool
+) -> int | None:
     copied = build.compute(f"copy-in {unit.name} mb{index}", unit.gradient, after) if unit.gradient.parts else after
+    if unit.hops:
+        return hopping.begin(f"{unit.name} mb{index}", unit.hops, copied)
     scatter = build.collective(
         f"reduce-scatter {unit.name} mb{index}", "reduce_scatter", "shard", unit.comm.reduce_scatter_bytes, copied
     )
+    if unit.comm.late_all_reduce and not final:
+        return scatter
     reduced = _all_reduce(build, step, unit, index, scatter if scatter is not None else copied) or scatter
     experts = unit.comm.experts
     if experts is None:
@@ -233,12 +247,13 @@ def replicated_forward(build: Builder, step: Step, index: int, *, first: bool) -
 def replicated_backward(build: Builder, step: Step, index: int, *, sync: bool, final: bool) -> list[int | None]:
     """One micro-batch's backward; `sync`: gradients are reduced as they appear."""
     last: list[int | None] = []
+    hopping = Hopping(build)
     for unit in reversed(step.units):
         computed = _accumulated(build, unit, index, _backward(build, step, unit, index))
         if sync:
-            reduced = _reduce(build, step, unit, index, computed)
+            reduced = _reduce(build, step, unit, index, computed, hopping, final=final)
             last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduced, final=final))
-    return last
+    return last + hopping.drain()
 
 
 def inputs_backward(build: Builder, step: Step, index: int) -> int:
@@ -251,12 +266,12 @@ def inputs_backward(build: Builder, step: Step, index: int) -> int:
 
 def weights_backward(build: Builder, step: Step, index: int, *, sync: bool) -> tuple[int, list[int | None]]:
     """The weights' gradients of one micro-batch, and their reduction: (last op, reductions)."""
-    end, reductions = -1, []
+    end, reductions, hopping = -1, [], Hopping(build)
     for unit in reversed(step.units):
         end = _compute(build, step, f"backward of weights {unit.name} mb{index}", unit.work.weights)
         end = _accumulated(build, unit, index, end)
-        reductions += [_reduce(build, step, unit, index, end)] if sync else []
-    return end, reductions
+        reductions += [_reduce(build, step, unit, index, end, hopping, final=sync)] if sync else []
+    return end, reductions + hopping.drain()
 
 
 def gather_late(build: Builder, step: Step, after: int) -> None:

@@ -13,11 +13,11 @@ from functools import cached_property, partial
 
 from simulator.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.device import Device
+from simulator.memory.choice import Library, strategy_of
 from simulator.memory.offloading import saved_bytes
 from simulator.memory.outside import capacity_bytes, outside_torch_bytes, workspace_bytes
 from simulator.memory.pressure import Pressure, under_pressure
 from simulator.memory.step import Mark, Step, layer_tape, record_tapes
-from simulator.memory.strategies import Library, strategy_of
 from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
 from simulator.model import Model
 from simulator.ops import ModelBlocks, build_blocks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 from typing_extensions import override
 
@@ -14,26 +13,6 @@ from simulator.memory.tape import DONE, FREE_LATER, GATHER, REDUCE
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.zero import shard_ranks, stepped_numels, units
-
-__all__ = ["strategy_of"]
-
-
-Library = Literal["nccl", "gloo"]
-
-
-def strategy_of(plan: Plan, library: Library = "nccl") -> Callable[[Writer, Model, Plan], Strategy]:
-    """The strategy that runs a plan; library: what its collectives are."""
-    match plan.implementation:
-        case "fsdp2":
-            return Fsdp2OverGloo if library == "gloo" else Fsdp2
-        case "fsdp1":
-            return Fsdp1
-        case "deepspeed":
-            return DeepSpeed3 if plan.zero == 3 else DeepSpeed
-        case "megatron":
-            return MegatronFsdp if plan.zero == 3 else Megatron
-        case _:
-            return Replicated
 
 
 class Replicated(Strategy):

@@ -6,6 +6,7 @@ Letters: Ψ parameters, N shard ranks. Sources: arXiv 1910.02054 (the stages), t
 """
 
 from simulator.zero.communication import UnitComm, communication
+from simulator.zero.hops import Hop
 from simulator.zero.resident import (
     buffer_tensors,
     gradient_tensors,
@@ -28,6 +29,7 @@ from simulator.zero.units import (
 )
 
 __all__ = [
+    "Hop",
     "Unit",
     "UnitComm",
     "buffer_tensors",

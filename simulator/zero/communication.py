@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from simulator.kernels import DTYPE_BYTES, Stream, StreamOp
 from simulator.model import Model
 from simulator.plan import Plan
+from simulator.zero.hops import Hop
+from simulator.zero.quantised import with_zeropp
 from simulator.zero.units import (
     Shape,
     Unit,
@@ -53,19 +55,25 @@ class UnitComm:
     keep_kernels: tuple[Stream, ...] = ()
     add_kernels: tuple[Stream, ...] = ()
     experts: UnitComm | None = None
+    hops: tuple[Hop, ...] = ()
+    late_all_reduce: bool = False
 
 
-def communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
-    """What each piece of the model sends, in forward order: embedding, layer0.., head."""
+def communication(model: Model, plan: Plan, node_ranks: int | None = None) -> tuple[UnitComm, ...]:
+    """What each piece of the model sends, in forward order: embedding, layer0.., head.
+
+    node_ranks: ranks of a shard group on one node; None: all of them.
+    """
     match plan.implementation:
         case "fsdp1" | "fsdp2":
             return _fsdp_communication(model, plan)
         case "ddp" | "zero_redundancy":
             return _ddp_communication(model, plan)
         case _:
+            near = node_ranks or shard_ranks(plan)
             return tuple(
                 replace(
-                    _flat_communication(name, shapes, plan, shard_ranks(plan)),
+                    with_zeropp(_flat_communication(name, shapes, plan, shard_ranks(plan)), shapes, plan, near),
                     experts=_flat_communication(name, routed, plan, expert_shard_ranks(plan)) if routed else None,
                 )
                 for name, shapes, routed in apart(model, plan)
@@ -217,4 +225,5 @@ def _flat_communication(name: str, shapes: tuple[Shape, ...], plan: Plan, ranks:
         num_buckets=buckets,
         parameter_gather_bytes=numel * compute if plan.zero in (1, 2) else 0,
         gradient_kernels=passes,
+        late_all_reduce=plan.implementation == "deepspeed" and plan.zero == 3,
     )

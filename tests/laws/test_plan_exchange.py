@@ -67,14 +67,16 @@ def deepspeed_plans(draw: st.DrawFn) -> Plan:
         offload |= {"pinned": draw(st.booleans()), "overlap": draw(st.booleans()), "buffer_count": 4 + draw(counts)}
         offload["parameters"] = draw(st.sampled_from(("none", "host"))) if zero == 3 else "none"
         offload["sub_group_numel"] = 10**6 * draw(counts)
+    hierarchy: dict[str, Any] = {"tp": draw(powers), "cp": draw(powers)}
+    if zero == 3 and not offload and draw(st.booleans()):
+        near = {"quantized_weights": draw(st.booleans()), "secondary_ranks": draw(st.sampled_from((1, 2)))}
+        hierarchy = {"zeropp": {**near, "quantized_gradients": True}, "dp_shard": 4}
+    elif zero == 3 and draw(st.booleans()):
+        hierarchy |= {"dp_replicate": 2, "hierarchical_gather": draw(st.booleans())}
     return Plan(
         data_parallel="deepspeed",
         zero=zero,
-        dp_shard=draw(powers) if zero else 1,
-        dp_replicate=1 if zero else draw(powers),
-        tp=draw(powers),
         vocab_parallel=False,
-        cp=draw(powers),
         cp_exchange="all_to_all",
         precision=draw(st.sampled_from(("bf16", "fp16", "fp32"))),
         reduce_dtype=draw(st.sampled_from((None, "fp32", "bf16"))),
@@ -86,6 +88,7 @@ def deepspeed_plans(draw: st.DrawFn) -> Plan:
         recompute=draw(st.sampled_from(("none", "full", "selective"))),
         offload=offload,
         **_common(draw),
+        **({"dp_shard": draw(powers)} if zero else {"dp_replicate": draw(powers)}) | hierarchy,
     )
 
 

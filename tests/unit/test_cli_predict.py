@@ -322,13 +322,16 @@ def test_what_an_import_leaves_out_is_told_on_stderr(
 ) -> None:
     del asked
     file = tmp_path / "ds.json"
-    data = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, "mics_shard_size": 8, "stge": 1}}
+    data = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3, "round_robin_gradients": True, "stge": 1},
+    }
     file.write_text(json.dumps(data))
     flags = ["--model", "llama2-7b", "--seq-len", "2048", "--recompute", "none"]
     assert main(["predict", "--plan", str(file), *flags]) in (0, 4)
     err = capsys.readouterr().err
     assert "not modelled: " in err
-    assert "mics_shard_size = 8" in err
+    assert "round_robin_gradients = true" in err
     assert "unknown, and ignored: " in err
     assert "did you mean zero_optimization.stage" in err
 

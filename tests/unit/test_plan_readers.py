@@ -362,7 +362,7 @@ class TestDeepSpeed:
     def test_what_changes_the_answer_is_named(self, tmp_path: Path) -> None:
         data = {
             "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True},
+            "zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8, "zero_quantized_weights": True},
             "activation_checkpointing": {"partition_activations": True, "cpu_checkpointing": False},
             "zero_optimisation": {"stage": 2},
         }
@@ -373,6 +373,21 @@ class TestDeepSpeed:
             "partition_activations",
         ]
         assert [s.name for s in draft.named("unknown")] == ["zero_optimisation.stage"]
+
+    def test_zero_plus_plus_and_mics(self, tmp_path: Path) -> None:
+        zero = {"stage": 3, "zero_hpz_partition_size": 8, "zero_quantized_weights": True}
+        zero |= {"zero_quantized_gradients": True, "zero_quantized_nontrainable_weights": True}
+        draft = read_plan(written(tmp_path, {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}))
+        expected = {"quantized_weights": True, "secondary_ranks": 8, "quantized_gradients": True}
+        assert draft.fields["zeropp"] == expected
+        assert not draft.named("not modelled")
+        groups = {"stage": 3, "mics_shard_size": 8, "mics_hierarchical_params_gather": True}
+        draft = read_plan(written(tmp_path, {"train_micro_batch_size_per_gpu": 1, "zero_optimization": groups}))
+        assert (draft.fields["dp_shard"], draft.leftover) == (8, "dp_replicate")
+        assert draft.fields["hierarchical_gather"] is True
+        early = {"stage": 2, "mics_shard_size": 8}
+        told = read_plan(written(tmp_path, {"train_micro_batch_size_per_gpu": 1, "zero_optimization": early}))
+        assert "MiCS is of stage 3" in faults(told)
 
     @pytest.mark.parametrize(
         "text", ['{"a": 1,', '{"train_batch_size": 1, "train_batch_size": 2}', '{"a": NaN}', "[1]"]

@@ -86,8 +86,9 @@ def settings(r: Reading) -> tuple[dict[str, Any], Degree, dict[str, Any]]:
         fields["offload"] = offload
     if not r.flag(f"{_ZERO}overlap_comm") and f"{_ZERO}overlap_comm" in r and stage > 0:
         r.unmodelled(f"{_ZERO}overlap_comm", "gradients are reduced beside the backward here; see --set stack.overlap")
-    _hierarchy(r, stage)
-    return fields, "dp_shard" if stage else "dp_replicate", by_model
+    zeropp, groups = _zeropp(r, stage), _mics(r, stage)
+    fields |= ({"zeropp": zeropp} if zeropp else {}) | groups
+    return fields, "dp_shard" if stage and not groups else "dp_replicate", by_model
 
 
 def places(r: Reading) -> dict[str, str]:
@@ -220,17 +221,35 @@ def _offload_details(r: Reading, found: dict[str, Any]) -> None:
         r.unmodelled(f"{_ZERO}offload_optimizer.ratio", "all of the optimizer is taken to be on the host")
 
 
-def _hierarchy(r: Reading, stage: int) -> None:
-    """ZeRO++ and MiCS change what travels where."""
-    sizes = {"zero_hpz_partition_size": (1, 0), "mics_shard_size": (-1, 0, 1)}
-    for key, off in sizes.items():
-        name = f"{_ZERO}{key}"
-        value = r.integer(name, least=-1)
-        if value is not None and value not in off:
-            r.unmodelled(name, "parameters are gathered among all ranks here" if stage == 3 else "ZeRO++ needs stage 3")
-    for key in ("zero_quantized_weights", "zero_quantized_gradients"):
-        if r.flag(f"{_ZERO}{key}"):
-            r.unmodelled(f"{_ZERO}{key}", "weights and gradients travel in 16 bits here")
+def _zeropp(r: Reading, stage: int) -> dict[str, Any]:
+    """ZeRO++, which acts in stage 3 alone."""
+    found: dict[str, Any] = {}
+    near = r.integer(f"{_ZERO}zero_hpz_partition_size", least=0)
+    if near is not None and near > 1:
+        found["secondary_ranks"] = near
+    for key in ("quantized_weights", "quantized_gradients"):
+        if r.flag(f"{_ZERO}zero_{key}"):
+            found[key] = True
+    if r.flag(f"{_ZERO}zero_quantized_nontrainable_weights"):
+        r.note(f"{_ZERO}zero_quantized_nontrainable_weights", "no effect: every parameter is trained")
+    if stage == 3:
+        return found
+    names = {"secondary_ranks": "zero_hpz_partition_size"}
+    for name in found:
+        r.unmodelled(f"{_ZERO}{names.get(name, f'zero_{name}')}", "ZeRO++ needs stage 3")
+    return {}
+
+
+def _mics(r: Reading, stage: int) -> dict[str, Any]:
+    """MiCS: stage 3 inside groups of so many ranks, each of which has all parameters."""
+    size = r.integer(f"{_ZERO}mics_shard_size", least=-1)
+    two_stages = r.flag(f"{_ZERO}mics_hierarchical_params_gather")
+    if size is None or size < 1:
+        return {}
+    if stage != 3:
+        r.fault(f"{_ZERO}mics_shard_size", f"MiCS is of stage 3, not {stage}", "stage = 3, or mics_shard_size = -1")
+        return {}
+    return {"dp_shard": size} | ({"hierarchical_gather": True} if two_stages else {})
 
 
 KNOWN: Final = frozenset(
@@ -242,7 +261,8 @@ KNOWN: Final = frozenset(
             "offload_optimizer.device", "offload_optimizer.pin_memory", "offload_optimizer.buffer_count",
             "offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write", "offload_optimizer.ratio",
             "offload_param.device", "offload_param.pin_memory", "zero_hpz_partition_size", "mics_shard_size",
-            "zero_quantized_weights", "zero_quantized_gradients",
+            "zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
+            "mics_hierarchical_params_gather",
         )),
         "bf16.enabled", "fp16.enabled", "communication_data_type", "data_types.grad_accum_dtype", "optimizer.type",
         "optimizer.params.adam_w_mode", "optimizer.params.momentum", "optimizer.params.torch_adam",

@@ -62,8 +62,6 @@ OFF: Final = {
     "zero_optimization.stage3_module_granularity_threshold": Off("modules gathered as one"),
     "zero_optimization.stage3_use_all_reduce_for_fetch_params": Off("all-reduces that gather"),
     "zero_optimization.memory_efficient_linear": Off("another linear layer", (True, None)),
-    "zero_optimization.mics_hierarchical_params_gather": Off("MiCS"),
-    "zero_optimization.zero_quantized_nontrainable_weights": Off("quantised weights"),
     "zero_optimization.zeropp_loco_param.": Off("ZeRO++'s error feedback"),
     "zero_optimization.zenflow.": Off("ZenFlow's delayed updates"),
     "zero_optimization.offload_optimizer.super_offload": Off("SuperOffload"),

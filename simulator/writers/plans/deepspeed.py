@@ -50,6 +50,7 @@ def _zero(plan: Plan) -> dict[str, Any]:
     if plan.zero == 3:
         zero["stage3_prefetch_bucket_size"] = plan.prefetch_bucket_numel
         zero["stage3_param_persistence_threshold"] = plan.param_persistence_numel
+        zero |= _hierarchy(plan)
     offload = plan.offload
     if offload.optimizer != "none":
         entry: dict[str, Any] = {"device": _DEVICES[offload.optimizer], "pin_memory": offload.pinned}
@@ -61,3 +62,18 @@ def _zero(plan: Plan) -> dict[str, Any]:
     if offload.parameters != "none":
         zero["offload_param"] = {"device": _DEVICES[offload.parameters], "pin_memory": offload.pinned}
     return zero
+
+
+def _hierarchy(plan: Plan) -> dict[str, Any]:
+    """ZeRO++ and MiCS, where they act."""
+    found: dict[str, Any] = {}
+    if plan.zeropp.secondary_ranks > 1:
+        found["zero_hpz_partition_size"] = plan.zeropp.secondary_ranks
+    if plan.zeropp.quantized_weights:
+        found["zero_quantized_weights"] = True
+    if plan.zeropp.quantized_gradients:
+        found["zero_quantized_gradients"] = True
+    if plan.dp_replicate > 1:
+        found["mics_shard_size"] = plan.dp_shard
+        found |= {"mics_hierarchical_params_gather": True} if plan.hierarchical_gather else {}
+    return found

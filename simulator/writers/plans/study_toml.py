@@ -14,11 +14,11 @@ def study_toml(plan: Plan, head: dict[str, str | int]) -> str:
     data |= {name: getattr(plan, name) for name in ("zero", "micro_batch_size", "num_micro_batches", "seq_len")}
     if data.get("sharding_strategy"):
         data.pop("zero")
-    offload = data.pop("offload", None)
+    tables = {name: data.pop(name) for name in [*data] if isinstance(data[name], dict)}
     lines = [f"{key} = {json.dumps(value)}" for key, value in head.items()]
     lines += ["", "[plan]", *_entries(data, plan.num_data_parallel)]
-    if offload:
-        lines += ["", "[plan.offload]", *_entries(offload)]
+    for name, table in tables.items():
+        lines += ["", f"[plan.{name}]", *_entries(table)]
     return "\n".join(lines).lstrip() + "\n"
 
 

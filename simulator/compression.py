@@ -1,0 +1,86 @@
+"""What a plan does to its data-parallel traffic beyond sharding: quantised, kept near, in two hops, of low rank.
+
+ZeRO++: arXiv 2306.10209, as DeepSpeed 0.18 runs it (runtime/zero/partition_parameters.py, runtime/comm/
+coalesced_collectives.py). MiCS: arXiv 2205.00119, DeepSpeed's runtime/zero/mics.py. docs/background/compression.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from pydantic import Field
+
+from simulator.errors import Fault
+from simulator.schema import Strict
+
+if TYPE_CHECKING:
+    from simulator.plan import Plan
+
+MAX_RANKS: Final = 2**31
+
+
+class ZeroPlusPlus(Strict):
+    """ZeRO++, of DeepSpeed's stage 3.
+
+    quantized_weights (qwZ): parameters are gathered as int8 with a scale a block. secondary_ranks (hpZ): neighbours that
+    keep a second copy of the parameters between them from the first forward to the optimizer, where all later gathers
+    stay; 1: none. quantized_gradients (qgZ): gradients are exchanged as int4, inside the nodes and then between them.
+    """
+
+    quantized_weights: bool = False
+    secondary_ranks: int = Field(ge=1, le=MAX_RANKS, default=1)
+    quantized_gradients: bool = False
+
+    @property
+    def any(self) -> bool:
+        return self.quantized_weights or self.quantized_gradients or self.secondary_ranks > 1
+
+
+NO_ZEROPP: Final = ZeroPlusPlus()
+
+
+def compression_faults(plan: Plan, place: str) -> Iterator[Fault]:
+    """What of it contradicts the rest of the plan."""
+    yield from _zeropp_faults(plan, place)
+    yield from _mics_faults(plan, place)
+
+
+def _zeropp_faults(plan: Plan, place: str) -> Iterator[Fault]:
+    zeropp, where = plan.zeropp, f"{place}: zeropp"
+    if not zeropp.any:
+        return
+    if plan.implementation != "deepspeed" or plan.zero != 3:
+        problem = f"ZeRO++ is of DeepSpeed's stage 3, not {plan.implementation} with zero = {plan.zero}"
+        yield Fault(place=where, problem=problem, remedy='data_parallel = "deepspeed", zero = 3')
+    if plan.dp_replicate > 1:
+        problem = f"ZeRO++ shards over all replicas, and dp_replicate = {plan.dp_replicate}"
+        remedy = (
+            f"dp_shard = {plan.dp_shard * plan.dp_replicate}, dp_replicate = 1 (secondary_ranks keeps gathers near)"
+        )
+        yield Fault(place=where, problem=problem, remedy=remedy)
+    ranks = plan.dp_shard * plan.cp
+    if ranks % zeropp.secondary_ranks:
+        near = max(n for n in range(1, zeropp.secondary_ranks) if ranks % n == 0)
+        problem = f"{zeropp.secondary_ranks} does not divide the {ranks} ranks that shard"
+        yield Fault(place=f"{where}.secondary_ranks", problem=problem, remedy=f"secondary_ranks = {near}")
+    if zeropp.quantized_gradients and plan.cp * plan.tp * plan.pp > 1:
+        problem = "the two exchanges of quantised gradients take all ranks for data parallelism"
+        yield Fault(place=f"{where}.quantized_gradients", problem=problem, remedy="cp = 1, tp = 1, pp = 1")
+    if plan.compute_dtype == "fp32" and (zeropp.quantized_weights or zeropp.quantized_gradients):
+        problem = f"its kernels quantise 16 bits, and the precision is {plan.precision}"
+        yield Fault(place=where, problem=problem, remedy='precision = "bf16" or "fp16"')
+    if plan.offload.any:
+        problem = "ZeRO++ beside offload is not modelled"
+        yield Fault(place=where, problem=problem, remedy="no offload, or no ZeRO++")
+
+
+def _mics_faults(plan: Plan, place: str) -> Iterator[Fault]:
+    """MiCS is DeepSpeed's stage 3 inside groups: dp_shard ranks a group, dp_replicate groups."""
+    if not plan.hierarchical_gather:
+        return
+    where = f"{place}: hierarchical_gather"
+    if plan.implementation != "deepspeed" or plan.zero != 3 or plan.dp_replicate == 1:
+        problem = "gathering in two stages is of MiCS, DeepSpeed's stage 3 inside groups"
+        remedy = 'data_parallel = "deepspeed", zero = 3, dp_shard = ranks of a group, dp_replicate = groups'
+        yield Fault(place=where, problem=problem, remedy=remedy)

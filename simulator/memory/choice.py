@@ -1,0 +1,40 @@
+"""Whose strategy holds memory around the blocks of a plan's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from simulator.memory.compressed import ZeroPlusPlus
+from simulator.memory.step import Strategy, Writer
+from simulator.memory.strategies import (
+    DeepSpeed,
+    DeepSpeed3,
+    Fsdp1,
+    Fsdp2,
+    Fsdp2OverGloo,
+    Megatron,
+    MegatronFsdp,
+    Replicated,
+)
+from simulator.model import Model
+from simulator.plan import Plan
+
+Library = Literal["nccl", "gloo"]
+
+
+def strategy_of(plan: Plan, library: Library = "nccl") -> Callable[[Writer, Model, Plan], Strategy]:
+    """The strategy that runs a plan; library: what its collectives are."""
+    match plan.implementation:
+        case "fsdp2":
+            return Fsdp2OverGloo if library == "gloo" else Fsdp2
+        case "fsdp1":
+            return Fsdp1
+        case "deepspeed":
+            if plan.zeropp.any:
+                return ZeroPlusPlus
+            return DeepSpeed3 if plan.zero == 3 else DeepSpeed
+        case "megatron":
+            return MegatronFsdp if plan.zero == 3 else Megatron
+        case _:
+            return Replicated

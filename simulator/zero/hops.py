@@ -1,0 +1,21 @@
+"""Gradients that are reduced in several hops, with passes over memory before each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.kernels import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """Passes over memory, then `count` collectives that carry `size_bytes` together; none where that is 0.
+
+    role: whose group, as `simulator.lower.builder.Fabric.axis` names it.
+    """
+
+    kernels: tuple[Stream, ...] = ()
+    kind: str = ""
+    role: str = ""
+    size_bytes: int = 0
+    count: int = 1
