@@ -6,17 +6,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from simulator.memory.compressed import ZeroPlusPlus
+from simulator.memory.sharded import Fsdp2, Fsdp2OverGloo
 from simulator.memory.step import Strategy, Writer
-from simulator.memory.strategies import (
-    DeepSpeed,
-    DeepSpeed3,
-    Fsdp1,
-    Fsdp2,
-    Fsdp2OverGloo,
-    Megatron,
-    MegatronFsdp,
-    Replicated,
-)
+from simulator.memory.strategies import DeepSpeed, DeepSpeed3, Fsdp1, Megatron, MegatronFsdp, Replicated
 from simulator.model import Model
 from simulator.plan import Plan
 

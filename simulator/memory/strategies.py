@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing_extensions import override
 
 from simulator.kernels import DTYPE_BYTES
-from simulator.memory.sharded import Fsdp2, Fsdp2OverGloo, Sharded
+from simulator.memory.sharded import Sharded
 from simulator.memory.step import ROOT, Strategy, Writer
 from simulator.memory.tape import DONE, FREE_LATER, GATHER, REDUCE
 from simulator.model import Model
