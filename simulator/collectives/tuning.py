@@ -165,9 +165,9 @@ def _algorithms(kind: Kind, group: Group, fabric: Fabric, nccl: Nccl) -> Iterato
         if collnet:
             yield "collnetdirect"
             yield "collnetchain"
-    # for one GPU a node; what NCCL_PAT_ENABLE=1 makes of more is not modelled
-    lone = several and group.ranks_per_node == 1 and kind in ("all_gather", "reduce_scatter")
-    if lone and environment.pat and nccl.release >= _SINCE["pat"]:
+    # by default for one GPU a node; NCCL_PAT_ENABLE=1 has it everywhere (src/graph/tuning.cc, ncclPatEnable)
+    wanted = environment.pat == 1 or (environment.pat and several and group.ranks_per_node == 1)
+    if wanted and kind in ("all_gather", "reduce_scatter") and nccl.release >= _SINCE["pat"]:
         yield "pat"
 
 

@@ -118,12 +118,18 @@ def _collnetchain(_kind: Kind, _n: int, _big_n: int, r: int) -> Volume:
     return Volume(port=Fraction(min(r - 1, 2)), nic=Fraction(1), local_steps=2 * (r - 1), network_steps=1)
 
 
-def _pat(_kind: Kind, n: int, _big_n: int, _r: int) -> Volume:
-    """Parallel aggregated trees, one rank a node: Bruck's doubling (1997) with bounded buffers.
+def _pat(_kind: Kind, _n: int, big_n: int, r: int) -> Volume:
+    """Parallel aggregated trees: Bruck's doubling (1997) with bounded buffers, far ranks first.
 
-    Every rank receives the n−1 parts it lacks (or sends the n−1 that are not its own), in log2(n) rounds.
+    Every part has a binomial tree over all ranks, whose edges are 2^k ranks long: N − 1 of them leave a node, where nodes
+    hold a power of two, and the other n − N stay inside one. So a part enters each other node once.
     """
-    return Volume(port=Fraction(0), nic=Fraction(n - 1, n), local_steps=0, network_steps=(n - 1).bit_length())
+    return Volume(
+        port=Fraction(r - 1, r),
+        nic=Fraction(big_n - 1, big_n),
+        local_steps=(r - 1).bit_length(),
+        network_steps=(big_n - 1).bit_length(),
+    )
 
 
 def _hierarchical(kind: Kind, _n: int, big_n: int, r: int) -> Volume:

@@ -158,6 +158,24 @@ def test_pat_doubles_what_a_rank_holds(n: int) -> None:
     assert form == volume("reduce_scatter", "pat", n, n)
 
 
+@pytest.mark.parametrize(("nodes", "r"), [(2, 8), (4, 8), (8, 2), (4, 1)])
+def test_pat_brings_a_part_into_each_node_once(nodes: int, r: int) -> None:
+    """Far first: whoever holds part 0 sends it n/2 ranks on, then n/4, … 1; edges between nodes are counted."""
+    n = nodes * r
+    holders, distance, between, inside = [0], n // 2, 0, 0
+    while distance:
+        for holder in tuple(holders):
+            holders.append(holder + distance)
+            between += holder // r != (holder + distance) // r
+            inside += holder // r == (holder + distance) // r
+        distance //= 2
+    assert sorted(holders) == list(range(n))
+    form = volume("all_gather", "pat", n, nodes)
+    assert form.nic * nodes == between  # n parts of S/n have such a tree each, over all nodes
+    assert form.port * n == inside
+    assert form.local_steps + form.network_steps == (n - 1).bit_length()
+
+
 @pytest.mark.parametrize(("nodes", "r"), [(2, 8), (4, 8), (3, 4)])
 def test_switches_that_reduce_let_s_out_and_in_once(nodes: int, r: int) -> None:
     """Head h of a node gathers part h of its r−1 peers, sends the sum, gets the total, gives it to the r−1 peers."""

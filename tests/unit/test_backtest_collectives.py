@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from simulator.backtest import BacktestReport, CollectivesReport, run
-from simulator.backtest.collective_rules import degraded, resolve
+from simulator.backtest.collective_rules import _LOGGED, degraded, resolve
 from simulator.backtest.collectives import judge
 from simulator.backtest.resolve import RefusedError
 from simulator.cli import ExitCode, main
@@ -19,6 +20,7 @@ from simulator.mesh import GroupShape
 from simulator.readers.collectives_table import COLUMNS, CollectiveRow, read_collectives
 from simulator.topology import Cluster
 
+CARRIED = Path(__file__).resolve().parents[2] / "experiments/measured/collectives.csv.gz"
 TABLE = Path(__file__).resolve().parents[3] / "shared/data/collectives.csv"
 
 
@@ -216,3 +218,14 @@ def test_the_published_table() -> None:
     # issue 290's 22 + 22 rows of two nodes, 62 of the 2 × 4 file, 240 of one NCCL on one cluster
     assert sum(o.degraded is not None for o in report.outcomes) == 346
     assert all(o.predicted_time_s for o in report.outcomes if o.status == "ok")
+
+
+def test_the_choice_is_the_logs_wherever_a_log_names_it(tmp_path: Path) -> None:
+    """The carried table's rows whose source printed what NCCL picked."""
+    with gzip.open(CARRIED, "rt", newline="", encoding="utf-8") as file:
+        told = [one for one in csv.DictReader(file) if one["algo_env"] and _LOGGED.search(one["notes"])]
+    assert len(told) >= 7
+    report = run(write(tmp_path / "told.csv", *({k: one[k] for k in COLUMNS if k in one} for one in told)))
+    assert isinstance(report, CollectivesReport)
+    rows, agree = report.logged
+    assert rows == agree >= 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from simulator.cli import ExitCode, main
 from simulator.collectives.ports import port_of
 from simulator.errors import ClusterError
-from simulator.host import Host
+from simulator.host import Host, findings
 from simulator.mesh import GroupShape
 from simulator.readers.host_cluster import cluster_of
+from simulator.readers.nccl_xml import read_xml
 from simulator.readers.topology_source import read_source
-from simulator.topology import Cluster
+from simulator.topology import CardPlace, Cluster
 from simulator.writers.cluster_toml import cluster_toml
 
 FILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "topologies"
@@ -154,3 +156,54 @@ def test_this_machine_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     found = read_source("here")
     assert isinstance(found, Host)
     assert len(found.gpus) == 3
+
+
+XML = """<system version="1">
+  <cpu numaid="0" affinity="ff" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="106">
+    <pci busid="0000:10:00.0" class="0x060400" link_speed="16.0 GT/s PCIe" link_width="8">
+      <pci busid="0000:11:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16"/>
+      <pci busid="0000:12:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16"/>
+      <pci busid="0000:13:00.0" class="0x020700" link_speed="8.0 GT/s PCIe" link_width="8">
+        <nic><net name="mlx5_0" dev="0" speed="200000" port="1"/></nic>
+      </pci>
+    </pci>
+    <pci busid="0000:20:00.0" class="0x060400" link_speed="16.0 GT/s PCIe" link_width="8">
+      <pci busid="0000:21:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="8"/>
+      <pci busid="0000:22:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16"/>
+    </pci>
+  </cpu>
+</system>"""
+
+
+def test_pcie_links_of_an_xml_are_the_files() -> None:
+    """A GPU at eight lanes of generation 4, uplinks of eight, a 200 Gb/s card in eight lanes of generation 3."""
+    found = read_xml(XML.encode(), "box.xml")
+    cluster = cluster_of(found, "l40s")
+    assert (cluster.intra.kind, cluster.intra.bytes_per_s) == ("pcie4", 31 * GB / 2)
+    assert cluster.pcie is not None
+    assert cluster.inter is not None
+    assert cluster.pcie.switch_bytes_per_s == 31 * GB / 2
+    assert cluster.inter.nic_bytes_per_s == 15.75 * GB / 2
+    assert cluster.inter.cards == (CardPlace(gpus=(0, 1)),)
+    assert [finding.kind for finding in findings(found)] == ["narrow_link"]
+    assert Cluster.parse(tomllib.loads(cluster_toml(cluster)), "x", ClusterError, from_file=True) == cluster
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "places"),
+    [
+        ("smi_8xA100_nics_one_socket.txt", "a100", [(0, 1), (0, 1), (2, 3), (2, 3)]),
+        ("smi_dgx_h100_8xH100_12nic_gpu_rows.txt", "h100", [(gpu,) for gpu in range(8)]),
+        ("aws_p4d-24xl-topo.xml", "a100-40gb", [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        ("smi_8xV100-SXM2-32GB_1nic.txt", "v100", [()]),
+    ],
+)
+def test_cards_sit_where_the_source_shows_them(name: str, device: str, places: list[tuple[int, ...]]) -> None:
+    cluster = cluster_of(host(name), device)
+    assert cluster.inter is not None
+    assert [card.gpus for card in cluster.inter.cards] == places
+
+
+def test_a_virtual_machine_that_hides_its_cards_says_nothing_of_them() -> None:
+    cluster = cluster_of(host("smi_8xA100_vm_phb_excerpt.txt"), "a100")
+    assert cluster.inter is None or cluster.inter.cards == ()

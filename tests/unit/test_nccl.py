@@ -121,6 +121,10 @@ def test_pat_runs_where_a_node_has_one_rank_and_nccl_has_it() -> None:
     assert choose("all_gather", 64 * 1024, group, H100, nccl=Nccl.of("2.22.3")).algorithm == "ring"
     assert choose("all_gather", 64 * 1024, group, H100, nccl=env(NCCL_PAT_ENABLE="0")).algorithm == "ring"
     assert choose("all_gather", 64 * 1024, shape(128, 16), H100).algorithm == "ring"
+    asked = env(NCCL_PAT_ENABLE="1", NCCL_ALGO="PAT")
+    assert choose("all_gather", 64 * 1024, shape(128, 16), H100, nccl=asked).algorithm == "pat"
+    with pytest.raises(PlanError, match="leave nothing"):  # not on its own where a node has several ranks
+        choose("all_gather", 64 * 1024, shape(128, 16), H100, nccl=env(NCCL_ALGO="PAT"))
 
 
 def test_switches_reduce_where_asked_to_on_infiniband() -> None:
