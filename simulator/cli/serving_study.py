@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ DEFAULT: Final[Mapping[str, Any]] = {
 DEFAULT_NAME: Final = "the embedded default"
 ROOTS: Final = ("inference", "workload", "slo", "model", "cluster", "device", "stack")  # what --set reaches into
 TABLES: Final = ("inference", "workload", "slo")
+_BRANCH: Final = re.compile(r"\.(table|count)\b(\.(uniform|lognormal|choice)\b)?")  # pydantic's, of lengths
 
 
 class SloTable(Strict):
@@ -132,7 +134,7 @@ def read_serving_study(
         workload=study.workload,
         requests=requests,
         slo=study.slo.limits(),
-        sources=_sources(name, raw, origins, study.workload),
+        sources=(*_sources(name, raw, origins, study.workload), *_overridden(overrides)),
     )
 
 
@@ -191,7 +193,7 @@ def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> S
 
 
 def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
-    path = fault.place.removeprefix(": ")
+    path = _BRANCH.sub("", fault.place.removeprefix(": "))
     flag = next((flag for key, flag in origins.items() if path == key or path.startswith(f"{key}.")), None)
     return replace(fault, place=flag or f"{name}: {path}")
 
@@ -239,6 +241,15 @@ def _requests(workload: Workload) -> tuple[Request, ...]:
     from simulator.readers.arrivals_table import read_arrivals  # noqa: PLC0415  only what is asked for is loaded
 
     return read_arrivals(workload.trace)
+
+
+def _overridden(overrides: Sequence[Override]) -> tuple[Source, ...]:
+    """Leaves of the nouns that `--set` reached."""
+    return tuple(
+        Source(what=o.flag.removeprefix("--set "), kind="given", detail=f"{o.text} (--set)")
+        for o in overrides
+        if o.root not in TABLES
+    )
 
 
 def _sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str], workload: Workload) -> tuple[Source, ...]:

@@ -7,6 +7,7 @@ a split vocabulary on every GPU, and ends in a softmax and a draw instead of a l
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from typing import Any, Self
 
 from simulator.experts import Experts
@@ -61,11 +62,13 @@ class _Routed:
 
     one: Gemm
     experts: Experts
+    imbalance: float
 
     def at(self, tokens: int) -> Gemm:
-        """For so many tokens."""
-        count = max(self.experts.top_k, round(experts_reached(self.experts, tokens)))
-        rows = -(-tokens * self.experts.top_k // count)
+        """For so many tokens. A GPU that holds some of the experts has its part of the rows, the busiest more than that."""
+        share = self.experts.num_held / self.experts.num_experts
+        count = max(1, round(share * max(self.experts.top_k, experts_reached(self.experts, tokens))))
+        rows = ceil(self.imbalance * share * tokens * self.experts.top_k / count)
         return replace(self.one, m=rows, batch=count, launches=min(self.one.launches, count))
 
 
@@ -80,12 +83,12 @@ class ForwardOps:
     ops: tuple[tuple[Category, tuple[_Line | _Routed, ...], tuple[_Line, ...]], ...]
 
     @classmethod
-    def of(cls, single: Block, double: Block, experts: Experts | None = None) -> Self:
+    def of(cls, single: Block, double: Block, experts: Experts | None = None, imbalance: float = 1.0) -> Self:
         """From the block of one token and that of two."""
         found = []
         for one, two in zip(single.ops, double.ops, strict=True):
             pairs = zip(one.forward, two.forward, strict=True)
-            kernels = tuple(_sized(a, b, experts) for a, b in pairs if not isinstance(a, Attention))
+            kernels = tuple(_sized(a, b, experts, imbalance) for a, b in pairs if not isinstance(a, Attention))
             between = zip(one.forward_exchanges, two.forward_exchanges, strict=True)
             exchanges = tuple(_Line.through(a, b) for a, b in between)
             if kernels or exchanges:
@@ -100,16 +103,17 @@ class ForwardOps:
         )
 
 
-def _sized(single: Kernel, double: Kernel, experts: Experts | None) -> _Line | _Routed:
+def _sized(single: Kernel, double: Kernel, experts: Experts | None, imbalance: float) -> _Line | _Routed:
     if isinstance(single, Gemm) and single.grouped and experts is not None:
-        return _Routed(single, experts)
+        return _Routed(single, experts, imbalance)
     return _Line.through(single, double)
 
 
 def forward_ops(share: StageShare, plan: InferencePlan, stack: Stack) -> dict[str, ForwardOps]:
     """The embedding and a layer of each kind."""
     single, double = (forward_blocks(share, plan, stack, tokens) for tokens in (1, 2))
-    return {name: ForwardOps.of(single[name], double[name], share.part.experts) for name in single}
+    experts, imbalance = share.part.experts, plan.expert_imbalance
+    return {name: ForwardOps.of(single[name], double[name], experts, imbalance) for name in single}
 
 
 def head_ops(share: StageShare, plan: InferencePlan, stack: Stack) -> ForwardOps:

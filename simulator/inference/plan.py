@@ -39,6 +39,8 @@ class InferencePlan(Strict):
     and answer together; None: the model's positions. max_batched_tokens: of one step; None: 8192, or max_model_len where
     that is longer and prompts are not cut. max_sequences: running at once in one engine.
     chunked_prefill: prompts are cut to fill what decoding leaves of a step (Sarathi); otherwise whole prompts come first.
+    experts: of a mixture, over tp: split, a slice of each on every GPU; dealt, whole ones (expert parallelism).
+    expert_imbalance: rows of the busiest GPU's experts over the mean's, where they are dealt.
     cuda_graphs: steps that only decode are launched as one graph. replicate: parts that every GPU of a tp group holds whole.
     """
 
@@ -55,6 +57,8 @@ class InferencePlan(Strict):
     max_sequences: int = Field(ge=1, le=MAX_COUNT, default=256)
     chunked_prefill: bool = True
     cuda_graphs: bool = True
+    experts: Literal["split", "dealt"] = "split"
+    expert_imbalance: float = Field(ge=1, le=1000, default=1.0)
     replicate: Annotated[tuple[Part, ...], Field(strict=False), BeforeValidator(_list)] = ()
 
     stack: str = "vllm-2025"
@@ -101,9 +105,9 @@ def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
         raise PlanError(faults)
 
 
-def legal_tp(model: Model) -> tuple[int, ...]:
+def legal_tp(model: Model, *, dealt: bool = False) -> tuple[int, ...]:
     """Degrees that split heads and MLP; key-value heads divide, or each is held by several GPUs."""
-    most = gcd(model.num_heads, *(n for n, _ in _widths(model)))
+    most = gcd(model.num_heads, *(n for n, _ in _widths(model, dealt=dealt)))
     return tuple(
         tp
         for tp in range(1, min(most, 1024) + 1)
@@ -111,12 +115,13 @@ def legal_tp(model: Model) -> tuple[int, ...]:
     )
 
 
-def _widths(model: Model) -> list[tuple[int, str]]:
-    """Columns that tp splits, and whose: of a mixture, every expert is split, as serving frameworks do by default."""
+def _widths(model: Model, *, dealt: bool) -> list[tuple[int, str]]:
+    """What tp splits besides heads: columns, or whole experts."""
     experts = model.experts
     if experts is None:
         return [(model.d_ff, "columns of the MLP")]
-    found = [(experts.d_ff, "columns of an expert"), (experts.shared_d_ff, "columns of the shared experts")]
+    routed = (experts.num_experts, "experts") if dealt else (experts.d_ff, "columns of an expert")
+    found = [routed, (experts.shared_d_ff, "columns of the shared experts")]
     if "dense_layer" in model.layer_kinds:
         found.append((model.d_ff, "columns of the MLP"))
     return [(n, what) for n, what in found if n]
@@ -125,14 +130,21 @@ def _widths(model: Model) -> list[tuple[int, str]]:
 def _split_faults(plan: InferencePlan, model: Model) -> list[Fault]:
     tp, kv = plan.tp, model.num_kv_heads
     faults: list[Fault] = []
-    legal = legal_tp(model)
+    dealt = plan.experts == "dealt"
+    legal = legal_tp(model, dealt=dealt)
     nearest = " or ".join(map(str, sorted(sorted(legal, key=lambda n: (abs(n - tp), n))[:2])))
-    wrong = [f"{n} {what}" for n, what in ((model.num_heads, "heads"), *_widths(model)) if n % tp]
+    wrong = [f"{n} {what}" for n, what in ((model.num_heads, "heads"), *_widths(model, dealt=dealt)) if n % tp]
     if kv % tp and tp % kv:
         wrong.append(f"{kv} key-value heads (nor is it a multiple of them)")
     if wrong:
         problem = f"tp = {tp} does not divide the model's {', '.join(wrong)}"
         faults.append(Fault(place="inference: tp", problem=problem, remedy=f"tp = {nearest}"))
+    if dealt and model.experts is None:
+        problem = f"{model.name} has no experts to deal"
+        faults.append(Fault(place="inference: experts", problem=problem, remedy='experts = "split"'))
+    if plan.expert_imbalance > 1 and not dealt:
+        problem = "slices of experts are as busy on every GPU"
+        faults.append(Fault(place="inference: expert_imbalance", problem=problem, remedy='1, or experts = "dealt"'))
     if plan.pp > model.num_layers:
         problem = f"pp = {plan.pp} stages for {model.num_layers} layers"
         faults.append(Fault(place="inference: pp", problem=problem, remedy=f"pp = {model.num_layers} at most"))

@@ -66,7 +66,7 @@ def _changes(model: Model, plan: InferencePlan, device: Device, memory: ServingM
         yield {"gpu_memory_utilization": _MOST_UTILIZATION}
     if memory.num_blocks:
         yield {"max_model_len": memory.num_blocks * memory.block_size}
-    for tp in legal_tp(model):
+    for tp in legal_tp(model, dealt=plan.experts == "dealt"):
         if plan.tp < tp <= 8 * plan.tp:
             yield {"tp": tp, "dp": 1}
     if plan.pp < model.num_layers:

@@ -37,11 +37,16 @@ def stage_shares(model: Model, plan: InferencePlan) -> tuple[StageShare, ...]:
     return tuple(_stage(model, plan, stage, layers) for stage, layers in enumerate(_dealt(model.num_layers, plan.pp)))
 
 
-def _experts(experts: Experts | None, tp: int) -> HeldExperts | None:
-    """Every expert is on every GPU, a slice of it."""
+def _experts(experts: Experts | None, plan: InferencePlan) -> HeldExperts | None:
+    """A slice of every expert, or whole experts. The shared ones are split in either case."""
     if experts is None:
         return None
-    fields = {"held": experts.num_experts, "d_ff": experts.d_ff // tp, "shared_d_ff": experts.shared_d_ff // tp}
+    dealt, tp = plan.experts == "dealt", plan.tp
+    fields = {
+        "held": experts.num_experts // (tp if dealt else 1),
+        "d_ff": experts.d_ff // (1 if dealt else tp),
+        "shared_d_ff": experts.shared_d_ff // tp,
+    }
     return HeldExperts.model_construct(**(dict(experts) | fields))
 
 
@@ -71,7 +76,7 @@ def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...
                 "num_heads": model.num_heads // plan.tp,
                 "num_kv_heads": max(1, model.num_kv_heads // plan.tp),
                 "d_ff": model.d_ff // plan.tp,
-                "experts": _experts(model.experts, plan.tp),
+                "experts": _experts(model.experts, plan),
                 "mtp_layers": 0,  # modules of multi-token prediction are not loaded
                 "vocab_size": count,
                 "tied_embeddings": tied,

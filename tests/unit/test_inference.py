@@ -362,3 +362,23 @@ def test_time_scales(llama: Model, h100: Cluster) -> None:
     thrice = Engine(costs.at_pace(3.0), limits, slow, (0.0, math.inf)).run()
     assert [3 * job.end_s for job in once.jobs] == pytest.approx([job.end_s for job in thrice.jobs], rel=1e-9)
     assert once.preemptions == thrice.preemptions > 0
+
+
+def test_dealt_experts_hold_as_much_and_read_as_much_as_split_ones(h100: Cluster) -> None:
+    model = Model.load("qwen3-30b-a3b")
+    split, dealt = InferencePlan(tp=4), InferencePlan(tp=4, experts="dealt")
+    stack = Stack.load(split.stack)
+    memories = [serving_memory(model, plan, h100.device, stack) for plan in (split, dealt)]
+    assert memories[0].weight_bytes == memories[1].weight_bytes
+    batch = Batch(decodes=256, keys=(256 * 500,))
+    (a,), (b,) = (costs_of(model, plan, h100).costs(batch) for plan in (split, dealt))
+    assert a.exchange_s == b.exchange_s
+    assert a.gemm_s == pytest.approx(b.gemm_s, rel=0.25)  # narrow products of all rows, or wide ones of a quarter
+    (c,) = costs_of(model, InferencePlan(tp=4, experts="dealt", expert_imbalance=4), h100).costs(
+        Batch(decodes=0, keys=(0,), chunks=(Chunk(new=8192, cached=0),))
+    )
+    (d,) = costs_of(model, dealt, h100).costs(Batch(decodes=0, keys=(0,), chunks=(Chunk(new=8192, cached=0),)))
+    assert c.gemm_s > 1.5 * d.gemm_s
+    told = faults_of(Model.load("llama3-8b"), InferencePlan(experts="dealt"), h100)
+    assert "no experts to deal" in told
+    assert "slices of experts" in faults_of(model, InferencePlan(expert_imbalance=2), h100)
