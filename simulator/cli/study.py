@@ -285,7 +285,11 @@ def _loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Cl
 
 
 def _calibration(raw: Mapping[str, Any], cluster: Cluster | None) -> Calibration | None:
-    name = raw.get("calibration")
+    return calibration_named(raw.get("calibration"), cluster)
+
+
+def calibration_named(name: object, cluster: Cluster | None) -> Calibration | None:
+    """A calibration by name or path, or made of the cluster's device; None: the device's own."""
     if not isinstance(name, str):
         return None
     if name == "ideal":

@@ -35,7 +35,7 @@ from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.zero import UnitComm, communication, pieces, stepped_numel
 
-__all__ = ["Lowering", "lower"]
+__all__ = ["Lowering", "legal", "lower"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +131,7 @@ def lower(
 
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
-    plan.check()
-    check(plan, model, cluster)
-    _refuse_unmodelled(model, plan, stack)
-    _refuse_no_host(plan, cluster)
-    _refuse_no_peer(plan, cluster)
+    legal(model, plan, cluster, stack)
     device = cluster.device
     share = share_of(model, plan)
     blocks = build_blocks(model, stack, plan)
@@ -156,6 +152,15 @@ def lower(
         stages=tuple(_stage(model, plan, stack, blocks, works, clock, near, index) for index in range(plan.pp)),
         clock=clock,
     )
+
+
+def legal(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> None:
+    """Raise PlanError where the plan cannot be run, or cannot be modelled, with this model on this cluster."""
+    plan.check()
+    check(plan, model, cluster)
+    _refuse_unmodelled(model, plan, stack)
+    _refuse_no_host(plan, cluster)
+    _refuse_no_peer(plan, cluster)
 
 
 def _switches(cluster: Cluster) -> dict[str, Any]:

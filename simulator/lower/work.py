@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
+from typing import Literal
 
 from simulator.calibration import Calibration
 from simulator.device import Device
@@ -17,6 +18,8 @@ from simulator.kernels import Attention, Gemm, Kernel, launches
 from simulator.ops import Block, Exchange, Op, recompute_ops
 from simulator.plan import Plan
 from simulator.stack import Stack
+
+Direction = Literal["forward", "backward", "inputs", "weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,20 +164,38 @@ class Clock:
         kernels = tuple(kernels)
         return Work(parts=((category, sum(map(self.seconds, kernels))),), host_s=self._host_s(kernels))
 
+    @property
+    def stack(self) -> Stack:
+        """Whose factors and launch costs these are."""
+        return self._stack
+
+    def direction(self, block: Block, name: Direction) -> Phase:
+        """One phase of a block."""
+        match name:
+            case "forward":
+                return self.phase(block.ops, forward=True)
+            case "backward":
+                return self.phase(block.ops[::-1], forward=False)
+            case "inputs":
+                return self.phase(without_weights(block.ops[::-1]), forward=False)
+            case "weights":
+                return self.phase(only_weights(block.ops[::-1]), forward=False)
+
     def block(self, block: Block, plan: Plan) -> BlockWork:
         """Forward, backward and recomputation of one block."""
         repeated = recompute_ops(block, plan, self._stack)
         return BlockWork(
-            forward=self._phase(block.ops, forward=True),
-            backward=self._phase(block.ops[::-1], forward=False),
-            inputs=self._phase(without_weights(block.ops[::-1]), forward=False),
-            weights=self._phase(only_weights(block.ops[::-1]), forward=False),
-            recompute=self._phase(repeated, forward=True).booked_as("recompute"),
+            forward=self.direction(block, "forward"),
+            backward=self.direction(block, "backward"),
+            inputs=self.direction(block, "inputs"),
+            weights=self.direction(block, "weights"),
+            recompute=self.phase(repeated, forward=True).booked_as("recompute"),
             flop=sum(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
             recompute_flop=sum(kernel.flop for op in repeated for kernel in op.forward),
         )
 
-    def _phase(self, ops: Iterable[Op], *, forward: bool) -> Phase:
+    def phase(self, ops: Iterable[Op], *, forward: bool) -> Phase:
+        """Ops one after another, their collectives between them."""
         segments: list[Segment] = []
         work = NO_WORK
         for op in ops:

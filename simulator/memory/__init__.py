@@ -34,6 +34,7 @@ __all__ = [
     "MemoryUse",
     "Pressure",
     "activation_bytes",
+    "capacity_bytes",
     "device_history",
     "label",
     "live_by_category",

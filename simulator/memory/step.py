@@ -365,6 +365,8 @@ class Step:
         writer, head = self.writer, going.tapes.head
         if going.head is None:
             gradient = writer.alloc(self._message_bytes, "temporaries")
+            if going.part.embedding:
+                self.strategy.before_backward(ROOT)
             self._units_backward(going, gradient, [], sync=sync)
             self.strategy.end_backward()
             return

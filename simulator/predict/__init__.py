@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves, default_curves
@@ -10,7 +11,7 @@ from simulator.lower import Lowering, lower
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.predict.confidence import extrapolated, sigma, sources
+from simulator.predict.confidence import extrapolated, sigma, sources, spread
 from simulator.predict.fitting import remedies
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source, Verdict
@@ -18,10 +19,33 @@ from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import suggest, verdict_of, with_stalls
 from simulator.stack import Stack
 from simulator.topology import Cluster
+from simulator.trace import MemoryTrace
 
-__all__ = ["MemoryUse", "Prediction", "Remedy", "Source", "Verdict", "bounds", "predict"]
+__all__ = [
+    "Z90",
+    "MemoryUse",
+    "Prediction",
+    "Remedy",
+    "Remembered",
+    "Source",
+    "Verdict",
+    "bounds",
+    "predict",
+    "predicted",
+    "remembered",
+]
 
-_Z90 = 1.6449  # two-sided 90 % of a normal distribution
+Z90 = 1.6449  # two-sided 90 % of a normal distribution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What a step holds, over time, and whether it fits."""
+
+    memory: MemoryUse
+    trace: MemoryTrace
+    verdict: Verdict
+    cause: str
 
 
 def predict(
@@ -47,21 +71,35 @@ def predict(
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
     lowering = lower(model, plan, cluster, stack, calibration, curves)
-    played = play(lowering, fold=fold)
-    memory, memory_trace = simulate_memory(model, plan, stack, lowering.blocks, cluster.device)
+    return predicted(lowering, remembered(lowering), fold=fold, advise=advise)
+
+
+def remembered(lowering: Lowering) -> Remembered:
+    """The memory of a lowered plan, and the verdict on it: half a prediction, and all of it where nothing fits."""
+    plan, device = lowering.plan, lowering.device
+    memory, trace = simulate_memory(lowering.model, plan, lowering.stack, lowering.blocks, device)
     memory = with_lower_tiers(memory, lowering)
     verdict, cause = verdict_of(memory)
+    return Remembered(memory=memory, trace=trace, verdict=verdict, cause=cause)
+
+
+def predicted(lowering: Lowering, held: Remembered, *, fold: bool = True, advise: bool = False) -> Prediction:
+    """The prediction of a lowered plan whose memory is known."""
+    model, plan, cluster = lowering.model, lowering.plan, lowering.cluster
+    memory, verdict, cause = held.memory, held.verdict, held.cause
+    played = play(lowering, fold=fold)
     found = remedies(lowering, played.step_s, memory) if advise and verdict != "FITS" else None
     if verdict == "TIGHT":
-        played, cause = with_stalls(played, cause, memory, calibration)
-    spread = _Z90 * math.hypot(sigma(lowering, played), _imbalance_sigma(lowering, played.step_s, fold=fold))
+        played, cause = with_stalls(played, cause, memory, lowering.calibration)
+    imbalance = _imbalance_sigma(lowering, played.step_s, fold=fold)
+    reach = Z90 * math.hypot(sigma(lowering, played), imbalance)
     return Prediction(
         model=model.name,
         cluster=cluster.name,
         num_devices=plan.num_devices,
         step_s=played.step_s,
-        low_s=played.step_s * math.exp(-spread),
-        high_s=played.step_s * math.exp(spread),
+        low_s=played.step_s * math.exp(-reach),
+        high_s=played.step_s * math.exp(reach),
         lower_s=played.lower_s,
         upper_s=played.upper_s,
         tokens_per_step=plan.tokens_per_step,
@@ -77,8 +115,10 @@ def predict(
         extrapolated=extrapolated(lowering),
         sources=sources(lowering),
         timeline=played.timeline,
-        memory_trace=memory_trace,
+        memory_trace=held.trace,
         remedies=found or (),
+        spread=spread(lowering, played) | ({"imbalance": imbalance} if imbalance else {}),
+        stack_sigma=lowering.stack.sigma,
     )
 
 

@@ -25,14 +25,19 @@ def sigma(lowering: Lowering, played: Played) -> float:
     independent; each weighs as its share of the step. The stack's own spread, what kernels cannot explain, adds in
     quadrature.
     """
-    variance = lowering.stack.sigma**2
+    return math.sqrt(lowering.stack.sigma**2 + sum(one**2 for one in spread(lowering, played).values()))
+
+
+def spread(lowering: Lowering, played: Played) -> dict[str, float]:
+    """What each category's error makes of the step: one sigma, relative to the step. The stack's own is not among them."""
+    found: dict[str, float] = {}
     for category, weight in _shares(played).items():
         if category in TRANSFER_SIGMA:
             one = TRANSFER_SIGMA[category]
         else:
             one = _communication_sigma(lowering, played) if category == _LINKS else lowering.calibration.sigma(category)
-        variance += (weight * one) ** 2
-    return math.sqrt(variance)
+        found[category] = weight * one
+    return found
 
 
 def _communication_sigma(lowering: Lowering, played: Played) -> float:

@@ -49,6 +49,7 @@ class Prediction:
 
     step_s lies in [low_s, high_s] with 90 % confidence, and lower_s ≤ step_s ≤ upper_s always (bounds, not confidence).
     breakdown: category -> seconds on the critical path; the values sum to step_s.
+    spread: category -> what its one-sigma error makes of the step, relative to it; stack_sigma: the stack's own.
     communication: kind -> (exposed_s, hidden_s). remedies: what would make it fit, cheapest first, where it does not.
     """
 
@@ -76,6 +77,8 @@ class Prediction:
     memory_trace: MemoryTrace = field(repr=False)
     checkpoint: Saving | None = None  # of one checkpoint, where the study asks
     remedies: tuple[Remedy, ...] = ()
+    spread: dict[str, float] = field(default_factory=dict)
+    stack_sigma: float = 0.0
 
     @property
     def fits(self) -> bool:

@@ -1,0 +1,232 @@
+"""`shardwise search`: the best plan of a model on a machine, out of every legal one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.calibration import Calibration
+from simulator.cli import ExitCode
+from simulator.cli.overrides import literal
+from simulator.cli.study import calibration_named
+from simulator.cli.terminal import show
+from simulator.errors import Fault, InputError
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.schema import nearest
+from simulator.search import (
+    OBJECTIVES,
+    Dask,
+    Engine,
+    Interrupted,
+    Journal,
+    Objective,
+    Processes,
+    Progress,
+    SearchReport,
+    SearchStudy,
+    Serial,
+    Space,
+    render,
+    search,
+)
+from simulator.search.export import EXPORTS, export
+from simulator.search.space import DERIVED, OFFLOADS
+from simulator.search.text import WIDTH
+from simulator.topology import Cluster
+from simulator.units import format_seconds
+
+_HELP = """Find the best plan of a model on a cluster for one global batch.
+
+Every legal plan is considered: degrees, ZeRO stage and implementation, schedule and virtual stages, micro-batches,
+recomputation, sequence parallelism. What cannot fit or cannot beat the table goes by bounds that are proven; the rest is
+simulated. --fix holds a field of the plan at one value or at several: --fix tp=8 --fix recompute=none,full.
+
+With --journal every finished candidate is kept: the same command goes on where it was interrupted.
+
+Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits, 130 interrupted (what is known is shown)."""
+
+
+@click.command("search", help=_HELP)
+@click.option("--model", required=True, metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
+@click.option("--cluster", required=True, metavar="NAME|FILE", help="A preset or a .toml.")
+@click.option("--nodes", metavar="N[,N...]", help="Numbers of nodes. [the file's; with --max-gpus: doubling up to it]")
+@click.option("--global-batch", type=click.IntRange(1, 2**31), required=True, help="Sequences a step.")
+@click.option("--seq-len", type=click.IntRange(1, 2**31), required=True, help="Tokens a sequence.")
+@click.option("--max-gpus", type=click.IntRange(min=1), help="No plan on more devices.")
+@click.option(
+    "--fix", "fixes", multiple=True, metavar="FIELD=V[,V...]", help="Values that a field of the plan may take."
+)
+@click.option("--stack", metavar="NAME|FILE", help="The software stack; decides whose data parallelism is tried.")
+@click.option("--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet`. [the device's own]")
+@click.option("--rank", "objective", type=click.Choice(OBJECTIVES), default="step", show_default=True, help="By what.")
+@click.option("--top", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Plans in the table.")
+@click.option("--fits-only", is_flag=True, help="Only plans whose memory surely fits: no TIGHT ones.")
+@click.option("--journal", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep, and resume.")
+@click.option(
+    "--export", "exported", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.csv|.json|.parquet"
+)
+@click.option("--engine", type=click.Choice(["processes", "dask"]), default="processes", show_default=True)
+@click.option("--scheduler", metavar="HOST:PORT", help="Of dask.")
+@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
+@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
+    """Search, print, export."""
+    study = _study(options)
+    if exported is not None and exported.suffix not in EXPORTS:
+        remedy = f"one of {', '.join(EXPORTS)}"
+        raise InputError(Fault(place="--export", problem=f"{exported.name} has no format", remedy=remedy))
+    interrupted = False
+    with (
+        Journal(journal, study.identity) if journal is not None else nullcontext() as kept,
+        _engine(study, options) as engine,
+    ):
+        try:
+            report = search(study, engine, kept, _teller())
+        except Interrupted as stop:
+            if stop.report is None:
+                return ExitCode.INTERRUPTED
+            report, interrupted = stop.report, True
+    if exported is not None:
+        export(report, exported)
+        click.echo(f"written to {exported}", err=True)
+    _print(report, as_json=as_json, plain=plain)
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK if report.rows else ExitCode.DOES_NOT_FIT
+
+
+def _print(report: SearchReport, *, as_json: bool, plain: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        show(render(report), plain=plain, width=WIDTH)
+
+
+def _engine(study: SearchStudy, options: dict[str, Any]) -> Engine:
+    if options["engine"] == "dask":
+        if not options["scheduler"]:
+            raise InputError(Fault(place="--scheduler", problem="is missing", remedy="--scheduler HOST:PORT"))
+        return Dask(study, options["scheduler"])
+    jobs = options["jobs"] or len(os.sched_getaffinity(0))
+    return Processes(study, jobs) if jobs > 1 else Serial(study)
+
+
+def _study(options: dict[str, Any]) -> SearchStudy:
+    """The study of the command line. Raises InputError with every fault."""
+    faults: list[Fault] = []
+    model = cluster = calibration = None
+    fixed: dict[str, tuple[object, ...]] = {}
+    try:
+        model = Model.load(options["model"])
+    except InputError as exc:
+        faults += exc.faults
+    try:
+        cluster = Cluster.load(options["cluster"])
+        calibration = calibration_named(options["calibration"], cluster)
+    except InputError as exc:
+        faults += exc.faults
+    for text in options["fixes"]:
+        name, values, wrong = _fix(text)
+        faults += wrong
+        fixed[name] = values
+    if options["stack"]:
+        fixed["stack"] = (options["stack"],)
+    if faults or model is None or cluster is None:
+        raise InputError(faults)
+    objective: Objective = options["objective"]
+    space = Space(
+        model=model,
+        clusters=_clusters(cluster, options["nodes"], options["max_gpus"]),
+        global_batch=options["global_batch"],
+        seq_len=options["seq_len"],
+        fixed=fixed,
+        max_devices=options["max_gpus"],
+    )
+    return SearchStudy(
+        space=space,
+        calibration=calibration if isinstance(calibration, Calibration) else None,
+        objective=objective,
+        top=options["top"],
+        fits_only=options["fits_only"],
+    )
+
+
+def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cluster, ...]:
+    """The same nodes in the numbers asked for."""
+    if nodes is None and most is None:
+        return (cluster,)
+    if nodes is None:
+        limit = max(1, (most or 1) // cluster.gpus_per_node)
+        counts = [2**power for power in range(limit.bit_length()) if 2**power <= limit]
+    else:
+        parts = nodes.split(",")
+        if not all(part.strip().isdecimal() and int(part) for part in parts):
+            raise InputError(Fault(place="--nodes", problem=f"{nodes!r}", remedy="numbers of nodes, as 8 or 8,16,32"))
+        counts = sorted({int(part) for part in parts})
+    return tuple(cluster.with_nodes(count) for count in counts)
+
+
+def _fix(text: str) -> tuple[str, tuple[object, ...], list[Fault]]:
+    """`--fix name=a,b` as the field, its values, and what is wrong with them."""
+    name, equals, values = (part.strip() for part in text.partition("="))
+    name = name.replace("-", "_")
+    place = f"--fix {name}"
+    if not equals or not values:
+        return (
+            name,
+            (),
+            [Fault(place=place, problem="has no value", remedy="--fix field=value, or several with commas")],
+        )
+    if name in DERIVED:
+        remedy = "fix dp_replicate or micro_batch_size; --global-batch and --seq-len give the rest"
+        return name, (), [Fault(place=place, problem="follows from the others", remedy=remedy)]
+    if name not in Plan.model_fields:
+        return name, (), [Fault(place=place, problem="no field of a plan", remedy=nearest(name, Plan.model_fields))]
+    found = tuple(literal(part.strip()) for part in values.split(","))
+    if name == "offload":
+        wrong = [str(each) for each in found if each not in OFFLOADS]
+        remedy = f"one of {', '.join(OFFLOADS)}"
+        return name, found, [Fault(place=place, problem=each, remedy=remedy) for each in wrong]
+    return name, found, [fault for value in found for fault in _value_faults(name, value, place)]
+
+
+def _value_faults(name: str, value: object, place: str) -> Sequence[Fault]:
+    try:
+        Plan.parse({name: value}, place, InputError, from_file=True)
+    except InputError as exc:
+        return exc.faults
+    return ()
+
+
+class _Teller:
+    """A line on stderr where that is a terminal: what is done, the rate, and at most how long it may still take."""
+
+    def __init__(self) -> None:
+        self._phase, self._since, self._told = "", 0.0, 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.phase != self._phase:
+            self._phase, self._since = progress.phase, now
+        if now - self._told < 0.2 and progress.done < progress.total:
+            return
+        self._told = now
+        rate = progress.done / max(now - self._since, 1e-9)
+        left = (progress.total - progress.done) / rate if rate else 0.0
+        best = f", best {progress.best:.6g}" if progress.best is not None else ""
+        line = f"{progress.phase}: {progress.done:,} of at most {progress.total:,}, {rate:,.1f}/s, "
+        click.echo(f"\r\x1b[2K{line}at most {format_seconds(left)} left{best}", nl=False, err=True)
+
+
+def _teller() -> Any:  # noqa: ANN401  a function of Progress
+    return _Teller() if sys.stderr.isatty() else lambda _: None

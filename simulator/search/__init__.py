@@ -1,0 +1,37 @@
+"""Search: the best plan of a model on a machine, out of every legal one.
+
+    study = SearchStudy(space=Space(model=model, clusters=(cluster,), global_batch=1024, seq_len=8192))
+    with Serial(study) as engine:
+        report = search(study, engine)
+    report.rows[0].plan
+
+docs/guides/search.md tells what is searched, how bounds prune it, and when two plans count as equal.
+"""
+
+from simulator.search.driver import Interrupted, Progress, search
+from simulator.search.engines import Dask, Engine, Processes, Serial
+from simulator.search.journal import Journal
+from simulator.search.outcome import Outcome
+from simulator.search.report import Row, SearchReport
+from simulator.search.space import Space
+from simulator.search.study import OBJECTIVES, Objective, SearchStudy
+from simulator.search.text import render
+
+__all__ = [
+    "OBJECTIVES",
+    "Dask",
+    "Engine",
+    "Interrupted",
+    "Journal",
+    "Objective",
+    "Outcome",
+    "Processes",
+    "Progress",
+    "Row",
+    "SearchReport",
+    "SearchStudy",
+    "Serial",
+    "Space",
+    "render",
+    "search",
+]

@@ -1,0 +1,58 @@
+"""One candidate simulated: its memory first, and its time where it fits."""
+
+from __future__ import annotations
+
+from simulator.errors import InputError
+from simulator.lower import Lowering, lower
+from simulator.predict import Prediction, predicted, remembered
+from simulator.search.outcome import Outcome, parsed
+from simulator.search.study import SearchStudy
+
+
+def evaluate(study: SearchStudy, key: str) -> Outcome:
+    """The outcome of a plan. Never raises: what cannot be predicted is `failed`, with the reason."""
+    try:
+        return _evaluated(study, key)
+    except InputError as exc:
+        return Outcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
+    except Exception as exc:  # noqa: BLE001  one plan's defect must not cost the others
+        return Outcome(key=key, status="failed", reason=f"{type(exc).__name__}: {str(exc).splitlines()[0:1]}")
+
+
+def _evaluated(study: SearchStudy, key: str) -> Outcome:
+    plan, nodes = parsed(key)
+    nouns = study.nouns(study.cluster(nodes), plan.stack)
+    lowering = lower(nouns.model, plan, nouns.cluster, nouns.stack, nouns.calibration, nouns.curves)
+    held = remembered(lowering)
+    memory = held.memory
+    if held.verdict == "OOM" or (held.verdict == "TIGHT" and study.fits_only):
+        return Outcome(
+            key=key,
+            status="oom",
+            reason=held.cause,
+            num_devices=plan.num_devices,
+            used_bytes=memory.used_bytes,
+            peak_allocated_bytes=memory.peak_allocated_bytes,
+            capacity_bytes=memory.capacity_bytes,
+        )
+    return _timed(key, lowering, predicted(lowering, held))
+
+
+def _timed(key: str, lowering: Lowering, prediction: Prediction) -> Outcome:
+    memory = prediction.memory
+    return Outcome(
+        key=key,
+        status="fits" if prediction.verdict == "FITS" else "tight",
+        num_devices=lowering.plan.num_devices,
+        step_s=float(prediction.step_s),
+        low_s=float(prediction.low_s),
+        high_s=float(prediction.high_s),
+        tokens_per_step=prediction.tokens_per_step,
+        mfu=float(prediction.mfu),
+        used_bytes=memory.used_bytes,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        capacity_bytes=memory.capacity_bytes,
+        breakdown={name: float(seconds) for name, seconds in prediction.breakdown.items()},
+        spread={name: float(one) for name, one in prediction.spread.items()},
+        stack_sigma=prediction.stack_sigma,
+    )

@@ -1,0 +1,68 @@
+"""The table as a file: CSV, JSON, or Parquet where pyarrow is there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.errors import Fault, InputError
+from simulator.search.report import SearchReport, flat
+
+EXPORTS: Final = (".csv", ".json", ".parquet")
+
+
+def export(report: SearchReport, path: Path) -> None:
+    """Write the table; the ending says how. Raises InputError where it cannot be written."""
+    try:
+        if path.suffix == ".parquet":
+            _parquet(report, path)
+        else:
+            text = _csv(report) if path.suffix == ".csv" else _json(report)
+            path.write_text(text, encoding="utf-8", newline="")
+    except OSError as exc:
+        raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
+
+
+def _json(report: SearchReport) -> str:
+    return json.dumps(report.as_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _rows(report: SearchReport) -> list[dict[str, Any]]:
+    """One flat record a row: the plan's fields in columns of their own, those that any row sets."""
+    names: dict[str, None] = {}
+    records = []
+    for row in report.rows:
+        data = flat(row)
+        against, plan = data.pop("against_best"), data.pop("plan")
+        names |= dict.fromkeys(plan)
+        ratios = {f"step_over_best{end}": against[key] if against else None for end, key in _ENDS.items()}
+        records.append((data | ratios, row.plan.model_dump(mode="json")))
+    return [data | {f"plan.{name}": _cell(plan[name]) for name in names} for data, plan in records]
+
+
+_ENDS: Final = {"": "ratio", "_low": "low", "_high": "high"}
+
+
+def _cell(value: object) -> object:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+
+
+def _csv(report: SearchReport) -> str:
+    rows = _rows(report)
+    sink = io.StringIO()
+    writer = csv.DictWriter(sink, fieldnames=list(rows[0]) if rows else ["rank"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return sink.getvalue()
+
+
+def _parquet(report: SearchReport, path: Path) -> None:
+    try:
+        from pyarrow import Table, parquet  # noqa: PLC0415  an extra
+    except ImportError:
+        remedy = "pip install pyarrow, or export to .csv or .json"
+        raise InputError(Fault(place=str(path), problem="Parquet needs pyarrow", remedy=remedy)) from None
+    parquet.write_table(Table.from_pylist(_rows(report)), path)

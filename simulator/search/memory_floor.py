@@ -1,0 +1,111 @@
+"""A lower bound of a plan's peak memory without writing its step: what stays, and what must be alive together.
+
+Between steps a rank holds its parameters, optimizer state and buffers (`zero.resident_bytes`). At the end of the
+forwards that a schedule keeps in flight, it holds besides what their layers save for the backward (`memory.tape`, the
+events that the full simulation replays); at the optimizer, the gradients that the backward left. No allocator can do
+with less, so a plan whose floor exceeds the device cannot fit. tests/laws holds floor ≤ peak_allocated_bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simulator.kernels import DTYPE_BYTES
+from simulator.memory import capacity_bytes, outside_torch_bytes
+from simulator.memory.saved import Saved, saved_of
+from simulator.ops import uses_autocast
+from simulator.ops.setting import Setting
+from simulator.pipeline import peak_in_flight
+from simulator.plan import Plan
+from simulator.search.blocks import BlockShapes, block_key
+from simulator.search.nouns import Nouns
+from simulator.search.shares import Shares
+from simulator.share import Share
+from simulator.zero import gradient_tensors, resident_bytes
+
+
+@dataclass(slots=True)
+class MemoryFloor:
+    """Floors of plans one after another; what they share is made once."""
+
+    nouns: Nouns
+    shares: Shares
+    shapes: BlockShapes
+    _resident: dict[object, tuple[int, int]] = field(default_factory=dict)
+    _saved: dict[object, Saved] = field(default_factory=dict)
+
+    def fits(self, plan: Plan) -> bool:
+        """False where no allocator could make the plan fit."""
+        device = self.nouns.cluster.device
+        outside = outside_torch_bytes(device, plan)
+        return self.num_bytes(plan) + outside <= capacity_bytes(device, plan, outside)
+
+    def num_bytes(self, plan: Plan) -> int:
+        """At most the bytes of live tensors at the peak that predict() finds."""
+        stages = (0,) if plan.pp == 1 else (0, plan.pp - 1)
+        between = [self._between(plan, stage) for stage in stages]
+        floor = max(resident + gradients for resident, gradients in between)
+        if plan.offload.activations != "none":
+            return floor
+        # inputs of layers are saved whatever else is: where they are too much already, no tape is recorded
+        for saved in (self._inputs, self._of_blocks):
+            if floor > self.nouns.cluster.device.memory_bytes:
+                break
+            held = saved(plan)
+            alive = [r + self._alive(plan, stage, held) for (r, _), stage in zip(between, stages, strict=True)]
+            floor = max(floor, *alive)
+        return floor
+
+    def _inputs(self, plan: Plan) -> Saved:
+        nouns = self.nouns
+        setting = Setting(model=nouns.model, stack=nouns.stack, plan=plan, autocast=uses_autocast(nouns.stack, plan))
+        size = setting.stream_tokens * nouns.model.d_model * DTYPE_BYTES[setting.stream_dtype]
+        each = dict.fromkeys(("layer", "dense_layer", "mtp"), size)
+        return Saved(embedding=0, plain=each, checkpointed=each, head_peak=0, message=size)
+
+    def _between(self, plan: Plan, stage: int) -> tuple[int, int]:
+        """(bytes between steps, those of gradients at the optimizer) on a stage."""
+        share = self.shares.of(plan, stage)
+        ends = (share.holds_embedding, share.holds_head) if isinstance(share, Share) else ()
+        key = (*_states(plan), share.body, *ends)
+        found = self._resident.get(key)
+        if found is None:
+            resident = sum(resident_bytes(share, plan).values())
+            # hand-fused blocks leave no gradients of their own where nothing shards them
+            whole = plan.implementation in ("ddp", "zero_redundancy") and self.nouns.stack.blocks == "fused"
+            gradients = 0 if whole else sum(gradient_tensors(share, plan))
+            found = self._resident[key] = resident, gradients
+        return found
+
+    def _of_blocks(self, plan: Plan) -> Saved:
+        key = (*block_key(plan, self.nouns, self.shares), plan.recompute, plan.implementation)
+        found = self._saved.get(key)
+        if found is None:
+            found = self._saved[key] = saved_of(self.shapes.of(plan).blocks, plan, self.nouns.stack)
+        return found
+
+    def _alive(self, plan: Plan, stage: int, saved: Saved) -> int:
+        """What forwards in flight hold on a stage. Two micro-batches a stage stand for any number, as in `memory`."""
+        share = self.shares.of(plan, stage)
+        if plan.pp == 1:
+            return saved.embedding + _layers(plan, share.layer_kinds, saved) + saved.head_peak
+        assert isinstance(share, Share)
+        count = min(plan.num_micro_batches, 2 * plan.pp)
+        flying = peak_in_flight(plan.pipeline_schedule, plan.pp, count, stage, plan.virtual_stages)
+        held = min(_layers(plan, chunk, saved) for chunk in share.body_chunks)
+        return flying * max(0, held - saved.message)
+
+
+def _layers(plan: Plan, kinds: Sequence[str], saved: Saved) -> int:
+    """What layers of these kinds save."""
+    if plan.recompute == "none":
+        return sum(saved.plain[kind] for kind in kinds)
+    if plan.recompute != "every_k":
+        return sum(saved.checkpointed[kind] for kind in kinds)
+    return sum(min(saved.plain[kind], saved.checkpointed[kind]) for kind in kinds)
+
+
+def _states(plan: Plan) -> tuple[object, ...]:
+    offload = (plan.offload.optimizer, plan.offload.parameters)
+    return (plan.tp, plan.cp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard, plan.zero, *offload)

@@ -1,0 +1,83 @@
+"""Survey: every legal plan of a branch with its floors. What cannot fit goes at once, what cannot win goes later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simulator.memory import outside_torch_bytes
+from simulator.plan import Plan
+from simulator.search.memory_floor import MemoryFloor
+from simulator.search.nouns import Nouns
+from simulator.search.outcome import key_of
+from simulator.search.shares import Shares
+from simulator.search.space import Branch, Killed
+from simulator.search.study import SearchStudy
+from simulator.search.time_floor import TimeFloor
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """A plan that may fit: the least that its objective can be."""
+
+    floor: float
+    key: str
+
+
+@dataclass(slots=True)
+class Survey:
+    """What was found in a branch."""
+
+    num_legal: int = 0
+    num_too_large: int = 0
+    prospects: list[Prospect] = field(default_factory=list)
+    killed: Killed = field(default_factory=Killed)
+
+    def merge(self, other: Survey) -> None:
+        self.num_legal += other.num_legal
+        self.num_too_large += other.num_too_large
+        self.prospects += other.prospects
+        self.killed.merge(other.killed)
+
+
+@dataclass(slots=True)
+class Surveyor:
+    """Surveys branches one after another; neighbours share blocks and prices."""
+
+    study: SearchStudy
+    _shares: Shares = field(init=False)
+    _floors: dict[object, tuple[Nouns, MemoryFloor, TimeFloor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shares = Shares(self.study.space.model)
+
+    def survey(self, branch: Branch) -> Survey:
+        """All legal plans of the branch."""
+        found = Survey()
+        nouns, memory, time = self._of(branch)
+        for plan in self.study.space.plans(branch, found.killed):
+            found.num_legal += 1
+            if memory.fits(plan):
+                found.prospects.append(
+                    Prospect(self._floor(plan, nouns, memory, time), key_of(plan, branch.cluster.num_nodes))
+                )
+            else:
+                found.num_too_large += 1
+        return found
+
+    def _floor(self, plan: Plan, nouns: Nouns, memory: MemoryFloor, time: TimeFloor) -> float:
+        study, used = self.study, 0
+        if study.objective == "memory":
+            used = memory.num_bytes(plan) + outside_torch_bytes(nouns.cluster.device, plan)
+            return study.value(0.0, plan.num_devices, plan.tokens_per_step, used)
+        return study.value(time.seconds(plan), plan.num_devices, plan.tokens_per_step, used)
+
+    def _of(self, branch: Branch) -> tuple[Nouns, MemoryFloor, TimeFloor]:
+        """The floors of a branch; those of another start are forgotten, as branches come in order."""
+        chosen = ("data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel")
+        start = tuple((name, repr(value)) for name, value in branch.fields.items() if name not in chosen)
+        key = (branch.cluster.num_nodes, start)
+        if key not in self._floors:
+            nouns = self.study.nouns(branch.cluster, branch.fields.get("stack", Plan().stack))
+            time = TimeFloor(nouns, self._shares)
+            self._floors = {key: (nouns, MemoryFloor(nouns, self._shares, time.shapes), time)}
+        return self._floors[key]

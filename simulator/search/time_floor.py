@@ -1,0 +1,379 @@
+"""A lower bound of a plan's step time in microseconds instead of the simulation's fraction of a second.
+
+Whatever the overlap, a stage's compute stream runs one op after another, and some waits no schedule can hide: the first
+gather of parameters, collectives between the products of a block (tensor and context parallelism), a pipeline's filling
+and emptying, messages that a synchronous schedule waits for, the last reduction of gradients, and gathers behind the
+optimizer. Collectives that do run beside compute slow it: with compute C, waits E, and a stream that moves bytes for T
+while it takes a share r of the device,
+
+    step ≥ C + E + r · max(0, T − E)
+
+as every second of T passes either in a wait or beside compute that then needs r longer. Besides, no stream of
+collectives is quicker than their sum, and no host quicker than its launches. tests/laws holds floor ≤ predict.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from simulator.collectives import bill, interference, link_capacities
+from simulator.kernels import DTYPE_BYTES
+from simulator.lower.builder import Fabric
+from simulator.lower.pipelined import waits_for_messages
+from simulator.lower.stragglers import slowdown
+from simulator.mesh import GroupShape, Mesh
+from simulator.ops import Exchange
+from simulator.pipeline import num_positions, position, splits_backward
+from simulator.plan import Plan
+from simulator.search.blocks import GRID, BlockShapes, Chain, Clocks, Use, grid_below
+from simulator.search.nouns import Nouns
+from simulator.search.shares import Shares
+from simulator.search.traffic import Passes, Units, grouped, held, passes_of
+from simulator.share import Share
+from simulator.zero import UnitComm
+
+_ROUNDING: Final = 1 - 1e-9  # sums of the same seconds in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One collective alone: seconds until it is over, seconds in which it moves bytes, the share of compute it takes."""
+
+    alone_s: float = 0.0
+    moving_s: float = 0.0
+    slows: float = 0.0
+
+    def times(self, count: float) -> Price:
+        return Price(count * self.alone_s, count * self.moving_s, self.slows)
+
+
+_FREE: Final = Price()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """A stage's data-parallel collectives: by stream, those of every micro-batch, of every reduction, of a step.
+
+    first_s: before the first compute; last_s: after the last backward; late_s: after the optimizer.
+    """
+
+    every: dict[str, list[Price]]
+    reductions: dict[str, list[Price]]
+    once: dict[str, list[Price]]
+    first_s: float
+    last_s: float
+    late_s: float
+    passes: Passes
+
+
+@dataclass(slots=True)
+class TimeFloor:
+    """Floors of plans one after another; what they share is made once."""
+
+    nouns: Nouns
+    shares: Shares
+    clocks: Clocks = field(init=False)
+    shapes: BlockShapes = field(init=False)
+    pace: float = field(init=False)  # of the slowest GPU's compute
+    _prices: dict[object, Price] = field(default_factory=dict)
+    _groups: dict[object, GroupShape] = field(default_factory=dict)
+    _traffic: dict[object, Traffic] = field(default_factory=dict)
+    _passes: dict[object, Passes] = field(default_factory=dict)
+    passed: dict[object, tuple[str, ...]] = field(default_factory=dict)
+    _capacities: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        nouns = self.nouns
+        self.clocks = Clocks(nouns)
+        ideal = nouns.calibration.kind == "ideal"
+        self.pace = 1.0 + (0.0 if ideal else slowdown(nouns.cluster.num_devices))
+        self.shapes = BlockShapes(nouns, self.shares, self.pace)
+        found = link_capacities(nouns.cluster, nouns.curves)
+        self._capacities = {name: float(capacity) for name, capacity in found.items()}
+
+    def seconds(self, plan: Plan) -> float:
+        """At most what predict() says of the plan's step."""
+        return _Floor(self, plan).seconds() * _ROUNDING
+
+    def group(self, mesh: Mesh, axis: str) -> GroupShape:
+        """How the groups of an axis, or the ends of a message, lie on the nodes."""
+        key = (tuple(mesh.axes.values()), axis)
+        found = self._groups.get(key)
+        if found is None:
+            found = mesh.pair_shape(0, 1) if axis == "message" else mesh.group_shape(axis)
+            self._groups[key] = found
+        return found
+
+    def price(self, kind: str, size_bytes: int, shape: GroupShape) -> Price:
+        """A collective alone."""
+        if size_bytes == 0 or shape.num_ranks == 1:
+            return _FREE
+        key = (kind, size_bytes, shape)
+        found = self._prices.get(key)
+        if found is None:
+            found = self._prices[key] = self._price(kind, size_bytes, shape)
+        return found
+
+    def _price(self, kind: str, size_bytes: int, shape: GroupShape) -> Price:
+        nouns = self.nouns
+        nccl, weight = nouns.stack.software(), nouns.calibration.interference.hbm_weight
+        one = bill(kind, size_bytes, shape, nouns.cluster, curves=nouns.curves, nccl=nccl)
+        slows = 0.0
+        if kind != "send_recv":
+            slows = float(interference(kind, shape, nouns.cluster, nouns.curves, memory_weight=weight, nccl=nccl))
+        moving = max((float(size) / self._capacities[link] for link, size in one.link_bytes.items()), default=0.0)
+        return Price(float(one.latency_s) + moving, moving, slows)
+
+    def all_passes(self, plan: Plan) -> Passes:
+        """Of the first stage's share with both ends of the model: what `lower.power` counts."""
+        key = _shards(plan)
+        found = self._passes.get(key)
+        if found is None:
+            share = self.shares.of(plan)
+            found = self._passes[key] = passes_of(share, plan, grouped(share, plan))
+        return found
+
+    def traffic(self, plan: Plan, stage: int, fabric: Fabric) -> Traffic:
+        """The data-parallel collectives of a stage."""
+        key = (*_shards(plan), stage)
+        found = self._traffic.get(key)
+        if found is None:
+            share = self.shares.of(plan, stage)
+            units = held(share, grouped(share, plan))
+            found = self._traffic[key] = _Pricing(self, plan, fabric).traffic(units, passes_of(share, plan, units))
+        return found
+
+
+def _shards(plan: Plan) -> tuple[object, ...]:
+    whose = (plan.implementation, plan.zero, plan.offload.optimizer != "none")
+    parts = (plan.tp, plan.cp, plan.pp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard)
+    return (*whose, *parts, plan.schedule, plan.virtual_stages, plan.num_micro_batches > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pricing:
+    """Prices of one plan's roles."""
+
+    base: TimeFloor
+    plan: Plan
+    fabric: Fabric
+
+    def one(self, kind: str, role: str, size_bytes: int, count: int = 1) -> Price:
+        if size_bytes == 0:
+            return _FREE
+        shape = self.base.group(self.fabric.mesh, self.fabric.axis(role))
+        price = self.base.price(kind, size_bytes // count, shape)
+        return price if count == 1 else price.times(count)
+
+    def traffic(self, units: tuple[Units, ...], passes: Passes) -> Traffic:
+        plan, edge = self.plan, units[0].comm  # of the first unit, which the backward reduces last
+        every: dict[str, list[Price]] = {"shard": [], "reshard": []}
+        reductions: dict[str, list[Price]] = {"shard": [], "replicate": []}
+        once: dict[str, list[Price]] = {"shard": []}
+        again = "shard" if plan.reshard_ranks is None else "reshard"
+        joined = self.fabric.stack.all_reduce_combine > 0  # into calls of other sizes
+        for unit in units:
+            comm, n = unit.comm, unit.count
+            if plan.gathers:
+                every["shard"].append(self.one("all_gather", "shard", comm.all_gather_forward_bytes).times(n))
+                every[again].append(self.one("all_gather", again, comm.all_gather_backward_bytes).times(n))
+            elif comm.parameter_gather_bytes:
+                once["shard"].append(self._late(comm).times(n))
+            reductions["shard"].append(self.one("reduce_scatter", "shard", comm.reduce_scatter_bytes).times(n))
+            if not joined:
+                reductions["replicate"].append(self._all_reduce(comm).times(n))
+        last_s = self.one("reduce_scatter", "shard", edge.reduce_scatter_bytes).alone_s
+        behind = not plan.gathers and plan.implementation != "megatron"
+        return Traffic(
+            every=every,
+            reductions=reductions,
+            once=once,
+            first_s=self._first_s(edge),
+            last_s=last_s + (0.0 if joined else self._all_reduce(edge).alone_s),
+            late_s=sum(price.alone_s for price in once["shard"]) if behind else 0.0,
+            passes=passes,
+        )
+
+    def _first_s(self, edge: UnitComm) -> float:
+        if self.plan.gathers:
+            return self.one("all_gather", "shard", edge.all_gather_forward_bytes).alone_s
+        if self.plan.implementation == "megatron":
+            return self.one("all_gather", "shard", edge.parameter_gather_bytes).alone_s
+        return 0.0
+
+    def _late(self, comm: UnitComm) -> Price:
+        if comm.num_broadcasts:
+            return self.one("broadcast", "shard", comm.parameter_gather_bytes, comm.num_broadcasts)
+        return self.one("all_gather", "shard", comm.parameter_gather_bytes)
+
+    def _all_reduce(self, comm: UnitComm) -> Price:
+        return self.one("all_reduce", "replicate", comm.all_reduce_bytes, comm.num_buckets)
+
+
+@dataclass(slots=True)
+class _Work:
+    """Seconds of a stage's blocks over a step. waits_s: of compute_s, collectives; weights_s: what may come last."""
+
+    compute_s: float = 0.0
+    waits_s: float = 0.0
+    weights_s: float = 0.0
+    host_s: float = 0.0
+
+    def add(self, chain: Chain, count: float) -> None:
+        self.compute_s += count * chain.chain_s
+        self.waits_s += count * (chain.chain_s - chain.compute_s)
+        self.host_s += count * chain.host_s
+
+
+class _Floor:
+    """One plan's floor."""
+
+    def __init__(self, base: TimeFloor, plan: Plan) -> None:
+        nouns = base.nouns
+        self.base, self.plan = base, plan
+        self.schedule, self.splits = plan.pipeline_schedule, plan.pp > 1 and splits_backward(plan.pipeline_schedule)
+        self.flows = plan.num_micro_batches / (2 if plan.pp > 1 and self.schedule == "dualpipe" else 1)  # a chunk
+        self.every = plan.recompute_every if plan.recompute == "every_k" else 1
+        self.mesh = Mesh(plan, nouns.cluster)
+        self.fabric = Fabric(
+            cluster=nouns.cluster, mesh=self.mesh, stack=nouns.stack, curves=nouns.curves, memory_weight=0, slowdown=0
+        )
+        self.shape = base.shapes.of(plan)
+        self.step = self._use_step()
+        self.clock = base.clocks.at(self.step)
+
+    def seconds(self) -> float:
+        stages = (0,) if self.plan.pp == 1 else (0, self.plan.pp - 1)
+        return max(map(self._stage_s, stages))
+
+    # -- the clock -------------------------------------------------------------------------------------------------
+
+    def _use_step(self) -> int:
+        """A grid point at most at the plan's mean use: the two rounds of `lower.power`, each rounded down."""
+        if not self.base.clocks.depend_on_use:
+            return GRID
+        first = self._use(GRID)
+        if not first.used_s:
+            return GRID
+        step = grid_below(first.used_s / first.whole_s)
+        used, whole = self._use(step).used_s, self._use(min(step + 1, GRID)).whole_s
+        return grid_below(used / whole)
+
+    def _use(self, step: int) -> Use:
+        """Of one micro-batch, as `lower.power` counts it."""
+        plan, clock = self.plan, self.base.clocks.at(step)
+        gather, gradient, keep, add, update = self.base.all_passes(plan).uses(clock, step)
+        first = 1 / plan.num_micro_batches
+        total = self.shape.use(clock, step, plan, Counter(self.base.shares.of(plan).body)) + gather
+        total += gradient if plan.syncs_every_micro_batch else gradient.times(first)
+        return total + keep.times(first) + add.times(1 - first) + update.times(first)
+
+    # -- a stage -----------------------------------------------------------------------------------------------------
+
+    def _stage_s(self, stage: int) -> float:
+        traffic = self.base.traffic(self.plan, stage, self.fabric)
+        work = self._work(stage, traffic.passes)
+        before_s, after_s = self._ramp(stage) if self.plan.pp > 1 else (0.0, 0.0)
+        if self.splits:
+            ends_s = max(0.0, after_s - work.weights_s)
+        else:
+            ends_s = max(after_s, traffic.last_s if stage == 0 else 0.0)
+        idle_s = max(traffic.first_s, before_s) + ends_s + traffic.late_s
+        slowed_s, stream_s = self._streams(traffic, work.waits_s + idle_s)
+        return max(work.compute_s + idle_s + slowed_s, stream_s, work.host_s)
+
+    def _work(self, stage: int, passes: Passes) -> _Work:
+        """Compute of a step on a stage: blocks, passes over memory around collectives, the optimizer."""
+        plan, flows = self.plan, self.flows
+        places = [position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.virtual_stages)]
+        last = num_positions(self.schedule, plan.pp, plan.virtual_stages) - 1
+        total, body = _Work(), self.base.shares.of(plan, stage).body
+        for name, count in {"embedding": places.count(0), **Counter(body), "head": places.count(last)}.items():
+            if count:
+                total.add(self._chain(name, "forward"), count * flows)
+                total.add(self._chain(name, "backward"), count * flows)
+                if self.splits:
+                    total.weights_s += count * flows * self._chain(name, "weights").chain_s
+        if plan.recompute != "none":
+            for name, count in Counter(body[:: self.every]).items():
+                total.add(self._chain(name, "again"), count * flows)
+        total.compute_s += self._passes_s(passes)
+        if plan.pp > 1 and waits_for_messages(plan):
+            ends = (places[0] > 0) + (places[0] < last)
+            waits_s = (flows * ends - 1) * self._message_s()
+            total.compute_s += waits_s
+            total.waits_s += waits_s
+        return total
+
+    def _passes_s(self, passes: Passes) -> float:
+        flows, plan = self.flows, self.plan
+        gather, gradient, _, add, update = passes.uses(self.clock, self.step)
+        total = (flows if plan.syncs_every_micro_batch else 1) * gradient.whole_s + (flows - 1) * add.whole_s
+        if plan.gathers and plan.dp_shard * plan.cp > 1:
+            total += flows * gather.whole_s
+        return self.base.pace * (total + update.whole_s + self.base.nouns.stack.step_overhead_s)
+
+    def _chain(self, name: str, phase: str) -> Chain:
+        return self.shape.chain(name, phase, self.clock, self.step, self.plan, self._alone)  # type: ignore[arg-type]
+
+    def _ramp(self, stage: int) -> tuple[float, float]:
+        """Before a stage's first action a micro-batch has passed the chunks before it; after its last it goes back."""
+        plan = self.plan
+        nearest = min(position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.virtual_stages))
+        if nearest == 0:
+            return 0.0, 0.0
+        back = "inputs" if self.splits else "backward"
+        again = plan.recompute not in ("none", "every_k")
+        forward_s, backward_s = self._chain("embedding", "forward").chain_s, self._chain("embedding", back).chain_s
+        for name, count in Counter(self._passed(nearest)).items():
+            forward_s += count * self._chain(name, "forward").chain_s
+            backward_s += count * self._chain(name, back).chain_s
+            backward_s += count * self._chain(name, "again").chain_s if again else 0.0
+        message_s = nearest * self._message_s()
+        return forward_s + message_s, backward_s + message_s
+
+    def _passed(self, count: int) -> tuple[str, ...]:
+        """Kinds of the blocks at the first `count` positions on a micro-batch's way."""
+        plan = self.plan
+        key = (plan.tp, plan.pp, plan.ep, plan.etp, plan.schedule, plan.virtual_stages, count)
+        found = self.base.passed.get(key)
+        if found is None:
+            shares = [self.base.shares.of(plan, stage) for stage in range(plan.pp)]
+            found = self.base.passed[key] = tuple(
+                kind
+                for stage, share in enumerate(shares)
+                if isinstance(share, Share)
+                for chunk, kinds in enumerate(share.body_chunks)
+                for kind in kinds
+                if (chunk == 0 or self.schedule != "dualpipe")
+                and position(self.schedule, plan.pp, stage, chunk) < count
+            )
+        return found
+
+    def _message_s(self) -> float:
+        plan = self.plan
+        parts = plan.tp if plan.sequence_parallel or plan.implementation in ("megatron", "deepspeed") else 1
+        tokens = plan.micro_batch_size * plan.seq_len // plan.cp
+        size = tokens * self.base.nouns.model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
+        return self.base.price("send_recv", size, self.base.group(self.mesh, "message")).alone_s
+
+    def _alone(self, exchange: Exchange) -> float:
+        shape = self.base.group(self.mesh, self.fabric.axis(exchange.axis))
+        return self.base.price(exchange.kind, exchange.num_bytes, shape).alone_s
+
+    def _streams(self, traffic: Traffic, idle_s: float) -> tuple[float, float]:
+        """(what the collectives beside compute slow it at least, the longest stream of them) over a step."""
+        syncs = self.flows if self.plan.syncs_every_micro_batch else 1
+        slowed_s = longest_s = 0.0
+        for name in ("shard", "reshard", "replicate"):
+            alone = slows = most = 0.0
+            for part, count in ((traffic.every, self.flows), (traffic.reductions, syncs), (traffic.once, 1)):
+                for price in part.get(name, ()):
+                    alone += count * price.alone_s
+                    slows += count * price.slows * price.moving_s
+                    most = max(most, price.slows)
+            slowed_s = max(slowed_s, slows - most * idle_s)
+            longest_s = max(longest_s, alone)
+        return slowed_s, longest_s

@@ -1,0 +1,81 @@
+"""What the data parallelism of a stage sends and copies: the same for all plans that shard it alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from simulator.kernels import Kernel
+from simulator.lower.work import Clock
+from simulator.model import Model
+from simulator.ops import optimizer_kernels
+from simulator.plan import Plan
+from simulator.search.blocks import NO_USE, Use, use_of
+from simulator.share import Share
+from simulator.zero import UnitComm, communication, pieces, stepped_numel
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Equal communication units of a rank's share: `count` of them."""
+
+    count: int
+    comm: UnitComm
+
+
+def grouped(share: Model, plan: Plan) -> tuple[Units, ...]:
+    """Embedding, layers and head; those that differ in nothing but their name are counted. Buckets of DDP may differ."""
+    bucketed = plan.implementation in ("ddp", "zero_redundancy") or share.experts is not None or share.mtp_layers > 0
+    layers = share.num_layers
+    short = share if bucketed or layers <= 1 else share.model_copy(update=_one_layer(share))
+    first, *middle, last = (replace(comm, unit="") for comm in communication(short, plan))
+    if not bucketed and layers > 1:
+        return Units(1, first), Units(layers, middle[0]), Units(1, last)
+    return Units(1, first), *(Units(n, comm) for comm, n in Counter(middle).items()), Units(1, last)
+
+
+def _one_layer(share: Model) -> dict[str, object]:
+    return {"num_layers": 1, **({"chunks": ((0,),)} if isinstance(share, Share) else {})}
+
+
+def held(share: Model, units: tuple[Units, ...]) -> tuple[Units, ...]:
+    """Those that a pipeline stage holds: a root without the embedding is gathered with the head."""
+    if not isinstance(share, Share):
+        return units
+    first, *layers, last = units
+    if share.holds_head and not share.holds_embedding:
+        return *layers, first
+    return (*((first,) if share.holds_embedding else ()), *layers, *((last,) if share.holds_head else ()))
+
+
+@dataclass(slots=True)
+class Passes:
+    """Passes over memory around the collectives of units, and the optimizer's, by the step of the clock."""
+
+    units: tuple[Units, ...]
+    update: Sequence[Kernel]
+    _uses: dict[int, tuple[Use, Use, Use, Use, Use]] = field(default_factory=dict)
+
+    def uses(self, clock: Clock, step: int) -> tuple[Use, Use, Use, Use, Use]:
+        """Of gathers, gradients, keeping, adding, and the optimizer."""
+        found = self._uses.get(step)
+        if found is None:
+            gather = gradient = keep = add = NO_USE
+            for unit in self.units:
+                comm, n = unit.comm, unit.count
+                gather += use_of(clock, (*comm.gather_forward_kernels, *comm.gather_backward_kernels)).times(n)
+                gradient += use_of(clock, comm.gradient_kernels).times(n)
+                keep += use_of(clock, comm.keep_kernels).times(n)
+                add += use_of(clock, comm.add_kernels).times(n)
+            found = self._uses[step] = gather, gradient, keep, add, use_of(clock, self.update)
+        return found
+
+
+def passes_of(share: Model, plan: Plan, units: tuple[Units, ...]) -> Passes:
+    """The passes of a rank's share."""
+    if plan.offload.optimizer != "none":
+        return Passes(units, ())
+    numel = stepped_numel(share, plan)
+    tensors = sum(len(shapes) for _, shapes in pieces(share))
+    return Passes(units, optimizer_kernels(numel, tensors, plan))

@@ -1,0 +1,88 @@
+"""A floor never exceeds what it stands for, whatever the plan."""
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from simulator.calibration import Calibration
+from simulator.errors import InputError
+from simulator.lower import legal
+from simulator.model import Model
+from simulator.pipeline import SCHEDULES
+from simulator.plan import Plan
+from simulator.predict import predict
+from simulator.search.memory_floor import MemoryFloor
+from simulator.search.nouns import Nouns
+from simulator.search.shares import Shares
+from simulator.search.time_floor import TimeFloor
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+MODEL = Model(
+    name="small",
+    num_layers=8,
+    d_model=2048,
+    num_heads=16,
+    num_kv_heads=8,
+    d_ff=5632,
+    vocab_size=32768,
+    max_positions=1024,
+)
+CLUSTERS = {nodes: Cluster.load("hgx-h100-8", nodes) for nodes in (1, 4)}
+STACKS = {name: Stack.load(name) for name in ("torch-2.6-eager", "torch-2.11-compiled", "megatron-core-2025")}
+PAIRS = (
+    *(("ddp", 0), ("zero_redundancy", 1), ("fsdp1", 2), ("fsdp1", 3), ("fsdp2", 2), ("fsdp2", 3)),
+    *(("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2), ("deepspeed", 3), ("megatron", 0), ("megatron", 1)),
+)
+_POWERS = st.sampled_from((1, 2, 4, 8))
+
+
+@st.composite
+def plans(draw: st.DrawFn, num_devices: int) -> Plan:
+    tp, cp, pp = draw(_POWERS), draw(_POWERS), draw(_POWERS)
+    ranks, rest = divmod(num_devices, tp * cp * pp)
+    assume(rest == 0 and ranks > 0)
+    parallel, zero = draw(st.sampled_from(PAIRS))
+    replicas = (
+        ranks if zero == 0 else draw(st.sampled_from([d for d in (1, 2, 4) if ranks % d == 0 and d < ranks] or [1]))
+    )
+    splits = zero in (0, 1)
+    schedule = draw(st.sampled_from(SCHEDULES if splits else SCHEDULES[:3])) if pp > 1 else None
+    assume(pp < 8 or schedule in ("gpipe", "1f1b", "zb_h1"))
+    return Plan(
+        dp_replicate=replicas,
+        dp_shard=ranks // replicas,
+        tp=tp,
+        cp=cp,
+        pp=pp,
+        zero=zero,
+        data_parallel=parallel,  # type: ignore[arg-type]
+        schedule=schedule,
+        virtual_stages=2 if schedule in ("interleaved", "dualpipe", "dualpipe_v") else 1,
+        micro_batch_size=draw(st.sampled_from((1, 2))),
+        num_micro_batches=draw(st.sampled_from((8, 16) if pp > 1 else (1, 2, 8))),
+        seq_len=1024,
+        sequence_parallel=tp > 1 and draw(st.booleans()),
+        recompute=draw(st.sampled_from(("none", "selective", "full", "every_k"))),  # type: ignore[arg-type]
+        recompute_every=2,
+        reshard_after_forward=draw(st.sampled_from((None, True, False))),
+        stack=draw(st.sampled_from(sorted(STACKS))),
+    )
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data(), st.sampled_from((1, 4)))
+def test_floors_are_below_the_prediction(data: st.DataObject, nodes: int) -> None:
+    cluster = CLUSTERS[nodes]
+    plan = data.draw(plans(cluster.num_devices))
+    try:
+        legal(MODEL, plan, cluster, STACKS[plan.stack])
+    except InputError:
+        assume(condition=False)
+    nouns = Nouns(
+        model=MODEL, cluster=cluster, stack=STACKS[plan.stack], calibration=Calibration.for_device(cluster.device)
+    )
+    time = TimeFloor(nouns, Shares(MODEL))
+    memory = MemoryFloor(nouns, time.shares, time.shapes)
+    prediction = predict(MODEL, plan, cluster, stack=nouns.stack)
+    assert time.seconds(plan) <= prediction.step_s
+    assert memory.num_bytes(plan) <= prediction.memory.peak_allocated_bytes

@@ -1,0 +1,241 @@
+"""The search finds what an exhaustive one finds, remembers what it has finished, and says why nothing is legal."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from simulator.cli import main
+from simulator.errors import InputError
+from simulator.lower import legal
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.search import Journal, Outcome, Processes, SearchStudy, Serial, Space, search
+from simulator.search.difference import Timed, difference
+from simulator.search.evaluate import evaluate
+from simulator.search.outcome import key_of, parsed
+from simulator.search.report import ranked
+from simulator.search.space import Killed
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
+CLUSTER = Cluster.load("hgx-h100-8", 1)
+FIXED = {
+    "recompute": ("none", "full"),
+    "cp": (1,),
+    "schedule": (None, "1f1b", "interleaved"),
+    "micro_batch_size": (1, 2),
+    "tp": (1, 2),
+    "sequence_parallel": (False,),
+}
+
+
+def _space(**fixed: tuple[object, ...]) -> Space:
+    return Space(model=MODEL, clusters=(CLUSTER,), global_batch=16, seq_len=512, fixed={**FIXED, **fixed})
+
+
+def _keys(space: Space) -> list[str]:
+    killed = Killed()
+    return [key_of(plan, 1) for branch in space.branches(killed) for plan in space.plans(branch, killed)]
+
+
+def test_the_space_is_what_the_plan_model_and_cluster_allow() -> None:
+    space = _space(data_parallel=("megatron",))
+    found = _keys(space)
+    expected = set()
+    for tp, cp, pp, zero in product((1, 2), (1,), (1, 2, 4, 8), range(4)):
+        ranks, rest = divmod(8, tp * cp * pp)
+        if rest:
+            continue
+        for size, schedule, chunks, recompute in product(
+            (1, 2), (None, "1f1b", "interleaved"), (1, 2, 4), FIXED["recompute"]
+        ):
+            count, rest = divmod(16, ranks * size)
+            replicas = {ranks} if zero == 0 else {1, ranks * tp * cp // 8 if ranks * tp * cp > 8 else 1}
+            for replica in () if rest else replicas:
+                plan = Plan(
+                    tp=tp,
+                    cp=cp,
+                    pp=pp,
+                    zero=zero,
+                    data_parallel="megatron",
+                    seq_len=512,
+                    micro_batch_size=size,
+                    num_micro_batches=count,
+                    recompute=recompute,
+                    schedule=schedule,
+                    virtual_stages=chunks,
+                    dp_replicate=replica,
+                    dp_shard=ranks // replica,
+                )
+                try:
+                    legal(MODEL, plan, CLUSTER, Stack.load(plan.stack))
+                except InputError:
+                    continue
+                # the search asks for chunks only where a schedule that has them is named
+                if chunks == 1 or schedule == "interleaved":
+                    expected.add(key_of(plan, 1))
+    assert set(found) == expected
+    assert len(found) == len(set(found))
+    assert found == _keys(space)
+
+
+@pytest.mark.parametrize("objective", ["step", "memory"])
+def test_the_table_is_that_of_the_exhaustive_search(objective: str) -> None:
+    study = SearchStudy(space=_space(zero=(0, 3)), objective=objective, top=4)  # type: ignore[arg-type]
+    keys = _keys(study.space)
+    everything = [evaluate(study, key) for key in keys]
+    with Serial(study) as engine:
+        report = search(study, engine)
+    assert [row.outcome for row in report.rows] == [row.outcome for row in ranked(study, everything)]
+    c = report.counts
+    assert c.legal == len(keys)
+    assert c.too_large + c.too_slow + sum(c.simulated.values()) == c.legal
+    if objective == "step":
+        assert c.too_slow > len(keys) // 2
+
+
+def test_processes_find_the_same_as_one() -> None:
+    study = SearchStudy(space=_space(pp=(1,)), top=3)
+    with Serial(study) as engine:
+        alone = search(study, engine).as_json()
+    with Processes(study, 2) as engine:
+        assert search(study, engine).as_json() == alone
+
+
+def test_an_empty_space_names_the_tightest_rule() -> None:
+    study = SearchStudy(space=_space(tp=(3,)))
+    with Serial(study) as engine, pytest.raises(InputError, match=r"degrees refuses [\d,]+ .*do not divide 8 devices"):
+        search(study, engine)
+
+
+def test_what_a_key_says_is_the_plan() -> None:
+    plan = Plan(tp=2, dp_shard=4, seq_len=512, recompute="full", stage_layers=(3, 1), pp=2)
+    assert parsed(key_of(plan, 3)) == (plan, 3)
+
+
+def test_differences_share_the_errors_of_one_stack() -> None:
+    a = Timed(step_s=1.1, spread={"gemm": 0.04, "exposed": 0.03}, stack_sigma=0.0, stack="one")
+    same = difference(a, a)
+    assert (same.low, same.ratio, same.high) == (1.0, 1.0, 1.0)
+    b = Timed(step_s=1.0, spread={"gemm": 0.04}, stack_sigma=0.0, stack="one")
+    assert difference(a, b).low == pytest.approx(1.1 * 2.718281828 ** (-1.6449 * 0.03))
+    wide = Timed(step_s=1.0, spread={"gemm": 0.04}, stack_sigma=0.05, stack="one")
+    near = Timed(step_s=1.05, spread={"gemm": 0.04}, stack_sigma=0.05, stack="one")
+    assert difference(a, b).distinguishable
+    assert not difference(wide, near).distinguishable
+    other = Timed(step_s=1.0, spread={"gemm": 0.04}, stack_sigma=0.05, stack="two")
+    assert difference(other, wide).high > difference(wide, wide).high
+
+
+def _outcome(key: str = "a") -> Outcome:
+    return Outcome(key=key, status="fits", step_s=0.1 + 0.2, used_bytes=7, breakdown={"gemm": 1 / 3})
+
+
+def test_a_journal_gives_back_what_it_took(tmp_path: Path) -> None:
+    path = tmp_path / "search.db"
+    with Journal(path, "study") as journal:
+        journal.add(_outcome())
+    with Journal(path, "study") as journal:
+        assert journal.outcomes() == {"a": _outcome()}
+
+
+def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "search.db"
+    with Journal(path, "study"):
+        pass
+    with pytest.raises(InputError, match="another study"):
+        Journal(path, "other")
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE facts SET value = '0.0.0' WHERE name = 'version'")
+    with pytest.raises(InputError, match=r"another version of shardwise: 0\.0\.0"):
+        Journal(path, "study")
+    text = tmp_path / "notes.txt"
+    text.write_text("no database, but long enough to be looked at" * 99)
+    with pytest.raises(InputError, match="no journal"):
+        Journal(text, "study")
+    strange = tmp_path / "strange.db"
+    with sqlite3.connect(strange) as database:
+        database.execute("CREATE TABLE mine (x)")
+    with pytest.raises(InputError, match="another program"):
+        Journal(strange, "study")
+
+
+def test_a_journal_needs_a_folder_that_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder"):
+        Journal(tmp_path / "nowhere" / "search.db", "study")
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    folder.chmod(0o500)
+    if os.access(folder, os.W_OK):
+        pytest.skip("whoever runs this may write anywhere")
+    with pytest.raises(InputError, match="cannot be written"):
+        Journal(folder / "search.db", "study")
+
+
+_COMMAND = (
+    *("search", "--model", "gpt2", "--cluster", "hgx-h100-8", "--nodes", "1", "--global-batch", "16"),
+    *("--seq-len", "512", "--fix", "recompute=none", "--fix", "pp=1", "--fix", "cp=1", "--json", "--jobs", "1"),
+)
+
+
+def test_the_command_prints_the_table_and_exports_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "plans.csv"
+    assert main([*_COMMAND, "--export", str(out)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [plan["rank"] for plan in report["plans"]] == list(range(1, 11))
+    header, first, *_ = out.read_text(encoding="utf-8").splitlines()
+    assert header.startswith("rank,nodes,num_devices,verdict,step_s")
+    assert first.startswith("1,1,8,FITS,")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fix", "dp_shard=8"], "follows from the others"),
+        (["--fix", "tpp=8"], "no field of a plan"),
+        (["--fix", "tp=many"], "valid integer"),
+        (["--fix", "tp"], "has no value"),
+        (["--fix", "offload=moon"], "moon"),
+        (["--nodes", "two"], "numbers of nodes"),
+        (["--export", "table.xls"], "no format"),
+        (["--engine", "dask"], "--scheduler: is missing"),
+    ],
+)
+def test_bad_input_is_told_at_its_place(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_COMMAND, *arguments]) == 3
+    assert message in capsys.readouterr().err
+
+
+def test_a_killed_search_goes_on_to_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(list(_COMMAND)) == 0
+    whole = capsys.readouterr().out
+    path, random = tmp_path / "search.db", Random(7)  # noqa: S311  moments, no secrets
+    command = [sys.executable, "-m", "simulator.cli", *_COMMAND, "--journal", str(path)]
+    acknowledged: dict[str, Outcome] = {}
+    for _ in range(2):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        try:
+            process.wait(timeout=random.uniform(0.7, 2.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        if path.exists():
+            with sqlite3.connect(path) as database:
+                if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    rows = dict(database.execute("SELECT key, outcome FROM outcomes"))
+                    now = {key: Outcome.from_json(text) for key, text in rows.items()}
+                    assert acknowledged.items() <= now.items()
+                    acknowledged = now
+    assert main([*_COMMAND, "--journal", str(path)]) == 0
+    assert capsys.readouterr().out == whole
