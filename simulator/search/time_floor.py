@@ -290,7 +290,8 @@ class _Floor:
         places = [position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.virtual_stages)]
         last = num_positions(self.schedule, plan.pp, plan.virtual_stages) - 1
         total, body = _Work(), self.base.shares.of(plan, stage).body
-        for name, count in {"embedding": places.count(0), **Counter(body), "head": places.count(last)}.items():
+        blocks: dict[str, int] = {"embedding": places.count(0), **Counter(body), "head": places.count(last)}
+        for name, count in blocks.items():
             if count:
                 total.add(self._chain(name, "forward"), count * flows)
                 total.add(self._chain(name, "backward"), count * flows)

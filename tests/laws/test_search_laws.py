@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.calibration import Calibration
-from simulator.errors import InputError
+from simulator.errors import EngineError, InputError
 from simulator.lower import legal
 from simulator.model import Model
 from simulator.pipeline import SCHEDULES
@@ -83,6 +83,11 @@ def test_floors_are_below_the_prediction(data: st.DataObject, nodes: int) -> Non
     )
     time = TimeFloor(nouns, Shares(MODEL))
     memory = MemoryFloor(nouns, time.shares, time.shapes)
-    prediction = predict(MODEL, plan, cluster, stack=nouns.stack)
+    try:
+        prediction = predict(MODEL, plan, cluster, stack=nouns.stack)
+    except (
+        EngineError
+    ):  # DualPipeV's messages in one order can wait for each other: the search counts such plans as failed
+        assume(condition=False)
     assert time.seconds(plan) <= prediction.step_s
     assert memory.num_bytes(plan) <= prediction.memory.peak_allocated_bytes
