@@ -141,7 +141,8 @@ def say(text):
         print(*_children(os.getpid()), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-measure(Job(out=Path(sys.argv[1]), minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True), say)
+job = Job(out=Path(sys.argv[1]), minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True, start_s=900, grace_s=900)
+measure(job, say)
 """
 
 
@@ -161,7 +162,9 @@ def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: P
     repeated = {key for (key, _), count in Counter((s.key, s.rank) for s in before).items() if count > 1}
     with out.open("a", encoding="utf-8") as file:
         file.write('{"kind": "gemm", "m": 6')  # as if the last write had been cut
-    job = Job(out=out, minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True, resume=True)
+    job = Job(
+        out=out, minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True, resume=True, start_s=900, grace_s=900
+    )
     outcome = measure(job)
     assert outcome.verdict == "complete", outcome.problems
     found = read_samples([out])
@@ -181,7 +184,7 @@ def test_a_rank_that_dies_costs_its_phase_only(tmp_path: Path) -> None:
             killed.append(_children(os.getpid())[-1])
             os.kill(killed[0], signal.SIGKILL)
 
-    job = Job(out=out, minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True)
+    job = Job(out=out, minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True, start_s=900, grace_s=900)
     outcome = measure(job, kill_one)
     assert outcome.verdict == "partial"
     assert len(outcome.problems) == 1

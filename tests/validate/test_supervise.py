@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,11 @@ from validate.supervise import Deadlines, Outcome, scratch_folder, supervise
 from validate.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = Deadlines(by_phase_s={"short": 0.3}, other_s=5.0, total_s=20.0, settle_s=0.3, grace_s=0.3)
+# A machine may be as busy as it likes: what no test is about may take minutes, so only a test that fails meets it.
+GUARD_S = 300.0
+QUICK = Deadlines(by_phase_s={"short": 0.3}, other_s=GUARD_S, total_s=GUARD_S, settle_s=0.3, grace_s=0.3)
+# Ranks that all end by themselves are waited for: whose trouble is told must not hang on who was first.
+ENDING = replace(QUICK, settle_s=GUARD_S)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 PRELUDE = """
@@ -90,7 +95,9 @@ FAULTS = {
     "two results": ("say(result={}); say(result={}); time.sleep(60)", "bad_report", "not a report"),
     "child left behind": ("sleeper(); os._exit(7)", "failed", "status 7"),
     "child in a session of its own": ("sleeper(start_new_session=True); os._exit(7)", "failed", "status 7"),
-    "pipes closed, still running": ("os.close(descriptor); os.close(2); time.sleep(60)", "hung", "5 s"),
+    "pipes closed, still running": (
+        'say(phase="short"); os.close(descriptor); os.close(2); time.sleep(60)', "hung", "0.3 s",
+    ),
     "flood on stderr": ('sys.stderr.write("noise\\n" * 200_000 + "the end\\n"); sys.exit(1)', "failed", "the end"),
 }  # fmt: skip
 
@@ -99,12 +106,11 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_has_a_verdict_and_leaves_nothing(name: str) -> None:
     code, kind, words = FAULTS[name]
-    limits = Deadlines(by_phase_s={"short": 0.3}, other_s=0.8 if "closed" in name else 5.0, settle_s=0.3, grace_s=0.3)
     before = open_descriptors()
-    outcome = play(WAITING, code, deadlines=limits) if "closed" not in name else play(code, deadlines=limits)
+    outcome = play(WAITING, code)
     assert outcome.verdict.kind == kind, outcome
-    assert words.replace("5 s", "0.8 s") in str(outcome.verdict)
-    assert outcome.verdict.rank == (0 if "closed" in name else 1)
+    assert words in str(outcome.verdict)
+    assert outcome.verdict.rank == 1
     assert not any(map(alive, pids(outcome)))
     assert open_descriptors() == before
     assert all(part["known"] == 1 for part in outcome.partials.values()), "what was known is kept"
@@ -126,19 +132,19 @@ def test_a_child_that_holds_the_pipes_does_not_hold_the_run() -> None:
 def test_an_abort_is_an_echo() -> None:
     abort = "time.sleep(0.1); os.kill(os.getpid(), signal.SIGABRT)"
     cause = 'say(fault={"kind": "out_of_memory", "detail": "CUDA out of memory"}); sys.exit(1)'
-    assert play(abort, cause).verdict.kind == "out_of_memory"
+    assert play(abort, cause, deadlines=ENDING).verdict.kind == "out_of_memory"
     assert play(abort).verdict.kind == "failed"
 
 
 def test_the_cause_is_told_and_not_its_echo() -> None:
     echo = 'say(fault={"kind": "peer_lost", "detail": "Connection closed by peer"}); sys.exit(1)'
     late = 'say(phase="step 1"); time.sleep(0.1); os.kill(os.getpid(), signal.SIGKILL)'
-    outcome = play(echo, late)
+    outcome = play(echo, late, deadlines=ENDING)
     assert (outcome.verdict.kind, outcome.verdict.rank, outcome.verdict.phase) == ("killed", 1, "step 1")
 
 
 def test_a_result_of_one_rank_survives_the_death_of_another() -> None:
-    outcome = play(GOOD, 'say(partial={"steps": [1, 2]}); time.sleep(0.2); os._exit(9)')
+    outcome = play(GOOD, 'say(partial={"steps": [1, 2]}); time.sleep(0.2); os._exit(9)', deadlines=ENDING)
     assert outcome.verdict.kind == "failed"
     assert outcome.results == {0: {"fine": True}}
     assert outcome.partials[1]["steps"] == [1, 2]
@@ -233,7 +239,7 @@ def parent(code: str) -> tuple[subprocess.Popen[str], Path, list[int]]:
 def test_an_interrupted_parent_cleans_up_and_keeps_the_parts(number: signal.Signals) -> None:
     process, folder, ranks = parent(LIFELINE)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=GUARD_S)
     kind, detail, partials = json.loads(out.splitlines()[-1])
     assert kind == "interrupted"
     assert detail == ("Ctrl-C" if number == signal.SIGINT else number.name)
@@ -245,8 +251,8 @@ def test_an_interrupted_parent_cleans_up_and_keeps_the_parts(number: signal.Sign
 def test_ranks_end_with_a_parent_that_was_killed() -> None:
     process, folder, ranks = parent(LIFELINE)
     process.kill()
-    process.communicate(timeout=20)
-    until = time.monotonic() + 10
+    process.communicate(timeout=GUARD_S)
+    until = time.monotonic() + GUARD_S
     while (any(map(alive, ranks)) or folder.exists()) and time.monotonic() < until:
         time.sleep(0.02)
     assert not any(map(alive, ranks))

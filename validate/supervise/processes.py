@@ -29,7 +29,7 @@ class Rank:
     phase: str = "start"
     since_s: float = 0.0
     own_s: float = 0.0  # what the rank itself said that the phase would take
-    pending: bytes = b""
+    pending: bytearray = field(default_factory=bytearray)  # of a line that has not ended
     tail: bytes = b""
     result: dict[str, Any] | None = None
     partial: dict[str, Any] = field(default_factory=dict)

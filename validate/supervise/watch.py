@@ -98,11 +98,14 @@ class Watch:
                         pipe.close()
 
     def _lines(self, rank: Rank, data: bytes) -> None:
-        *lines, rank.pending = (rank.pending + data).split(b"\n")
+        """Whole lines are taken, the rest waits; only what is new is searched, so a long line costs its length."""
+        *lines, rest = data.split(b"\n")
         for line in lines:
-            self._line(rank, line)
+            self._line(rank, bytes(rank.pending + line))
+            rank.pending.clear()
+        rank.pending += rest
         if len(rank.pending) > MAX_LINE_BYTES:
-            rank.pending = b""
+            rank.pending.clear()
             self._blame(rank, "bad_report", f"a line of more than {MAX_LINE_BYTES} bytes")
 
     def _line(self, rank: Rank, line: bytes) -> None:
