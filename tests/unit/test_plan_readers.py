@@ -43,6 +43,7 @@ def faults(draft: Draft, num_devices: int = 8, **given: Any) -> str:
     [
         ("gpt-175b.sh", "megatron"),
         ("llama3-8b.args", "megatron"),
+        ("bloom-like.sh", "megatron"),
         ("llama3-70b.toml", "torchtitan"),
         ("zero3-offload.json", "deepspeed"),
         ("fsdp1.yaml", "accelerate"),
@@ -76,6 +77,16 @@ class TestMegatron:
         padding = (51_200 - published.vocab_size) * published.d_model
         assert draft.model.num_parameters == published.num_parameters + padding
         assert not draft.named("unknown", "not modelled")
+
+    def test_a_script_of_megatron_deepspeed(self) -> None:
+        draft = read_plan(FILES / "bloom-like.sh")
+        assert (draft.num_devices, draft.stack) == (384, "megatron-deepspeed-2022")
+        plan = plan_of(draft, 384)
+        assert (plan.implementation, plan.zero, plan.tp, plan.pp, plan.dp_replicate) == ("deepspeed", 0, 4, 12, 8)
+        assert (plan.recompute, plan.num_micro_batches) == ("full", 128)
+        # embedding and head count as a layer each: 72 over 12 stages
+        assert plan.stage_layers == (5, *[6] * 10, 5)
+        assert not draft.named("unknown")
 
     def test_a_plain_list_of_arguments(self) -> None:
         draft = read_plan(FILES / "llama3-8b.args")

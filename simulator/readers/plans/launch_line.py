@@ -24,7 +24,7 @@ _SBATCH: Final = re.compile(r"^#SBATCH\s+(--[\w-]+|-[A-Za-z])(?:[=\s]\s*|(?=\d))
 _SHORT: Final = {"-N": "--nodes", "-n": "--ntasks"}
 _WORLD: Final = (
     ("nodes", ("--nnodes", "--nodes", "--num_nodes", "--num_machines", "--num-machines", "--num-nodes")),
-    ("each", ("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--gpus-per-node", "--num_gpus", "--gres")),
+    ("each", ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")),
     ("all", ("--num_processes", "--num-processes", "--ntasks")),
 )
 

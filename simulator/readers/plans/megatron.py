@@ -144,6 +144,8 @@ def _experts(r: Reading, fields: dict[str, Any]) -> None:
 
 def _data_parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> Degree:
     """Whose data parallelism runs, and which degree takes the ranks that the others leave."""
+    if r.flag("--deepspeed"):
+        return _megatron_deepspeed(r, fields, stack)
     distributed = bool(r.flag("--use-distributed-optimizer"))
     torch_fsdp, own_fsdp = bool(r.flag("--use-torch-fsdp2")), bool(r.flag("--use-megatron-fsdp"))
     strategy = r.choice("--data-parallel-sharding-strategy", ("no_shard", "optim", "optim_grads", "optim_grads_params"))
@@ -170,6 +172,24 @@ def _data_parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[ob
     if instances is not None:
         fields["dp_replicate"] = instances
     return "dp_shard"
+
+
+def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> Degree:
+    """Megatron-DeepSpeed's own arguments (BigScience, Microsoft): ZeRO's stage, and checkpoints as they were called."""
+    stage = r.integer("--zero-stage", least=0, plan_field="zero")
+    if stage is None and "zero" not in r.given:
+        r.fault("--deepspeed", "the stage stands in DeepSpeed's own file", "--zero-stage N in the file, or --zero N")
+    elif stage is not None and stage > 3:
+        r.fault("--zero-stage", f"there is no stage {stage}", "0, 1, 2 or 3")
+    zero = stage if stage is not None and stage <= 3 else 0
+    fields |= {"data_parallel": "deepspeed", "zero": zero}
+    if r.flag("--use-distributed-optimizer"):
+        r.fault("--use-distributed-optimizer", "contradicts --deepspeed", "keep one")
+    if r.flag("--checkpoint-activations"):
+        fields["recompute"] = "full"
+    for name in ("tp_overlap", "overlap", "loss", "weight_gradients"):
+        stack.pop(name, None)  # its kernels are those of Megatron-LM 2021
+    return "dp_shard" if zero else "dp_replicate"
 
 
 def _torch_fsdp_faults(r: Reading, fields: Mapping[str, Any], *, distributed: bool, own_fsdp: bool) -> None:
@@ -261,7 +281,7 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
     fields["recompute"] = grain or "none"
     if modules is not None and grain == "selective":
         fields["recompute_modules"] = modules.split() if isinstance(modules, str) else modules
-    if "--checkpoint-activations" in r:
+    if "--checkpoint-activations" in r and "--deepspeed" not in r:
         r.fault("--checkpoint-activations", "is no longer an option", "--recompute-granularity full")
 
 
@@ -273,15 +293,19 @@ def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str
     fused = bool(r.flag("--cross-entropy-loss-fusion"))
     r.text("--cross-entropy-fusion-impl")
     unfused_gradients = bool(r.flag("--no-gradient-accumulation-fusion"))
-    old = local and not flash
-    preset = "megatron-2021" if old else "megatron-core-2025"
+    deepspeed = "--deepspeed" in r
+    old = (local and not flash) or deepspeed
+    preset = "megatron-deepspeed-2022" if deepspeed else "megatron-2021" if old else "megatron-core-2025"
     drops = any(rate is None or rate > 0 for rate in dropouts)
     if drops != old:
         which = "--attention-dropout, --hidden-dropout"
         changes["dropout"] = (drops, f"{r.file}: {which} {'are 0.1 unless given' if drops else '0'}")
     if old:
         changes.pop("tp_overlap", None)
-        return preset, "--transformer-impl local without flash attention: kernels of 2021"
+        return (
+            preset,
+            "--deepspeed" if deepspeed else "--transformer-impl local without flash attention: kernels of 2021",
+        )
     if not fused:
         changes["loss"] = ("fp32_eager", f"{r.file}: no --cross-entropy-loss-fusion")
     if unfused_gradients:
@@ -298,6 +322,7 @@ KNOWN: Final = frozenset(
         *MODEL_NAMES,
         *PIPELINE_NAMES,
         *_FIELD_NAMES.values(),
+        "--deepspeed", "--zero-stage", "--checkpoint-activations",
         "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--cp-comm-type",
         "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
         "--data-parallel-sharding-strategy", "--torch-fsdp2-no-reshard-after-forward", "--overlap-grad-reduce",

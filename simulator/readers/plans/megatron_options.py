@@ -11,7 +11,7 @@ from simulator.readers.plans.reading import Off
 # evaluation, fault tolerance of the job, launchers' addresses. Clipping and its norm are in every measured stack.
 NO_EFFECT: Final = re.compile(
     r"""(log|tensorboard|wandb|one-logger|timing|profile|straggler|inprocess|retro(?!-add)|vocab-(file|extra)|merge-file
-    |tokenizer|tiktoken|data-(path|args|cache)|dataloader|split$|train-(iters|samples|data)|valid-data|test-data|per-split|lr|min-lr|warmup|weight-decay
+    |tokenizer|tiktoken|data-(path|args|cache|impl)|dataloader|split$|train-(iters|samples|data)|valid-data|test-data|per-split|lr|min-lr|warmup|weight-decay
     |start-weight|end-weight|adam-|adlr|clip-grad|seed|init-method|embedding-init|save|load|ckpt|dist-ckpt|eval|exit|seed
     |non-persistent|async-save|auto-detect-ckpt|replication|use-checkpoint-opt|use-dist-ckpt|use-persistent|finetune
     |pretrained-checkpoint|override-opt|decoupled|initial-loss|min-loss|loss-scale|hysteresis|rotary-(base|scaling)
@@ -28,7 +28,7 @@ NO_EFFECT: Final = re.compile(
     |exit-on-missing|ckpt-convert|data-parallel-random-init|train-sync|use-cpu-init|no-position-embedding
     |high-priority|nccl-communicator|fp8-(margin|interval|amax)|onnx-safe|enable-one-logger|sft-tokenizer|skip-train
     |node_rank|master_addr|master_port|rdzv_|max_restarts|log_dir|use-tokenizer|make-vocab|tokenizer_|no-gloo
-    |disable-gloo|deepspeed_config|standalone|start-method|monitor|redirects|pipeline-model-parallel-comm-backend)""",
+    |disable-gloo|deepspeed-activation-checkpointing|standalone|start-method|monitor|redirects|pipeline-model-parallel-comm-backend)""",
     re.VERBOSE,
 )
 
@@ -136,4 +136,9 @@ OFF: Final = {
     "--moe-router-force-load-balancing": Off("equal loads of experts"),
     "--kitchen-config-file": Off("another quantisation"),
     "--cpu-offload": Off("Megatron-DeepSpeed's optimizer in host memory"),
+    "--deepspeed_config": Off("DeepSpeed's own file: what it says beyond --zero-stage is not read with the script"),
+    "--partition-activations": Off("checkpoints are kept whole on each tensor-parallel rank"),
+    "--no-pipeline-parallel": Off("DeepSpeed's other engine"),
+    "--embed-layernorm": Off("a norm behind the embedding"),
+    "--sync-tp-duplicated-parameters": Off("copies of parameters that are kept in step"),
 }

@@ -10,7 +10,7 @@ from simulator.readers.plans.reading import Reading
 PIPELINE_NAMES: Final = (
     "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank",
     "--pipeline-model-parallel-layout", "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers",
-    "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split",
+    "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split", "--pp-partition-method",
 )  # fmt: skip
 _CHUNKS: Final = PIPELINE_NAMES[:3]
 _MAX_LAYOUT: Final = 100_000
@@ -25,8 +25,9 @@ def read_pipeline(r: Reading, fields: dict[str, Any]) -> None:
     if given and stages == 1 and "pp" not in r.given:
         problem = "makes virtual stages, and the pipeline has one stage"
         r.fault(given[0], problem, "drop it, or --pipeline-model-parallel-size 2 or more")
-    embedding = bool(r.flag("--account-for-embedding-in-pipeline-split"))
-    loss = bool(r.flag("--account-for-loss-in-pipeline-split"))
+    by_deepspeed = (r.text("--pp-partition-method") or "").strip("'\"")  # Megatron-DeepSpeed: what counts as a layer
+    embedding = bool(r.flag("--account-for-embedding-in-pipeline-split")) or "embedding" in by_deepspeed
+    loss = bool(r.flag("--account-for-loss-in-pipeline-split")) or "embedding" in by_deepspeed
     first = r.integer("--decoder-first-pipeline-num-layers")
     last = r.integer("--decoder-last-pipeline-num-layers")
     if layers is None:
@@ -37,7 +38,7 @@ def read_pipeline(r: Reading, fields: dict[str, Any]) -> None:
     chunks = _chunks(r, stages, counted)
     if first is not None or last is not None:
         fields |= {k: v for k, v in (("first_stage_layers", first), ("last_stage_layers", last)) if v is not None}
-    elif counted % stages and "--pipeline-model-parallel-layout" not in r:
+    elif counted % stages and not {"--pipeline-model-parallel-layout", "--deepspeed"} & set(r.entries):
         below = counted // stages * stages - embedding - loss
         problem = (
             f"{layers} layers{' with embedding and loss' if counted > layers else ''} do not divide by {stages} stages"

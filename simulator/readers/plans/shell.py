@@ -1,7 +1,7 @@
 """Commands of a shell script, without running it: assignments, arrays, `+=`, continuations, quotes, `${X:-y}`, `$((…))`.
 
-Nothing is executed. What only a run would know (a command's output, an unset variable, the arm of a condition) stays in
-the words as a mark, and whoever needs that word learns which it was and where it stands.
+Nothing is executed. What only a run knows (a command's output, an unset variable, an arm of a condition) stays in the
+words as a mark that says what it was and where it stands.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from simulator.readers.plans.shell_words import MARK, Chars, Unknown, Word, bare
 MAX_CHARACTERS: Final = 2**20
 MAX_DEPTH: Final = 40
 _MAX_UNKNOWN: Final = 6000
+_MOST_NESTED: Final = 4
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _SPECIAL: Final = re.compile(r"[0-9@*#?$!-]")
@@ -41,12 +42,13 @@ class Shell:
         self.unknown: list[Unknown] = []
         self.variables: dict[str, list[Chars]] = {}  # every variable is a list; a plain one has one element
         self.defined = {name: [[(c, 0) for c in value]] for name, value in self.define.items()}
+        self.nested = 0
         self.at = 0
         self.line = 1
         self.spent = 0
         self.blocks: list[Block] = []
         if len(self.text) > MAX_CHARACTERS:
-            raise PlanError(Fault(place=self.file, problem=f"more than {MAX_CHARACTERS} characters", remedy="a script"))
+            raise self.refuse(f"more than {MAX_CHARACTERS} characters", "a script")
 
     # -- characters ----------------------------------------------------------------------------------------------
 
@@ -121,8 +123,25 @@ class Shell:
 
     def _end(self, words: list[Word]) -> list[Word]:
         if words and not any(block.live is False for block in self.blocks):
-            self.commands.append(words)
+            self.commands += self._run(words)
         return []
+
+    def _run(self, words: list[Word]) -> list[list[Word]]:
+        """The command itself; of `bash -c "…"` and `eval …` the commands inside, behind the words before."""
+        texts = [word.text for word in words]
+        if texts[0] == "eval" and len(words) > 1:
+            return self._inner(" ".join(texts[1:]), words[1].line, [])
+        for index in range(len(words) - 2):
+            if texts[index] in ("bash", "sh") and texts[index + 1] in ("-c", "-lc"):
+                return self._inner(texts[index + 2], words[index + 2].line, words[:index])
+        return [words]
+
+    def _inner(self, text: str, line: int, before: list[Word]) -> list[list[Word]]:
+        if self.nested > _MOST_NESTED:
+            raise self.refuse("shells are nested too deeply")
+        shell = Shell(text, self.file, self.define)
+        shell.variables, shell.unknown, shell.line, shell.nested = self.variables, self.unknown, line, self.nested + 1
+        return [[*before, *command] for command in shell.read()]
 
     def _keyword(self, words: list[Word]) -> list[Word]:
         """Keywords begin and end blocks; arms of a condition that the script itself settles run or do not."""
@@ -218,8 +237,6 @@ class Shell:
             else:
                 elements += fields(self._word())
 
-    # -- words ---------------------------------------------------------------------------------------------------
-
     def _word(self, depth: int = 0) -> Chars:
         """Characters up to the next separator. Blanks that quotes protect come as codes of their own."""
         chars: Chars = []
@@ -238,7 +255,7 @@ class Shell:
                 chars += self._dollar(depth, quoted=False)
             else:
                 chars.append((self.next(), self.line))
-        if not chars and self.peek() and self.peek() in "()":
+        if not chars and self.peek() in ("(", ")"):
             self.next()
         return self.spend(chars)
 
