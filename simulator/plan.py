@@ -93,6 +93,9 @@ class Plan(Strict):
     # and, with zero > 0, inside a shard group. What is left are the replicas of an expert.
     ep: int = Field(ge=1, le=MAX_COUNT, default=1)
     etp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    # How rows reach their experts: each on its own way; every token to all ranks, which pick theirs; or a token once to each
+    # node (inside a node: rank) that has one of its experts, where it is copied (DeepEP, HybridEP)
+    dispatcher: Literal["all_to_all", "all_gather", "deep_ep"] = "all_to_all"
     # Rows that an expert takes of a micro-batch over the mean, padded or dropped to it; None: whatever comes (dropless)
     expert_capacity_factor: float | None = Field(gt=0, le=1000, default=None)
     # Rows of the busiest rank over the mean, which all others wait for. 1: balanced, as benchmarks force it

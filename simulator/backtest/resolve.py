@@ -32,6 +32,7 @@ _OFFLOAD = re.compile(r"offload_activations=1|activation offload|cpu offload|opt
 _SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
 _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32", "fp32 grad accumulation": "fp32"}
+_STATE_SPACE = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)
 _EXPERT_OVERLAP = re.compile(r"A2A overlap=on")
 _SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
 
@@ -110,6 +111,8 @@ def _inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
     """What a plan of today has no word for."""
     if (row.ep or 1) > 1 and (row.n_experts or 1) == 1:
         yield "expert parallelism without experts", f"ep = {row.ep}"
+    if _STATE_SPACE.search(row.notes):
+        yield "layers without attention", "a state-space model, by its notes"
     if _EXPERT_OVERLAP.search(row.notes):
         yield "experts' all-to-all beside another micro-batch", "stated in the notes"
     if _OFFLOAD.search(row.notes):

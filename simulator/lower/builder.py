@@ -13,6 +13,7 @@ from simulator.lower.work import NO_WORK, Phase, Segment, Work
 from simulator.mesh import GroupShape, Mesh
 from simulator.nccl import Nccl
 from simulator.offload import Transfers
+from simulator.ops import Exchange
 from simulator.program import COMPUTE_STREAM, Bill, Collective, Compute, Number, Program, ProgramOp
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -82,6 +83,17 @@ class Fabric:
             self._shapes[role] = self.mesh.group_shape(self.axis(role))
         return self._shapes[role]
 
+    def sent_bytes(self, exchange: Exchange) -> int:
+        """Bytes of an exchange once copies of a token that go to the same place are sent once.
+
+        k experts drawn evenly lie on n (1 - (1 - 1/n)^k) of n nodes, or of n ranks where a group stays in one node.
+        """
+        if exchange.copies == 1:
+            return exchange.num_bytes
+        shape = self.shape(exchange.axis)
+        places = shape.num_ranks if shape.num_nodes == 1 or not shape.spans_domain else shape.num_nodes
+        return round(exchange.num_bytes * places * (1 - (1 - 1 / places) ** exchange.copies) / exchange.copies)
+
     def price(self, kind: str, role: str, size_bytes: int) -> tuple[Bill, float]:
         """What one collective costs, and the share of compute it takes meanwhile."""
         found = self._prices.get((kind, role, size_bytes))
@@ -137,6 +149,10 @@ class Builder:
     def hold(self, op: int | None) -> None:
         """The next joining compute op waits for `op`, whatever else it waits for."""
         self._held.append(op)
+
+    def exchange(self, label: str, exchange: Exchange, *after: int | None) -> int | None:
+        """Append a collective inside a block; None where its group is one rank."""
+        return self.collective(label, exchange.kind, exchange.axis, self._fabric.sent_bytes(exchange), *after)
 
     @property
     def last_compute(self) -> int | None:
@@ -277,7 +293,7 @@ class Builder:
         for exchange in segment.exchanges:
             if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
                 continue
-            one, slows = fabric.price(exchange.kind, exchange.axis, exchange.num_bytes)
+            one, slows = fabric.price(exchange.kind, exchange.axis, fabric.sent_bytes(exchange))
             self._exchanged[exchange.kind, exchange.axis, exchange.num_bytes] += 1
             moving_s = max((float(size / self._capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
             free_s = max(end_s + float(one.latency_s) - (beside_s - left_s + lost_s), 0.0)

@@ -126,7 +126,7 @@ def _compute(build: Builder, step: Step, label: str, phase: Phase, *after: int |
         sent: list[int | None] = []
         for exchange in segment.exchanges:
             name = f"{exchange.kind.replace('_', '-')} in {label}"
-            sent.append(build.collective(name, exchange.kind, exchange.axis, exchange.num_bytes, *before))
+            sent.append(build.exchange(name, exchange, *before))
             build.hold(sent[-1])
             end = end if sent[-1] is None else sent[-1]
         if segment.beside.parts:

@@ -24,7 +24,8 @@ class Exchange:
     """A collective inside one phase of an op, among the ranks of a mesh axis.
 
     num_bytes: of the full tensor. at: it starts when the op's first `at` kernels have run. beside: of the kernels from
-    there on, those that run while it does; whatever comes after them waits for it.
+    there on, those that run while it does; whatever comes after them waits for it. copies: rows of one token that a
+    dispatcher sends once to each node, or rank inside a node, instead of each to its own expert.
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -32,6 +33,7 @@ class Exchange:
     num_bytes: int
     at: int = 0
     beside: int = 0
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,9 @@ torchtitan models/moe.
 
 from __future__ import annotations
 
-from math import ceil
+from dataclasses import replace
+from math import ceil, prod
+from typing import Literal
 
 from simulator.experts import Experts
 from simulator.kernels import Dtype, Gemm, Kernel
@@ -121,6 +123,8 @@ def _route(g: Graph, s: Setting, experts: Experts, x: Value) -> Value:
 
 def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     """Each token's rows, by expert, on the ranks of their experts. scope: Python's locals, alive to the layer's end."""
+    if s.plan.dispatcher == "all_gather":
+        return _gathered(g, s, x, scope)
     d, plan = s.model.d_model, s.plan
     sent = sent_rows(s, _tokens(s, x))
     rows, places = g.value("permuted", sent * d, x.dtype), g.value("places", 2 * sent, "fp32")
@@ -138,9 +142,7 @@ def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     scope.append(rows)
     if plan.ep > 1:
         received = g.value("dispatched", ceil(sent * plan.expert_imbalance) * d, x.dtype)
-        rows = _travel(
-            g, "dispatch", rows, received, Exchange(kind="all_to_all", axis="ep", num_bytes=received.num_bytes)
-        )
+        rows = _travel(g, "dispatch", rows, received, _exchange(s, received))
     if plan.etp > 1 and s.sequence_parallel:
         whole = g.value("gathered", rows.numel * plan.etp, x.dtype)
         gather = Exchange(kind="all_gather", axis="etp", num_bytes=whole.num_bytes)
@@ -148,6 +150,50 @@ def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
         rows = _travel(g, "gather", rows, whole, gather, back)
     scope.append(rows)
     return _sort(g, s, "sorted", rows)
+
+
+def _gathered(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
+    """Every token of the group on every rank, and of them the rows of the rank's experts (MoEAllGatherTokenDispatcher)."""
+    d, plan = s.model.d_model, s.plan
+    rows = ceil(sent_rows(s, _tokens(s, x)) * plan.expert_imbalance)
+    ways: tuple[tuple[Literal["ep", "etp"], int], ...] = (("ep", plan.ep), ("etp", plan.etp))
+    for axis, degree in ways:
+        if degree > 1 and (axis == "ep" or s.sequence_parallel):
+            whole, rows = (
+                g.value(f"tokens of {axis}", x.numel * degree, x.dtype),
+                rows * (degree if axis == "etp" else 1),
+            )
+            there = Exchange(kind="all_gather", axis=axis, num_bytes=whole.num_bytes)
+            back = Exchange(kind="reduce_scatter", axis=axis, num_bytes=whole.num_bytes)
+            x = _travel(g, f"gather over {axis}", x, whole, there, back)
+    scope.append(x)
+    out = g.value("permuted", rows * d, x.dtype)
+    kernels = (stream("copy", out.num_bytes, out.num_bytes, 2),)
+    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=kernels, backward=kernels[:1], grads=(x,))
+    return out
+
+
+def _scattered(g: Graph, s: Setting, rows: Value) -> Value:
+    """Rows summed into all tokens of the group, and these back to their ranks."""
+    d, plan = s.model.d_model, s.plan
+    degrees: list[tuple[Literal["ep", "etp"], int]] = [("etp", plan.etp)] if s.sequence_parallel else []
+    ways = [(axis, degree) for axis, degree in (*degrees, ("ep", plan.ep)) if degree > 1]
+    whole = g.value("unpermuted", s.stream_tokens * d * prod(degree for _, degree in ways), rows.dtype)
+    there, back = (stream("copy", rows.num_bytes, size, 2) for size in (whole.num_bytes, rows.num_bytes))
+    g.op(whole.name, "elementwise", inputs=(rows,), outputs=(whole,), forward=(there,), backward=(back,), grads=(rows,))
+    for axis, degree in ways:
+        part = g.value(f"tokens from {axis}", whole.numel // degree, whole.dtype)
+        scatter = Exchange(kind="reduce_scatter", axis=axis, num_bytes=whole.num_bytes)
+        gather = replace(scatter, kind="all_gather")
+        whole = _travel(g, f"scatter over {axis}", whole, part, scatter, gather)
+    return _leave(g, s, whole)
+
+
+def _exchange(s: Setting, rows: Value) -> Exchange:
+    """The all-to-all of `rows` among the ranks of a layer's experts."""
+    assert s.model.experts is not None
+    copies = s.model.experts.top_k if s.plan.dispatcher == "deep_ep" else 1
+    return Exchange(kind="all_to_all", axis="ep", num_bytes=rows.num_bytes, copies=copies)
 
 
 def _travel(g: Graph, name: str, x: Value, out: Value, there: Exchange, back: Exchange | None = None) -> Value:
@@ -194,6 +240,8 @@ def _row_weights(g: Graph, weights: Value, rows: int) -> Value:
 def _combine(g: Graph, s: Setting, rows: Value, weights: Value | None, scope: list[Value]) -> Value:
     """Rows back on their tokens' ranks, summed (weighted, if not before) into [t, D]."""
     d, plan = s.model.d_model, s.plan
+    if plan.dispatcher == "all_gather":
+        return _scattered(g, s, rows)
     rows = _sort(g, s, "unsorted", rows)
     scope.append(rows)
     if plan.etp > 1 and s.sequence_parallel:
@@ -204,7 +252,7 @@ def _combine(g: Graph, s: Setting, rows: Value, weights: Value | None, scope: li
     t = s.stream_tokens
     if plan.ep > 1:
         returned = g.value("combined", sent_rows(s, t) * d, rows.dtype)
-        rows = _travel(g, "combine", rows, returned, Exchange(kind="all_to_all", axis="ep", num_bytes=rows.num_bytes))
+        rows = _travel(g, "combine", rows, returned, _exchange(s, rows))
     out = g.value("unpermuted", t * d, rows.dtype)
     size = rows.num_bytes
     g.op(

@@ -8,7 +8,10 @@ from math import ceil, prod
 
 import pytest
 
+from simulator.calibration import Calibration
+from simulator.collective_curves import default_curves
 from simulator.kernels import Attention, Gemm
+from simulator.lower import lower
 from simulator.memory.tape import record
 from simulator.mesh import Mesh
 from simulator.model import Model
@@ -199,3 +202,24 @@ def test_recomputed_modules_are_not_kept() -> None:
     experts = 2 * rows * 3 * 5120 * 1536 + 2 * t * 3 * 5120 * 3072 + 2 * t * 5120 * 160
     assert flop == experts
     assert plain - size > 2 * rows * (5120 + 3 * 1536)
+
+
+def test_an_all_gather_brings_every_token_to_every_rank() -> None:
+    """Megatron-LM's MoEAllGatherTokenDispatcher: the group's tokens forward, their sums back; products as before."""
+    model = Model.load("mixtral-8x7b")
+    plans = [megatron(dp_shard=8, ep=8, seq_len=1024, dispatcher=d) for d in ("all_to_all", "all_gather")]
+    swap, gather = (build_blocks(model, STACK, plan).layer for plan in plans)
+    found = exchanges(gather, "ep")
+    assert sorted(e.kind for e in found) == ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"]
+    assert {e.num_bytes for e in found} == {8 * 1024 * model.d_model * 2}
+    assert (gather.forward_flop, gather.backward_flop) == (swap.forward_flop, swap.backward_flop)
+
+
+def test_deep_ep_sends_a_token_once_to_each_node() -> None:
+    """k experts drawn evenly lie on n (1 − (1 − 1/n)^k) of n nodes: of 8 rows on 2 nodes, 2 (1 − 2⁻⁸) are left."""
+    model, cluster = Model.load("qwen3-30b-a3b"), Cluster.load("hgx-h100-8").with_nodes(2)
+    plan = megatron(dp_shard=16, ep=16, seq_len=1024, dispatcher="deep_ep")
+    lowering = lower(model, plan, cluster, STACK, Calibration.for_device(cluster.device), default_curves())
+    (first, *_) = exchanges(lowering.blocks.layer, "ep")
+    assert first.num_bytes == 8 * 1024 * model.d_model * 2
+    assert lowering.fabric.sent_bytes(first) == round(first.num_bytes * 2 * (1 - 2**-8) / 8)

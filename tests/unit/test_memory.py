@@ -32,6 +32,7 @@ from simulator.stack import AttentionBackend, Stack
 from simulator.zero import gradient_tensors, resident_bytes, units
 
 ROOT = Path(__file__).resolve().parents[2]
+RUNS = ROOT / "experiments" / "measured" / "runs.csv.gz"
 TRACKED = ROOT / ".." / "shared" / "data" / "memory.csv"
 MEASURED = ROOT / "experiments" / "measured" / "h200-2026-11-20" / "plans.jsonl"
 Row = dict[str, Any]
@@ -272,6 +273,16 @@ def test_context_parallel_runs_agree_with_what_was_published(reference_data: Pat
     """Megatron-LM with Transformer Engine, cp 8 by all-to-all, at 4,096 and 16,384 tokens a rank."""
     rows = {row.id: row for row in read_runs(reference_data / "runs.csv") if isinstance(row, RunRow)}
     for name in ("simumax-b200-38", "simumax-b200-42"):
+        run = resolve(rows[name])
+        blocks = build_blocks(run.model, run.stack, run.plan)
+        use, _ = simulate_memory(run.model, run.plan, run.stack, blocks, run.cluster.device)
+        assert use.peak_allocated_bytes == pytest.approx((rows[name].mem_value or 0) * 2**30, rel=0.005)
+
+
+def test_mixtures_agree_with_what_was_published() -> None:
+    """DeepSeek-V2's layers on Megatron-LM: 8 ranks of experts, and 2 stages with 4; the fullest rank's peak."""
+    rows = {row.id: row for row in read_runs(RUNS) if isinstance(row, RunRow)}
+    for name in ("simumax-b200-05", "simumax-b200-06"):
         run = resolve(rows[name])
         blocks = build_blocks(run.model, run.stack, run.plan)
         use, _ = simulate_memory(run.model, run.plan, run.stack, blocks, run.cluster.device)

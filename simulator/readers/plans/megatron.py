@@ -138,6 +138,10 @@ def _experts(r: Reading, fields: dict[str, Any]) -> None:
     capacity = r.number("--moe-expert-capacity-factor")
     if capacity is not None:
         fields["expert_capacity_factor"] = capacity
+    kind = r.choice("--moe-token-dispatcher-type", tuple(DISPATCHERS))
+    deep = bool(r.flag("--moe-enable-deepep"))
+    if "--num-experts" in r:
+        fields["dispatcher"] = DISPATCHERS["flex" if deep else kind or "allgather"]
     if r.flag("--use-tp-pp-dp-mapping"):
         fields["rank_order"] = "tp-cp-ep-pp-dp"
 
@@ -317,6 +321,9 @@ def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str
     return preset, "Megatron's arguments do not state a version; Megatron-Core with Transformer Engine is taken"
 
 
+# flex: DeepEP or HybridEP
+DISPATCHERS: Final = {"alltoall": "all_to_all", "allgather": "all_gather", "flex": "deep_ep"}
+
 KNOWN: Final = frozenset(
     (
         *MODEL_NAMES,
@@ -324,7 +331,7 @@ KNOWN: Final = frozenset(
         *_FIELD_NAMES.values(),
         "--deepspeed", "--zero-stage", "--checkpoint-activations",
         "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--cp-comm-type",
-        "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
+        "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--moe-token-dispatcher-type", "--moe-enable-deepep", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
         "--data-parallel-sharding-strategy", "--torch-fsdp2-no-reshard-after-forward", "--overlap-grad-reduce",
         "--overlap-param-gather", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe",
         "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16", "--main-grads-dtype", "--optimizer",

@@ -117,9 +117,6 @@ def _experts(r: Reading, data: dict[str, Any]) -> None:
         data["mtp_layers"] = further
     if not count:
         return
-    if "--moe-token-dispatcher-type" not in r:
-        why = "tokens are exchanged by all-to-all here"
-        r.default_unmodelled("--moe-token-dispatcher-type", "allgather", why)
     found: dict[str, Any] = {"num_experts": count, "top_k": top or 2, "d_ff": width or data["d_ff"] or 0}
     found |= {"shared_d_ff": shared} if shared else {}
     found |= {"score": score} if score else {}

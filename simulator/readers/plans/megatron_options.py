@@ -103,11 +103,9 @@ OFF: Final = {
         "inputs are padded or dropped to the capacity factor, where there is one", (True, False)
     ),
     "--moe-token-drop-policy": Off("which tokens are dropped", ("probs",)),
-    "--moe-token-dispatcher-type": Off("tokens are exchanged by all-to-all here", ("alltoall",)),
     "--moe-grouped-gemm": Off("experts' products run as one kernel here", (True, False, None)),
     "--moe-router-fusion": Off("a fused router"),
     "--moe-router-padding-for-fp8": Off("padding of experts' tokens"),
-    "--moe-enable-deepep": Off("DeepEP's kernels"),
     "--moe-deepep-num-sms": Off("DeepEP's kernels"),
     "--moe-permute-fusion": Off("fused permutation"),
     "--moe-apply-probs-on-input": Off("where probabilities are applied"),

@@ -91,7 +91,7 @@ def _experts(model: Model) -> Iterator[str]:
     yield f"--moe-router-score-function {experts.score}"
     if experts.router_dtype == "fp32":
         yield "--moe-router-dtype fp32"
-    yield "--moe-token-dispatcher-type alltoall --moe-grouped-gemm"
+    yield "--moe-grouped-gemm"
 
 
 def _parallel(plan: Plan, model: Model, stack: Stack) -> Iterator[str]:
@@ -103,6 +103,8 @@ def _parallel(plan: Plan, model: Model, stack: Stack) -> Iterator[str]:
     if plan.ep > 1:
         yield f"--expert-model-parallel-size {plan.ep}"
     if model.experts is not None:
+        words = {"all_to_all": "alltoall", "all_gather": "allgather", "deep_ep": "flex --moe-enable-deepep"}
+        yield f"--moe-token-dispatcher-type {words[plan.dispatcher]}"
         yield f"--expert-tensor-parallel-size {plan.etp}"
         if plan.expert_capacity_factor is not None:
             yield f"--moe-expert-capacity-factor {plan.expert_capacity_factor}"
