@@ -100,6 +100,23 @@ def saving(
     )
 
 
+def loading_s(model: Model, plan: Plan, cluster: Cluster, checkpoint: Checkpoint) -> float:
+    """Seconds until the saved state is back on the devices: each reads its share, and copies it up.
+
+    Storage is taken to read as fast as it is stated to write, else as the host's drives read. Raises PlanError where the
+    cluster has no host.
+    """
+    tier = cluster.host_tier
+    if tier is None:
+        problem = f"{cluster.name} has no host to load through"
+        raise PlanError(Fault(place="checkpoint", problem=problem, remedy="a [host] link in the cluster file"))
+    state, _ = _state_bytes(model, plan, checkpoint)
+    readers = min(cluster.gpus_per_node, plan.num_devices)
+    of_node = readers * -(-state // plan.num_devices)
+    read = checkpoint.storage_bytes_per_s or tier.nvme_read_bytes_per_s
+    return of_node / read + of_node / min(readers * tier.h2d_bytes_per_s, tier.memory_bytes_per_s)
+
+
 def _numel_bytes(plan: Plan) -> tuple[int, int]:
     """Bytes a parameter: of weights (16-bit copies beside master weights included), of moments."""
     copies = plan.implementation in ("deepspeed", "megatron") and plan.compute_dtype != plan.master_dtype

@@ -33,6 +33,9 @@ _BITS: Final = _scales("b", Fraction(1, 8)) | _scales("bit", Fraction(1, 8))
 _SIZES: Final = _scales("B", binary=True)
 _RATES: Final = {f"{unit}/s": scale for unit, scale in (_SIZES | _BITS).items()}
 _TIMES: Final = {
+    "d": Fraction(86_400),
+    "h": Fraction(3_600),
+    "min": Fraction(60),
     "s": Fraction(1),
     "ms": Fraction(1, 10**3),
     "us": Fraction(1, 10**6),
@@ -156,6 +159,13 @@ def format_bytes(num_bytes: float) -> str:
 def format_seconds(seconds: float) -> str:
     """Three digits, in the unit that suits: "1.23 s", "45.6 ms", "7.89 us"; the base unit for zero."""
     return _format(seconds, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
+
+
+def format_duration(seconds: float) -> str:
+    """Three digits in days, hours, minutes or less: "53.8 d", "2.78 h", "16.7 min"."""
+    if seconds < 60:
+        return format_seconds(seconds)
+    return _format(seconds, [(86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s")])
 
 
 def format_rate(bytes_per_s: float) -> str:

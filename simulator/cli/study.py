@@ -45,6 +45,7 @@ class StudyFile(Strict):
     """A study as it is written.
 
     nodes: how many of the cluster's nodes; None: as many as its file says. checkpoint: None: none is saved.
+    run: the long run that `shardwise goodput` plays; that verb judges it.
     """
 
     model: str
@@ -53,6 +54,7 @@ class StudyFile(Strict):
     calibration: str | None = None
     plan: Plan = Plan()
     checkpoint: Checkpoint | None = None
+    run: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

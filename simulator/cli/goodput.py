@@ -1,0 +1,161 @@
+"""`shardwise goodput`: what a predicted step comes to over weeks of failures, checkpoints and restarts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from simulator.checkpoint import Checkpoint, loading_s, saving
+from simulator.cli import ExitCode
+from simulator.cli.overrides import literal
+from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
+from simulator.cli.study import Study, read_study
+from simulator.errors import Fault, InputError
+from simulator.goodput import Goodput, LongRun, goodput
+from simulator.plan import Plan
+from simulator.predict import Prediction, predict
+from simulator.schema import read_toml
+
+_Made = TypeVar("_Made")
+
+_HELP = """Play a long training run: the predicted step, until something fails, and again.
+
+STUDY.toml is that of `predict` with a [run] table (docs/guides/goodput.md) and perhaps a [checkpoint] table; flags override
+it. Failures strike at the rates of Llama 3's pre-training unless the study has rates of its own.
+
+Exit codes: 0 answered, 2 usage, 3 bad input, 4 the step does not fit in memory."""
+
+_RUN = {
+    "tokens": ("COUNT", "How much to train, as 15T."),
+    "steps": ("COUNT", "The same in steps."),
+    "checkpoint_interval_s": ("TIME|optimal", "Training between two checkpoints. [optimal, by Daly's formula]"),
+    "failures": ("llama3|none", "Whose rates of failure. [llama3]"),
+    "detect_s": ("TIME", "Until somebody notices that the job stands. [3min]"),
+    "reschedule_s": ("TIME", "Until its processes run again. [2min]"),
+    "load_s": ("TIME", "Reading the state back. [at the rate of the hosts' storage]"),
+    "warmup_s": ("TIME", "Until steps run at speed. [1min]"),
+    "spare_hosts": ("INTEGER", "Hosts that stand by. [0]"),
+    "repair_s": ("TIME", "Until a host that failed is back, or another found. [0s: never short of hosts]"),
+    "straggler_mtbf_s": ("TIME", "Of a host, until it becomes slow. [never]"),
+    "straggler_slowdown": ("FRACTION", "What the whole job then loses. [0.1]"),
+    "straggler_detect_s": ("TIME", "Until that host is exchanged. [1h]"),
+    "price_per_gpu_hour": ("DOLLARS", "Also say what the run costs."),
+    "replicas": ("INTEGER", "Runs to play, each with failures of its own. [400]"),
+    "seed": ("INTEGER", "Of all that is drawn. [0]"),
+}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.removesuffix('_s').replace('_', '-')}"
+
+
+def _run_options(function: Callable[..., int]) -> Callable[..., int]:
+    for name, (metavar, text) in reversed(_RUN.items()):
+        function = click.option(_flag(name), f"run__{name}", metavar=metavar, help=text)(function)
+    return function
+
+
+@click.command("goodput", help=_HELP)
+@click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
+@_run_options
+@plan_file_options
+@click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
+@click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
+@click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
+@click.option(
+    "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
+)
+@plan_options
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any leaf of plan, model, cluster, device, stack or checkpoint. May be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
+@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+def command(
+    study: Path | None,
+    *,
+    settings: tuple[str, ...],
+    as_json: bool,
+    plain: bool,
+    **flags: Any,  # noqa: ANN401  text of Plan's and LongRun's fields, and a plan's file
+) -> int:
+    """Predict the step, play the run, print."""
+    imported = plan_file_of(flags)
+    given = {name: text for name, text in flags.items() if text is not None}
+    run_flags = {name.removeprefix("run__"): given.pop(name) for name in [n for n in given if n.startswith("run__")]}
+    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
+    others = {k: v for k, v in given.items() if k not in plan_flags}
+    faults: list[Fault] = []
+    asked = _tried(lambda: read_study(study, others, plan_flags, settings, imported), faults)
+    run = _tried(lambda: _read_run(study, run_flags), faults)
+    if asked is None or run is None:
+        raise InputError(dict.fromkeys(faults))
+    prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    if not prediction.fits:
+        click.echo(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies", err=True)
+        return ExitCode.DOES_NOT_FIT
+    answer = _played(asked, prediction, run)
+    answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))
+    if as_json:
+        from simulator.writers.goodput_json import to_json  # noqa: PLC0415  only what is asked for is loaded
+
+        click.echo(to_json(answer, asked.inputs() | {"run": run.model_dump(mode="json")}), nl=False)
+    else:
+        from simulator.cli.terminal import show  # noqa: PLC0415
+        from simulator.writers.goodput_text import render  # noqa: PLC0415
+
+        show(render(answer), plain=plain)
+    return ExitCode.OK
+
+
+def _tried(make: Callable[[], _Made], faults: list[Fault]) -> _Made | None:
+    try:
+        return make()
+    except InputError as exc:
+        faults.extend(exc.faults)
+        return None
+
+
+def _read_run(study: Path | None, flags: Mapping[str, str]) -> LongRun:
+    """The study's [run] table under the flags. Raises InputError; a fault of a flag names the flag."""
+    table = read_toml(study, InputError).get("run", {}) if study is not None else {}
+    if not isinstance(table, dict):
+        raise InputError(Fault(place=f"{study}: run", problem="is no table", remedy="[run]"))
+    values = {name: literal(text) for name, text in flags.items()}
+    if "failures" in values:
+        values["failures"] = {"preset": values["failures"]}
+    if "tokens" in values or "steps" in values:  # a goal given here replaces the file's
+        table = {name: value for name, value in table.items() if name not in ("tokens", "steps")}
+    name = "run" if study is None else f"{study}: run"
+    try:
+        return LongRun.parse({**table, **values}, name, InputError, from_file=True)
+    except InputError as exc:
+        raise InputError(_relabelled(fault, name, flags) for fault in exc.faults) from None
+
+
+def _relabelled(fault: Fault, name: str, flags: Mapping[str, str]) -> Fault:
+    field = fault.place.removeprefix(name).strip(": .").partition(".")[0]
+    return replace(fault, place=_flag(field)) if field in flags else fault
+
+
+def _played(asked: Study, prediction: Prediction, run: LongRun) -> Goodput:
+    """The answer, with a progress bar on stderr where that is a terminal."""
+    checkpoint = asked.checkpoint or Checkpoint()
+    saved = saving(asked.model, asked.plan, asked.cluster, checkpoint)
+    load_s = loading_s(asked.model, asked.plan, asked.cluster, checkpoint)
+    with click.progressbar(length=1, label="runs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        return goodput(prediction, run, saved, load_s, gpus_per_host=asked.cluster.gpus_per_node, progress=progress)

@@ -1,0 +1,231 @@
+"""The answer: how many days a run takes, how much of them trains, what it costs, and how often to save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log
+from typing import Final
+
+import numpy as np
+
+from simulator.checkpoint import Saving
+from simulator.goodput.failures import DAY_S
+from simulator.goodput.interval import daly_s, expected_s
+from simulator.goodput.run import ASSUMED, LongRun
+from simulator.goodput.timeline import PARTS, Conditions, Played, play
+from simulator.predict import Prediction, Source
+
+Progress = Callable[[int, int], None]  # runs played, runs in all
+
+_LEVELS: Final = (5.0, 50.0, 95.0)
+_TRIED: Final = (0.5, 1.0, 2.0)  # of the interval, played beside it with the same failures
+_Z90: Final = 1.6448536269514722  # the normal distribution's 95th percentile: half a 90 % interval in sigmas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A figure over the runs played: its ends hold 90 % of them."""
+
+    p5: float
+    p50: float
+    p95: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Mean seconds of a run that a part takes, and its share of the whole."""
+
+    part: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Training between checkpoints, and the goodput of the runs played with it."""
+
+    interval_s: float
+    goodput: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodput:
+    """A long run. days and dollars: with the step's own uncertainty. goodput: training that counts over wall-clock.
+
+    step_s, steps: predicted, and to take. mtbf_s: mean time between interruptions of the whole job; None: none strike.
+    interval_s: training between checkpoints, chosen by Daly's formula (interval_is_optimal) or given. expected_days: the
+    closed form, where hosts are neither short nor slow; it takes every interruption for an unannounced one. interruptions: mean number by cause.
+    """
+
+    model: str
+    cluster: str
+    num_devices: int
+    tokens: int
+    steps: int
+    step_s: float
+    mtbf_s: float | None
+    interval_s: float
+    interval_is_optimal: bool
+    saving: Saving
+    restart_s: float
+    days: Spread
+    goodput: Spread
+    dollars: Spread | None
+    parts: tuple[Share, ...]
+    interruptions: tuple[tuple[str, float], ...]
+    intervals: tuple[Interval, ...]
+    expected_days: float | None
+    replicas: int
+    seed: int
+    sources: tuple[Source, ...]
+
+
+def goodput(
+    prediction: Prediction,
+    run: LongRun,
+    saving: Saving,
+    load_s: float,
+    *,
+    gpus_per_host: int,
+    progress: Progress | None = None,
+) -> Goodput:
+    """What a run of these steps comes to. saving: of one checkpoint; load_s: to read it back."""
+    tokens = run.tokens if run.tokens is not None else (run.steps or 0) * prediction.tokens_per_step
+    steps = -(-tokens // prediction.tokens_per_step)
+    num_hosts = -(-prediction.num_devices // gpus_per_host)
+    restart_s = run.detect_s + run.reschedule_s + (load_s if run.load_s is None else run.load_s) + run.warmup_s
+    causes = tuple((cause, cause.rate_per_s(prediction.num_devices, num_hosts)) for cause in run.failures.all)
+    rate = sum(each for _, each in causes)
+    work_s = steps * float(prediction.step_s)
+    interval_s = run.checkpoint_interval_s
+    if interval_s is None:
+        interval_s = daly_s(1 / rate, saving.blocking_s) if rate else work_s
+    # at most one a step, and none before the last one is written
+    interval_s = min(max(interval_s, float(prediction.step_s), saving.total_s), work_s)
+    conditions = Conditions(
+        work_s=work_s,
+        interval_s=interval_s,
+        blocking_s=saving.blocking_s,
+        written_s=saving.total_s,
+        restart_s=restart_s,
+        causes=causes,
+        spare_hosts=run.spare_hosts,
+        repair_s=run.repair_s,
+        straggler_rate=num_hosts / run.straggler_mtbf_s if run.straggler_mtbf_s is not None else 0.0,
+        straggler_slowdown=run.straggler_slowdown,
+        straggler_detect_s=run.straggler_detect_s,
+    )
+    played, tried = _played(conditions, run, progress)
+    days = _days(played, prediction, run.seed)
+    hourly = run.price_per_gpu_hour
+    simple = run.repair_s == 0 and run.straggler_mtbf_s is None
+    return Goodput(
+        model=prediction.model,
+        cluster=prediction.cluster,
+        num_devices=prediction.num_devices,
+        tokens=tokens,
+        steps=steps,
+        step_s=float(prediction.step_s),
+        mtbf_s=1 / rate if rate else None,
+        interval_s=interval_s,
+        interval_is_optimal=run.checkpoint_interval_s is None,
+        saving=saving,
+        restart_s=restart_s,
+        days=_spread(days),
+        goodput=_spread([work_s / each.total_s for each in played]),
+        dollars=None if hourly is None else _spread([d * 24 * prediction.num_devices * hourly for d in days]),
+        parts=_parts(played),
+        interruptions=_interruptions(played),
+        intervals=tried,
+        expected_days=_expected_days(conditions, rate) if simple else None,
+        replicas=run.replicas,
+        seed=run.seed,
+        sources=_sources(run, load_s),
+    )
+
+
+def _played(
+    conditions: Conditions, run: LongRun, progress: Progress | None
+) -> tuple[list[Played], tuple[Interval, ...]]:
+    """All runs with the interval, and the goodput of fewer with half and twice of it: the same failures strike each."""
+    fewer = max(run.replicas // 4, 1)
+    total = run.replicas + fewer * (len(_TRIED) - 1)
+    tried: list[Interval] = []
+    done = 0
+    played: list[Played] = []
+    for factor in _TRIED:
+        here = _with_interval(conditions, factor)
+        found: list[Played] = []
+        for replica in range(run.replicas if factor == 1 else fewer):
+            found.append(play(here, (run.seed, replica)))
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        counted = found[:fewer]
+        share = conditions.work_s * len(counted) / sum(each.total_s for each in counted)
+        tried.append(Interval(interval_s=here.interval_s, goodput=share))
+        played = found if factor == 1 else played
+    return played, tuple(tried)
+
+
+def _with_interval(conditions: Conditions, factor: float) -> Conditions:
+    return replace(conditions, interval_s=min(conditions.interval_s * factor, conditions.work_s))
+
+
+def _days(played: Sequence[Played], prediction: Prediction, seed: int) -> list[float]:
+    """Days of each run at a step time drawn from the prediction's own interval: lognormal, the same for all its steps."""
+    low, high = float(prediction.low_s), float(prediction.high_s)
+    sigma = log(high / low) / (2 * _Z90) if 0 < low < high else 0.0
+    drawn = np.random.default_rng((seed, 2**32)).standard_normal(len(played)).tolist()
+    days: list[float] = []
+    for each, z in zip(played, drawn, strict=True):
+        training = each.seconds["training"]
+        days.append((each.total_s + training * (exp(sigma * z) - 1)) / DAY_S)
+    return days
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    p5, p50, p95 = (float(v) for v in np.percentile(np.array(values), _LEVELS))
+    return Spread(p5=p5, p50=p50, p95=p95, mean=float(np.mean(np.array(values))))
+
+
+def _parts(played: Sequence[Played]) -> tuple[Share, ...]:
+    whole = sum(each.total_s for each in played)
+    sums = {part: sum(each.seconds[part] for each in played) for part in PARTS}
+    return tuple(Share(part=p, seconds=s / len(played), share=s / whole) for p, s in sums.items() if s)
+
+
+def _interruptions(played: Sequence[Played]) -> tuple[tuple[str, float], ...]:
+    names = dict.fromkeys(name for each in played for name in each.interruptions)
+    means = {name: sum(each.interruptions.get(name, 0) for each in played) / len(played) for name in names}
+    return tuple(sorted(means.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _expected_days(c: Conditions, rate: float) -> float:
+    if not rate:
+        return c.work_s / DAY_S
+    return expected_s(c.work_s, 1 / rate, c.blocking_s, c.interval_s, c.restart_s) / DAY_S
+
+
+def _sources(run: LongRun, load_s: float) -> tuple[Source, ...]:
+    found = []
+    if run.failures.preset == "llama3":
+        detail = "rates of Llama 3's 16,384 H100 in 54 days, by part (arXiv 2407.21783, table 5)"
+        found.append(Source(what="failures", kind="published", detail=detail))
+    if run.failures.causes:
+        found.append(Source(what="failures", kind="given", detail=f"{len(run.failures.causes)} causes of the study"))
+    given = run.model_fields_set
+    for name in ASSUMED:
+        kind = "given" if name in given else "assumed"
+        found.append(Source(what=name.removesuffix("_s"), kind=kind, detail=f"{getattr(run, name):g} s"))
+    if run.load_s is None:
+        found.append(
+            Source(
+                what="load",
+                kind="assumed",
+                detail=f"{load_s:.3g} s: the state at the rate at which the hosts' storage reads",
+            )
+        )
+    return tuple(found)

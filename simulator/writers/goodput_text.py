@@ -1,0 +1,96 @@
+"""A long run's answer as text for people: days first, then where they go, what interrupts, and how often to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from simulator.goodput import Goodput
+from simulator.units import format_bytes, format_duration, format_seconds
+
+_SHOWN_CAUSES = 8
+
+
+def render(g: Goodput) -> Group:
+    """The report, for a rich console."""
+    return Group(
+        _head(g),
+        _section("Where the time goes", _parts(g)),
+        _section("Interruptions", _interruptions(g)),
+        _section("Checkpoints", _checkpoints(g)),
+        _section("What this rests on", _table(((s.what, s.kind, s.detail) for s in g.sources), "lll")),
+    )
+
+
+def _section(title: str, body: RenderableType) -> Group:
+    return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
+
+
+def _table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
+    """A borderless table; `justify` has l or r a column."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for letter in justify:
+        table.add_column(justify="right" if letter == "r" else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _head(g: Goodput) -> Table:
+    d, share = g.days, g.goodput
+    rows = [
+        (f"{d.p50:,.3g} days", f"{g.model} on {g.cluster}, {g.num_devices:,} devices: {g.tokens:,} tokens"),
+        ("", f"90 % of {g.replicas:,} runs take {d.p5:,.3g} to {d.p95:,.3g} days, the step's own interval in them"),
+        ("", f"goodput {share.p50:.1%} ({share.p5:.1%} to {share.p95:.1%}): training that counts, of all the time"),
+        ("", f"{g.steps:,} steps of {format_seconds(g.step_s)}"),
+    ]
+    if g.dollars is not None:
+        m = g.dollars
+        rows.insert(2, ("", f"${m.p50:,.0f} (${m.p5:,.0f} to ${m.p95:,.0f})"))
+    table = _table(rows, "ll")
+    table.columns[0].style = "bold"
+    return table
+
+
+def _parts(g: Goodput) -> Table:
+    return _table(((p.part, format_duration(p.seconds), f"{p.share:.1%}") for p in g.parts), "lrr")
+
+
+def _interruptions(g: Goodput) -> RenderableType:
+    if g.mtbf_s is None and not g.interruptions:
+        return Text("none strike")
+    rows = [(name, f"{mean:,.3g}") for name, mean in g.interruptions[:_SHOWN_CAUSES]]
+    rest = sum(mean for _, mean in g.interruptions[_SHOWN_CAUSES:])
+    if rest:
+        rows.append((f"{len(g.interruptions) - _SHOWN_CAUSES} other causes", f"{rest:,.3g}"))
+    rows.append(("in all", f"{sum(mean for _, mean in g.interruptions):,.4g}"))
+    if g.mtbf_s is not None:
+        rows.append(("one every", format_duration(g.mtbf_s)))
+    rows.append(("each costs, beside the work it loses", format_duration(g.restart_s)))
+    return _table(rows, "lr")
+
+
+def _checkpoints(g: Goodput) -> Table:
+    s = g.saving
+    chosen = "the optimum by Daly's formula" if g.interval_is_optimal else "as asked"
+    rows = [
+        ("every", format_duration(g.interval_s), chosen),
+        ("one holds training up for", format_duration(s.blocking_s), f"{format_bytes(s.state_bytes)} of state"),
+    ]
+    rows += [
+        (f"goodput at {format_duration(i.interval_s)}", f"{i.goodput:.2%}", "played with the same failures")
+        for i in g.intervals
+    ]
+    if g.expected_days is not None:
+        rows.append(
+            (
+                "days by the closed form",
+                f"{g.expected_days:,.4g}",
+                "Daly 2006; nothing announced, nothing beside training",
+            )
+        )
+    return _table(rows, "lrl")
