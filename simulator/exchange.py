@@ -19,7 +19,8 @@ from simulator.errors import Fault, InputError, PlanError
 from simulator.model import Model, preset_names
 from simulator.pipeline.layers import stage_layers
 from simulator.plan import Plan
-from simulator.readers.plans import FORMATS, Draft, plan_fields
+from simulator.readers.plans import FORMATS as READ
+from simulator.readers.plans import Draft, plan_fields
 from simulator.readers.plans.accelerate import read_accelerate
 from simulator.readers.plans.deepspeed import read_deepspeed
 from simulator.readers.plans.megatron import read_megatron
@@ -36,13 +37,7 @@ from simulator.writers.plans.torchtitan import torchtitan_toml
 
 __all__ = ["FORMATS", "Export", "Job", "acting_fields", "export_plan"]
 
-SUFFIXES: Final = {
-    "toml": ".toml",
-    "megatron": ".sh",
-    "deepspeed": ".json",
-    "accelerate": ".yaml",
-    "torchtitan": ".toml",
-}
+FORMATS: Final = tuple(form for form in READ if form != "search")  # a search is read only
 
 # What a framework's users state in the training script, or nowhere: beside the file
 _BESIDE: Final[Mapping[str, frozenset[str]]] = {

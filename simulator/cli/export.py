@@ -37,6 +37,12 @@ Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
 @click.option(
     "--topology", metavar="SOURCE", help="launch-kit: one node, as for `shardwise topo`: bus ids, cards, cores."
 )
+@click.option(
+    "--placement",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="RANKS.tsv",
+    help="launch-kit: the node and GPU of each rank, as a kit's ranks.tsv. [rank by rank]",
+)
 @plan_file_options
 @click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
 @click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
@@ -51,6 +57,7 @@ def command(
     out: Path | None,
     hosts: str | None,
     topology: str | None,
+    placement: Path | None,
     settings: tuple[str, ...],
     as_json: bool,
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
@@ -65,9 +72,9 @@ def command(
     if form == KIT:
         if out is None or as_json:
             raise click.UsageError("a launch kit is a folder: -o DIR, without --json")
-        return _write_kit(asked, out, hosts, topology)
-    if hosts is not None or topology is not None:
-        raise click.UsageError("--hosts and --topology are the launch kit's: --to launch-kit")
+        return _write_kit(asked, out, hosts, topology, placement)
+    if hosts is not None or topology is not None or placement is not None:
+        raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
     written = export_plan(job_of(asked), form, _head(asked))
     for name, value in written.beside.items():
         click.echo(f"shardwise: not in the file, for the training script: {name} = {_told(value)}", err=True)
@@ -86,11 +93,11 @@ def job_of(asked: Study) -> Job:
     return Job(plan=asked.plan, model=asked.model, stack=stack, gpus_per_node=asked.cluster.gpus_per_node)
 
 
-def _write_kit(asked: Study, folder: Path, hosts: str | None, topology: str | None) -> int:
+def _write_kit(asked: Study, folder: Path, hosts: str | None, topology: str | None, placement: Path | None) -> int:
     """Every file of a launch kit, into a folder that is new or empty."""
     from simulator.cli.launch_kit import kit_files  # noqa: PLC0415  only what is asked for is loaded
 
-    files = kit_files(asked, job_of(asked), _head(asked), hosts, topology)
+    files = kit_files(asked, job_of(asked), _head(asked), hosts, topology, placement)
     try:
         if folder.exists() and any(folder.iterdir()):
             raise InputError(Fault(place=str(folder), problem="is not empty", remedy="a new folder"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from simulator.cli.study import Study
 from simulator.errors import ClusterError, Fault, InputError
 from simulator.exchange import FORMATS, Job, export_plan
@@ -9,18 +11,25 @@ from simulator.host import Host
 from simulator.mesh import check
 from simulator.predict import predict
 from simulator.readers.hostlist import expand
+from simulator.readers.placement import read_placement
 from simulator.readers.topology_source import read_source
-from simulator.writers.launch_kit import launch_kit, make_kit
+from simulator.writers.launch_kit import Seat, launch_kit, make_kit
 
 
 def kit_files(
-    asked: Study, job: Job, head: dict[str, str | int], hosts: str | None, topology: str | None
+    asked: Study,
+    job: Job,
+    head: dict[str, str | int],
+    hosts: str | None,
+    topology: str | None,
+    placement: Path | None = None,
 ) -> dict[str, str]:
     """Name -> text. Raises InputError with every fault of hosts, topology and plan."""
     names = expand(hosts, "--hosts") if hosts is not None else ()
     host = _host(topology) if topology is not None else None
     check(job.plan, job.model, asked.cluster)
-    kit = make_kit(job, asked.cluster, hosts=names, host=host)
+    seats = [Seat(node, gpu) for node, gpu in read_placement(placement)] if placement is not None else None
+    kit = make_kit(job, asked.cluster, hosts=names, host=host, seats=seats)
     formats: dict[str, str] = {}
     refused: dict[str, list[str]] = {}
     for form in FORMATS:

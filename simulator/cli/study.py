@@ -159,10 +159,11 @@ def read_study(
 
 
 def _model_of(draft: Draft, flags: Mapping[str, str], *, keep: bool) -> dict[str, Any]:
-    """The model's name where the plan's file decides it: over the study's, under the flag's; never the default's."""
+    """Model and cluster where the plan's file decides them: over the study's, under the flags'; no default model."""
+    found: dict[str, Any] = {"cluster": draft.cluster} if draft.cluster and "cluster" not in flags else {}
     if "model" in flags or (draft.model is None and keep):
-        return {}
-    return {"model": draft.model.name if isinstance(draft.model, Model) else draft.model}
+        return found
+    return {**found, "model": draft.model.name if isinstance(draft.model, Model) else draft.model}
 
 
 def _with_draft(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -140,6 +141,49 @@ def test_the_job_s_files_are_whole() -> None:
 def test_faults(hosts: tuple[str, ...], seats: list[Seat] | None, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         make_kit(job(), cluster(), hosts=hosts, seats=seats)
+
+
+def test_a_kit_s_own_table_is_a_placement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--plan", str(PLANS / "llama3-70b.toml"), "--nodes", "2", "--to", "launch-kit"]
+    assert main(["export", *flags, "-o", str(tmp_path / "a")]) == ExitCode.OK
+    table_file = tmp_path / "ranks.tsv"
+    rows = (tmp_path / "a" / "ranks.tsv").read_text().splitlines()
+    swapped = [
+        rows[0],
+        *(row.replace("\t0\tnode0", "\t9\tnode0").replace("\t1\tnode1", "\t0\tnode1") for row in rows[1:]),
+    ]
+    table_file.write_text("\n".join(row.replace("\t9\tnode0", "\t1\tnode0") for row in swapped))
+    assert main(["export", *flags, "--placement", str(table_file), "-o", str(tmp_path / "b")]) == ExitCode.OK
+    placed = table((tmp_path / "b" / "ranks.tsv").read_text())
+    assert [row["host"] for row in placed] == ["node1"] * 8 + ["node0"] * 8
+    table_file.write_text("rank\tnode\tgpu\n0\t0\tx\n1\t0\t0\n1\t0\t1\n")
+    capsys.readouterr()
+    assert main(["export", *flags, "--placement", str(table_file), "-o", str(tmp_path / "c")]) == ExitCode.BAD_INPUT
+    err = capsys.readouterr().err
+    for words in (":2: rank, node and gpu are no whole numbers", ":4: rank 1 stands twice", "rank 0 is missing"):
+        assert words in err
+
+
+def test_the_best_plan_of_a_search_is_launched(tmp_path: Path) -> None:
+    report = {
+        "inputs": {"model": "llama3-8b", "cluster": "dgx-a100-80-8", "seq_len": 4096},
+        "counts": {},
+        "plans": [
+            {"rank": 1, "num_devices": 16, "plan": {"dp_shard": 16, "zero": 3, "micro_batch_size": 2}},
+            {"rank": 2, "num_devices": 8, "plan": {"dp_shard": 4, "tp": 2, "zero": 3, "micro_batch_size": 2}},
+        ],
+    }
+    file = tmp_path / "best.json"
+    file.write_text(json.dumps(report))
+    out = tmp_path / "kit"
+    assert main(["export", "--plan", str(file), "--to", "launch-kit", "-o", str(out)]) == ExitCode.OK
+    assert len((out / "hostfile").read_text().splitlines()) == 2
+    assert 'cluster = "dgx-a100-80-8"' in (out / "plan" / "study.toml").read_text()
+    second = tmp_path / "second.toml"
+    assert main(["export", "--plan", str(file), "--define", "rank=2", "--to", "toml", "-o", str(second)]) == ExitCode.OK
+    assert "tp = 2" in second.read_text()
+    assert "seq_len = 4096" in second.read_text()
+    assert main(["export", "--plan", str(file), "--define", "rank=3", "--to", "toml"]) == ExitCode.BAD_INPUT
 
 
 def test_the_command_writes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

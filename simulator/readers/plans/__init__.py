@@ -17,7 +17,7 @@ from simulator.schema import read_json
 
 __all__ = ["FORMATS", "Draft", "Setting", "detect", "plan_fields", "read_plan"]
 
-FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan")
+FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan", "search")
 MAX_BYTES: Final = 2**20
 _DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
 _TORCHTITAN: Final = {"parallelism", "training", "activation_checkpoint", "job"}
@@ -44,6 +44,10 @@ def read_plan(
             from simulator.readers.plans.deepspeed import read_deepspeed  # noqa: PLC0415
 
             return read_deepspeed(_json(path), str(path), given)
+        case "search":
+            from simulator.readers.plans.search_report import read_search  # noqa: PLC0415
+
+            return read_search(_json(path), str(path), define or {})
         case "accelerate":
             from simulator.readers.plans.accelerate import read_accelerate  # noqa: PLC0415
             from simulator.readers.plans.yaml_file import read_yaml  # noqa: PLC0415
@@ -62,11 +66,7 @@ def read_plan(
 def detect(text: str, file: str) -> str:
     """Which of FORMATS a file is in. Raises PlanError where it is in none."""
     if text.lstrip().startswith("{"):
-        data = _quietly(json.loads, text)
-        keys = set(data) if isinstance(data, dict) else set()
-        if keys & _TORCHTITAN and not keys & _DEEPSPEED:
-            return "torchtitan"
-        return "deepspeed"  # what it cannot read of it, its reader says
+        return _detect_json(text)
     if _MEGATRON.search(text):
         return "megatron"
     table = _quietly(tomllib.loads, text)
@@ -79,6 +79,16 @@ def detect(text: str, file: str) -> str:
         return "accelerate"
     problem = "is in no format that holds a plan"
     raise PlanError(Fault(place=file, problem=problem, remedy=f"one of {', '.join(FORMATS)}; --plan-format forces one"))
+
+
+def _detect_json(text: str) -> str:
+    data = _quietly(json.loads, text)
+    keys = set(data) if isinstance(data, dict) else set()
+    if keys >= {"plans", "inputs", "counts"}:
+        return "search"
+    return (
+        "torchtitan" if keys & _TORCHTITAN and not keys & _DEEPSPEED else "deepspeed"
+    )  # whose reader says what is wrong
 
 
 def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tomllib.loads
@@ -118,7 +128,7 @@ def _own(data: dict[str, Any], path: Path) -> Draft:
     if not isinstance(table, dict):
         raise PlanError(Fault(place=f"{path}: plan", problem="is no table", remedy="[plan]"))
     fields = dict(table)
-    model = data.get("model") if "plan" in data else None
+    model, cluster = (data.get(name) if "plan" in data else None for name in ("model", "cluster"))
     stated = {"dp_shard", "dp_replicate"} & set(fields)
     for degree in ("dp_shard", "dp_replicate"):
         if stated:
@@ -131,6 +141,7 @@ def _own(data: dict[str, Any], path: Path) -> Draft:
         places={name: f"{path}: {'plan.' if 'plan' in data else ''}{name}" for name in fields},
         leftover=None if stated else "dp_replicate" if fields.get("zero") == 0 else "dp_shard",
         model=model if isinstance(model, str) else None,
+        cluster=cluster if isinstance(cluster, str) else None,
         stack=str(fields.get("stack", Plan.model_fields["stack"].default)),
         stack_why="the plan's own" if "stack" in fields else "the default",
     )
