@@ -22,7 +22,7 @@ from simulator.predict import Prediction, predict
 from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
-from simulator.zero import communication, model_state_bytes
+from simulator.zero import communication, model_state_bytes, resident_tensors
 
 STACK = Stack.load("megatron-core-2025")
 MIXTURES = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3", "gpt-oss-20b", "grok-1")
@@ -223,3 +223,21 @@ def test_deep_ep_sends_a_token_once_to_each_node() -> None:
     (first, *_) = exchanges(lowering.blocks.layer, "ep")
     assert first.num_bytes == 8 * 1024 * model.d_model * 2
     assert lowering.fabric.sent_bytes(first) == round(first.num_bytes * 2 * (1 - 2**-8) / 8)
+
+
+@pytest.mark.parametrize(("ep", "replicas"), [(1, 8), (2, 4), (8, 1)])
+def test_fsdp2_cuts_experts_over_their_replicas(ep: int, replicas: int) -> None:
+    """torchtitan: experts form units of their own on what `ep` leaves of the shard group; 4 B a parameter, 8 B of Adam."""
+    model = Model.load("qwen3-30b-a3b")
+    plan = Plan(zero=3, data_parallel="fsdp2", dp_shard=8, ep=ep, seq_len=1024, optimizer_impl="foreach")
+    share = share_of(model, plan)
+    experts = model.num_layers * (128 // ep) * 3 * 2048 * 768
+    held = resident_tensors(share, plan)
+    expected = (share.num_parameters - experts) / 8 + experts / replicas
+    assert sum(held["parameters"]) == pytest.approx(4 * expected, rel=1e-3)  # rows are padded
+    assert sum(held["optimizer_state"]) == pytest.approx(8 * expected, rel=1e-3)
+    (layer,) = {c for c in communication(share, plan) if c.unit == "layer3"}
+    assert (layer.experts is None) == (ep == 1)
+    if layer.experts is not None:
+        gathered = 2 * experts // model.num_layers if replicas > 1 else 0
+        assert layer.experts.all_gather_forward_bytes == gathered
