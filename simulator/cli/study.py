@@ -125,22 +125,41 @@ def read_study(
     cluster = faults.attempt(lambda: _cluster(raw, overrides, draft, given))
     if draft is not None:
         raw, origins = _with_draft(raw, origins, draft, faults, cluster, model, given, overrides)
-    name = str(file or (draft.file if draft else DEFAULT_NAME))
-    study = faults.attempt(lambda: _checked(raw, origins, name))
+    asked = _Asked(
+        name=str(file or DEFAULT_NAME), raw=raw, origins=origins, overrides=overrides, draft=draft, given=given
+    )
+    return _completed(asked, model, cluster, faults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A study as plain data, and who said what: the file's name, the flags' origins, `--set`s, another framework's file."""
+
+    name: str
+    raw: Mapping[str, Any]
+    origins: Mapping[str, str]
+    overrides: Sequence[Override]
+    draft: Draft | None
+    given: Mapping[str, Any]
+
+
+def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faults: _Faults) -> Study:
+    """The plan, its software and its checkpoint, judged. Raises InputError with every fault, those so far among them."""
+    raw, overrides, draft = asked.raw, asked.overrides, asked.draft
+    study = faults.attempt(lambda: _checked(raw, asked.origins, draft.file if draft else asked.name))
     calibration = faults.attempt(lambda: _calibration(raw, cluster))
     plan = _with_degrees(study.plan, cluster) if study is not None else None
     stack = None
     if plan is not None:
         preset = plan.stack
-        changes = [*(stack_overrides(draft, overrides, given) if draft else ()), *_of(overrides, "stack")]
+        changes = [*(stack_overrides(draft, overrides, asked.given) if draft else ()), *_of(overrides, "stack")]
         stack = faults.attempt(lambda: patched(Stack.load(preset), changes, StackError))
         faults.attempt(plan.check)
-    saved = _of(overrides, "checkpoint")
-    asked = study.checkpoint if study is not None else None
-    checkpoint = faults.attempt(lambda: patched(asked or Checkpoint(), saved, InputError)) if asked or saved else None
+    saved, kept = _of(overrides, "checkpoint"), study.checkpoint if study is not None else None
+    checkpoint = faults.attempt(lambda: patched(kept or Checkpoint(), saved, InputError)) if kept or saved else None
     if faults or study is None or model is None or cluster is None or plan is None:
         raise InputError(dict.fromkeys(faults))
-    sources = _sources(str(file or DEFAULT_NAME), raw, origins, study.plan, plan, draft)
+    sources = _sources(asked.name, raw, asked.origins, study.plan, plan, draft)
     sources += tuple(
         Source(what=o.flag.removeprefix("--set "), kind="given", detail=f"{o.text} (--set)")
         for o in overrides
@@ -190,7 +209,7 @@ def _with_draft(
     for override in _of(overrides, "plan"):
         plan = _nested(plan, override.path, override.value)
     places = {f"plan.{name}": place for name, place in draft.places.items()}
-    return {"model": "", **raw, "plan": plan} | ({} if raw.get("model") else {"model": ""}), {**places, **origins}
+    return {**raw, "model": raw.get("model") or "", "plan": plan}, {**places, **origins}
 
 
 def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:

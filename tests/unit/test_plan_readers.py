@@ -78,6 +78,15 @@ class TestMegatron:
         assert draft.model.num_parameters == published.num_parameters + padding
         assert not draft.named("unknown", "not modelled")
 
+    def test_torch_s_fsdp_inside_megatron(self, tmp_path: Path) -> None:
+        text = "t.py --micro-batch-size 1 --seq-length 2048 --bf16 --use-torch-fsdp2 --use-distributed-optimizer"
+        told = faults(read_plan(written(tmp_path, text)))
+        assert "contradicts --use-torch-fsdp2" in told
+        assert "needs --untie-embeddings-and-output-weights" in told
+        text = text.replace("--use-distributed-optimizer", "--untie-embeddings-and-output-weights")
+        plan = plan_of(read_plan(written(tmp_path, text + " --no-gradient-accumulation-fusion")), 8)
+        assert (plan.implementation, plan.zero, plan.dp_shard) == ("fsdp2", 3, 8)
+
     def test_a_script_of_megatron_deepspeed(self) -> None:
         draft = read_plan(FILES / "bloom-like.sh")
         assert (draft.num_devices, draft.stack) == (384, "megatron-deepspeed-2022")

@@ -29,6 +29,46 @@ ReadJson = Callable[[str], Mapping[str, Any]]
 def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
     """The plan of a configuration that was read as plain data. read_json: reads a DeepSpeed file that it names."""
     r = Reading(flattened(data, file), file, given)
+    kind = _kind(r, data)
+    fields: dict[str, Any] = {}
+    mixed = r.choice("mixed_precision", ("no", "fp16", "bf16", "fp8"))
+    if mixed is not None:
+        fields["precision"] = "fp32" if mixed == "no" else mixed
+    processes, machines = r.integer("num_processes"), r.integer("num_machines") or 1
+    by_model: Mapping[str, Any] = {}
+    leftover: Degree | None = "dp_replicate"
+    match kind:
+        case "DEEPSPEED":
+            leftover, by_model = _deepspeed(r, fields, read_json, mixed)
+        case "FSDP":
+            leftover = _fsdp(r, fields, processes, machines)
+            by_model = {"reduce_dtype": _compute_dtype}
+        case _:
+            fields |= {"data_parallel": "ddp", "zero": 0}
+    leftover = _parallelism(r, fields, leftover)
+    total = fields.pop("global_batch_size", None)
+    stack, why = _stack(r, kind)
+    r.sort_rest(NO_EFFECT, OFF, KNOWN)
+    return Draft(
+        format="accelerate",
+        software=SOFTWARE,
+        file=file,
+        fields=fields,
+        places={"num_devices": r.place("num_processes")} if processes else {},
+        leftover=leftover,
+        num_devices=processes,
+        global_batch_size=total,
+        needed=_needed(fields, kind, total),
+        by_model=by_model,
+        stack=stack,
+        stack_why=why,
+        settings=r.settings(),
+        faults=tuple(r.faults),
+    )
+
+
+def _kind(r: Reading, data: Mapping[str, Any]) -> str:
+    """Whose data parallelism runs; plugins that contradict it are faults."""
     kind = r.choice("distributed_type", _PLUGINS) or "NO"
     if "fsdp_config" in _tables(data) and kind == "DEEPSPEED":
         r.fault("distributed_type", "DEEPSPEED beside an fsdp_config", "keep one of the two")
@@ -36,51 +76,16 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
         r.fault("distributed_type", "FSDP beside a deepspeed_config", "keep one of the two")
     if "megatron_lm_config" in _tables(data):
         r.fault("distributed_type", "accelerate's Megatron plugin is not read", "Megatron's own arguments")
-    fields: dict[str, Any] = {}
-    mixed = r.choice("mixed_precision", ("no", "fp16", "bf16", "fp8"))
-    if mixed is not None:
-        fields["precision"] = "fp32" if mixed == "no" else mixed
-    processes, machines = r.integer("num_processes"), r.integer("num_machines") or 1
-    by_model: Mapping[str, Any] = {}
-    leftover: Degree | None
-    needed = ["seq_len"]
-    match kind:
-        case "DEEPSPEED":
-            leftover, by_model = _deepspeed(r, fields, read_json, mixed)
-            needed.append("recompute")
-        case "FSDP":
-            leftover = _fsdp(r, fields, processes, machines)
-            by_model = {"reduce_dtype": _compute_dtype}
-        case _:
-            fields |= {"data_parallel": "ddp", "zero": 0}
-            leftover = "dp_replicate"
-            needed.append("recompute")
-    leftover = _parallelism(r, fields, leftover)
-    if mixed is None and "precision" not in fields:
-        needed.append("precision")
-    needed += [name for name in ("micro_batch_size", "num_micro_batches") if name not in fields]
-    total = fields.pop("global_batch_size", None)
-    if total is not None:
-        needed.remove("num_micro_batches") if "num_micro_batches" in needed else None
-    stack, why = _stack(r, kind)
-    r.sort_rest(NO_EFFECT, OFF, KNOWN)
-    places = {"num_devices": r.place("num_processes")} if processes else {}
-    return Draft(
-        format="accelerate",
-        software=SOFTWARE,
-        file=file,
-        fields=fields,
-        places=places,
-        leftover=leftover,
-        num_devices=processes,
-        global_batch_size=total,
-        needed=tuple(needed),
-        by_model=by_model,
-        stack=stack,
-        stack_why=why,
-        settings=r.settings(),
-        faults=tuple(r.faults),
-    )
+    return kind
+
+
+def _needed(fields: Mapping[str, Any], kind: str, total: int | None) -> tuple[str, ...]:
+    """Fields that the training script decides, as far as the file does not state them."""
+    names = ["seq_len", *(() if kind == "FSDP" else ("recompute",)), "precision"]
+    follows = total is not None and "num_micro_batches" in fields  # the micro-batch, from the other two
+    names += [] if follows else ["micro_batch_size"]
+    names += ["num_micro_batches"] if total is None else []
+    return tuple(name for name in names if name not in fields)
 
 
 def _tables(data: Mapping[str, Any]) -> set[str]:

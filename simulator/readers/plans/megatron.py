@@ -208,6 +208,9 @@ def _torch_fsdp_faults(r: Reading, fields: Mapping[str, Any], *, distributed: bo
     for name, wrong in against.items():
         if wrong:
             r.fault(name, "contradicts --use-torch-fsdp2", f"drop {name} or --use-torch-fsdp2")
+    for name in ("--untie-embeddings-and-output-weights", "--no-gradient-accumulation-fusion"):
+        if name not in r:
+            r.fault("--use-torch-fsdp2", f"needs {name}", f"add {name}")
 
 
 def _overlap(r: Reading, fields: Mapping[str, Any], stack: dict[str, tuple[object, str]], *, sharded: bool) -> None:

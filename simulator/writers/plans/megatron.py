@@ -18,7 +18,7 @@ def megatron_script(job: Job) -> str:
     """A script that trains; data, learning rate and checkpoints are left to whoever starts it, as "$@"."""
     nodes, each = job.nodes
     lines = ["#!/bin/bash", "# Data, tokenizer, learning rate and checkpoints: as arguments of this script.", ""]
-    if job.plan.tp * job.plan.cp > 1:
+    if job.plan.tp * job.plan.cp > 1 and job.plan.implementation == "megatron":
         lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1", ""]
     for name, options in (
         ("MODEL", _model(job.model)),
@@ -121,7 +121,7 @@ def _parallel(plan: Plan, model: Model, stack: Stack) -> Iterator[str]:
 
 def _data_parallel(plan: Plan, stack: Stack) -> Iterator[str]:
     if plan.implementation == "fsdp2":
-        yield "--use-torch-fsdp2"
+        yield "--use-torch-fsdp2 --no-gradient-accumulation-fusion"
         if plan.zero == 2 or plan.reshard_after_forward is False:
             yield "--torch-fsdp2-no-reshard-after-forward"
         return
