@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from simulator.calibration import Calibration
@@ -18,7 +19,7 @@ from simulator.inference.memory import ServingMemory, serving_memory
 from simulator.inference.plan import InferencePlan, check
 from simulator.inference.remedies import remedies
 from simulator.inference.report import Load, Serving, Slo, Verdict, attained, latencies
-from simulator.inference.scheduler import Limits
+from simulator.inference.scheduler import Job, Limits
 from simulator.inference.sources import assumptions, sources
 from simulator.inference.workload import Request
 from simulator.model import Model
@@ -97,7 +98,7 @@ def serve(  # noqa: PLR0913  one a noun
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
     check(plan, model, cluster)
-    _check_lengths(model, plan, requests)
+    _check_requests(model, plan, requests)
     costs = StepCosts(model, plan, cluster, stack, calibration, curves)
     memory = serving_memory(model, plan, cluster.device, stack)
     setting = _Setting(costs=costs, memory=memory, calibration=calibration, curves=curves)
@@ -105,39 +106,48 @@ def serve(  # noqa: PLR0913  one a noun
     said = sources(costs, calibration, cluster, curves)
     if not memory.fits:
         return _does_not_fit(setting, requests, said)
-    return _played(setting, requests, slo or Slo(), warmup, interval=interval, progress=progress, said=said)
+    asked = _Asked(requests=requests, slo=slo or Slo(), warmup=warmup, interval=interval, progress=progress)
+    return _played(setting, asked, said)
 
 
-def _played(
-    setting: _Setting,
-    requests: Sequence[Request],
-    slo: Slo,
-    warmup: float,
-    *,
-    interval: bool,
-    progress: Progress | None,
-    said: tuple[Source, ...],
-) -> Serving:
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is played, and what is wanted of it."""
+
+    requests: Sequence[Request]
+    slo: Slo
+    warmup: float
+    interval: bool
+    progress: Progress | None
+
+    @property
+    def num_warmup(self) -> int:
+        return math.floor(self.warmup * len(self.requests))
+
+    @property
+    def window(self) -> Window:
+        """From the first arrival that counts to the last; to the end of everything where those are one moment."""
+        begin_s, end_s = self.requests[self.num_warmup].arrival_s, self.requests[-1].arrival_s
+        return begin_s, end_s if end_s > begin_s else math.inf
+
+
+def _played(setting: _Setting, asked: _Asked, said: tuple[Source, ...]) -> Serving:
     """The answer of a plan that fits."""
-    skipped = math.floor(warmup * len(requests))
-    begin_s, end_s = requests[skipped].arrival_s, requests[-1].arrival_s
-    window = (begin_s, end_s if end_s > begin_s else math.inf)
+    requests, costs = asked.requests, setting.costs
     queue = _full_queue(setting, requests)
-    told = _Told(progress, (3 if interval else 1) * len(requests) + len(queue))
-    played = setting.play(requests, window, told.part(len(requests)))
+    told = _Told(asked.progress, (3 if asked.interval else 1) * len(requests) + len(queue))
+    played = setting.play(requests, asked.window, told.part(len(requests)))
     capacity = _capacity(queue, setting.play(queue, (0.0, math.inf), told.part(len(queue))))
-    jobs = played.jobs[skipped:]
-    busy = played.meter.output_tokens / max(1, played.meter.num_steps)
-    mean = sum(job.request.prompt_tokens + job.request.output_tokens / 2 for job in jobs) / len(jobs)
-    size, context = min(max(1, round(busy)), setting.costs.plan.max_sequences), max(1, round(mean))
-    sigma = sigma_of(setting.costs, batch_of(setting.costs, size, context), setting.calibration, setting.curves)
+    jobs = played.jobs[asked.num_warmup :]
+    size, context = _mean_step(costs, played, jobs)
+    sigma = sigma_of(costs, batch_of(costs, size, context), setting.calibration, setting.curves)
     spread = math.exp(Z90 * sigma)
     ends = [
-        latencies(setting.play(requests, window, told.part(len(requests)), pace).jobs[skipped:]) if interval else None
-        for pace in (1 / spread, spread)
+        latencies(setting.play(requests, asked.window, told.part(len(requests)), pace).jobs[asked.num_warmup :])
+        for pace in ((1 / spread, spread) if asked.interval else ())
     ]
-    found, load = latencies(jobs), _load(setting, played, skipped, (capacity, spread))
-    rows, share = attained(jobs, slo, found)
+    found, load = latencies(jobs), _load(setting, played, asked.num_warmup, (capacity, spread))
+    attainments, share = attained(jobs, asked.slo, found)
     verdict: Verdict = "OVERLOADED" if load.arriving_per_s >= capacity else "OK"
     return Serving(
         **_common(setting, said),
@@ -145,20 +155,27 @@ def _played(
         cause=_cause(verdict, load),
         suggestion=_suggestion(setting, verdict, load),
         num_requests=len(requests),
-        num_warmup=skipped,
+        num_warmup=asked.num_warmup,
         latencies=found,
-        low_latencies=ends[0],
-        high_latencies=ends[1],
+        low_latencies=ends[0] if ends else None,
+        high_latencies=ends[1] if ends else None,
         sigma=sigma,
         load=load,
-        attainments=rows,
+        attainments=attainments,
         slo_share=share,
         decode_steps=tuple(
-            decode_step(setting.costs, n, context, setting.calibration, setting.curves)
-            for n in dict.fromkeys((1, size))
+            decode_step(costs, n, context, setting.calibration, setting.curves) for n in dict.fromkeys((1, size))
         ),
         remedies=(),
     )
+
+
+def _mean_step(costs: StepCosts, played: Played, jobs: Sequence[Job]) -> tuple[int, int]:
+    """(sequences of a mean step, their tokens in the middle of a mean answer)."""
+    meter = played.meter
+    size = round(meter.output_tokens / max(1, meter.num_steps))
+    mean = sum(job.request.prompt_tokens + job.request.output_tokens / 2 for job in jobs) / len(jobs)
+    return min(max(1, size), costs.plan.max_sequences), max(1, round(mean))
 
 
 class _Told:
@@ -174,10 +191,16 @@ class _Told:
         return None if progress is None else lambda done, _: progress(before + done, total)
 
 
-def _check_lengths(model: Model, plan: InferencePlan, requests: Sequence[Request]) -> None:
-    """Raise InputError with every request that is longer than a sequence may be, or out of order."""
+def _check_requests(model: Model, plan: InferencePlan, requests: Sequence[Request]) -> None:
+    """Raise InputError where there are none, where they are out of order, or longer than a sequence may be."""
     if not requests:
         raise InputError(Fault(place="requests", problem="there are none", remedy="one at least"))
+    times = [request.arrival_s for request in requests]
+    if not all(math.isfinite(time) for time in times) or times[0] < 0 or any(b < a for a, b in pairwise(times)):
+        problem = "arrivals are not finite times from 0 on, in order"
+        raise InputError(Fault(place="requests", problem=problem, remedy="sort them by arrival_s"))
+    if any(min(request.prompt_tokens, request.output_tokens) < 1 for request in requests):
+        raise InputError(Fault(place="requests", problem="one has no token", remedy="prompt and answer of 1 at least"))
     longest = plan.model_len(model)
     seen: dict[tuple[int, int, int], int] = {}
     for request in requests:
@@ -231,6 +254,9 @@ def _does_not_fit(setting: _Setting, requests: Sequence[Request], said: tuple[So
     cause = (
         f"{format_bytes(m.missing_bytes)} more than {costs.plan.gpu_memory_utilization:g} of a GPU's memory: a sequence of "
         f"max_model_len = {m.longest_tokens} tokens does not fit beside weights and activations"
+        if m.over_budget
+        else f"{format_bytes(m.missing_bytes)} more than a GPU has: gpu_memory_utilization = "
+        f"{costs.plan.gpu_memory_utilization:g} leaves too little for the CUDA context"
     )
     told = "; ".join(f"{remedy.change} (cache of {remedy.kv_tokens:,} tokens)" for remedy in found)
     return Serving(

@@ -121,7 +121,7 @@ def _memory(s: Serving) -> Table:
         ("activations", format_bytes(m.activation_bytes), "peak of the largest step"),
         ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
         ("cache", format_bytes(m.kv_bytes), f"{m.kv_tokens:,} tokens in blocks of {m.block_size}; {longest}"),
-        ("used", format_bytes(m.used_bytes), f"of {format_bytes(m.budget_bytes)} allowed"),
+        ("used", format_bytes(m.used_bytes), f"the plan allows {format_bytes(m.budget_bytes)} and the CUDA context"),
         ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
     ]
     return _table(rows, "lrl")

@@ -158,7 +158,7 @@ def test_windows_bound_what_decoding_reads(h100: Cluster) -> None:
 def test_cache_blocks_are_what_the_budget_leaves(llama: Model, h100: Cluster) -> None:
     plan = InferencePlan(gpu_memory_utilization=0.8)
     m = serving_memory(llama, plan, h100.device, Stack.load(plan.stack))
-    left = m.budget_bytes - m.weight_bytes - m.activation_bytes - m.outside_torch_bytes
+    left = m.budget_bytes - m.weight_bytes - m.activation_bytes - m.seen_outside_bytes
     assert m.budget_bytes == int(0.8 * m.capacity_bytes)
     assert m.num_blocks == left // (16 * 2 * 32 * 8 * 128 * 2)
     assert m.fits
@@ -252,6 +252,11 @@ def test_requests_longer_than_a_sequence_are_refused_with_their_lines(llama: Mod
         serve(
             llama, InferencePlan(max_model_len=100), h100, [Request(arrival_s=0, prompt_tokens=150, output_tokens=50)]
         )
+    late = Request(arrival_s=2.0, prompt_tokens=1, output_tokens=1)
+    with pytest.raises(InputError, match="in order"):
+        serve(llama, InferencePlan(), h100, [late, replace(late, arrival_s=1.0)])
+    with pytest.raises(InputError, match="no token"):
+        serve(llama, InferencePlan(), h100, [Request(arrival_s=0, prompt_tokens=1, output_tokens=0)])
     with pytest.raises(InputError, match="there are none"):
         serve(llama, InferencePlan(), h100, [])
 
@@ -382,3 +387,18 @@ def test_dealt_experts_hold_as_much_and_read_as_much_as_split_ones(h100: Cluster
     told = faults_of(Model.load("llama3-8b"), InferencePlan(experts="dealt"), h100)
     assert "no experts to deal" in told
     assert "slices of experts" in faults_of(model, InferencePlan(expert_imbalance=2), h100)
+
+
+def test_the_context_comes_on_top_of_the_fraction(llama: Model, h100: Cluster) -> None:
+    """A log of vLLM on an 80 GB GPU: 79.19 GiB x 0.8 - 1.12 weights - 0.16 outside - 0.23 activations = 61.84 for the cache."""
+    stack = Stack.load("vllm-2025")
+    m = serving_memory(llama, InferencePlan(), h100.device, stack)
+    assert m.seen_outside_bytes == int(0.16 * 2**30) < m.outside_torch_bytes
+    assert m.budget_bytes < m.used_bytes < m.capacity_bytes
+    greedy = serving_memory(llama, InferencePlan(gpu_memory_utilization=1.0), h100.device, stack)
+    assert not greedy.fits
+    assert not greedy.over_budget
+    served = serve(llama, InferencePlan(gpu_memory_utilization=1.0), h100, Workload(num_requests=3).requests())
+    assert "leaves too little for the CUDA context" in served.cause
+    assert served.remedies[0].plan == {"gpu_memory_utilization": 0.95}
+    assert round((0.8 * 79.19 - 1.12 - m.seen_outside_bytes / 2**30 - 0.23), 2) == 61.84

@@ -26,7 +26,7 @@ def test_a_study_and_flags_over_it(tmp_path: Path, capsys: pytest.CaptureFixture
     assert told["num_requests"] == 3
     assert told["load"]["arriving_per_s"] == 2.0
     assert told["attainments"][0]["share"] == 1.0
-    assert told["memory"]["used_bytes"] <= told["memory"]["budget_bytes"]
+    assert told["memory"]["used_bytes"] <= told["memory"]["capacity_bytes"]
     assert {s["what"]: s["kind"] for s in told["sources"]}["inference"] == "given"
 
 
