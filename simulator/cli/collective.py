@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from statistics import median
 
 import click
 
@@ -29,7 +32,7 @@ _HELP = """Print an nccl-tests-like table of a collective on a cluster: size, al
 
 COLLECTIVE is all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all or send_recv. Sizes are of the full
 tensor, as nccl-tests prints them (all_to_all and send_recv: what one rank sends). Rows that begin with > are the first
-of another choice; the exact sizes stand below the table."""
+of another choice; the exact sizes stand below the table. --compare puts what nccl-tests measured beside it."""
 
 
 @click.command("collective", help=_HELP)
@@ -46,6 +49,13 @@ of another choice; the exact sizes stand below the table."""
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="NCCL's variables, as in a shell. May be repeated.")
 @click.option("--tuner", type=click.Path(path_type=Path), metavar="CSV", help="A tuner's table, as NCCL's example's.")
 @click.option("--stack", metavar="NAME|FILE", help="Whose version and variables; --nccl and --env come on top.")
+@click.option(
+    "--compare",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="LOG",
+    help="What nccl-tests printed, or its JSON (-J): its sizes, ranks and nodes, with times and errors beside. May be repeated.",
+)
 @click.option("--bucket", metavar="SIZE", help="Also: the same bytes in calls of this size, one after the other.")
 @click.option("--calibration", metavar="NAME|FILE", help="Whose links. [as shipped; `ideal`: the closed forms]")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
@@ -64,6 +74,7 @@ def command(  # noqa: PLR0913  one an option
     env: tuple[str, ...],
     tuner: Path | None,
     stack: str | None,
+    compare: tuple[Path, ...],
     bucket: str | None,
     calibration: str | None,
     as_json: bool,
@@ -71,9 +82,18 @@ def command(  # noqa: PLR0913  one an option
     plain: bool,
 ) -> int:
     """Sweep, print, draw."""
-    machine = Cluster.load(cluster, nodes)
     kind = _kind(collective)
-    shape = group_shape(machine, group) if per_node is None else side_by_side(machine, per_node, group)
+    if compare and (group is not None or per_node is not None):
+        fault = Fault(
+            place="--compare", problem="stands beside --group or --per-node", remedy="the log says who took part"
+        )
+        raise InputError(fault)
+    measured = _measured(compare, kind) if compare else None
+    if measured is None:
+        machine = Cluster.load(cluster, nodes)
+        shape = group_shape(machine, group) if per_node is None else side_by_side(machine, per_node, group)
+    else:
+        machine, shape = _as_logged(Cluster.load(cluster, nodes or measured.num_nodes), measured)
     curves, software = _curves(calibration), _software(nccl, env, tuner, stack)
     for name in software.environment.unmodelled:
         click.echo(f"not modelled: {name}", err=True)
@@ -81,7 +101,10 @@ def command(  # noqa: PLR0913  one an option
     def pick(size_bytes: int) -> Choice:
         return choose(kind, size_bytes, shape, machine, curves, nccl=software)
 
-    rows = sweep_rows(kind, shape.num_ranks, sizes_of(size, factor), pick)
+    sizes = sizes_of(size, factor) if measured is None else tuple(measured.times_s)
+    rows = sweep_rows(kind, shape.num_ranks, sizes, pick)
+    if measured is not None:
+        rows = tuple(replace(row, measured_time_s=measured.times_s[row.size_bytes]) for row in rows)
     sweep = Sweep(
         collective=kind,
         cluster=machine.name,
@@ -102,6 +125,52 @@ def command(  # noqa: PLR0913  one an option
     else:
         show(render(sweep), plain=plain)
     return ExitCode.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A log's collective: who took part, and seconds by size, in order; the median where a size stands several times."""
+
+    num_ranks: int
+    num_nodes: int
+    times_s: dict[int, float]
+
+
+def _measured(paths: tuple[Path, ...], kind: str) -> Measured:
+    """What the logs say of `kind`. Raises CalibrationError or InputError: nothing of it, or several groups."""
+    read = import_module("validate.fit.nccl_tests").read_logs(list(paths))
+    for fault in read.faults:
+        click.echo(f"not read: {fault}", err=True)
+    told = [sample for sample in read.samples if sample.shape["op"] == kind]
+    groups = sorted({(sample.shape["num_ranks"], sample.shape["num_nodes"]) for sample in told})
+    place = "--compare"
+    if not told:
+        seen = ", ".join(sorted({str(sample.shape["op"]) for sample in read.samples}))
+        raise InputError(Fault(place=place, problem=f"no row of {kind}", remedy=f"the logs have {seen}"))
+    if len(groups) > 1:
+        several = ", ".join(f"{ranks} ranks on {nodes} nodes" for ranks, nodes in groups)
+        raise InputError(Fault(place=place, problem=f"logs of several groups: {several}", remedy="one at a time"))
+    times: dict[int, list[float]] = {}
+    for sample in told:
+        times.setdefault(int(sample.shape["size_bytes"]), []).append(sample.time_s)
+    return Measured(*groups[0], {size: median(times[size]) for size in sorted(times)})
+
+
+def _as_logged(cluster: Cluster, measured: Measured) -> tuple[Cluster, GroupShape]:
+    """The group of the log on `cluster`: as many ranks on each node. Raises ClusterError where it does not fit."""
+    per_node = -(-measured.num_ranks // measured.num_nodes)
+    if per_node > cluster.gpus_per_node or measured.num_nodes > cluster.num_nodes:
+        problem = f"the log has {measured.num_ranks} ranks on {measured.num_nodes} nodes; {cluster.name} has "
+        problem += f"{cluster.num_nodes} of {cluster.gpus_per_node} GPUs"
+        raise ClusterError(Fault(place="--compare", problem=problem, remedy="--cluster and --nodes of the log"))
+    shape = GroupShape(
+        num_ranks=measured.num_ranks,
+        num_nodes=measured.num_nodes,
+        ranks_per_node=per_node,
+        num_groups_per_node=1,
+        spans_domain=measured.num_nodes * cluster.gpus_per_node > cluster.nvlink_domain_size,
+    )
+    return cluster, shape
 
 
 def _software(version: str, env: tuple[str, ...], tuner: Path | None, stack: str | None) -> Nccl:

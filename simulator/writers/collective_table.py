@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -34,6 +35,12 @@ class Row:
     algorithm_bytes_per_s: float
     bus_bytes_per_s: float
     channels: int | None = None
+    measured_time_s: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, minus 1."""
+        return self.time_s / self.measured_time_s - 1 if self.measured_time_s else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +147,8 @@ def _name(choice: Choice | Row) -> str:
 def to_data(sweep: Sweep) -> dict[str, Any]:
     """Plain data for `json.dumps`; docs/reference/topology-sources.md describes every key."""
     data = asdict(sweep)
+    for one, row in zip(data["rows"], sweep.rows, strict=True):
+        one["error"] = row.error
     if sweep.cards is not None:
         data["cards"] = {key: value for key, value in data["cards"].items() if key != "loads"}
     return {"schema_version": SCHEMA_VERSION, **data}
@@ -149,18 +158,26 @@ def render(sweep: Sweep) -> RenderableType:
     """An nccl-tests-like table for a rich console; a row that begins with > is the first of a new choice."""
     head = f"{sweep.collective}: {sweep.num_ranks} ranks on {sweep.num_nodes} nodes of {sweep.cluster}"
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", "size (B)", "algorithm", "protocol", "time (us)", "algbw (GB/s)", "busbw (GB/s)"):
+    measured = any(row.measured_time_s for row in sweep.rows)
+    names = ["", "size (B)", "algorithm", "protocol", "time (us)", "algbw (GB/s)", "busbw (GB/s)"]
+    for name in [*names, "measured (us)", "error"] if measured else names:
         table.add_column(name, justify="left" if name in ("", "algorithm", "protocol") else "right")
     before = ""
     for row in sweep.rows:
         mark = ">" if before and _name(row) != before else ""
         rates = (f"{row.algorithm_bytes_per_s / 1e9:.2f}", f"{row.bus_bytes_per_s / 1e9:.2f}")
-        table.add_row(mark, str(row.size_bytes), row.algorithm, row.protocol, f"{row.time_s * 1e6:.2f}", *rates)
+        beside = (f"{row.measured_time_s * 1e6:.2f}", f"{row.error:+.1%}") if row.measured_time_s else ()
+        table.add_row(
+            mark, str(row.size_bytes), row.algorithm, row.protocol, f"{row.time_s * 1e6:.2f}", *rates, *beside
+        )
         before = _name(row)
     lines = (
         f"> {c.after} from {format_bytes(c.size_bytes)} ({c.size_bytes} B), {c.before} below" for c in sweep.crossovers
     )
     parts: list[RenderableType] = [Text(head), table, *(Text(line) for line in lines)]
+    if measured:
+        errors = sorted(abs(row.error) for row in sweep.rows if row.error is not None)
+        parts.append(Text(f"against the log: median error {median(errors):.1%}, largest {errors[-1]:.1%}"))
     if sweep.cards is not None:
         parts.append(Text(_cards_line(sweep.cards)))
     if sweep.buckets:

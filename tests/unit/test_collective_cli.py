@@ -125,3 +125,45 @@ def test_groups_side_by_side_share_what_the_cards_give(tmp_path: Path, capsys: p
     assert "75% of it through host memory" in capsys.readouterr().out
     assert main([*args, "--per-node", "9"]) == ExitCode.BAD_INPUT
     assert "--per-node" in capsys.readouterr().err
+
+
+LOG = """# Collective test starting: all_reduce_perf
+#  Rank  0 Group  0 Pid   6899 on node-a device  0 [0000:04:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   6900 on node-b device  0 [0000:04:00] NVIDIA H100 80GB HBM3
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+        1024           256     float     sum      -1    12.00    0.09    0.09      0    11.00    0.09    0.09      0
+     1048576        262144     float     sum      -1    20.00   52.43   52.43      0    20.00   52.43   52.43      0
+"""
+
+
+def test_a_log_of_nccl_tests_stands_beside_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(LOG, encoding="utf-8")
+    data = swept(f"all_reduce --cluster dgx-h100-8 --compare {log}", capsys)
+    assert (data["num_ranks"], data["num_nodes"]) == (2, 2)
+    assert [row["size_bytes"] for row in data["rows"]] == [1024, 2**20]
+    assert [row["measured_time_s"] for row in data["rows"]] == pytest.approx([12e-6, 20e-6])
+    for row in data["rows"]:
+        assert row["error"] == pytest.approx(row["time_s"] / row["measured_time_s"] - 1)
+    assert (
+        main(["collective", "all_reduce", "--cluster", "dgx-h100-8", "--compare", str(log), "--plain"]) == ExitCode.OK
+    )
+    assert "against the log: median error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("all_gather --compare LOG", "no row of all_gather"),
+        ("all_reduce --nodes 1 --compare LOG", "2 ranks on 2 nodes"),
+        ("all_reduce --compare LOG --group 4", "stands beside"),
+        ("all_reduce --compare nothing.txt", "cannot be read"),
+    ],
+)
+def test_logs_that_do_not_fit_are_refused(
+    arguments: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text(LOG, encoding="utf-8")
+    assert main(["collective", *arguments.replace("LOG", str(log)).split()]) == ExitCode.BAD_INPUT
+    assert words in capsys.readouterr().err
