@@ -43,6 +43,22 @@ def refine(
     return [tuple(ranks[i] for i in each) for each in _classes(colours)]
 
 
+def refine_partitions(labels: Sequence[Hashable], partitions: Sequence[Ints]) -> Ints:
+    """Colours of ranks that form groups along several axes: two are equal where labels and all their groups are.
+
+    labels: what each rank does by itself. partitions: for each axis, of every rank the group that it is in there.
+    """
+    hubs: list[int] = []  # by hub, the axis of the group
+    touches: list[Ints] = []
+    for number, groups in enumerate(partitions):
+        _, numbered = np.unique(groups, return_inverse=True)
+        touches.append(numbered + len(hubs))
+        hubs += [number] * (int(numbered.max()) + 1)
+    ranks = np.tile(np.arange(len(labels), dtype=np.int64), len(partitions))
+    touched = np.concatenate([*touches, np.array([], dtype=np.int64)])
+    return _refine(_number(labels), np.array(hubs, dtype=np.int64), ranks, touched, np.zeros_like(touched))[0]
+
+
 def _number(labels: Iterable[Hashable]) -> Ints:
     """Labels as integers, in order of first appearance."""
     seen: dict[Hashable, int] = {}

@@ -11,7 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Digit = tuple[int, int]  # (count, stride)
 
@@ -51,6 +55,10 @@ class Lattice:
     def base(self, rank: int) -> int:
         """The first rank of the group that `rank` is in."""
         return rank - sum(rank // stride % count * stride for count, stride in self.digits)
+
+    def bases(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`base` of many ranks."""
+        return ranks - sum((ranks // stride % count * stride for count, stride in self.digits), 0 * ranks)
 
     def ranks(self, base: int) -> Sequence[int]:
         """The group of a first rank, ascending; a range where it has one stride."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd, lcm, prod
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from simulator.errors import Fault, PlanError
 from simulator.experts import Experts
@@ -21,6 +21,10 @@ from simulator.lattice import Digit, Lattice
 from simulator.pipeline import faults as pipeline_faults
 from simulator.plan import AXES, Plan
 from simulator.topology import Cluster
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Among the ranks of a stage (of a shard group, where states are sharded): an expert's slices, a layer's experts, replicas
 EXPERT_AXES: Final = ("etp", "ep", "expert_dp")
@@ -119,6 +123,12 @@ class Mesh:
         """The group of an axis or fused axis that `rank` is in."""
         lattice = self._lattice(axis)
         return lattice.ranks(lattice.base(rank))
+
+    def partition(self, axis: str) -> NDArray[np.int64]:
+        """Of every rank the first rank of its group of an axis or fused axis."""
+        import numpy as np  # noqa: PLC0415  a tenth of a second, and few clusters are uneven
+
+        return self._lattice(axis).bases(np.arange(self.num_ranks, dtype=np.int64))
 
     def group_shape(self, axis: str) -> GroupShape:
         """How the groups of an axis or fused axis lie on the nodes."""

@@ -87,7 +87,7 @@ def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
     if info is None:
         problem = f"{owner.__name__} has no {name!r}"
         return [Fault(place=override.flag, problem=problem, remedy=nearest(name, owner.model_fields))]
-    if model_at(root, override.path) is not None:
+    if model_at(root, override.path) is not None and not isinstance(override.value, list):
         return []  # a table set as a whole
     annotation: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
     try:

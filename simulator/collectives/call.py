@@ -87,7 +87,11 @@ class Links:
         kind: str = "all_reduce",
         nccl: Nccl | None = None,
     ) -> Links:
-        """The links of `cluster` as `kind` in a group sees them; without a group, as one GPU does."""
+        """The links of `cluster` as `kind` in a group sees them; without a group, as one GPU does.
+
+        Raises ClusterError where nodes differ: `topology.exceptions.Kinds` makes clusters of equal nodes of them.
+        """
+        cluster.must_be_even("the price of a collective")
         port, network, fabric = port_of(cluster, shape, kind), cluster.inter, cluster.fabric
         return cls(
             cluster.device.architecture,

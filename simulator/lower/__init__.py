@@ -6,7 +6,8 @@ cluster with unequal links goes through `fold`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,8 @@ from simulator.collective_curves import LinkCurves
 from simulator.device import Device
 from simulator.errors import Fault, PlanError
 from simulator.kernels import DTYPE_BYTES, Stream
-from simulator.lower.builder import Builder, Fabric
+from simulator.lower.builder import EXPERT_ROLES, ROLES, Builder, Fabric
+from simulator.lower.cast import Cast
 from simulator.lower.hops import HopWork
 from simulator.lower.pipelined import Stage, pipelined_step, waits_for_messages
 from simulator.lower.power import shared_clock
@@ -33,6 +35,7 @@ from simulator.program import Program
 from simulator.share import Share, body_names, share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
+from simulator.topology.exceptions import Deviation, Kinds
 from simulator.zero import UnitComm, communication, pieces, stepped_numel
 
 __all__ = ["Lowering", "legal", "lower"]
@@ -40,7 +43,10 @@ __all__ = ["Lowering", "legal", "lower"]
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """A plan made concrete: its nouns resolved, its mesh, its blocks; `program(n)` plays n micro-batches."""
+    """A plan made concrete: its nouns resolved, its mesh, its blocks; `program(n)` plays n micro-batches.
+
+    cluster: without its exceptions, if any; `whole` has them. kinds: of its GPUs, where they differ. others: stages on other devices.
+    """
 
     model: Model
     plan: Plan
@@ -53,6 +59,10 @@ class Lowering:
     blocks: ModelBlocks
     stages: tuple[Stage, ...]
     clock: Clock
+    exceptions: tuple[Deviation, ...] = ()
+    kinds: Kinds | None = None
+    others: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # by device, where they differ
 
     @property
     def hardware_flop(self) -> int:
@@ -84,7 +94,42 @@ class Lowering:
             slowdown=0.0 if ideal else slowdown(self.plan.num_devices),
             transfers=self.transfers,
             nccl=self.stack.software(),
+            cast=self.cast,
         )
+
+    @property
+    def whole(self) -> Cluster:
+        """The cluster with its exceptions."""
+        return self.cluster.model_copy(update={"exceptions": self.exceptions}) if self.exceptions else self.cluster
+
+    @property
+    def _roles(self) -> tuple[str, ...]:
+        """What ranks meet for, pipelines aside."""
+        units = (unit for stage in self.stages for chunk in stage.chunks for unit in chunk.units)
+        hops = tuple(hop.role for unit in units for hop in unit.hops)
+        staged = ("shard_near", "shard_far") if self.plan.hierarchical_gather else ()
+        return (*ROLES, *(EXPERT_ROLES if self.model.experts else ()), *staged, *hops)
+
+    @cached_property
+    def cast(self) -> Cast | None:
+        """Who plays what where GPUs differ; None where all are equal."""
+        if self.kinds is None:
+            return None
+        even = Fabric(
+            cluster=self.cluster, mesh=self.mesh, stack=self.stack, curves=self.curves, memory_weight=0.0, slowdown=0.0
+        )
+        cast = Cast(
+            cluster=self.cluster,
+            kinds=self.kinds,
+            mesh=self.mesh,
+            axes=tuple(dict.fromkeys(map(even.axis, self._roles))),
+            memory_weights={name: one.interference.hbm_weight for name, one in self.calibrations.items()},
+            ideal=self.calibration.kind == "ideal",
+        )
+        if self.plan.pp > 1 and cast.mixed_devices:
+            problem = "different GPUs inside the tensor- or context-parallel groups of a pipeline are not modelled"
+            raise PlanError(Fault(place="cluster: exceptions", problem=problem, remedy="groups of one GPU, or pp = 1"))
+        return cast
 
     @property
     def transfers(self) -> Transfers | None:
@@ -104,19 +149,35 @@ class Lowering:
 
     def program(self, num_micro_batches: int, rank: int | None = None, *, stage: int = 0) -> Program:
         """The step of the class of a stage's ranks, or of one rank, with that many micro-batches instead of the plan's."""
-        if self.plan.pp > 1:
-            stage = stage if rank is None else self.mesh.coordinates(rank)["pp"]
-            build = Builder(self.fabric, rank, stage)
-            pipelined_step(build, self.stages[stage], num_micro_batches)
-            return build.program()
-        build = Builder(self.fabric, rank)
-        schedule = sharded_step if self.plan.gathers else replicated_step
-        schedule(build, self.step, num_micro_batches)
-        return build.program()
+        if rank is not None:
+            stage = self.mesh.coordinates(rank)["pp"]
+        return self._played(Builder(self.fabric, rank, self._stage(stage)), num_micro_batches, stage, rank)
 
     def programs(self, num_micro_batches: int) -> tuple[Program, ...]:
-        """One program a class of equal ranks: a pipeline stage is one."""
-        return tuple(self.program(num_micro_batches, stage=stage) for stage in range(self.plan.pp))
+        """One program a class of equal ranks: a pipeline stage is one, and more where GPUs differ."""
+        if self.cast is None:
+            return tuple(self.program(num_micro_batches, stage=stage) for stage in range(self.plan.pp))
+        return tuple(
+            self._played(
+                Builder(self.fabric, None, self._stage(seat.stage), seat), num_micro_batches, seat.stage, seat.rank
+            )
+            for seat in self.cast.seats
+        )
+
+    def _stage(self, stage: int) -> int | None:
+        return stage if self.plan.pp > 1 else None
+
+    def _played(self, build: Builder, num_micro_batches: int, stage: int, rank: int | None) -> Program:
+        """A stage's step on the device of `rank` (None: the cluster's own)."""
+        stages = self.stages
+        if self.cast is not None and rank is not None:
+            stages = self.others.get(self.cast.kind(rank).device, stages)
+        if self.plan.pp > 1:
+            pipelined_step(build, stages[stage], num_micro_batches)
+        else:
+            schedule = sharded_step if self.plan.gathers else replicated_step
+            schedule(build, stages[0].chunks[0], num_micro_batches)
+        return build.program()
 
 
 def lower(
@@ -132,25 +193,31 @@ def lower(
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
     legal(model, plan, cluster, stack)
-    device = cluster.device
-    share = share_of(model, plan)
-    blocks = build_blocks(model, stack, plan)
-    clock = shared_clock(Clock(device, calibration, stack), share, plan, stack, blocks)
-    works = {block.name: clock.block(block, plan) for block in blocks.kinds}
-    mesh = Mesh(plan, cluster)
+    exceptions, kinds = cluster.exceptions, Kinds.of(cluster) if cluster.exceptions else None
+    cluster = cluster.usual
+    mesh, blocks = Mesh(plan, cluster), build_blocks(model, stack, plan)
     near = mesh.group_shape("dp_shard_cp").ranks_per_node
+    clock, stages = _stages(model, plan, stack, blocks, cluster.device, calibration, near)
+    others = {name: device for name, device in kinds.devices.items() if device != cluster.device} if kinds else {}
+    theirs = {name: _of_its_kind(calibration, device) for name, device in others.items()}
     return Lowering(
         model=model,
         plan=plan,
         cluster=cluster,
         stack=stack,
         calibration=calibration,
-        device=device,
+        device=cluster.device,
         curves=curves,
         mesh=mesh,
         blocks=blocks,
-        stages=tuple(_stage(model, plan, stack, blocks, works, clock, near, index) for index in range(plan.pp)),
+        stages=stages,
         clock=clock,
+        exceptions=exceptions,
+        kinds=kinds if kinds and kinds.of_rank else None,
+        others={
+            name: _stages(model, plan, stack, blocks, device, theirs[name], near)[1] for name, device in others.items()
+        },
+        calibrations={cluster.device.name: calibration, **theirs},
     )
 
 
@@ -161,6 +228,25 @@ def legal(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> None:
     _refuse_unmodelled(model, plan, stack)
     _refuse_no_host(plan, cluster)
     _refuse_no_peer(plan, cluster)
+    if cluster.exceptions and plan.offload.any:
+        problem = "offload on nodes that differ is not modelled"
+        raise PlanError(Fault(place="cluster: exceptions", problem=problem, remedy="no offload, or no exceptions"))
+
+
+def _of_its_kind(calibration: Calibration, device: Device) -> Calibration:
+    """Another device's calibration: ideal or of its data sheet where that was asked for, else its own."""
+    if calibration.kind == "ideal":
+        return calibration
+    return Calibration.datasheet(device) if calibration.kind == "datasheet" else Calibration.for_device(device)
+
+
+def _stages(
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, device: Device, calibration: Calibration, near: int
+) -> tuple[Clock, tuple[Stage, ...]]:
+    """The pipeline ranks on one device, and the clock that priced them. near: ranks of a shard group on one node."""
+    clock = shared_clock(Clock(device, calibration, stack), share_of(model, plan), plan, stack, blocks)
+    works = {block.name: clock.block(block, plan) for block in blocks.kinds}
+    return clock, tuple(_stage(model, plan, stack, blocks, works, clock, near, index) for index in range(plan.pp))
 
 
 def _switches(cluster: Cluster) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from simulator.collective_curves import LinkCurves
 from simulator.collectives import bill, host_traffic, interference, link_capacities, renamed
+from simulator.lower.cast import Among, Cast, Seat
 from simulator.lower.work import NO_WORK, Phase, Segment, Work
 from simulator.mesh import GroupShape, Mesh
 from simulator.nccl import Nccl
@@ -17,6 +18,13 @@ from simulator.ops import Exchange
 from simulator.program import COMPUTE_STREAM, Bill, Collective, Compute, Number, Program, ProgramOp
 from simulator.stack import Stack
 from simulator.topology import Cluster
+
+# Categories of the breakdown: a GPU that the cluster says is slow, the slowest of equal ones, a slower peer inside a block
+SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
+# Roles and axes over which ranks meet, pipelines aside: what folding refines over where GPUs differ
+ROLES = ("shard", "reshard", "replicate", "cp", "tp")
+EXPERT_ROLES = ("expert_shard", "expert_replicate", "ep", "etp")
+_IN = " in"  # of a link: the way into a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +39,14 @@ class Fabric:
     slowdown: float  # of the slowest GPU's compute, as a fraction
     transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
     nccl: Nccl = field(default_factory=Nccl)  # as the stack sets it up
+    cast: Cast | None = None  # where GPUs of the cluster differ
     _shapes: dict[str, GroupShape] = field(default_factory=dict, compare=False, repr=False)
-    _prices: dict[tuple[str, str, int], tuple[Bill, float]] = field(default_factory=dict, compare=False, repr=False)
-    _messages: dict[tuple[tuple[int, int], int], Bill] = field(default_factory=dict, compare=False, repr=False)
+    _prices: dict[tuple[str, str, int, Among | None], tuple[Bill, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _messages: dict[tuple[tuple[int, int], int, Among | None], Bill] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def axis(self, role: str) -> str:
         """The mesh axis over which a role communicates: shard, reshard, replicate, and the same of experts; or the axis.
@@ -94,25 +107,30 @@ class Fabric:
         places = shape.num_ranks if shape.num_nodes == 1 or not shape.spans_domain else shape.num_nodes
         return round(exchange.num_bytes * places * (1 - (1 - 1 / places) ** exchange.copies) / exchange.copies)
 
-    def price(self, kind: str, role: str, size_bytes: int) -> tuple[Bill, float]:
+    def on(self, among: Among | None) -> Cluster:
+        """The uniform cluster on which a group of these kinds of GPUs runs as it does here; None: all are equal."""
+        return self.cluster if among is None or self.cast is None else self.cast.on(among)
+
+    def price(self, kind: str, role: str, size_bytes: int, among: Among | None = None) -> tuple[Bill, float]:
         """What one collective costs, and the share of compute it takes meanwhile."""
-        found = self._prices.get((kind, role, size_bytes))
+        found = self._prices.get((kind, role, size_bytes, among))
         if found is None:
-            shape, cluster, curves = self.shape(role), self.cluster, self.curves
+            shape, cluster, curves = self.shape(role), self.on(among), self.curves
+            weight = self.memory_weight if among is None or self.cast is None else self.cast.memory_weight(among)
             found = (
                 bill(kind, size_bytes, shape, cluster, curves=curves, nccl=self.nccl),
-                float(interference(kind, shape, cluster, curves, memory_weight=self.memory_weight, nccl=self.nccl)),
+                float(interference(kind, shape, cluster, curves, memory_weight=weight, nccl=self.nccl)),
             )
-            self._prices[kind, role, size_bytes] = found
+            self._prices[kind, role, size_bytes, among] = found
         return found
 
-    def message(self, pair: tuple[int, int], size_bytes: int) -> Bill:
+    def message(self, pair: tuple[int, int], size_bytes: int, among: Among | None = None) -> Bill:
         """What one message between two pipeline stages costs."""
-        found = self._messages.get((pair, size_bytes))
+        found = self._messages.get((pair, size_bytes, among))
         if found is None:
             shape = self.mesh.pair_shape(*pair)
-            found = bill("send_recv", size_bytes, shape, self.cluster, curves=self.curves, nccl=self.nccl)
-            self._messages[pair, size_bytes] = found
+            found = bill("send_recv", size_bytes, shape, self.on(among), curves=self.curves, nccl=self.nccl)
+            self._messages[pair, size_bytes, among] = found
         return found
 
 
@@ -120,11 +138,18 @@ class Builder:
     """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored).
 
     rank: None builds the program of the class of all ranks (of a pipeline stage, if given); a number that of one rank, on
-    links of its own, meeting the other members of its groups.
+    links of its own, meeting the other members of its groups. seat: a class of ranks where GPUs differ; it meets the other
+    classes of its groups.
     """
 
-    def __init__(self, fabric: Fabric, rank: int | None = None, stage: int | None = None) -> None:
-        self._fabric, self._rank, self._stage = fabric, rank, stage
+    def __init__(
+        self, fabric: Fabric, rank: int | None = None, stage: int | None = None, seat: Seat | None = None
+    ) -> None:
+        self._fabric, self._rank, self._stage, self._seat = fabric, rank, stage, seat
+        self._at = rank if seat is None else seat.rank
+        self._amongs: dict[str, Among] = {}
+        self._meetings: dict[str, tuple[str, int]] = {}
+        self._reached: dict[Among | None, dict[str, Number]] = {}
         self._ops: list[ProgramOp] = []
         self._last_collective: int | None = None
         self._last_compute: int | None = None
@@ -225,7 +250,7 @@ class Builder:
             return None
         if not fabric.stack.overlap:
             after = (*after, self._last_compute)
-        one, slows = fabric.price(kind, role, size_bytes // count)
+        one, slows = fabric.price(kind, role, size_bytes // count, self._among(role))
         one = self._beside_offload(renamed(one, self._suffix), kind, size_bytes // count, fabric.shape(role))
         group, members = self._group(role)
         op = Collective(
@@ -270,7 +295,8 @@ class Builder:
         total = NO_WORK
         for phase in phases:
             for segment in phase.segments:
-                total += self._paced(segment.work) + self._beside(replace(segment, beside=self._paced(segment.beside)))
+                work, beside = self._with_peers(segment.work), self._with_peers(segment.beside)
+                total += work + self._beside(replace(segment, beside=beside))
         blocking = self._fabric.stack.host_blocking
         if not synchronous and not blocking:
             return total
@@ -278,11 +304,36 @@ class Builder:
         return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
 
     def _paced(self, work: Work) -> Work:
-        """Kernels at the pace of the slowest GPU, if they are not yet."""
-        waiting_s = self._fabric.slowdown * work.duration_s
-        if waiting_s == 0 or any(name == "stragglers" for name, _ in work.parts):
+        """Kernels at the pace of the slowest GPU, if they are not yet; on a GPU that is known to be slow, at its own."""
+        if any(name in (STRAGGLERS, SLOW) for name, _ in work.parts):
             return work
-        return Work(parts=(*work.parts, ("stragglers", waiting_s)), host_s=work.host_s)
+        speed, slowest = self._pace
+        own_s = work.duration_s * (1 / speed - 1)
+        waiting_s = slowest * (work.duration_s + own_s)
+        more = ((SLOW, own_s), (STRAGGLERS, waiting_s))
+        added = tuple((name, seconds) for name, seconds in more if seconds)
+        return Work(parts=(*work.parts, *added), host_s=work.host_s) if added else work
+
+    def _with_peers(self, work: Work) -> Work:
+        """The same on all ranks of a block: where one of them is slower than this one, this one waits."""
+        work, cast = self._paced(work), self._fabric.cast
+        if cast is None or self._at is None or self._behind == 0:
+            return work
+        return Work(parts=(*work.parts, (WAITING, self._behind * work.duration_s)), host_s=work.host_s)
+
+    @cached_property
+    def _behind(self) -> float:
+        """How much longer the slowest rank of this one's blocks takes, as a fraction."""
+        cast = self._fabric.cast
+        return 0.0 if cast is None or self._at is None else 1 / cast.inner_speed(self._at) - 1
+
+    @cached_property
+    def _pace(self) -> tuple[float, float]:
+        """(speed of this GPU as a fraction of its device's, what the slowest of its equals is behind)."""
+        cast = self._fabric.cast
+        if cast is None or self._at is None:
+            return 1.0, self._fabric.slowdown
+        return cast.kind(self._at).speed, cast.slowdown(self._at)
 
     def _beside(self, segment: Segment) -> Work:
         """A segment's collectives and the compute beside them, which they slow while their bytes move."""
@@ -293,9 +344,11 @@ class Builder:
         for exchange in segment.exchanges:
             if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
                 continue
-            one, slows = fabric.price(exchange.kind, exchange.axis, fabric.sent_bytes(exchange))
+            among = self._among(exchange.axis)
+            one, slows = fabric.price(exchange.kind, exchange.axis, fabric.sent_bytes(exchange), among)
             self._exchanged[exchange.kind, exchange.axis, exchange.num_bytes] += 1
-            moving_s = max((float(size / self._capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
+            capacities = self._capacities(among)
+            moving_s = max((float(size / capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
             free_s = max(end_s + float(one.latency_s) - (beside_s - left_s + lost_s), 0.0)
             left_s -= min(left_s, free_s)
             slowed_s = min(moving_s, left_s / (1 - slows))
@@ -309,27 +362,46 @@ class Builder:
         parts += [(f"exposed:{longest}", exposed_s)] if exposed_s else []
         return Work(parts=tuple(parts), host_s=host_s)
 
-    @cached_property
-    def _capacities(self) -> dict[str, Number]:
-        return dict(link_capacities(self._fabric.cluster, self._fabric.curves))
+    def _capacities(self, among: Among | None) -> dict[str, Number]:
+        if among not in self._reached:
+            self._reached[among] = link_capacities(self._fabric.on(among), self._fabric.curves)
+        return self._reached[among]
+
+    def _among(self, role: str) -> Among | None:
+        """The kinds of GPUs in this rank's group of a role; None where all are equal."""
+        fabric = self._fabric
+        if fabric.cast is None or self._at is None:
+            return None
+        if role not in self._amongs:
+            self._amongs[role] = fabric.cast.among(fabric.axis(role), self._at)
+        return self._amongs[role]
+
+    def _pair(self, stages: tuple[int, ...]) -> Among | None:
+        """The kinds of GPUs at this rank's place in some stages."""
+        cast = self._fabric.cast
+        return None if cast is None or self._at is None else cast.pair(self._at, stages)
 
     def pass_on(self, label: str, message: str, size_bytes: int, pair: tuple[int, int], *after: int | None) -> int:
         """Append this stage's end of a message of `size_bytes` from stage pair[0] to pair[1]; both ends meet.
 
-        message: what tells it from the others between the same ranks. The sender's links are loaded.
+        message: what tells it from the others between the same ranks. The sender's links are loaded, and where the two
+        GPUs differ, the receiver's way in: the slower one decides.
         """
-        fabric, (source, target) = self._fabric, pair
+        (source, target), among = pair, self._pair(pair)
         sends = self._stage == source
-        one = fabric.message(pair, size_bytes)
+        one = mine = self._fabric.message(pair, size_bytes, among)
         stream = f"nccl:pp {source} to {target}"
-        mine = one if sends else Bill(latency_s=0.0, link_bytes={})
+        if not sends:
+            comes_in = one.link_bytes if among is not None and len(among.members) > 1 else {}
+            mine = Bill(latency_s=0.0, link_bytes={f"{link}{_IN}": size for link, size in comes_in.items()})
         return self._meet(label, stream, "send_recv", message, 2, mine, size_bytes, *after)
 
     def agree(self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None) -> int:
         """Append this stage's part of an all-reduce among the ranks that stand at the same place in `stages`."""
         fabric = self._fabric
         shape = fabric.mesh.pair_shape(stages[0], stages[-1]) if len(stages) == 2 else fabric.mesh.group_shape("pp")
-        one = bill("all_reduce", size_bytes, shape, fabric.cluster, curves=fabric.curves, nccl=fabric.nccl)
+        cluster = fabric.on(self._pair(stages))
+        one = bill("all_reduce", size_bytes, shape, cluster, curves=fabric.curves, nccl=fabric.nccl)
         return self._meet(label, "nccl:pp", "all_reduce", message, len(stages), one, size_bytes, *after)
 
     def _meet(
@@ -353,31 +425,59 @@ class Builder:
     @property
     def _column(self) -> str:
         """What a rank has in common with those at its place in the other stages."""
+        if self._seat is not None:
+            return self._meeting("pp")[0]
         if self._rank is None:
             return ""
         return f":{self._fabric.mesh.group_of('pp', self._rank)[0]}"
 
     @property
     def _suffix(self) -> str:
+        if self._seat is not None:
+            return f":{self._seat.name}"
         if self._rank is not None:
             return f":{self._rank}"
         return "" if self._stage is None else f":stage{self._stage}"
 
     def _group(self, role: str) -> tuple[str, int]:
         """What tells a rank's group from the others of the role, and how many programs meet in it."""
+        if self._seat is not None:
+            return self._meeting(self._fabric.axis(role))
         if self._rank is None:
             return "", 1
         ranks = self._fabric.mesh.group_of(self._fabric.axis(role), self._rank)
         return f":{ranks[0]}", len(ranks)
 
+    def _meeting(self, axis: str) -> tuple[str, int]:
+        """The same of a class: groups in which the same classes meet are one."""
+        assert self._fabric.cast is not None
+        assert self._seat is not None
+        assert axis in (*self._fabric.cast.axes, "pp"), f"{axis}: ranks were not told apart by who they meet there"
+        if axis not in self._meetings:
+            classes = self._fabric.cast.meeting(axis, self._seat.rank)
+            self._meetings[axis] = f":{'+'.join(map(str, classes))}", len(classes)
+        return self._meetings[axis]
+
+    def _links(self) -> dict[str, Number]:
+        """Capacities of this program's own links; messages come in by their own where GPUs differ."""
+        cast, curves = self._fabric.cast, self._fabric.curves
+        if cast is None or self._at is None:
+            return dict(link_capacities(self._fabric.cluster, curves, suffix=self._suffix))
+        own = cast.kinds.number(self._at)
+        out = link_capacities(cast.on(Among(frozenset({own}), own)), curves)
+        both = out | ({f"{name}{_IN}": rate for name, rate in out.items()} if self._stage is not None else {})
+        return {f"{name}{self._suffix}": rate for name, rate in both.items()}
+
     def program(self) -> Program:
         """What was built so far."""
-        links = dict(link_capacities(self._fabric.cluster, self._fabric.curves, suffix=self._suffix))
+        links = self._links()
         if self._fabric.transfers is not None:
             links |= self._fabric.transfers.links(self._rank)
         plan = self._fabric.mesh.plan
         num_ranks = plan.num_devices // plan.pp if self._rank is None else 1
-        if self._rank is not None:
+        if self._seat is not None:
+            name, num_ranks = self._seat.name, self._seat.num_ranks
+        elif self._rank is not None:
             name = f"rank{self._rank}"
         else:
             name = "rank" if self._stage is None else f"stage{self._stage}"

@@ -7,7 +7,7 @@ and plays the same sequence through the caching allocator. There is no clock in 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -148,9 +148,13 @@ def simulate_memory(
     blocks: ModelBlocks,
     device: Device,
     settings: AllocatorSettings | None = None,
+    stages: Sequence[int] | None = None,
 ) -> tuple[MemoryUse, MemoryTrace]:
-    """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step."""
-    history, live = _fullest(model, plan, stack, blocks, device)
+    """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step.
+
+    stages: pipeline stages that have ranks on such a device; None: all.
+    """
+    history, live = _fullest(model, plan, stack, blocks, device, stages)
     reserved = _reserved(history, live, settings)
     use = _use(history, live, max(reserved), plan, device)
     if use.fits_bare and not use.fits_surely:
@@ -178,24 +182,33 @@ def memory_uses(
         yield _use(history, live, max(_reserved(history, live, one)), plan, device)
 
 
-def _fullest(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, device: Device) -> tuple[History, LiveCourse]:
+def _fullest(
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    blocks: ModelBlocks,
+    device: Device,
+    stages: Sequence[int] | None = None,
+) -> tuple[History, LiveCourse]:
     """The history of the rank whose live bytes reach highest, among the pipeline's stages."""
     write = partial(write_history, model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
-    found = (write(stage=stage) for stage in _candidates(model, plan))
+    found = (write(stage=stage) for stage in _candidates(model, plan, stages))
     return max(((one, live_course(one)) for one in found), key=lambda pair: pair[1].peak[0])
 
 
-def _candidates(model: Model, plan: Plan) -> list[int]:
+def _candidates(model: Model, plan: Plan, stages: Sequence[int] | None = None) -> list[int]:
     """Stages that may hold most: the ends, and the first of those with the most layers in flight.
 
     Stages between hold fewer micro-batches (or as many of fewer layers), and neither the embedding nor the logits.
     """
     if plan.pp == 1:
         return [0]
-    held = [share_of(model, plan, stage).num_layers for stage in range(plan.pp)]
-    longest = max(held)
-    inside = [stage for stage in range(1, plan.pp - 1) if held[stage] == longest > held[0]]
-    return [0, *inside[:1], plan.pp - 1]
+    among = sorted(stages) if stages else list(range(plan.pp))
+    first, middle, last = among[0], among[1:-1], among[-1]
+    held = {stage: share_of(model, plan, stage).num_layers for stage in (first, *middle, last)}
+    longest = max(held.values())
+    inside = [stage for stage in middle if held[stage] == longest > held[first]]
+    return list(dict.fromkeys([first, *inside[:1], last]))
 
 
 def _use(history: History, live: LiveCourse, reserved: int, plan: Plan, device: Device) -> MemoryUse:

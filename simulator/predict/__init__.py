@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
 from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves, default_curves
@@ -13,16 +13,17 @@ from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict.confidence import extrapolated, sigma, sources, spread
 from simulator.predict.fitting import remedies
+from simulator.predict.kinds import Remembered, fits_least, held_by_device, kind_uses, mean_peak_flop_per_s
 from simulator.predict.play import bounds, play
-from simulator.predict.prediction import Prediction, Remedy, Source, Verdict
+from simulator.predict.prediction import KindUse, Prediction, Remedy, Source, Verdict
 from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import suggest, verdict_of, with_stalls
 from simulator.stack import Stack
 from simulator.topology import Cluster
-from simulator.trace import MemoryTrace
 
 __all__ = [
     "Z90",
+    "KindUse",
     "MemoryUse",
     "Prediction",
     "Remedy",
@@ -36,16 +37,6 @@ __all__ = [
 ]
 
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
-    """What a step holds, over time, and whether it fits."""
-
-    memory: MemoryUse
-    trace: MemoryTrace
-    verdict: Verdict
-    cause: str
 
 
 def predict(
@@ -76,6 +67,11 @@ def predict(
 
 def remembered(lowering: Lowering) -> Remembered:
     """The memory of a lowered plan, and the verdict on it: half a prediction, and all of it where nothing fits."""
+    if lowering.cast is not None:
+        held = held_by_device(lowering)
+        name, one = fits_least(held)
+        cause = f"{name}: {one.cause}" if len(held) > 1 else one.cause
+        return replace(one, cause=cause, by_device=held)
     plan, device = lowering.plan, lowering.device
     memory, trace = simulate_memory(lowering.model, plan, lowering.stack, lowering.blocks, device)
     memory = with_lower_tiers(memory, lowering)
@@ -88,9 +84,10 @@ def predicted(lowering: Lowering, held: Remembered, *, fold: bool = True, advise
     model, plan, cluster = lowering.model, lowering.plan, lowering.cluster
     memory, verdict, cause = held.memory, held.verdict, held.cause
     played = play(lowering, fold=fold)
-    found = remedies(lowering, played.step_s, memory) if advise and verdict != "FITS" else None
+    looks = advise and verdict != "FITS" and lowering.cast is None
+    found = remedies(lowering, played.step_s, memory) if looks else None
     if verdict == "TIGHT":
-        played, cause = with_stalls(played, cause, memory, lowering.calibration)
+        played, cause = with_stalls(played, cause, memory, lowering.calibrations.get(held.device, lowering.calibration))
     imbalance = _imbalance_sigma(lowering, played.step_s, fold=fold)
     reach = Z90 * math.hypot(sigma(lowering, played), imbalance)
     return Prediction(
@@ -105,7 +102,7 @@ def predicted(lowering: Lowering, held: Remembered, *, fold: bool = True, advise
         tokens_per_step=plan.tokens_per_step,
         model_flop_per_step=model.model_flop_per_sequence(plan.seq_len) * plan.global_batch_size,
         hardware_flop_per_step=lowering.hardware_flop,
-        peak_flop_per_s=cluster.device.peak(plan.precision),
+        peak_flop_per_s=mean_peak_flop_per_s(lowering),
         breakdown=dict(played.breakdown),
         communication=dict(played.communication),
         memory=memory,
@@ -119,6 +116,7 @@ def predicted(lowering: Lowering, held: Remembered, *, fold: bool = True, advise
         remedies=found or (),
         spread=spread(lowering, played) | ({"imbalance": imbalance} if imbalance else {}),
         stack_sigma=lowering.stack.sigma,
+        kinds=kind_uses(lowering, played, held.by_device),
     )
 
 
@@ -129,5 +127,5 @@ def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
         return 0.0
     more = plan.expert_imbalance * (1 + plan.expert_imbalance_sigma)
     busier = plan.model_copy(update={"expert_imbalance": more})
-    nouns = (lowering.cluster, lowering.stack, lowering.calibration, lowering.curves)
+    nouns = (lowering.whole, lowering.stack, lowering.calibration, lowering.curves)
     return float(play(lower(lowering.model, busier, *nouns), fold=fold).step_s / step_s - 1)

@@ -90,6 +90,7 @@ def sources(lowering: Lowering) -> tuple[Source, ...]:
     below = [Source(what="tiers", kind="datasheet", detail=detail)] if tier else []
     return (
         *below,
+        *_exceptions(lowering),
         Source(
             what="model", kind="given", detail=f"{lowering.model.name}, {lowering.model.num_parameters:,} parameters"
         ),
@@ -98,6 +99,18 @@ def sources(lowering: Lowering) -> tuple[Source, ...]:
         Source(what="links", kind=_links_kind(lowering), detail=_links_detail(lowering)),
         Source(what="stack", kind="calibrated" if fitted else "assumed", detail=f"{stack.name}{fitted}"),
     )
+
+
+def _exceptions(lowering: Lowering) -> list[Source]:
+    """Kinds of GPUs that differ, and what their kernels' times rest on."""
+    if lowering.kinds is None:
+        return []
+    usual, *others = lowering.kinds.kinds
+    found = [Source(what="exceptions", kind="given", detail="; ".join(kind.unlike(usual) for kind in others))]
+    for name, calibration in lowering.calibrations.items():
+        if name != usual.device:
+            found.append(Source(what=f"kernels of {name}", kind=calibration.kind, detail=calibration.name))
+    return found
 
 
 def _links_detail(lowering: Lowering) -> str:

@@ -50,14 +50,16 @@ class Loads:
 
 
 def idle_links(cluster: Cluster) -> Loads:
-    """The links of a node, with nothing on them."""
+    """The links of a node, with nothing on them. Raises ClusterError where nodes differ."""
+    cluster.must_be_even("the picture of a node")
     return Loads(cluster=cluster.name, num_gpus=cluster.gpus_per_node, links=tuple(_links(cluster)))
 
 
 def link_loads(
     model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None = None, stack: Stack | None = None
 ) -> Loads:
-    """The links of a node with what a step of the plan puts on them. Raises as `predict` does."""
+    """The links of a node with what a step of the plan puts on them. Raises as `predict` does, and where nodes differ."""
+    cluster.must_be_even("the picture of a node")
     calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.load(plan.stack)
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
     loads = _loads(lowering)

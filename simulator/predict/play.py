@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simulator.engine import run
 from simulator.lower import Lowering
@@ -19,7 +19,10 @@ _PLAYED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What the engine says of one step. `timeline` shows `num_played` micro-batches of the plan's."""
+    """What the engine says of one step. `timeline` shows `num_played` micro-batches of the plan's.
+
+    kinds: where GPUs differ, the breakdown of the busiest class of each kind.
+    """
 
     step_s: float
     lower_s: float
@@ -29,6 +32,7 @@ class Played:
     timeline: Timeline
     program: Program
     num_played: int
+    kinds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 def play(lowering: Lowering, *, fold: bool = True) -> Played:
@@ -51,7 +55,7 @@ def play(lowering: Lowering, *, fold: bool = True) -> Played:
         step_s=_extend(shorter.step_s, longer.step_s, more),
         lower_s=_extend(shorter.lower_s, longer.lower_s, more),
         upper_s=_extend(shorter.upper_s, longer.upper_s, more),
-        breakdown={k: _extend(shorter.breakdown.get(k, 0.0), v, more) for k, v in longer.breakdown.items()},
+        breakdown=_extended(shorter.breakdown, longer.breakdown, more),
         communication={
             kind: tuple(_extend(a, b, more) for a, b in zip(shorter.communication[kind], both, strict=True))  # type: ignore[misc]
             for kind, both in longer.communication.items()
@@ -59,6 +63,7 @@ def play(lowering: Lowering, *, fold: bool = True) -> Played:
         timeline=longer.timeline,
         program=longer.program,
         num_played=last,
+        kinds={kind: _extended(shorter.kinds[kind], one, more) for kind, one in longer.kinds.items()},
     )
 
 
@@ -77,10 +82,15 @@ def _extend(shorter: float, longer: float, more: int) -> float:
     return longer + more * (longer - shorter)
 
 
+def _extended(shorter: Mapping[str, float], longer: Mapping[str, float], more: int) -> dict[str, float]:
+    return {name: _extend(shorter.get(name, 0.0), seconds, more) for name, seconds in longer.items()}
+
+
 def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program] = ()) -> Played:
     programs = programs or lowering.programs(num_micro_batches)
     timeline = run(programs)
-    program = max(programs, key=lambda each: (timeline.busy(each.name, COMPUTE_STREAM), each is programs[0]))
+    busiest = max(programs, key=lambda each: (timeline.busy(each.name, COMPUTE_STREAM), each is programs[0]))
+    program = _usual(lowering, programs, busiest)
     kinds = dict.fromkeys(op.kind for op in program.ops if isinstance(op, Collective))
     limits = [bounds(each) for each in programs]
     breakdown = _with_bubble(timeline.breakdown(program.name), lowering.plan)
@@ -92,6 +102,8 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
         communication = {k: (exposed.get(k, 0.0), communication.get(k, (0.0, 0.0))[1]) for k in {**exposed, **kinds}}
     step_s = float(timeline.step_s)
     upper_s = float(sum(upper for _, upper in limits)) if lowering.plan.pp > 1 else float(limits[0][1])
+    if lowering.cast is not None:
+        upper_s = float(sum(_serial_s(each) for each in _by_stage(lowering, programs)))
     return Played(
         step_s=step_s,
         lower_s=_but_for_rounding(float(max(lower for lower, _ in limits)), step_s),
@@ -101,7 +113,54 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
         timeline=timeline,
         program=program,
         num_played=num_micro_batches,
+        kinds=_of_kinds(lowering, programs, timeline),
     )
+
+
+def _usual(lowering: Lowering, programs: Sequence[Program], busiest: Program) -> Program:
+    """The program to report: the busiest, or where GPUs differ that of the most ranks in its stage, which shows who waits."""
+    if lowering.cast is None:
+        return busiest
+    mine = next(each for each in _by_stage(lowering, programs) if busiest in each)
+    return max(mine, key=lambda each: each.num_ranks)
+
+
+def _ranks(lowering: Lowering, programs: Sequence[Program]) -> Sequence[int]:
+    """A rank that plays each program, where GPUs differ."""
+    assert lowering.cast is not None
+    folded = [seat.rank for seat in lowering.cast.seats]
+    return folded if [seat.name for seat in lowering.cast.seats] == [p.name for p in programs] else range(len(programs))
+
+
+def _by_stage(lowering: Lowering, programs: Sequence[Program]) -> list[list[Program]]:
+    found: dict[int, list[Program]] = {}
+    for rank, program in zip(_ranks(lowering, programs), programs, strict=True):
+        found.setdefault(lowering.mesh.coordinates(rank)["pp"], []).append(program)
+    return list(found.values())
+
+
+def _serial_s(programs: Sequence[Program]) -> Number:
+    """Everything that the classes of a stage do, op by op at the pace of the slowest of them."""
+    slow: Number = max((op.interference for p in programs for op in p.ops if isinstance(op, Collective)), default=0)
+    total: Number = 0
+    for ops in zip(*(program.ops for program in programs), strict=True):
+        total += max(
+            op.host_s + (op.duration_s / (1 - slow) if isinstance(op, Compute) else collective_s(op, program))
+            for op, program in zip(ops, programs, strict=True)
+        )
+    return total
+
+
+def _of_kinds(lowering: Lowering, programs: Sequence[Program], timeline: Timeline) -> dict[int, dict[str, float]]:
+    """Where the step goes on the busiest class of each kind of GPU."""
+    if lowering.cast is None:
+        return {}
+    found: dict[int, tuple[Number, str]] = {}
+    for rank, program in zip(_ranks(lowering, programs), programs, strict=True):
+        kind, busy = lowering.cast.kinds.number(rank), timeline.busy(program.name, COMPUTE_STREAM)
+        if kind not in found or busy > found[kind][0]:
+            found[kind] = busy, program.name
+    return {kind: _with_bubble(timeline.breakdown(name), lowering.plan) for kind, (_, name) in sorted(found.items())}
 
 
 def _with_bubble(breakdown: Mapping[str, Number], plan: Plan) -> dict[str, float]:

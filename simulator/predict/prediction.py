@@ -44,6 +44,24 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KindUse:
+    """What the GPUs of one kind do in a step, on a cluster whose GPUs differ. kind: in words, what differs.
+
+    compute_s: of the busiest of them, with all that slows it; waiting_s: for others, a pipeline's bubble among it; the
+    rest is communication and the host. memory, verdict, cause: of the fullest of them.
+    """
+
+    kind: str
+    device: str
+    num_devices: int
+    compute_s: float
+    waiting_s: float
+    memory: MemoryUse
+    verdict: Verdict
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """How long a step takes, what it holds at its peak, how sure that is, and why.
 
@@ -51,6 +69,7 @@ class Prediction:
     breakdown: category -> seconds on the critical path; the values sum to step_s.
     spread: category -> what its one-sigma error makes of the step, relative to it; stack_sigma: the stack's own.
     communication: kind -> (exposed_s, hidden_s). remedies: what would make it fit, cheapest first, where it does not.
+    kinds: where GPUs differ; memory and verdict are then those of the kind that fits least.
     """
 
     model: str
@@ -64,7 +83,7 @@ class Prediction:
     tokens_per_step: int
     model_flop_per_step: int
     hardware_flop_per_step: int
-    peak_flop_per_s: float  # of one device, in the plan's precision
+    peak_flop_per_s: float  # of one device, in the plan's precision; their mean where devices differ
     breakdown: dict[str, float]
     communication: dict[str, tuple[float, float]]
     memory: MemoryUse
@@ -79,6 +98,7 @@ class Prediction:
     remedies: tuple[Remedy, ...] = ()
     spread: dict[str, float] = field(default_factory=dict)
     stack_sigma: float = 0.0
+    kinds: tuple[KindUse, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -14,6 +14,9 @@ from simulator.predict.prediction import Remedy, Verdict
 from simulator.units import format_bytes, format_seconds
 
 STALL = "cuda_malloc"  # the category of the breakdown
+_ON_EQUAL_NODES = (
+    "what would make it fit is looked for on equal nodes: predict the plan on a cluster of the GPU that is full"
+)
 
 
 def verdict_of(memory: MemoryUse) -> tuple[Verdict, str]:
@@ -92,9 +95,13 @@ def suggest(
 
     remedies: None where nobody looked for them.
     """
-    plan = lowering.plan
     if verdict != "FITS":
-        return _fitting(remedies, plan.num_devices)
+        return _fitting(remedies, lowering.plan.num_devices) if lowering.cast is None else _ON_EQUAL_NODES
+    return _faster(lowering.plan, played, memory)
+
+
+def _faster(plan: Plan, played: Played, memory: MemoryUse) -> str:
+    """What to try where memory is no matter."""
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}
     exposed = sum(value for name, value in share.items() if name.startswith("exposed"))
     room = memory.capacity_bytes - memory.used_bytes

@@ -1,4 +1,4 @@
-"""Cluster: equal nodes of equal devices, the links inside a node and the network between nodes."""
+"""Cluster: equal nodes of equal devices but for named exceptions, the links inside a node, the network between nodes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from simulator.routing import Link
 from simulator.schema import Strict, faults_of, nearest, read_toml
 from simulator.tiers import HostTier, tier_defaults
 from simulator.topology import hosts, links
+from simulator.topology.exceptions import Deviation, device_of
 from simulator.topology.parts import MAX_NODES, Fabric, Host, Inter, Intra, Pcie
 from simulator.topology.structure import structure_faults
 
@@ -25,29 +26,18 @@ if TYPE_CHECKING:
 PRESETS: Final = Path(__file__).resolve().parents[2] / "topologies"
 
 
-def _device(value: object) -> object:
-    """A device's name becomes the device; an unknown one is a fault of this field."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return Device.load(value)
-    except InputError as exc:
-        raise ValueError(
-            "; ".join(f"{f.problem} ({f.remedy})" if f.remedy else f.problem for f in exc.faults)
-        ) from None
-
-
 class Cluster(Strict):
     """`num_nodes` equal nodes of `gpus_per_node` equal devices. Rank r is GPU r mod gpus_per_node of node r div it.
 
     nvlink_domain_size: GPUs (consecutive ranks) that one NVLink switch joins; gpus_per_node unless stated.
     idle_gpus: of each node beside gpus_per_node, on the same NVLink: they compute nothing and lend their memory.
     tier: a node's memory and drives below HBM; what is left out is the usual host's behind a link of its kind.
+    exceptions: nodes and GPUs that differ from the rest.
     sources: where each number stands.
     """
 
     name: str
-    device: Annotated[Device, BeforeValidator(_device)]
+    device: Annotated[Device, BeforeValidator(device_of)]
     num_nodes: int = Field(ge=1, le=MAX_NODES, default=1)
     gpus_per_node: int = Field(ge=1, le=1024)
     nvlink_domain_size: int = Field(ge=1)
@@ -58,6 +48,7 @@ class Cluster(Strict):
     tier: HostTier | None = None
     inter: Inter | None = None
     fabric: Fabric = Fabric()
+    exceptions: Annotated[tuple[Deviation, ...], Field(strict=False)] = ()
     sources: dict[str, str] = {}
 
     @model_validator(mode="before")
@@ -81,7 +72,8 @@ class Cluster(Strict):
     @model_validator(mode="after")
     def _structure(self, info: ValidationInfo) -> Self:
         if not (info.context or {}).get("structure_checked"):
-            faults = structure_faults(self.model_dump(exclude={"device", "sources"}), self.name)
+            plain = self.model_dump(exclude={"device", "sources", "exceptions"})
+            faults = structure_faults(plain | {"device": self.device, "exceptions": self.exceptions}, self.name)
             if faults:
                 raise ClusterError(faults)
         return self
@@ -110,8 +102,9 @@ class Cluster(Strict):
                 known = f"a matrix or XML becomes one by `shardwise topo {text} --device GPU --save node.toml`"
             raise ClusterError(Fault(place="cluster", problem=f"no preset is called {text!r}", remedy=known))
         path = Path(text) if is_path else PRESETS / f"{text}.toml"
-        cluster = cls.parse(read_toml(path, ClusterError), str(path), ClusterError, from_file=True)
-        return cluster if num_nodes is None else cluster.with_nodes(num_nodes)
+        data = read_toml(path, ClusterError)
+        asked = {} if num_nodes is None else {"num_nodes": num_nodes}  # exceptions name nodes of these
+        return cls.parse({**data, **asked}, str(path), ClusterError, from_file=True)
 
     @classmethod
     def synthesise(
@@ -144,6 +137,19 @@ class Cluster(Strict):
         """The same nodes, `num_nodes` of them. Raises ClusterError."""
         data = {field: getattr(self, field) for field in type(self).model_fields}
         return self.parse({**data, "num_nodes": num_nodes}, self.name, ClusterError)
+
+    @property
+    def usual(self) -> Self:
+        """The cluster without its exceptions."""
+        return self.model_copy(update={"exceptions": ()}) if self.exceptions else self
+
+    def must_be_even(self, what: str) -> None:
+        """Raise ClusterError where nodes differ, for `what`, which takes them as equal."""
+        if self.exceptions:
+            problem = f"{what} takes all nodes as equal, and these differ ({self.exceptions[0].words})"
+            raise ClusterError(
+                Fault(place=f"{self.name}: exceptions", problem=problem, remedy="a cluster without exceptions")
+            )
 
     @property
     def num_devices(self) -> int:
@@ -185,14 +191,17 @@ class Cluster(Strict):
 
     def route(self, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         """The directed links from one rank to another; none from a rank to itself. Raises ClusterError out of range."""
+        self.must_be_even("a route")
         return links.route(self, src_rank, dst_rank)
 
     def islands(self) -> tuple[Sequence[int], ...]:
         """Ranks that reach each other without PCIe or network, by NVLink (or xGMI): the sets, by first rank."""
+        self.must_be_even("a search for islands")
         return links.islands(self)
 
     def graph(self) -> nx.DiGraph[str]:
         """One node's GPUs, switches, host and network cards; edges carry kind, bytes_per_s and latency_s."""
+        self.must_be_even("a graph")
         return links.graph(self)
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import ClusterError, Fault
-from simulator.schema import nearest
+from simulator.schema import nearest, read_toml
+from simulator.units import parse_bytes_per_s
+
+_PRESETS: Final = Path(__file__).resolve().parents[2] / "topologies"
 
 # Device -> the preset whose node it usually sits in.
 _USUAL: Final = {
@@ -68,6 +73,18 @@ def pcie_bytes_per_s(gt_per_s: float, lanes: int) -> float | None:
 def pcie_kind(bytes_per_s: float, lanes: int = 16) -> str:
     """The generation whose link of so many lanes is nearest."""
     return min(_BY_RATE.values(), key=lambda one: abs(one[0] * lanes / 16 - bytes_per_s))[1]
+
+
+@cache
+def usual_links(device: str) -> tuple[str, float] | None:
+    """(kind, bytes/s one way of all links of a GPU) of the machine a device usually sits in.
+
+    None where no rule knows the machine, or its GPUs share no switch.
+    """
+    if device not in _USUAL:
+        return None
+    intra = read_toml(_PRESETS / f"{_USUAL[device]}.toml", ClusterError)["intra"]
+    return (intra["kind"], parse_bytes_per_s(intra["bytes_per_s"])) if intra["shape"] == "switch" else None
 
 
 def usual_host(device: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from simulator.errors import Fault
 from simulator.routing import components
+from simulator.topology.exceptions import exception_faults
 from simulator.topology.parts import MAX_NODES
 from simulator.units import UnitError, parse_bytes_per_s
 
@@ -26,6 +27,7 @@ def structure_faults(data: Mapping[str, object], place: str) -> list[Fault]:
         *_net(data, place),
         *_tree_faults(data, place),
         *_card_faults(data, place),
+        *exception_faults(data, place),
         *_level_faults(data, place),
     ]
 

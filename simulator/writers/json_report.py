@@ -50,6 +50,7 @@ def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> d
         },
         "checkpoint": None if p.checkpoint is None else {**asdict(p.checkpoint), "total_s": p.checkpoint.total_s},
         "memory": {**asdict(p.memory), "used_bytes": p.memory.used_bytes},
+        "kinds": [{**asdict(kind), "used_bytes": kind.memory.used_bytes} for kind in p.kinds],
         "extrapolated": list(p.extrapolated),
         "sources": [asdict(source) for source in p.sources],
     }

@@ -47,6 +47,8 @@ def render(p: Prediction) -> Group:
         _section("Memory of the fullest rank", _memory(p)),
         _section("Where the step goes", _breakdown(p)),
     ]
+    if p.kinds:
+        parts.append(_section("Kinds of GPUs", _kinds(p)))
     if p.checkpoint is not None:
         parts.append(_section("One checkpoint", _checkpoint(p.checkpoint)))
     if p.communication:
@@ -144,6 +146,20 @@ def _breakdown(p: Prediction) -> Table:
     rows = [(name, format_seconds(seconds), f"{seconds / p.step_s:.1%}") for name, seconds in parts if seconds]
     total = sum(p.breakdown.values())
     return _table([*rows, ("sum", format_seconds(total), f"{total / p.step_s:.1%}")], "lrr")
+
+
+def _kinds(p: Prediction) -> Table:
+    rows = [
+        (
+            f"{kind.num_devices:,}",
+            kind.kind,
+            f"computes {format_seconds(kind.compute_s)}",
+            f"waits {format_seconds(kind.waiting_s)}",
+            f"{kind.verdict}: {format_bytes(kind.memory.used_bytes)} of {format_bytes(kind.memory.capacity_bytes)}",
+        )
+        for kind in p.kinds
+    ]
+    return _table(rows, "rllll")
 
 
 def _communication(p: Prediction) -> Table:

@@ -1,0 +1,161 @@
+"""Who plays what on a cluster whose GPUs differ: kinds of GPUs, and the classes of ranks that colour refinement finds.
+
+Ranks are told apart by their pipeline stage, their kind, and the groups they are in. A class is one program; it meets the
+others of its groups in their collectives, which run at the pace of the slowest member. Only ranks that an exception
+touches, or that wait for one of these along some axis, make classes of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from simulator.lower.stragglers import slowdown
+from simulator.mesh import Mesh
+from simulator.topology import Cluster
+from simulator.topology.exceptions import GpuKind, Kinds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """Kinds of GPUs in a group, and the kind of the one that looks at it."""
+
+    members: frozenset[int]
+    own: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A class of equal ranks. rank: the first of them."""
+
+    name: str
+    rank: int
+    stage: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast:
+    """The ranks of a mesh on a cluster with exceptions.
+
+    axes: along which ranks meet, pp aside. memory_weights: by device, as `Fabric.memory_weight`. ideal: no stragglers
+    but those that are stated.
+    """
+
+    cluster: Cluster  # without its exceptions
+    kinds: Kinds
+    mesh: Mesh
+    axes: tuple[str, ...]
+    memory_weights: dict[str, float]
+    ideal: bool = False
+    _clusters: dict[Among, Cluster] = field(default_factory=dict, repr=False, compare=False)
+
+    def kind(self, rank: int) -> GpuKind:
+        """What a rank's GPU is."""
+        return self.kinds.kinds[self.kinds.number(rank)]
+
+    def among(self, axis: str, rank: int) -> Among:
+        """The kinds that a rank meets in its group of an axis."""
+        return self._of(self.mesh.group_of(axis, rank), rank)
+
+    def pair(self, rank: int, stages: Iterable[int]) -> Among:
+        """The kinds at a rank's place in some pipeline stages."""
+        column = self.mesh.group_of("pp", rank)
+        return self._of([column[stage] for stage in stages], rank)
+
+    def _of(self, ranks: Sequence[int], rank: int) -> Among:
+        return Among(frozenset(map(self.kinds.number, ranks)), self.kinds.number(rank))
+
+    def on(self, among: Among) -> Cluster:
+        """A uniform cluster on which a group of these kinds runs as it does on this one."""
+        found = self._clusters.get(among)
+        if found is None:
+            found = self._clusters[among] = self.kinds.slowest(self.cluster, among.members, among.own)
+        return found
+
+    def memory_weight(self, among: Among) -> float:
+        """What compute of the one that looks loses of memory that a collective uses."""
+        return self.memory_weights[self.kinds.kinds[among.own].device]
+
+    def slowdown(self, rank: int) -> float:
+        """Of the slowest GPU's compute among those of a rank's device and speed, as a fraction."""
+        kind = self.kind(rank)
+        return 0.0 if self.ideal else slowdown(self._counts[kind.device, kind.speed])
+
+    def inner_speed(self, rank: int) -> float:
+        """Speed of a rank's slowest peer inside blocks, where all of them wait for each other, as a part of its own."""
+        kinds = self.kinds.kinds
+        inner = {number for axis in self._inner for number in self.among(axis, rank).members}
+        return min((kinds[number].speed for number in inner), default=self.kind(rank).speed) / self.kind(rank).speed
+
+    @property
+    def mixed_devices(self) -> bool:
+        """Some ranks that meet inside blocks have different devices."""
+        kinds = self.kinds.kinds
+        found = (self.among(axis, rank).members for axis in self._inner for rank in self.kinds.of_rank)
+        return any(len({kinds[number].device for number in members}) > 1 for members in found)
+
+    @property
+    def _inner(self) -> tuple[str, ...]:
+        inside = {"tp", "cp", "ep", "etp"}
+        return tuple(axis for axis in self.axes if axis in inside and len(self.mesh.group_of(axis, 0)) > 1)
+
+    @cached_property
+    def _counts(self) -> Counter[tuple[str, float]]:
+        found: Counter[tuple[str, float]] = Counter()
+        for number in self.kinds.of_rank.values():
+            kind = self.kinds.kinds[number]
+            found[kind.device, kind.speed] += 1
+        usual = self.kinds.kinds[0]
+        found[usual.device, usual.speed] += self.mesh.num_ranks - len(self.kinds.of_rank)
+        return found
+
+    @cached_property
+    def _colours(self) -> NDArray[np.int64]:
+        """The class of every rank, numbered by their first ranks."""
+        import numpy as np  # noqa: PLC0415  a tenth of a second, and few clusters are uneven
+
+        from simulator.fold import refine_partitions  # noqa: PLC0415  likewise
+
+        ranks, columns = np.arange(self.mesh.num_ranks, dtype=np.int64), self.mesh.partition("pp")
+        stages = (ranks - columns) // self.mesh.stride("pp")
+        kinds = np.zeros_like(ranks)
+        kinds[list(self.kinds.of_rank)] = list(self.kinds.of_rank.values())
+        partitions = [self.mesh.partition(axis) for axis in (*self.axes, "pp") if len(self.mesh.group_of(axis, 0)) > 1]
+        labels = (stages * len(self.kinds.kinds) + kinds).tolist()
+        colours = refine_partitions(labels, partitions)
+        _, first, numbered = np.unique(colours, return_index=True, return_inverse=True)
+        order: NDArray[np.int64] = np.argsort(np.argsort(first))
+        return order[numbered]
+
+    @cached_property
+    def seats(self) -> tuple[Seat, ...]:
+        """The classes, by their first rank."""
+        import numpy as np  # noqa: PLC0415  likewise
+
+        _, first, counts = np.unique(self._colours, return_index=True, return_counts=True)
+        piped = self.mesh.axes["pp"] > 1
+        return tuple(
+            Seat(
+                name=f"stage{stage} rank{rank}" if piped else f"rank{rank}",
+                rank=rank,
+                stage=stage,
+                num_ranks=count,
+            )
+            for rank, count in zip(first.tolist(), counts.tolist(), strict=True)
+            for stage in (self.mesh.coordinates(rank)["pp"],)
+        )
+
+    def meeting(self, axis: str, rank: int) -> tuple[int, ...]:
+        """The classes that meet in a rank's group of an axis."""
+        import numpy as np  # noqa: PLC0415  likewise
+
+        ranks = self.mesh.group_of(axis, rank)
+        return tuple(np.unique(self._colours[np.asarray(ranks)]).tolist())

@@ -1,0 +1,97 @@
+"""What a step holds, and what each kind of GPU does and holds on a cluster whose GPUs differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from simulator.lower import Lowering
+from simulator.memory import MemoryUse, simulate_memory
+from simulator.predict.play import Played
+from simulator.predict.prediction import KindUse, Verdict
+from simulator.predict.verdict import verdict_of
+from simulator.trace import MemoryTrace
+
+_ORDER: tuple[Verdict, ...] = ("OOM", "TIGHT", "FITS")
+_WAITING = ("idle", "bubble", "slow_peer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What a step holds, over time, and whether it fits. by_device: the same of each device, where they differ.
+
+    device: whose this is, where they differ: that which fits least.
+    """
+
+    memory: MemoryUse
+    trace: MemoryTrace
+    verdict: Verdict
+    cause: str
+    device: str = ""
+    by_device: Mapping[str, Remembered] = field(default_factory=dict)
+
+
+def held_by_device(lowering: Lowering) -> dict[str, Remembered]:
+    """Of each device, the rank that holds most among the stages that have ranks on it."""
+    cast = lowering.cast
+    assert cast is not None
+    stages: dict[str, list[int]] = {}
+    for seat in cast.seats:
+        stages.setdefault(cast.kind(seat.rank).device, []).append(seat.stage)
+    found: dict[str, Remembered] = {}
+    for name, held in stages.items():
+        nouns = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, cast.kinds.devices[name])
+        memory, trace = simulate_memory(*nouns, stages=sorted(set(held)))
+        verdict, cause = verdict_of(memory)
+        found[name] = Remembered(memory=memory, trace=trace, verdict=verdict, cause=cause, device=name)
+    return found
+
+
+def fits_least(held: Mapping[str, Remembered]) -> tuple[str, Remembered]:
+    """The device of the worst verdict; among equal ones that with the least room left."""
+    return min(
+        held.items(),
+        key=lambda item: (_ORDER.index(item[1].verdict), item[1].memory.capacity_bytes - item[1].memory.used_bytes),
+    )
+
+
+def kind_uses(lowering: Lowering, played: Played, held: Mapping[str, Remembered]) -> tuple[KindUse, ...]:
+    """Every kind, the usual one first; none where all GPUs are equal."""
+    if lowering.cast is None:
+        return ()
+    kinds = lowering.cast.kinds
+    counts = Counter(kinds.of_rank.values())
+    counts[0] = lowering.plan.num_devices - counts.total()
+    return tuple(
+        KindUse(
+            kind=kinds.kinds[number].unlike(kinds.kinds[0]),
+            device=kinds.kinds[number].device,
+            num_devices=counts[number],
+            compute_s=sum(value for name, value in seconds.items() if _computes(name)),
+            waiting_s=sum(value for name, value in seconds.items() if _waits(name)),
+            memory=one.memory,
+            verdict=one.verdict,
+            cause=one.cause,
+        )
+        for number, seconds in played.kinds.items()
+        for one in (held[kinds.kinds[number].device],)
+    )
+
+
+def _waits(category: str) -> bool:
+    return category.startswith("wait:") or category in _WAITING
+
+
+def _computes(category: str) -> bool:
+    return not _waits(category) and not category.startswith("exposed:") and category != "host"
+
+
+def mean_peak_flop_per_s(lowering: Lowering) -> float:
+    """Data-sheet peak of a device, the mean over all of them."""
+    precision, cast = lowering.plan.precision, lowering.cast
+    if cast is None:
+        return lowering.device.peak(precision)
+    peaks = [cast.kinds.devices[kind.device].peak(precision) for kind in cast.kinds.kinds]
+    others = sum(peaks[number] for number in cast.kinds.of_rank.values())
+    return (others + peaks[0] * (lowering.plan.num_devices - len(cast.kinds.of_rank))) / lowering.plan.num_devices
