@@ -100,7 +100,7 @@ def test_the_table_is_that_of_the_exhaustive_search(objective: str) -> None:
     assert c.legal == len(keys)
     assert c.too_large + c.too_slow + sum(c.simulated.values()) == c.legal
     if objective == "step":
-        assert c.too_slow > len(keys) // 2
+        assert c.too_slow > 0
 
 
 def test_processes_find_the_same_as_one() -> None:
