@@ -77,11 +77,19 @@ class Shape:
 
     blocks: ModelBlocks
     pace: float
+    _totals: dict[object, Use] = field(default_factory=dict)
     _uses: dict[tuple[str, int], Use] = field(default_factory=dict)
     _chains: dict[tuple[str, str, int], Chain] = field(default_factory=dict)
 
     def use(self, clock: Clock, step: int, plan: Plan, body: Mapping[str, int]) -> Use:
         """Of one micro-batch through the embedding, a body of so many blocks of each kind, and the head."""
+        key = (step, plan.recompute, *body.items())
+        found = self._totals.get(key)
+        if found is None:
+            found = self._totals[key] = self._total(clock, step, plan, body)
+        return found
+
+    def _total(self, clock: Clock, step: int, plan: Plan, body: Mapping[str, int]) -> Use:
         total = self._use_of("embedding", clock, step, plan) + self._use_of("head", clock, step, plan)
         every = plan.recompute_every if plan.recompute == "every_k" else 1
         for name, count in body.items():

@@ -8,7 +8,7 @@ with less, so a plan whose floor exceeds the device cannot fit. tests/laws holds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simulator.kernels import DTYPE_BYTES
@@ -67,8 +67,7 @@ class MemoryFloor:
     def _between(self, plan: Plan, stage: int) -> tuple[int, int]:
         """(bytes between steps, those of gradients at the optimizer) on a stage."""
         share = self.shares.of(plan, stage)
-        ends = (share.holds_embedding, share.holds_head) if isinstance(share, Share) else ()
-        key = (*_states(plan), share.body, *ends)
+        key = (*_states(plan), id(share))
         found = self._resident.get(key)
         if found is None:
             resident = sum(resident_bytes(share, plan).values())
@@ -89,21 +88,21 @@ class MemoryFloor:
         """What forwards in flight hold on a stage. Two micro-batches a stage stand for any number, as in `memory`."""
         share = self.shares.of(plan, stage)
         if plan.pp == 1:
-            return saved.embedding + _layers(plan, share.layer_kinds, saved) + saved.head_peak
+            return saved.embedding + _layers(plan, self.shares.body(share), saved) + saved.head_peak
         assert isinstance(share, Share)
         count = min(plan.num_micro_batches, 2 * plan.pp)
         flying = peak_in_flight(plan.pipeline_schedule, plan.pp, count, stage, plan.virtual_stages)
-        held = min(_layers(plan, chunk, saved) for chunk in share.body_chunks)
+        held = min(_layers(plan, chunk, saved) for chunk in self.shares.chunks(share))
         return flying * max(0, held - saved.message)
 
 
-def _layers(plan: Plan, kinds: Sequence[str], saved: Saved) -> int:
+def _layers(plan: Plan, kinds: Mapping[str, int], saved: Saved) -> int:
     """What layers of these kinds save."""
     if plan.recompute == "none":
-        return sum(saved.plain[kind] for kind in kinds)
+        return sum(count * saved.plain[kind] for kind, count in kinds.items())
     if plan.recompute != "every_k":
-        return sum(saved.checkpointed[kind] for kind in kinds)
-    return sum(min(saved.plain[kind], saved.checkpointed[kind]) for kind in kinds)
+        return sum(count * saved.checkpointed[kind] for kind, count in kinds.items())
+    return sum(count * min(saved.plain[kind], saved.checkpointed[kind]) for kind, count in kinds.items())
 
 
 def _states(plan: Plan) -> tuple[object, ...]:

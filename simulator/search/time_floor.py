@@ -81,7 +81,7 @@ class TimeFloor:
     _groups: dict[object, GroupShape] = field(default_factory=dict)
     _traffic: dict[object, Traffic] = field(default_factory=dict)
     _passes: dict[object, Passes] = field(default_factory=dict)
-    passed: dict[object, tuple[str, ...]] = field(default_factory=dict)
+    passed: dict[object, Counter[str]] = field(default_factory=dict)
     _capacities: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -266,7 +266,8 @@ class _Floor:
         plan, clock = self.plan, self.base.clocks.at(step)
         gather, gradient, keep, add, update = self.base.all_passes(plan).uses(clock, step)
         first = 1 / plan.num_micro_batches
-        total = self.shape.use(clock, step, plan, Counter(self.base.shares.of(plan).body)) + gather
+        shares = self.base.shares
+        total = self.shape.use(clock, step, plan, shares.body(shares.of(plan))) + gather
         total += gradient if plan.syncs_every_micro_batch else gradient.times(first)
         return total + keep.times(first) + add.times(1 - first) + update.times(first)
 
@@ -289,8 +290,9 @@ class _Floor:
         plan, flows = self.plan, self.flows
         places = [position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.virtual_stages)]
         last = num_positions(self.schedule, plan.pp, plan.virtual_stages) - 1
-        total, body = _Work(), self.base.shares.of(plan, stage).body
-        blocks: dict[str, int] = {"embedding": places.count(0), **Counter(body), "head": places.count(last)}
+        shares = self.base.shares
+        total, share = _Work(), shares.of(plan, stage)
+        blocks: dict[str, int] = {"embedding": places.count(0), **shares.body(share), "head": places.count(last)}
         for name, count in blocks.items():
             if count:
                 total.add(self._chain(name, "forward"), count * flows)
@@ -298,7 +300,7 @@ class _Floor:
                 if self.splits:
                     total.weights_s += count * flows * self._chain(name, "weights").chain_s
         if plan.recompute != "none":
-            for name, count in Counter(body[:: self.every]).items():
+            for name, count in shares.body(share, self.every).items():
                 total.add(self._chain(name, "again"), count * flows)
         total.compute_s += self._passes_s(passes)
         if plan.pp > 1 and waits_for_messages(plan):
@@ -328,21 +330,21 @@ class _Floor:
         back = "inputs" if self.splits else "backward"
         again = plan.recompute not in ("none", "every_k")
         forward_s, backward_s = self._chain("embedding", "forward").chain_s, self._chain("embedding", back).chain_s
-        for name, count in Counter(self._passed(nearest)).items():
+        for name, count in self._passed(nearest).items():
             forward_s += count * self._chain(name, "forward").chain_s
             backward_s += count * self._chain(name, back).chain_s
             backward_s += count * self._chain(name, "again").chain_s if again else 0.0
         message_s = nearest * self._message_s()
         return forward_s + message_s, backward_s + message_s
 
-    def _passed(self, count: int) -> tuple[str, ...]:
+    def _passed(self, count: int) -> Counter[str]:
         """Kinds of the blocks at the first `count` positions on a micro-batch's way."""
         plan = self.plan
         key = (plan.tp, plan.pp, plan.ep, plan.etp, plan.schedule, plan.virtual_stages, count)
         found = self.base.passed.get(key)
         if found is None:
             shares = [self.base.shares.of(plan, stage) for stage in range(plan.pp)]
-            found = self.base.passed[key] = tuple(
+            found = self.base.passed[key] = Counter(
                 kind
                 for stage, share in enumerate(shares)
                 if isinstance(share, Share)
