@@ -8,12 +8,13 @@ with less, so a plan whose floor exceeds the device cannot fit. tests/laws holds
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.memory import capacity_bytes, outside_torch_bytes
 from simulator.memory.saved import Saved, saved_of
+from simulator.model import Model
 from simulator.ops import uses_autocast
 from simulator.ops.setting import Setting
 from simulator.pipeline import peak_in_flight
@@ -22,7 +23,7 @@ from simulator.search.blocks import BlockShapes, block_key
 from simulator.search.nouns import Nouns
 from simulator.search.shares import Shares
 from simulator.share import Share
-from simulator.zero import gradient_tensors, resident_bytes
+from simulator.zero import gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class MemoryFloor:
     shares: Shares
     shapes: BlockShapes
     _resident: dict[object, tuple[int, int]] = field(default_factory=dict)
+    _gathered_bytes: dict[object, int] = field(default_factory=dict)
     _saved: dict[object, Saved] = field(default_factory=dict)
 
     def fits(self, plan: Plan) -> bool:
@@ -88,12 +90,37 @@ class MemoryFloor:
         """What forwards in flight hold on a stage. Two micro-batches a stage stand for any number, as in `memory`."""
         share = self.shares.of(plan, stage)
         if plan.pp == 1:
-            return saved.embedding + _layers(plan, self.shares.body(share), saved) + saved.head_peak
+            gathered = self._gathered(plan, share)
+            return gathered + saved.embedding + _layers(plan, self.shares.body(share), saved) + saved.head_peak
         assert isinstance(share, Share)
         count = min(plan.num_micro_batches, 2 * plan.pp)
         flying = peak_in_flight(plan.pipeline_schedule, plan.pp, count, stage, plan.virtual_stages)
-        held = min(_layers(plan, chunk, saved) for chunk in self.shares.chunks(share))
-        return flying * max(0, held - saved.message)
+        # before the first backward of an interleaved schedule, all chunks have run, and FSDP2 keeps what it gathered
+        everywhere = plan.virtual_stages == 1 or flying > (plan.virtual_stages - 1) * plan.pp
+        gathered = self._gathered(plan, share) if everywhere else 0
+        return gathered + flying * min(self._chunks(plan, share, saved))
+
+    def _chunks(self, plan: Plan, share: Share, saved: Saved) -> Iterator[int]:
+        """What a micro-batch in flight holds in each chunk: its input, what the layers add, not what has been sent on."""
+        for index, kinds in enumerate(self.shares.chunks(share)):
+            given = saved.embedding if index == share.embedding_chunk else saved.message
+            sent = 0 if index == share.head_chunk else saved.message
+            yield max(0, given + _layers(plan, kinds, saved) - sent)
+
+    def _gathered(self, plan: Plan, share: Model) -> int:
+        """Whole parameters that FSDP2 keeps from the forward to the backward."""
+        schedules = ("1f1b", "interleaved", "gpipe")
+        if plan.implementation != "fsdp2" or plan.pipeline_schedule not in schedules or share.experts is not None:
+            return 0
+        key = ("gathered", *_states(plan), id(share))
+        found = self._gathered_bytes.get(key)
+        if found is None:
+            root, *layers = units(share, plan)
+            kept = [*([root] if keeps_root(plan) else []), *(layers if keeps_layers(plan) else [])]
+            size = DTYPE_BYTES[plan.compute_dtype]
+            found = sum(sum(unit.local_numels) * unit.shards for unit in kept) * size
+            self._gathered_bytes[key] = found
+        return found
 
 
 def _layers(plan: Plan, kinds: Mapping[str, int], saved: Saved) -> int:
