@@ -33,7 +33,7 @@ _MAX_CALIBRATION_RUNS = 6
 IN_STEP = 0.99
 
 # Speed of the products of several experts over the same as one batch: median of 48 that Transformer Engine ran on A100
-# (0.95) and B200 (0.86), 512 rows an expert or more (SimuMax's kernel tables; ../docs/background/experts.md).
+# (1.02) and B200 (0.86), 512 rows an expert or more (experiments/grouped_products.py).
 GROUPED = 0.89
 
 

@@ -53,7 +53,11 @@ def grouped_workspaces(stack: Stack, workspaces: Sequence[int]) -> tuple[int, ..
 
     transformer_engine/pytorch/module/base.py: get_multi_stream_cublas_workspace.
     """
-    return (workspaces[0],) * _GROUPED_STREAMS if workspaces and stack.grouped_gemm == "one_each" else ()
+    return (
+        (workspaces[0],) * _GROUPED_STREAMS
+        if workspaces and stack.blocks == "fused" and stack.grouped_gemm == "one_each"
+        else ()
+    )
 
 
 def workspace_bytes(device: Device) -> tuple[int, ...]:
