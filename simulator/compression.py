@@ -1,13 +1,14 @@
 """What a plan does to its data-parallel traffic beyond sharding: quantised, kept near, in two hops, of low rank.
 
 ZeRO++: arXiv 2306.10209, as DeepSpeed 0.18 runs it (runtime/zero/partition_parameters.py, runtime/comm/
-coalesced_collectives.py). MiCS: arXiv 2205.00119, DeepSpeed's runtime/zero/mics.py. docs/background/compression.md.
+coalesced_collectives.py). MiCS: arXiv 2205.00119, DeepSpeed's runtime/zero/mics.py. Hooks of DDP: torch 2.13,
+distributed/algorithms/ddp_comm_hooks; PowerSGD: arXiv 1905.13727. docs/background/compression.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import Field
 
@@ -40,10 +41,36 @@ class ZeroPlusPlus(Strict):
 NO_ZEROPP: Final = ZeroPlusPlus()
 
 
+class CommHook(Strict):
+    """What DDP does with a bucket instead of an all-reduce (`register_comm_hook`).
+
+    kind: fp16_compress, bf16_compress: the bucket travels in 16 bits. powersgd: of each matrix travel two factors of `rank`
+    columns (matrix_approximation_rank), where that saves more than min_compression_rate; the rest whole. error_feedback:
+    what a step lost is added in the next. warm_start: factors begin where those of the step before ended.
+    start_step: PowerSGD begins after so many steps with a plain all-reduce (start_powerSGD_iter); one after that is predicted.
+    """
+
+    kind: Literal["none", "fp16_compress", "bf16_compress", "powersgd"] = "none"
+    rank: int = Field(ge=1, le=2**20, default=1)
+    min_compression_rate: float = Field(gt=0, le=1e9, default=2.0)
+    error_feedback: bool = True
+    warm_start: bool = True
+    start_step: int = Field(ge=0, le=2**31, default=1000)
+
+    @property
+    def dtype(self) -> Literal["fp16", "bf16"] | None:
+        """What it makes buckets travel in; None: what they are in."""
+        return {"fp16_compress": "fp16", "bf16_compress": "bf16"}.get(self.kind)  # type: ignore[return-value]
+
+
+NO_HOOK: Final = CommHook()
+
+
 def compression_faults(plan: Plan, place: str) -> Iterator[Fault]:
     """What of it contradicts the rest of the plan."""
     yield from _zeropp_faults(plan, place)
     yield from _mics_faults(plan, place)
+    yield from _hook_faults(plan, place)
 
 
 def _zeropp_faults(plan: Plan, place: str) -> Iterator[Fault]:
@@ -84,3 +111,21 @@ def _mics_faults(plan: Plan, place: str) -> Iterator[Fault]:
         problem = "gathering in two stages is of MiCS, DeepSpeed's stage 3 inside groups"
         remedy = 'data_parallel = "deepspeed", zero = 3, dp_shard = ranks of a group, dp_replicate = groups'
         yield Fault(place=where, problem=problem, remedy=remedy)
+
+
+def _hook_faults(plan: Plan, place: str) -> Iterator[Fault]:
+    hook, where = plan.comm_hook, f"{place}: comm_hook"
+    if hook.kind == "none":
+        return
+    if plan.implementation not in ("ddp", "zero_redundancy"):
+        problem = f"communication hooks are DDP's, not {plan.implementation}'s"
+        yield Fault(place=where, problem=problem, remedy="zero = 0 or 1 without data_parallel, or reduce_dtype")
+    if plan.reduce_dtype not in (None, hook.dtype or plan.master_dtype):
+        problem = f"{hook.kind} sends {hook.dtype or plan.master_dtype}, and reduce_dtype = {plan.reduce_dtype}"
+        yield Fault(place=f"{place}: reduce_dtype", problem=problem, remedy="leave reduce_dtype out")
+    if hook.kind == "powersgd" and hook.start_step < 2 and (hook.error_feedback or hook.warm_start):
+        problem = "DDP rebuilds its buckets after the first step, which error feedback and warm start would not survive"
+        yield Fault(place=f"{where}.start_step", problem=problem, remedy="start_step = 2 or more")
+    if hook.kind == "powersgd" and plan.pp > 1:
+        problem = "PowerSGD beside pipeline parallelism is not modelled"
+        yield Fault(place=where, problem=problem, remedy="pp = 1, or fp16_compress")

@@ -193,6 +193,8 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
     found = plan.model_dump(
         exclude={"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp"}
     )
+    if plan.comm_hook.kind == "powersgd" or plan.comm_hook.dtype is not None:
+        found |= {f"comm_hook.{name}": value for name, value in plan.comm_hook.model_dump().items()}
     found |= {f"zeropp.{name}": value for name, value in plan.zeropp.model_dump().items()}
     found |= {"data_parallel": kind, "reduce_dtype": plan.gradient_dtype}
     found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None

@@ -9,7 +9,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from simulator.compression import NO_ZEROPP, ZeroPlusPlus, compression_faults
+from simulator.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus, compression_faults
 from simulator.errors import Fault, PlanError
 from simulator.pipeline import Schedule, Split
 from simulator.schema import Strict, nearest, read_toml
@@ -146,6 +146,7 @@ class Plan(Strict):
     reduce_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=500_000_000)  # DeepSpeed, elements
     prefetch_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=50_000_000)  # DeepSpeed stage 3, elements
     param_persistence_numel: int = Field(ge=0, le=MAX_SIZE, default=100_000)  # DeepSpeed stage 3, elements
+    comm_hook: CommHook = NO_HOOK  # DDP
     zeropp: ZeroPlusPlus = NO_ZEROPP  # DeepSpeed stage 3
     # DeepSpeed stage 3 with replicas is MiCS; its gathers in groups of several nodes: between nodes, then inside them
     hierarchical_gather: bool = False
@@ -275,6 +276,8 @@ class Plan(Strict):
         """What gradients travel in: the reduce dtype, or the implementation's default."""
         if self.reduce_dtype is not None:
             return self.reduce_dtype
+        if self.comm_hook.dtype is not None:
+            return self.comm_hook.dtype
         if self.implementation in ("deepspeed", "megatron"):
             return self.compute_dtype
         if self.implementation in ("ddp", "zero_redundancy"):

@@ -25,6 +25,7 @@ from simulator.stack import Stack
 from validate.models import Decoder, Style, loss_fn
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+POWERSGD_BEGINS = 2  # reductions before it: DDP rebuilds its buckets after the first
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -194,12 +195,29 @@ def replicate(built: Built, plan: Plan, hook: Callable[..., Any] | None = None) 
     )
     if hook is not None:
         ddp.register_comm_hook(None, hook)
+    elif plan.comm_hook.kind == "powersgd":
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # noqa: PLC0415  only these plans
+
+        ddp.register_comm_hook(_powersgd(plan, powerSGD_hook.PowerSGDState), powerSGD_hook.powerSGD_hook)
     elif plan.gradient_dtype != plan.master_dtype:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415  only these plans
 
         compress = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
         ddp.register_comm_hook(None, compress[plan.gradient_dtype])
     built.network = ddp
+
+
+def _powersgd(plan: Plan, state: Callable[..., Any]) -> Any:  # noqa: ANN401  torch's own state
+    """The hook's state; it begins as early as torch allows, since what is measured is what comes after."""
+    hook = plan.comm_hook
+    return state(
+        process_group=None,
+        matrix_approximation_rank=hook.rank,
+        start_powerSGD_iter=POWERSGD_BEGINS,
+        min_compression_rate=hook.min_compression_rate,
+        use_error_feedback=hook.error_feedback,
+        warm_start=hook.warm_start,
+    )
 
 
 def _replicas(mesh: DeviceMesh | None) -> Any:  # noqa: ANN401  torch's process group

@@ -22,6 +22,7 @@ def unplayable(model: Model, plan: Plan, stack: Stack, mode: Mode) -> list[Fault
         *_stack_faults(stack, mode),
         *_split_faults(model, plan),
         *_mode_faults(plan, mode),
+        *_hook_faults(plan, mode),
     ]
 
 
@@ -149,6 +150,20 @@ def _split_faults(model: Model, plan: Plan) -> Iterator[Fault]:
         if getattr(model, name) % plan.tp:
             problem = f"{plan.tp} does not divide {name} = {getattr(model, name)}"
             yield Fault(place="plan: tp", problem=problem, remedy=f"a divisor of {getattr(model, name)}")
+
+
+def _hook_faults(plan: Plan, mode: Mode) -> Iterator[Fault]:
+    if plan.comm_hook.kind == "powersgd" and mode in ("fake", "solo"):
+        problem = "PowerSGD reduces with real ranks only"
+        yield Fault(place="plan: comm_hook", problem=problem, remedy="--mode cpu or full")
+    if plan.comm_hook.kind == "powersgd" and plan.tp > 1:
+        yield Fault(place="plan: comm_hook", problem="PowerSGD is played among all ranks", remedy="tp = 1")
+    if plan.comm_hook.kind == "powersgd" and plan.comm_hook.error_feedback and mode == "cpu":
+        problem = "gloo ends the hook on threads of its own, where no tracker sees the error's memory"
+        yield Fault(place="plan: comm_hook.error_feedback", problem=problem, remedy="false, or GPUs")
+    if plan.comm_hook.kind == "bf16_compress" and mode == "cpu":
+        problem = "torch's bf16 hook needs NCCL"
+        yield Fault(place="plan: comm_hook", problem=problem, remedy="fp16_compress, or GPUs")
 
 
 def _mode_faults(plan: Plan, mode: Mode) -> Iterator[Fault]:

@@ -15,7 +15,7 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
 from simulator.device import Device
 from simulator.errors import Fault, PlanError
-from simulator.kernels import DTYPE_BYTES, Stream
+from simulator.kernels import DTYPE_BYTES, Kernel
 from simulator.lower.builder import EXPERT_ROLES, ROLES, Builder, Fabric
 from simulator.lower.cast import Cast
 from simulator.lower.hops import HopWork
@@ -395,13 +395,14 @@ def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clo
                 role=hop.role,
                 size_bytes=hop.size_bytes,
                 count=hop.count,
+                blocking=hop.blocking,
             )
             for hop in comm.hops
         ),
     )
 
 
-def _copies(clock: Clock, kernels: tuple[Stream, ...]) -> Work:
+def _copies(clock: Clock, kernels: tuple[Kernel, ...]) -> Work:
     return clock.work("copies", kernels) if kernels else NO_WORK
 
 

@@ -217,8 +217,8 @@ class Builder:
             self.hold(op.id)
         return op.id
 
-    def compute(self, label: str, work: Work, *after: int | None, join: bool = True) -> int:
-        """Append `work` to the compute stream. join=False leaves what is held to the op behind it."""
+    def compute(self, label: str, work: Work, *after: int | None, join: bool = True, waits: bool = False) -> int:
+        """Append `work` to the compute stream. join=False leaves what is held to the op behind it; waits: so does the host."""
         if join:
             after, self._held = (*after, *self._held), []
         if not self._fabric.stack.overlap:
@@ -232,7 +232,7 @@ class Builder:
             duration_s=work.duration_s,
             parts=work.parts,
             host_s=work.host_s,
-            blocking=self._fabric.stack.host_blocking,
+            blocking=waits or self._fabric.stack.host_blocking,
         )
         self._ops.append(op)
         self._last_compute = op.id

@@ -22,6 +22,7 @@ class HopWork:
     role: str
     size_bytes: int
     count: int
+    blocking: bool = False
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class Hopping:
         self.advance()
         one = _Going(label, hops, after)
         self._hop(one)
+        while one.hops and one.hops[0].blocking:
+            self._hop(one)
         self._going.append(one)
         return one.last
 
@@ -62,8 +65,8 @@ class Hopping:
         if not one.hops:
             return
         hop, *one.hops = one.hops
-        label = f"{hop.kind.replace('_', '-')} {one.label}"
+        label = f"{hop.kind.replace('_', '-') or 'end of'} {one.label}"
         if hop.work.parts:
-            one.last = self.build.compute(f"passes of {label}", hop.work, one.last)
+            one.last = self.build.compute(f"passes of {label}", hop.work, one.last, waits=hop.blocking)
         sent = self.build.collective(label, hop.kind, hop.role, hop.size_bytes, one.last, count=hop.count)
         one.last = one.last if sent is None else sent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from simulator.memory.compressed import ZeroPlusPlus
+from simulator.memory.compressed import Hooked, ZeroPlusPlus
 from simulator.memory.sharded import Fsdp2, Fsdp2OverGloo
 from simulator.memory.step import Strategy, Writer
 from simulator.memory.strategies import DeepSpeed, DeepSpeed3, Fsdp1, Megatron, MegatronFsdp, Replicated
@@ -29,4 +29,6 @@ def strategy_of(plan: Plan, library: Library = "nccl") -> Callable[[Writer, Mode
         case "megatron":
             return MegatronFsdp if plan.zero == 3 else Megatron
         case _:
-            return Replicated
+            narrow = plan.gradient_dtype != plan.master_dtype
+            hooked = plan.num_data_parallel > 1 and (narrow or plan.comm_hook.kind == "powersgd")
+            return Hooked if hooked else Replicated

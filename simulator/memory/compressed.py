@@ -7,13 +7,17 @@ from math import prod
 
 from typing_extensions import override
 
+from simulator.kernels import DTYPE_BYTES
 from simulator.memory.step import ROOT, Writer
-from simulator.memory.strategies import DeepSpeed3
+from simulator.memory.strategies import DeepSpeed3, Replicated
 from simulator.memory.tape import GATHER
 from simulator.model import Model
 from simulator.plan import Plan
+from simulator.share import body_names
 from simulator.zero import pieces
+from simulator.zero.hooks import compressed
 from simulator.zero.quantised import quantised_bytes
+from simulator.zero.units import Shape, buckets, numel_of
 
 
 class ZeroPlusPlus(DeepSpeed3):
@@ -73,3 +77,46 @@ class ZeroPlusPlus(DeepSpeed3):
         self.writer.free(*self._second.values())
         self._second = {}
         super().optimizer(state)
+
+
+class Hooked(Replicated):
+    """DDP with a communication hook: what it makes of a bucket beside the bucket, and drops at its end.
+
+    16 bits: the narrow copy. PowerSGD: the bucket before its loss, the tensors that travel whole, factors that no warm
+    start keeps, and the new error beside the old one.
+    """
+
+    def __init__(self, writer: Writer, model: Model, plan: Plan) -> None:
+        super().__init__(writer, model, plan)
+        self._names = dict(enumerate(body_names(model))) | {ROOT: "embedding"}
+        self._filled: dict[str, list[tuple[Shape, ...]]] = {}
+        for _, shapes, piece in buckets(model, plan):
+            self._filled.setdefault(piece, []).append(shapes)
+        self._head_reduced = False
+
+    @override
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+        super().after_backward(unit, gradients, sync=sync)
+        if not sync:
+            return
+        names = ([] if self._head_reduced else ["head"]) + [self._names[unit]]
+        self._head_reduced = True
+        for shapes in (bucket for name in names for bucket in self._filled.get(name, ())):
+            self._reduce(shapes)
+
+    @override
+    def end_backward(self) -> None:
+        super().end_backward()
+        self._head_reduced = False
+
+    def _reduce(self, shapes: tuple[Shape, ...]) -> None:
+        plan, hook = self.plan, self.plan.comm_hook
+        size, numel = DTYPE_BYTES[plan.master_dtype], numel_of(shapes)
+        if hook.kind != "powersgd":
+            sizes = [numel * DTYPE_BYTES[plan.gradient_dtype]]
+        else:
+            parts = compressed(shapes, plan)
+            copies = [numel * size] * 2 if hook.error_feedback else []
+            factors = [] if hook.warm_start else [parts.p_numel * size, parts.q_numel * size]
+            sizes = [*copies, parts.whole_numel * size, *factors]
+        self.writer.free(*[self.writer.alloc(num_bytes, "buckets") for num_bytes in sizes])

@@ -91,6 +91,7 @@ def sources(lowering: Lowering) -> tuple[Source, ...]:
     return (
         *below,
         *_exceptions(lowering),
+        *_assumptions(lowering),
         Source(
             what="model", kind="given", detail=f"{lowering.model.name}, {lowering.model.num_parameters:,} parameters"
         ),
@@ -111,6 +112,15 @@ def _exceptions(lowering: Lowering) -> list[Source]:
         if name != usual.device:
             found.append(Source(what=f"kernels of {name}", kind=calibration.kind, detail=calibration.name))
     return found
+
+
+def _assumptions(lowering: Lowering) -> list[Source]:
+    """What the plan asks for that holds only from some step on."""
+    hook = lowering.plan.comm_hook
+    if hook.kind != "powersgd":
+        return []
+    detail = f"a step after the first {hook.start_step:,}, in which gradients travel whole"
+    return [Source(what="PowerSGD", kind="assumed", detail=detail)]
 
 
 def _links_detail(lowering: Lowering) -> str:

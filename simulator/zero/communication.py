@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from simulator.kernels import DTYPE_BYTES, Stream, StreamOp
 from simulator.model import Model
 from simulator.plan import Plan
+from simulator.zero.hooks import hook_hops
 from simulator.zero.hops import Hop
 from simulator.zero.quantised import with_zeropp
 from simulator.zero.units import (
@@ -177,9 +178,10 @@ def _gradient_passes(unit: Unit, plan: Plan) -> tuple[Stream, ...]:
 def _ddp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
     """All-reduce a bucket, booked on the piece whose backward fills it; ZeRO-1's owners broadcast new parameters."""
     master = DTYPE_BYTES[plan.master_dtype]
-    numels: dict[str, list[int]] = {}
+    filled: dict[str, list[tuple[Shape, ...]]] = {}
     for _, shapes, piece in buckets(model, plan):
-        numels.setdefault(piece, []).append(numel_of(shapes))
+        filled.setdefault(piece, []).append(shapes)
+    numels = {piece: [numel_of(shapes) for shapes in held] for piece, held in filled.items()}
     return tuple(
         UnitComm(
             unit=name,
@@ -189,6 +191,7 @@ def _ddp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
             num_broadcasts=len(shapes) if plan.zero == 1 else 0,
             gradient_kernels=_bucket_passes(sum(numels.get(name, [])) * master, plan),
             add_kernels=(Stream(op="elementwise", read_bytes=2 * size, write_bytes=size),),
+            hops=hook_hops(tuple(filled.get(name, ())), plan),
         )
         for name, shapes in pieces(model)
         for size in (numel_of(shapes) * master,)

@@ -7,6 +7,7 @@ from math import prod
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
 from simulator.plan import Plan
+from simulator.zero.hooks import hook_tensors
 from simulator.zero.units import flat_numels, pieces, shard_ranks, stepped_numel, units
 
 MIN_8BIT_NUMEL = 4096  # bitsandbytes keeps 32-bit state for smaller tensors
@@ -88,7 +89,7 @@ def _torch_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
         stored = [prod(shape) for _, shapes in pieces(model) for shape in shapes]
         stepped = stepped_numels(model, plan)
         alone = plan.dp_replicate * shard_ranks(plan) == 1
-        buckets = [] if alone else [unit.numel * master for unit in units(model, plan)]
+        buckets = [] if alone else [unit.numel * master for unit in units(model, plan)] + hook_tensors(model, plan)
     return {
         "parameters": [numel * master for numel in stored],
         "gradients": [],

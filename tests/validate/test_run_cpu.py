@@ -23,6 +23,7 @@ from validate.task import Task
 
 TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
 CPU = Stack.load("torch-2.13-cpu")
+POWERSGD = {"kind": "powersgd", "rank": 2, "error_feedback": False}
 
 
 def task(mode: str, **options: Any) -> Task:
@@ -36,8 +37,9 @@ def task(mode: str, **options: Any) -> Task:
         ({"dp_shard": 2, "recompute": "full"}, {"all_gather", "all_reduce"}),  # gloo scatters by reducing everywhere
         ({"zero": 0, "dp_replicate": 2, "num_micro_batches": 2}, {"all_reduce"}),
         ({"zero": 1, "dp_shard": 2}, {"all_reduce", "broadcast"}),
+        ({"zero": 0, "dp_replicate": 2, "comm_hook": POWERSGD}, {"all_reduce"}),
     ],
-    ids=["fsdp2", "ddp", "zero1"],
+    ids=["fsdp2", "ddp", "zero1", "powersgd"],
 )
 def test_two_ranks_run_the_plan(options: dict[str, Any], kinds: set[str], tmp_path: Path) -> None:
     asked = task("cpu", **options)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from simulator.plan import Plan
-from validate.parallel import Built, make_optimizer, replicate
+from validate.parallel import POWERSGD_BEGINS, Built, make_optimizer, replicate
 from validate.players.hooks import scattered_to_the_end
 from validate.steps import Step
 from validate.tracker import MemoryCourse, PlainTracker, ShardedTracker
@@ -39,6 +39,10 @@ def track_step(
         before = tracker.total()
         replicate(built, plan, hook)
         buckets = tracker.total() - before
+        if plan.comm_hook.kind == "powersgd":  # what its first compressed step makes is there before the tracked one
+            for _ in range(POWERSGD_BEGINS + 1):
+                step.run(num_micro_batches=1)
+                tracker.reset_mod_stats()
         with scattered_to_the_end(built, tracker.total):
             step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
         return tracker.course()
