@@ -248,10 +248,12 @@ def group_shape(cluster: Cluster, num_ranks: int | None) -> GroupShape:
 def side_by_side(cluster: Cluster, per_node: int, num_ranks: int | None) -> GroupShape:
     """Groups of `per_node` neighbours of each node, all GPUs busy in one. Raises ClusterError."""
     gpus = cluster.gpus_per_node
-    if num_ranks is not None or per_node > gpus or per_node * cluster.num_nodes < 2:
+    if num_ranks is not None or gpus % per_node or per_node * cluster.num_nodes < 2:
         problem = f"{per_node} ranks on each of {cluster.num_nodes} nodes of {gpus} GPUs"
         problem = "stands beside --group" if num_ranks is not None else problem
-        raise ClusterError(Fault(place="--per-node", problem=problem, remedy=f"1 to {gpus}, two ranks at least"))
+        raise ClusterError(
+            Fault(place="--per-node", problem=problem, remedy=f"a divisor of {gpus}, two ranks at least")
+        )
     ranks = per_node * cluster.num_nodes
     return GroupShape(
         num_ranks=ranks,

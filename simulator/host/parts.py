@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final
 
-# Closer first (NCCL's order, nvidia-smi's words): NVLink or xGMI; NVLink to the CPU; one PCIe switch; several; a host
-# bridge; several host bridges of a NUMA node; between sockets.
-PATHS: Final = ("NV", "XGMI", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS")
+# Closer first (NCCL's order, nvidia-smi's words): NVLink or xGMI; NVLink to the CPU; one PCIe switch; several; by C2C to a
+# card of the GPU's own CPU; a host bridge; several host bridges of a NUMA node; between sockets.
+PATHS: Final = ("NV", "XGMI", "C2C", "PIX", "PXB", "P2C", "PHB", "NODE", "SYS")
 DIRECT: Final = ("NV", "XGMI")
 
 

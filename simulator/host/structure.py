@@ -43,7 +43,7 @@ class Nearest:
     @property
     def gpudirect(self) -> bool | None:
         """The card reads and writes GPU memory by itself: NCCL's default up to PXB, or by a peer. None: no card."""
-        return None if self.path is None else self.via is not None or _within_pxb(self.path)
+        return None if self.path is None else self.via is not None or _is_near(self.path)
 
     @property
     def word(self) -> str:
@@ -153,7 +153,7 @@ def roads(host: Host) -> Mapping[tuple[int, int], str]:
             direct[j].add(i)
     found = {}
     for i, j, path in pairs:
-        near = "peer" if anywhere or _within_pxb(path) else "memory"
+        near = "peer" if anywhere or _is_near(path) else "memory"
         found[i, j] = "cable" if path.is_direct else "relay" if direct[i] & direct[j] else near
     return found
 
@@ -161,7 +161,7 @@ def roads(host: Host) -> Mapping[tuple[int, int], str]:
 def idle_cards(host: Host) -> tuple[str, ...]:
     """Cards that no GPU is nearest to by a path within the PCIe tree: storage and management, usually."""
     used = {name for one in nearest_cards(host) for name in one.cards}
-    within = {c.name for c in host.cards for g in host.gpus if _within_pxb(host.path(g.name, c.name))}
+    within = {c.name for c in host.cards for g in host.gpus if _is_near(host.path(g.name, c.name))}
     return tuple(c.name for c in host.cards if c.name not in used and c.name not in within)
 
 
@@ -174,9 +174,9 @@ def _closest(host: Host, gpu: int, cards: tuple[Card, ...]) -> Nearest:
 
 
 def _with_peer(one: Nearest, own: tuple[Nearest, ...], peers: tuple[int, ...]) -> Nearest:
-    if one.path is None or _within_pxb(one.path):
+    if one.path is None or _is_near(one.path):
         return one
-    beside = [own[peer] for peer in peers if _within_pxb(own[peer].path)]
+    beside = [own[peer] for peer in peers if _is_near(own[peer].path)]
     if not beside:
         return one
     # peers take turns, so that GPUs without a card of their own do not all pass through one
@@ -184,5 +184,6 @@ def _with_peer(one: Nearest, own: tuple[Nearest, ...], peers: tuple[int, ...]) -
     return Nearest(gpu=one.gpu, cards=chosen.cards, path=chosen.path, via=chosen.gpu)
 
 
-def _within_pxb(path: Path | None) -> bool:
-    return path is not None and path.kind in ("PIX", "PXB")
+def _is_near(path: Path | None) -> bool:
+    """NCCL's reach of GPUDirect RDMA and PXN: PCIe switches, and C2C to the GPU's own CPU."""
+    return path is not None and path.kind in ("PIX", "PXB", "P2C")

@@ -22,7 +22,6 @@ from simulator.topology.cards import places_of, word_of
 from simulator.topology.hosts import usual_host
 from simulator.topology.wiring import Wiring
 
-_HOST_WORDS: Final = {"PIX": "PIX", "P2C": "PHB", "PHB": "PHB", "SYS": "SYS"}
 _MOST_BYTES: Final = 8 * 2**20
 _FORMATS: Final = (
     "a preset, a cluster's .toml, `nvidia-smi topo -m`, NCCL topology XML, SLURM topology.conf or .yaml, here"
@@ -112,7 +111,7 @@ def _card_groups(cluster: Cluster) -> tuple[CardPlace, ...]:
 def _to_card(cluster: Cluster, wiring: Wiring, place: CardPlace, gpu: int) -> str | None:
     """The path as stated; else a card sits beside the first GPU it serves, and nothing is said of those it does not."""
     if cluster.inter is not None and cluster.inter.cards:
-        return _HOST_WORDS[word_of(wiring, place, gpu)]
+        return word_of(wiring, place, gpu)
     if gpu not in place.gpus:
         return None
     return "PIX" if gpu == place.gpus[0] or cluster.pcie is None else wiring.path(gpu, place.gpus[0])

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 
+from simulator.collective_curves import Mode, pipeline_fill_s
 from simulator.collectives import LinkCurves, bill, collective_s, link_capacities, minimum, volume
 from simulator.collectives.volumes import Kind, tree_edges, tree_nic
 from simulator.mesh import GroupShape
@@ -236,3 +237,16 @@ def test_a_rack_wide_nvlink_domain_is_one_place() -> None:
     cluster = Cluster.load("gb200-nvl72", 18)
     group = GroupShape(num_ranks=32, num_nodes=8, ranks_per_node=4, num_groups_per_node=1, spans_domain=False)
     assert collective_s("all_gather", S, group, cluster, IDEAL) == Fraction(31, 32) * S / (900 * 10**9)
+
+
+def test_a_pipelines_fill_grows_with_the_root_of_its_steps() -> None:
+    """k chunks over h hops take (k + h)(a + T/k): the best k gives T + h·a + 2·sqrt(h·a·T), twice the fill for four times h."""
+    a, transfer_s = 2e-6, 1e-3
+
+    def best(h: int) -> float:
+        return min((k + h) * (a + transfer_s / k) for k in range(1, 5000)) - transfer_s - h * a
+
+    mode = Mode(efficiency=1.0, fill_s=1e-4, fill_half_s=1.0)
+    for h in (2, 8, 18):
+        growth = pipeline_fill_s(mode, transfer_s, 4 * h) / pipeline_fill_s(mode, transfer_s, h)
+        assert growth == pytest.approx(best(4 * h) / best(h), rel=0.02)

@@ -10,12 +10,12 @@ import pytest
 from simulator.cli import ExitCode, main
 from simulator.collectives.ports import port_of
 from simulator.errors import ClusterError
-from simulator.host import Host, findings
+from simulator.host import Host, findings, nearest_cards
 from simulator.mesh import GroupShape
 from simulator.readers.host_cluster import cluster_of
 from simulator.readers.nccl_xml import read_xml
-from simulator.readers.topology_source import read_source
-from simulator.topology import CardPlace, Cluster
+from simulator.readers.topology_source import host_of, read_source
+from simulator.topology import CardPlace, Cluster, Pcie
 from simulator.writers.cluster_toml import cluster_toml
 
 FILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "topologies"
@@ -207,3 +207,12 @@ def test_cards_sit_where_the_source_shows_them(name: str, device: str, places: l
 def test_a_virtual_machine_that_hides_its_cards_says_nothing_of_them() -> None:
     cluster = cluster_of(host("smi_8xA100_vm_phb_excerpt.txt"), "a100")
     assert cluster.inter is None or cluster.inter.cards == ()
+
+
+def test_cards_of_a_grace_are_near_by_c2c() -> None:
+    """GPUDirect RDMA reaches them over the link to the CPU, and `topo` says so."""
+    tray = Cluster.load("gb200-nvl72")
+    assert tray.inter is not None
+    inter = tray.inter.model_copy(update={"cards": (CardPlace(socket=0),) * 2 + (CardPlace(socket=1),) * 2})
+    box = tray.model_copy(update={"inter": inter, "pcie": Pcie(sockets=((0, 1), (2, 3)))})
+    assert [(one.word, one.gpudirect) for one in nearest_cards(host_of(box))] == [("P2C", True)] * 4
