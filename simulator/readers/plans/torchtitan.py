@@ -235,7 +235,7 @@ def _gathers(r: Reading, fields: dict[str, Any]) -> None:
 def _precision(r: Reading, fields: dict[str, Any]) -> None:
     master = r.choice("training.dtype", ("bfloat16", "float32")) or "float32"
     compute = r.choice("training.mixed_precision_param", ("bfloat16", "float32")) or "bfloat16"
-    reduce = r.choice("training.mixed_precision_reduce", ("float32", "bfloat16")) or "float32"
+    reduce = r.choice("training.mixed_precision_reduce", ("float32",)) or "float32"
     sharded = fields["zero"] == 3
     if master != "float32":
         fields["master_dtype"] = _DTYPES[master]
