@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator import Cluster, Model
-from simulator.inference import InferencePlan, Lognormal, Serving, Slo, Uniform, Workload, serve
+from simulator.inference import InferencePlan, Lognormal, Serving, Slo, Uniform, Workload, highest_rate, serve
 from simulator.units import format_bytes, format_seconds
 
 MODEL = "gpt-neox-20b"
@@ -32,7 +32,6 @@ VARIANTS = {
     "embedding and head on both": InferencePlan(tp=2, replicate=("embedding", "head")),
     "two engines of one GPU": InferencePlan(tp=1, dp=2),
 }
-_ROUNDS = 7  # of bisection: the rate is found within a hundredth of the capacity
 
 
 @dataclass(frozen=True)
@@ -50,26 +49,13 @@ def played(plan: InferencePlan, cluster: Cluster, rate: float, requests: int) ->
     return serve(Model.load(MODEL), plan, cluster, asked.requests(), slo=SLO)
 
 
-def within(served: Serving) -> bool:
-    """Every p99 is in its limit, and the queue does not grow."""
-    return served.verdict == "OK" and all(each.held for each in served.attainments)
-
-
 def search(plan: InferencePlan, cluster: Cluster, requests: int) -> Found | None:
     """None where the plan does not fit."""
     first = played(plan, cluster, 1.0, requests)
     if first.load is None:
         return None
-    capacity = first.load.capacity_per_s
-    low, high, best = 0.0, capacity, None
-    for _ in range(_ROUNDS):
-        middle = (low + high) / 2
-        served = played(plan, cluster, middle, requests)
-        if within(served):
-            low, best = middle, served
-        else:
-            high = middle
-    return Found(half=played(plan, cluster, capacity / 2, requests), rate=low, highest=best)
+    rate, best = highest_rate(lambda tried: played(plan, cluster, tried, requests), first)
+    return Found(half=played(plan, cluster, first.load.capacity_per_s / 2, requests), rate=rate, highest=best)
 
 
 def report(name: str, found: Found | None) -> str:

@@ -11,7 +11,10 @@ import click
 
 from simulator.cli import ExitCode
 from simulator.cli.serving_study import ServingStudy, flag_of, read_serving_study
+from simulator.errors import Fault, InputError
 from simulator.inference import InferencePlan, Serving, serve
+from simulator.inference import highest_rate as sought
+from simulator.predict import Source
 
 _HELP = """Serve a model under an inference plan to a stream of requests, on a simulated clock.
 
@@ -67,16 +70,28 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
     help="Any leaf of inference, workload, slo, model, cluster, device or stack. May be repeated.",
 )
 @click.option("--interval", is_flag=True, help="Also play with all times at the ends of their 90 % interval.")
+@click.option(
+    "--highest-rate",
+    is_flag=True,
+    help="Instead of --rate: the highest at which the p99 of every --slo holds (plays the requests eight times).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
 def command(
-    study: Path | None, *, settings: tuple[str, ...], interval: bool, as_json: bool, plain: bool, **flags: str | None
+    study: Path | None,
+    *,
+    settings: tuple[str, ...],
+    interval: bool,
+    highest_rate: bool,
+    as_json: bool,
+    plain: bool,
+    **flags: str | None,
 ) -> int:
     """Serve, print, and say by the exit code whether it fits."""
     given = {name: text for name, text in flags.items() if text is not None}
     tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
     asked = read_serving_study(study, {k: v for k, v in given.items() if "__" not in k}, tables, settings)
-    serving = _served(asked, interval=interval)
+    serving = _highest(asked, interval=interval) if highest_rate else _served(asked, interval=interval)
     serving = replace(serving, sources=(*asked.sources, *serving.sources))
     if as_json:
         from simulator.writers.serving_json import to_json  # noqa: PLC0415  only what is asked for is loaded
@@ -110,3 +125,34 @@ def _served(asked: ServingStudy, *, interval: bool) -> Serving:
             interval=interval,
             progress=progress,
         )
+
+
+def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
+    """The answer at the highest rate within the limits, or at the lowest that was tried."""
+    if not asked.slo.any or asked.workload.trace is not None:
+        problem = "needs a limit to stay within" if not asked.slo.any else "a trace has its own arrivals"
+        remedy = "--slo-ttft, --slo-tpot or --slo-latency" if not asked.slo.any else "drawn requests"
+        raise InputError(Fault(place="--highest-rate", problem=problem, remedy=remedy))
+
+    def at(rate: float) -> ServingStudy:
+        workload = asked.workload.model_copy(update={"rate": rate})
+        found = Source(what="workload", kind="given", detail=f"rate = {rate:.6g} (--highest-rate)")
+        return replace(asked, workload=workload, requests=workload.requests(), sources=(*asked.sources, found))
+
+    def told(rate: float, holds: bool) -> None:  # noqa: FBT001  what was tried
+        click.echo(f"{rate:.3g} requests/s: {'within' if holds else 'above'}", err=True)
+
+    tried: list[float] = []
+
+    def play(rate: float) -> Serving:
+        tried.append(rate)
+        return _served(at(rate), interval=False)
+
+    first = _served(asked if asked.workload.rate else at(1.0), interval=False)
+    if not first.fits:
+        return first
+    rate, _ = sought(play, first, told)
+    if not rate:
+        click.echo("no rate that was tried holds", err=True)
+    study = at(rate or min(tried))
+    return replace(_served(study, interval=interval), sources=(*study.sources[len(asked.sources) :], *first.sources))

@@ -7,6 +7,7 @@ and collectives as training; `serve` plays requests through continuous batching 
 from simulator.inference.batch import Batch, Chunk
 from simulator.inference.costs import Cost, StepCosts
 from simulator.inference.decoding import decode_step
+from simulator.inference.highest_rate import highest_rate
 from simulator.inference.memory import ServingMemory, serving_memory
 from simulator.inference.plan import InferencePlan, check
 from simulator.inference.remedies import Remedy
@@ -36,6 +37,7 @@ __all__ = [
     "Workload",
     "check",
     "decode_step",
+    "highest_rate",
     "serve",
     "serving_memory",
 ]

@@ -18,7 +18,7 @@ from simulator.inference.engine import Engine, Played, Progress
 from simulator.inference.memory import ServingMemory, serving_memory
 from simulator.inference.plan import InferencePlan, check
 from simulator.inference.remedies import remedies
-from simulator.inference.report import Load, Serving, Slo, Verdict, attained, latencies
+from simulator.inference.report import Latencies, Load, Serving, Slo, Verdict, attained, latencies
 from simulator.inference.scheduler import Job, Limits
 from simulator.inference.sources import assumptions, sources
 from simulator.inference.workload import Request
@@ -35,6 +35,7 @@ _SHOWN_FAULTS = 20
 _ROUNDS = 8
 _MOST_SATURATING = 20_000
 _NEARLY_FULL = 0.95
+_SETTLED = 10  # mean latencies that a measured time should have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +154,7 @@ def _played(setting: _Setting, asked: _Asked, said: tuple[Source, ...]) -> Servi
         **_common(setting, said),
         verdict=verdict,
         cause=_cause(verdict, load),
-        suggestion=_suggestion(setting, verdict, load),
+        suggestion=_suggestion(setting, verdict, load, found),
         num_requests=len(requests),
         num_warmup=asked.num_warmup,
         latencies=found,
@@ -329,13 +330,16 @@ def _cause(verdict: Verdict, load: Load) -> str:
     return f"{load.arriving_per_s:.3g} of the {load.capacity_per_s:.3g} requests/s that could be served"
 
 
-def _suggestion(setting: _Setting, verdict: Verdict, load: Load) -> str:
+def _suggestion(setting: _Setting, verdict: Verdict, load: Load, found: Latencies) -> str:
     plan = setting.costs.plan
     if verdict == "OVERLOADED":
         engines = math.ceil(plan.dp * load.arriving_per_s / (0.8 * load.capacity_per_s))
         return f"dp = {engines} keeps 20 % in reserve ({engines * plan.engine_devices} GPUs)"
     if load.preemptions:
         return "the cache runs out: kv_cache = fp8, fewer max_sequences, or more GPUs an engine"
+    if load.arriving_per_s and load.measured_s < _SETTLED * found.latency.mean_s:
+        spans = load.measured_s / found.latency.mean_s
+        return f"only {spans:.1f} mean latencies were watched, too few to settle: play more requests"
     if load.arriving_per_s > _NEARLY_FULL * load.capacity_per_s:
         return "close to capacity, percentiles still move with the number of requests: play more of them"
     return ""

@@ -100,3 +100,30 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str) -> None:
     trace.write_text(text)
     with pytest.raises(TableError):
         read_arrivals(trace)
+
+
+def test_the_highest_rate_within_a_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "serve",
+        "--model",
+        "llama3.2-1b",
+        "--requests",
+        "150",
+        "--highest-rate",
+        "--slo-tpot",
+        "6ms",
+        "--json",
+    ]
+    assert main(arguments) == ExitCode.OK
+    heard = capsys.readouterr()
+    told = json.loads(heard.out)
+    assert told["attainments"][0]["held"]
+    rates = [float(line.split()[0]) for line in heard.err.splitlines() if line.endswith((": within", ": above"))]
+    kept = [line.endswith("within") for line in heard.err.splitlines() if line.endswith((": within", ": above"))]
+    assert len(rates) == 7
+    best = max(rate for rate, held in zip(rates, kept, strict=True) if held)
+    rate = next(s["detail"] for s in told["sources"] if "--highest-rate" in s["detail"])
+    assert float(rate.split()[2]) == pytest.approx(best, rel=0.01)
+    assert min(r for r, held in zip(rates, kept, strict=True) if not held) > best
+    assert main(["serve", "--highest-rate"]) == ExitCode.BAD_INPUT
+    assert "--slo-ttft" in capsys.readouterr().err
