@@ -18,6 +18,11 @@ from validate.samples import read_samples
 
 FOLDERS = Path(__file__).resolve().parent / "measured"
 COMMITTED = "cpu-loop-*"
+# 18M under FSDP2: 195,386,348 bytes as layer 3 is gathered, and 6,294,528 of layer 5's gradients once more
+LATE_COPY = (
+    "The worst peak is gloo's: it drops its copy of what it scatters in a thread of its own, and that run was recorded when\n"
+    "a tracked step did not wait for that yet. The copy outlived the next gather, and is the whole difference to the byte."
+)
 TARGET_STEP, TARGET_PEAK = 0.15, 0.01
 TITLE, NEXT = "\n## Two ranks on a CPU\n", "\n## Collectives\n"
 
@@ -103,6 +108,9 @@ def table(folder: Path) -> Iterator[str]:
     worst = max(abs(row.peak_error) for row in found)
     ratio = float(np.median([row.over_spread for row in found]))
     yield f"Median |error| over the measured spread: {ratio:.2f}. Peak bytes: worst {100 * worst:.2f} %."
+    if worst > TARGET_PEAK:
+        yield ""
+        yield LATE_COPY
 
 
 def _summary(name: str, errors: Sequence[float]) -> str:
