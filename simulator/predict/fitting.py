@@ -1,7 +1,7 @@
 """What would make a plan fit: candidate changes are predicted, and those that fit are told, cheapest first.
 
-Changes are first estimated on short models: memory of 4 and 8 layers is carried on in a line to the layers that the
-model has, and time ranks them. The cheapest of those that seem to fit are then predicted in full, and only what that
+Changes are first estimated on short models: memory of 4 and 8 layers (2 and 4 of each pipeline stage) is carried on in a
+line to the layers that the model has, and time ranks them. The cheapest of those that seem to fit are then predicted in full, and only what that
 confirms is told. Where no single change will do, changes are put on top of each other, at most three. Effort is
 counted in predictions, so it is bounded and the same on every machine.
 """
@@ -21,6 +21,7 @@ from simulator.lower import Lowering, lower
 from simulator.memory import RESERVED_HIGH, MemoryUse, live_course, memory_uses, outside_torch_bytes, write_history
 from simulator.memory.outside import workspace_bytes
 from simulator.model import Model
+from simulator.pipeline import Split
 from simulator.plan import Plan
 from simulator.predict.changes import EXPANDABLE, EXPANDABLE_SEGMENTS, Change, changes
 from simulator.predict.play import play
@@ -38,6 +39,8 @@ _TIME_LAYERS, _TIME_MICRO_BATCHES = 4, 2
 _SLACK = 1.1  # effects of two changes multiply, to this
 _MORE_DEVICES = 2.0
 _PROOFS, _PROOF_LAYERS = 10, 1000  # full predictions, and the layers in them all
+_PIPELINE_PROOFS = 4  # a pipeline's cost a second each
+_ESTIMATED_LAYERS = 1000  # in all short models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ class _Search:
     memory: MemoryUse  # of the plan as it is
     proofs: int = _PROOFS
     proof_layers: int = _PROOF_LAYERS
+    estimated_layers: int = _ESTIMATED_LAYERS
     effects: dict[frozenset[object], _Figures] = field(default_factory=dict)  # of single changes
     told: set[frozenset[str]] = field(default_factory=set)  # kinds of changes that were found to fit
 
@@ -111,10 +115,19 @@ class _Search:
             model = model.model_copy(update={"num_layers": num_layers})
         return lower(model, plan, cluster, self.stack, self.calibration, self.curves)
 
+    def _short(self, plan: Plan, num_layers: int) -> int:
+        """Layers of a short model: half of them for each pipeline stage, at least one a chunk; all where a split is given."""
+        if plan.pp == 1:
+            return min(num_layers, self.model.num_layers)
+        chunks = plan.pp * plan.virtual_stages
+        wanted = chunks * max(num_layers // (2 * plan.virtual_stages), 1)
+        return self.model.num_layers if plan.split != Split() else min(wanted, self.model.num_layers)
+
     def estimate(self, plan: Plan, cluster: Cluster) -> _Figures:
         """The plan's figures: memory carried on from two short models in a line, the cost of a short one."""
         layers = self.model.num_layers
-        short, long = (min(size, layers) for size in _MEMORY_LAYERS)
+        short, long = (self._short(plan, size) for size in _MEMORY_LAYERS)
+        self.estimated_layers -= short + long + self._short(plan, _TIME_LAYERS)
         beyond = (layers - long) / max(long - short, 1)
         few, more = (self._live(self.lower(plan, cluster, n)) for n in (short, long))
         resident, added = (b + (b - a) * beyond for a, b in zip(few, more, strict=True))
@@ -128,8 +141,9 @@ class _Search:
 
     def _cost(self, plan: Plan, cluster: Cluster) -> float:
         """Of few layers and micro-batches: enough to rank changes by."""
-        short = plan.model_copy(update={"num_micro_batches": min(plan.num_micro_batches, _TIME_MICRO_BATCHES)})
-        lowering = self.lower(short, cluster, min(self.model.num_layers, _TIME_LAYERS))
+        few = min(plan.num_micro_batches, max(_TIME_MICRO_BATCHES, plan.pp))
+        short = plan.model_copy(update={"num_micro_batches": few})
+        lowering = self.lower(short, cluster, self._short(plan, _TIME_LAYERS))
         return device_s_per_token(short, play(lowering).step_s)
 
     def _overflows(self, candidate: _Candidate) -> bool:
@@ -166,6 +180,7 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
         calibration=lowering.calibration,
         curves=lowering.curves,
         memory=memory,
+        proofs=_PROOFS if plan.pp == 1 else _PIPELINE_PROOFS,
     )
     unchanged = search.estimate(plan, cluster)
     frontier = [_Candidate(change=Change(kind=""), plan=plan, cluster=cluster, figures=unchanged)]
@@ -225,6 +240,8 @@ def _child(search: _Search, parent: _Candidate, change: Change) -> _Candidate | 
 def _estimated(search: _Search, candidates: list[_Candidate]) -> Iterator[_Candidate]:
     """The candidates with estimates of their own; what the nouns refuse is left out."""
     for candidate in candidates:
+        if search.estimated_layers <= 0:
+            return
         with suppress(InputError):
             yield replace(candidate, figures=search.estimate(candidate.plan, candidate.cluster))
 

@@ -169,3 +169,13 @@ def test_fragmentation_alone_can_be_too_much() -> None:
     assert verdict_of(use(pressure=Pressure(**calls, fails=False)))[0] == "TIGHT"
     # the lower end of the interval fits: the failure is not certain
     assert verdict_of(use(low_reserved_bytes=70 * GIB, pressure=Pressure(**calls, fails=True)))[0] == "TIGHT"
+
+
+def test_a_pipeline_of_more_stages_than_a_short_model_has_layers_is_helped() -> None:
+    """Short models have layers for every stage; a split that is stated is kept whole."""
+    plan = Plan(pp=8, zero=0, micro_batch_size=4, seq_len=8192, num_micro_batches=8)
+    cluster = Cluster.load("hgx-h100-8")
+    for split in ({}, {"first_stage_layers": 3, "last_stage_layers": 5}):
+        prediction = predict(Model.load("llama3-8b"), plan.model_copy(update=split), cluster)
+        assert prediction.verdict == "OOM"
+        assert prediction.remedies
