@@ -111,7 +111,7 @@ def test_the_highest_rate_within_a_limit(capsys: pytest.CaptureFixture[str]) -> 
         "150",
         "--highest-rate",
         "--slo-tpot",
-        "6ms",
+        "3ms",
         "--json",
     ]
     assert main(arguments) == ExitCode.OK
