@@ -111,7 +111,7 @@ def point(row: RunRow) -> Point | None:
     except (RefusedError, NoStepTimeError, InputError):
         return None
     step_s = float(prediction.step_s) * run.time_factor
-    timed = Timed(step_s=step_s, spread=prediction.spread, stack_sigma=prediction.stack_sigma, stack=run.stack.name)
+    timed = Timed(step_s=step_s, spread=prediction.spread, stack_sigma=prediction.stack_sigma)
     return Point(row.id, measured_s, timed)
 
 

@@ -30,6 +30,7 @@ VERBS = {
     "serve": "Latencies, throughput and memory of a model that answers requests.",
     "search": "The best plan on a cluster for one global batch, out of every legal one.",
     "goodput": "Days and dollars of a long run: failures, checkpoints, restarts, slow hosts.",
+    "compare": "Plans or clusters side by side: time, memory, the difference with its interval, what limits each.",
     "backtest": "Predict a table of measured runs and say how far off each group is.",
     "validate": "Run a plan for real, and compare the prediction with it.",
     "calibrate": "Measure this machine, and fit a calibration from samples or nccl-tests logs.",

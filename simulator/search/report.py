@@ -140,5 +140,4 @@ def _value(study: SearchStudy, o: Outcome) -> float:
 
 def _timed(o: Outcome) -> Timed:
     assert o.step_s is not None
-    plan, _ = parsed(o.key)
-    return Timed(step_s=o.step_s, spread=o.spread, stack_sigma=o.stack_sigma, stack=plan.stack)
+    return Timed(step_s=o.step_s, spread=o.spread, stack_sigma=o.stack_sigma)

@@ -1,0 +1,98 @@
+"""`shardwise compare`: plans, clusters or both side by side, and what limits each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from simulator.cli import ExitCode
+from simulator.cli.study import read_study
+from simulator.cli.terminal import show
+from simulator.compare import Subject, compare, render
+from simulator.compare.text import WIDTH
+from simulator.errors import Fault, InputError
+
+_HELP = """Compare studies: STUDY.toml files, and variants of the first made by --what-if.
+
+Each --what-if is one more column: the first study with settings changed, as --set of predict takes them, separated by
+commas: --what-if plan.micro_batch_size=2,plan.num_micro_batches=4 --what-if cluster.inter.nic_bytes_per_s=100Gb/s.
+--set changes all studies alike. Differences have intervals in which errors that both share cancel; ablations say what
+the step would gain without a limit.
+
+Exit codes: 0 compared, 2 usage, 3 bad input."""
+
+
+@click.command("compare", help=_HELP)
+@click.argument("studies", nargs=-1, type=click.Path(path_type=Path), metavar="[STUDY.toml]...")
+@click.option(
+    "--what-if", "variants", multiple=True, metavar="KEY=VALUE[,KEY=VALUE...]", help="A variant of the first."
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict; of all studies.")
+@click.option("--model", metavar="NAME|FILE", help="As for predict; of all studies.")
+@click.option("--cluster", metavar="NAME|FILE", help="As for predict; of all studies.")
+@click.option("--nodes", metavar="INTEGER", help="As for predict; of all studies.")
+@click.option("--no-ablations", is_flag=True, help="Do not ask what each limit costs.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
+@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+def command(
+    studies: tuple[Path, ...],
+    *,
+    variants: tuple[str, ...],
+    settings: tuple[str, ...],
+    no_ablations: bool,
+    as_json: bool,
+    plain: bool,
+    **flags: str | None,
+) -> int:
+    """Predict all, print them side by side."""
+    given = {name: text for name, text in flags.items() if text is not None}
+    files: list[Path | None] = [*studies] if studies else [None]
+    if len(files) + len(variants) < 2:
+        problem, remedy = "there is nothing to compare with", "two studies, or --what-if KEY=VALUE"
+        raise InputError(Fault(place="compare", problem=problem, remedy=remedy))
+    faults: list[Fault] = []
+    subjects: list[Subject] = []
+    asked = [(_named(file), file, settings) for file in files]
+    asked += [(variant, files[0], (*settings, *_split(variant))) for variant in variants]
+    for name, file, changes in asked:
+        try:
+            subjects.append(_subject(name, file, given, changes))
+        except InputError as exc:
+            faults += [fault for fault in exc.faults if fault not in faults]
+    if faults:
+        raise InputError(faults)
+    comparison = compare(subjects, ablate=not no_ablations)
+    if as_json:
+        click.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        show(render(comparison), plain=plain, width=WIDTH)
+    return ExitCode.OK
+
+
+def _named(file: Path | None) -> str:
+    return "the default" if file is None else file.stem
+
+
+def _split(variant: str) -> list[str]:
+    """Settings of a variant: a comma parts two of them where a key follows it."""
+    parts: list[str] = []
+    for part in variant.split(","):
+        if parts and "=" not in part:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    return parts
+
+
+def _subject(name: str, file: Path | None, flags: dict[str, str], settings: tuple[str, ...]) -> Subject:
+    study = read_study(file, flags, {}, settings)
+    return Subject(
+        name=name,
+        model=study.model,
+        plan=study.plan,
+        cluster=study.cluster,
+        calibration=study.calibration,
+        stack=study.stack,
+    )

@@ -1,0 +1,113 @@
+"""Several predictions beside a first one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from simulator.calibration import Calibration
+from simulator.compare.ablations import Gain, ablated
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict import Prediction, predict
+from simulator.search.difference import Difference, Timed, difference
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning; new keys do not raise it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is predicted, and what it is called. calibration, stack: None as for `predict`."""
+
+    name: str
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    calibration: Calibration | None = None
+    stack: Stack | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A subject's prediction; against_first: its seconds a token over the first's (None for the first itself)."""
+
+    subject: Subject
+    prediction: Prediction
+    against_first: Difference | None
+    gains: tuple[Gain, ...]
+
+    @property
+    def s_per_token(self) -> float:
+        return self.prediction.step_s / self.prediction.tokens_per_step
+
+    @property
+    def device_s_per_token(self) -> float:
+        return self.s_per_token * self.prediction.num_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All of them, the first one first."""
+
+    rows: tuple[Compared, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; docs/reference/json-output.md describes every key."""
+        return {"schema_version": SCHEMA_VERSION, "subjects": [_data(row) for row in self.rows]}
+
+
+def compare(subjects: Sequence[Subject], *, ablate: bool = True) -> Comparison:
+    """Predict each and set it against the first. Raises as `predict` does."""
+    rows: list[Compared] = []
+    for subject in subjects:
+        prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)
+        gains = _gains(subject, prediction) if ablate else ()
+        rows.append(compared(subject, prediction, rows[0] if rows else None, gains))
+    return Comparison(rows=tuple(rows))
+
+
+def _gains(subject: Subject, prediction: Prediction) -> tuple[Gain, ...]:
+    nouns = subject.calibration or Calibration.for_device(subject.cluster.device)
+    stack = subject.stack or Stack.load(subject.plan.stack)
+    return ablated(subject.model, subject.plan, subject.cluster, nouns, stack, prediction)
+
+
+def compared(
+    subject: Subject, prediction: Prediction, first: Compared | None, gains: tuple[Gain, ...] = ()
+) -> Compared:
+    """A subject's prediction against the first's, by seconds a token."""
+    against = None
+    if first is not None:
+        against = difference(_timed(prediction), _timed(first.prediction))
+    return Compared(subject=subject, prediction=prediction, against_first=against, gains=gains)
+
+
+def _timed(prediction: Prediction) -> Timed:
+    step_s = float(prediction.step_s) / prediction.tokens_per_step
+    return Timed(step_s=step_s, spread=prediction.spread, stack_sigma=prediction.stack_sigma)
+
+
+def _data(row: Compared) -> dict[str, Any]:
+    p, against = row.prediction, row.against_first
+    return {
+        "name": row.subject.name,
+        "model": p.model,
+        "cluster": p.cluster,
+        "num_devices": p.num_devices,
+        "verdict": p.verdict,
+        "step_s": float(p.step_s),
+        "low_s": float(p.low_s),
+        "high_s": float(p.high_s),
+        "tokens_per_step": p.tokens_per_step,
+        "tokens_per_s": p.tokens_per_s,
+        "device_s_per_token": row.device_s_per_token,
+        "mfu": p.mfu,
+        "used_bytes": p.memory.used_bytes,
+        "capacity_bytes": p.memory.capacity_bytes,
+        "breakdown_s": {name: float(seconds) for name, seconds in p.breakdown.items()},
+        "against_first": asdict(against) | {"distinguishable": against.distinguishable} if against else None,
+        "ablations": [asdict(gain) for gain in row.gains],
+    }

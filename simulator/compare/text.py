@@ -1,0 +1,114 @@
+"""A comparison for people."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simulator.compare.comparison import Compared, Comparison
+from simulator.units import format_bytes, format_seconds
+
+WIDTH = 140
+_LITTLE = 0.01  # of a step
+
+
+def render(comparison: Comparison) -> RenderableType:
+    """The comparison for a rich console."""
+    rows = comparison.rows
+    names = [Text(f"{letter}  {row.subject.name}") for letter, row in zip(_letters(rows), rows, strict=True)]
+    parts: list[RenderableType] = [
+        *names,
+        Text(),
+        _figures(rows),
+        Text(),
+        Text("Where the step goes", style="bold"),
+        _breakdown(rows),
+    ]
+    if any(row.gains for row in rows):
+        parts += [Text(), Text("What the step would gain without a limit", style="bold"), _gains(rows)]
+        parts += [Text(_limit(letter, row)) for letter, row in zip(_letters(rows), rows, strict=True)]
+    parts += [Text(), *(Text(_verdict(letter, row)) for letter, row in zip(_letters(rows)[1:], rows[1:], strict=True))]
+    return Group(*parts)
+
+
+def _letters(rows: tuple[Compared, ...]) -> list[str]:
+    """What columns are called: A to Z, then numbers."""
+    return [chr(ord("A") + number) if number < 26 else str(number + 1) for number in range(len(rows))]
+
+
+def _limit(letter: str, row: Compared) -> str:
+    """The bottleneck, named by what taking it away buys."""
+    first = row.gains[0]
+    if first.gain < _LITTLE:
+        return f"{letter} is limited by compute: no limit's absence would gain {_LITTLE:.0%}."
+    return f"{letter} gains most from {first.name}: {first.gain:.1%} of its step."
+
+
+def _table(rows: tuple[Compared, ...]) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    table.add_column("")
+    for letter in _letters(rows):
+        table.add_column(letter, justify="right")
+    return table
+
+
+def _figures(rows: tuple[Compared, ...]) -> Table:
+    table = _table(rows)
+    figures = {
+        "cluster": [f"{row.prediction.num_devices:,} of {row.prediction.cluster}" for row in rows],
+        "verdict": [row.prediction.verdict for row in rows],
+        "memory": [
+            f"{format_bytes(row.prediction.memory.used_bytes)} of {format_bytes(row.prediction.memory.capacity_bytes)}"
+            for row in rows
+        ],
+        "step": [format_seconds(row.prediction.step_s) for row in rows],
+        "90 % interval": [
+            f"{format_seconds(row.prediction.low_s)} - {format_seconds(row.prediction.high_s)}" for row in rows
+        ],
+        "tokens a step": [f"{row.prediction.tokens_per_step:,}" for row in rows],
+        "tokens/s": [f"{row.prediction.tokens_per_s:,.0f}" for row in rows],
+        "device-hours a billion tokens": [f"{row.device_s_per_token * 1e9 / 3600:,.1f}" for row in rows],
+        "MFU": [f"{row.prediction.mfu:.1%}" for row in rows],
+        "seconds a token over the first": [_ratio(row) for row in rows],
+    }
+    for name, values in figures.items():
+        table.add_row(name, *values)
+    return table
+
+
+def _ratio(row: Compared) -> str:
+    against = row.against_first
+    return "" if against is None else f"× {against.ratio:.3f} ({against.low:.3f} - {against.high:.3f})"
+
+
+def _breakdown(rows: tuple[Compared, ...]) -> Table:
+    table = _table(rows)
+    names = dict.fromkeys(name for row in rows for name in row.prediction.breakdown)
+    weight = {name: max(row.prediction.breakdown.get(name, 0.0) for row in rows) for name in names}
+    for name in sorted(names, key=lambda name: (-weight[name], name)):
+        if weight[name]:
+            table.add_row(name, *(_seconds(row.prediction.breakdown.get(name, 0.0), row) for row in rows))
+    return table
+
+
+def _seconds(seconds: float, row: Compared) -> str:
+    return f"{format_seconds(seconds)} {seconds / row.prediction.step_s:6.1%}" if seconds else "-"
+
+
+def _gains(rows: tuple[Compared, ...]) -> Table:
+    table = _table(rows)
+    for first in rows[0].gains:
+        gains = [next(gain for gain in row.gains if gain.name == first.name) for row in rows]
+        table.add_row(f"{first.name}: {first.meaning}", *(f"{gain.gain:.1%}" for gain in gains))
+    return table
+
+
+def _verdict(letter: str, row: Compared) -> str:
+    against = row.against_first
+    assert against is not None
+    if not against.distinguishable:
+        return f"{letter} and A are not distinguishable at 90 %: the interval of their ratio includes 1."
+    faster = against.ratio < 1
+    change = 1 / against.ratio if faster else against.ratio
+    return f"{letter} is {change - 1:.1%} {'faster' if faster else 'slower'} a token than A."
