@@ -55,7 +55,7 @@ def _table(rows: tuple[Compared, ...]) -> Table:
 
 def _figures(rows: tuple[Compared, ...]) -> Table:
     table = _table(rows)
-    figures = {
+    figures: dict[str, list[str]] = {
         "cluster": [f"{row.prediction.num_devices:,} of {row.prediction.cluster}" for row in rows],
         "verdict": [row.prediction.verdict for row in rows],
         "memory": [
