@@ -230,10 +230,12 @@ def cards_of(cluster: Cluster, shape: GroupShape, kind: str, nccl: Nccl) -> Card
     inter, environment = cluster.inter, nccl.environment
     if inter is None or shape.num_nodes == 1 or cluster.nvlink_domain_size > cluster.gpus_per_node:
         return None
-    rules = card_rules(cluster, shape, nccl)
-    asked = environment.pxn_disable or environment.gdr_read == 0
-    if not inter.cards and not (inter.rdma and (asked or rules.direct is None)):
+    level = _CARD_LEVELS.get(environment.gdr_level, "P2C")
+    asked = environment.pxn_disable or environment.gdr_read == 0 or level is None
+    by_rdma = inter.rdma and not environment.sockets  # what TCP takes is calibrated as it is
+    if not inter.cards and not (by_rdma and asked):
         return None
+    rules = card_rules(cluster, shape, nccl)
     groups = local_groups(shape, cluster.gpus_per_node)
     return reached(cluster, groups, rules, _PATTERNS.get(kind, "ring"))
 
