@@ -25,6 +25,7 @@ _COEFFICIENTS = (
     "host_unit_s",
     "gemm_factor",
     "elementwise_factor",
+    "grouped_factor",
     "step_overhead_s",
 )
 _MAX_CALIBRATION_RUNS = 6

@@ -36,7 +36,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
     dtype = s.wide_dtype if head else s.gemm_dtype
     weight = _parameters(g, s, name, n * k)
     x = g.cast(x, s.dtype, f"{name}.input")
-    quantise = _Quantiser(g, s, name, t * k, n * k, t * n) if dtype == "fp8" else None
+    quantise = _Quantiser(g, s, name, (t * k, n * k, t * n)) if dtype == "fp8" else None
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n // (s.plan.tp if course.scatters_output else 1), s.dtype)
@@ -83,12 +83,13 @@ def grouped_linear(g: Graph, s: Setting, name: str, x: Value, widths: tuple[int,
     held, (n, k) = s.model.experts.num_held, widths
     t, rows = x.numel // k, -(-x.numel // k // held)
     weight = _parameters(g, s, name, held * n * k)
-    quantise = _Quantiser(g, s, name, t * k, held * n * k, t * n) if s.gemm_dtype == "fp8" else None
+    launches = held if s.stack.grouped_gemm == "one_each" else 1
+    numels = t * k, held * n * k, t * n
+    quantise = _Quantiser(g, s, name, numels, launches) if s.gemm_dtype == "fp8" else None
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n, s.dtype)
     casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
-    launches = held if s.stack.grouped_gemm == "one_each" else 1
     one = Gemm(m=rows, n=n, k=k, dtype=s.gemm_dtype, layout="tn", batch=held, grouped=True, launches=launches)
     backward: list[Kernel] = [
         replace(one, n=k, k=n, layout="nn"),
@@ -135,8 +136,10 @@ class _Quantiser:
     input is kept. Others find the maximum first (one more read), keep the 16-bit input and cast it again backward.
     """
 
-    def __init__(self, g: Graph, s: Setting, name: str, read: int, weight: int, written: int) -> None:
-        """Elements of what the products read, of their weights, and of their result."""
+    def __init__(self, g: Graph, s: Setting, name: str, numels: tuple[int, int, int], launches: int = 1) -> None:
+        """numels: of what the products read, of their weights, and of their result; launches: casts of rows, an expert each."""
+        read, weight, written = numels
+        self._launches = launches
         self._g, self._name, self._fused = g, name, s.stack.blocks == "fused"
         self._read, self._weight, self._written = read, weight, written
         self._micro_batches = s.plan.num_micro_batches
@@ -146,7 +149,7 @@ class _Quantiser:
         if not self._fused:
             return x
         quantised = self._g.value(f"{self._name}.fp8", x.numel, "fp8")
-        kernel = stream("quantise", x.num_bytes, 2 * x.numel)
+        kernel = stream("quantise", x.num_bytes, 2 * x.numel, self._launches)
         self._g.op(
             f"{self._name}.fp8", "elementwise", inputs=(x,), outputs=(quantised,), forward=(kernel,), aliases=(x,)
         )
@@ -158,10 +161,12 @@ class _Quantiser:
         return (self._cast(self._read), self._cast(self._weight))
 
     def backward(self) -> tuple[Kernel, ...]:
-        gradient = self._cast(self._written)
+        gradient = self._cast(self._written, self._launches)
         if self._fused:
             return (gradient,)
         return (gradient, self._cast(self._weight), self._cast(self._read))
 
-    def _cast(self, numel: int) -> Kernel:
-        return stream("quantise", 2 * numel, 2 * numel) if self._fused else stream("cast", 4 * numel, numel, 2)
+    def _cast(self, numel: int, launches: int = 1) -> Kernel:
+        return (
+            stream("quantise", 2 * numel, 2 * numel, launches) if self._fused else stream("cast", 4 * numel, numel, 2)
+        )
