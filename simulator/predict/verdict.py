@@ -97,16 +97,19 @@ def suggest(
     """
     if verdict != "FITS":
         return _fitting(remedies, lowering.plan.num_devices) if lowering.cast is None else _ON_EQUAL_NODES
-    return _faster(lowering.plan, played, memory)
+    return _faster(lowering, played, memory)
 
 
-def _faster(plan: Plan, played: Played, memory: MemoryUse) -> str:
+def _faster(lowering: Lowering, played: Played, memory: MemoryUse) -> str:
     """What to try where memory is no matter."""
+    plan = lowering.plan
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}
     exposed = sum(value for name, value in share.items() if name.startswith("exposed"))
     room = memory.capacity_bytes - memory.used_bytes
     if share.get("host", 0) > 0.1:
         return "the host launches kernels slower than the GPU runs them: compile the blocks or use larger micro-batches"
+    if share.get("exposed:all_to_all", 0) > exposed / 2 > 0.05 and plan.ep > 1:
+        return _nearer_experts(lowering, share["exposed:all_to_all"])
     if exposed > 0.1:
         return _less_communication(plan, exposed)
     if share.get("recompute", 0) > 0.05 and room > memory.peak_allocated_bytes // 2:
@@ -131,6 +134,23 @@ def _line(remedy: Remedy, num_devices: int) -> str:
     marks += [f"{remedy.num_devices:,} devices"] if remedy.num_devices != num_devices else []
     marks += ["changes the numerics"] if remedy.changes_numerics else []
     return f"{remedy.change}: {', '.join(marks)}"
+
+
+def _nearer_experts(lowering: Lowering, share: float) -> str:
+    """What to try where tokens wait on their way to experts and back."""
+    plan, domain = lowering.plan, lowering.cluster.nvlink_domain_size
+    percent = f"{100 * share:.0f} % of the step sends tokens to their experts and back"
+    if not lowering.fabric.shape("ep").spans_domain:
+        return f"{percent}: a smaller ep where memory allows, or larger micro-batches"
+    group = plan.ep * plan.etp
+    if group <= domain:
+        used = domain // group * group
+        return (
+            f"{percent}: groups of {group} straddle NVLink domains of {domain}; jobs on {used} GPUs of each keep inside"
+        )
+    near = max(n for n in range(1, plan.ep + 1) if (plan.ep % n == 0 and domain % (n * plan.etp) == 0) or n == 1)
+    deep = "" if plan.dispatcher == "deep_ep" else ', or dispatcher = "deep_ep", which sends a token once to each node'
+    return f"{percent}, past the NVLink of {domain} GPUs: ep = {near} stays inside it{deep}"
 
 
 def _less_communication(plan: Plan, exposed: float) -> str:

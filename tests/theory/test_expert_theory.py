@@ -241,3 +241,13 @@ def test_fsdp2_cuts_experts_over_their_replicas(ep: int, replicas: int) -> None:
     if layer.experts is not None:
         gathered = 2 * experts // model.num_layers if replicas > 1 else 0
         assert layer.experts.all_gather_forward_bytes == gathered
+
+
+def test_what_to_try_where_tokens_wait_on_their_way() -> None:
+    model = Model.load("qwen3-30b-a3b").model_copy(update={"num_layers": 4})
+    plan = megatron(dp_shard=16, ep=16, seq_len=4096)
+    across = predict(model, plan, Cluster.load("hgx-h100-8").with_nodes(2)).suggestion
+    assert "past the NVLink of 8 GPUs: ep = 8 stays inside it" in across
+    rack = Cluster.load("gb200-nvl72").with_nodes(32)
+    straddling = predict(model, megatron(dp_shard=128, ep=64, seq_len=4096), rack).suggestion
+    assert "groups of 64 straddle NVLink domains of 72; jobs on 64 GPUs of each keep inside" in straddling
