@@ -71,6 +71,7 @@ def compression_faults(plan: Plan, place: str) -> Iterator[Fault]:
     yield from _zeropp_faults(plan, place)
     yield from _mics_faults(plan, place)
     yield from _hook_faults(plan, place)
+    yield from _local_faults(plan, place)
 
 
 def _zeropp_faults(plan: Plan, place: str) -> Iterator[Fault]:
@@ -129,3 +130,31 @@ def _hook_faults(plan: Plan, place: str) -> Iterator[Fault]:
     if hook.kind == "powersgd" and plan.pp > 1:
         problem = "PowerSGD beside pipeline parallelism is not modelled"
         yield Fault(place=where, problem=problem, remedy="pp = 1, or fp16_compress")
+
+
+def _local_faults(plan: Plan, place: str) -> Iterator[Fault]:
+    """Steps without their replicas: who can take them, and what has no meaning beside them."""
+    where = f"{place}: sync_every_steps"
+    if plan.sync_every_steps == 1:
+        if plan.outer_optimizer != "average":
+            problem = f"outer_optimizer = {plan.outer_optimizer} acts on what replicas agree on every so many steps"
+            yield Fault(place=f"{place}: outer_optimizer", problem=problem, remedy="sync_every_steps = 2 or more")
+        return
+    if plan.dp_replicate == 1:
+        problem = f"{plan.sync_every_steps} steps alone, and dp_replicate = 1: there are no replicas to agree with"
+        yield Fault(place=where, problem=problem, remedy="dp_replicate = 2 or more, or sync_every_steps = 1")
+    if plan.implementation not in ("ddp", "fsdp2"):
+        problem = f"{plan.implementation} reduces gradients in every step"
+        yield Fault(place=where, problem=problem, remedy='data_parallel = "ddp" or "fsdp2"')
+    if plan.zero == 0 and plan.cp > 1:
+        problem = "ranks of cp hold parts of one sequence and must reduce in every step"
+        yield Fault(place=where, problem=problem, remedy='zero = 3 (data_parallel = "fsdp2"), or cp = 1')
+    for name, idle, other in (
+        ("pp", plan.pp == 1, plan.pp),
+        ("ep", plan.ep == 1, plan.ep),
+        ("comm_hook", plan.comm_hook.kind == "none", plan.comm_hook.kind),
+        ("offload", not plan.offload.any, "on"),
+    ):
+        if not idle:
+            remedy = f"without {name}, or sync_every_steps = 1"
+            yield Fault(place=where, problem=f"local steps beside {name} = {other} are not modelled", remedy=remedy)

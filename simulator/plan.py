@@ -147,6 +147,10 @@ class Plan(Strict):
     prefetch_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=50_000_000)  # DeepSpeed stage 3, elements
     param_persistence_numel: int = Field(ge=0, le=MAX_SIZE, default=100_000)  # DeepSpeed stage 3, elements
     comm_hook: CommHook = NO_HOOK  # DDP
+    # Replicas take so many steps alone, then average their parameters (local SGD), or take an outer Nesterov step along
+    # their mean change (DiLoCo, arXiv 2311.08105). 1: gradients are reduced in every step
+    sync_every_steps: int = Field(ge=1, le=MAX_COUNT, default=1)
+    outer_optimizer: Literal["average", "nesterov"] = "average"
     zeropp: ZeroPlusPlus = NO_ZEROPP  # DeepSpeed stage 3
     # DeepSpeed stage 3 with replicas is MiCS; its gathers in groups of several nodes: between nodes, then inside them
     hierarchical_gather: bool = False
@@ -219,6 +223,11 @@ class Plan(Strict):
         if self.schedule is not None:
             return self.schedule
         return "interleaved" if self.virtual_stages > 1 else "1f1b"
+
+    @property
+    def sums_replicas(self) -> bool:
+        """Replicas reduce their gradients in every step."""
+        return self.dp_replicate > 1 and self.sync_every_steps == 1
 
     @property
     def split(self) -> Split:

@@ -153,6 +153,9 @@ def _split_faults(model: Model, plan: Plan) -> Iterator[Fault]:
 
 
 def _hook_faults(plan: Plan, mode: Mode) -> Iterator[Fault]:
+    if plan.sync_every_steps > 1:
+        problem = "steps without the replicas are not played"
+        yield Fault(place="plan: sync_every_steps", problem=problem, remedy="1; `predict` takes any")
     if plan.comm_hook.kind == "powersgd" and mode in ("fake", "solo"):
         problem = "PowerSGD reduces with real ranks only"
         yield Fault(place="plan: comm_hook", problem=problem, remedy="--mode cpu or full")

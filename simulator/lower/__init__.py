@@ -36,7 +36,7 @@ from simulator.share import Share, body_names, share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.topology.exceptions import Deviation, Kinds
-from simulator.zero import UnitComm, communication, pieces, stepped_numel
+from simulator.zero import Hop, UnitComm, agreement, communication, pieces, stepped_numel
 
 __all__ = ["Lowering", "legal", "lower"]
 
@@ -61,6 +61,7 @@ class Lowering:
     clock: Clock
     exceptions: tuple[Deviation, ...] = ()
     kinds: Kinds | None = None
+    agrees: bool = True  # the step ends with replicas agreeing, where they take steps alone
     others: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # by device, where they differ
 
@@ -95,6 +96,7 @@ class Lowering:
             transfers=self.transfers,
             nccl=self.stack.software(),
             cast=self.cast,
+            agrees=self.agrees,
         )
 
     @property
@@ -284,7 +286,14 @@ def _stage(
         index=index,
         plan=plan,
         chunks=tuple(
-            Step(plan=plan, units=chunk, optimizer=optimizer, moves=moved, synchronous=waits_for_messages(plan))
+            Step(
+                plan=plan,
+                units=chunk,
+                optimizer=optimizer,
+                moves=moved,
+                synchronous=waits_for_messages(plan),
+                agreement=_hops(clock, agreement(share, plan)),
+            )
             for chunk in _chunks(share, units)
         ),
         message_bytes=_message_bytes(model, plan),
@@ -388,17 +397,21 @@ def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clo
         gradient=_copies(clock, comm.gradient_kernels),
         keep=_copies(clock, comm.keep_kernels),
         add=_copies(clock, comm.add_kernels),
-        hops=tuple(
-            HopWork(
-                work=_copies(clock, hop.kernels),
-                kind=hop.kind,
-                role=hop.role,
-                size_bytes=hop.size_bytes,
-                count=hop.count,
-                blocking=hop.blocking,
-            )
-            for hop in comm.hops
-        ),
+        hops=_hops(clock, comm.hops),
+    )
+
+
+def _hops(clock: Clock, hops: tuple[Hop, ...]) -> tuple[HopWork, ...]:
+    return tuple(
+        HopWork(
+            work=_copies(clock, hop.kernels),
+            kind=hop.kind,
+            role=hop.role,
+            size_bytes=hop.size_bytes,
+            count=hop.count,
+            blocking=hop.blocking,
+        )
+        for hop in hops
     )
 
 

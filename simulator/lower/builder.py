@@ -39,6 +39,7 @@ class Fabric:
     slowdown: float  # of the slowest GPU's compute, as a fraction
     transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
     nccl: Nccl = field(default_factory=Nccl)  # as the stack sets it up
+    agrees: bool = True  # the step ends with replicas agreeing, where they take steps alone
     cast: Cast | None = None  # where GPUs of the cluster differ
     _shapes: dict[str, GroupShape] = field(default_factory=dict, compare=False, repr=False)
     _prices: dict[tuple[str, str, int, Among | None], tuple[Bill, float]] = field(
@@ -170,6 +171,11 @@ class Builder:
     def far_part(self, size_bytes: int) -> int:
         """What ranks at one place of each node gather among them of a shard group's `size_bytes`."""
         return size_bytes // self._fabric.near_ranks
+
+    @property
+    def agrees(self) -> bool:
+        """Replicas agree at the end of this step, where they take steps alone."""
+        return self._fabric.agrees
 
     def hold(self, op: int | None) -> None:
         """The next joining compute op waits for `op`, whatever else it waits for."""

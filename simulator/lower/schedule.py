@@ -55,6 +55,7 @@ class Step:
     units: tuple[Unit, ...]
     optimizer: Work
     moves: Moves  # between HBM and the tiers below
+    agreement: tuple[HopWork, ...] = ()  # after the optimizer, where replicas take steps alone
     synchronous: bool = False  # the host waits for the device between pieces of work
 
 
@@ -66,7 +67,14 @@ def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
         sync = step.plan.syncs_every_micro_batch or index == num_micro_batches - 1
         sharded_forward(build, step, index)
         last = sharded_backward(build, step, index, sync=sync, final=index == num_micro_batches - 1)
-    offloading.update(build, step.moves, step.optimizer, *last, delayed=early)
+    done = offloading.update(build, step.moves, step.optimizer, *last, delayed=early)
+    _agree(build, step, done)
+
+
+def _agree(build: Builder, step: Step, done: int) -> None:
+    """Replicas that took steps alone, after the optimizer's last op."""
+    if step.agreement and build.agrees:
+        Hopping(build).begin("parameters of replicas", step.agreement, done)
 
 
 def sharded_forward(build: Builder, step: Step, index: int) -> int:
@@ -232,6 +240,7 @@ def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
         last += replicated_backward(build, step, index, sync=step.plan.syncs_every_micro_batch or final, final=final)
     done = offloading.update(build, step.moves, step.optimizer, *last, delayed=early)
     gather_late(build, step, done)
+    _agree(build, step, done)
 
 
 def replicated_forward(build: Builder, step: Step, index: int, *, first: bool) -> int:

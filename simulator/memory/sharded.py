@@ -167,14 +167,14 @@ class Fsdp2(Sharded):
             wide = self.writer.alloc(piece.shard_numel * self.master, "gradients", REDUCE)
             self._release_sum(shard)
             shard = wide
-        elif self.plan.dp_replicate > 1 and self.leaves(unit):
+        elif self.plan.sums_replicas and self.leaves(unit):
             self._release_sum(shard)
             return
         self.keep_shard(unit, shard)
 
     def _release_sum(self, slot: int) -> None:
         """What was all-reduced among replicas is held to the end of the backward (torch 2.13, AllReduceState)."""
-        if self.plan.dp_replicate > 1:
+        if self.plan.sums_replicas:
             self._summed.append(slot)
         else:
             self.writer.free(slot)

@@ -105,6 +105,12 @@ class Strategy:
             self.writer.free(self.writer.alloc(self.redistributed_bytes, "temporaries"))
         self.temporaries([numel for tensor in self.stepped() for numel in tensor])
 
+    def agree(self) -> None:
+        """Replicas that took steps alone reduce one flat copy of their parameters."""
+        if self.plan.sync_every_steps > 1:
+            size = sum(resident_tensors(self.model, self.plan)["parameters"])
+            self.writer.free(self.writer.alloc(size, "temporaries"))
+
     def stepped(self) -> list[tuple[int, ...]]:
         """Elements of the tensors that the optimizer steps on this rank."""
         size = DTYPE_BYTES[self.plan.master_dtype]
@@ -288,6 +294,7 @@ class Step:
                 self._backward(going, sync=self._syncs(index, num_micro_batches))
         self.writer.at("optimizer", num_micro_batches - 1, "", self.plan.optimizer)
         self.strategy.optimizer(self._state if first else lambda: None)
+        self.strategy.agree()
         self.writer.at("optimizer", num_micro_batches - 1, "", "zero_grad")
         self.strategy.zero_grad()
 

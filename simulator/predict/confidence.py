@@ -116,11 +116,16 @@ def _exceptions(lowering: Lowering) -> list[Source]:
 
 def _assumptions(lowering: Lowering) -> list[Source]:
     """What the plan asks for that holds only from some step on."""
-    hook = lowering.plan.comm_hook
-    if hook.kind != "powersgd":
-        return []
-    detail = f"a step after the first {hook.start_step:,}, in which gradients travel whole"
-    return [Source(what="PowerSGD", kind="assumed", detail=detail)]
+    plan, found = lowering.plan, list[Source]()
+    if plan.comm_hook.kind == "powersgd":
+        detail = f"a step after the first {plan.comm_hook.start_step:,}, in which gradients travel whole"
+        found.append(Source(what="PowerSGD", kind="assumed", detail=detail))
+    if plan.sync_every_steps > 1:
+        detail = (
+            f"replicas up to {plan.sync_every_steps:,} steps apart, that training bears it; mean over that many steps"
+        )
+        found.append(Source(what="staleness", kind="assumed", detail=detail))
+    return found
 
 
 def _links_detail(lowering: Lowering) -> str:

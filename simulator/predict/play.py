@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simulator.engine import run
 from simulator.lower import Lowering
@@ -40,7 +40,17 @@ def play(lowering: Lowering, *, fold: bool = True) -> Played:
 
     fold: equal ranks are one class, and only as many micro-batches are played as tell what one more adds. Without,
     every rank plays every micro-batch: seconds to minutes for more than a few hundred ranks.
+    Where replicas take steps alone, it is the mean of those and of the one that ends in an agreement, which is shown.
     """
+    together = _step(lowering, fold=fold)
+    every = lowering.plan.sync_every_steps
+    return (
+        together if every == 1 else _further(_step(replace(lowering, agrees=False), fold=fold), together, 1 / every - 1)
+    )
+
+
+def _step(lowering: Lowering, *, fold: bool) -> Played:
+    """One step, with equal micro-batches folded or all of them played."""
     count = lowering.plan.num_micro_batches
     if not fold:
         return _play(lowering, count, [lowering.program(count, rank) for rank in range(lowering.plan.num_devices)])
@@ -51,18 +61,22 @@ def play(lowering: Lowering, *, fold: bool = True) -> Played:
     if more == 0:
         return longer
     shorter = _play(lowering, last - period)
-    return Played(
+    return _further(shorter, longer, more)
+
+
+def _further(shorter: Played, longer: Played, more: float) -> Played:
+    """`longer`, and `more` times what it has beyond `shorter`."""
+    none = (0.0, 0.0)
+    return replace(
+        longer,
         step_s=_extend(shorter.step_s, longer.step_s, more),
         lower_s=_extend(shorter.lower_s, longer.lower_s, more),
         upper_s=_extend(shorter.upper_s, longer.upper_s, more),
         breakdown=_extended(shorter.breakdown, longer.breakdown, more),
         communication={
-            kind: tuple(_extend(a, b, more) for a, b in zip(shorter.communication[kind], both, strict=True))  # type: ignore[misc]
+            kind: tuple(_extend(a, b, more) for a, b in zip(shorter.communication.get(kind, none), both, strict=True))  # type: ignore[misc]
             for kind, both in longer.communication.items()
         },
-        timeline=longer.timeline,
-        program=longer.program,
-        num_played=last,
         kinds={kind: _extended(shorter.kinds[kind], one, more) for kind, one in longer.kinds.items()},
     )
 
@@ -78,12 +92,14 @@ def _repeats(plan: Plan) -> tuple[int, int]:
     return 3 * plan.pp + _PLAYED - (3 * plan.pp + _PLAYED) % period, period
 
 
-def _extend(shorter: float, longer: float, more: int) -> float:
+def _extend(shorter: float, longer: float, more: float) -> float:
     return longer + more * (longer - shorter)
 
 
-def _extended(shorter: Mapping[str, float], longer: Mapping[str, float], more: int) -> dict[str, float]:
-    return {name: _extend(shorter.get(name, 0.0), seconds, more) for name, seconds in longer.items()}
+def _extended(shorter: Mapping[str, float], longer: Mapping[str, float], more: float) -> dict[str, float]:
+    """What the longer one has; between the two (more < 0) also what only the shorter one has."""
+    names = dict.fromkeys((*longer, *(shorter if more < 0 else ())))
+    return {name: _extend(shorter.get(name, 0.0), longer.get(name, 0.0), more) for name in names}
 
 
 def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program] = ()) -> Played:

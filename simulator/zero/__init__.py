@@ -7,6 +7,7 @@ Letters: Ψ parameters, N shard ranks. Sources: arXiv 1910.02054 (the stages), t
 
 from simulator.zero.communication import UnitComm, communication
 from simulator.zero.hops import Hop
+from simulator.zero.local_steps import agreement
 from simulator.zero.resident import (
     buffer_tensors,
     gradient_tensors,
@@ -32,6 +33,7 @@ __all__ = [
     "Hop",
     "Unit",
     "UnitComm",
+    "agreement",
     "buffer_tensors",
     "communication",
     "expert_shard_ranks",

@@ -65,6 +65,13 @@ def communication(model: Model, plan: Plan, node_ranks: int | None = None) -> tu
 
     node_ranks: ranks of a shard group on one node; None: all of them.
     """
+    comms = _communication(model, plan, node_ranks)
+    if plan.sync_every_steps == 1:
+        return comms
+    return tuple(replace(comm, all_reduce_bytes=0) for comm in comms)  # replicas agree apart: `agreement`
+
+
+def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:
     match plan.implementation:
         case "fsdp1" | "fsdp2":
             return _fsdp_communication(model, plan)

@@ -93,9 +93,17 @@ def _torch_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     return {
         "parameters": [numel * master for numel in stored],
         "gradients": [],
-        "optimizer_state": [size for numel in stepped for size in optimizer_tensors(numel, plan)],
+        "optimizer_state": [
+            size for numel in stepped for size in (*optimizer_tensors(numel, plan), *_outer_tensors(numel, plan))
+        ],
         "buckets": buckets,
     }
+
+
+def _outer_tensors(numel: int, plan: Plan) -> list[int]:
+    """DiLoCo's outer optimizer: where replicas last agreed, and its momentum."""
+    outer = plan.sync_every_steps > 1 and plan.outer_optimizer == "nesterov"
+    return [numel * DTYPE_BYTES[plan.master_dtype]] * 2 if outer else []
 
 
 def _flat_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
