@@ -91,7 +91,7 @@ class TestMegatron:
         draft = read_plan(FILES / "bloom-like.sh")
         assert (draft.num_devices, draft.stack) == (384, "megatron-deepspeed-2022")
         plan = plan_of(draft, 384)
-        assert (plan.implementation, plan.zero, plan.tp, plan.pp, plan.dp_replicate) == ("deepspeed", 0, 4, 12, 8)
+        assert (plan.implementation, plan.zero, plan.tp, plan.pp, plan.dp_shard) == ("deepspeed", 1, 4, 12, 8)
         assert (plan.recompute, plan.num_micro_batches) == ("full", 128)
         # embedding and head count as a layer each: 72 over 12 stages
         assert plan.stage_layers == (5, *[6] * 10, 5)
@@ -378,6 +378,16 @@ class TestDeepSpeed:
     )
     def test_faults(self, data: dict[str, Any], words: str, tmp_path: Path) -> None:
         assert words in faults(read_plan(written(tmp_path, {"train_micro_batch_size_per_gpu": 1, **data}), "deepspeed"))
+
+    def test_bf16_s_own_optimizer_shards(self, tmp_path: Path) -> None:
+        data = {
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+        }
+        given = {"seq_len": 1024, "recompute": "none"}
+        plan = plan_of(read_plan(written(tmp_path, data), given=given), 8, **given)
+        assert (plan.zero, plan.dp_shard, plan.dp_replicate) == (1, 8, 1)
 
     def test_what_changes_the_answer_is_named(self, tmp_path: Path) -> None:
         data = {

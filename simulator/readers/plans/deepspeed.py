@@ -88,7 +88,7 @@ def settings(r: Reading) -> tuple[dict[str, Any], Degree, dict[str, Any]]:
         r.unmodelled(f"{_ZERO}overlap_comm", "gradients are reduced beside the backward here; see --set stack.overlap")
     zeropp, groups = _zeropp(r, stage), _mics(r, stage)
     fields |= ({"zeropp": zeropp} if zeropp else {}) | groups
-    return fields, "dp_shard" if stage and not groups else "dp_replicate", by_model
+    return fields, "dp_shard" if fields["zero"] and not groups else "dp_replicate", by_model
 
 
 def places(r: Reading) -> dict[str, str]:
@@ -130,7 +130,10 @@ def _precision(r: Reading, fields: dict[str, Any]) -> None:
     if reduce is not None:
         fields["reduce_dtype"] = words[reduce]
     accumulated = r.choice("data_types.grad_accum_dtype", tuple(words))
-    if accumulated is not None and words[accumulated] != fields.get("precision"):
+    if (fields["zero"], fields.get("precision"), accumulated) == (0, "bf16", "fp32"):
+        fields["zero"] = 1  # BF16_Optimizer (runtime/bf16_optimizer.py)
+        r.note("data_types.grad_accum_dtype", "with bf16 DeepSpeed's own optimizer shards its states: zero = 1")
+    elif accumulated is not None and words[accumulated] != fields.get("precision"):
         r.unmodelled("data_types.grad_accum_dtype", "gradients are kept in the dtype in which they travel here")
 
 

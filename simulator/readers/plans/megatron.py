@@ -186,6 +186,9 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
     elif stage is not None and stage > 3:
         r.fault("--zero-stage", f"there is no stage {stage}", "0, 1, 2 or 3")
     zero = stage if stage is not None and stage <= 3 else 0
+    if zero == 0 and fields.get("precision") == "bf16":
+        zero = 1
+        r.note("--zero-stage", "with bf16 DeepSpeed's own optimizer shards its states: zero = 1")
     fields |= {"data_parallel": "deepspeed", "zero": zero}
     if r.flag("--use-distributed-optimizer"):
         r.fault("--use-distributed-optimizer", "contradicts --deepspeed", "keep one")
