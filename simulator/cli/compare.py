@@ -13,6 +13,7 @@ from simulator.cli.terminal import show
 from simulator.compare import Subject, compare, render
 from simulator.compare.text import WIDTH
 from simulator.errors import Fault, InputError
+from simulator.prices import Prices
 
 _HELP = """Compare studies: STUDY.toml files, and variants of the first made by --what-if.
 
@@ -33,6 +34,8 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 @click.option("--model", metavar="NAME|FILE", help="As for predict; of all studies.")
 @click.option("--cluster", metavar="NAME|FILE", help="As for predict; of all studies.")
 @click.option("--nodes", metavar="INTEGER", help="As for predict; of all studies.")
+@click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="What GPUs cost: adds costs.")
+@click.option("--run-tokens", type=click.FloatRange(min=1), metavar="N", help="Tokens of a training run, as 15e12.")
 @click.option("--no-ablations", is_flag=True, help="Do not ask what each limit costs.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
@@ -41,6 +44,8 @@ def command(
     *,
     variants: tuple[str, ...],
     settings: tuple[str, ...],
+    prices: Path | None,
+    run_tokens: float | None,
     no_ablations: bool,
     as_json: bool,
     plain: bool,
@@ -52,7 +57,14 @@ def command(
     if len(files) + len(variants) < 2:
         problem, remedy = "there is nothing to compare with", "two studies, or --what-if KEY=VALUE"
         raise InputError(Fault(place="compare", problem=problem, remedy=remedy))
+    if run_tokens is not None and prices is None:
+        raise InputError(Fault(place="--run-tokens", problem="costs need prices", remedy="--prices PRICES.toml"))
     faults: list[Fault] = []
+    listed = None
+    try:
+        listed = Prices.load(prices) if prices is not None else None
+    except InputError as exc:
+        faults += exc.faults
     subjects: list[Subject] = []
     asked = [(_named(file), file, settings) for file in files]
     asked += [(variant, files[0], (*settings, *_split(variant))) for variant in variants]
@@ -63,7 +75,8 @@ def command(
             faults += [fault for fault in exc.faults if fault not in faults]
     if faults:
         raise InputError(faults)
-    comparison = compare(subjects, ablate=not no_ablations)
+    tokens = int(run_tokens) if run_tokens is not None else None
+    comparison = compare(subjects, ablate=not no_ablations, prices=listed, run_tokens=tokens)
     if as_json:
         click.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
     else:

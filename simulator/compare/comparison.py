@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from simulator.calibration import Calibration
 from simulator.compare.ablations import Gain, ablated
+from simulator.compare.costs import Cost, costs_of, pareto
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
+from simulator.prices import Prices
 from simulator.search.difference import Difference, Timed, difference
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -38,6 +40,7 @@ class Compared:
     prediction: Prediction
     against_first: Difference | None
     gains: tuple[Gain, ...]
+    costs: tuple[Cost, ...] = ()
 
     @property
     def s_per_token(self) -> float:
@@ -54,18 +57,30 @@ class Comparison:
 
     rows: tuple[Compared, ...]
 
+    @property
+    def on_front(self) -> tuple[bool, ...]:
+        """Rows that no other beats in both seconds and money a token, at each one's cheapest price."""
+        points = [(row.s_per_token, min((c.billion_tokens for c in row.costs), default=0.0)) for row in self.rows]
+        return tuple(pareto(points))
+
     def as_json(self) -> dict[str, Any]:
         """Plain data; docs/reference/json-output.md describes every key."""
-        return {"schema_version": SCHEMA_VERSION, "subjects": [_data(row) for row in self.rows]}
+        rows = zip(self.rows, self.on_front, strict=True)
+        subjects = [_data(row) | ({"on_front": best} if row.costs else {}) for row, best in rows]
+        return {"schema_version": SCHEMA_VERSION, "subjects": subjects}
 
 
-def compare(subjects: Sequence[Subject], *, ablate: bool = True) -> Comparison:
-    """Predict each and set it against the first. Raises as `predict` does."""
+def compare(
+    subjects: Sequence[Subject], *, ablate: bool = True, prices: Prices | None = None, run_tokens: int | None = None
+) -> Comparison:
+    """Predict each and set it against the first. Raises as `predict` does, and where a cluster has no price."""
     rows: list[Compared] = []
     for subject in subjects:
         prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)
         gains = _gains(subject, prediction) if ablate else ()
-        rows.append(compared(subject, prediction, rows[0] if rows else None, gains))
+        row = compared(subject, prediction, rows[0] if rows else None, gains)
+        costs = costs_of(prediction, subject.cluster, prices, run_tokens) if prices else ()
+        rows.append(replace(row, costs=costs))
     return Comparison(rows=tuple(rows))
 
 
@@ -110,4 +125,5 @@ def _data(row: Compared) -> dict[str, Any]:
         "breakdown_s": {name: float(seconds) for name, seconds in p.breakdown.items()},
         "against_first": asdict(against) | {"distinguishable": against.distinguishable} if against else None,
         "ablations": [asdict(gain) for gain in row.gains],
+        "costs": [asdict(one) for one in row.costs],
     }

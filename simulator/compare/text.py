@@ -25,6 +25,8 @@ def render(comparison: Comparison) -> RenderableType:
         Text("Where the step goes", style="bold"),
         _breakdown(rows),
     ]
+    if any(row.costs for row in rows):
+        parts += [Text(), Text("What it costs", style="bold"), _costs(comparison)]
     if any(row.gains for row in rows):
         parts += [Text(), Text("What the step would gain without a limit", style="bold"), _gains(rows)]
         parts += [Text(_limit(letter, row)) for letter, row in zip(_letters(rows), rows, strict=True)]
@@ -94,6 +96,25 @@ def _breakdown(rows: tuple[Compared, ...]) -> Table:
 
 def _seconds(seconds: float, row: Compared) -> str:
     return f"{format_seconds(seconds)} {seconds / row.prediction.step_s:6.1%}" if seconds else "-"
+
+
+def _costs(comparison: Comparison) -> Table:
+    """A block a price; * marks rows that no other beats in both seconds and money a token."""
+    rows = comparison.rows
+    table = _table(rows)
+    for number in range(max(len(row.costs) for row in rows)):
+        costs = [row.costs[number] if number < len(row.costs) else None for row in rows]
+        table.add_row(
+            "price", *(f"{c.kind}, {c.gpu_hour:.2f} {c.currency}/GPU h, {c.date}" if c else "-" for c in costs)
+        )
+        table.add_row("  a step", *(f"{c.step:,.2f}" if c else "-" for c in costs))
+        table.add_row("  a billion tokens", *(f"{c.billion_tokens:,.0f}" if c else "-" for c in costs))
+        if any(c and c.run for c in costs):
+            table.add_row(
+                "  the run", *(f"{c.run or 0:,.0f}, {c.run_days or 0:,.1f} days" if c else "-" for c in costs)
+            )
+    table.add_row("nobody is both quicker and cheaper", *("*" if best else "" for best in comparison.on_front))
+    return table
 
 
 def _gains(rows: tuple[Compared, ...]) -> Table:

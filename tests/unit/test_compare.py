@@ -86,6 +86,35 @@ def test_the_command_compares_files_and_variants(tmp_path: Path, capsys: pytest.
     assert "B  plan.micro_batch_size=2" in capsys.readouterr().out
 
 
+PRICES = """
+currency = "EUR"
+[[price]]
+cluster = "hgx-h100-8"
+kind = "reserved"
+per_gpu_hour = 2.0
+date = "2026-11-01"
+source = "an offer"
+"""
+
+
+def test_costs_follow_from_prices_and_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(PRICES, encoding="utf-8")
+    options = ["--model", "gpt2", "--set", "plan.seq_len=512", "--no-ablations", "--prices", str(path)]
+    options += ["--what-if", "plan.micro_batch_size=4", "--run-tokens", "1e10"]
+    assert main(["compare", *options, "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["subjects"]
+    (price,) = first["costs"]
+    assert price["step"] == pytest.approx(2.0 * 8 * first["step_s"] / 3600)
+    assert price["run"] == pytest.approx(10 * price["billion_tokens"])
+    assert price["run_days"] == pytest.approx(1e10 / first["tokens_per_s"] / 86400)
+    assert (first["on_front"], second["on_front"]) == (False, True)
+    assert main(["compare", *options, "--plain"]) == 0
+    assert "reserved, 2.00 EUR/GPU h, 2026-11-01" in capsys.readouterr().out
+    assert main(["compare", *options, "--cluster", "dgx-a100-80-8"]) == 3
+    assert "no price of dgx-a100-80-8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

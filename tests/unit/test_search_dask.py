@@ -1,0 +1,48 @@
+"""The search on a real dask cluster of this machine, one of whose workers is killed under way."""
+
+import os
+import signal
+
+import pytest
+
+from simulator.errors import InputError
+from simulator.model import Model
+from simulator.search import Dask, Progress, SearchStudy, Serial, Space, search
+from simulator.topology import Cluster
+
+pytest.importorskip("distributed", reason="dask.distributed is an extra: pip install 'shardwise[distributed]'")
+
+pytestmark = pytest.mark.filterwarnings("default")  # a killed worker leaves sockets behind
+
+MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
+
+
+def _study() -> SearchStudy:
+    fixed = {"recompute": ("none", "full"), "cp": (1,), "pp": (1, 2), "tp": (1, 2), "micro_batch_size": (1, 2)}
+    clusters = (Cluster.load("hgx-h100-8", 1),)
+    return SearchStudy(space=Space(model=MODEL, clusters=clusters, global_batch=16, seq_len=512, fixed=fixed), top=5)
+
+
+def test_a_killed_worker_changes_nothing() -> None:
+    from distributed import LocalCluster  # noqa: PLC0415  an extra
+
+    study = _study()
+    with Serial(study) as engine:
+        alone = search(study, engine).as_json()
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        killed: list[int] = []
+
+        def kill(progress: Progress) -> None:
+            if progress.phase == "simulation" and not killed:
+                victim = next(iter(cluster.workers.values()))
+                killed.append(victim.process.pid)
+                os.kill(victim.process.pid, signal.SIGKILL)
+
+        with Dask(study, cluster.scheduler_address) as engine:
+            assert search(study, engine, tell=kill).as_json() == alone
+    assert killed
+
+
+def test_a_scheduler_that_is_not_there_is_told() -> None:
+    with pytest.raises(InputError, match="--scheduler"):
+        Dask(_study(), "tcp://127.0.0.1:9")
