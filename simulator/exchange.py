@@ -206,6 +206,8 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
         "etp": experts,
         "expert_capacity_factor": experts,
         "expert_imbalance": experts,
+        "dispatcher": experts,
+        "recompute_modules": plan.recompute == "selective",
         "gradient_as_bucket_view": kind in ("ddp", "zero_redundancy"),
         "bucket_bytes": kind in ("ddp", "zero_redundancy"),
         "reduce_bucket_numel": kind == "deepspeed" and plan.zero > 0,

@@ -304,6 +304,14 @@ class TestTorchtitan:
         assert plan.stage_layers == (4, 5, 4, 4, 4, 4, 4, 3)
         assert (plan.virtual_stages, plan.num_micro_batches, plan.reshard_after_forward) == (2, 8, False)
 
+    def test_experts(self, tmp_path: Path) -> None:
+        text = """[parallelism]
+        expert_parallel_degree = 4
+        expert_parallel_comm_backend = "deepep"
+        """
+        plan = plan_of(read_plan(written(tmp_path, text)), 8)
+        assert (plan.ep, plan.etp, plan.dispatcher) == (4, 1, "deep_ep")
+
     def test_without_shards_there_is_ddp(self, tmp_path: Path) -> None:
         text = """[parallelism]
         data_parallel_replicate_degree = 8

@@ -90,6 +90,9 @@ def _data_parallel(r: Reading, fields: dict[str, Any]) -> Degree | None:
     etp = r.integer(f"{_P}expert_tensor_parallel_degree")
     if etp is not None and etp > 1:
         fields["etp"] = etp
+    backend = r.choice(f"{_P}expert_parallel_comm_backend", ("standard", "deepep"))
+    if backend == "deepep":
+        fields["dispatcher"] = "deep_ep"
     replicate = r.integer(_PLACES["dp_replicate"], plan_field="dp_replicate") or 1
     shard = r.integer(_PLACES["dp_shard"], least=-1, plan_field="dp_shard")
     if shard == 0:

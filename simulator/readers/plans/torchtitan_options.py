@@ -56,7 +56,6 @@ OFF: Final = {
     "fault_tolerance.enable": Off("replicas that are kept in step over a slow network"),
     "fault_tolerance.semi_sync_method": Off("replicas that synchronise every so many steps"),
     "parallelism.enable_compiled_autograd": Off("a compiled backward"),
-    "parallelism.expert_parallel_comm_backend": Off("DeepEP's kernels", ("standard", None)),
     "training.enable_compiled_autograd": Off("a compiled backward"),
 }
 
@@ -65,7 +64,7 @@ KNOWN: Final = frozenset(
         *(f"parallelism.{key}" for key in (
             "tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree",
             "data_parallel_shard_degree", "data_parallel_replicate_degree", "expert_parallel_degree",
-            "expert_tensor_parallel_degree", "disable_loss_parallel", "enable_async_tensor_parallel",
+            "expert_tensor_parallel_degree", "expert_parallel_comm_backend", "disable_loss_parallel", "enable_async_tensor_parallel",
             "context_parallel_rotate_method", "pipeline_parallel_microbatch_size", "pipeline_parallel_schedule",
             "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
             "pipeline_parallel_layers_per_stage", "module_fqns_per_model_part", "pipeline_parallel_schedule_csv",

@@ -69,6 +69,8 @@ def _parallelism(job: Job) -> dict[str, Any]:
         found["expert_parallel_degree"] = plan.ep
     if plan.etp > 1:
         found["expert_tensor_parallel_degree"] = plan.etp
+    if plan.dispatcher == "deep_ep":
+        found["expert_parallel_comm_backend"] = "deepep"
     if plan.cp > 1:
         found["context_parallel_rotate_method"] = "alltoall"
     if plan.implementation == "fsdp2":
