@@ -13,7 +13,11 @@ from simulator.errors import PlanError
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.readers.plans import Draft, detect, plan_fields, read_plan
+from simulator.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
+from simulator.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
+from simulator.readers.plans.megatron import KNOWN as MEGATRON_NAMES
 from simulator.readers.plans.shell import Shell
+from simulator.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
 
 FILES = Path(__file__).resolve().parents[1] / "data" / "plans"
 
@@ -509,3 +513,11 @@ def test_our_own_plan_is_a_format_too(tmp_path: Path) -> None:
     draft = read_plan(written(tmp_path, 'model = "llama2-7b"\n[plan]\ntp = 2\nzero = 3\nseq_len = 1024\n'))
     assert (draft.format, draft.model) == ("toml", "llama2-7b")
     assert plan_of(draft, 8).dp_shard == 4
+
+
+def test_the_reference_names_every_setting_that_is_read() -> None:
+    text = (FILES.parents[2] / "docs" / "reference" / "plan-formats.md").read_text()
+    missing = [name for name in MEGATRON_NAMES if f"`{name}`" not in text and f"`{name} " not in text]
+    others = (*DEEPSPEED_NAMES, *ACCELERATE_NAMES, *TORCHTITAN_NAMES)
+    missing += [name for name in others if name.rpartition(".")[2] not in text]
+    assert not missing
