@@ -509,6 +509,12 @@ class TestAccelerate:
             read_plan(written(tmp_path, "distributed_type: FSDP\n" + "#" * 2**20))
 
 
+@pytest.mark.parametrize("form", [None, "megatron", "deepspeed"])
+def test_a_device_without_end_is_refused(form: str | None) -> None:
+    with pytest.raises(PlanError, match="larger than"):
+        read_plan(Path("/dev/zero"), form)
+
+
 def test_our_own_plan_is_a_format_too(tmp_path: Path) -> None:
     draft = read_plan(written(tmp_path, 'model = "llama2-7b"\n[plan]\ntp = 2\nzero = 3\nseq_len = 1024\n'))
     assert (draft.format, draft.model) == ("toml", "llama2-7b")

@@ -100,9 +100,11 @@ def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tom
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)  # bounded: a device has no size and no end
+        if len(data) > MAX_BYTES:
             raise PlanError(Fault(place=str(path), problem=f"is larger than {MAX_BYTES} bytes", remedy="a plan's file"))
-        return path.read_text(encoding="utf-8")
+        return data.decode("utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as exc:
         raise PlanError(Fault(place=str(path), problem=f"cannot be read: {exc}")) from None
 
