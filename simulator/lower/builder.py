@@ -331,7 +331,7 @@ class Builder:
     def _behind(self) -> float:
         """How much longer the slowest rank of this one's blocks takes, as a fraction."""
         cast = self._fabric.cast
-        return 0.0 if cast is None or self._at is None else 1 / cast.inner_speed(self._at) - 1
+        return 0.0 if cast is None or self._at is None else cast.behind(self._at)
 
     @cached_property
     def _pace(self) -> tuple[float, float]:
@@ -339,7 +339,7 @@ class Builder:
         cast = self._fabric.cast
         if cast is None or self._at is None:
             return 1.0, self._fabric.slowdown
-        return cast.kind(self._at).speed, cast.slowdown(self._at)
+        return cast.kind(self._at).speed, cast.slowdown(cast.kinds.number(self._at))
 
     def _beside(self, segment: Segment) -> Work:
         """A segment's collectives and the compute beside them, which they slow while their bytes move."""

@@ -84,16 +84,20 @@ class Cast:
         """What compute of the one that looks loses of memory that a collective uses."""
         return self.memory_weights[self.kinds.kinds[among.own].device]
 
-    def slowdown(self, rank: int) -> float:
-        """Of the slowest GPU's compute among those of a rank's device and speed, as a fraction."""
-        kind = self.kind(rank)
+    def slowdown(self, number: int) -> float:
+        """Of the slowest GPU's compute among those of a kind's device and speed, as a fraction."""
+        kind = self.kinds.kinds[number]
         return 0.0 if self.ideal else slowdown(self._counts[kind.device, kind.speed])
 
-    def inner_speed(self, rank: int) -> float:
-        """Speed of a rank's slowest peer inside blocks, where all of them wait for each other, as a part of its own."""
-        kinds = self.kinds.kinds
+    def _pace(self, number: int) -> float:
+        """Time of a kind's kernels over that of its device."""
+        return (1 + self.slowdown(number)) / self.kinds.kinds[number].speed
+
+    def behind(self, rank: int) -> float:
+        """How much longer than a rank its slowest peer inside blocks takes, where all of them wait for each other."""
         inner = {number for axis in self._inner for number in self.among(axis, rank).members}
-        return min((kinds[number].speed for number in inner), default=self.kind(rank).speed) / self.kind(rank).speed
+        own = self._pace(self.kinds.number(rank))
+        return max((self._pace(number) / own for number in inner), default=1.0) - 1
 
     @property
     def mixed_devices(self) -> bool:

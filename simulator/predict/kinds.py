@@ -10,11 +10,10 @@ from simulator.lower import Lowering
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.predict.play import Played
 from simulator.predict.prediction import KindUse, Verdict
-from simulator.predict.verdict import verdict_of
+from simulator.predict.verdict import compute_s, verdict_of, waiting_s
 from simulator.trace import MemoryTrace
 
 _ORDER: tuple[Verdict, ...] = ("OOM", "TIGHT", "FITS")
-_WAITING = ("idle", "bubble", "slow_peer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +67,8 @@ def kind_uses(lowering: Lowering, played: Played, held: Mapping[str, Remembered]
             kind=kinds.kinds[number].unlike(kinds.kinds[0]),
             device=kinds.kinds[number].device,
             num_devices=counts[number],
-            compute_s=sum(value for name, value in seconds.items() if _computes(name)),
-            waiting_s=sum(value for name, value in seconds.items() if _waits(name)),
+            compute_s=compute_s(seconds),
+            waiting_s=waiting_s(seconds),
             memory=one.memory,
             verdict=one.verdict,
             cause=one.cause,
@@ -77,14 +76,6 @@ def kind_uses(lowering: Lowering, played: Played, held: Mapping[str, Remembered]
         for number, seconds in played.kinds.items()
         for one in (held[kinds.kinds[number].device],)
     )
-
-
-def _waits(category: str) -> bool:
-    return category.startswith("wait:") or category in _WAITING
-
-
-def _computes(category: str) -> bool:
-    return not _waits(category) and not category.startswith("exposed:") and category != "host"
 
 
 def mean_peak_flop_per_s(lowering: Lowering) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from simulator.calibration import Calibration
@@ -13,10 +13,29 @@ from simulator.predict.play import Played
 from simulator.predict.prediction import Remedy, Verdict
 from simulator.units import format_bytes, format_seconds
 
+_WAITING = ("idle", "bubble", "slow_peer")
 STALL = "cuda_malloc"  # the category of the breakdown
 _ON_EQUAL_NODES = (
     "what would make it fit is looked for on equal nodes: predict the plan on a cluster of the GPU that is full"
 )
+
+
+def waiting_s(breakdown: Mapping[str, float]) -> float:
+    """Of a breakdown, what its GPUs wait for others."""
+    return sum(value for name, value in breakdown.items() if _waits(name))
+
+
+def compute_s(breakdown: Mapping[str, float]) -> float:
+    """Of a breakdown, what its GPUs compute, with all that slows it."""
+    return sum(
+        value
+        for name, value in breakdown.items()
+        if not _waits(name) and not name.startswith("exposed:") and name != "host"
+    )
+
+
+def _waits(category: str) -> bool:
+    return category.startswith("wait:") or category in _WAITING
 
 
 def verdict_of(memory: MemoryUse) -> tuple[Verdict, str]:
@@ -97,7 +116,26 @@ def suggest(
     """
     if verdict != "FITS":
         return _fitting(remedies, lowering.plan.num_devices) if lowering.cast is None else _ON_EQUAL_NODES
-    return _faster(lowering, played, memory)
+    return _waited_for(lowering, played) or _faster(lowering, played, memory)
+
+
+def _waited_for(lowering: Lowering, played: Played) -> str:
+    """The kind of GPU whose compute all others wait for, where that is most of what could be gained.
+
+    Stages of a pipeline have different work, so that what is longest there is not always slow.
+    """
+    if lowering.cast is None or lowering.plan.pp > 1 or 0 not in played.kinds:
+        return ""
+    kinds = lowering.cast.kinds
+    seconds = {number: compute_s(each) for number, each in played.kinds.items()}
+    slowest = max(seconds, key=lambda number: seconds[number])
+    longer_s = seconds[slowest] - seconds[0]
+    if longer_s < 0.03 * played.step_s:
+        return ""
+    count = sum(number == slowest for number in kinds.of_rank.values())
+    what = kinds.kinds[slowest].unlike(kinds.kinds[0])
+    whom = f"{count:,} GPU{'s' if count != 1 else ''} ({what}) compute{'' if count != 1 else 's'}"
+    return f"{whom} {format_seconds(longer_s)} longer than the others, which wait: a plan without them may be faster"
 
 
 def _faster(lowering: Lowering, played: Played, memory: MemoryUse) -> str:

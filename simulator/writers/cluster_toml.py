@@ -19,6 +19,10 @@ def cluster_toml(cluster: Cluster) -> str:
     for table in _TABLES:
         if data.get(table):
             lines += ["", f"[{table}]", *_entries(data[table])]
+    for one in cluster.exceptions:
+        stated = one.model_dump(exclude_none=True, exclude={"device"})
+        device = {} if one.device is None else {"device": one.device.name}
+        lines += ["", "[[exceptions]]", *_entries(stated | device)]
     return "\n".join(lines) + "\n"
 
 

@@ -14,13 +14,17 @@ from simulator.plan import Plan
 from simulator.predict.play import play
 from simulator.stack import Stack
 from simulator.topology import Cluster
+from simulator.topology.exceptions import Deviation
 
 LLAMA = Model.load("llama3-8b")
 
 
-def lowered(*, ideal: bool = True, model: Model = LLAMA, **fields: Any) -> Lowering:
+def lowered(
+    *, ideal: bool = True, model: Model = LLAMA, exceptions: tuple[Deviation, ...] = (), **fields: Any
+) -> Lowering:
     plan = Plan.model_validate({"seq_len": 2048, "zero": 0, "data_parallel": "megatron"} | fields)
     cluster = Cluster.load("hgx-h100-8", max(1, plan.num_devices // 8))
+    cluster = cluster.model_copy(update={"exceptions": exceptions})
     calibration = Calibration.ideal() if ideal else Calibration.datasheet(cluster.device)
     curves = LinkCurves.ideal() if ideal else default_curves()
     stack = Stack.load(fields.get("stack", "megatron-core-2025-exposed"))
@@ -92,6 +96,20 @@ def test_folded_chunks_take_what_their_blocks_take(fields: dict[str, Any]) -> No
     assert len(folded[0].ops) < len(unfolded[0].ops) / 3
     # messages share NVLink with the collectives of blocks only where those are played: some 0.01 %
     assert run(folded).step_s == pytest.approx(run(unfolded).step_s, rel=1e-4)
+
+
+@pytest.mark.parametrize("degrees", [{"tp": 4, "dp_shard": 2}, {"tp": 2, "cp": 2, "dp_shard": 2}])
+def test_folded_chunks_wait_for_the_slowest_of_their_block(degrees: dict[str, int]) -> None:
+    # One GPU of a tensor-parallel group at 0.8 of its speed: what chunks as one op say of its peers is what happens where
+    # each product and each collective is played, in which they meet
+    fields = {"pp": 2, "zero": 1, "schedule": "zb_h1", "num_micro_batches": 6, **degrees}
+    slow = Deviation(nodes="1", gpus="3", speed=0.8)
+    lowering = lowered(ideal=False, exceptions=(slow,), **fields)
+    apart = replace(lowering, stages=tuple(replace(stage, folds=False) for stage in lowering.stages))
+    folded, unfolded = lowering.programs(6), apart.programs(6)
+    assert len(folded) > 2
+    assert run(folded).step_s == pytest.approx(run(unfolded).step_s, rel=1e-4)
+    assert run(folded).step_s > 1.02 * run(lowered(ideal=False, **fields).programs(6)).step_s
 
 
 def test_a_tied_matrix_is_summed_between_the_ends() -> None:

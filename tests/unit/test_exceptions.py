@@ -14,6 +14,7 @@ from simulator.plan import Offload, Plan
 from simulator.predict import predict
 from simulator.topology import Cluster
 from simulator.topology.exceptions import Kinds, numbers_of
+from simulator.writers.cluster_toml import cluster_toml
 
 HGX = Cluster.load("hgx-h100-8", 4)
 MODEL = Model.load("llama3.2-1b")
@@ -189,6 +190,23 @@ def test_a_file_and_a_flag_say_the_same(tmp_path: Path, capsys: pytest.CaptureFi
     assert from_file["step_s"] == from_flag["step_s"]
     assert [kind["num_devices"] for kind in from_file["kinds"]] == [8, 8]
     assert from_file["kinds"][0]["waiting_s"] > 0.5 * from_file["kinds"][1]["waiting_s"]
+
+
+def test_a_written_cluster_is_read_back(tmp_path: Path) -> None:
+    cluster = uneven(
+        {"nodes": "0-2", "gpus": "1,3", "speed": 0.875},
+        {"nodes": "3", "device": "a100-sxm4-80gb", "intra_bytes_per_s": "250GB/s", "nic_bytes_per_s": "100Gb/s"},
+    )
+    file = tmp_path / "odd.toml"
+    file.write_text(cluster_toml(cluster), encoding="utf-8")
+    assert Cluster.load(file).exceptions == cluster.exceptions
+
+
+def test_the_suggestion_names_who_is_waited_for() -> None:
+    found = predict(MODEL, Plan(dp_shard=32, micro_batch_size=4), uneven({"nodes": "1", "gpus": "0-3", "speed": 0.7}))
+    assert "4 GPUs (speed = 0.7) compute" in found.suggestion
+    found = predict(MODEL, Plan(dp_shard=32), uneven({"nodes": "1", "gpus": "0-3", "speed": 0.99}))
+    assert "speed = 0.99" not in found.suggestion
 
 
 def test_text_names_who_computes_and_who_waits(capsys: pytest.CaptureFixture[str]) -> None:
