@@ -72,6 +72,7 @@ def compression_faults(plan: Plan, place: str) -> Iterator[Fault]:
     yield from _mics_faults(plan, place)
     yield from _hook_faults(plan, place)
     yield from _local_faults(plan, place)
+    yield from _fp8_faults(plan, place)
 
 
 def _zeropp_faults(plan: Plan, place: str) -> Iterator[Fault]:
@@ -158,3 +159,24 @@ def _local_faults(plan: Plan, place: str) -> Iterator[Fault]:
         if not idle:
             remedy = f"without {name}, or sync_every_steps = 1"
             yield Fault(place=where, problem=f"local steps beside {name} = {other} are not modelled", remedy=remedy)
+
+
+def _fp8_faults(plan: Plan, place: str) -> Iterator[Fault]:
+    if plan.precision != "fp8":
+        for name, given in (("fp8_recipe", plan.fp8_recipe is not None), ("fp8_all_gather", plan.fp8_all_gather)):
+            if given:
+                problem = f"it is of fp8 products, and the precision is {plan.precision}"
+                yield Fault(place=f"{place}: {name}", problem=problem, remedy=f'precision = "fp8", or no {name}')
+        return
+    if not plan.fp8_all_gather:
+        return
+    where = f"{place}: fp8_all_gather"
+    if (plan.implementation, plan.zero) not in (("fsdp2", 2), ("fsdp2", 3), ("megatron", 1)):
+        problem = f"{plan.implementation} with zero = {plan.zero} gathers no fp8"
+        yield Fault(place=where, problem=problem, remedy='data_parallel = "fsdp2", or "megatron" with zero = 1')
+    if plan.implementation == "fsdp2" and plan.fp8_recipe not in (None, "tensorwise"):
+        problem = f"FSDP2 gathers fp8 that is scaled by tensor, not {plan.fp8_recipe}"
+        yield Fault(place=where, problem=problem, remedy='fp8_recipe = "tensorwise"')
+    elif plan.fp8_recipe == "mxfp8":
+        problem = "MXFP8 needs copies along rows and columns, so Megatron gathers 16 bits and casts them on arrival"
+        yield Fault(place=where, problem=problem, remedy="fp8_all_gather = false")

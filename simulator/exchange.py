@@ -199,6 +199,8 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
     found |= {"data_parallel": kind, "reduce_dtype": plan.gradient_dtype}
     found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None
     found |= _acting_pipeline(plan, model) | _acting_offload(plan) | _acting_gathers(plan)
+    if plan.precision == "fp8":
+        found["fp8_recipe"] = plan.fp8_recipe or ("delayed" if kind == "megatron" else "tensorwise")
     found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
     experts = model.experts is not None
     idle = {

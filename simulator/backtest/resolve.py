@@ -117,7 +117,7 @@ def _inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
         yield "experts' all-to-all beside another micro-batch", "stated in the notes"
     if _OFFLOAD.search(row.notes):
         yield "offload", "stated in the notes"
-    if row.precision in ("fp8_mx", "nvfp4"):
+    if row.precision == "nvfp4":
         yield "block-scaled precision", row.precision
 
 
@@ -175,7 +175,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "micro_batch_size": micro_batch,
         "num_micro_batches": ceil(micro_batches),
         "seq_len": row.seq_len,
-        "precision": row.precision,
+        **({"precision": "fp8", "fp8_recipe": "mxfp8"} if row.precision == "fp8_mx" else {"precision": row.precision}),
         "optimizer_impl": rule.optimizer_impl,
         "stack": rule.stack(compiled=row.compile == "y"),
         **expert_plan(row, rule),

@@ -230,6 +230,7 @@ def legal(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> None:
     _refuse_unmodelled(model, plan, stack)
     _refuse_no_host(plan, cluster)
     _refuse_no_peer(plan, cluster)
+    _refuse_no_blocks(plan, cluster)
     if cluster.exceptions and plan.offload.any:
         problem = "offload on nodes that differ is not modelled"
         raise PlanError(Fault(place="cluster: exceptions", problem=problem, remedy="no offload, or no exceptions"))
@@ -357,6 +358,14 @@ def _refuse_no_peer(plan: Plan, cluster: Cluster) -> None:
             )
         remedy = 'idle_gpus in the cluster file, or activations = "host"'
         raise PlanError(Fault(place="plan: offload.activations", problem=problem, remedy=remedy))
+
+
+def _refuse_no_blocks(plan: Plan, cluster: Cluster) -> None:
+    """Products of block-scaled operands need tensor cores that read the scales."""
+    if plan.fp8_recipe == "mxfp8" and cluster.device.architecture != "blackwell":
+        problem = f"{cluster.device.name} has no tensor cores for block-scaled fp8"
+        remedy = 'a Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"'
+        raise PlanError(Fault(place="plan: fp8_recipe", problem=problem, remedy=remedy))
 
 
 def _refuse_no_host(plan: Plan, cluster: Cluster) -> None:

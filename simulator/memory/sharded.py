@@ -11,7 +11,7 @@ from simulator.memory.step import ROOT, Strategy, Writer
 from simulator.memory.tape import GATHER, REDUCE
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.zero import Unit, keeps_layers, keeps_root, units
+from simulator.zero import Unit, gathered_sizes, keeps_layers, keeps_root, units
 
 
 class Sharded(Strategy):
@@ -84,13 +84,19 @@ class Fsdp2(Sharded):
             return
         piece = self.units[unit]
         given = [] if unit in self._smaller else self._given(piece)
-        self._buffers[unit] = self.writer.alloc(piece.padded_numel * self.compute, "all_gather", GATHER)
+        num_bytes = (
+            sum(gathered_sizes(piece, self.plan)) if self.plan.fp8_all_gather else piece.padded_numel * self.compute
+        )
+        self._buffers[unit] = self.writer.alloc(num_bytes, "all_gather", GATHER)
         self.writer.free(*given)
 
     def _given(self, piece: Unit) -> list[int]:
         """What a gather reads beside the shards themselves: all of them cast at once, or, from the host, one by one."""
         alloc = self.writer.alloc
         if self.plan.offload.parameters == "none":
+            if self.plan.fp8_all_gather:
+                sizes = zip(gathered_sizes(piece, self.plan), piece.tensor_shards, strict=True)
+                return [alloc(sum(size // ranks for size, ranks in sizes), "all_gather", GATHER)]
             numel = sum(piece.local_numels)
             return [alloc(numel * self.compute, "all_gather", GATHER)] if self.compute != self.master else []
         given = []
@@ -104,10 +110,8 @@ class Fsdp2(Sharded):
         return given
 
     def _copy_out(self, unit: int) -> None:
-        tensors = zip(self.units[unit].local_numels, self.units[unit].tensor_shards, strict=True)
-        self.parameters[unit] = [
-            self.writer.alloc(numel * ranks * self.compute, "unsharded_parameters") for numel, ranks in tensors
-        ]
+        sizes = gathered_sizes(self.units[unit], self.plan)
+        self.parameters[unit] = [self.writer.alloc(size, "unsharded_parameters") for size in sizes]
 
     @override
     def before_forward(self, unit: int) -> None:

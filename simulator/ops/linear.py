@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel
 from simulator.ops.graph import Graph, Value, stream
+from simulator.ops.quantise import Quantiser
 from simulator.ops.setting import Setting
 from simulator.ops.tensor_parallel import Course, Split
 
@@ -36,7 +37,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
     dtype = s.wide_dtype if head else s.gemm_dtype
     weight = _parameters(g, s, name, n * k)
     x = g.cast(x, s.dtype, f"{name}.input")
-    quantise = _Quantiser(g, s, name, (t * k, n * k, t * n)) if dtype == "fp8" else None
+    quantise = Quantiser(g, s, name, (t * k, n * k, t * n)) if dtype == "fp8" else None
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n // (s.plan.tp if course.scatters_output else 1), s.dtype)
@@ -85,7 +86,7 @@ def grouped_linear(g: Graph, s: Setting, name: str, x: Value, widths: tuple[int,
     weight = _parameters(g, s, name, held * n * k)
     launches = held if s.stack.grouped_gemm == "one_each" else 1
     numels = t * k, held * n * k, t * n
-    quantise = _Quantiser(g, s, name, numels, launches) if s.gemm_dtype == "fp8" else None
+    quantise = Quantiser(g, s, name, numels, launches) if s.gemm_dtype == "fp8" else None
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n, s.dtype)
@@ -127,46 +128,3 @@ def _parameters(g: Graph, s: Setting, name: str, numel: int) -> tuple[Value, ...
         parameter_numel=numel,
     )
     return (weight,)
-
-
-class _Quantiser:
-    """Casts to fp8 around one linear layer, each reading 16 bits and writing 8.
-
-    Hand-fused stacks scale by the last steps' maxima: one pass writes the tensor and its transpose, and only the fp8
-    input is kept. Others find the maximum first (one more read), keep the 16-bit input and cast it again backward.
-    """
-
-    def __init__(self, g: Graph, s: Setting, name: str, numels: tuple[int, int, int], launches: int = 1) -> None:
-        """numels: of what the products read, of their weights, and of their result; launches: casts of rows, an expert each."""
-        read, weight, written = numels
-        self._launches = launches
-        self._g, self._name, self._fused = g, name, s.stack.blocks == "fused"
-        self._read, self._weight, self._written = read, weight, written
-        self._micro_batches = s.plan.num_micro_batches
-
-    def input(self, x: Value) -> Value:
-        """What the product reads and saves."""
-        if not self._fused:
-            return x
-        quantised = self._g.value(f"{self._name}.fp8", x.numel, "fp8")
-        kernel = stream("quantise", x.num_bytes, 2 * x.numel, self._launches)
-        self._g.op(
-            f"{self._name}.fp8", "elementwise", inputs=(x,), outputs=(quantised,), forward=(kernel,), aliases=(x,)
-        )
-        return quantised
-
-    def forward(self) -> tuple[Kernel, ...]:
-        if self._fused:  # once a step: Transformer Engine keeps the weight's copies over the micro-batches
-            return (self._cast(self._weight // self._micro_batches),)
-        return (self._cast(self._read), self._cast(self._weight))
-
-    def backward(self) -> tuple[Kernel, ...]:
-        gradient = self._cast(self._written, self._launches)
-        if self._fused:
-            return (gradient,)
-        return (gradient, self._cast(self._weight), self._cast(self._read))
-
-    def _cast(self, numel: int, launches: int = 1) -> Kernel:
-        return (
-            stream("quantise", 2 * numel, 2 * numel, launches) if self._fused else stream("cast", 4 * numel, numel, 2)
-        )

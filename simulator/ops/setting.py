@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simulator.kernels import DTYPE_BYTES, Dtype
 from simulator.model import Model
-from simulator.plan import Plan
+from simulator.plan import Fp8Recipe, Plan
 from simulator.stack import Stack
 
 
@@ -106,6 +106,11 @@ class Setting:
     @property
     def gemm_dtype(self) -> Dtype:
         return self.plan.precision
+
+    @property
+    def fp8_recipe(self) -> Fp8Recipe:
+        """How fp8 products are scaled: as the plan says, else by past maxima where blocks are hand-fused."""
+        return self.plan.fp8_recipe or ("delayed" if self.stack.blocks == "fused" else "tensorwise")
 
     @property
     def wide_dtype(self) -> Dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from simulator.kernels import DTYPE_BYTES, Stream, StreamOp
 from simulator.model import Model
@@ -16,6 +17,7 @@ from simulator.zero.units import (
     apart,
     buckets,
     expert_shard_ranks,
+    gathered_sizes,
     keeps_layers,
     keeps_root,
     numel_of,
@@ -126,7 +128,8 @@ def _fsdp_comm(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
 def _fsdp_bytes(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
     sharded = unit.shards > 1
-    gathered = unit.padded_numel * compute if plan.zero > 0 else 0
+    whole = sum(gathered_sizes(unit, plan)) if plan.fp8_all_gather else unit.padded_numel * compute
+    gathered = whole if plan.zero > 0 else 0
     again = 0 if kept else gathered
     ranks = plan.reshard_ranks or unit.shards
     replicas = plan.dp_replicate
@@ -162,6 +165,13 @@ def _gather_passes(unit: Unit, plan: Plan) -> tuple[Stream, ...]:
     """Cast of the shard to the compute dtype; FSDP2 also copies the gathered buffer out into parameters."""
     compute, master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.master_dtype]
     shard, full = unit.shard_numel, unit.padded_numel * compute
+    if plan.fp8_all_gather:
+        # maxima of all weights are found together after the optimizer (precompute_float8_dynamic_scale_for_fsdp): one more
+        # read of the shard; their own all-reduce, some bytes a step, is left out
+        sizes = gathered_sizes(unit, plan)
+        parts = sum(size // ranks for size, ranks in zip(sizes, unit.tensor_shards, strict=True))
+        narrow = Stream(op="cast", read_bytes=2 * shard * master, write_bytes=parts, launches=2)
+        return narrow, Stream(op="copy", read_bytes=sum(sizes), write_bytes=sum(sizes))
     cast = Stream(op="cast", read_bytes=shard * master, write_bytes=shard * compute)
     if plan.implementation == "fsdp1":
         return (cast,) if compute != master else ()
@@ -233,7 +243,14 @@ def _flat_communication(name: str, shapes: tuple[Shape, ...], plan: Plan, ranks:
         reduce_scatter_bytes=numel * reduced if plan.zero > 0 else 0,
         all_reduce_bytes=numel // ranks * reduced if plan.zero == 0 or plan.dp_replicate > 1 else 0,
         num_buckets=buckets,
-        parameter_gather_bytes=numel * compute if plan.zero in (1, 2) else 0,
+        parameter_gather_bytes=numel * compute - _narrowed(name, shapes, plan) if plan.zero in (1, 2) else 0,
         gradient_kernels=passes,
         late_all_reduce=plan.implementation == "deepspeed" and plan.zero == 3,
     )
+
+
+def _narrowed(name: str, shapes: tuple[Shape, ...], plan: Plan) -> int:
+    """Bytes that Megatron's gather of updated parameters saves: matrices of layers travel in fp8."""
+    if not plan.fp8_all_gather or name in ("embedding", "head"):
+        return 0
+    return sum(prod(shape) for shape in shapes if len(shape) > 1)

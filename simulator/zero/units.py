@@ -200,6 +200,14 @@ def buckets(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], str
     return tuple(buckets)
 
 
+def gathered_sizes(unit: Unit, plan: Plan) -> tuple[int, ...]:
+    """Bytes of each of a unit's tensors as it is gathered: fp8 for matrices of layers where the plan says so."""
+    wide = DTYPE_BYTES[plan.compute_dtype]
+    narrow = 1 if plan.fp8_all_gather and unit.name != "root" else wide
+    tensors = zip(unit.shapes, unit.local_numels, unit.tensor_shards, strict=True)
+    return tuple(local * shards * (narrow if len(shape) > 1 else wide) for shape, local, shards in tensors)
+
+
 def keeps_layers(plan: Plan) -> bool:
     """Blocks stay gathered between forward and backward."""
     reshard = plan.reshard_after_forward

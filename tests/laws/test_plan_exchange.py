@@ -25,6 +25,13 @@ def _common(draw: st.DrawFn) -> dict[str, Any]:
     return {"micro_batch_size": draw(counts), "num_micro_batches": draw(counts), "seq_len": 1024 * draw(counts)}
 
 
+def _fp8(draw: st.DrawFn, precision: str, recipes: tuple[str, ...], *, gathers: bool) -> dict[str, Any]:
+    if precision != "fp8":
+        return {}
+    recipe = draw(st.sampled_from((None, *recipes)))
+    return {"fp8_recipe": recipe, "fp8_all_gather": gathers and recipe != "mxfp8" and draw(st.booleans())}
+
+
 @st.composite
 def megatron_plans(draw: st.DrawFn) -> Plan:
     zero, precision = draw(st.sampled_from((0, 1))), draw(st.sampled_from(("bf16", "fp16", "fp8", "fp32")))
@@ -50,6 +57,7 @@ def megatron_plans(draw: st.DrawFn) -> Plan:
         cp_exchange=draw(st.sampled_from(("ring", "all_to_all"))),
         sequence_parallel=draw(st.booleans()),
         precision=precision,
+        **_fp8(draw, precision, ("delayed", "tensorwise", "mxfp8"), gathers=zero == 1),
         reduce_dtype=same if narrow else wide,
         optimizer=draw(st.sampled_from(("adamw", "sgd", "sgd_momentum"))),
         optimizer_dtype=draw(st.sampled_from(("fp32", "bf16"))),
@@ -104,7 +112,9 @@ def torchtitan_plans(draw: st.DrawFn) -> Plan:
         fields["num_micro_batches"] = 2 * pp * draw(counts)
     keeps = draw(st.sampled_from((True, False) if pp > 1 else (None, True, False)))
     offload = {"optimizer": "host", "parameters": "host"} if draw(st.booleans()) else {}
+    precision = draw(st.sampled_from(("bf16", "fp32", "fp8")))
     return Plan(
+        **_fp8(draw, precision, ("tensorwise", "mxfp8"), gathers=True),
         data_parallel="fsdp2",
         zero=3,
         dp_shard=draw(st.sampled_from((2, 4, 8))),

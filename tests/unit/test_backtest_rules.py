@@ -196,7 +196,7 @@ def test_networks() -> None:
 
 
 def test_what_a_plan_cannot_say_is_refused_with_every_reason() -> None:
-    text = kinds(ep=4, dp=4, precision="fp8_mx", notes="offload_activations=1; MoE A2A overlap=on")
+    text = kinds(ep=4, dp=4, precision="nvfp4", notes="offload_activations=1; MoE A2A overlap=on")
     for reason in ("without experts", "all-to-all", "offload", "block-scaled"):
         assert reason in text
 

@@ -231,6 +231,19 @@ def _overlap(r: Reading, fields: Mapping[str, Any], stack: dict[str, tuple[objec
         r.default_unmodelled("--overlap-param-gather", "false", "the gather of parameters runs beside the forward here")
 
 
+def _fp8(r: Reading, fields: dict[str, Any]) -> None:
+    recipe = r.text("--fp8-recipe") or "delayed"
+    fields["fp8_recipe"] = recipe if recipe in ("delayed", "tensorwise", "mxfp8") else "tensorwise"
+    if fields["fp8_recipe"] != recipe:
+        r.unmodelled("--fp8-recipe", "products scaled by other blocks have no known speed: taken as scaled by tensor")
+    if not r.flag("--fp8-param-gather"):
+        return
+    if r.flag("--use-distributed-optimizer") and recipe in ("delayed", "tensorwise"):
+        fields["fp8_all_gather"] = True
+    else:
+        r.unmodelled("--fp8-param-gather", "weights are gathered in bf16 here")
+
+
 def _precision(r: Reading, fields: dict[str, Any]) -> None:
     bf16, fp16 = bool(r.flag("--bf16")), bool(r.flag("--fp16"))
     fp8 = r.choice("--fp8-format", ("e4m3", "hybrid"))
@@ -238,13 +251,8 @@ def _precision(r: Reading, fields: dict[str, Any]) -> None:
         r.fault("--fp16", "contradicts --bf16", "keep one")
     if fp8 is not None and not bf16:
         r.fault("--fp8-format", "needs bf16 activations", "add --bf16")
-    recipe = r.text("--fp8-recipe")
-    if fp8 is not None and recipe != "tensorwise":
-        why = "one speed of fp8 products is known, scaled by tensor"
-        if recipe is None:
-            r.default_unmodelled("--fp8-recipe", "delayed", why)
-        else:
-            r.unmodelled("--fp8-recipe", why)
+    if fp8 is not None:
+        _fp8(r, fields)
     fields["precision"] = "fp8" if fp8 is not None else "bf16" if bf16 else "fp16" if fp16 else "fp32"
     wide, narrow = bool(r.flag("--accumulate-allreduce-grads-in-fp32")), bool(r.flag("--grad-reduce-in-bf16"))
     main = r.choice("--main-grads-dtype", ("fp32", "bf16"))
@@ -339,7 +347,7 @@ KNOWN: Final = frozenset(
         "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--cp-comm-type",
         "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--moe-token-dispatcher-type", "--moe-enable-deepep", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
         "--data-parallel-sharding-strategy", "--torch-fsdp2-no-reshard-after-forward", "--overlap-grad-reduce",
-        "--overlap-param-gather", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe",
+        "--overlap-param-gather", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp8-param-gather",
         "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16", "--main-grads-dtype", "--optimizer",
         "--sgd-momentum", "--use-precision-aware-optimizer", "--exp-avg-dtype", "--exp-avg-sq-dtype",
         "--main-params-dtype", "--recompute-activations", "--recompute-granularity", "--recompute-method",

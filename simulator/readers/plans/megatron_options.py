@@ -65,7 +65,6 @@ OFF: Final = {
     "--attention-softmax-in-fp32": Off("softmax in fp32"),
     "--apply-query-key-layer-scaling": Off("softmax in fp32"),
     "--disable-bf16-reduced-precision-matmul": Off("sums of products in fp32"),
-    "--fp8-param-gather": Off("weights are gathered in bf16 here"),
     "--reuse-grad-buf-for-mxfp8-param-ag": Off("buffers of fp8 weights"),
     "--no-fp8-wgrad": Off("weight gradients run in fp8 here"),
     "--first-last-layers-bf16": Off("all layers run in fp8 here"),

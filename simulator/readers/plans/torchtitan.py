@@ -247,20 +247,31 @@ def _precision(r: Reading, fields: dict[str, Any]) -> None:
     fields["precision"] = _DTYPES[compute]
     if sharded:
         fields["reduce_dtype"] = _DTYPES[reduce]
+    _fp8(r, fields, sharded=sharded)
+
+
+def _fp8(r: Reading, fields: dict[str, Any], *, sharded: bool) -> None:
+    """What converts linear layers, and how it scales."""
     converters = r.raw("model.converters") or []
     words = converters if isinstance(converters, list) else str(converters).split(",")
     for word in map(str, words):
         if re.search(r"float8|mx", word):
             fields["precision"] = "fp8"
-        if "mx" in word or "grouped" in word:
-            r.unmodelled("model.converters", f"{word}: taken as fp8 products scaled by tensor")
+        if "mx" in word and "grouped" not in word:
+            fields["fp8_recipe"] = "mxfp8"
+        elif "grouped" in word:
+            r.unmodelled("model.converters", f"{word}: taken as fp8 products of all layers")
         elif "float8" not in word:
             r.unmodelled("model.converters", f"{word} is not modelled")
     recipe = r.text("quantize.linear.float8.recipe_name")
     if recipe not in (None, "tensorwise") and fields["precision"] == "fp8":
-        r.unmodelled("quantize.linear.float8.recipe_name", "one speed of fp8 products is known, scaled by tensor")
-    if r.flag("quantize.linear.float8.enable_fsdp_float8_all_gather") and fields["precision"] == "fp8":
-        r.unmodelled("quantize.linear.float8.enable_fsdp_float8_all_gather", "weights are gathered in bf16 here")
+        r.unmodelled("quantize.linear.float8.recipe_name", "products scaled by rows are taken as scaled by tensor")
+    name = "quantize.linear.float8.enable_fsdp_float8_all_gather"
+    if r.flag(name) and fields["precision"] == "fp8":
+        if sharded and recipe in (None, "tensorwise") and "fp8_recipe" not in fields:
+            fields["fp8_all_gather"] = True
+        else:
+            r.unmodelled(name, "weights are gathered in bf16 here")
 
 
 def _optimizer(r: Reading, fields: dict[str, Any]) -> None:

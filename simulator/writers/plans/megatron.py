@@ -175,9 +175,10 @@ def _training(plan: Plan, stack: Stack) -> Iterator[str]:
 def _dtypes(plan: Plan) -> Iterator[str]:
     """Precision of products, gradients and the optimizer."""
     if plan.precision != "fp32":
-        yield {"bf16": "--bf16", "fp16": "--fp16"}.get(
-            plan.precision, "--bf16 --fp8-format hybrid --fp8-recipe tensorwise"
-        )
+        fp8 = f"--bf16 --fp8-format hybrid --fp8-recipe {plan.fp8_recipe or 'delayed'}"
+        yield {"bf16": "--bf16", "fp16": "--fp16"}.get(plan.precision, fp8)
+    if plan.fp8_all_gather:
+        yield "--fp8-param-gather"
     if plan.compute_dtype == "bf16" and plan.gradient_dtype == "bf16":
         yield "--grad-reduce-in-bf16"
     if plan.compute_dtype == "fp16" and plan.gradient_dtype == "fp32":

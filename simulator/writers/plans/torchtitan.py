@@ -28,9 +28,13 @@ def torchtitan_toml(job: Job, flavor: tuple[str, str]) -> str:
         "activation_checkpoint": _recompute(plan),
         "compile": {"enable": compiled},
     }
-    if plan.precision == "fp8":
+    if plan.precision == "fp8" and plan.fp8_recipe == "mxfp8":
+        tables["model"]["converters"] = ["quantize.linear.mx"]
+    elif plan.precision == "fp8":
         tables["model"]["converters"] = ["quantize.linear.float8"]
         tables["quantize.linear.float8"] = {"recipe_name": "tensorwise"}
+        if plan.fp8_all_gather:
+            tables["quantize.linear.float8"]["enable_fsdp_float8_all_gather"] = True
     if compiled and job.stack.tp_overlap == "userbuffers" and plan.tp > 1:
         tables["parallelism"]["enable_async_tensor_parallel"] = True
     lines: list[str] = []

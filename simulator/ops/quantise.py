@@ -1,0 +1,86 @@
+"""Casts to fp8 around linear layers, by recipe: how scales are found, and which copies are written.
+
+Transformer Engine 2 (pytorch/tensor/float8_tensor.py, mxfp8_tensor.py), torchao (float8/float8_linear.py, mx_formats/mx_linear.py),
+OCP Microscaling Formats 1.0 (one 8-bit scale for 32 elements along the product's inner dimension).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.kernels import Kernel
+from simulator.ops.graph import Graph, Value, stream
+from simulator.ops.setting import Setting
+
+MX_BLOCK: Final = 32  # elements that share a scale of one byte
+
+
+def mx_bytes(numel: int) -> int:
+    """Bytes of one MXFP8 copy: the elements, and their scales."""
+    return numel + -(-numel // MX_BLOCK)
+
+
+class Quantiser:
+    """Casts to fp8 around one linear layer.
+
+    delayed: scales are of the last steps' maxima, so one read of 16 bits does. tensorwise: the maximum is found first, one
+    more read. mxfp8: a block's maximum is found as the block is cast; copies along rows and columns differ in their scales,
+    so both are written at once.
+
+    Hand-fused stacks write both copies in one kernel, keep the fp8 input, and cast weights once a step. Others cast for
+    one product at a time, keep the 16-bit input and cast it, and the weight, again backward.
+    """
+
+    def __init__(self, g: Graph, s: Setting, name: str, numels: tuple[int, int, int], launches: int = 1) -> None:
+        """numels: of what the products read, of their weights, and of their result; launches: casts of rows, an expert each."""
+        self._read, self._weight, self._written = numels
+        self._g, self._name, self._fused, self._launches = g, name, s.stack.blocks == "fused", launches
+        self._micro_batches, self._recipe = s.plan.num_micro_batches, s.fp8_recipe
+        self._gathered = s.plan.fp8_all_gather  # weights come in fp8 already
+
+    def input(self, x: Value) -> Value:
+        """What the product reads and saves."""
+        if not self._fused:
+            return x
+        numel = mx_bytes(x.numel) if self._recipe == "mxfp8" else x.numel
+        quantised = self._g.value(f"{self._name}.fp8", numel, "fp8")
+        self._g.op(
+            f"{self._name}.fp8",
+            "elementwise",
+            inputs=(x,),
+            outputs=(quantised,),
+            forward=self._both(x.numel, x.num_bytes, self._launches),
+            aliases=(x,),
+        )
+        return quantised
+
+    def forward(self) -> tuple[Kernel, ...]:
+        if self._fused:  # once a step: Transformer Engine keeps the weight's copies over the micro-batches
+            numel = self._weight // self._micro_batches
+            if self._gathered:  # the transpose alone, of what came
+                return (stream("quantise", numel, numel),)
+            return self._both(numel, 2 * numel)
+        return (self._one(self._read), *self._of_weight())
+
+    def backward(self) -> tuple[Kernel, ...]:
+        if self._fused:
+            return self._both(self._written, 2 * self._written, self._launches)
+        gradients = (self._one(self._written),) * (2 if self._recipe == "mxfp8" else 1)  # along rows, and along columns
+        return (*gradients, *self._of_weight(), self._one(self._read))
+
+    def _of_weight(self) -> tuple[Kernel, ...]:
+        return () if self._gathered else (self._one(self._weight),)
+
+    def _both(self, numel: int, read_bytes: int, launches: int = 1) -> tuple[Kernel, ...]:
+        """Hand-written: the tensor and its transpose, or the copies along rows and columns."""
+        if self._recipe == "mxfp8":
+            return (stream("quantise", read_bytes, 2 * mx_bytes(numel), launches),)
+        cast = stream("quantise", read_bytes, 2 * numel, launches)
+        return (cast,) if self._recipe == "delayed" else (stream("reduce", read_bytes, 4 * launches, launches), cast)
+
+    def _one(self, numel: int) -> Kernel:
+        """The framework's own: one copy."""
+        if self._recipe == "mxfp8":
+            return stream("quantise", 2 * numel, mx_bytes(numel))
+        reads = 1 if self._recipe == "delayed" else 2
+        return stream("cast", 2 * reads * numel, numel, reads)
