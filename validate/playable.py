@@ -143,7 +143,11 @@ def _split_faults(model: Model, plan: Plan) -> Iterator[Fault]:
     if plan.tp == 1:
         return
     if plan.implementation != "fsdp2" and plan.num_data_parallel > 1:
-        yield Fault(place="plan: tp", problem="DDP does not take split parameters", remedy="tp = 1, or zero = 3")
+        yield Fault(
+            place="plan: tp",
+            problem="torch's DDP of split parameters is an experiment: it makes them anew in every forward",
+            remedy="tp = 1, or zero = 3",
+        )
     if model.fused_qkv:
         yield Fault(place="plan: tp", problem="a joined QKV projection is not split by torch's styles", remedy="tp = 1")
     for name in ("num_heads", "num_kv_heads", "d_ff"):
