@@ -149,13 +149,18 @@ def simulate_memory(
     device: Device,
     settings: AllocatorSettings | None = None,
     stages: Sequence[int] | None = None,
+    *,
+    quick: bool = False,
 ) -> tuple[MemoryUse, MemoryTrace]:
     """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step.
 
-    stages: pipeline stages that have ranks on such a device; None: all.
+    stages: pipeline stages that have ranks on such a device; None: all. quick: where live tensors alone do not fit, the
+    allocator is not asked what it would reserve for them.
     """
     history, live = _fullest(model, plan, stack, blocks, device, stages)
-    reserved = _reserved(history, live, settings)
+    outside = outside_torch_bytes(device, plan)
+    hopeless = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
+    reserved = [most for most, _ in live.most] if hopeless else _reserved(history, live, settings)
     use = _use(history, live, max(reserved), plan, device)
     if use.fits_bare and not use.fits_surely:
         limit = use.capacity_bytes - use.outside_torch_bytes

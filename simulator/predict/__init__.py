@@ -65,15 +65,18 @@ def predict(
     return predicted(lowering, remembered(lowering), fold=fold, advise=advise)
 
 
-def remembered(lowering: Lowering) -> Remembered:
-    """The memory of a lowered plan, and the verdict on it: half a prediction, and all of it where nothing fits."""
+def remembered(lowering: Lowering, *, quick: bool = False) -> Remembered:
+    """The memory of a lowered plan, and the verdict on it: half a prediction, and all of it where nothing fits.
+
+    quick: what is reserved does not matter where live tensors alone do not fit.
+    """
     if lowering.cast is not None:
         held = held_by_device(lowering)
         name, one = fits_least(held)
         cause = f"{name}: {one.cause}" if len(held) > 1 else one.cause
         return replace(one, cause=cause, by_device=held)
     plan, device = lowering.plan, lowering.device
-    memory, trace = simulate_memory(lowering.model, plan, lowering.stack, lowering.blocks, device)
+    memory, trace = simulate_memory(lowering.model, plan, lowering.stack, lowering.blocks, device, quick=quick)
     memory = with_lower_tiers(memory, lowering)
     verdict, cause = verdict_of(memory)
     return Remembered(memory=memory, trace=trace, verdict=verdict, cause=cause)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from simulator.search.space import Branch
 from simulator.search.study import SearchStudy
 from simulator.search.survey import Survey, Surveyor
 
+_COLLECT = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
 _RETRIES = 5  # of a task whose process died
 
 
@@ -163,6 +165,7 @@ _HERE: dict[str, Any] = {}  # of a worker process
 
 def _begin(study: SearchStudy) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
+    gc.set_threshold(*_COLLECT)
     _HERE.update(study=study, surveyor=Surveyor(study))
 
 

@@ -16,14 +16,14 @@ def evaluate(study: SearchStudy, key: str) -> Outcome:
     except InputError as exc:
         return Outcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
     except Exception as exc:  # noqa: BLE001  one plan's defect must not cost the others
-        return Outcome(key=key, status="failed", reason=f"{type(exc).__name__}: {str(exc).splitlines()[0:1]}")
+        return Outcome(key=key, status="failed", reason=f"{type(exc).__name__}: {_first_line(exc)}")
 
 
 def _evaluated(study: SearchStudy, key: str) -> Outcome:
     plan, nodes = parsed(key)
     nouns = study.nouns(study.cluster(nodes), plan.stack)
     lowering = lower(nouns.model, plan, nouns.cluster, nouns.stack, nouns.calibration, nouns.curves)
-    held = remembered(lowering)
+    held = remembered(lowering, quick=True)
     memory = held.memory
     if held.verdict == "OOM" or (held.verdict == "TIGHT" and study.fits_only):
         return Outcome(
@@ -36,6 +36,10 @@ def _evaluated(study: SearchStudy, key: str) -> Outcome:
             capacity_bytes=memory.capacity_bytes,
         )
     return _timed(key, lowering, predicted(lowering, held))
+
+
+def _first_line(exc: Exception) -> str:
+    return next(iter(str(exc).splitlines()), "")
 
 
 def _timed(key: str, lowering: Lowering, prediction: Prediction) -> Outcome:
