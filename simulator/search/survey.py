@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from simulator.memory import outside_torch_bytes
 from simulator.plan import Plan
@@ -13,6 +14,9 @@ from simulator.search.shares import Shares
 from simulator.search.space import Branch, Killed
 from simulator.search.study import SearchStudy
 from simulator.search.time_floor import TimeFloor
+from simulator.topology import Cluster
+
+_UNBOUNDED: Final = ("comm_hook", "zeropp", "sync_every_steps", "hierarchical_gather")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,12 @@ class Prospect:
 
     floor: float
     key: str
+
+
+def bounded(plan: Plan, cluster: Cluster) -> bool:
+    """The floors hold. Of what they do not know (GPUs that differ, compressed or staged traffic) all is simulated."""
+    usual = all(getattr(plan, name) == Plan.model_fields[name].default for name in _UNBOUNDED)
+    return usual and not cluster.exceptions
 
 
 @dataclass(slots=True)
@@ -56,10 +66,11 @@ class Surveyor:
         nouns, memory, time = self._of(branch)
         for plan in self.study.space.plans(branch, found.killed):
             found.num_legal += 1
-            if memory.fits(plan):
-                found.prospects.append(
-                    Prospect(self._floor(plan, nouns, memory, time), key_of(plan, branch.cluster.num_nodes))
-                )
+            key = key_of(plan, branch.cluster.num_nodes)
+            if not bounded(plan, branch.cluster):
+                found.prospects.append(Prospect(0.0, key))
+            elif memory.fits(plan):
+                found.prospects.append(Prospect(self._floor(plan, nouns, memory, time), key))
             else:
                 found.num_too_large += 1
         return found

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from simulator.cli import main
+from simulator.compression import CommHook
 from simulator.errors import InputError
 from simulator.lower import legal
 from simulator.model import Model
@@ -101,6 +102,21 @@ def test_the_table_is_that_of_the_exhaustive_search(objective: str) -> None:
     assert c.too_large + c.too_slow + sum(c.simulated.values()) == c.legal
     if objective == "step":
         assert c.too_slow > 0
+
+
+def test_what_no_bound_knows_is_simulated() -> None:
+    space = _space(
+        zero=(0,),
+        data_parallel=("ddp",),
+        pp=(1,),
+        tp=(1,),
+        recompute=("none",),
+        comm_hook=(CommHook(kind="bf16_compress"),),
+    )
+    study = SearchStudy(space=space, top=1)
+    with Serial(study) as engine:
+        counts = search(study, engine).counts
+    assert (counts.legal, counts.too_large, counts.too_slow) == (sum(counts.simulated.values()), 0, 0)
 
 
 def test_processes_find_the_same_as_one() -> None:
