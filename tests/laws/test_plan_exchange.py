@@ -34,7 +34,7 @@ def _fp8(draw: st.DrawFn, precision: str, recipes: tuple[str, ...], *, gathers: 
 
 @st.composite
 def megatron_plans(draw: st.DrawFn) -> Plan:
-    zero, precision = draw(st.sampled_from((0, 1))), draw(st.sampled_from(("bf16", "fp16", "fp8", "fp32")))
+    zero, precision = draw(st.sampled_from((0, 1, 3))), draw(st.sampled_from(("bf16", "fp16", "fp8", "fp32")))
     tp, pp, cp = draw(powers), draw(powers), draw(powers)
     fields = _common(draw)
     if pp > 1 and draw(st.booleans()):

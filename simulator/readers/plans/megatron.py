@@ -161,8 +161,10 @@ def _data_parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[ob
         return "dp_shard"
     if own_fsdp:
         stage = {None: 0, "no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}[strategy]
-        fields |= {"zero": stage} if stage < 2 else {"zero": stage, "data_parallel": "fsdp2"}
-        r.unmodelled("--use-megatron-fsdp", f"taken as {'FSDP2' if stage > 1 else 'the distributed optimizer'}")
+        fields |= {"zero": stage, "data_parallel": "fsdp2" if stage == 2 else "megatron"}
+        if stage < 3:
+            taken = "FSDP2's stage 2" if stage == 2 else "the distributed optimizer"
+            r.unmodelled("--data-parallel-sharding-strategy", f"{strategy} of Megatron-FSDP is taken as {taken}")
     else:
         fields["zero"] = 1 if distributed else 0
         if strategy not in (None, "no_shard"):

@@ -127,6 +127,8 @@ def _data_parallel(plan: Plan, stack: Stack) -> Iterator[str]:
         return
     if plan.zero:
         yield "--use-distributed-optimizer"
+        if plan.zero == 3:
+            yield "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
         if plan.dp_replicate > 1:
             yield f"--num-distributed-optimizer-instances {plan.dp_replicate}"
     if stack.overlap:
