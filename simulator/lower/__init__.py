@@ -16,8 +16,9 @@ from simulator.collective_curves import LinkCurves
 from simulator.device import Device
 from simulator.errors import Fault, PlanError
 from simulator.kernels import DTYPE_BYTES, Kernel
-from simulator.lower.builder import EXPERT_ROLES, ROLES, Builder, Fabric
+from simulator.lower.builder import Builder
 from simulator.lower.cast import Cast
+from simulator.lower.fabric import EXPERT_ROLES, ROLES, Fabric
 from simulator.lower.hops import HopWork
 from simulator.lower.pipelined import Stage, pipelined_step, waits_for_messages
 from simulator.lower.power import shared_clock

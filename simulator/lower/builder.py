@@ -4,135 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 
-from simulator.collective_curves import LinkCurves
-from simulator.collectives import bill, host_traffic, interference, link_capacities, renamed
-from simulator.lower.cast import Among, Cast, Seat
+from simulator.collectives import bill, host_traffic, link_capacities, renamed
+from simulator.lower.cast import Among, Seat
+from simulator.lower.fabric import Fabric
 from simulator.lower.work import NO_WORK, Phase, Segment, Work
-from simulator.mesh import GroupShape, Mesh
-from simulator.nccl import Nccl
-from simulator.offload import Transfers
+from simulator.mesh import GroupShape
 from simulator.ops import Exchange
 from simulator.program import COMPUTE_STREAM, Bill, Collective, Compute, Number, Program, ProgramOp
-from simulator.stack import Stack
-from simulator.topology import Cluster
 
 # Categories of the breakdown: a GPU that the cluster says is slow, the slowest of equal ones, a slower peer inside a block
 SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
-# Roles and axes over which ranks meet, pipelines aside: what folding refines over where GPUs differ
-ROLES = ("shard", "reshard", "replicate", "cp", "tp")
-EXPERT_ROLES = ("expert_shard", "expert_replicate", "ep", "etp")
 _IN = " in"  # of a link: the way into a GPU
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fabric:
-    """What a collective's price depends on besides its size."""
-
-    cluster: Cluster
-    mesh: Mesh
-    stack: Stack
-    curves: LinkCurves
-    memory_weight: float  # what compute loses of memory that a collective uses
-    slowdown: float  # of the slowest GPU's compute, as a fraction
-    transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
-    nccl: Nccl = field(default_factory=Nccl)  # as the stack sets it up
-    agrees: bool = True  # the step ends with replicas agreeing, where they take steps alone
-    cast: Cast | None = None  # where GPUs of the cluster differ
-    _shapes: dict[str, GroupShape] = field(default_factory=dict, compare=False, repr=False)
-    _prices: dict[tuple[str, str, int, Among | None], tuple[Bill, float]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    _messages: dict[tuple[tuple[int, int], int, Among | None], Bill] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-
-    def axis(self, role: str) -> str:
-        """The mesh axis over which a role communicates: shard, reshard, replicate, and the same of experts; or the axis.
-
-        reshard: the part of a shard group that blocks are gathered from again in the backward. shard_near, shard_far: its
-        ranks on one node, and those at one place of each node.
-
-        Context-parallel ranks hold the same parameters as their peers, so gradients cross them too: with the shards
-        where there are any, else with the replicas.
-        """
-        plan = self.mesh.plan
-        # torch's ZeRO-1 shards the optimizer alone: DDP reduces whole gradients among all ranks
-        everyone = plan.zero == 0 or plan.implementation == "zero_redundancy"
-        return {
-            "shard": "dp_shard_cp",
-            "reshard": f"dp_shard_cp/{plan.reshard_ranks}" if plan.reshard_ranks else "dp_shard_cp",
-            "shard_near": f"dp_shard_cp/{self.near_ranks}",
-            "shard_far": f"dp_shard_cp%{self.near_ranks}",
-            "replicate": "dp_cp" if everyone else "dp_replicate",
-            "expert_shard": "expert_dp",
-            "expert_replicate": "expert_dp" if plan.zero == 0 else "dp_replicate",
-        }.get(role, role)
-
-    @cached_property
-    def near_ranks(self) -> int:
-        """Ranks of a shard group on one node."""
-        return self.mesh.group_shape("dp_shard_cp").ranks_per_node
-
-    @property
-    def synchronous(self) -> bool:
-        """The host waits for each collective, so that nothing runs beside it.
-
-        FSDP issues its collectives synchronously and leaves overlap to the device's streams (torch 2.13
-        `_fsdp_param_group.py`: unshard_async_op is False). Where the host is the device there are none, and each call
-        returns when the collective is over. DDP's buckets and ZeRO-1's broadcasts are asynchronous everywhere.
-        """
-        return self.stack.host_blocking and self.sharded
-
-    @property
-    def sharded(self) -> bool:
-        """Hooks around units of parameters issue the collectives."""
-        return self.mesh.plan.implementation in ("fsdp1", "fsdp2")
-
-    def shape(self, role: str) -> GroupShape:
-        """How the groups of a role lie on the nodes."""
-        if role not in self._shapes:
-            self._shapes[role] = self.mesh.group_shape(self.axis(role))
-        return self._shapes[role]
-
-    def sent_bytes(self, exchange: Exchange) -> int:
-        """Bytes of an exchange once copies of a token that go to the same place are sent once.
-
-        k experts drawn evenly lie on n (1 - (1 - 1/n)^k) of n nodes, or of n ranks where a group stays in one node.
-        """
-        if exchange.copies == 1:
-            return exchange.num_bytes
-        shape = self.shape(exchange.axis)
-        places = shape.num_ranks if shape.num_nodes == 1 or not shape.spans_domain else shape.num_nodes
-        return round(exchange.num_bytes * places * (1 - (1 - 1 / places) ** exchange.copies) / exchange.copies)
-
-    def on(self, among: Among | None) -> Cluster:
-        """The uniform cluster on which a group of these kinds of GPUs runs as it does here; None: all are equal."""
-        return self.cluster if among is None or self.cast is None else self.cast.on(among)
-
-    def price(self, kind: str, role: str, size_bytes: int, among: Among | None = None) -> tuple[Bill, float]:
-        """What one collective costs, and the share of compute it takes meanwhile."""
-        found = self._prices.get((kind, role, size_bytes, among))
-        if found is None:
-            shape, cluster, curves = self.shape(role), self.on(among), self.curves
-            weight = self.memory_weight if among is None or self.cast is None else self.cast.memory_weight(among)
-            found = (
-                bill(kind, size_bytes, shape, cluster, curves=curves, nccl=self.nccl),
-                float(interference(kind, shape, cluster, curves, memory_weight=weight, nccl=self.nccl)),
-            )
-            self._prices[kind, role, size_bytes, among] = found
-        return found
-
-    def message(self, pair: tuple[int, int], size_bytes: int, among: Among | None = None) -> Bill:
-        """What one message between two pipeline stages costs."""
-        found = self._messages.get((pair, size_bytes, among))
-        if found is None:
-            shape = self.mesh.pair_shape(*pair)
-            found = bill("send_recv", size_bytes, shape, self.on(among), curves=self.curves, nccl=self.nccl)
-            self._messages[pair, size_bytes, among] = found
-        return found
 
 
 class Builder:

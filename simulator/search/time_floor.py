@@ -20,7 +20,7 @@ from typing import Final
 
 from simulator.collectives import bill, interference, link_capacities
 from simulator.kernels import DTYPE_BYTES
-from simulator.lower.builder import Fabric
+from simulator.lower.fabric import Fabric
 from simulator.lower.pipelined import waits_for_messages
 from simulator.lower.stragglers import slowdown
 from simulator.mesh import GroupShape, Mesh
