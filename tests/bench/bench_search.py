@@ -1,0 +1,75 @@
+"""How fast the search decides plans: surveys with bounds, and whole searches.
+
+    python tests/bench/bench_search.py [--full]
+
+Without --full a sixteenth of the branches of Llama-3-70B on 512 H100 is surveyed in this process, and the time of the
+whole follows from it; with it the whole search runs on all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import time
+
+from simulator.model import Model
+from simulator.search import Processes, SearchStudy, Space, search
+from simulator.search.space import Killed
+from simulator.search.survey import Survey, Surveyor
+from simulator.topology import Cluster
+
+STRIDE = 16
+
+
+def study() -> SearchStudy:
+    """Llama-3-70B on 64 nodes of 8 H100, 1,024 sequences of 8,192 tokens."""
+    clusters = (Cluster.load("hgx-h100-8", 64),)
+    space = Space(model=Model.load("llama3-70b"), clusters=clusters, global_batch=1024, seq_len=8192)
+    return SearchStudy(space=space)
+
+
+def survey() -> None:
+    """Plans bounded in a second of one core. Every STRIDE-th branch shares less than neighbours would: a low figure."""
+    asked = study()
+    surveyor, found = Surveyor(asked), Survey()
+    start = time.process_time()
+    for number, branch in enumerate(asked.space.branches(Killed())):
+        if number % STRIDE == 0:
+            found.merge(surveyor.survey(branch))
+    seconds = time.process_time() - start
+    rate = found.num_legal / seconds
+    sys.stdout.write(f"bounds: {found.num_legal:,} legal plans in {seconds:.1f} s of a core, {rate:,.0f}/s" + "\n")
+
+
+def full() -> None:
+    """Plans decided in a second, the simulations among them."""
+    start = time.monotonic()
+    asked, jobs = study(), len(os.sched_getaffinity(0))
+    with Processes(asked, jobs) as engine:
+        report = search(asked, engine)
+    seconds = time.monotonic() - start
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    counts = report.counts
+    sys.stdout.write(
+        f"search: {counts.legal:,} legal plans in {seconds:.0f} s on {jobs} cores, {counts.legal / seconds:,.0f}/s"
+        + "\n"
+    )
+    sys.stdout.write(
+        f"{sum(counts.simulated.values())} simulated; children that ended took {spent.ru_utime:.0f} s of cores" + "\n"
+    )
+
+
+def main() -> None:
+    """Print what is seen."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--full", action="store_true")
+    if arguments.parse_args().full:
+        full()
+    else:
+        survey()
+
+
+if __name__ == "__main__":
+    main()
