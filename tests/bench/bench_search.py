@@ -53,8 +53,7 @@ def full() -> None:
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     counts = report.counts
     sys.stdout.write(
-        f"search: {counts.legal:,} legal plans in {seconds:.0f} s on {jobs} cores, {counts.legal / seconds:,.0f}/s"
-        + "\n"
+        f"search: {counts.legal:,} legal plans in {seconds:.0f} s on {jobs} cores, {counts.legal / seconds:,.0f}/s\n"
     )
     sys.stdout.write(
         f"{sum(counts.simulated.values())} simulated; children that ended took {spent.ru_utime:.0f} s of cores" + "\n"
