@@ -23,7 +23,7 @@ from simulator.search.blocks import BlockShapes, block_key
 from simulator.search.nouns import Nouns
 from simulator.search.shares import Shares
 from simulator.share import Share
-from simulator.zero import gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
+from simulator.zero import gathered_sizes, gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
 
 
 @dataclass(slots=True)
@@ -117,8 +117,7 @@ class MemoryFloor:
         if found is None:
             root, *layers = units(share, plan)
             kept = [*([root] if keeps_root(plan) else []), *(layers if keeps_layers(plan) else [])]
-            size = DTYPE_BYTES[plan.compute_dtype]
-            found = sum(sum(unit.local_numels) * unit.shards for unit in kept) * size
+            found = sum(sum(gathered_sizes(unit, plan)) for unit in kept)
             self._gathered_bytes[key] = found
         return found
 

@@ -176,13 +176,15 @@ class _Pricing:
         joined = self.fabric.stack.all_reduce_combine > 0  # into calls of other sizes
         for unit in units:
             comm, n = unit.comm, unit.count
-            if plan.gathers:
-                every["shard"].append(self.one("all_gather", "shard", comm.all_gather_forward_bytes).times(n))
+            if plan.gathers and not plan.hierarchical_gather:  # two stages may be quicker than one
+                near = again if plan.zeropp.secondary_ranks > 1 else "shard"  # ZeRO++'s later forwards
+                size = comm.all_gather_backward_bytes if near == again else comm.all_gather_forward_bytes
+                every[near].append(self.one("all_gather", near, size).times(n))
                 every[again].append(self.one("all_gather", again, comm.all_gather_backward_bytes).times(n))
             elif comm.parameter_gather_bytes:
                 once["shard"].append(self._late(comm).times(n))
             reductions["shard"].append(self.one("reduce_scatter", "shard", comm.reduce_scatter_bytes).times(n))
-            if not joined:
+            if not joined and not comm.late_all_reduce:  # MiCS sums with the last micro-batch alone
                 reductions["replicate"].append(self._all_reduce(comm).times(n))
         last_s = self.one("reduce_scatter", "shard", edge.reduce_scatter_bytes).alone_s
         behind = not plan.gathers and plan.implementation != "megatron"
@@ -198,7 +200,8 @@ class _Pricing:
 
     def _first_s(self, edge: UnitComm) -> float:
         if self.plan.gathers:
-            return self.one("all_gather", "shard", edge.all_gather_forward_bytes).alone_s
+            size = 0 if self.plan.hierarchical_gather else edge.all_gather_forward_bytes
+            return self.one("all_gather", "shard", size).alone_s
         if self.plan.implementation == "megatron":
             return self.one("all_gather", "shard", edge.parameter_gather_bytes).alone_s
         return 0.0

@@ -73,7 +73,10 @@ class Passes:
 
 
 def passes_of(share: Model, plan: Plan, units: tuple[Units, ...]) -> Passes:
-    """The passes of a rank's share."""
+    """The passes of a rank's share. With ZeRO++'s second copy, those of the later, cheaper gathers stand for all."""
+    if plan.zeropp.secondary_ranks > 1:
+        again = (replace(u.comm, gather_forward_kernels=u.comm.gather_backward_kernels) for u in units)
+        units = tuple(Units(unit.count, comm) for unit, comm in zip(units, again, strict=True))
     if plan.offload.optimizer != "none":
         return Passes(units, ())
     numel = stepped_numel(share, plan)

@@ -202,16 +202,16 @@ def _ddp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
     return tuple(
         UnitComm(
             unit=name,
-            all_reduce_bytes=sum(numels.get(name, [])) * DTYPE_BYTES[plan.gradient_dtype],
+            all_reduce_bytes=0 if hops else sum(numels.get(name, [])) * DTYPE_BYTES[plan.gradient_dtype],
             num_buckets=len(numels.get(name, [])) or 1,
             parameter_gather_bytes=numel_of(shapes) * master if plan.zero == 1 else 0,
             num_broadcasts=len(shapes) if plan.zero == 1 else 0,
             gradient_kernels=_bucket_passes(sum(numels.get(name, [])) * master, plan),
             add_kernels=(Stream(op="elementwise", read_bytes=2 * size, write_bytes=size),),
-            hops=hook_hops(tuple(filled.get(name, ())), plan),
+            hops=hops,
         )
         for name, shapes in pieces(model)
-        for size in (numel_of(shapes) * master,)
+        for size, hops in ((numel_of(shapes) * master, hook_hops(tuple(filled.get(name, ())), plan)),)
     )
 
 

@@ -36,6 +36,22 @@ PAIRS = (
 _POWERS = st.sampled_from((1, 2, 4, 8))
 
 
+def compressed(draw: st.DrawFn, parallel: str, zero: int, replicas: int, shards: int) -> dict[str, object]:
+    """What an implementation can do to its traffic, or nothing; combinations without meaning are refused later."""
+    if draw(st.booleans()):
+        return {}
+    if (parallel, zero) == ("deepspeed", 3):
+        if replicas > 1:
+            return {"hierarchical_gather": draw(st.booleans())}
+        near = draw(st.sampled_from([n for n in (1, 2, 8) if shards % n == 0]))
+        return {"zeropp": {"secondary_ranks": near, "quantized_weights": draw(st.booleans())}}
+    if parallel in ("ddp", "fsdp2") and replicas > 1 and draw(st.booleans()):
+        return {"sync_every_steps": 4}
+    if parallel == "ddp":
+        return {"comm_hook": {"kind": draw(st.sampled_from(("fp16_compress", "powersgd")))}}
+    return {"precision": "fp8", "fp8_all_gather": (parallel, zero) in (("fsdp2", 3), ("megatron", 1))}
+
+
 @st.composite
 def plans(draw: st.DrawFn, num_devices: int) -> Plan:
     tp, cp, pp = draw(_POWERS), draw(_POWERS), draw(_POWERS)
@@ -49,6 +65,7 @@ def plans(draw: st.DrawFn, num_devices: int) -> Plan:
     schedule = draw(st.sampled_from(SCHEDULES if splits else SCHEDULES[:3])) if pp > 1 else None
     assume(pp < 8 or schedule in ("gpipe", "1f1b", "zb_h1"))
     return Plan(
+        **compressed(draw, parallel, zero, replicas, ranks // replicas),  # type: ignore[arg-type]
         dp_replicate=replicas,
         dp_shard=ranks // replicas,
         tp=tp,
@@ -69,7 +86,7 @@ def plans(draw: st.DrawFn, num_devices: int) -> Plan:
     )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data(), st.sampled_from((1, 4)))
 def test_floors_are_below_the_prediction(data: st.DataObject, nodes: int) -> None:
     cluster = CLUSTERS[nodes]
