@@ -78,6 +78,8 @@ def test_links_of_a_node_slow_the_groups_inside_it_alone() -> None:
     fields = {"dp_replicate": 2, "dp_shard": 8, "zero": 3, "data_parallel": "fsdp2"}
     slow = lowered(2, {"nodes": "1", "gpus": "5", "intra_bytes_per_s": 225e9}, **fields)
     assert seconds_a_byte(slow, 8, "shard") == 2 * seconds_a_byte(slow, 0, "shard")
+    # replicas have one rank a node: GPU 5 and its peer meet over the cards
+    assert seconds_a_byte(slow, 13, "replicate") == seconds_a_byte(slow, 0, "replicate")
 
 
 @pytest.mark.parametrize(
