@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from simulator.cli import ExitCode
+from simulator.cli.options import answer_options
 from simulator.cli.study import read_study
 from simulator.cli.terminal import show
 from simulator.compare import Subject, compare, render
@@ -37,8 +38,7 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 @click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="What GPUs cost: adds costs.")
 @click.option("--run-tokens", type=click.FloatRange(min=1), metavar="N", help="Tokens of a training run, as 15e12.")
 @click.option("--no-ablations", is_flag=True, help="Do not ask what each limit costs.")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
-@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@answer_options
 def command(
     studies: tuple[Path, ...],
     *,

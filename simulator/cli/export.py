@@ -10,6 +10,7 @@ import click
 
 from simulator.cli import ExitCode
 from simulator.cli.imported import warnings
+from simulator.cli.options import noun_options
 from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
 from simulator.cli.study import Study, read_study
 from simulator.errors import Fault, InputError
@@ -44,9 +45,7 @@ Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
     help="launch-kit: the node and GPU of each rank, as a kit's ranks.tsv. [rank by rank]",
 )
 @plan_file_options
-@click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
-@click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
-@click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
+@noun_options
 @plan_options
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict. May be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="The text and what stands beside it, as JSON.")

@@ -12,6 +12,7 @@ import click
 
 from simulator.checkpoint import Checkpoint, loading_s, saving
 from simulator.cli import ExitCode
+from simulator.cli.options import answer_options, study_options
 from simulator.cli.overrides import literal
 from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
 from simulator.cli.study import Study, read_study
@@ -64,12 +65,7 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @_run_options
 @plan_file_options
-@click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
-@click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
-@click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
-@click.option(
-    "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
-)
+@study_options
 @plan_options
 @click.option(
     "--set",
@@ -78,8 +74,7 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
     metavar="KEY=VALUE",
     help="Any leaf of plan, model, cluster, device, stack or checkpoint. May be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
-@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@answer_options
 def command(
     study: Path | None,
     *,

@@ -12,6 +12,7 @@ import click
 from simulator.checkpoint import saving
 from simulator.cli import ExitCode
 from simulator.cli.imported import PlanFile, warnings
+from simulator.cli.options import answer_options, study_options
 from simulator.cli.study import Study, read_study
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
@@ -90,12 +91,7 @@ def plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @click.command("predict", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @plan_file_options
-@click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
-@click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
-@click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
-@click.option(
-    "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
-)
+@study_options
 @plan_options
 @click.option(
     "--set",
@@ -104,8 +100,7 @@ def plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     metavar="KEY=VALUE",
     help="Any leaf of plan, model, cluster, device, stack or checkpoint: device.memory_bytes=96GiB. May be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
-@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@answer_options
 @click.option(
     "--trace",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -15,6 +15,7 @@ import click
 
 from simulator.calibration import Calibration
 from simulator.cli import ExitCode
+from simulator.cli.options import answer_options
 from simulator.cli.overrides import literal
 from simulator.cli.study import calibration_named
 from simulator.cli.terminal import show
@@ -77,8 +78,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option("--engine", type=click.Choice(["processes", "dask"]), default="processes", show_default=True)
 @click.option("--scheduler", metavar="HOST:PORT", help="Of dask.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
-@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@answer_options
 def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Search, print, export."""
     study = _study(options)

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from simulator.cli import ExitCode
+from simulator.cli.options import answer_options, study_options
 from simulator.cli.serving_study import ServingStudy, flag_of, read_serving_study
 from simulator.errors import Fault, InputError
 from simulator.inference import InferencePlan, Serving, serve
@@ -55,12 +56,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 
 @click.command("serve", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
-@click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
-@click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml.")
-@click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
-@click.option(
-    "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
-)
+@study_options
 @_options
 @click.option(
     "--set",
@@ -75,8 +71,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
     is_flag=True,
     help="Instead of --rate: the highest at which the p99 of every --slo holds (plays the requests eight times).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md).")
-@click.option("--plain", is_flag=True, help="No colours, fixed width.")
+@answer_options
 def command(
     study: Path | None,
     *,

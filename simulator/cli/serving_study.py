@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 
 from simulator.calibration import Calibration
 from simulator.cli.overrides import Override, literal, parse_overrides, patched
-from simulator.errors import ClusterError, Fault, InputError, ModelError, StackError
+from simulator.cli.study import calibration_named, loaded_cluster
+from simulator.errors import Fault, InputError, ModelError, StackError
 from simulator.inference import InferencePlan, Request, Slo, Workload, check
 from simulator.model import Model
 from simulator.predict import Source
@@ -114,8 +115,8 @@ def read_serving_study(
     raw, origins = _merged(base, flags, table_flags, overrides)
     study = faults.attempt(lambda: _checked(raw, origins, name))
     model = faults.attempt(lambda: _model(raw, _of(overrides, "model")))
-    cluster = faults.attempt(lambda: _cluster(raw, overrides))
-    calibration = faults.attempt(lambda: _calibration(raw, cluster))
+    cluster = faults.attempt(lambda: loaded_cluster(raw, overrides))
+    calibration = faults.attempt(lambda: calibration_named(raw.get("calibration"), cluster))
     stack = requests = None
     if study is not None:
         plan, workload = study.inference, study.workload
@@ -205,30 +206,6 @@ def _of(overrides: Sequence[Override], root: str) -> list[Override]:
 def _model(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Model | None:
     name = raw.get("model")
     return patched(Model.load(name), overrides, ModelError) if isinstance(name, str) else None
-
-
-def _cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Cluster | None:
-    name, nodes = raw.get("cluster"), raw.get("nodes")
-    if not isinstance(name, str):
-        return None
-    counted = isinstance(nodes, int) and not isinstance(nodes, bool) and nodes >= 1
-    cluster = Cluster.load(name, nodes if counted else None)
-    below = [replace(o, path=("device", *o.path)) for o in _of(overrides, "device")]
-    if any(o.path == ("device", "memory_bytes") for o in below):  # CUDA's total was that of the device as it was
-        device = cluster.device.model_copy(update={"cuda_memory_bytes": None})
-        cluster = cluster.model_copy(update={"device": device})
-    return patched(cluster, [*_of(overrides, "cluster"), *below], ClusterError)
-
-
-def _calibration(raw: Mapping[str, Any], cluster: Cluster | None) -> Calibration | None:
-    name = raw.get("calibration")
-    if not isinstance(name, str):
-        return None
-    if name == "ideal":
-        return Calibration.ideal()
-    if name == "datasheet":
-        return Calibration.datasheet(cluster.device) if cluster is not None else None
-    return Calibration.load(name)
 
 
 def _requests(workload: Workload) -> tuple[Request, ...]:

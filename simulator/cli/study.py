@@ -286,14 +286,15 @@ def _cluster(
     raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None = None, given: Mapping[str, Any] = EMPTY
 ) -> Cluster | None:
     """The cluster; of as many nodes as a plan's file implies, where nobody else says how many."""
-    cluster = _loaded_cluster(raw, overrides)
+    cluster = loaded_cluster(raw, overrides)
     if cluster is None or draft is None or raw.get("nodes") is not None:
         return cluster
     nodes = num_nodes(draft, cluster, given)
-    return cluster if nodes in (None, cluster.num_nodes) else _loaded_cluster({**raw, "nodes": nodes}, overrides)
+    return cluster if nodes in (None, cluster.num_nodes) else loaded_cluster({**raw, "nodes": nodes}, overrides)
 
 
-def _loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Cluster | None:
+def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Cluster | None:
+    """The cluster that `cluster` and `nodes` name, under what was set of it and its device; None where none is named."""
     name, nodes = raw.get("cluster"), raw.get("nodes")
     if not isinstance(name, str):
         return None

@@ -1,0 +1,42 @@
+"""Flags that several verbs have, said once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_NOUNS = (
+    click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml."),
+    click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml."),
+    click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes."),
+)
+_CALIBRATION = click.option(
+    "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
+)
+_ANSWER = (
+    click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md)."),
+    click.option("--plain", is_flag=True, help="No colours, fixed width."),
+)
+
+
+def noun_options(function: _Command) -> _Command:
+    """--model, --cluster and --nodes, as text: a study's reader judges them with everything else."""
+    for option in reversed(_NOUNS):
+        function = option(function)
+    return function
+
+
+def study_options(function: _Command) -> _Command:
+    """The nouns, and --calibration."""
+    return noun_options(_CALIBRATION(function))
+
+
+def answer_options(function: _Command) -> _Command:
+    """--json and --plain: how the answer is written."""
+    for option in reversed(_ANSWER):
+        function = option(function)
+    return function
