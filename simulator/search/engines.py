@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -166,7 +168,16 @@ _HERE: dict[str, Any] = {}  # of a worker process
 def _begin(study: SearchStudy) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
     gc.set_threshold(*_COLLECT)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     _HERE.update(study=study, surveyor=Surveyor(study))
+
+
+def _end_with_the_parent() -> None:
+    """A search that was killed leaves nobody behind."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _survey_here(branches: list[Branch]) -> Survey:
