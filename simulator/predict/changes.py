@@ -90,7 +90,10 @@ def _sharding(plan: Plan) -> Iterator[Change]:
     ranks = plan.num_data_parallel
     if plan.zero < 3 and ranks > 1:
         whose = "deepspeed" if plan.implementation == "deepspeed" else None
-        yield Change(kind="shards", plan={"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks})
+        alone = {"comm_hook.kind": "none"} if plan.comm_hook.kind != "none" else {}  # of DDP
+        alone |= {"sync_every_steps": 1, "outer_optimizer": "average"} if plan.sync_every_steps > 1 else {}
+        fields = {"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks}
+        yield Change(kind="shards", plan={**fields, **alone})
     if plan.zero == 3 and plan.dp_replicate > 1:
         yield Change(kind="shards", plan={"dp_replicate": 1, "dp_shard": ranks})
     if plan.reshard_after_forward is False or plan.reshard_ranks is not None:

@@ -87,3 +87,12 @@ def test_the_report_states_the_staleness() -> None:
 def test_combinations_without_meaning(fields: dict[str, object], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         plan(**{"zero": 0, "dp_replicate": 4, "sync_every_steps": 4, **fields}).check()
+
+
+def test_the_way_out_of_memory_takes_the_shards_and_leaves_what_only_replicas_have() -> None:
+    """DDP holds 16 bytes a parameter and its buckets; sharded, the same model fits, without hook or local steps."""
+    model = Model.load("llama3-8b")
+    fields = {"zero": 0, "dp_replicate": 16, "seq_len": 2048, "comm_hook": {"kind": "powersgd"}}
+    told = predict(model, plan(**fields), CLUSTER, advise=True)
+    assert told.verdict == "OOM"
+    assert any(remedy.plan.get("zero") == 3 for remedy in told.remedies)
