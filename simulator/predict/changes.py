@@ -90,7 +90,7 @@ def _sharding(plan: Plan) -> Iterator[Change]:
     ranks = plan.num_data_parallel
     if plan.zero < 3 and ranks > 1:
         whose = "deepspeed" if plan.implementation == "deepspeed" else None
-        alone = {"comm_hook.kind": "none"} if plan.comm_hook.kind != "none" else {}  # of DDP
+        alone: dict[str, object] = {"comm_hook.kind": "none"} if plan.comm_hook.kind != "none" else {}  # of DDP
         alone |= {"sync_every_steps": 1, "outer_optimizer": "average"} if plan.sync_every_steps > 1 else {}
         fields = {"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks}
         yield Change(kind="shards", plan={**fields, **alone})
