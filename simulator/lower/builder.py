@@ -272,16 +272,18 @@ class Builder:
         cast = self._fabric.cast
         return None if cast is None or self._at is None else cast.pair(self._at, stages)
 
-    def pass_on(self, label: str, message: str, size_bytes: int, pair: tuple[int, int], *after: int | None) -> int:
+    def pass_on(
+        self, label: str, message: str, size_bytes: int, pair: tuple[int, int], *after: int | None, lane: str = ""
+    ) -> int:
         """Append this stage's end of a message of `size_bytes` from stage pair[0] to pair[1]; both ends meet.
 
-        message: what tells it from the others between the same ranks. The sender's links are loaded, and where the two
+        message: what tells it from the others between the same ranks. lane: messages of two lanes do not wait for each other. The sender's links are loaded, and where the two
         GPUs differ, the receiver's way in: the slower one decides.
         """
         (source, target), among = pair, self._pair(pair)
         sends = self._stage == source
         one = mine = self._fabric.message(pair, size_bytes, among)
-        stream = f"nccl:pp {source} to {target}"
+        stream = f"nccl:pp {source} to {target}{lane}"
         if not sends:
             comes_in = one.link_bytes if among is not None and len(among.members) > 1 else {}
             mine = Bill(latency_s=0.0, link_bytes={f"{link}{_IN}": size for link, size in comes_in.items()})

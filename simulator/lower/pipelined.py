@@ -124,9 +124,8 @@ def _receive(build: Builder, stage: Stage, action: Action) -> None:
         gate = build.last_compute if stage.waits_for_messages else None
         source, _ = near.receives
         label = f"receive {action} from stage {source}"
-        build.hold(
-            build.pass_on(label, _message(stage.index, action), stage.message_bytes, (source, stage.index), gate)
-        )
+        message, pair = _message(stage.index, action), (source, stage.index)
+        build.hold(build.pass_on(label, message, stage.message_bytes, pair, gate, lane=_lane(plan, action)))
 
 
 def _send(build: Builder, stage: Stage, action: Action, end: int) -> None:
@@ -135,9 +134,18 @@ def _send(build: Builder, stage: Stage, action: Action, end: int) -> None:
     if near.sends is not None:
         target, then = near.sends
         label = f"send {then} to stage {target}"
-        sent = build.pass_on(label, _message(target, then), stage.message_bytes, (stage.index, target), end)
+        message, pair = _message(target, then), (stage.index, target)
+        sent = build.pass_on(label, message, stage.message_bytes, pair, end, lane=_lane(plan, then))
         if stage.waits_for_messages:
             build.hold(sent)
+
+
+def _lane(plan: Plan, action: Action) -> str:
+    """Activations and gradients that go the same way do not wait for each other's turn.
+
+    Their senders group all that goes and comes (deepseek-ai/DualPipe, dualpipe.py: one batch_isend_irecv).
+    """
+    return f" {action.kind}" if plan.pipeline_schedule in ("dualpipe", "dualpipe_v") else ""
 
 
 def _message(target: int, action: Action) -> str:

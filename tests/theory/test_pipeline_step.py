@@ -116,3 +116,13 @@ def test_a_tied_matrix_is_summed_between_the_ends() -> None:
     tied = LLAMA.model_copy(update={"tied_embeddings": True})
     labels = [{op.label for op in program.ops} for program in lowered(pp=4, dp_shard=1, model=tied, tp=2).programs(1)]
     assert ["all-reduce tied embeddings" in found for found in labels] == [True, False, False, True]
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb_h1", "dualpipe", "dualpipe_v"])
+def test_every_schedule_comes_to_its_end(schedule: str, pp: int) -> None:
+    """No stage waits for a message that stands behind another one: the engine refuses programs that cannot finish."""
+    chunks = 2 if schedule in ("interleaved", "dualpipe", "dualpipe_v") else 1
+    degrees = {"pp": pp, "dp_replicate": 8 // pp, "virtual_stages": chunks}
+    lowering = lowered(schedule=schedule, num_micro_batches=2 * pp, **degrees)
+    assert play(lowering).step_s > stage_times(lowering)[0]
