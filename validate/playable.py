@@ -26,9 +26,15 @@ def unplayable(model: Model, plan: Plan, stack: Stack, mode: Mode) -> list[Fault
     ]
 
 
-def played_otherwise(plan: Plan, mode: Mode, device: str) -> list[str]:
-    """What of the plan this way of playing it cannot have, and has otherwise without a change in what it measures."""
+def played_otherwise(model: Model, plan: Plan, stack: Stack, mode: Mode, device: str) -> list[str]:
+    """What of the plan and its stack this way of playing it cannot have, and has otherwise."""
     notes = []
+    if (device == "cpu" or mode == "fake") and model.norm == "rms" and stack.norm == "fused":
+        where = "on a CPU" if device == "cpu" else "where torch has no CUDA"
+        notes.append(
+            f"stack {stack.name}: rms_norm is one kernel there, and written out as operators that keep more {where}; "
+            f'stack = "torch-2.13-fake-{device}" predicts what was played'
+        )
     if plan.offload.parameters != "none":
         if device == "cpu":
             notes.append(

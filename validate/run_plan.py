@@ -182,7 +182,7 @@ def record(
         "command": task.command,
         "mode": task.mode,
         "device": task.device,
-        "notes": played_otherwise(task.plan, task.mode, task.device),
+        "notes": played_otherwise(task.model, task.plan, task.stack, task.mode, task.device),
         "verdict": verdict.kind,
         "partial": not verdict.ok,
         "trouble": None if verdict.ok else _trouble(verdict, outcome),

@@ -236,10 +236,21 @@ def test_other_implementations_hold_what_is_predicted(option: str) -> None:
 def test_on_a_cpu_offloaded_states_are_counted_with_the_rest() -> None:
     asked = plan(dp_shard=4, offload=STATES)
     assert fake.play(TINY, asked, CPU) == fake.play(TINY, plan(dp_shard=4), CPU)
-    notes = played_otherwise(asked, "cpu", "cpu")
+    notes = played_otherwise(TINY, asked, CPU, "cpu", "cpu")
     assert [note.split(":")[0] for note in notes] == ["offload", "offload.pinned"]
-    assert not played_otherwise(plan(dp_shard=4), "cpu", "cpu")
-    assert not played_otherwise(asked, "solo", "cuda")
+    assert not played_otherwise(TINY, plan(dp_shard=4), CPU, "cpu", "cpu")
+    assert not played_otherwise(TINY, asked, CPU, "solo", "cuda")
+
+
+def test_a_stack_with_a_fused_norm_is_told_that_operators_were_played() -> None:
+    fused = Stack.load("torch-2.6-eager")
+    (note,) = played_otherwise(TINY, plan(dp_shard=4), fused, "fake", "cpu")
+    assert "torch-2.13-fake-cpu" in note
+    (note,) = played_otherwise(TINY, plan(dp_shard=4), fused, "fake", "cuda")
+    assert "torch-2.13-fake-cuda" in note
+    assert not played_otherwise(TINY, plan(dp_shard=4), fused, "solo", "cuda")
+    layer = TINY.model_copy(update={"norm": "layer"})
+    assert not played_otherwise(layer, plan(dp_shard=4), fused, "fake", "cpu")
 
 
 @pytest.mark.parametrize(
