@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from simulator.calibration import Calibration
 from simulator.cli.overrides import Override, literal, parse_overrides, patched
-from simulator.cli.study import calibration_named, loaded_cluster
+from simulator.cli.study import calibration_named, loaded_cluster, nested
 from simulator.errors import Fault, InputError, ModelError, StackError
 from simulator.inference import InferencePlan, Request, Slo, Workload, check
 from simulator.model import Model
@@ -166,7 +166,7 @@ def _merged(
     given = [(key, flag_of(key), literal(text)) for key, text in table_flags.items()]
     given += [(f"{o.root}.{'.'.join(o.path)}", o.flag, o.value) for o in overrides if o.root in TABLES]
     for key, flag, value in given:
-        raw = _nested(raw, key.split("."), value)
+        raw = nested(raw, key.split("."), value)
         origins[key] = flag
     return raw, origins
 
@@ -176,14 +176,6 @@ def flag_of(key: str) -> str:
     table, _, name = key.partition(".")
     short = {"prompt_tokens": "prompt", "output_tokens": "output", "num_requests": "requests"}.get(name, name)
     return f"--{'slo-' if table == 'slo' else ''}{short.replace('_', '-')}"
-
-
-def _nested(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
-    name, *rest = path
-    if not rest:
-        return {**table, name: value}
-    below = table.get(name)
-    return {**table, name: _nested(below if isinstance(below, Mapping) else {}, rest, value)}
 
 
 def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> ServingFile:

@@ -207,7 +207,7 @@ def _with_draft(
     except InputError as exc:
         faults.extend(exc.faults)
     for override in _of(overrides, "plan"):
-        plan = _nested(plan, override.path, override.value)
+        plan = nested(plan, override.path, override.value)
     places = {f"plan.{name}": place for name, place in draft.places.items()}
     return {**raw, "model": raw.get("model") or "", "plan": plan}, {**places, **origins}
 
@@ -243,18 +243,18 @@ def _merged(
         given = [(name, f"--{name.replace('_', '-')}", literal(text)) for name, text in plan_flags.items()]
         given += [(".".join(o.path), o.flag, o.value) for o in overrides if o.root == "plan"]
         for name, _, value in given:
-            plan = _nested(plan, name.split("."), value)
+            plan = nested(plan, name.split("."), value)
         origins |= {f"plan.{name}": flag for name, flag, _ in given}
     return {**raw, "plan": plan}, origins
 
 
-def _nested(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
+def nested(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
     """`table` with the value put at the path; what is no table on the way gives way to one."""
     name, *rest = path
     if not rest:
         return {**table, name: value}
     below = table.get(name)
-    return {**table, name: _nested(below if isinstance(below, Mapping) else {}, rest, value)}
+    return {**table, name: nested(below if isinstance(below, Mapping) else {}, rest, value)}
 
 
 def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> StudyFile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ Progress = Callable[[int, int], None]  # runs played, runs in all
 
 _LEVELS: Final = (5.0, 50.0, 95.0)
 _TRIED: Final = (0.5, 1.0, 2.0)  # of the interval, played beside it with the same failures
-_Z90: Final = 1.6448536269514722  # the normal distribution's 95th percentile: half a 90 % interval in sigmas
+_Z90: Final = NormalDist().inv_cdf(0.95)  # half a 90 % interval, in sigmas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,8 @@ class Goodput:
 
     step_s, steps: predicted, and to take. mtbf_s: mean time between interruptions of the whole job; None: none strike.
     interval_s: training between checkpoints, chosen by Daly's formula (interval_is_optimal) or given. expected_days: the
-    closed form, where hosts are neither short nor slow; it takes every interruption for an unannounced one. interruptions: mean number by cause.
+    closed form, where hosts are neither short nor slow; it takes every interruption for an unannounced one.
+    interruptions: mean number by cause.
     """
 
     model: str
@@ -99,14 +101,9 @@ def goodput(
     causes = tuple((cause, cause.rate_per_s(prediction.num_devices, num_hosts)) for cause in run.failures.all)
     rate = sum(each for _, each in causes)
     work_s = steps * float(prediction.step_s)
-    interval_s = run.checkpoint_interval_s
-    if interval_s is None:
-        interval_s = daly_s(1 / rate, saving.blocking_s) if rate else work_s
-    # at most one a step, and none before the last one is written
-    interval_s = min(max(interval_s, float(prediction.step_s), saving.total_s), work_s)
     conditions = Conditions(
         work_s=work_s,
-        interval_s=interval_s,
+        interval_s=_interval_s(run, saving, rate, float(prediction.step_s), work_s),
         blocking_s=saving.blocking_s,
         written_s=saving.total_s,
         restart_s=restart_s,
@@ -129,7 +126,7 @@ def goodput(
         steps=steps,
         step_s=float(prediction.step_s),
         mtbf_s=1 / rate if rate else None,
-        interval_s=interval_s,
+        interval_s=conditions.interval_s,
         interval_is_optimal=run.checkpoint_interval_s is None,
         saving=saving,
         restart_s=restart_s,
@@ -144,6 +141,14 @@ def goodput(
         seed=run.seed,
         sources=_sources(run, load_s),
     )
+
+
+def _interval_s(run: LongRun, saving: Saving, rate: float, step_s: float, work_s: float) -> float:
+    """As asked, or Daly's; at most one checkpoint a step, and none before the last one is written."""
+    wanted = run.checkpoint_interval_s
+    if wanted is None:
+        wanted = daly_s(1 / rate, saving.blocking_s) if rate else work_s
+    return min(max(wanted, step_s, saving.total_s), work_s)
 
 
 def _played(

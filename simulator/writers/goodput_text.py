@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from simulator.goodput import Goodput
 from simulator.units import format_bytes, format_duration, format_seconds
+from simulator.writers import layout
 
 _SHOWN_CAUSES = 8
 
@@ -19,25 +17,11 @@ def render(g: Goodput) -> Group:
     """The report, for a rich console."""
     return Group(
         _head(g),
-        _section("Where the time goes", _parts(g)),
-        _section("Interruptions", _interruptions(g)),
-        _section("Checkpoints", _checkpoints(g)),
-        _section("What this rests on", _table(((s.what, s.kind, s.detail) for s in g.sources), "lll")),
+        layout.section("Where the time goes", _parts(g)),
+        layout.section("Interruptions", _interruptions(g)),
+        layout.section("Checkpoints", _checkpoints(g)),
+        layout.section("What this rests on", layout.table(((s.what, s.kind, s.detail) for s in g.sources), "lll")),
     )
-
-
-def _section(title: str, body: RenderableType) -> Group:
-    return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
-
-
-def _table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
-    """A borderless table; `justify` has l or r a column."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for letter in justify:
-        table.add_column(justify="right" if letter == "r" else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _head(g: Goodput) -> Table:
@@ -51,13 +35,13 @@ def _head(g: Goodput) -> Table:
     if g.dollars is not None:
         m = g.dollars
         rows.insert(2, ("", f"${m.p50:,.0f} (${m.p5:,.0f} to ${m.p95:,.0f})"))
-    table = _table(rows, "ll")
+    table = layout.table(rows, "ll")
     table.columns[0].style = "bold"
     return table
 
 
 def _parts(g: Goodput) -> Table:
-    return _table(((p.part, format_duration(p.seconds), f"{p.share:.1%}") for p in g.parts), "lrr")
+    return layout.table(((p.part, format_duration(p.seconds), f"{p.share:.1%}") for p in g.parts), "lrr")
 
 
 def _interruptions(g: Goodput) -> RenderableType:
@@ -71,7 +55,7 @@ def _interruptions(g: Goodput) -> RenderableType:
     if g.mtbf_s is not None:
         rows.append(("one every", format_duration(g.mtbf_s)))
     rows.append(("each costs, beside the work it loses", format_duration(g.restart_s)))
-    return _table(rows, "lr")
+    return layout.table(rows, "lr")
 
 
 def _checkpoints(g: Goodput) -> Table:
@@ -93,4 +77,4 @@ def _checkpoints(g: Goodput) -> Table:
                 "Daly 2006; nothing announced, nothing beside training",
             )
         )
-    return _table(rows, "lrl")
+    return layout.table(rows, "lrl")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from textwrap import shorten
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from simulator.inference import Latencies, Load, Serving, Spread
 from simulator.units import format_bytes, format_seconds
+from simulator.writers import layout
 
 _COLORS = {"OK": "bold green", "OVERLOADED": "bold yellow", "OOM": "bold red"}
 _DETAIL_WIDTH = 76
@@ -21,30 +20,16 @@ def render(s: Serving) -> Group:
     """The report, for a rich console."""
     parts: list[RenderableType] = [_verdict(s)]
     if s.latencies is not None and s.load is not None:
-        parts.append(_section("Latency", _latencies(s.latencies, s)))
+        parts.append(layout.section("Latency", _latencies(s.latencies, s)))
         if s.attainments:
-            parts.append(_section("Service level", _attainments(s)))
-        parts.append(_section("Throughput", _load(s.load)))
-        parts.append(_section("Decoding", _decoding(s)))
-    parts.append(_section("Memory of a GPU", _memory(s)))
-    parts.append(_section("What this rests on", _sources(s)))
+            parts.append(layout.section("Service level", _attainments(s)))
+        parts.append(layout.section("Throughput", _load(s.load)))
+        parts.append(layout.section("Decoding", _decoding(s)))
+    parts.append(layout.section("Memory of a GPU", _memory(s)))
+    parts.append(layout.section("What this rests on", _sources(s)))
     if s.suggestion:
-        parts.append(_section("To try next", Text(s.suggestion)))
+        parts.append(layout.section("To try next", Text(s.suggestion)))
     return Group(*parts)
-
-
-def _section(title: str, body: Table | Text) -> Group:
-    return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
-
-
-def _table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
-    """A borderless table; `justify` has l or r a column."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for letter in justify:
-        table.add_column(justify="right" if letter == "r" else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _verdict(s: Serving) -> Table:
@@ -52,7 +37,7 @@ def _verdict(s: Serving) -> Table:
     counted = f"{s.num_requests:,} request{'s' if s.num_requests != 1 else ''}" + (
         f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else ""
     )
-    table = _table([(s.verdict, f"{s.model} on {s.cluster}, {devices}; {counted}"), ("", s.cause)], "ll")
+    table = layout.table([(s.verdict, f"{s.model} on {s.cluster}, {devices}; {counted}"), ("", s.cause)], "ll")
     table.columns[0].style = _COLORS[s.verdict]
     return table
 
@@ -70,7 +55,7 @@ def _latencies(found: Latencies, s: Serving) -> Table:
             if spread is not None:
                 times = (spread.p50_s, spread.p90_s, spread.p99_s, spread.mean_s, spread.max_s)
                 rows.append((end or name, *map(format_seconds, times)))
-    return _table(rows, "lrrrrr")
+    return layout.table(rows, "lrrrrr")
 
 
 def _attainments(s: Serving) -> Table:
@@ -80,7 +65,7 @@ def _attainments(s: Serving) -> Table:
     ]
     if s.slo_share is not None and len(rows) > 1:
         rows.append(("all", "", f"{s.slo_share:.1%} within", ""))
-    return _table(rows, "lrrl")
+    return layout.table(rows, "lrrl")
 
 
 def _load(load: Load) -> Table:
@@ -97,7 +82,7 @@ def _load(load: Load) -> Table:
         ("cache in use", f"{load.kv_mean:.1%}", f"on average, {load.kv_peak:.1%} at most"),
         ("preemptions", f"{load.preemptions:,}", lost if load.preemptions else ""),
     ]
-    return _table(rows, "lrl")
+    return layout.table(rows, "lrl")
 
 
 def _decoding(s: Serving) -> Table:
@@ -109,7 +94,7 @@ def _decoding(s: Serving) -> Table:
         rows.append((size, format_seconds(step.step_s), told))
         where = [f"{name} {format_seconds(seconds)}" for name, seconds in step.parts.items() if seconds]
         rows.append(("", "", ", ".join(where)))
-    return _table(rows, "lrl")
+    return layout.table(rows, "lrl")
 
 
 def _memory(s: Serving) -> Table:
@@ -124,11 +109,11 @@ def _memory(s: Serving) -> Table:
         ("used", format_bytes(m.used_bytes), f"the plan allows {format_bytes(m.budget_bytes)} and the CUDA context"),
         ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
     ]
-    return _table(rows, "lrl")
+    return layout.table(rows, "lrl")
 
 
 def _sources(s: Serving) -> Table:
     """A line a source, then what is assumed."""
     rows = [(source.what, source.kind, shorten(source.detail, _DETAIL_WIDTH, placeholder=" …")) for source in s.sources]
     rows += [("", "assumed", text) for text in s.assumptions]
-    return _table(rows, "lll")
+    return layout.table(rows, "lll")

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
 from textwrap import shorten
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from simulator.checkpoint import Saving
 from simulator.predict import Prediction
 from simulator.units import format_bytes, format_flop_per_s, format_seconds
+from simulator.writers import layout
 
 _COLORS = {"FITS": "bold green", "TIGHT": "bold yellow", "OOM": "bold red"}
 PLAIN_WIDTH = 120
@@ -43,24 +42,20 @@ def render(p: Prediction) -> Group:
     """The report, for a rich console."""
     parts: list[RenderableType] = [
         _verdict(p),
-        _section("Speed", _speed(p)),
-        _section("Memory of the fullest rank", _memory(p)),
-        _section("Where the step goes", _breakdown(p)),
+        layout.section("Speed", _speed(p)),
+        layout.section("Memory of the fullest rank", _memory(p)),
+        layout.section("Where the step goes", _breakdown(p)),
     ]
     if p.kinds:
-        parts.append(_section("Kinds of GPUs", _kinds(p)))
+        parts.append(layout.section("Kinds of GPUs", _kinds(p)))
     if p.checkpoint is not None:
-        parts.append(_section("One checkpoint", _checkpoint(p.checkpoint)))
+        parts.append(layout.section("One checkpoint", _checkpoint(p.checkpoint)))
     if p.communication:
-        parts.append(_section("Communication", _communication(p)))
-    parts.append(_section("What this rests on", _sources(p)))
+        parts.append(layout.section("Communication", _communication(p)))
+    parts.append(layout.section("What this rests on", _sources(p)))
     if p.suggestion:
-        parts.append(_section("To try next", Text(p.suggestion)))
+        parts.append(layout.section("To try next", Text(p.suggestion)))
     return Group(*parts)
-
-
-def _section(title: str, body: Table | Text) -> Group:
-    return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
 
 
 def _verdict(p: Prediction) -> Table:
@@ -71,18 +66,8 @@ def _verdict(p: Prediction) -> Table:
     )
     devices = f"{p.num_devices:,} device{'s' if p.num_devices != 1 else ''}"
     needed = f"{format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)} needed, {margin}"
-    table = _table([(p.verdict, f"{p.model} on {p.cluster}, {devices}: {needed}"), ("", p.cause)], "ll")
+    table = layout.table([(p.verdict, f"{p.model} on {p.cluster}, {devices}: {needed}"), ("", p.cause)], "ll")
     table.columns[0].style = _COLORS[p.verdict]
-    return table
-
-
-def _table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
-    """A borderless table; `justify` has l or r a column."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for letter in justify:
-        table.add_column(justify="right" if letter == "r" else "left")
-    for row in rows:
-        table.add_row(*row)
     return table
 
 
@@ -91,7 +76,7 @@ def _speed(p: Prediction) -> Table:
     bounds = f"bounds {format_seconds(p.lower_s)} to {format_seconds(p.upper_s)}"
     per_device = f"{p.tokens_per_s / p.num_devices:,.0f} tokens/s a device"
     peak = f"of {format_flop_per_s(p.peak_flop_per_s)} a device"
-    return _table(
+    return layout.table(
         [
             ("step", format_seconds(p.step_s), f"{interval}; {bounds}"),
             ("throughput", f"{p.tokens_per_s:,.0f} tokens/s", f"{per_device}; {p.tokens_per_step:,} tokens a step"),
@@ -121,13 +106,13 @@ def _memory(p: Prediction) -> Table:
     ):
         if size and there is not None:
             rows.append((tier, format_bytes(size), f"of a node's {format_bytes(there)}, by all its ranks"))
-    return _table(rows, "lrl")
+    return layout.table(rows, "lrl")
 
 
 def _checkpoint(saved: Saving) -> Table:
     parts = (("gather", saved.gather_s), ("copy", saved.copy_s), ("write", saved.write_s))
     shares = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts if seconds)
-    return _table(
+    return layout.table(
         [
             ("state", format_bytes(saved.state_bytes), f"saved {saved.mode}"),
             ("time", format_seconds(saved.total_s), f"{shares}; training waits {format_seconds(saved.blocking_s)}"),
@@ -145,7 +130,7 @@ def _breakdown(p: Prediction) -> Table:
     parts = sorted(p.breakdown.items(), key=lambda item: (-item[1], item[0]))
     rows = [(name, format_seconds(seconds), f"{seconds / p.step_s:.1%}") for name, seconds in parts if seconds]
     total = sum(p.breakdown.values())
-    return _table([*rows, ("sum", format_seconds(total), f"{total / p.step_s:.1%}")], "lrr")
+    return layout.table([*rows, ("sum", format_seconds(total), f"{total / p.step_s:.1%}")], "lrr")
 
 
 def _kinds(p: Prediction) -> Table:
@@ -159,7 +144,7 @@ def _kinds(p: Prediction) -> Table:
         )
         for kind in p.kinds
     ]
-    return _table(rows, "rllll")
+    return layout.table(rows, "rllll")
 
 
 def _communication(p: Prediction) -> Table:
@@ -167,7 +152,7 @@ def _communication(p: Prediction) -> Table:
         (kind, f"{format_seconds(exposed)} exposed", f"{format_seconds(hidden)} hidden")
         for kind, (exposed, hidden) in sorted(p.communication.items())
     ]
-    return _table(rows, "lrr")
+    return layout.table(rows, "lrr")
 
 
 def _sources(p: Prediction) -> Table:
@@ -176,4 +161,4 @@ def _sources(p: Prediction) -> Table:
     if p.extrapolated:
         curves = dict.fromkeys(reason.partition(":")[0] for reason in p.extrapolated)
         rows.append(("beyond what was measured", "extrapolated", ", ".join(curves)))
-    return _table(rows, "lll")
+    return layout.table(rows, "lll")

@@ -1,0 +1,25 @@
+"""What the reports for people are made of: titled sections and plain tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+
+def section(title: str, body: RenderableType) -> Group:
+    """A body under its title, indented."""
+    return Group(Text(), Text(title, style="bold"), Padding(body, (0, 0, 0, 2)))
+
+
+def table(rows: Iterable[tuple[str, ...]], justify: str) -> Table:
+    """A borderless table; `justify` has l or r a column."""
+    made = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for letter in justify:
+        made.add_column(justify="right" if letter == "r" else "left")
+    for row in rows:
+        made.add_row(*row)
+    return made
