@@ -15,7 +15,7 @@ from simulator.errors import Fault, InputError
 from simulator.search.outcome import Outcome
 from simulator.search.study import software_version
 
-SCHEMA: Final = "1"  # of the file; another is refused
+SCHEMA: Final = "2"  # of the file; another is refused
 _APPLICATION: Final = 0x53485744  # "SHWD": tells our files from other SQLite databases
 
 

@@ -42,8 +42,8 @@ class Outcome:
         return self.status in ("fits", "tight")
 
     def to_json(self) -> str:
-        """One line; `from_json` reads it back to the same value, bit by bit."""
-        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False, allow_nan=False)
+        """One line; `from_json` reads it back to the same value, bit by bit, and in the same order."""
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
