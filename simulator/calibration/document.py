@@ -25,6 +25,7 @@ from simulator.stack import AttentionBackend
 SUFFIX = ".calibration.json"
 LINKS = "links"  # the curves of links stand beside the devices' and have a reader of their own
 FORMAT_VERSION = 1
+SpeedOf = Literal["gemm", "attention", "elementwise"]
 _SIGMA_OF = {"gemm": "gemm", "attention": "attention", "communication": "communication"}
 
 
@@ -46,6 +47,7 @@ class Calibration(Strict):
     streams: one curve a StreamOp. uncertainty: category -> one-sigma relative systematic uncertainty.
     power: the cap that the matrix speeds were reached at, null if none applies.
     links: the machine's own collectives where they were measured with it; null: the shipped curves.
+    speed: a what-if: kernels so many times as fast as the curves say; no file of a measured machine has it.
     """
 
     format_version: Literal[1] = 1
@@ -61,6 +63,7 @@ class Calibration(Strict):
     uncertainty: dict[Literal["gemm", "attention", "elementwise", "communication"], float]
     provenance: Provenance
     links: LinkCurves | None = None
+    speed: dict[SpeedOf, float] = {}
 
     _timers: _Timers = PrivateAttr(default_factory=_Timers)
 
@@ -71,6 +74,7 @@ class Calibration(Strict):
         problems += [f"attention: {text}" for text in attention_faults(self.attention)]
         missing = {"gemm", "attention", "elementwise", "communication"} - set(self.uncertainty)
         problems += [f"uncertainty: {name} is missing" for name in sorted(missing)]
+        problems += [f"speed: {name} is not above 0" for name, factor in self.speed.items() if factor <= 0]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -97,7 +101,7 @@ class Calibration(Strict):
 
     def save(self, path: str | Path) -> None:
         """Write the file; equal calibrations give equal bytes."""
-        unset = {"links"} if self.links is None else set()
+        unset = {name for name in ("links", "speed") if not getattr(self, name)}
         text = json.dumps(self.model_dump(mode="json", exclude=unset), indent=1, ensure_ascii=False)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
@@ -115,6 +119,12 @@ class Calibration(Strict):
     def for_device(cls, device: Device) -> Self:
         """The calibration a device names, or else its data sheet."""
         return cls.load(device.calibration) if device.calibration else cls.datasheet(device)
+
+    def with_speed(self, speed: dict[SpeedOf, float]) -> Self:
+        """The same calibration with kernels so many times as fast."""
+        return type(self).model_validate(
+            {**{name: getattr(self, name) for name in type(self).model_fields}, "speed": speed}
+        )
 
     def timer(self, device: Device, backend: AttentionBackend | None = None, use: float = 1.0) -> Timer:
         """The kernel clock of one device and attention backend, kept for the life of this calibration.

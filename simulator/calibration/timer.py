@@ -50,12 +50,14 @@ class Timer:
         return min(1.0, kernel.flop / (flop_per_s * self.kernel_s(kernel)))
 
     def _compute(self, kernel: Kernel) -> float:
+        speed = self.calibration.speed
         if isinstance(kernel, Stream):
             sms = self.device.num_sms * self._clock
-            return self._stream(kernel.op).seconds(kernel, self.device.memory_bytes_per_s, sms)
+            seconds = self._stream(kernel.op).seconds(kernel, self.device.memory_bytes_per_s, sms)
+            return seconds / speed.get("elementwise", 1)
         if isinstance(kernel, Gemm):
-            return self._gemm_s(kernel)
-        return self._attention_s(kernel)
+            return self._gemm_s(kernel) / speed.get("gemm", 1)
+        return self._attention_s(kernel) / speed.get("attention", 1)
 
     def _stream(self, op: StreamOp) -> StreamCurve:
         curve = self._streams.get(op) or self._streams.get(PARENT.get(op, op))

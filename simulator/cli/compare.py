@@ -9,18 +9,21 @@ import click
 
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options
+from simulator.cli.overrides import parse_overrides, patched
 from simulator.cli.study import read_study
 from simulator.cli.terminal import show
 from simulator.compare import Subject, compare, render
 from simulator.compare.text import WIDTH
 from simulator.errors import Fault, InputError
 from simulator.prices import Prices
+from simulator.topology import Cluster
 
 _HELP = """Compare studies: STUDY.toml files, and variants of the first made by --what-if.
 
 Each --what-if is one more column: the first study with settings changed, as --set of predict takes them, separated by
 commas: --what-if plan.micro_batch_size=2,plan.num_micro_batches=4 --what-if cluster.inter.nic_bytes_per_s=100Gb/s.
---set changes all studies alike. Differences have intervals in which errors that both share cancel; ablations say what
+x2 is twice what the leaf is; link.intra=nvlink5 or =off (no NVLink) and link.inter.bytes_per_s=800Gb/s are short for the
+cluster's links; price.per_gpu_hour=1.5 is another price than that of --prices. --set changes all studies alike. Differences have intervals in which errors that both share cancel; ablations say what
 the step would gain without a limit.
 
 Exit codes: 0 compared, 2 usage, 3 bad input."""
@@ -70,13 +73,13 @@ def command(
     asked += [(variant, files[0], (*settings, *_split(variant))) for variant in variants]
     for name, file, changes in asked:
         try:
-            subjects.append(_subject(name, file, given, changes))
+            subjects.append(_subject(name, file, given, changes, listed))
         except InputError as exc:
             faults += [fault for fault in exc.faults if fault not in faults]
     if faults:
         raise InputError(faults)
     tokens = int(run_tokens) if run_tokens is not None else None
-    comparison = compare(subjects, ablate=not no_ablations, prices=listed, run_tokens=tokens)
+    comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens)
     if as_json:
         click.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -89,18 +92,22 @@ def _named(file: Path | None) -> str:
 
 
 def _split(variant: str) -> list[str]:
-    """Settings of a variant: a comma parts two of them where a key follows it."""
+    """Settings of a variant: a comma parts two of them where a key follows it, and no bracket is open."""
     parts: list[str] = []
     for part in variant.split(","):
-        if parts and "=" not in part:
+        inside = parts and (parts[-1].count("[") > parts[-1].count("]") or parts[-1].count("{") > parts[-1].count("}"))
+        if parts and (inside or "=" not in part):
             parts[-1] += f",{part}"
         else:
             parts.append(part)
     return parts
 
 
-def _subject(name: str, file: Path | None, flags: dict[str, str], settings: tuple[str, ...]) -> Subject:
-    study = read_study(file, flags, {}, settings)
+def _subject(
+    name: str, file: Path | None, flags: dict[str, str], settings: tuple[str, ...], prices: Prices | None
+) -> Subject:
+    priced = [setting for setting in settings if setting.strip().startswith("price.")]
+    study = read_study(file, flags, {}, [setting for setting in settings if setting not in priced])
     return Subject(
         name=name,
         model=study.model,
@@ -108,4 +115,25 @@ def _subject(name: str, file: Path | None, flags: dict[str, str], settings: tupl
         cluster=study.cluster,
         calibration=study.calibration,
         stack=study.stack,
+        prices=_other_prices(prices, study.cluster, priced) if priced else prices,
     )
+
+
+def _other_prices(prices: Prices | None, cluster: Cluster, settings: list[str]) -> Prices:
+    """The prices of a cluster with others put in: a key changes those of a kind that has it."""
+    if prices is None:
+        raise InputError(
+            Fault(place=settings[0], problem="there are no prices to change", remedy="--prices PRICES.toml")
+        )
+    overrides, faults = parse_overrides(settings, ("price",))
+    if faults:
+        raise InputError(faults)
+    changed = {}
+    for price in prices.of(cluster):
+        meant = [one for one in overrides if getattr(price, one.path[0], 0) is not None]
+        changed[price] = patched(price, meant, InputError)
+    for one in overrides:
+        if all(getattr(price, one.path[0], 0) is None for price in changed):
+            problem = f"no price of {cluster.name} has {one.path[0]}: they are {', '.join(p.kind for p in changed)}"
+            raise InputError(Fault(place=one.flag, problem=problem))
+    return prices.model_copy(update={"price": tuple(changed.get(price, price) for price in prices.price)})

@@ -1,10 +1,15 @@
-"""`--set key=value`: reach any leaf of what a prediction is made from."""
+"""`--set key=value`: reach any leaf of what a prediction is made from.
+
+`link.` is short for the links of a cluster: link.inter.bytes_per_s is what one network card sends. `x2` is twice what the
+leaf is.
+"""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -15,21 +20,34 @@ from simulator.units import FROM_FILE
 
 NounT = TypeVar("NounT", bound=Strict)
 
+_FACTOR: Final = re.compile(r"[x×*]\s*(\d{1,12}(?:\.\d{1,12})?|\.\d{1,12})")
+_LINK: Final = "link"  # a root of its own, wherever there is a cluster
+
 _LEAF: Final = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One `root.path=value`, as given. `flag` is how the reader finds it again on the command line."""
+    """One `root.path=value`, as given. `flag` is how the reader finds it again on the command line.
+
+    meant: the value, where the text stands for something else than itself.
+    """
 
     root: str
     path: tuple[str, ...]
     text: str
     flag: str
+    meant: object = None
 
     @property
     def value(self) -> object:
-        return literal(self.text)
+        return literal(self.text) if self.meant is None else self.meant
+
+    @property
+    def factor(self) -> float | None:
+        """What a relative value (`x2`) multiplies by; None for any other."""
+        found = _FACTOR.fullmatch(self.text.strip())
+        return float(found.group(1)) if found else None
 
 
 def literal(text: str) -> object:
@@ -45,6 +63,7 @@ def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list
     """The overrides among `settings`, and a fault for each that is none."""
     found: dict[str, Override] = {}
     faults: list[Fault] = []
+    roots = (*roots, _LINK) if "cluster" in roots else roots
     for setting in settings:
         key, equals, text = (part.strip() for part in setting.partition("="))
         root, *path = key.split(".")
@@ -57,8 +76,14 @@ def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list
         elif key in found:
             faults.append(Fault(place=flag, problem="is set twice", remedy="keep one"))
         else:
-            found[key] = Override(root=root, path=tuple(path), text=text, flag=flag)
+            found[key] = _override(root, tuple(path), text, flag)
     return list(found.values()), faults
+
+
+def _override(root: str, path: tuple[str, ...], text: str, flag: str) -> Override:
+    if root == _LINK:
+        root, path = "cluster", ("inter", "nic_bytes_per_s") if path == ("inter", "bytes_per_s") else path
+    return Override(root=root, path=path, text=text, flag=flag)
 
 
 def patched(noun: NounT, overrides: Iterable[Override], error: type[InputError]) -> NounT:
@@ -69,12 +94,29 @@ def patched(noun: NounT, overrides: Iterable[Override], error: type[InputError])
     data = noun.model_dump(exclude_unset=True)
     faults: list[Fault] = []
     for override in overrides:
-        faults += _leaf_faults(type(noun), override) or _put(data, override)
+        if override.factor is not None:
+            faults += _multiplied(noun, data, override)
+        else:
+            faults += _leaf_faults(type(noun), override) or _put(data, override)
         if "sources" in type(noun).model_fields and override.path[0] != "sources":
             data["sources"] = {**data.get("sources", {}), override.path[0]: f"given: {override.flag}={override.text}"}
     if faults:
         raise error(faults)
     return type(noun).parse(data, ", ".join(override.flag for override in overrides), error)
+
+
+def _multiplied(noun: Strict, data: dict[str, Any], override: Override) -> list[Fault]:
+    """Put a multiple of what the leaf is."""
+    here: object = noun
+    for part in override.path:
+        here = here.get(part) if isinstance(here, dict) else getattr(here, part, None)
+    if isinstance(here, bool) or not isinstance(here, int | float):
+        known = _leaf_faults(type(noun), override) if here is None else []
+        problem = f"{override.text} multiplies a number, and this is {'not set' if here is None else 'none'}"
+        return known[:1] or [Fault(place=override.flag, problem=problem, remedy="a value of its own")]
+    assert override.factor is not None
+    value = here * override.factor
+    return _put(data, replace(override, meant=round(value) if isinstance(here, int) else value))
 
 
 def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:

@@ -26,6 +26,7 @@ from simulator.readers.plans import Draft, plan_fields
 from simulator.schema import Strict, faults_of, read_toml
 from simulator.stack import Stack
 from simulator.topology import Cluster
+from simulator.topology.hosts import other_intra
 from simulator.units import FROM_FILE
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ DEFAULT: Final[Mapping[str, Any]] = {
 }
 DEFAULT_NAME: Final = "the embedded default"
 EMPTY: Final[Mapping[str, Any]] = {}
-ROOTS: Final = ("plan", "model", "cluster", "device", "stack", "checkpoint")  # what --set reaches into
+ROOTS: Final = ("plan", "model", "cluster", "device", "stack", "checkpoint", "kernels")  # what --set reaches into
 
 
 class StudyFile(Strict):
@@ -147,7 +148,7 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
     """The plan, its software and its checkpoint, judged. Raises InputError with every fault, those so far among them."""
     raw, overrides, draft = asked.raw, asked.overrides, asked.draft
     study = faults.attempt(lambda: _checked(raw, asked.origins, draft.file if draft else asked.name))
-    calibration = faults.attempt(lambda: _calibration(raw, cluster))
+    calibration = faults.attempt(lambda: _calibration(raw, cluster, _of(overrides, "kernels")))
     plan = _with_degrees(study.plan, cluster) if study is not None else None
     stack = None
     if plan is not None:
@@ -304,11 +305,40 @@ def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Clu
     if any(o.path == ("device", "memory_bytes") for o in below):  # CUDA's total was that of the device as it was
         device = cluster.device.model_copy(update={"cuda_memory_bytes": None})
         cluster = cluster.model_copy(update={"device": device})
-    return patched(cluster, [*_of(overrides, "cluster"), *below], ClusterError)
+    own = [each for one in _of(overrides, "cluster") for each in _rewired(cluster, one)]
+    return patched(cluster, [*own, *below], ClusterError)
 
 
-def _calibration(raw: Mapping[str, Any], cluster: Cluster | None) -> Calibration | None:
-    return calibration_named(raw.get("calibration"), cluster)
+def _rewired(cluster: Cluster, one: Override) -> list[Override]:
+    """link.intra=nvlink5 or =off in full; any other override as it is."""
+    if one.path != ("intra",) or not isinstance(one.value, str):
+        return [one]
+    host = cluster.host_link
+    kind = other_intra(cluster.intra.model_dump(), host.model_dump() if host else None, one.value)
+    found = [replace(one, meant=kind)]
+    if kind["shape"] == "pcie" and cluster.nvlink_domain_size != cluster.gpus_per_node:
+        found.append(replace(one, path=("nvlink_domain_size",), meant=cluster.gpus_per_node))
+    return found
+
+
+class KernelSpeeds(Strict):
+    """`--set kernels.gemm=1.2`: so many times as fast as the calibration says."""
+
+    gemm: float = Field(gt=0, le=1e6, default=1.0)
+    attention: float = Field(gt=0, le=1e6, default=1.0)
+    elementwise: float = Field(gt=0, le=1e6, default=1.0)
+
+
+def _calibration(
+    raw: Mapping[str, Any], cluster: Cluster | None, overrides: Sequence[Override] = ()
+) -> Calibration | None:
+    speed = patched(KernelSpeeds(), overrides, InputError)
+    named = calibration_named(raw.get("calibration"), cluster)
+    if not overrides or cluster is None:
+        return named
+    return (named or Calibration.for_device(cluster.device)).with_speed(
+        {"gemm": speed.gemm, "attention": speed.attention, "elementwise": speed.elementwise}
+    )
 
 
 def calibration_named(name: object, cluster: Cluster | None) -> Calibration | None:

@@ -27,12 +27,13 @@ _BEYOND: Final = 1e30  # times the bandwidth: no bytes take any time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What the step would be without a limit. gain: the share of the step that goes."""
+    """What the step would be without a limit. gain: the share of the step that goes; gain_bytes: memory that goes."""
 
     name: str
     meaning: str
     step_s: float
     gain: float
+    gain_bytes: int = 0
 
 
 def _infinite_links(program: Program) -> Program:
@@ -103,7 +104,7 @@ def ablated(
     """What each limit costs, the dearest first.
 
     No bubble: the time that the pipeline's stages stand idle, which the prediction's own breakdown has. No
-    fragmentation: the retries of the allocator, where the prediction has any.
+    fragmentation: the retries of the allocator, where the prediction has any, and what it reserves beyond what is live.
     """
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
     whole = float(prediction.step_s)
@@ -113,9 +114,11 @@ def ablated(
         fields = {key: getattr(lowering, key) for key in lowering.__dataclass_fields__}
         step_s = min(float(play(_Ablated(**fields, change=change)).step_s) + stalls, whole)
         found.append(Gain(name=name, meaning=meaning, step_s=step_s, gain=1 - step_s / whole))
-    for name, meaning, lost_s in (
-        ("no bubble", "stages of the pipeline never stand idle", float(prediction.breakdown.get("bubble", 0.0))),
-        ("no fragmentation", "the allocator never gives its cache back", stalls),
+    held = prediction.memory.peak_reserved_bytes - prediction.memory.peak_allocated_bytes
+    for name, meaning, lost_s, num_bytes in (
+        ("no bubble", "stages of the pipeline never stand idle", float(prediction.breakdown.get("bubble", 0.0)), 0),
+        ("no fragmentation", "the allocator reserves what is allocated, and gives nothing back", stalls, held),
     ):
-        found.append(Gain(name=name, meaning=meaning, step_s=whole - lost_s, gain=lost_s / whole))
+        gain = Gain(name=name, meaning=meaning, step_s=whole - lost_s, gain=lost_s / whole, gain_bytes=num_bytes)
+        found.append(gain)
     return tuple(sorted(found, key=lambda gain: (-gain.gain, gain.name)))

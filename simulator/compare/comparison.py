@@ -22,7 +22,7 @@ SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is predicted, and what it is called. calibration, stack: None as for `predict`."""
+    """What is predicted, and what it is called. calibration, stack: None as for `predict`; prices: None: no costs."""
 
     name: str
     model: Model
@@ -30,6 +30,12 @@ class Subject:
     cluster: Cluster
     calibration: Calibration | None = None
     stack: Stack | None = None
+    prices: Prices | None = None
+
+    def same_software(self, other: Subject) -> bool:
+        """Only machines and prices differ."""
+        mine, theirs = (self.model, self.plan, self.stack), (other.model, other.plan, other.stack)
+        return mine == theirs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +76,14 @@ class Comparison:
         return {"schema_version": SCHEMA_VERSION, "subjects": subjects}
 
 
-def compare(
-    subjects: Sequence[Subject], *, ablate: bool = True, prices: Prices | None = None, run_tokens: int | None = None
-) -> Comparison:
+def compare(subjects: Sequence[Subject], *, ablate: bool = True, run_tokens: int | None = None) -> Comparison:
     """Predict each and set it against the first. Raises as `predict` does, and where a cluster has no price."""
     rows: list[Compared] = []
     for subject in subjects:
         prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)
         gains = _gains(subject, prediction) if ablate else ()
         row = compared(subject, prediction, rows[0] if rows else None, gains)
-        costs = costs_of(prediction, subject.cluster, prices, run_tokens) if prices else ()
+        costs = costs_of(prediction, subject.cluster, subject.prices, run_tokens) if subject.prices else ()
         rows.append(replace(row, costs=costs))
     return Comparison(rows=tuple(rows))
 
@@ -96,8 +100,22 @@ def compared(
     """A subject's prediction against the first's, by seconds a token."""
     against = None
     if first is not None:
-        against = difference(_timed(prediction), _timed(first.prediction))
+        mine, theirs = _timed(prediction), _timed(first.prediction)
+        if subject.same_software(first.subject):
+            mine, theirs = _sharing(mine, theirs)
+        against = difference(mine, theirs)
     return Compared(subject=subject, prediction=prediction, against_first=against, gains=gains)
+
+
+def _sharing(a: Timed, b: Timed) -> tuple[Timed, Timed]:
+    """Steps of one plan under one stack: what its kernels do not explain takes the same seconds in both.
+
+    So of two relative errors that are one absolute one, what is left of their difference is the shorter step's share of
+    the longer less than 1.
+    """
+    short, long = sorted((a, b), key=lambda one: one.step_s)
+    left = short.stack_sigma * (1 - short.step_s / long.step_s)
+    return replace(a, stack_sigma=left), replace(b, stack_sigma=0.0)
 
 
 def _timed(prediction: Prediction) -> Timed:

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simulator.compare.ablations import Gain
 from simulator.compare.comparison import Compared, Comparison
 from simulator.units import format_bytes, format_seconds
 
@@ -121,8 +122,12 @@ def _gains(rows: tuple[Compared, ...]) -> Table:
     table = _table(rows)
     for first in rows[0].gains:
         gains = [next(gain for gain in row.gains if gain.name == first.name) for row in rows]
-        table.add_row(f"{first.name}: {first.meaning}", *(f"{gain.gain:.1%}" for gain in gains))
+        table.add_row(f"{first.name}: {first.meaning}", *map(_gained, gains))
     return table
+
+
+def _gained(gain: Gain) -> str:
+    return f"{gain.gain:.1%}" + (f", {format_bytes(gain.gain_bytes)}" if gain.gain_bytes else "")
 
 
 def _verdict(letter: str, row: Compared) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -136,7 +137,8 @@ def _size_faults(num_devices: int, gpus: int) -> list[Fault]:
 def _kind_faults(kind: str | None) -> list[Fault]:
     if kind is None or kind in _ONE_WAY:
         return []
-    return [Fault(place="intra_kind", problem=f"no link is called {kind!r}", remedy=nearest(kind, _ONE_WAY))]
+    known = nearest(kind, _ONE_WAY) or f"known: {', '.join(_ONE_WAY)}"
+    return [Fault(place="intra_kind", problem=f"no link is called {kind!r}", remedy=known)]
 
 
 def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) -> dict[str, Any]:
@@ -150,6 +152,23 @@ def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) ->
     if intra["shape"] == "mesh" and gpus > 1:  # a pair's cable stays what it is
         return {**intra, "bytes_per_s": intra["bytes_per_s"] * (gpus - 1) / (usual - 1)}
     return dict(intra)
+
+
+def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
+    """The links between a node's GPUs replaced by another kind's at its data sheet's rate; `off`: the host link alone.
+
+    Raises ClusterError: a kind that nobody knows, or a node without a host link.
+    """
+    if kind != "off":
+        faults = _kind_faults(kind)
+        if faults:
+            raise ClusterError(replace(fault, place="link.intra") for fault in faults)
+        shape = "pcie" if kind.startswith("pcie") else "switch"
+        return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
+    if host is None:
+        remedy = "link.intra=pcie4 or pcie5, or [host] in the cluster file"
+        raise ClusterError(Fault(place="link.intra", problem="the nodes state no link to their host", remedy=remedy))
+    return {name: host[name] for name in ("kind", "bytes_per_s", "latency_s")} | {"shape": "pcie"}
 
 
 def _pcie(pcie: Mapping[str, Any] | None, gpus: int) -> dict[str, Any] | None:

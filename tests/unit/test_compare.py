@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from simulator.calibration import Calibration
 from simulator.cli import main
 from simulator.compare import ABLATIONS, Subject, compare, render
+from simulator.kernels import Gemm
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.topology import Cluster
@@ -114,11 +116,70 @@ def test_costs_follow_from_prices_and_time(tmp_path: Path, capsys: pytest.Captur
     assert main(["compare", *options, "--cluster", "dgx-a100-80-8"]) == 3
     assert "no price of dgx-a100-80-8" in capsys.readouterr().err
 
+    halved = [*options[:-4], "--what-if", "price.per_gpu_hour=x0.5", "--json"]
+    assert main(["compare", *halved]) == 0
+    first, second = json.loads(capsys.readouterr().out)["subjects"]
+    assert second["costs"][0]["step"] == first["costs"][0]["step"] / 2
+
+
+BASE = ["compare", "--model", "gpt2", "--nodes", "2", "--set", "plan.seq_len=512", "--no-ablations", "--json"]
+
+
+def _what_if(capsys: pytest.CaptureFixture[str], *variants: str) -> list[dict[str, Any]]:
+    assert main([*BASE, *(word for variant in variants for word in ("--what-if", variant))]) == 0
+    subjects: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["subjects"]
+    return [{key: value for key, value in one.items() if key != "name"} for one in subjects]
+
+
+def test_short_words_say_the_same_as_long_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    host = 'cluster.intra={kind="pcie5", shape="pcie", bytes_per_s=63e9, latency_s=1e-6}'
+    _, short, long, off, pcie, double, bytes_, ib = _what_if(
+        capsys,
+        "link.inter.bytes_per_s=800Gb/s",
+        "cluster.inter.nic_bytes_per_s=100GB/s",
+        "link.intra=off",
+        host,
+        "device.memory_bytes=x2",
+        "device.memory_bytes=163118MiB",  # twice the driver's 81559 MiB
+        "link.intra=nvlink5",
+    )
+    assert short == long
+    assert off == pcie
+    assert double == bytes_
+    assert ib["step_s"] < off["step_s"]
+
+
+def test_one_slow_card_slows_everybody(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = 'cluster.exceptions=[{nodes="1", nic_bytes_per_s="50Gb/s"}]'
+    first, one, every = _what_if(capsys, slow, "link.inter.bytes_per_s=50Gb/s")
+    assert first["step_s"] < one["step_s"] <= every["step_s"] * 1.001
+
+
+def test_kernels_twice_as_fast_take_half_their_time(capsys: pytest.CaptureFixture[str]) -> None:
+    first, fast = _what_if(capsys, "kernels.gemm=x2")
+    # of a kernel exactly half; of a step about that, as the power cap's mean moves with it
+    assert fast["breakdown_s"]["gemm"] == pytest.approx(first["breakdown_s"]["gemm"] / 2, rel=0.05)
+    assert fast["breakdown_s"]["elementwise"] == pytest.approx(first["breakdown_s"]["elementwise"], rel=0.05)
+    calibration, device = Calibration.load("h100-sxm"), CLUSTER.device
+    kernel = Gemm(m=4096, n=4096, k=4096, dtype="bf16")
+    twice = calibration.with_speed({"gemm": 2.0})
+    assert twice.kernel_s(kernel, device) == calibration.kernel_s(kernel, device) / 2
+
+
+def test_what_a_plan_shares_with_itself_on_another_machine_cancels(capsys: pytest.CaptureFixture[str]) -> None:
+    """No kernel and no link differs where the memory does, so nothing of the ratio is uncertain."""
+    _, larger = _what_if(capsys, "device.memory_bytes=x2")
+    assert larger["against_first"] == {"ratio": 1.0, "low": 1.0, "high": 1.0, "distinguishable": False}
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "nothing to compare with"),
+        (["--what-if", "link.intra=nvlink9"], "no link is called 'nvlink9'"),
+        (["--what-if", "cluster.intra.kind=x2"], "x2 multiplies a number"),
+        (["--what-if", "kernels.gemm=0"], "greater than 0"),
+        (["--what-if", "price.per_gpu_hour=2"], "there are no prices to change"),
         (["--what-if", "plan.tpp=2"], "tpp"),
         (["--what-if", "tp=2"], "a key begins with"),
     ],
