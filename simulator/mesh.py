@@ -20,7 +20,9 @@ from simulator.experts import Experts
 from simulator.lattice import Digit, Lattice
 from simulator.pipeline import faults as pipeline_faults
 from simulator.plan import AXES, Plan
+from simulator.seating import Pattern, layout, pairs_layout
 from simulator.topology import Cluster
+from simulator.topology.wiring import Wiring
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +64,7 @@ class GroupShape:
     spans_domain: a group reaches past one NVLink domain. local_stride: GPUs of a node from one rank of a group to the next.
     node_stride: nodes from one that a group touches to the next.
     local_blocks: where a group's ranks on a node have further strides: (how many blocks, GPUs from one to the next).
+    patterns: the GPUs of each group on a node, where strides do not say them: one for each way that nodes look.
     """
 
     num_ranks: int
@@ -72,10 +75,14 @@ class GroupShape:
     local_stride: int = 1
     node_stride: int = 1
     local_blocks: tuple[Digit, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
 
 
 class Mesh:
-    """Placement of a plan's ranks on a cluster: rank r is GPU r. Raises PlanError if the degrees do not fill it."""
+    """Placement of a plan's ranks on a cluster: rank r is GPU r, or on the cluster's seats.
+
+    Raises PlanError if the degrees do not fill it.
+    """
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
         faults = _degree_faults(plan, cluster)
@@ -132,6 +139,8 @@ class Mesh:
 
     def group_shape(self, axis: str) -> GroupShape:
         """How the groups of an axis or fused axis lie on the nodes."""
+        if self.cluster.seats:
+            return GroupShape(**layout(self.cluster, self.groups(axis)))
         lattice, gpus = self._lattice(axis), self.cluster.gpus_per_node
         on_node = lattice.on_each(gpus)
         if on_node is None:
@@ -154,9 +163,11 @@ class Mesh:
     def pair_shape(self, stage: int, other: int) -> GroupShape:
         """How two stages that talk to each other lie on the nodes: every rank of a stage has its peer in the other."""
         gpus, domain = self.cluster.gpus_per_node, self.cluster.nvlink_domain_size
-        away = (other - stage) * self.stride("pp")
-        ranks = self._of_stage(stage, min(self.num_ranks // self.axes["pp"], max(gpus, domain)))
+        away, width = (other - stage) * self.stride("pp"), self.num_ranks // self.axes["pp"]
+        ranks = self._of_stage(stage, width if self.cluster.seats else min(width, max(gpus, domain)))
         pairs = [(rank, rank + away) for rank in ranks]
+        if not self._by_count:
+            return GroupShape(**pairs_layout(self.cluster, pairs))
         apart = [(a, b) for a, b in pairs if a // gpus != b // gpus]
         return GroupShape(
             num_ranks=2,
@@ -167,6 +178,12 @@ class Mesh:
             local_stride=1 if apart else abs(away),
             node_stride=max(1, abs(away) // gpus) if apart else 1,
         )
+
+    @property
+    def _by_count(self) -> bool:
+        """Which GPUs of a node two stages are on does not matter, only how many."""
+        inter = self.cluster.inter
+        return Wiring.of(self.cluster).is_even and not (self.cluster.seats or (inter is not None and inter.cards))
 
     def _of_stage(self, stage: int, count: int) -> list[int]:
         """The first `count` ranks of a pipeline stage."""

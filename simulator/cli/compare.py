@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from simulator.cli import ExitCode
-from simulator.cli.options import answer_options
+from simulator.cli.options import answer_options, placement_option
 from simulator.cli.overrides import parse_overrides, patched
 from simulator.cli.study import read_study
 from simulator.cli.terminal import show
@@ -38,6 +38,7 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 @click.option("--model", metavar="NAME|FILE", help="As for predict; of all studies.")
 @click.option("--cluster", metavar="NAME|FILE", help="As for predict; of all studies.")
 @click.option("--nodes", metavar="INTEGER", help="As for predict; of all studies.")
+@placement_option
 @click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="What GPUs cost: adds costs.")
 @click.option("--run-tokens", type=click.FloatRange(min=1), metavar="N", help="Tokens of a training run, as 15e12.")
 @click.option("--no-ablations", is_flag=True, help="Do not ask what each limit costs.")

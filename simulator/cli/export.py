@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 
 from simulator.cli import ExitCode
 from simulator.cli.imported import warnings
-from simulator.cli.options import noun_options
+from simulator.cli.options import noun_options, placement_option
 from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
 from simulator.cli.study import Study, read_study
 from simulator.errors import Fault, InputError
@@ -38,12 +39,7 @@ Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
 @click.option(
     "--topology", metavar="SOURCE", help="launch-kit: one node, as for `shardwise topo`: bus ids, cards, cores."
 )
-@click.option(
-    "--placement",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="RANKS.tsv",
-    help="launch-kit: the node and GPU of each rank, as a kit's ranks.tsv. [rank by rank]",
-)
+@placement_option
 @plan_file_options
 @noun_options
 @plan_options
@@ -56,7 +52,7 @@ def command(
     out: Path | None,
     hosts: str | None,
     topology: str | None,
-    placement: Path | None,
+    placement: str | None,
     settings: tuple[str, ...],
     as_json: bool,
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
@@ -71,10 +67,10 @@ def command(
     if form == KIT:
         if out is None or as_json:
             raise click.UsageError("a launch kit is a folder: -o DIR, without --json")
-        return _write_kit(asked, out, hosts, topology, placement)
+        return _write_kit(asked, out, hosts, topology, Path(placement) if placement is not None else None)
     if hosts is not None or topology is not None or placement is not None:
         raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
-    written = export_plan(job_of(asked), form, _head(asked))
+    written = export_plan(job_of(asked), form, head_of(asked))
     for name, value in written.beside.items():
         click.echo(f"shardwise: not in the file, for the training script: {name} = {_told(value)}", err=True)
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
@@ -94,9 +90,15 @@ def job_of(asked: Study) -> Job:
 
 def _write_kit(asked: Study, folder: Path, hosts: str | None, topology: str | None, placement: Path | None) -> int:
     """Every file of a launch kit, into a folder that is new or empty."""
-    from simulator.cli.launch_kit import kit_files  # noqa: PLC0415  only what is asked for is loaded
+    from simulator.cli.launch_kit import kit_files, placed  # noqa: PLC0415  only what is asked for is loaded
 
-    files = kit_files(asked, job_of(asked), _head(asked), hosts, topology, placement)
+    host, asked = placed(asked, topology, placement)
+    write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), folder)
+    return ExitCode.OK
+
+
+def write_files(files: Mapping[str, str], folder: Path) -> None:
+    """Into a folder that is new or empty. Raises InputError where that cannot be."""
     try:
         if folder.exists() and any(folder.iterdir()):
             raise InputError(Fault(place=str(folder), problem="is not empty", remedy="a new folder"))
@@ -109,10 +111,9 @@ def _write_kit(asked: Study, folder: Path, hosts: str | None, topology: str | No
     except OSError as exc:
         raise InputError(Fault(place=str(folder), problem=f"cannot be written: {exc.strerror}")) from None
     click.echo(f"launch kit of {len(files)} files written to {folder}", err=True)
-    return ExitCode.OK
 
 
-def _head(asked: Study) -> dict[str, str | int]:
+def head_of(asked: Study) -> dict[str, str | int]:
     """Names for our own file: of the preset that has this shape, of the cluster, its nodes."""
     nodes: dict[str, str | int] = {"cluster": asked.cluster.name, "nodes": asked.cluster.num_nodes}
     model = next((name for name in preset_names() if name == asked.model.name and Model.load(name) == asked.model), "")

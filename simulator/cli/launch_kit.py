@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from simulator.cli.study import Study
@@ -13,7 +14,7 @@ from simulator.predict import predict
 from simulator.readers.hostlist import expand
 from simulator.readers.placement import read_placement
 from simulator.readers.topology_source import read_source
-from simulator.writers.launch_kit import Seat, launch_kit, make_kit
+from simulator.writers.launch_kit import launch_kit, make_kit
 
 
 def kit_files(
@@ -21,15 +22,14 @@ def kit_files(
     job: Job,
     head: dict[str, str | int],
     hosts: str | None,
-    topology: str | None,
-    placement: Path | None = None,
+    host: Host | None,
 ) -> dict[str, str]:
     """Name -> text. Raises InputError with every fault of hosts, topology and plan."""
     names = expand(hosts, "--hosts") if hosts is not None else ()
-    host = _host(topology) if topology is not None else None
     check(job.plan, job.model, asked.cluster)
-    seats = [Seat(node, gpu) for node, gpu in read_placement(placement)] if placement is not None else None
-    kit = make_kit(job, asked.cluster, hosts=names, host=host, seats=seats)
+    kit = make_kit(job, asked.cluster, hosts=names, host=host)
+    if asked.cluster.seats:
+        head = {**head, "placement": "../ranks.tsv"}
     formats: dict[str, str] = {}
     refused: dict[str, list[str]] = {}
     for form in FORMATS:
@@ -39,6 +39,15 @@ def kit_files(
             refused[form] = [str(fault) for fault in exc.faults]
     prediction = predict(job.model, job.plan, asked.cluster, asked.calibration, asked.stack)
     return launch_kit(kit, formats, refused, prediction)
+
+
+def placed(asked: Study, topology: str | None, placement: Path | None) -> tuple[Host | None, Study]:
+    """The node that --topology describes, and the study with its ranks where --placement says."""
+    host = _host(topology) if topology is not None else None
+    if placement is None:
+        return host, asked
+    seats = read_placement(placement, asked.cluster, host)
+    return host, replace(asked, cluster=asked.cluster.seated(seats))
 
 
 def _host(source: str) -> Host:

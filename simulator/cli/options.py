@@ -17,6 +17,11 @@ _NOUNS = (
 _CALIBRATION = click.option(
     "--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet` make one of the device."
 )
+_PLACEMENT = click.option(
+    "--placement",
+    metavar="RANKS.tsv",
+    help="The node and GPU of each rank, as `shardwise place -o` writes it. [rank by rank]",
+)
 _ANSWER = (
     click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md)."),
     click.option("--plain", is_flag=True, help="No colours, fixed width."),
@@ -28,6 +33,11 @@ def noun_options(function: _Command) -> _Command:
     for option in reversed(_NOUNS):
         function = option(function)
     return function
+
+
+def placement_option(function: _Command) -> _Command:
+    """--placement, which a study may name too."""
+    return _PLACEMENT(function)
 
 
 def study_options(function: _Command) -> _Command:

@@ -12,7 +12,7 @@ import click
 from simulator.checkpoint import saving
 from simulator.cli import ExitCode
 from simulator.cli.imported import PlanFile, warnings
-from simulator.cli.options import answer_options, study_options
+from simulator.cli.options import answer_options, placement_option, study_options
 from simulator.cli.study import Study, read_study
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
@@ -92,6 +92,7 @@ def plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @plan_file_options
 @study_options
+@placement_option
 @plan_options
 @click.option(
     "--set",

@@ -22,6 +22,7 @@ from simulator.errors import ClusterError, Fault, InputError, ModelError, StackE
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Source
+from simulator.readers.placement import read_placement
 from simulator.readers.plans import Draft, plan_fields
 from simulator.schema import Strict, faults_of, read_toml
 from simulator.stack import Stack
@@ -45,13 +46,15 @@ ROOTS: Final = ("plan", "model", "cluster", "device", "stack", "checkpoint", "ke
 class StudyFile(Strict):
     """A study as it is written.
 
-    nodes: how many of the cluster's nodes; None: as many as its file says. checkpoint: None: none is saved.
+    nodes: how many of the cluster's nodes; None: as many as its file says. placement: a table of the GPU of each rank.
+    checkpoint: None: none is saved.
     run: the long run that `shardwise goodput` plays; that verb judges it.
     """
 
     model: str
     cluster: str
     nodes: int | None = Field(ge=1, default=None)
+    placement: str | None = None
     calibration: str | None = None
     plan: Plan = Plan()
     checkpoint: Checkpoint | None = None
@@ -77,6 +80,7 @@ class Study:
             "model": self.model.name,
             "cluster": self.cluster.name,
             "nodes": self.cluster.num_nodes,
+            **({"seats": list(self.cluster.seats)} if self.cluster.seats else {}),
             "calibration": self.calibration.name if self.calibration else None,
             "plan": self.plan.model_dump(mode="json"),
             "imported": self.draft.report() if self.draft else None,
@@ -216,6 +220,8 @@ def _with_draft(
 def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Relative paths in a file are relative to that file."""
     plan = data.get("plan")
+    if isinstance(data.get("placement"), str):
+        data["placement"] = str(folder / data["placement"])
     places = [(data, key) for key in ("model", "cluster", "calibration")]
     if isinstance(plan, dict):
         places.append((plan, "stack"))
@@ -286,12 +292,23 @@ def _model(raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft |
 def _cluster(
     raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None = None, given: Mapping[str, Any] = EMPTY
 ) -> Cluster | None:
-    """The cluster; of as many nodes as a plan's file implies, where nobody else says how many."""
+    """The cluster with its ranks placed; of as many nodes as a plan's file implies, where nobody else says how many."""
+    cluster, table = _counted_cluster(raw, overrides, draft, given), raw.get("placement")
+    if cluster is None or not isinstance(table, str):
+        return cluster
+    return cluster.seated(read_placement(Path(table), cluster))
+
+
+def _counted_cluster(
+    raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None, given: Mapping[str, Any]
+) -> Cluster | None:
     cluster = loaded_cluster(raw, overrides)
     if cluster is None or draft is None or raw.get("nodes") is not None:
         return cluster
     nodes = num_nodes(draft, cluster, given)
-    return cluster if nodes in (None, cluster.num_nodes) else loaded_cluster({**raw, "nodes": nodes}, overrides)
+    if nodes not in (None, cluster.num_nodes):
+        cluster = loaded_cluster({**raw, "nodes": nodes}, overrides)
+    return cluster
 
 
 def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Cluster | None:
@@ -367,7 +384,7 @@ def _sources(
     assumed = "assumed" if name == DEFAULT_NAME else "given"
     found = [
         Source(what=key, kind="given" if key in origins else assumed, detail=f"{raw[key]} ({origins.get(key, name)})")
-        for key in ("model", "cluster", "nodes", "calibration")
+        for key in ("model", "cluster", "nodes", "placement", "calibration")
         if raw.get(key) is not None and not (key == "model" and draft and draft.model and key not in origins)
     ]
     if draft is not None:

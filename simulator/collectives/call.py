@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from simulator.collective_curves import Way, family_of
-from simulator.collectives.ports import local_groups, port_of, through_memory
+from simulator.collectives.ports import patterns_of, port_of, through_memory
 from simulator.collectives.volumes import Kind
 from simulator.nccl import Nccl, efa
 from simulator.topology.cards import WORDS, CardRules, CardsReached, Pattern, Word, reached
@@ -236,8 +236,9 @@ def cards_of(cluster: Cluster, shape: GroupShape, kind: str, nccl: Nccl) -> Card
     if not inter.cards and not (by_rdma and asked):
         return None
     rules = card_rules(cluster, shape, nccl)
-    groups = local_groups(shape, cluster.gpus_per_node)
-    return reached(cluster, groups, rules, _PATTERNS.get(kind, "ring"))
+    pattern = _PATTERNS.get(kind, "ring")
+    found = (reached(cluster, groups, rules, pattern) for groups in patterns_of(shape, cluster.gpus_per_node))
+    return min(found, key=lambda one: one.bytes_per_s)
 
 
 def card_rules(cluster: Cluster, shape: GroupShape, nccl: Nccl) -> CardRules:

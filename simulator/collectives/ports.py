@@ -47,8 +47,7 @@ def port_of(cluster: Cluster, shape: GroupShape | None = None, kind: str = "all_
     own = Port(INTRA, intra.kind, intra.bytes_per_s, Fraction(1))
     if shape is None or shape.ranks_per_node == 1 or wiring.is_even:
         return own
-    found = _found(wiring, local_groups(shape, cluster.gpus_per_node), _pattern(kind))
-    host = wiring.host
+    found, host = _slowest(wiring, shape, kind), wiring.host
     if found.on_pcie and host is not None and intra.shape != "pcie":
         own = Port(PCIE, host.kind, host.bytes_per_s, Fraction(1))
     detour = Fraction(own.bytes_per_s) / Fraction(found.bytes_per_s)
@@ -69,23 +68,29 @@ def through_memory(cluster: Cluster, shape: GroupShape, kind: str) -> Fraction:
     wiring = Wiring.of(cluster)
     if shape.ranks_per_node == 1 or wiring.is_even:
         return Fraction(0)
-    found = _found(wiring, local_groups(shape, cluster.gpus_per_node), _pattern(kind))
+    found = _slowest(wiring, shape, kind)
     return Fraction(found.in_memory).limit_denominator(1024)
 
 
 def loads_of(cluster: Cluster, shape: GroupShape, kind: str, members: Collection[int]) -> Mapping[str, float]:
     """Bytes on each link of a node, by its name there, for each byte that `kind` puts on every port of its groups.
 
-    Of the groups that `members` are in. Ports of a switch are `port0`, …; the others are the wiring's.
+    Of the groups that `members` are in, on a node of the first pattern. Ports of a switch are `port0`, …; the others are
+    the wiring's.
     """
-    wiring, every = Wiring.of(cluster), local_groups(shape, cluster.gpus_per_node)
-    groups = tuple(group for group in every if not set(group).isdisjoint(members))
+    wiring, every = Wiring.of(cluster), patterns_of(shape, cluster.gpus_per_node)[0]
+    groups = tuple(group for group in every if len(group) > 1 and not set(group).isdisjoint(members))
     if shape.ranks_per_node == 1 or not groups:
         return {}
     if cluster.intra.shape == "switch":
         return {f"port{gpu}": 1.0 for group in groups for gpu in group}
     found: Mapping[str, float] = getattr(wiring, _pattern(kind))(groups).loads
     return found
+
+
+def patterns_of(shape: GroupShape, num_gpus: int) -> tuple[tuple[Group, ...], ...]:
+    """The GPUs of each group of a shape on a node, for each way that nodes look."""
+    return shape.patterns or (local_groups(shape, num_gpus),)
 
 
 def local_groups(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:
@@ -110,6 +115,15 @@ def _in_blocks(shape: GroupShape, num_gpus: int) -> tuple[Group, ...]:
         lattice = Lattice.of([(count, 1)])
     firsts = (gpu for gpu in range(num_gpus) if lattice.base(gpu) == gpu)
     return tuple(tuple(lattice.ranks(first)) for first in firsts if first + lattice.reach < num_gpus)
+
+
+def _slowest(wiring: Wiring, shape: GroupShape, kind: str) -> Found:
+    """What the groups find on the nodes where they find least. A ring's order is NCCL's, a chain's that of the ranks."""
+    pattern = _pattern(kind)
+    every = [[group for group in groups if len(group) > 1] for groups in patterns_of(shape, wiring.num_gpus)]
+    if pattern != "neighbours":
+        every = [[tuple(sorted(group)) for group in groups] for groups in every]
+    return min((_found(wiring, tuple(groups), pattern) for groups in every if groups), key=lambda one: one.bytes_per_s)
 
 
 def _pattern(kind: str) -> str:

@@ -143,6 +143,7 @@ class Lowering:
         return Transfers(
             tier=tier,
             gpus_per_node=self.cluster.gpus_per_node,
+            seats=self.cluster.seats,
             num_ranks=plan.num_devices,
             offload=plan.offload,
             lent_bytes_per_s=_lent_bytes_per_s(self.cluster, plan),

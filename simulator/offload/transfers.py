@@ -29,6 +29,7 @@ from simulator.tiers import (
     SWITCH_UP,
     HostTier,
 )
+from simulator.topology.seats import gpu_at
 
 # One-sigma relative uncertainty, priors from the spread of published measurements: copies on PCIe 5 46.8 to 55 GB/s,
 # CPU Adam 1.4e9 to 1.8e9 parameters a second on machines that nobody described, NVMe by drive count.
@@ -63,6 +64,7 @@ class Transfers:
     switches: tuple[tuple[int, ...], ...] = ()
     uplink_bytes_per_s: float = 0.0
     lent_bytes_per_s: float = 0.0
+    seats: tuple[int, ...] = ()  # of ranks, as the cluster's
     vectorised: bool = True  # CPU Adam: DeepSpeed's, or torch's fused one
 
     @property
@@ -121,11 +123,12 @@ class Transfers:
     def _name(self, link: str, rank: int | None) -> str:
         if rank is None:
             return link
+        at = gpu_at(self.seats, rank)
         if link in (SWITCH_UP, SWITCH_DOWN):
-            node, gpu = divmod(rank, self.gpus_per_node)
+            node, gpu = divmod(at, self.gpus_per_node)
             switch = next((i for i, gpus in enumerate(self.switches) if gpu in gpus), f"of {gpu}")
             return f"{link}:{node}.{switch}"
-        return f"{link}:node{rank // self.gpus_per_node}" if link in _OF_THE_NODE else f"{link}:{rank}"
+        return f"{link}:node{at // self.gpus_per_node}" if link in _OF_THE_NODE else f"{link}:{rank}"
 
     def _loads(self, kind: str, amount: int) -> tuple[float, dict[str, int]]:
         """(latency, what one rank puts on each link)."""

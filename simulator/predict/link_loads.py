@@ -80,7 +80,8 @@ def link_loads(
 def _loads(lowering: Lowering) -> Counter[str]:
     """Bytes by link over a whole step, on the first node: each GPU runs the program of its pipeline stage."""
     mesh, tally = lowering.mesh, _Tally(lowering)
-    at = [mesh.coordinates(rank)["pp"] for rank in range(lowering.cluster.gpus_per_node)]
+    ranks = map(lowering.cluster.rank_on, range(lowering.cluster.gpus_per_node))
+    at = [mesh.coordinates(rank)["pp"] for rank in ranks]
     for stage in sorted(set(at)):
         members = tuple(gpu for gpu, its in enumerate(at) if its == stage)
         program = lowering.program(lowering.plan.num_micro_batches, stage=stage)
@@ -141,12 +142,13 @@ class _Tally:
         cluster, wiring = self.cluster, Wiring.of(self.cluster)
         away = (int(target) - stage) * self.mesh.stride("pp")
         for gpu in members:
-            if not 0 <= gpu + away < cluster.gpus_per_node:
+            peer = cluster.gpu_of(cluster.rank_on(gpu) + away)
+            if not 0 <= peer < cluster.gpus_per_node:
                 self.network("send_recv", float(size_bytes), self.mesh.pair_shape(stage, int(target)), (gpu,))
             elif cluster.intra.shape == "switch":
                 self.found[f"port{gpu}"] += size_bytes
             else:
-                for name in wiring.road(gpu, gpu + away, (gpu, gpu + away)).links:
+                for name in wiring.road(gpu, peer, (gpu, peer)).links:
                     self.found[name] += size_bytes
 
 

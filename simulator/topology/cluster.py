@@ -18,6 +18,7 @@ from simulator.tiers import HostTier, tier_defaults
 from simulator.topology import hosts, links
 from simulator.topology.exceptions import Deviation, device_of
 from simulator.topology.parts import MAX_NODES, Fabric, Host, Inter, Intra, Pcie
+from simulator.topology.seats import gpu_at, rank_on
 from simulator.topology.structure import structure_faults
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ PRESETS: Final = Path(__file__).resolve().parents[2] / "topologies"
 
 class Cluster(Strict):
     """`num_nodes` equal nodes of `gpus_per_node` equal devices. Rank r is GPU r mod gpus_per_node of node r div it.
+
+    seats: the GPU of each rank where that is not so: of one node's ranks, for all nodes alike, or of all ranks.
 
     nvlink_domain_size: GPUs (consecutive ranks) that one NVLink switch joins; gpus_per_node unless stated.
     idle_gpus: of each node beside gpus_per_node, on the same NVLink: they compute nothing and lend their memory.
@@ -49,6 +52,7 @@ class Cluster(Strict):
     inter: Inter | None = None
     fabric: Fabric = Fabric()
     exceptions: Annotated[tuple[Deviation, ...], Field(strict=False)] = ()
+    seats: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
     sources: dict[str, str] = {}
 
     @model_validator(mode="before")
@@ -143,6 +147,19 @@ class Cluster(Strict):
         """The cluster without its exceptions."""
         return self.model_copy(update={"exceptions": ()}) if self.exceptions else self
 
+    def seated(self, seats: Sequence[int]) -> Self:
+        """The same GPUs with ranks on other ones of them; none: rank r on GPU r. Raises ClusterError."""
+        data = {field: getattr(self, field) for field in type(self).model_fields}
+        return self.parse({**data, "seats": tuple(seats)}, self.name, ClusterError)
+
+    def gpu_of(self, rank: int) -> int:
+        """The GPU of a rank, counted over the nodes."""
+        return gpu_at(self.seats, rank)
+
+    def rank_on(self, gpu: int) -> int:
+        """The rank on a GPU, counted over the nodes."""
+        return rank_on(self.seats, gpu)
+
     def must_be_even(self, what: str) -> None:
         """Raise ClusterError where nodes differ, for `what`, which takes them as equal."""
         if self.exceptions:
@@ -192,12 +209,13 @@ class Cluster(Strict):
     def route(self, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         """The directed links from one rank to another; none from a rank to itself. Raises ClusterError out of range."""
         self.must_be_even("a route")
-        return links.route(self, src_rank, dst_rank)
+        return links.route(self, self.gpu_of(src_rank), self.gpu_of(dst_rank))
 
     def islands(self) -> tuple[Sequence[int], ...]:
         """Ranks that reach each other without PCIe or network, by NVLink (or xGMI): the sets, by first rank."""
         self.must_be_even("a search for islands")
-        return links.islands(self)
+        found = links.islands(self)
+        return tuple(sorted(tuple(sorted(map(self.rank_on, each))) for each in found)) if self.seats else found
 
     def graph(self) -> nx.DiGraph[str]:
         """One node's GPUs, switches, host and network cards; edges carry kind, bytes_per_s and latency_s."""

@@ -125,10 +125,11 @@ class Kinds:
         )
         found: dict[int, GpuKind] = {}
         for one in cluster.exceptions:
-            for rank in _ranks(one, cluster.gpus_per_node):
-                found[rank] = replace(found.get(rank, usual), **_changes(one, cluster))
+            for gpu in _gpus(one, cluster.gpus_per_node):
+                found[gpu] = replace(found.get(gpu, usual), **_changes(one, cluster))
         numbers = {usual: 0}
-        of_rank = {rank: numbers.setdefault(kind, len(numbers)) for rank, kind in sorted(found.items())}
+        seated = {cluster.rank_on(gpu): kind for gpu, kind in found.items()}
+        of_rank = {rank: numbers.setdefault(kind, len(numbers)) for rank, kind in sorted(seated.items())}
         devices = {one.device.name: one.device for one in cluster.exceptions if one.device is not None}
         return cls(
             kinds=tuple(numbers),
@@ -173,7 +174,7 @@ def _changes(one: Deviation, cluster: Cluster) -> dict[str, Any]:
     return changes
 
 
-def _ranks(one: Deviation, gpus_per_node: int) -> Iterator[int]:
+def _gpus(one: Deviation, gpus_per_node: int) -> Iterator[int]:
     gpus = numbers_of(one.gpus) if one.gpus is not None else range(gpus_per_node)
     return (node * gpus_per_node + gpu for node in numbers_of(one.nodes) for gpu in gpus)
 

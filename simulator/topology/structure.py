@@ -12,6 +12,7 @@ from simulator.errors import Fault
 from simulator.routing import components
 from simulator.topology.exceptions import exception_faults
 from simulator.topology.parts import MAX_NODES
+from simulator.topology.seats import seat_faults
 from simulator.units import UnitError, parse_bytes_per_s
 
 _NEEDS_EDGES = ("cube_mesh", "pairs")
@@ -29,6 +30,7 @@ def structure_faults(data: Mapping[str, object], place: str) -> list[Fault]:
         *_card_faults(data, place),
         *exception_faults(data, place),
         *_level_faults(data, place),
+        *seat_faults(data, place),
     ]
 
 

@@ -16,6 +16,7 @@ def cluster_toml(cluster: Cluster) -> str:
     data = cluster.model_dump(exclude_none=True)
     lines = [f'name = "{cluster.name}"', f'device = "{cluster.device.name}"']
     lines += [f"{key} = {data[key]}" for key in ("num_nodes", "gpus_per_node", "nvlink_domain_size")]
+    lines += [f"seats = {json.dumps(cluster.seats)}"] if cluster.seats else []
     for table in _TABLES:
         if data.get(table):
             lines += ["", f"[{table}]", *_entries(data[table])]

@@ -160,7 +160,7 @@ def test_a_kit_s_own_table_is_a_placement(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert main(["export", *flags, "--placement", str(table_file), "-o", str(tmp_path / "c")]) == ExitCode.BAD_INPUT
     err = capsys.readouterr().err
-    for words in (":2: rank, node and gpu are no whole numbers", ":4: rank 1 stands twice", "rank 0 is missing"):
+    for words in (":2: gpu: 'x' is no whole number", ":4: rank 1 stands twice", "rank 2, 3, 4"):
         assert words in err
 
 

@@ -77,7 +77,7 @@ def make_kit(
     host: Host | None = None,
     seats: Sequence[Seat] | None = None,
 ) -> Kit:
-    """The kit of a job. Without seats rank r sits on GPU r mod n of node r div n.
+    """The kit of a job. Without seats ranks sit as the cluster has them.
 
     Raises PlanError with every fault: hosts that are too few or stand twice, a node that looks otherwise, ranks without
     a GPU of their own.
@@ -85,9 +85,8 @@ def make_kit(
     each = cluster.gpus_per_node
     alone = ("localhost",) if cluster.num_nodes == 1 else tuple(f"node{number}" for number in range(cluster.num_nodes))
     named = tuple(hosts) or alone
-    placed = (
-        tuple(seats) if seats is not None else tuple(Seat(r // each, r % each) for r in range(job.plan.num_devices))
-    )
+    own = (divmod(cluster.gpu_of(rank), each) for rank in range(job.plan.num_devices))
+    placed = tuple(seats) if seats is not None else tuple(Seat(node, gpu) for node, gpu in own)
     faults = [*_host_faults(named, cluster), *_seat_faults(placed, job, cluster)]
     if host is not None and len(host.gpus) != each:
         problem = f"{host.source} has {len(host.gpus)} GPUs, a node of {cluster.name} {each}"
