@@ -168,6 +168,9 @@ def _fp8_faults(plan: Plan, place: str) -> Iterator[Fault]:
                 problem = f"it is of fp8 products, and the precision is {plan.precision}"
                 yield Fault(place=f"{place}: {name}", problem=problem, remedy=f'precision = "fp8", or no {name}')
         return
+    if plan.fp8_recipe == "rowwise" and plan.implementation == "megatron":
+        remedy = 'fp8_recipe = "delayed", "tensorwise" or "mxfp8"'
+        yield Fault(place=f"{place}: fp8_recipe", problem="Transformer Engine scales no rows", remedy=remedy)
     if not plan.fp8_all_gather:
         return
     where = f"{place}: fp8_all_gather"

@@ -18,7 +18,7 @@ from simulator.units import Bytes
 DataParallel = Literal["ddp", "fsdp1", "fsdp2", "zero_redundancy", "deepspeed", "megatron"]
 ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
-Fp8Recipe = Literal["delayed", "tensorwise", "mxfp8"]
+Fp8Recipe = Literal["delayed", "tensorwise", "rowwise", "mxfp8"]
 
 AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # torch's DeviceMesh, outermost first
 
@@ -125,7 +125,7 @@ class Plan(Strict):
     vocab_parallel: bool = True  # tp splits the embedding and the LM head too, by vocabulary
 
     precision: Precision = "bf16"
-    # How fp8 products are scaled: by tensor from past maxima or this one's, or by blocks of 32; None: the stack's habit
+    # How fp8 products are scaled: by tensor from past maxima or this one's, by row, or by blocks of 32; None: the stack's habit
     fp8_recipe: Fp8Recipe | None = None
     fp8_all_gather: bool = (
         False  # matrices of layers are gathered in fp8 (torchao with FSDP2; Megatron's fp8-param-gather)

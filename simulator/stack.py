@@ -106,8 +106,9 @@ class Stack(Strict):
     # Share of collectives that the framework leaves exposed whatever the schedule would allow (1 = no overlap at all)
     overlap: bool = True
     # What tensor-parallel collectives run beside: nothing; in the backward the product that does not need them
-    # ("backward"); products cut in pieces that their own collective feeds or drains ("userbuffers", Transformer Engine)
-    tp_overlap: Literal["none", "backward", "userbuffers"] = "none"
+    # ("backward"); products cut in pieces that their own collective feeds or drains ("userbuffers", Transformer Engine;
+    # "symmetric_memory", torch's asynchronous tensor parallelism on compiled blocks)
+    tp_overlap: Literal["none", "backward", "userbuffers", "symmetric_memory"] = "none"
     # Gradients' all-reduces between replicas are joined until they hold this much (XLA's combiner); 0: one a unit
     all_reduce_combine: Bytes = Field(ge=0, default=0)
     # Speed of products inside real steps over their sustained speed alone: by architecture ("hopper"), or for one dtype on
@@ -140,6 +141,11 @@ class Stack(Strict):
         if len(runs) > _MAX_CALIBRATION_RUNS or len(set(runs)) < len(runs):
             problems.append(f"calibration_runs are at most {_MAX_CALIBRATION_RUNS} different ids, not {len(runs)}")
         problems += _nccl_problems(self)
+        blocks = {"userbuffers": "fused", "symmetric_memory": "compiled"}.get(self.tp_overlap, self.blocks)
+        if blocks != self.blocks:
+            problems.append(
+                f'tp_overlap = "{self.tp_overlap}" cuts {blocks} blocks in pieces, and blocks = "{self.blocks}"'
+            )
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -33,6 +33,8 @@ _SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
 _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32", "fp32 grad accumulation": "fp32"}
 _STATE_SPACE = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)
+_ASYNC_TP = re.compile(r"\basync ?TP\b", re.IGNORECASE)
+_ROWS_SCALED = re.compile(r"\bfp8-rowwise\b", re.IGNORECASE)
 _EXPERT_OVERLAP = re.compile(r"A2A overlap=on")
 _SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
 
@@ -88,12 +90,20 @@ def resolve(row: RunRow) -> Run:
         model=_model(row),
         plan=plan,
         cluster=cluster,
-        stack=_stack(plan.stack),
+        stack=_stack_of(row, plan),
         micro_batches=micro_batches,
     )
 
 
 _stack = cache(Stack.load)
+
+
+def _stack_of(row: RunRow, plan: Plan) -> Stack:
+    """The plan's stack; in pieces, where the notes say that tensor parallelism is asynchronous."""
+    stack = _stack(plan.stack)
+    if plan.tp == 1 or stack.blocks != "compiled" or not _ASYNC_TP.search(row.notes):
+        return stack
+    return stack.model_copy(update={"tp_overlap": "symmetric_memory"})
 
 
 @cache
@@ -175,7 +185,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "micro_batch_size": micro_batch,
         "num_micro_batches": ceil(micro_batches),
         "seq_len": row.seq_len,
-        **({"precision": "fp8", "fp8_recipe": "mxfp8"} if row.precision == "fp8_mx" else {"precision": row.precision}),
+        **_precision(row),
         "optimizer_impl": rule.optimizer_impl,
         "stack": rule.stack(compiled=row.compile == "y"),
         **expert_plan(row, rule),
@@ -186,6 +196,13 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
     plan = Plan.parse(fields, f"line {row.line}", PlanError)
     plan.check(f"line {row.line}")
     return micro_batches, plan
+
+
+def _precision(row: RunRow) -> dict[str, Any]:
+    if row.precision == "fp8_mx":
+        return {"precision": "fp8", "fp8_recipe": "mxfp8"}
+    by_row = row.precision == "fp8" and _ROWS_SCALED.search(row.notes)
+    return {"precision": row.precision, **({"fp8_recipe": "rowwise"} if by_row else {})}
 
 
 def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> dict[str, Any]:

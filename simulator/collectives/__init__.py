@@ -2,6 +2,7 @@
 
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.collectives.call import Links
+from simulator.collectives.copies import copies
 from simulator.collectives.cost import Choice, bill, calibrated, choose, collective_s, link_capacities, renamed
 from simulator.collectives.effects import interference, sigma, source
 from simulator.collectives.host_traffic import HostTraffic, host_traffic
@@ -18,6 +19,7 @@ __all__ = [
     "calibrated",
     "choose",
     "collective_s",
+    "copies",
     "default_curves",
     "host_traffic",
     "interference",

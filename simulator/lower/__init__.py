@@ -233,6 +233,7 @@ def legal(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> None:
     _refuse_no_host(plan, cluster)
     _refuse_no_peer(plan, cluster)
     _refuse_no_blocks(plan, cluster)
+    _refuse_far_copies(plan, cluster, stack)
     if cluster.exceptions and plan.offload.any:
         problem = "offload on nodes that differ is not modelled"
         raise PlanError(Fault(place="cluster: exceptions", problem=problem, remedy="no offload, or no exceptions"))
@@ -368,6 +369,19 @@ def _refuse_no_blocks(plan: Plan, cluster: Cluster) -> None:
         problem = f"{cluster.device.name} has no tensor cores for block-scaled fp8"
         remedy = 'a Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"'
         raise PlanError(Fault(place="plan: fp8_recipe", problem=problem, remedy=remedy))
+
+
+def _refuse_far_copies(plan: Plan, cluster: Cluster, stack: Stack) -> None:
+    """Symmetric memory of torch is read over NVLink: it has no other way to a peer."""
+    if plan.tp == 1 or not plan.sequence_parallel or stack.tp_overlap != "symmetric_memory":
+        return
+    shape = Mesh(plan, cluster).group_shape("tp")
+    if shape.spans_domain:
+        problem = (
+            f"asynchronous tensor parallelism reads its peers' memory over NVLink, and tp = {plan.tp} leaves the domain"
+        )
+        remedy = f"tp = {shape.ranks_per_node}, or a stack without symmetric_memory"
+        raise PlanError(Fault(place="plan: tp", problem=problem, remedy=remedy))
 
 
 def _refuse_no_host(plan: Plan, cluster: Cluster) -> None:

@@ -14,6 +14,7 @@ from simulator.lower.work import NO_WORK, Phase, Segment, Work
 from simulator.mesh import GroupShape
 from simulator.ops import Exchange
 from simulator.program import COMPUTE_STREAM, Bill, Collective, Compute, Number, Program, ProgramOp
+from simulator.stack import Stack
 
 # Categories of the breakdown: a GPU that the cluster says is slow, the slowest of equal ones, a slower peer inside a block
 SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
@@ -68,7 +69,13 @@ class Builder:
 
     def exchange(self, label: str, exchange: Exchange, *after: int | None) -> int | None:
         """Append a collective inside a block; None where its group is one rank."""
-        return self.collective(label, exchange.kind, exchange.axis, self._fabric.sent_bytes(exchange), *after)
+        fabric, size, axis = self._fabric, self._fabric.sent_bytes(exchange), exchange.axis
+        if not exchange.copied:
+            return self.collective(label, exchange.kind, axis, size, *after)
+        if size == 0 or fabric.shape(axis).num_ranks == 1:
+            return None
+        price = fabric.exchanged(exchange, self._among(axis))
+        return self._append(label, exchange.kind, axis, size, price, *after, host_s=_issued_s(exchange, fabric.stack))
 
     @property
     def last_compute(self) -> int | None:
@@ -139,9 +146,24 @@ class Builder:
         fabric = self._fabric
         if size_bytes == 0 or fabric.shape(role).num_ranks == 1:
             return None
+        price = fabric.price(kind, role, size_bytes // count, self._among(role))
+        host_s = count * fabric.stack.host_collective_s + (fabric.stack.host_unit_s if fabric.sharded else 0.0)
+        return self._append(label, kind, role, size_bytes, price, *after, count=count, host_s=host_s)
+
+    def _append(
+        self,
+        label: str,
+        kind: str,
+        role: str,
+        size_bytes: int,
+        price: tuple[Bill, float],
+        *after: int | None,
+        host_s: float,
+        count: int = 1,
+    ) -> int:
+        fabric, (one, slows) = self._fabric, price
         if not fabric.stack.overlap:
             after = (*after, self._last_compute)
-        one, slows = fabric.price(kind, role, size_bytes // count, self._among(role))
         one = self._beside_offload(renamed(one, self._suffix), kind, size_bytes // count, fabric.shape(role))
         group, members = self._group(role)
         op = Collective(
@@ -154,7 +176,7 @@ class Builder:
             members=members,
             bill=_times(one, count),
             size_bytes=size_bytes,
-            host_s=count * fabric.stack.host_collective_s + (fabric.stack.host_unit_s if fabric.sharded else 0.0),
+            host_s=host_s,
             interference=slows,
             blocking=fabric.synchronous,
         )
@@ -236,7 +258,7 @@ class Builder:
             if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
                 continue
             among = self._among(exchange.axis)
-            one, slows = fabric.price(exchange.kind, exchange.axis, fabric.sent_bytes(exchange), among)
+            one, slows = fabric.exchanged(exchange, among)
             self._exchanged[exchange.kind, exchange.axis, exchange.num_bytes] += 1
             capacities = self._capacities(among)
             moving_s = max((float(size / capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
@@ -246,7 +268,7 @@ class Builder:
             left_s, lost_s = left_s - slowed_s * (1 - slows), lost_s + slowed_s * slows
             end_s += float(one.latency_s) + moving_s
             longest = exchange.kind
-            host_s += stack.host_collective_s
+            host_s += _issued_s(exchange, stack)
         exposed_s = max(end_s - beside_s - lost_s, 0.0)
         parts = [*segment.beside.parts]
         parts += [("interference", lost_s)] if lost_s else []
@@ -376,6 +398,11 @@ class Builder:
             name = "rank" if self._stage is None else f"stage{self._stage}"
         exchanges = tuple((*one, count) for one, count in self._exchanged.items())
         return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links, exchanges=exchanges)
+
+
+def _issued_s(exchange: Exchange, stack: Stack) -> float:
+    """Host time to issue it; of copies, each and its signal."""
+    return 2 * exchange.pieces * stack.host_launch_s if exchange.copied else stack.host_collective_s
 
 
 def _times(one: Bill, count: int) -> Bill:

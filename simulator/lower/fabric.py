@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from simulator.collective_curves import LinkCurves
-from simulator.collectives import bill, interference
+from simulator.collectives import bill, copies, interference
 from simulator.lower.cast import Among, Cast
 from simulator.mesh import GroupShape, Mesh
 from simulator.nccl import Nccl
@@ -118,6 +118,17 @@ class Fabric:
             )
             self._prices[kind, role, size_bytes, among] = found
         return found
+
+    def exchanged(self, exchange: Exchange, among: Among | None = None) -> tuple[Bill, float]:
+        """The same of a collective inside a block. Copy engines reach the ranks of one NVLink domain; else NCCL carries it."""
+        size, shape = self.sent_bytes(exchange), self.shape(exchange.axis)
+        if not exchange.copied or shape.spans_domain:
+            return self.price(exchange.kind, exchange.axis, size, among)
+        key = f"copied {exchange.kind}", exchange.axis, size, among
+        if key not in self._prices:
+            weight = self.memory_weight if among is None or self.cast is None else self.cast.memory_weight(among)
+            self._prices[key] = copies(exchange.kind, size, shape, self.on(among), self.curves, memory_weight=weight)
+        return self._prices[key]
 
     def message(self, pair: tuple[int, int], size_bytes: int, among: Among | None = None) -> Bill:
         """What one message between two pipeline stages costs."""

@@ -39,6 +39,11 @@ class Work:
             totals[category] = totals.get(category, 0.0) + seconds
         return Work(parts=tuple(totals.items()), host_s=self.host_s + other.host_s)
 
+    def scaled(self, factor: float) -> Work:
+        """A part of it."""
+        parts = tuple((category, factor * seconds) for category, seconds in self.parts)
+        return Work(parts=parts, host_s=factor * self.host_s)
+
     def booked_as(self, category: str) -> Work:
         """The same under one category."""
         parts = ((category, self.duration_s),) if self.parts else ()
@@ -55,6 +60,15 @@ class Segment:
     work: Work
     exchanges: tuple[Exchange, ...] = ()
     beside: Work = NO_WORK
+
+    @property
+    def in_pieces(self) -> Segment:
+        """Where pieces of what runs beside wait for the collective, or it for them, one of them runs alone."""
+        pieces = max((exchange.pieces for exchange in self.exchanges), default=1)
+        if pieces == 1 or not self.beside.parts:
+            return self
+        lead, rest = self.beside.scaled(1 / pieces), self.beside.scaled(1 - 1 / pieces)
+        return replace(self, work=self.work + lead, beside=rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,18 +211,23 @@ class Clock:
     def phase(self, ops: Iterable[Op], *, forward: bool) -> Phase:
         """Ops one after another, their collectives between them."""
         segments: list[Segment] = []
-        work = NO_WORK
+        work, fed = NO_WORK, frozenset[str]()
         for op in ops:
             kernels, exchanges = (op.forward, op.forward_exchanges) if forward else (op.backward, op.backward_exchanges)
             done = 0
+            if op.name in fed and not exchanges:
+                segments[-1] = replace(segments[-1], beside=segments[-1].beside + self._op(op, kernels))
+                continue
             for at, group in groupby(exchanges, key=attrgetter("at")):
                 together = tuple(group)
                 until = at + max(exchange.beside for exchange in together)
                 work += self._op(op, kernels[done:at])
                 segments.append(Segment(work=work, exchanges=together, beside=self._op(op, kernels[at:until])))
                 work, done = NO_WORK, until
+                fed = frozenset(name for exchange in together for name in exchange.feeds)
             work += self._op(op, kernels[done:])
-        return Phase(segments=(*segments, Segment(work=work)) if work.parts or not segments else tuple(segments))
+        last = (Segment(work=work),) if work.parts or not segments else ()
+        return Phase(segments=(*(segment.in_pieces for segment in segments), *last))
 
     def _op(self, op: Op, kernels: tuple[Kernel, ...]) -> Work:
         if not kernels:

@@ -15,7 +15,7 @@ from simulator.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.device import Device
 from simulator.memory.choice import Library, strategy_of
 from simulator.memory.offloading import saved_bytes
-from simulator.memory.outside import capacity_bytes, outside_torch_bytes, workspace_bytes
+from simulator.memory.outside import capacity_bytes, outside_torch_bytes, window_bytes, workspace_bytes
 from simulator.memory.pressure import Pressure, under_pressure
 from simulator.memory.step import Mark, Step, layer_tape, record_tapes
 from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
@@ -45,6 +45,7 @@ __all__ = [
     "reserved_course",
     "simulate_memory",
     "step_events",
+    "window_bytes",
     "write_history",
 ]
 
@@ -158,10 +159,10 @@ def simulate_memory(
     allocator is not asked what it would reserve for them.
     """
     history, live = _fullest(model, plan, stack, blocks, device, stages)
-    outside = outside_torch_bytes(device, plan)
+    outside = outside_torch_bytes(device, plan) + window_bytes(model, plan, stack)
     hopeless = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
     reserved = [most for most, _ in live.most] if hopeless else _reserved(history, live, settings)
-    use = _use(history, live, max(reserved), plan, device)
+    use = _use(history, live, max(reserved), plan, device, outside)
     if use.fits_bare and not use.fits_surely:
         limit = use.capacity_bytes - use.outside_torch_bytes
         use = replace(use, pressure=under_pressure(history.events, history.steady, limit, settings))
@@ -183,8 +184,9 @@ def memory_uses(
 ) -> Iterator[MemoryUse]:
     """The peaks alone under each of the settings, without the course of the step, and not played where memory ends."""
     history, live = _fullest(model, plan, stack, blocks, device)
+    outside = outside_torch_bytes(device, plan) + window_bytes(model, plan, stack)
     for one in settings:
-        yield _use(history, live, max(_reserved(history, live, one)), plan, device)
+        yield _use(history, live, max(_reserved(history, live, one)), plan, device, outside)
 
 
 def _fullest(
@@ -216,9 +218,8 @@ def _candidates(model: Model, plan: Plan, stages: Sequence[int] | None = None) -
     return list(dict.fromkeys([first, *inside[:1], last]))
 
 
-def _use(history: History, live: LiveCourse, reserved: int, plan: Plan, device: Device) -> MemoryUse:
+def _use(history: History, live: LiveCourse, reserved: int, plan: Plan, device: Device, outside: int) -> MemoryUse:
     peak, at = live.peak
-    outside = outside_torch_bytes(device, plan)
     return MemoryUse(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=reserved,

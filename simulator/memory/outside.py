@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.device import Device
+from simulator.kernels import DTYPE_BYTES
+from simulator.model import Model
 from simulator.plan import Plan
 from simulator.stack import Stack
 
@@ -35,6 +37,28 @@ def outside_torch_bytes(device: Device, plan: Plan, communicators: int | None = 
         return 0
     count = num_communicators(plan) if communicators is None else communicators
     return CONTEXT_BYTES + count * COMMUNICATOR_BYTES
+
+
+# Windows that Transformer Engine opens for a layer, each of all tokens: those that hold what is gathered (in fp8 where
+# products are), and those that hold what is scattered (pytorch/module/base.py, initialize_ub: 6 and 4 names).
+_GATHER_WINDOWS, _SCATTER_WINDOWS = 6, 4
+
+
+def window_bytes(model: Model, plan: Plan, stack: Stack) -> int:
+    """Memory of a rank that its tensor-parallel peers read, outside the allocator: none but where products run in pieces.
+
+    torch keeps one workspace: the rank's part of the tokens, or two parts that peers fetch in turn
+    (distributed/_symmetric_memory: get_symm_mem_workspace).
+    """
+    if plan.tp == 1 or not plan.sequence_parallel:
+        return 0
+    numel = plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model
+    wide = DTYPE_BYTES[plan.compute_dtype]
+    if stack.tp_overlap == "userbuffers" and stack.blocks == "fused":
+        narrow = 1 if plan.precision == "fp8" else wide
+        return numel * (_GATHER_WINDOWS * narrow + _SCATTER_WINDOWS * wide)
+    symmetric = stack.tp_overlap == "symmetric_memory" and stack.blocks == "compiled"
+    return 2 * numel * wide // plan.tp if symmetric else 0
 
 
 def capacity_bytes(device: Device, plan: Plan, outside_bytes: int) -> int:

@@ -11,12 +11,12 @@ from simulator.ops.linear import linear
 from simulator.ops.norm import norm
 from simulator.ops.rope import rotate
 from simulator.ops.setting import Setting
-from simulator.ops.tensor_parallel import enter, leave
+from simulator.ops.tensor_parallel import FED, enter, leave
 
 
 def attention(g: Graph, s: Setting, x: Value) -> Value:
     """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
-    given, x = x, enter(g, s, "attention.enter", x)
+    given, x = x, enter(g, s, "attention.enter", x, FED)
     if s.model.latent is not None:
         q, k, v = latent_projections(g, s, x)
     else:

@@ -98,7 +98,8 @@ def _learned_positions(g: Graph, s: Setting, x: Value) -> Value:
 def _keep_every_second_product(block: Block) -> Block:
     """The first product's output is kept by the selective policy, the second's is made again, and so on."""
     products = [op.name for op in block.ops if op.category == "gemm"]
-    again = set(products[1::2])
+    sent = {op.name for op in block.ops if any(e.kind == "reduce_scatter" for e in op.forward_exchanges)}
+    again = set(products[1::2]) - sent  # results of reduce-scatters are kept, those with a product inside too
     ops = tuple(replace(op, selective_save=False) if op.name in again else op for op in block.ops)
     return replace(block, ops=ops)
 

@@ -26,6 +26,8 @@ class Exchange:
     num_bytes: of the full tensor. at: it starts when the op's first `at` kernels have run. beside: of the kernels from
     there on, those that run while it does; whatever comes after them waits for it. copies: rows of one token that a
     dispatcher sends once to each node, or rank inside a node, instead of each to its own expert.
+    pieces: what runs beside it is cut into so many, and one of them runs alone: the first that is sent, or the last that
+    comes. feeds: ops behind this one whose kernels run beside it too. copied: by copy engines, part by part.
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -34,6 +36,9 @@ class Exchange:
     at: int = 0
     beside: int = 0
     copies: int = 1
+    pieces: int = 1
+    feeds: tuple[str, ...] = ()
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel
+from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Layout
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.quantise import Quantiser
 from simulator.ops.setting import Setting
@@ -32,24 +32,30 @@ def linear(  # noqa: PLR0913  a product has that many facts
     16 bits when the layers' products run in fp8. tokens: T, if not all of the rank's.
     """
     t, n = tokens or s.tokens, width_out
-    course = Course(s, split)
+    course = Course(s, split, "" if head else name)
     k = x.numel // (s.stream_tokens if course.gathers_input else t)
     dtype = s.wide_dtype if head else s.gemm_dtype
     weight = _parameters(g, s, name, n * k)
-    x = g.cast(x, s.dtype, f"{name}.input")
+    x = x if x.dtype == "fp8" else g.cast(x, s.dtype, f"{name}.input")
     quantise = Quantiser(g, s, name, (t * k, n * k, t * n)) if dtype == "fp8" else None
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n // (s.plan.tp if course.scatters_output else 1), s.dtype)
     casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
+    if quantise is not None and (x.dtype == "fp8" or course.casts_gradient) and s.stack.blocks != "fused":
+        casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=course.gradient_parts)
     whole_input, whole_output = t * k * DTYPE_BYTES[x.dtype], t * n * s.element_bytes
     g.op(
         name,
         "gemm",
         inputs=(x, *weight),
         outputs=(y,),
-        forward=(*casts, Gemm(m=t, n=n, k=k, dtype=dtype, layout="tn")),
-        backward=(*casts_back, *_backward(s, dtype, t, n, k, bias=bias)),
+        forward=(*casts, _product(t, n, k, dtype, course.pieces), *course.sums(whole_output)),
+        backward=(
+            *casts_back,
+            *_backward(s, dtype, t, n, k, bias=bias, pieces=course.backward_pieces),
+            *course.ordered(s.batch, whole_output),
+        ),
         saved=(x, *weight),
         grads=(x, *weight),
         parameter_numel=(n if bias else 0) + (0 if weight else n * k),
@@ -62,11 +68,16 @@ def linear(  # noqa: PLR0913  a product has that many facts
     return y
 
 
-def _backward(s: Setting, dtype: Dtype, t: int, n: int, k: int, *, bias: bool) -> tuple[Kernel, ...]:
+def _product(t: int, n: int, k: int, dtype: Dtype, pieces: int, layout: Layout = "tn") -> Gemm:
+    """A product of T rows; in pieces, one of T / pieces rows each, whose waves run into one another."""
+    return Gemm(m=-(-t // pieces), n=n, k=k, dtype=dtype, layout=layout, batch=pieces, launches=pieces)
+
+
+def _backward(s: Setting, dtype: Dtype, t: int, n: int, k: int, *, bias: bool, pieces: int) -> tuple[Kernel, ...]:
     """Data gradient, weight gradient, and the bias gradient: column sums of dy (in the epilogue where fused)."""
     fused = s.stack.blocks == "fused"
     kernels: list[Kernel] = [
-        Gemm(m=t, n=k, k=n, dtype=dtype, layout="nn"),
+        _product(t, k, n, dtype, pieces, "nn"),
         Gemm(m=n, n=k, k=t, dtype=dtype, layout="nt", accumulate_fp32=fused),
     ]
     if bias and not fused:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.setting import Setting
-from simulator.ops.tensor_parallel import enter, leave
+from simulator.ops.tensor_parallel import FED, enter, leave
 
 # SiLU's backward written out, σ(x) (1 + x (1 − σ(x))) dy, has six operators; five results die with the expression.
 _SILU_OPERATORS = 5
@@ -34,7 +34,7 @@ class _Part(NamedTuple):
 
 
 def _mlp(g: Graph, s: Setting, x: Value, part: _Part) -> Value:
-    given, x = x, enter(g, s, f"{part.name}.enter", x)
+    given, x = x, enter(g, s, f"{part.name}.enter", x, tuple(f"{part.prefix}{name}" for name in FED))
     hidden = _gated(g, s, x, part) if s.model.gated else _plain(g, s, x, part)
     out = linear(g, s, f"{part.prefix}down", hidden, s.model.d_model, bias=part.bias, split="rows")
     if s.stack.blocks == "eager":

@@ -24,7 +24,7 @@ class Quantiser:
     """Casts to fp8 around one linear layer.
 
     delayed: scales are of the last steps' maxima, so one read of 16 bits does. tensorwise: the maximum is found first, one
-    more read. mxfp8: a block's maximum is found as the block is cast; copies along rows and columns differ in their scales,
+    more read. rowwise: the same for each row; a gradient is cast along rows and along columns. mxfp8: a block's maximum is found as the block is cast; copies along rows and columns differ in their scales,
     so both are written at once.
 
     Hand-fused stacks write both copies in one kernel, keep the fp8 input, and cast weights once a step. Others cast for
@@ -65,8 +65,19 @@ class Quantiser:
     def backward(self) -> tuple[Kernel, ...]:
         if self._fused:
             return self._both(self._written, 2 * self._written, self._launches)
-        gradients = (self._one(self._written),) * (2 if self._recipe == "mxfp8" else 1)  # along rows, and along columns
+        gradients = (self._one(self._written),) * (
+            2 if self._recipe in ("mxfp8", "rowwise") else 1
+        )  # along rows and columns
         return (*gradients, *self._of_weight(), self._one(self._read))
+
+    def after_gathers(self, *, input_came: bool, gradient_parts: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+        """(forward, backward) where tokens were cast before they were gathered (torchao, float8_tensor_parallel.py).
+
+        input_came: in fp8, of which the backward turns a copy. gradient_parts: ranks that cast a part of the gradient each.
+        """
+        read = stream("copy", self._read, self._read) if input_came else self._one(self._read)
+        forward = (*(() if input_came else (self._one(self._read),)), *self._of_weight())
+        return forward, (self._one(self._written // gradient_parts), *self._of_weight(), read)
 
     def _of_weight(self) -> tuple[Kernel, ...]:
         return () if self._gathered else (self._one(self._weight),)

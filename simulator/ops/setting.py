@@ -51,6 +51,24 @@ class Setting:
         return self.plan.tp > 1 and self.plan.sequence_parallel
 
     @property
+    def symmetric_memory(self) -> bool:
+        """Compiled products run in pieces that copies between the ranks of tp feed or drain (torch's async TP)."""
+        compiled = self.stack.blocks == "compiled" and self.stack.tp_overlap == "symmetric_memory"
+        return self.sequence_parallel and compiled
+
+    @property
+    def userbuffers(self) -> bool:
+        """The same of Transformer Engine's linear layers."""
+        fused = self.stack.blocks == "fused" and self.stack.tp_overlap == "userbuffers"
+        return self.sequence_parallel and fused
+
+    @property
+    def casts_before_gathers(self) -> bool:
+        """The tensor-parallel styles of torchao cast tokens to fp8 before they gather them, where one scale stands for a tensor."""
+        by_tensor = self.gemm_dtype == "fp8" and self.fp8_recipe == "tensorwise"
+        return by_tensor and self.sequence_parallel and self.stack.blocks != "fused"
+
+    @property
     def vocab_parallel(self) -> bool:
         """Each rank has its part of the vocabulary."""
         return self.plan.tp > 1 and self.plan.vocab_parallel

@@ -11,11 +11,23 @@ distributed/_functional_collectives.py, _utils.py).
 
 Hand-fused stacks do both inside their linear layers: they save the part of the tokens and gather it once more beside
 the data gradient, and send that gradient beside the weight's (Megatron-LM, core/tensor_parallel/layers.py).
+
+In pieces. A product whose input is gathered starts with the rank's own part of the tokens and goes on as copies bring the
+others; one whose result is scattered sends each part as it is ready. n parts of g seconds beside copies of c seconds take
+g + (n - 1) max(g, c). Two streams take turns, so that a part's last wave runs beside the next part's first one.
+
+- userbuffers, Transformer Engine (module/base.py, initialize_ub; cpp_extensions, CommOverlapP2P): gathers of tp parts by copy
+  engines; reduce-scatters by SMs in 4 parts, the last of them exposed; in the backward of a product with columns the whole
+  collectives beside whole products ("bulk").
+- symmetric_memory, torch 2.13 (_inductor/fx_passes/micro_pipeline_tp.py; distributed/_symmetric_memory): all-gathers with the
+  products that read them, products with their reduce-scatter, tp parts each by copy engines. A reduce-scatter of the
+  backward's sum of several data gradients has no one product behind it, and stays NCCL's.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Final, Literal
 
 from simulator.kernels import Kernel
 from simulator.ops.core import Exchange
@@ -26,8 +38,14 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Split = Literal["columns", "rows", "none"]
 
 
-def enter(g: Graph, s: Setting, name: str, x: Value) -> Value:
-    """The region's input on whole tokens. Fused stacks: unchanged, their linear layers gather."""
+FED: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up")  # products that read what a region gathers as it enters
+_SPLITS: Final = (
+    4  # parts of a product beside its reduce-scatter: num_splits of initialize_ub, and of the recipes' overlap configs
+)
+
+
+def enter(g: Graph, s: Setting, name: str, x: Value, feeds: tuple[str, ...] = ()) -> Value:
+    """The region's input on whole tokens. Fused stacks: unchanged, their linear layers gather. feeds: the products it is for."""
     if s.plan.tp == 1 or s.stack.blocks == "fused":
         return x
     if not s.sequence_parallel:
@@ -40,7 +58,8 @@ def enter(g: Graph, s: Setting, name: str, x: Value) -> Value:
             backward_exchanges=(exchange("all_reduce", x.num_bytes),),
         )
         return x
-    return _gather(g, s, name, x, backward_exchanges=(exchange("reduce_scatter", x.num_bytes * s.plan.tp),))
+    scattered = (exchange("reduce_scatter", x.num_bytes * s.plan.tp),)
+    return _gather(g, s, name, x, backward_exchanges=scattered, feeds=feeds)
 
 
 def gather(g: Graph, s: Setting, name: str, x: Value) -> Value:
@@ -48,21 +67,38 @@ def gather(g: Graph, s: Setting, name: str, x: Value) -> Value:
     return _gather(g, s, name, x) if s.sequence_parallel else x
 
 
-def _gather(g: Graph, s: Setting, name: str, x: Value, backward_exchanges: tuple[Exchange, ...] = ()) -> Value:
-    whole = g.value(name, x.numel * s.plan.tp, x.dtype)
-    copied = _copied_bytes(s, whole)
-    scattered = whole.num_bytes if backward_exchanges else 0
+def _gather(
+    g: Graph,
+    s: Setting,
+    name: str,
+    x: Value,
+    backward_exchanges: tuple[Exchange, ...] = (),
+    feeds: tuple[str, ...] = (),
+) -> Value:
+    narrow = bool(feeds) and s.casts_before_gathers
+    whole = g.value(name, x.numel * s.plan.tp, "fp8" if narrow else x.dtype)
+    in_pieces = bool(feeds) and s.symmetric_memory
+    copied = 0 if in_pieces else _copied_bytes(s, whole)
+    scattered = x.num_bytes * s.plan.tp if backward_exchanges else 0
+    late = _copies(
+        _copied_bytes(s, whole) if in_pieces else 0
+    )  # for the weights' gradients, whose other factor is in order
+    before = (stream("cast", 2 * x.num_bytes, x.numel, 2),) if narrow else ()
+    staged = _copies(whole.num_bytes // s.plan.tp if in_pieces else 0)  # where the others read it
+    gathered = exchange("all_gather", whole.num_bytes, len(before) + len(staged))
+    if in_pieces:
+        gathered = replace(gathered, pieces=s.plan.tp, feeds=feeds, copied=True)
     g.op(
         name,
         "elementwise",
         inputs=(x,),
         outputs=(whole,),
-        forward=_copies(copied),
-        backward=_copies(scattered or x.num_bytes),
+        forward=(*before, *staged, *_copies(copied)),
+        backward=(*late, *_copies(scattered or x.num_bytes)),
         grads=(x,),
         forward_temporary_bytes=copied,
         backward_temporary_bytes=scattered,
-        forward_exchanges=(exchange("all_gather", whole.num_bytes),),
+        forward_exchanges=(gathered,),
         backward_exchanges=backward_exchanges,
     )
     return whole
@@ -134,25 +170,67 @@ def leave(g: Graph, s: Setting, name: str, x: Value) -> Value:
 
 
 class Course:
-    """What a hand-fused linear layer sends, and when. Elsewhere, and without tensor parallelism, nothing.
+    """What a linear layer itself sends, and when: a hand-fused one, or one cut in pieces. Elsewhere nothing.
 
     gathers_input: it reads its part of the tokens and gathers the rest; scatters_output: it writes a part.
     """
 
-    def __init__(self, s: Setting, split: Split) -> None:
-        fused = s.plan.tp > 1 and s.stack.blocks == "fused" and split != "none"
-        self._columns = fused and split == "columns"
-        self._in_pieces = fused and s.sequence_parallel and s.stack.tp_overlap == "userbuffers"
+    def __init__(self, s: Setting, split: Split, name: str = "") -> None:
+        self._columns = s.plan.tp > 1 and s.stack.blocks == "fused" and split == "columns"
         self._hides = s.stack.tp_overlap != "none"
+        self._tp, self._ub, self._symmetric = s.plan.tp, s.userbuffers, s.symmetric_memory
         self.gathers_input = self._columns and s.sequence_parallel
-        self.scatters_output = self._in_pieces and split == "rows"
+        self._fed = s.symmetric_memory and split == "columns" and name.rpartition(".")[2] in FED
+        self.scatters_output = (s.userbuffers or s.symmetric_memory) and split == "rows"
+        # of the result's gradient, which is cast before it is gathered
+        self._narrow = 2 if s.casts_before_gathers and self.scatters_output else 1
+
+    @property
+    def pieces(self) -> int:
+        """Parts that the forward's product is cut into."""
+        if self.scatters_output:
+            return _SPLITS if self._ub else self._tp
+        return self._tp if self._fed or (self.gathers_input and self._ub) else 1
+
+    @property
+    def backward_pieces(self) -> int:
+        """The same of the data gradient's."""
+        return self._tp if self.scatters_output else 1
+
+    @property
+    def casts_gradient(self) -> bool:
+        """The gradient of its result comes in fp8."""
+        return self._narrow > 1
+
+    @property
+    def gradient_parts(self) -> int:
+        """Of the gradient of its result the rank casts one such part, before the rest comes."""
+        return self._tp if self.casts_gradient else 1
+
+    def sums(self, whole_output: int) -> tuple[Kernel, ...]:
+        """What adds the parts that copies brought."""
+        if not (self.scatters_output and self._symmetric):
+            return ()
+        return (stream("elementwise", whole_output, whole_output // self._tp),)
+
+    def ordered(self, num_sequences: int, whole_output: int) -> tuple[Kernel, ...]:
+        """What puts the gathered gradient of several sequences in order, for the weights' gradient."""
+        fetched = self.scatters_output and self._symmetric and num_sequences > 1
+        return _copies(whole_output // self._narrow) if fetched else ()
 
     def forward(self, whole_input: int, whole_output: int, product: int) -> tuple[Exchange, ...]:
         """Bytes of the whole input and output; `product` is the index of the matrix product among the kernels."""
-        beside = 1 if self._in_pieces else 0
         if self.gathers_input:
-            return (exchange("all_gather", whole_input, product, beside),)
-        return (exchange("reduce_scatter", whole_output, product, beside),) if self.scatters_output else ()
+            if not self._ub:
+                return (exchange("all_gather", whole_input, product),)
+            return (self._copied("all_gather", whole_input, product),)
+        if not self.scatters_output:
+            return ()
+        if self._symmetric:
+            return (self._copied("reduce_scatter", whole_output, product),)
+        last = whole_output // _SPLITS
+        early = replace(exchange("reduce_scatter", whole_output - last, product, 1), pieces=_SPLITS)
+        return early, exchange("reduce_scatter", last, product + 1)
 
     def backward(self, whole_input: int, gradient: int, whole_output: int, product: int) -> tuple[Exchange, ...]:
         """`gradient`: bytes of the whole input's gradient; `product`: index of the data gradient's product."""
@@ -162,7 +240,10 @@ class Course:
             return again, exchange("reduce_scatter", gradient, product + 1, hidden)
         if self._columns:
             return (exchange("all_reduce", gradient, product + 1, hidden),)
-        return (exchange("all_gather", whole_output, product, 1),) if self.scatters_output else ()
+        return (self._copied("all_gather", whole_output // self._narrow, product),) if self.scatters_output else ()
+
+    def _copied(self, kind: Kind, num_bytes: int, at: int) -> Exchange:
+        return replace(exchange(kind, num_bytes, at, 1), pieces=self._tp, copied=True)
 
     def forward_temporary_bytes(self, whole_input: int, whole_output: int) -> int:
         """The gathered input, or the output before it is scattered."""
@@ -170,7 +251,8 @@ class Course:
 
     def backward_temporary_bytes(self, whole_input: int, gradient: int, whole_output: int) -> int:
         """The input gathered again and its whole gradient, or the output's gathered gradient."""
-        return whole_input + gradient if self.gathers_input else whole_output if self.scatters_output else 0
+        gathered = whole_output // self._narrow
+        return whole_input + gradient if self.gathers_input else gathered if self.scatters_output else 0
 
 
 def exchange(kind: Kind, num_bytes: int, at: int = 0, beside: int = 0) -> Exchange:

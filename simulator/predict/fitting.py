@@ -18,7 +18,15 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves
 from simulator.errors import InputError
 from simulator.lower import Lowering, lower
-from simulator.memory import RESERVED_HIGH, MemoryUse, live_course, memory_uses, outside_torch_bytes, write_history
+from simulator.memory import (
+    RESERVED_HIGH,
+    MemoryUse,
+    live_course,
+    memory_uses,
+    outside_torch_bytes,
+    window_bytes,
+    write_history,
+)
 from simulator.memory.outside import workspace_bytes
 from simulator.model import Model
 from simulator.pipeline import Split
@@ -157,9 +165,9 @@ class _Search:
         """Bytes that live tensors may take for the allocator's interval to fit; none where a lower tier overflows."""
         if candidate.plan.offload.any and self._overflows(candidate):
             return 0.0
-        return (
-            self.memory.capacity_bytes - outside_torch_bytes(candidate.cluster.device, candidate.plan)
-        ) / RESERVED_HIGH
+        plan = candidate.plan
+        outside = outside_torch_bytes(candidate.cluster.device, plan) + window_bytes(self.model, plan, self.stack)
+        return (self.memory.capacity_bytes - outside) / RESERVED_HIGH
 
 
 def device_s_per_token(plan: Plan, step_s: float) -> float:

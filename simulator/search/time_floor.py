@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from simulator.collectives import bill, interference, link_capacities
+from simulator.collectives import bill, copies, interference, link_capacities
 from simulator.kernels import DTYPE_BYTES
 from simulator.lower.fabric import Fabric
 from simulator.lower.pipelined import waits_for_messages
@@ -106,22 +106,25 @@ class TimeFloor:
             self._groups[key] = found
         return found
 
-    def price(self, kind: str, size_bytes: int, shape: GroupShape) -> Price:
-        """A collective alone."""
+    def price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool = False) -> Price:
+        """A collective alone, or the copies that stand for it."""
         if size_bytes == 0 or shape.num_ranks == 1:
             return _FREE
-        key = (kind, size_bytes, shape)
+        key = (kind, size_bytes, shape, copied)
         found = self._prices.get(key)
         if found is None:
-            found = self._prices[key] = self._price(kind, size_bytes, shape)
+            found = self._prices[key] = self._price(kind, size_bytes, shape, copied=copied)
         return found
 
-    def _price(self, kind: str, size_bytes: int, shape: GroupShape) -> Price:
+    def _price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool) -> Price:
         nouns = self.nouns
         nccl, weight = nouns.stack.software(), nouns.calibration.interference.hbm_weight
-        one = bill(kind, size_bytes, shape, nouns.cluster, curves=nouns.curves, nccl=nccl)
         slows = 0.0
-        if kind != "send_recv":
+        if copied:
+            one, slows = copies(kind, size_bytes, shape, nouns.cluster, nouns.curves, memory_weight=weight)
+        else:
+            one = bill(kind, size_bytes, shape, nouns.cluster, curves=nouns.curves, nccl=nccl)
+        if kind != "send_recv" and not copied:
             slows = float(interference(kind, shape, nouns.cluster, nouns.curves, memory_weight=weight, nccl=nccl))
         moving = max((float(size) / self._capacities[link] for link, size in one.link_bytes.items()), default=0.0)
         return Price(float(one.latency_s) + moving, moving, slows)
@@ -367,7 +370,8 @@ class _Floor:
 
     def _alone(self, exchange: Exchange) -> float:
         shape = self.base.group(self.mesh, self.fabric.axis(exchange.axis))
-        return self.base.price(exchange.kind, exchange.num_bytes, shape).alone_s
+        copied = exchange.copied and not shape.spans_domain
+        return self.base.price(exchange.kind, self.fabric.sent_bytes(exchange), shape, copied=copied).alone_s
 
     def _streams(self, traffic: Traffic, idle_s: float) -> tuple[float, float]:
         """(what the collectives beside compute slow it at least, the longest stream of them) over a step."""

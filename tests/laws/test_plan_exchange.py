@@ -29,7 +29,10 @@ def _fp8(draw: st.DrawFn, precision: str, recipes: tuple[str, ...], *, gathers: 
     if precision != "fp8":
         return {}
     recipe = draw(st.sampled_from((None, *recipes)))
-    return {"fp8_recipe": recipe, "fp8_all_gather": gathers and recipe != "mxfp8" and draw(st.booleans())}
+    return {
+        "fp8_recipe": recipe,
+        "fp8_all_gather": gathers and recipe not in ("mxfp8", "rowwise") and draw(st.booleans()),
+    }
 
 
 @st.composite
@@ -114,7 +117,7 @@ def torchtitan_plans(draw: st.DrawFn) -> Plan:
     offload = {"optimizer": "host", "parameters": "host"} if draw(st.booleans()) else {}
     precision = draw(st.sampled_from(("bf16", "fp32", "fp8")))
     return Plan(
-        **_fp8(draw, precision, ("tensorwise", "mxfp8"), gathers=True),
+        **_fp8(draw, precision, ("tensorwise", "rowwise", "mxfp8"), gathers=True),
         data_parallel="fsdp2",
         zero=3,
         dp_shard=draw(st.sampled_from((2, 4, 8))),

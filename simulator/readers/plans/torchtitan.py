@@ -115,7 +115,7 @@ def _tensor_parallel(r: Reading, fields: dict[str, Any], changes: dict[str, tupl
     if r.flag(f"{_P}enable_async_tensor_parallel"):
         compiled = r.flag("compile.enable")
         if compiled:
-            changes["tp_overlap"] = ("userbuffers", r.place(f"{_P}enable_async_tensor_parallel"))
+            changes["tp_overlap"] = ("symmetric_memory", r.place(f"{_P}enable_async_tensor_parallel"))
         else:
             r.fault(f"{_P}enable_async_tensor_parallel", "works on compiled blocks only", "compile.enable = true")
     if fields.get("cp", 1) > 1:
@@ -265,7 +265,9 @@ def _fp8(r: Reading, fields: dict[str, Any], *, sharded: bool) -> None:
             r.unmodelled("model.converters", f"{word} is not modelled")
     recipe = r.text("quantize.linear.float8.recipe_name")
     if recipe not in (None, "tensorwise") and fields["precision"] == "fp8":
-        r.unmodelled("quantize.linear.float8.recipe_name", "products scaled by rows are taken as scaled by tensor")
+        fields.setdefault("fp8_recipe", "rowwise")
+        if recipe != "rowwise":
+            r.unmodelled("quantize.linear.float8.recipe_name", f"{recipe} is taken as rowwise")
     name = "quantize.linear.float8.enable_fsdp_float8_all_gather"
     if r.flag(name) and fields["precision"] == "fp8":
         if sharded and recipe in (None, "tensorwise") and "fp8_recipe" not in fields:

@@ -32,10 +32,10 @@ def torchtitan_toml(job: Job, flavor: tuple[str, str]) -> str:
         tables["model"]["converters"] = ["quantize.linear.mx"]
     elif plan.precision == "fp8":
         tables["model"]["converters"] = ["quantize.linear.float8"]
-        tables["quantize.linear.float8"] = {"recipe_name": "tensorwise"}
+        tables["quantize.linear.float8"] = {"recipe_name": plan.fp8_recipe or "tensorwise"}
         if plan.fp8_all_gather:
             tables["quantize.linear.float8"]["enable_fsdp_float8_all_gather"] = True
-    if compiled and job.stack.tp_overlap == "userbuffers" and plan.tp > 1:
+    if compiled and job.stack.tp_overlap == "symmetric_memory" and plan.tp > 1:
         tables["parallelism"]["enable_async_tensor_parallel"] = True
     lines: list[str] = []
     for name, table in tables.items():
