@@ -31,6 +31,7 @@ VERBS = {
     "search": "The best plan on a cluster for one global batch, out of every legal one.",
     "goodput": "Days and dollars of a long run: failures, checkpoints, restarts, slow hosts.",
     "compare": "Plans or clusters side by side: time, memory, the difference with its interval, what limits each.",
+    "sensitivity": "How far a step's time or cost, and the choice between plans, hang on their inputs.",
     "backtest": "Predict a table of measured runs and say how far off each group is.",
     "validate": "Run a plan for real, and compare the prediction with it.",
     "calibrate": "Measure this machine, and fit a calibration from samples or nccl-tests logs.",

@@ -70,11 +70,11 @@ def command(
     except InputError as exc:
         faults += exc.faults
     subjects: list[Subject] = []
-    asked = [(_named(file), file, settings) for file in files]
-    asked += [(variant, files[0], (*settings, *_split(variant))) for variant in variants]
+    asked = [(name_of(file), file, settings) for file in files]
+    asked += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
     for name, file, changes in asked:
         try:
-            subjects.append(_subject(name, file, given, changes, listed))
+            subjects.append(subject_of(name, file, given, changes, listed))
         except InputError as exc:
             faults += [fault for fault in exc.faults if fault not in faults]
     if faults:
@@ -88,11 +88,12 @@ def command(
     return ExitCode.OK
 
 
-def _named(file: Path | None) -> str:
+def name_of(file: Path | None) -> str:
+    """What a study is called."""
     return "the default" if file is None else file.stem
 
 
-def _split(variant: str) -> list[str]:
+def split_settings(variant: str) -> list[str]:
     """Settings of a variant: a comma parts two of them where a key follows it, and no bracket is open."""
     parts: list[str] = []
     for part in variant.split(","):
@@ -104,9 +105,10 @@ def _split(variant: str) -> list[str]:
     return parts
 
 
-def _subject(
+def subject_of(
     name: str, file: Path | None, flags: dict[str, str], settings: tuple[str, ...], prices: Prices | None
 ) -> Subject:
+    """A study under flags and settings, with its prices. Raises InputError with every fault."""
     priced = [setting for setting in settings if setting.strip().startswith("price.")]
     study = read_study(file, flags, {}, [setting for setting in settings if setting not in priced])
     return Subject(
@@ -116,11 +118,11 @@ def _subject(
         cluster=study.cluster,
         calibration=study.calibration,
         stack=study.stack,
-        prices=_other_prices(prices, study.cluster, priced) if priced else prices,
+        prices=other_prices(prices, study.cluster, priced) if priced else prices,
     )
 
 
-def _other_prices(prices: Prices | None, cluster: Cluster, settings: list[str]) -> Prices:
+def other_prices(prices: Prices | None, cluster: Cluster, settings: list[str]) -> Prices:
     """The prices of a cluster with others put in: a key changes those of a kind that has it."""
     if prices is None:
         raise InputError(

@@ -91,7 +91,7 @@ def command(
     others = {k: v for k, v in given.items() if k not in plan_flags}
     faults: list[Fault] = []
     asked = _tried(lambda: read_study(study, others, plan_flags, settings, imported), faults)
-    run = _tried(lambda: _read_run(study, run_flags), faults)
+    run = _tried(lambda: read_run(study, run_flags), faults)
     if asked is None or run is None:
         raise InputError(dict.fromkeys(faults))
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
@@ -120,7 +120,7 @@ def _tried(make: Callable[[], _Made], faults: list[Fault]) -> _Made | None:
         return None
 
 
-def _read_run(study: Path | None, flags: Mapping[str, str]) -> LongRun:
+def read_run(study: Path | None, flags: Mapping[str, str]) -> LongRun:
     """The study's [run] table under the flags. Raises InputError; a fault of a flag names the flag."""
     table = read_toml(study, InputError).get("run", {}) if study is not None else {}
     if not isinstance(table, dict):

@@ -7,7 +7,7 @@ The closed forms of Young and Daly choose the interval between checkpoints; runs
 comes of it, and of half and twice the interval.
 """
 
-from simulator.goodput.answer import Goodput, Interval, Share, Spread, goodput
+from simulator.goodput.answer import Goodput, Interval, Share, Spread, expected_run_s, goodput
 from simulator.goodput.failures import Cause, Failures
 from simulator.goodput.interval import daly_s, expected_s, young_s
 from simulator.goodput.run import LongRun
@@ -24,6 +24,7 @@ __all__ = [
     "Share",
     "Spread",
     "daly_s",
+    "expected_run_s",
     "expected_s",
     "goodput",
     "play",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp, inf, log
 from statistics import NormalDist
 from typing import Final
 
@@ -141,6 +141,35 @@ def goodput(
         seed=run.seed,
         sources=_sources(run, load_s),
     )
+
+
+def expected_run_s(
+    run: LongRun,
+    saving: Saving,
+    load_s: float,
+    *,
+    step_s: float,
+    tokens_per_step: int,
+    num_devices: int,
+    gpus_per_host: int,
+    mtbf_factor: float = 1.0,
+) -> float:
+    """Wall-clock of a run by Daly's closed form: hosts neither short nor slow, every interruption unannounced.
+
+    mtbf_factor: times as long between failures as `run` says. Infinite where failures strike faster than restarts.
+    """
+    tokens = run.tokens if run.tokens is not None else (run.steps or 0) * tokens_per_step
+    work_s = -(-tokens // tokens_per_step) * step_s
+    num_hosts = -(-num_devices // gpus_per_host)
+    rate = sum(cause.rate_per_s(num_devices, num_hosts) for cause in run.failures.all) / mtbf_factor
+    if not rate:
+        return work_s
+    restart_s = run.detect_s + run.reschedule_s + (load_s if run.load_s is None else run.load_s) + run.warmup_s
+    interval_s = _interval_s(run, saving, rate, step_s, work_s)
+    try:
+        return expected_s(work_s, 1 / rate, saving.blocking_s, interval_s, restart_s)
+    except OverflowError:
+        return inf
 
 
 def _interval_s(run: LongRun, saving: Saving, rate: float, step_s: float, work_s: float) -> float:

@@ -1,0 +1,176 @@
+"""`shardwise sensitivity`: what a step's time or cost, and the choice between alternatives, hang on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.cli import ExitCode
+from simulator.cli.compare import name_of, split_settings
+from simulator.cli.goodput import read_run
+from simulator.cli.options import answer_options
+from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
+from simulator.cli.terminal import show
+from simulator.errors import Fault, InputError
+from simulator.goodput import LongRun
+from simulator.prices import Prices
+from simulator.search import Journal
+from simulator.sensitivity import Range, render
+from simulator.sensitivity.text import WIDTH
+
+_HELP = """How far a figure, and the choice between alternatives, hang on their inputs.
+
+Alternatives are those of `compare`: STUDY.toml files, and --what-if variants of the first; one alone has no decision, but
+figures. --vary KEY=LOW..HIGH is a range: a leaf as --set takes it (link.inter.bytes_per_s=200Gb/s..400Gb/s,
+device.memory_bytes_per_s=x0.9..x1.1, kernels.gemm=x0.8..x1.2), price.KEY, run.KEY, or run.mtbf=x0.5..x2; B:KEY=... is the second alternative's alone. All vary at
+once; beside them the errors of the prediction itself do, as far as the alternatives do not share them.
+
+Exit codes: 0 answered, 2 usage, 3 bad input, 130 interrupted (--journal keeps what was simulated)."""
+
+
+@click.command("sensitivity", help=_HELP)
+@click.argument("studies", nargs=-1, type=click.Path(path_type=Path), metavar="[STUDY.toml]...")
+@click.option(
+    "--what-if", "variants", multiple=True, metavar="KEY=VALUE[,KEY=VALUE...]", help="A variant of the first."
+)
+@click.option("--vary", "ranges", multiple=True, metavar="KEY=LOW..HIGH", help="An input's range; may be repeated.")
+@click.option(
+    "--by", "figure", type=click.Choice(list(FIGURES)), help="What is compared. [cost with --prices, else time]"
+)
+@click.option("--no-errors", is_flag=True, help="Take the prediction's own errors for none.")
+@click.option("--samples", type=click.IntRange(8, 65_536), default=128, show_default=True, help="A power of two.")
+@click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict; of all studies.")
+@click.option("--model", metavar="NAME|FILE", help="As for predict; of all studies.")
+@click.option("--cluster", metavar="NAME|FILE", help="As for predict; of all studies.")
+@click.option("--nodes", metavar="INTEGER", help="As for predict; of all studies.")
+@click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="What GPUs cost.")
+@click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T; else the first study's [run].")
+@click.option("--journal", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep, and resume.")
+@click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
+@answer_options
+def command(
+    studies: tuple[Path, ...],
+    *,
+    variants: tuple[str, ...],
+    settings: tuple[str, ...],
+    as_json: bool,
+    plain: bool,
+    journal: Path | None,
+    jobs: int | None,
+    **options: Any,  # noqa: ANN401  one type an option
+) -> int:
+    """Sample, predict, explain."""
+    files: list[Path | None] = [*studies] if studies else [None]
+    asked = [(name_of(file), file, settings) for file in files]
+    asked += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
+    flags = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
+    study = _study(asked, flags, options)
+    with Journal(journal, identity(study)) if journal is not None else nullcontext() as kept:
+        answer = study.answer(kept, jobs, _teller())
+    if as_json:
+        click.echo(json.dumps(answer.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        show(render(answer), plain=plain, width=WIDTH)
+    return ExitCode.OK
+
+
+def _study(
+    asked: Sequence[tuple[str, Path | None, tuple[str, ...]]], flags: dict[str, str], options: dict[str, Any]
+) -> SensitivityStudy:
+    """Raises InputError with every fault."""
+    faults: list[Fault] = []
+    ranges: list[Range] = []
+    for text in options["ranges"]:
+        try:
+            ranges.append(Range.parse(text))
+        except InputError as exc:
+            faults += exc.faults
+    faults += _range_faults(ranges, options)
+    for one in ranges:
+        if one.only is not None and one.only >= len(asked):
+            remedy = f"A to {chr(ord('A') + len(asked) - 1)}"
+            faults.append(Fault(place=f"--vary {one.key}", problem="there is no such alternative", remedy=remedy))
+    prices, run = _prices(options, faults), _run(asked[0][1], options, faults)
+    figure: Figure = options["figure"] or ("cost" if prices else "time")
+    if figure in ("cost", "run-cost") and options["prices"] is None:
+        faults.append(Fault(place=f"--by {figure}", problem="costs need prices", remedy="--prices PRICES.toml"))
+    if figure.startswith("run") and run is None and not faults:
+        remedy = "--run-tokens 15T, or [run] in the first study"
+        faults.append(Fault(place=f"--by {figure}", problem="nobody says how long the run is", remedy=remedy))
+    if faults:
+        raise InputError(faults)
+    return SensitivityStudy(
+        alternatives=tuple(asked),
+        flags=flags,
+        ranges=tuple(ranges),
+        figure=figure,
+        prices=prices,
+        run=run if figure.startswith("run") else None,
+        errors=not options["no_errors"],
+        samples=options["samples"],
+        seed=options["seed"],
+    )
+
+
+def _range_faults(ranges: Sequence[Range], options: dict[str, Any]) -> list[Fault]:
+    faults = []
+    keys = [one.key for one in ranges]
+    if not options["ranges"] and options["no_errors"]:
+        faults.append(Fault(place="--vary", problem="nothing varies", remedy="--vary KEY=LOW..HIGH"))
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    faults += [Fault(place=f"--vary {key}", problem="varies twice", remedy="keep one") for key in twice]
+    if options["samples"] & (options["samples"] - 1):
+        near = 2 ** (options["samples"].bit_length() - 1)
+        faults.append(Fault(place="--samples", problem="is no power of two", remedy=f"{near} or {2 * near}"))
+    for one in ranges:
+        if one.leaf.startswith("price.") and options["prices"] is None:
+            faults.append(
+                Fault(place=f"--vary {one.key}", problem="there are no prices", remedy="--prices PRICES.toml")
+            )
+        if one.leaf.startswith("run.") and not str(options["figure"]).startswith("run"):
+            remedy = "--by run-days or run-cost"
+            faults.append(Fault(place=f"--vary {one.key}", problem="no step depends on it", remedy=remedy))
+        if one.leaf.startswith("checkpoint."):
+            problem = "what a checkpoint costs is taken as it is"
+            faults.append(
+                Fault(place=f"--vary {one.key}", problem=problem, remedy="shardwise goodput, with each value")
+            )
+        if one.leaf == "run.mtbf" and not one.prefix:
+            faults.append(Fault(place="--vary run.mtbf", problem="is a multiple", remedy="run.mtbf=x0.5..x2"))
+    return faults
+
+
+def _prices(options: dict[str, Any], faults: list[Fault]) -> Prices | None:
+    if options["prices"] is None:
+        return None
+    try:
+        return Prices.load(options["prices"])
+    except InputError as exc:
+        faults += exc.faults
+        return None
+
+
+def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> LongRun | None:
+    """The run of the first study, or of --run-tokens; None where neither says one."""
+    if not str(options["figure"]).startswith("run"):
+        return None
+    tokens = options["run_tokens"]
+    try:
+        return read_run(first, {"tokens": tokens} if tokens is not None else {})
+    except InputError as exc:
+        faults += [fault for fault in exc.faults if "either tokens or steps" not in fault.problem or tokens]
+        return None
+
+
+def _teller() -> Any:  # noqa: ANN401  a function of two numbers
+    """A line on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        return lambda _done, _total: None
+    return lambda done, total: click.echo(f"\r\x1b[2K{done:,} of {total:,} predictions", nl=done == total, err=True)

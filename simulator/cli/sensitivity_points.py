@@ -1,0 +1,98 @@
+"""Alternatives at points: each simulated once, on all cores, and kept in a journal before it counts."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from simulator.cli.compare import subject_of
+from simulator.errors import Fault, InputError
+from simulator.predict import predict
+from simulator.search import Journal, Outcome
+
+Settings = tuple[str, ...]
+Alternative = tuple[str, Path | None, Settings]  # its name, its file, what is set of it
+Task = tuple[str, Alternative, dict[str, str]]
+Tell = Callable[[int, int], None]  # predictions done, and in all
+
+
+class Known:
+    """Outcomes of alternatives under settings; those of a journal first."""
+
+    def __init__(
+        self, alternatives: Sequence[Alternative], flags: dict[str, str], journal: Journal | None, jobs: int | None
+    ) -> None:
+        self._alternatives, self._flags, self._journal = alternatives, flags, journal
+        self._jobs = jobs or len(os.sched_getaffinity(0))
+        self._found: dict[str, Outcome] = dict(journal.outcomes()) if journal is not None else {}
+        self._asked: set[str] = set()
+
+    def __getitem__(self, one: tuple[int, Settings]) -> Outcome:
+        return self._found[_key(*one)]
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def find(self, wanted: Sequence[tuple[int, Settings]], tell: Tell) -> None:
+        """Simulate what is not known. Raises InputError where a plan is not legal at some point."""
+        keys = dict.fromkeys(_key(*one) for one in wanted)
+        self._asked |= keys.keys()
+        missing = [key for key in keys if key not in self._found]
+        tasks = [(key, self._alternatives[json.loads(key)[0]], self._flags) for key in missing]
+        for done, outcome in enumerate(_simulated(tasks, self._jobs), start=1):
+            if outcome.status == "failed":
+                raise InputError(
+                    Fault(place=", ".join(json.loads(outcome.key)[1]) or "the study", problem=outcome.reason)
+                )
+            if self._journal is not None:
+                self._journal.add(outcome)
+            self._found[outcome.key] = outcome
+            tell(done, len(tasks))
+
+
+def _key(number: int, settings: Settings) -> str:
+    return json.dumps([number, settings], ensure_ascii=False)
+
+
+def _simulated(tasks: Sequence[Task], jobs: int) -> Iterator[Outcome]:
+    """Outcomes in the order of the tasks, on several processes where there is much to do."""
+    if jobs == 1 or len(tasks) <= 4:
+        yield from map(_evaluated, tasks)
+        return
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupts) as pool:
+        try:
+            yield from pool.map(_evaluated, tasks, chunksize=4)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
+
+
+def _evaluated(task: Task) -> Outcome:
+    key, (name, file, settings), flags = task
+    try:
+        simulated = [one for one in settings if not one.strip().startswith("price.")]
+        subject = subject_of(name, file, flags, (*simulated, *json.loads(key)[1]), None)
+        prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)
+    except InputError as exc:
+        return Outcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
+    if not prediction.fits:
+        return Outcome(key=key, status="oom", reason=prediction.cause, num_devices=prediction.num_devices)
+    return Outcome(
+        key=key,
+        status="fits" if prediction.verdict == "FITS" else "tight",
+        num_devices=prediction.num_devices,
+        step_s=float(prediction.step_s),
+        tokens_per_step=prediction.tokens_per_step,
+        spread={name: float(one) for name, one in prediction.spread.items()},
+        stack_sigma=prediction.stack_sigma,
+    )

@@ -1,0 +1,236 @@
+"""What `shardwise sensitivity` evaluates: alternatives at points of their ranges, each simulated once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import product
+from typing import Final, Literal
+
+import numpy as np
+
+from simulator.checkpoint import Checkpoint, Saving, loading_s, saving
+from simulator.cli.compare import other_prices, subject_of
+from simulator.cli.overrides import parse_overrides, patched
+from simulator.cli.sensitivity_points import Alternative, Known, Settings, Tell
+from simulator.cli.study import Study, read_study
+from simulator.compare import Subject
+from simulator.errors import Fault, InputError
+from simulator.goodput import LongRun, expected_run_s
+from simulator.goodput.failures import DAY_S
+from simulator.prices import Prices
+from simulator.search import Journal, Outcome
+from simulator.search.study import software_version
+from simulator.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed
+
+Figure = Literal["time", "cost", "run-days", "run-cost"]
+FIGURES: Final[dict[Figure, str]] = {
+    "time": "microseconds a token",
+    "cost": "{currency} a billion tokens",
+    "run-days": "days of the run",
+    "run-cost": "{currency} of the run",
+}
+_LITTLE: Final = 5e-4  # errors that move no alternative's step by more are left out
+_ERROR_ENDS: Final = (0.05, 0.95)  # an error has no end
+_NOT_SIMULATED: Final = ("price.", "run.")
+_MTBF: Final = "run.mtbf"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensitivityStudy:
+    """Alternatives, ranges and the figure. errors: those of the prediction vary too. run: where the figure is a run's."""
+
+    alternatives: tuple[Alternative, ...]
+    flags: dict[str, str]
+    ranges: tuple[Range, ...]
+    figure: Figure
+    prices: Prices | None
+    run: LongRun | None
+    errors: bool
+    samples: int
+    seed: int
+
+    @cached_property
+    def subjects(self) -> tuple[Subject, ...]:
+        """The alternatives as they are. Raises InputError with every fault, those of both ends of each range too."""
+        faults: dict[Fault, None] = {}
+        found = []
+        for number, (name, file, settings) in enumerate(self.alternatives):
+            for more in (None, *product(range(len(self.ranges)), (0.0, 1.0))):
+                try:
+                    moved = self._settings(number, [more]) if more is not None else ()
+                    subject = subject_of(name, file, self.flags, (*settings, *moved), self.prices)
+                    found += [subject] if more is None else []
+                    if self.figure in ("cost", "run-cost") and subject.prices is not None:
+                        subject.prices.of(subject.cluster)
+                except InputError as exc:
+                    faults |= dict.fromkeys(exc.faults)
+        faults |= dict.fromkeys(self._run_faults())
+        if faults:
+            raise InputError(faults)
+        return tuple(found)
+
+    def _run_faults(self) -> list[Fault]:
+        try:
+            for share in (0.0, 1.0):
+                for number in range(len(self.alternatives)):
+                    self._run_at(number, [share] * len(self.ranges))
+        except InputError as exc:
+            return list(exc.faults)
+        return []
+
+    def _settings(
+        self, number: int, moved: Sequence[tuple[int, float]], *, without: tuple[str, ...] = ("run.",)
+    ) -> Settings:
+        """Settings of an alternative where ranges stand at these shares; keys that begin with `without` are left out."""
+        at = [(self.ranges[which], share) for which, share in moved]
+        return tuple(
+            f"{one.leaf}={one.text(share)}"
+            for one, share in at
+            if one.concerns(number) and not one.leaf.startswith(without)
+        )
+
+    def _moved(self, row: Sequence[float | None]) -> list[tuple[int, float]]:
+        return [
+            (which, share) for which, (_, share) in enumerate(zip(self.ranges, row, strict=False)) if share is not None
+        ]
+
+    def answer(self, journal: Journal | None, jobs: int | None, tell: Tell) -> Sensitivity:
+        """Simulate what the points need, each once; then everything else is arithmetic."""
+        base = [(number, self._simulated(number, [])) for number in range(len(self.subjects))]
+        known = Known(self.alternatives, self.flags, journal, jobs)
+        known.find(base, tell)
+        inputs: tuple[Input, ...] = (*self.ranges, *self._errors([known[one] for one in base]))
+        if not inputs:
+            raise InputError(Fault(place="--vary", problem="nothing varies", remedy="--vary KEY=LOW..HIGH"))
+        design = Design.of(len(inputs), self.samples, self.seed)
+        points: list[list[float | None]] = design.points.tolist()
+        single = [self._only(inputs, number, end) for number in range(len(inputs)) for end in (0, 1)]
+        rows = [*points, *single]
+        wanted = [(number, self._simulated(number, row)) for row in rows for number, _ in base]
+        known.find(wanted, tell)
+        values = [[self._figure(known[a, self._simulated(a, row)], a, row, inputs) for row in rows] for a, _ in base]
+        now = [self._figure(known[one], one[0], [None] * len(inputs), inputs) for one in base]
+        ends = [[row[len(points) + each] for row in values] for each in range(len(single))]
+        found = Evaluated(
+            figure=FIGURES[self.figure].format(currency=self.prices.currency if self.prices else ""),
+            values=np.array(values)[:, : len(points)],
+            now=now,
+            ends=[Ends(low=tuple(low), high=tuple(high)) for low, high in zip(ends[::2], ends[1::2], strict=True)],
+            num_evaluated=len(known),
+        )
+        return analysed([name for name, _, _ in self.alternatives], inputs, design, found, seed=self.seed)
+
+    def _only(self, inputs: Sequence[Input], number: int, end: int) -> list[float | None]:
+        """One input at an end, the others as they are."""
+        row: list[float | None] = [None] * len(inputs)
+        row[number] = float(end) if isinstance(inputs[number], Range) else _ERROR_ENDS[end]
+        return row
+
+    def _simulated(self, number: int, row: Sequence[float | None]) -> Settings:
+        """What of a point changes a simulation of an alternative."""
+        return self._settings(number, self._moved(row), without=_NOT_SIMULATED)
+
+    def _errors(self, outcomes: Sequence[Outcome]) -> Iterator[Error]:
+        """A category's error moves all alternatives alike, each by its share; what no kernel explains those of one software."""
+        if not self.errors:
+            return
+        for name in dict.fromkeys(name for one in outcomes for name in one.spread):
+            sigmas = tuple(one.spread.get(name, 0.0) for one in outcomes)
+            if max(sigmas) > _LITTLE:
+                yield Error(key=f"error of {name}", sigmas=sigmas)
+        done: set[int] = set()
+        for number, subject in enumerate(self.subjects):
+            alike = {n for n, other in enumerate(self.subjects) if subject.same_software(other)}
+            sigmas = tuple(one.stack_sigma if n in alike else 0.0 for n, one in enumerate(outcomes))
+            if number not in done and max(sigmas) > _LITTLE:
+                yield Error(key=f"unexplained of {chr(ord('A') + number)}", sigmas=sigmas)
+            done |= alike
+
+    def _figure(self, outcome: Outcome, number: int, row: Sequence[float | None], inputs: Sequence[Input]) -> float:
+        """What is compared, at a point whose simulation is known."""
+        if outcome.step_s is None:
+            return math.inf
+        moved = [(one, u) for one, u in zip(inputs, row, strict=True) if u is not None]
+        step_s = outcome.step_s * math.exp(sum(one.log_factor(number, u) for one, u in moved if isinstance(one, Error)))
+        if self.figure == "time":
+            return step_s / outcome.tokens_per_step * 1e6
+        if self.figure == "cost":
+            return cost_of(self._hourly(number, row), outcome.num_devices, step_s) / outcome.tokens_per_step * 1e9
+        seconds = self._run_s(number, outcome, step_s, row)
+        return (
+            seconds / DAY_S
+            if self.figure == "run-days"
+            else cost_of(self._hourly(number, row), outcome.num_devices, seconds)
+        )
+
+    def _hourly(self, number: int, row: Sequence[float | None]) -> float:
+        """The cheapest price of an alternative's cluster at a point."""
+        priced = [(which, share) for which, share in self._moved(row) if self.ranges[which].leaf.startswith("price.")]
+        return self._cheapest(number, self._settings(number, priced))
+
+    @cached_property
+    def _cheapest(self) -> Callable[[int, Settings], float]:
+        @cache
+        def cheapest(number: int, changed: Settings) -> float:
+            subject = self.subjects[number]
+            assert subject.prices is not None
+            prices = other_prices(subject.prices, subject.cluster, list(changed)) if changed else subject.prices
+            return min(price.gpu_hour for price in prices.of(subject.cluster))
+
+        return cheapest
+
+    def _run_at(self, number: int, row: Sequence[float | None]) -> tuple[LongRun | None, float]:
+        """The run at a point, and times as long between failures. Raises InputError."""
+        moved = [(which, share) for which, share in self._moved(row) if self.ranges[which].concerns(number)]
+        mtbf = math.prod(self.ranges[which].value(share) for which, share in moved if self.ranges[which].leaf == _MTBF)
+        runs = [(which, share) for which, share in moved if self.ranges[which].leaf.startswith("run.")]
+        overrides, faults = parse_overrides(self._settings(number, runs, without=(_MTBF,)), ("run",))
+        if faults:
+            raise InputError(faults)
+        return patched(self.run, overrides, InputError) if self.run is not None else None, mtbf
+
+    def _run_s(self, number: int, outcome: Outcome, step_s: float, row: Sequence[float | None]) -> float:
+        run, mtbf = self._run_at(number, row)
+        assert run is not None
+        saved, load_s = self._checkpoints[number]
+        return expected_run_s(
+            run,
+            saved,
+            load_s,
+            step_s=step_s,
+            tokens_per_step=outcome.tokens_per_step,
+            num_devices=outcome.num_devices,
+            gpus_per_host=self.subjects[number].cluster.gpus_per_node,
+            mtbf_factor=mtbf,
+        )
+
+    @cached_property
+    def _checkpoints(self) -> tuple[tuple[Saving, float], ...]:
+        """What a checkpoint of each alternative costs."""
+        found = []
+        for _, file, settings in self.alternatives:
+            asked: Study = read_study(file, self.flags, {}, [one for one in settings if not one.startswith("price.")])
+            nouns = (asked.model, asked.plan, asked.cluster, asked.checkpoint or Checkpoint())
+            found.append((saving(*nouns), loading_s(*nouns)))
+        return tuple(found)
+
+
+def cost_of(gpu_hour: float, num_devices: int, seconds: float) -> float:
+    """Money at so much a GPU and hour."""
+    return gpu_hour * num_devices * seconds / 3600
+
+
+def identity(study: SensitivityStudy) -> str:
+    """A hash of everything that an outcome depends on, but for the point."""
+    nouns = [
+        noun.model_dump(mode="json") if noun is not None else None
+        for one in study.subjects
+        for noun in (one.model, one.plan, one.cluster, one.calibration, one.stack)
+    ]
+    text = json.dumps([software_version(), "sensitivity", nouns], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
