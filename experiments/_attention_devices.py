@@ -29,9 +29,11 @@ def fit_attention(
         return _h200(device, own, report)
     if device.calibration == "h100-sxm":
         return _h100(device, table, h200, report)
-    return (
-        _a100(device, table, h100, report) if device.calibration == "a100-sxm" else _b200(device, table, h100, report)
-    )
+    if device.calibration == "a100-sxm":
+        return _a100(device, table, h100, report)
+    b200 = subjects()["b200-sxm"]
+    curves = _b200(b200, table, h100, report)
+    return curves if device.gpu == b200.gpu else _beside_b200(device, b200, curves, table, report)
 
 
 def _say(report: Report, what: str, found: Fitted) -> None:
@@ -71,7 +73,7 @@ def lend(attention: dict[str, Curves], devices: Mapping[str, Subject], reports: 
     attention["h100-sxm"] += tuple(_borrowed(c, why, ratio, peak_flop_per_s=h100.peak) for c in triton)
     reports["h100-sxm"].borrowed.append("a100-sxm: attention kernel flash1_triton")
     older = [c for c in attention["h100-sxm"] if c.kernels in (("flash2",), ("flash1_triton",))]
-    for device in (h200, devices["b200-sxm"]):
+    for device in (h200, *(d for d in devices.values() if d.is_blackwell)):
         scale = h100.peak * device.sm_rate / h100.sm_rate / device.peak
         why = "the H100's, per SM and clock"
         attention[device.calibration] += tuple(_borrowed(c, why, scale, peak_flop_per_s=device.peak) for c in older)
@@ -209,3 +211,38 @@ def _b200(device: Subject, table: list[_tables.Row], h100: Curves, report: Repor
         )
         curves.append(curve(("cudnn", "flash3"), direction, device, values, q, power_limited=0.0))
     return tuple(curves)
+
+
+def _beside_b200(device: Subject, b200: Subject, curves: Curves, table: list[_tables.Row], report: Report) -> Curves:
+    """The B200's curves, as much faster as the serving sweep ran the same calls here.
+
+    GB300 doubled the exponentials, which limit the forward pass; its backward takes the GB200's ratio.
+    """
+    found = []
+    for curve_, gpu in zip(curves, (device.gpu, "GB200"), strict=True):
+        speed = {d: _faster(table, b200.gpu, gpu, d) for d in ("64", "128")}
+        scale = {d: ratio * b200.peak / device.peak for d, ratio in speed.items()}
+        e_max = {d: rounded(e * scale.get(d, scale["128"])) for d, e in curve_.e_max.items()}
+        text = ", ".join(f"{ratio:.3f} at head_dim {d}" for d, ratio in speed.items())
+        why = f"the B200's, times what the serving sweep's calls on {gpu} gain: {text}"
+        note = Quality(basis="borrowed", measured_range=curve_.quality.measured_range, notes=(why,))
+        fields = curve_.model_dump() | {"e_max": e_max, "quality": note, "peak_flop_per_s": device.peak}
+        found.append(AttentionCurve.model_validate(fields))
+        report.lines.append(f"attention {curve_.direction}: {why}")
+    report.borrowed.append("b200-sxm: attention, by the ratios of a serving sweep")
+    return tuple(found)
+
+
+def _faster(table: list[_tables.Row], gpu: str, other: str, head_dim: str) -> float:
+    """Median speed of `other` over `gpu` in prefill calls that both ran."""
+    times = []
+    for name in (gpu, other):
+        rows = _tables.select(table, gpu=name, software="trtllm", direction="fwd")
+        rows = [
+            r for r in rows if r["head_dim"] == head_dim and r["seq_q"] == r["seq_kv"] and float(r["seq_q"]) >= 1024
+        ]
+        times.append(
+            {tuple(r[c] for c in ("batch", "seq_q", "n_heads", "n_kv_heads")): float(r["time_us"]) for r in rows}
+        )
+    mine, theirs = times
+    return float(np.median([mine[call] / theirs[call] for call in mine.keys() & theirs.keys()]))

@@ -28,6 +28,10 @@ class Subject:
         return self.device.num_sms * self.boost_hz
 
     @property
+    def is_blackwell(self) -> bool:
+        return self.device.architecture == "blackwell"
+
+    @property
     def peak(self) -> float:
         return self.device.peak("bf16")
 
@@ -45,11 +49,14 @@ _A100 = (
 
 
 def subjects() -> dict[str, Subject]:
-    """The four devices with microbenchmarks of their own, nearest relatives first: H200 is fitted before the others."""
+    """The devices with microbenchmarks of their own, nearest relatives first: H200 is fitted before the others."""
     listed = (
         Subject("h200-sxm", Device.load("h200-sxm"), "H200-SXM-141GB", 1.98e9, 0.6, _DVFS),
         Subject("h100-sxm", Device.load("h100-sxm5-80gb"), "H100-SXM5-80GB", 1.98e9, 0.6, _DVFS),
         Subject("a100-sxm", Device.load("a100-sxm4-80gb"), "A100-SXM4-80GB", 1.41e9, 0.25, _A100),
         Subject("b200-sxm", Device.load("b200-sxm"), "B200-SXM", 1.965e9, 0.6, _DVFS),
+        # its highest clock is not stated anywhere we read: the B200's
+        Subject("gb200", Device.load("gb200"), "GB200", 1.965e9, 0.6, _DVFS),
+        Subject("gb300", Device.load("gb300"), "GB300", 1.965e9, 0.6, _DVFS),
     )
     return {subject.calibration: subject for subject in listed}

@@ -56,18 +56,22 @@ def fit_sweep(device: Subject, table: list[_tables.Row], *, dtype: str) -> GemmF
 
 
 def _rows_of(device: Subject, table: list[_tables.Row], dtype: str) -> list[_tables.Row]:
-    return _tables.select(table, gpu=device.gpu, source="aiconfigurator", dtype=dtype)
+    rows = _tables.select(table, gpu=device.gpu, source="aiconfigurator", dtype=dtype)
+    return [row for row in rows if _tables.watts(row) is None]
 
 
 def fit_factor(
-    device: Subject, shape: Mapping[str, float], rows: Products, *, free: str, peak: float, accumulate: bool = False
-) -> Fitted:
+    device: Subject, shape: Mapping[str, float], rows: Products, *, free: str, peak: float, accumulate: bool = False,
+    element: int = 2,
+) -> Fitted:  # fmt: skip
     """One coefficient (`e_sust` or `factor`) on sustained rows, the shape held."""
     starts = {name: held(shape[name]) for name in STARTS}
     starts["factor"] = held(1.0)
     starts["out_bytes"] = held(8.0 if accumulate else 2.0)
     starts[free] = Start(shape.get(free, 1.5), 0.1, 20.0 if free == "factor" else 1.0)
-    return fit(lambda c: seconds(c, rows, device.device, peak=peak, element=2, burst=False), rows.time_s, starts, None)
+    return fit(
+        lambda c: seconds(c, rows, device.device, peak=peak, element=element, burst=False), rows.time_s, starts, None
+    )
 
 
 def curve_of(

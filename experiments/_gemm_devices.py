@@ -13,7 +13,8 @@ from _devices import Subject
 from _gemm import LONG_S, GemmFit, curve_of, fit_factor, fit_sweep, products, sweep_quality
 
 from simulator.calibration import GemmCurve, Quality
-from validate.fit.gemm import Products, seconds
+from simulator.device import Device
+from validate.fit.gemm import LARGE, Products, seconds
 from validate.fit.robust import Fitted, quantile, rounded
 
 Samples = list[dict[str, Any]]
@@ -28,11 +29,15 @@ class Report:
     sigma: float = 0.0
 
 
+LONG_FLOP = 5e11  # what training products have and more
+AT_THE_CAP = 0.9  # of the cap: rows whose logged power is below it were not limited by power
+
+
 def fit_gemms(
-    device: Subject, table: list[_tables.Row], own: Samples, h200: Mapping[str, GemmCurve]
+    device: Subject, table: list[_tables.Row], own: Samples, fitted: Mapping[str, Mapping[str, GemmCurve]]
 ) -> tuple[dict[str, GemmCurve], Report]:
-    """Curves by dtype. `h200`: the curves already fitted for the H200, from which others borrow."""
-    report = Report()
+    """Curves by dtype. `fitted`: those of the devices before it, from which it borrows."""
+    report, h200 = Report(), fitted.get("h200-sxm", {})
     sweep = fit_sweep(device, table, dtype="bf16")
     report.lines.append(_line("bf16 held-out, m,n,k >= 512", sweep))
     values = dict(sweep.fitted.values)
@@ -43,6 +48,8 @@ def fit_gemms(
         misaligned = _own_h200(device, values, own, layout, report, notes)
     elif device.calibration == "b200-sxm":
         accumulate = _loops(device, values, table, "B200-SXM", layout, report, notes)
+    elif device.is_blackwell:
+        accumulate = _blackwell(device, values, table, fitted, layout, report, notes)
     elif device.calibration == "a100-sxm":
         accumulate = _loops(device, values, table, "A100-PCIe-80GB", layout, report, notes)
     else:
@@ -63,7 +70,9 @@ def fit_gemms(
             misaligned=misaligned,
         )
     }
-    curves |= _other_dtypes(device, curves["bf16"], values, table, own, h200, report)
+    curves |= _other_dtypes(device, curves["bf16"], values, own, h200, report)
+    if device.is_blackwell:
+        curves["fp8"] = _fp8(device, curves["bf16"], values, table, report)
     return curves, report
 
 
@@ -147,7 +156,7 @@ def _loops(
     if gpu == device.gpu:
         values["e_sust"] = here["e_sust"]
         notes.append(
-            "e_sust: SimuMax's loops above 0.5 ms; bursts of inference software say up to 0.61, so sigma is wide"
+            "e_sust: SimuMax's loops above 0.5 ms; shorter runs at the cap, here and on GB200, say 0.57 to 0.59"
         )
         report.sigma = 0.09
     else:
@@ -179,9 +188,98 @@ def _misaligned_like(device: Subject, values: Mapping[str, float], relative: Gem
     return max(1.0, values["e_sust"] * device.peak / (rate * device.sm_rate / sm_rate))
 
 
+def _blackwell(
+    device: Subject, values: dict[str, float], table: list[_tables.Row], fitted: Mapping[str, Mapping[str, GemmCurve]],
+    layout: dict[str, float], report: Report, notes: list[str],
+) -> float:  # fmt: skip
+    """Sustained speed from runs of 0.3 to 1 s at the logged power cap; layouts and accumulation from SimuMax's loops."""
+    runs = products(_at_the_cap(device, table, "bf16"), unit_s=1e-6)
+    if device.calibration == "gb200":
+        found = fit_factor(device, values, runs, free="e_sust", peak=device.peak)
+        values["e_sust"] = found.values["e_sust"]
+        report.lines.append(_loop_line(f"runs of 0.3 to 1 s at the cap tn: e_sust {values['e_sust']:.3f}", found))
+        notes.append(f"e_sust: {len(runs.m)} runs of 0.3 to 1 s at the logged power cap")
+    else:
+        values["e_sust"] = min(values["e_burst"], _by_power(device, fitted["gb200"]["bf16"], "bf16"))
+        notes.append("e_sust: the GB200's, by the power cap: nobody published long enough runs at the cap")
+        report.borrowed.append("gb200: sustained speed of bf16 products, by the power cap")
+    report.sigma = 0.07
+    relative = fitted["b200-sxm"]["bf16"]
+    layout |= {str(name): factor for name, factor in relative.layout.items()}
+    report.borrowed.append("b200-sxm: layouts and fp32 accumulation of bf16 products")
+    return relative.accumulate_fp32
+
+
+def _at_the_cap(device: Subject, table: list[_tables.Row], dtype: str) -> list[_tables.Row]:
+    """Rows of training shapes, filled at random, whose logged power is the cap's."""
+    rows = _tables.select(table, gpu=device.gpu, dtype=dtype, notes="power-mode")
+    cap = AT_THE_CAP * device.device.power_w
+    return [r for r in rows if (_tables.watts(r) or 0.0) >= cap and _is_large(r) and _flop(r) >= LONG_FLOP]
+
+
+def _is_large(row: _tables.Row) -> bool:
+    return min(float(row[side]) for side in "mnk") >= LARGE
+
+
+def _flop(row: _tables.Row) -> float:
+    return 2 * float(row["m"]) * float(row["n"]) * float(row["k"])
+
+
+def _by_power(device: Subject, relative: GemmCurve, dtype: str) -> float:
+    """A relative's sustained speed at this device's power cap, as simulator.calibration.Power moves it; of this peak."""
+    watts = device.device.power_w / Device.load("gb200").power_w
+    speed = relative.e_sust * relative.peak_flop_per_s * float(watts**device.power_exponent)
+    return speed / device.device.peak(dtype)
+
+
+def _fp8(
+    device: Subject, bf16: GemmCurve, values: Mapping[str, float], table: list[_tables.Row], report: Report
+) -> GemmCurve:
+    """Per-tensor scaled products: bf16's shape, own speeds. The calls quantise one operand first, which is taken out.
+
+    Without runs at the cap, e_sust is that of bursts until `lend_fp8`.
+    """
+    rows = [r for r in _tables.select(table, gpu=device.gpu, dtype="fp8") if _is_large(r)]
+    bursts = _unquantised(device, [r for r in rows if _tables.watts(r) is None and _flop(r) >= LONG_FLOP])
+    runs = _unquantised(device, _at_the_cap(device, table, "fp8"))
+    burst = sustained = _fp8_speed(device, values, bursts, report, "calls")
+    if len(runs.m):
+        sustained = _fp8_speed(device, values, runs, report, "runs of 0.3 to 1 s at the logged cap")
+    own = {
+        "peak_flop_per_s": device.device.peak("fp8"),
+        "e_burst": rounded(burst),
+        "e_sust": rounded(sustained),
+        "misaligned": {},
+        "layout": {},
+        "accumulate_fp32": 1.0,
+        "quality": Quality(
+            basis="measured",
+            num_samples=len(bursts.m) + len(runs.m),
+            notes=(
+                f"per-tensor scaled; bf16's shape; e_sust: {len(runs.m)} runs of 0.3 to 1 s at the logged power cap",
+            ),
+        ),
+    }
+    return GemmCurve.model_validate(bf16.model_dump() | own)
+
+
+def _fp8_speed(device: Subject, shape: Mapping[str, float], rows: Products, report: Report, what: str) -> float:
+    found = fit_factor(device, shape, rows, free="e_sust", peak=device.device.peak("fp8"), element=1)
+    report.lines.append(_loop_line(f"fp8 {what}", found))
+    return found.values["e_sust"]
+
+
+def _unquantised(device: Subject, rows: list[_tables.Row]) -> Products:
+    """Calls less the pass that quantises the first operand (16 bits read, 8 written); those where it matters left out."""
+    found = products(rows, unit_s=1e-6)
+    quantise_s = 3 * found.m * found.k / (0.8 * device.device.memory_bytes_per_s)
+    few = quantise_s < 0.1 * found.time_s
+    return Products(found.m, found.n, found.k, found.time_s - quantise_s).where(few)
+
+
 def _other_dtypes(
-    device: Subject, bf16: GemmCurve, values: Mapping[str, float], table: list[_tables.Row], own: Samples,
-    h200: Mapping[str, GemmCurve], report: Report,
+    device: Subject, bf16: GemmCurve, values: Mapping[str, float], own: Samples, h200: Mapping[str, GemmCurve],
+    report: Report,
 ) -> dict[str, GemmCurve]:  # fmt: skip
     """fp8, tf32 and fp32: bf16's shape; speeds of the H200's own products, or moved from them."""
     if device.calibration == "h200-sxm":
@@ -191,22 +289,7 @@ def _other_dtypes(
         if device.device.peak(dtype):
             curves[dtype] = _moved(device, bf16, h200, dtype)
             report.borrowed.append(f"h200-sxm: fraction of peak of {dtype} products, in proportion to bf16's")
-    if device.calibration == "b200-sxm":
-        sweep = products(_deep_gemm(device, table), unit_s=1e-6)
-        report.lines.append(_against(device, curves["fp8"], sweep, "fp8 block-scaled sweep, for comparison"))
     return curves
-
-
-def _deep_gemm(device: Subject, table: list[_tables.Row]) -> list[_tables.Row]:
-    rows = _tables.select(table, gpu=device.gpu, dtype="fp8", software="deepgemm")
-    return [r for r in rows if 2 * float(r["m"]) * float(r["n"]) * float(r["k"]) > 1e12]
-
-
-def _against(device: Subject, curve: GemmCurve, rows: Products, what: str) -> str:
-    e = rows.flop / rows.time_s / device.device.peak("fp8")
-    return (
-        f"{what}: above 1 TFLOP the table reaches {np.median(e):.2f} of peak, the curve's e_sust is {curve.e_sust:.2f}"
-    )
 
 
 def _moved(device: Subject, bf16: GemmCurve, h200: Mapping[str, GemmCurve], dtype: str) -> GemmCurve:
@@ -253,6 +336,19 @@ def _speed(device: Subject, shape: Mapping[str, float], rows: Products, peak: fl
     element = 1 if peak == device.device.peak("fp8") else 2
     ideal = seconds(one, rows, device.device, peak=peak, element=element, burst=False)
     return np.asarray(np.minimum(1.0, (ideal - shape["t0"] * 1e-6) / (rows.time_s - shape["t0"] * 1e-6)))
+
+
+def lend_fp8(
+    devices: Mapping[str, Subject], gemms: dict[str, dict[str, GemmCurve]], reports: Mapping[str, Report]
+) -> None:
+    """Sustained fp8 on B200 and GB300: the GB200's by the power cap."""
+    for name in ("b200-sxm", "gb300"):
+        curve = gemms[name]["fp8"]
+        sustained = min(curve.e_burst, _by_power(devices[name], gemms["gb200"]["fp8"], "fp8"))
+        note = "per-tensor scaled; bf16's shape; e_sust: the GB200's, by the power cap"
+        quality = curve.quality.model_copy(update={"notes": (note,)})
+        gemms[name]["fp8"] = curve.model_copy(update={"e_sust": rounded(sustained), "quality": quality})
+        reports[name].borrowed.append("gb200: sustained speed of fp8 products, by the power cap")
 
 
 def lend_accumulation(gemms: dict[str, dict[str, GemmCurve]], reports: Mapping[str, Report]) -> None:

@@ -121,8 +121,9 @@ def _plain(device: Subject, table: list[_tables.Row]) -> Iterator[Pass]:
         "a100-sxm": ("A100-80GB", "A100-SXM4"),
         "h100-sxm": ("H100-SXM5", "H100-80GB (vidur)"),
         "h200-sxm": ("H200-SXM",),
-        "b200-sxm": ("B200",),
-    }[device.calibration]
+        "gb200": ("GB200",),
+        "gb300": ("GB300",),
+    }.get(device.calibration, ("B200",))
     ops: dict[str, StreamOp] = {
         "add": "elementwise",
         "gelu": "activation",

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,16 @@ SEEN = (
 )
 Row = dict[str, str]
 
-GEMM_DEVICES = ("A100-SXM4-80GB", "A100-PCIe-80GB", "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM")
+GEMM_DEVICES = (
+    "A100-SXM4-80GB",
+    "A100-PCIe-80GB",
+    "H100-SXM5-80GB",
+    "H200-SXM-141GB",
+    "B200-SXM",
+    "GB200",
+    "GB300",
+)
+FP8_DEVICES = ("B200-SXM", "GB200", "GB300")
 DROPPED_COLUMNS = {"tflops"}  # derived from the time; kept nowhere twice
 
 
@@ -62,9 +72,18 @@ def held_out(n: int, k: int) -> bool:
     return int(hashlib.md5(f"{low},{high}".encode(), usedforsecurity=False).hexdigest(), 16) % 5 == 0
 
 
+_WATTS = re.compile(r"power-mode run .* sustained, (\d+)W")
+
+
 def is_random_input(row: Row) -> bool:
     """Inputs decide power and power decides speed: unfilled weights run 8-13 % faster than random ones."""
-    return "randn" in row["notes"] and "power-mode" not in row["notes"]
+    return "randn" in row["notes"]
+
+
+def watts(row: Row) -> float | None:
+    """Logged power of a run of 0.3 to 1 s; None: a burst of six calls."""
+    found = _WATTS.search(row["notes"])
+    return float(found[1]) if found else None
 
 
 def gemm_wanted(row: Row) -> bool:
@@ -74,13 +93,18 @@ def gemm_wanted(row: Row) -> bool:
         return row["layout"] != "grouped"
     if "aiconfigurator" not in row["source"] or not is_random_input(row):
         return False
-    return row["dtype"] == "bf16" or (row["dtype"] == "fp8" and "block" in row["notes"])
+    if watts(row) is not None:
+        return row["software"].endswith("kernel=torch_flow")  # cuBLAS
+    return row["dtype"] == "bf16" or (
+        row["dtype"] == "fp8" and row["gpu"] in FP8_DEVICES and "torch_flow" in row["software"]
+    )
 
 
 def attention_wanted(row: Row) -> bool:
     gpu, software = row["gpu"], row["software"]
     if "aiconfigurator" in row["source"]:
-        main = {"A100-SXM4-80GB": "SGLang 0.5.10", "H100-SXM5-80GB": "kernel=fa3", "B200-SXM": "0.5.14 kernel=trtllm"}
+        blackwell = dict.fromkeys(("B200-SXM", "GB200", "GB300"), "0.5.14 kernel=trtllm")
+        main = {"A100-SXM4-80GB": "SGLang 0.5.10", "H100-SXM5-80GB": "kernel=fa3", **blackwell}
         return row["causal"] == "y" and row["direction"] == "fwd" and main.get(gpu, "never") in software
     if "SimuMax" in row["source"]:
         return row["head_dim"] == "128"
@@ -91,9 +115,11 @@ _STREAMS = ("stream_", "scale_small", "kernel_launch_throughput", "fp8_cast_scal
 
 
 def membound_wanted(row: Row) -> bool:
-    if not any(name in row["gpu"] for name in ("A100", "H100", "H200", "B200")) or "GB200" in row["gpu"]:
+    if not any(name in row["gpu"] for name in ("A100", "H100", "H200", "B200", "GB300")):
         return False
     op, source = row["op"], row["source"]
+    if row["gpu"].startswith("GB"):
+        return op == "fp8_cast_scale"
     if "Liger" in source:
         eager = "huggingface" in row["software"] or row["software"].startswith("torch (")
         return eager and op in ("layer_norm", "cross_entropy", "embedding", "relu_squared")

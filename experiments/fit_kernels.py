@@ -1,6 +1,6 @@
-"""Fit topologies/calibrations/{a100,h100,h200,b200}-sxm.calibration.json on published kernel tables and our H200 samples.
+"""Fit the kernel calibrations of topologies/calibrations (A100, H100, H200, B200, GB200, GB300) on published kernel tables and our H200 samples.
 
-    python experiments/fit_kernels.py                   fit, write the four calibrations, print residuals
+    python experiments/fit_kernels.py                   fit, write the calibrations, print residuals
     python experiments/fit_kernels.py --check           fit, compare with the files as they are, exit 1 on a difference
     python experiments/fit_kernels.py --collect FOLDER  first cut experiments/measured/kernels from full tables
 
@@ -21,7 +21,7 @@ import _tables
 import numpy as np
 from _attention_devices import fit_attention, lend
 from _devices import Subject, subjects
-from _gemm_devices import Report, fit_gemms, lend_accumulation
+from _gemm_devices import Report, fit_gemms, lend_accumulation, lend_fp8
 from _in_steps import Ops
 from _power import fit_h200, h200_steps, power_of
 from _streams import fit_streams, launch_floor_s, passes
@@ -43,7 +43,7 @@ OUTPUT = Path(__file__).resolve().parent.parent / "topologies" / "calibrations"
 DATE = "2026-11-20"
 MIB = 2**20
 # Channels of NCCL's rings inside a node: 24 on A100 (12 NVLinks, both ways), 16-32 on Hopper and later.
-CHANNELS = {"a100-sxm": 24, "h100-sxm": 24, "h200-sxm": 24, "b200-sxm": 24}
+CHANNELS = 24
 
 
 def fit_all() -> tuple[list[Calibration], dict[str, Report]]:
@@ -57,7 +57,7 @@ def fit_all() -> tuple[list[Calibration], dict[str, Report]]:
     steps: dict[str, Ops] = {}
     powers: dict[str, Power] = {}
     for name, device in devices.items():
-        gemms[name], reports[name] = fit_gemms(device, tables["gemm"], own, gemms.get("h200-sxm", {}))
+        gemms[name], reports[name] = fit_gemms(device, tables["gemm"], own, gemms)
         steps = steps or h200_steps(device, gemms[name])
         powers[name] = _power(device, gemms, steps, powers, reports[name])
         relatives = attention.get("h200-sxm", ()), attention.get("h100-sxm", ())
@@ -66,6 +66,7 @@ def fit_all() -> tuple[list[Calibration], dict[str, Report]]:
         streams[name] = fit_streams(device, tables["membound"], found, streams.get("h200-sxm", ()), reports[name])
     lend(attention, devices, reports)
     lend_accumulation(gemms, reports)
+    lend_fp8(devices, gemms, reports)
     floors = {name: launch_floor_s(device, tables["membound"]) for name, device in devices.items()}
     calibrations = [
         _calibration(
@@ -113,7 +114,7 @@ def _calibration(
         attention=attention,
         streams=streams,
         overheads=_overheads(own, floor_s),
-        interference=_interference(own, CHANNELS[name]),
+        interference=_interference(own, CHANNELS),
         memory=_memory(name),
         uncertainty={
             "gemm": report.sigma,
@@ -168,7 +169,7 @@ def _interference(own: list[dict[str, Any]], channels: int) -> Interference:
 
 
 def _memory(name: str) -> MemoryOverheads:
-    hopper = name in ("h100-sxm", "h200-sxm", "b200-sxm")
+    hopper = name != "a100-sxm"
     measured = "H200, torch 2.11, one process without NCCL: device used less reserved bytes"
     return MemoryOverheads(
         context_bytes=804_061_184 if hopper else 500 * MIB,

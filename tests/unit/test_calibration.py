@@ -66,7 +66,7 @@ def test_calibrations_made_here_can_be_written_too(make: object, tmp_path: Path)
 
 
 def test_the_shipped_names_leave_the_links_out() -> None:
-    assert {"a100-sxm", "b200-sxm", "h100-sxm", "h200-sxm"} <= set(calibration_names())
+    assert {"a100-sxm", "b200-sxm", "gb200", "gb300", "h100-sxm", "h200-sxm"} <= set(calibration_names())
     assert "links" not in calibration_names()
 
 
