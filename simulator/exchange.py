@@ -208,6 +208,7 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
         "etp": experts,
         "expert_capacity_factor": experts,
         "expert_imbalance": experts,
+        "expert_overlap": experts and plan.ep > 1,
         "dispatcher": experts,
         "recompute_modules": plan.recompute == "selective",
         "gradient_as_bucket_view": kind in ("ddp", "zero_redundancy"),

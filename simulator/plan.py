@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from math import gcd
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -97,6 +98,8 @@ class Plan(Strict):
     # How rows reach their experts: each on its own way; every token to all ranks, which pick theirs; or a token once to each
     # node (inside a node: rank) that has one of its experts, where it is copied (DeepEP, HybridEP)
     dispatcher: Literal["all_to_all", "all_gather", "deep_ep"] = "all_to_all"
+    # Their exchanges run beside another micro-batch's compute: a forward and a backward at once, layer by layer
+    expert_overlap: bool = False
     # Rows that an expert takes of a micro-batch over the mean, padded or dropped to it; None: whatever comes (dropless)
     expert_capacity_factor: float | None = Field(gt=0, le=1000, default=None)
     # Rows of the busiest rank over the mean, which all others wait for. 1: balanced, as benchmarks force it
@@ -222,6 +225,11 @@ class Plan(Strict):
     def experts_apart(self) -> bool:
         """Experts are sharded and reduced in other groups than the rest of the model."""
         return (self.ep, self.etp) != (1, self.tp)
+
+    @property
+    def acts_in_order(self) -> bool:
+        """Micro-batches pass in the order of a schedule: in a pipeline, or where a backward runs beside a forward."""
+        return self.pp > 1 or self.expert_overlap
 
     @property
     def pipeline_schedule(self) -> Schedule:
@@ -421,6 +429,7 @@ class Plan(Strict):
         if group > 1 and self.implementation not in ("megatron", "fsdp2"):
             problem = f"{self.implementation} has no expert parallelism here"
             faults.append(Fault(place=f"{place}: ep", problem=problem, remedy='data_parallel = "megatron" or "fsdp2"'))
+        faults += self._overlap_faults(place) if self.expert_overlap else ()
         if self.expert_capacity_factor is not None and (self.expert_imbalance, self.expert_imbalance_sigma) != (
             1.0,
             0.0,
@@ -429,6 +438,27 @@ class Plan(Strict):
             remedy = "expert_imbalance = 1, expert_imbalance_sigma = 0; or no expert_capacity_factor"
             faults.append(Fault(place=f"{place}: expert_imbalance", problem=problem, remedy=remedy))
         return faults
+
+    def _overlap_faults(self, place: str) -> Iterator[Fault]:
+        """What exchanges beside another micro-batch need (Megatron-LM, arguments.py: overlap_moe_expert_parallel_comm)."""
+        where, again = f"{place}: expert_overlap", self.recompute in ("full", "every_k")
+        off = "or expert_overlap = false"
+        if self.ep == 1:
+            yield Fault(place=where, problem="ep = 1 exchanges nothing", remedy=f"ep = 2 or more, {off}")
+        if self.dispatcher == "all_gather":
+            problem = "it hides all-to-alls, and the dispatcher gathers"
+            yield Fault(place=where, problem=problem, remedy=f'dispatcher = "all_to_all" or "deep_ep", {off}')
+        if again or (self.recompute == "selective" and "moe" in self.recompute_modules):
+            problem = "recomputation would run the exchanges again"
+            yield Fault(place=where, problem=problem, remedy=f'recompute = "none", or modules without moe, {off}')
+        if self.pp > 1 and self.pipeline_schedule not in ("interleaved", "dualpipe", "dualpipe_v"):
+            problem = f"{self.pipeline_schedule} has no forward and backward of different micro-batches at once"
+            yield Fault(
+                place=where, problem=problem, remedy=f'virtual_stages = 2 or more, schedule = "dualpipe_v", {off}'
+            )
+        if self.gathers:
+            problem = "beside sharded parameters it is not modelled"
+            yield Fault(place=where, problem=problem, remedy=f"zero = 0 or 1, {off}")
 
     def _offload_faults(self, place: str) -> list[Fault]:
         """Who can offload what: FSDP2 all states to the host or none; DeepSpeed the optimizer, in stage 3 parameters too."""

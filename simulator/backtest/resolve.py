@@ -18,6 +18,7 @@ from simulator.backtest.rules import (
     machine,
     mixture_fields,
     network_bytes_per_s,
+    overlaps_experts,
     rack_gpus,
 )
 from simulator.errors import ModelError, PlanError
@@ -35,7 +36,6 @@ _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp
 _STATE_SPACE = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)
 _ASYNC_TP = re.compile(r"\basync ?TP\b", re.IGNORECASE)
 _ROWS_SCALED = re.compile(r"\bfp8-rowwise\b", re.IGNORECASE)
-_EXPERT_OVERLAP = re.compile(r"A2A overlap=on")
 _SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
 
 
@@ -123,8 +123,6 @@ def _inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
         yield "expert parallelism without experts", f"ep = {row.ep}"
     if _STATE_SPACE.search(row.notes):
         yield "layers without attention", "a state-space model, by its notes"
-    if _EXPERT_OVERLAP.search(row.notes):
-        yield "experts' all-to-all beside another micro-batch", "stated in the notes"
     if _OFFLOAD.search(row.notes):
         yield "offload", "stated in the notes"
     if row.precision == "nvfp4":
@@ -179,7 +177,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "cp": cp,
         "tp": tp,
         "pp": pp,
-        "virtual_stages": (row.vpp or 1) if pp > 1 else 1,
+        "virtual_stages": (row.vpp or (2 if overlaps_experts(row) else 1)) if pp > 1 else 1,
         "sequence_parallel": tp > 1 and (row.seq_parallel == "y" if row.seq_parallel else rule.sequence_parallel),
         "cp_exchange": "all_to_all" if _SWAPPED_HEADS.search(row.notes) else "ring",
         "micro_batch_size": micro_batch,

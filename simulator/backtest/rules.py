@@ -295,7 +295,13 @@ def mixture_fields(row: RunRow) -> dict[str, object]:
 
 
 _OF_COLUMNS = ("d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "vocab_size", "experts")
+_EXPERT_OVERLAP = re.compile(r"A2A overlap=on")
 _CAPACITY = re.compile(r"expert capacity ([0-9.]+) padded")
+
+
+def overlaps_experts(row: RunRow) -> bool:
+    """The notes say that experts' all-to-alls run beside another micro-batch; Megatron needs virtual stages for it."""
+    return bool(_EXPERT_OVERLAP.search(row.notes))
 
 
 def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
@@ -306,6 +312,7 @@ def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
     return {
         "ep": row.ep or 1,
         "etp": (row.tp or 1) if rule.splits_experts else 1,
+        "expert_overlap": overlaps_experts(row),
         **({"expert_capacity_factor": float(capacity[1])} if capacity else {}),
         **_layout(row),
     }

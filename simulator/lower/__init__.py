@@ -176,7 +176,7 @@ class Lowering:
         stages = self.stages
         if self.cast is not None and rank is not None:
             stages = self.others.get(self.cast.kind(rank).device, stages)
-        if self.plan.pp > 1:
+        if self.plan.acts_in_order:
             pipelined_step(build, stages[stage], num_micro_batches)
         else:
             schedule = sharded_step if self.plan.gathers else replicated_step

@@ -216,6 +216,10 @@ class Builder:
         spare_s = total.host_s if blocking else total.host_s - total.duration_s
         return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
 
+    def alongside(self, exchange: Exchange, work: Work) -> Work:
+        """Finished work with a collective beside it that it does not need, on links that nobody else uses meanwhile."""
+        return self._beside(Segment(work=NO_WORK, exchanges=(exchange,), beside=work))
+
     def _paced(self, work: Work) -> Work:
         """Kernels at the pace of the slowest GPU, if they are not yet; on a GPU that is known to be slow, at its own."""
         if any(name in (STRAGGLERS, SLOW) for name, _ in work.parts):

@@ -8,9 +8,13 @@ compute (overlap_p2p_comm).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from itertools import zip_longest
 
 from simulator.lower.builder import Builder
+from simulator.lower.paired import paired
 from simulator.lower.schedule import (
     Step,
     Unit,
@@ -57,17 +61,57 @@ def waits_for_messages(plan: Plan) -> bool:
 def pipelined_step(build: Builder, stage: Stage, num_micro_batches: int) -> None:
     """All of a stage's actions, then what all stages agree on, and the optimizer."""
     plan = stage.plan
-    actions = order(plan.pipeline_schedule, plan.pp, num_micro_batches, stage.index, plan.virtual_stages)
+    actions = order(
+        plan.pipeline_schedule,
+        plan.pp,
+        num_micro_batches,
+        stage.index,
+        plan.virtual_stages,
+        paired=plan.expert_overlap,
+    )
     first = {action.chunk: action for action in reversed(actions) if action.kind == "F"}
     last = {action.chunk: action for action in actions if action.kind != "F"}
     reduced: list[int | None] = []
-    for action in actions:
-        _receive(build, stage, action)
-        ends = action == last[action.chunk]
-        end, reductions = _act(build, stage, action, first=action == first[action.chunk], ends=ends)
-        reduced += reductions
-        _send(build, stage, action, end)
+    waiting: Action | None = None  # a forward that runs with the backward behind it
+    for action, then in zip_longest(actions, actions[1:]):
+        if waiting is not None:
+            _together(build, stage, waiting, action)
+            waiting = None
+        elif then is not None and _pairs(stage, action, then, first, last):
+            waiting = action
+        else:
+            _receive(build, stage, action)
+            ends = action == last[action.chunk]
+            end, reductions = _act(build, stage, action, first=action == first[action.chunk], ends=ends)
+            reduced += reductions
+            _send(build, stage, action, end)
     _finish(build, stage, reduced)
+
+
+def _pairs(stage: Stage, action: Action, then: Action, first: Mapping[int, Action], last: Mapping[int, Action]) -> bool:
+    """Two actions run as one: experts' exchanges of either beside the other, and nothing of data parallelism in them."""
+    plan = stage.plan
+    quiet = stage.folds and not plan.syncs_every_micro_batch
+    alone = action == first[action.chunk] or then == last[then.chunk]
+    return plan.expert_overlap and then.beside and quiet and not alone
+
+
+def _together(build: Builder, stage: Stage, forward: Action, backward: Action) -> None:
+    """A forward and a backward as one op: both wait for what either receives, and what they make leaves at the end."""
+    for action in (forward, backward):
+        _receive(build, stage, action)
+    kind = forward.chunk, backward.chunk, backward.whole, backward.micro_batch == 0
+    phases = _by_unit(stage, forward), _by_unit(stage, backward)
+    end = build.compute(f"{forward} with {backward}", build.once(kind, lambda: paired(build, *phases)))
+    for action in (forward, backward):
+        _send(build, stage, action, end)
+
+
+def _by_unit(stage: Stage, action: Action) -> list[Phase]:
+    """A phase for each of a chunk's units; a kept gradient belongs to its unit's backward."""
+    phases = _phases(stage, action)
+    per_unit = len(phases) // len(stage.chunks[action.chunk].units)
+    return [reduce(Phase.__add__, phases[i : i + per_unit]) for i in range(0, len(phases), per_unit)]
 
 
 def _act(build: Builder, stage: Stage, action: Action, *, first: bool, ends: bool) -> tuple[int, list[int | None]]:
@@ -145,7 +189,8 @@ def _lane(plan: Plan, action: Action) -> str:
 
     Their senders group all that goes and comes (deepseek-ai/DualPipe, dualpipe.py: one batch_isend_irecv).
     """
-    return f" {action.kind}" if plan.pipeline_schedule in ("dualpipe", "dualpipe_v") else ""
+    both = plan.expert_overlap or plan.pipeline_schedule in ("dualpipe", "dualpipe_v")
+    return f" {action.kind}" if both else ""
 
 
 def _message(target: int, action: Action) -> str:
@@ -158,7 +203,8 @@ def _finish(build: Builder, stage: Stage, reduced: list[int | None]) -> None:
     if stage.tied_bytes:
         ends = (0, plan.pp - 1)
         ready.append(build.agree("all-reduce tied embeddings", "tied", stage.tied_bytes, ends, *ready))
-    norm = build.agree("gradient norm", "norm", 4, tuple(range(plan.pp)), *ready)
-    done = build.compute("optimizer", stage.chunks[0].optimizer, norm)
+    if plan.pp > 1:
+        ready = [build.agree("gradient norm", "norm", 4, tuple(range(plan.pp)), *ready)]
+    done = build.compute("optimizer", stage.chunks[0].optimizer, *ready)
     for step in stage.chunks:
         gather_late(build, step, done)

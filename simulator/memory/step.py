@@ -286,7 +286,7 @@ class Step:
     def step(self, num_micro_batches: int, *, first: bool = False) -> None:
         """One optimizer step. `first`: it creates the optimizer's state."""
         self.strategy.begin()
-        if self.plan.pp > 1:
+        if self.plan.acts_in_order:
             self._pipeline(num_micro_batches)
         else:
             for index in range(num_micro_batches):
@@ -301,7 +301,14 @@ class Step:
     def _pipeline(self, num_micro_batches: int) -> None:
         """A stage's actions in its schedule's order. Activations live to the end of the weights' gradients."""
         plan, going = self.plan, dict[tuple[int, int], _Going]()
-        actions = order(plan.pipeline_schedule, plan.pp, num_micro_batches, self.stage, plan.virtual_stages)
+        actions = order(
+            plan.pipeline_schedule,
+            plan.pp,
+            num_micro_batches,
+            self.stage,
+            plan.virtual_stages,
+            paired=plan.expert_overlap,
+        )
         last = {action.chunk: action for action in actions if action.kind != "F"}
         for action in actions:
             key = action.micro_batch, action.chunk

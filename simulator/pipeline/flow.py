@@ -56,6 +56,7 @@ def in_flight(
     num_chunks: int = 1,
     *,
     group_size: int | None = None,
+    paired: bool = False,
 ) -> tuple[int, ...]:
     """The most micro-batches whose activations each chunk of a stage holds at once.
 
@@ -69,10 +70,11 @@ def in_flight(
         case "gpipe":
             return (m,) * num_chunks
         case "1f1b":
-            return (min(p - s, m),)
+            return (min(p - s + paired, m),)
         case "interleaved":
             group = group_size or p
-            return tuple(_held_interleaved(p, m, s, num_chunks, group, chunk) for chunk in range(num_chunks))
+            warm_up = interleaved_warm_up(p, s, num_chunks, group, paired=paired)
+            return tuple(_held_interleaved(m, num_chunks, group, chunk, warm_up) for chunk in range(num_chunks))
         case "zb_h1":
             return (min(p, m),)
         case "dualpipe":
@@ -90,17 +92,19 @@ def peak_in_flight(
     num_chunks: int = 1,
     *,
     group_size: int | None = None,
+    paired: bool = False,
 ) -> int:
     """The most that a stage holds at once, in micro-batches of one chunk each, over its chunks."""
     if schedule == "interleaved":
-        warm_up = interleaved_warm_up(num_stages, stage, num_chunks, group_size or num_stages)
+        warm_up = interleaved_warm_up(num_stages, stage, num_chunks, group_size or num_stages, paired=paired)
         return min(warm_up + 1, num_micro_batches * num_chunks)
-    return sum(in_flight(schedule, num_stages, num_micro_batches, stage, num_chunks, group_size=group_size))
+    held = in_flight(schedule, num_stages, num_micro_batches, stage, num_chunks, group_size=group_size, paired=paired)
+    return sum(held)
 
 
-def _held_interleaved(p: int, m: int, s: int, v: int, group: int, chunk: int) -> int:
+def _held_interleaved(m: int, v: int, group: int, chunk: int, warm_up: int) -> int:
     """A chunk holds most where a run of its backwards begins: between runs only forwards happen to it."""
-    total, warm_up = m * v, interleaved_warm_up(p, s, v, group)
+    total = m * v
     begun = []
     for first in range(0, m, group):
         backwards = first * v + (v - 1 - chunk) * min(group, m - first)  # over all chunks, before this run

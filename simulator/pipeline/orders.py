@@ -25,9 +25,12 @@ def order(
     num_chunks: int = 1,
     *,
     group_size: int | None = None,
+    paired: bool = False,
 ) -> tuple[Action, ...]:
     """What a stage issues in one step, first to last.
 
+    paired: a backward runs beside the forward before it, so one more forward comes ahead of the first pair (interleaved,
+    and one stage of 1f1b; get_pp_rank_microbatches and combined_1f1b.py with overlap_moe_expert_parallel_comm).
     group_size: consecutive micro-batches that interleaving runs through a chunk before the next chunk (Megatron's
     --microbatch-group-size-per-virtual-pipeline-stage; default: p). Raises PlanError where the schedule cannot run so.
     """
@@ -38,12 +41,11 @@ def order(
         case "gpipe":
             return _alternate(_table(m, num_chunks, m), num_chunks, m * num_chunks)
         case "1f1b":
-            return _alternate(_table(m, 1, m), 1, p - stage - 1)
+            return _alternate(_table(m, 1, m), 1, p - stage - 1 + paired, paired=paired)
         case "interleaved":
             group = group_size or p
-            return _alternate(
-                _table(m, num_chunks, group), num_chunks, interleaved_warm_up(p, stage, num_chunks, group)
-            )
+            warm_up = interleaved_warm_up(p, stage, num_chunks, group, paired=paired)
+            return _alternate(_table(m, num_chunks, group), num_chunks, warm_up, paired=paired)
         case "zb_h1":
             return _delay_weights(_alternate(_table(m, 1, m), 1, p - stage - 1), m, stage)
         case "dualpipe":
@@ -52,9 +54,9 @@ def order(
             return _bidirectional(p, stage, m)
 
 
-def interleaved_warm_up(num_stages: int, stage: int, num_chunks: int, group_size: int) -> int:
+def interleaved_warm_up(num_stages: int, stage: int, num_chunks: int, group_size: int, *, paired: bool = False) -> int:
     """Forwards before the first backward, over all chunks, where there are enough."""
-    return 2 * (num_stages - stage - 1) + (num_chunks - 1) * group_size
+    return 2 * (num_stages - stage - 1) + (num_chunks - 1) * group_size + paired
 
 
 def _table(m: int, num_chunks: int, group_size: int) -> list[tuple[int, int]]:
@@ -67,12 +69,14 @@ def _table(m: int, num_chunks: int, group_size: int) -> list[tuple[int, int]]:
     ]
 
 
-def _alternate(table: list[tuple[int, int]], num_chunks: int, warm_up: int) -> tuple[Action, ...]:
+def _alternate(
+    table: list[tuple[int, int]], num_chunks: int, warm_up: int, *, paired: bool = False
+) -> tuple[Action, ...]:
     """`warm_up` forwards, then forward and backward in turn, then the backwards left: chunks in reverse."""
     forwards = [Action("F", micro_batch, chunk) for micro_batch, chunk in table]
     backwards = [Action("B", micro_batch, num_chunks - 1 - chunk) for micro_batch, chunk in table]
     steady = zip(forwards[warm_up:], backwards, strict=False)
-    turns = [action for pair in steady for action in pair]
+    turns = [action for f, b in steady for action in (f, replace(b, beside=paired))]
     return (*forwards[:warm_up], *turns, *backwards[len(turns) // 2 :])
 
 

@@ -153,7 +153,7 @@ def block_key(plan: Plan, nouns: Nouns, shares: Shares) -> tuple[object, ...]:
     model = nouns.model
     layers = shares.of(plan).num_layers if model.sliding_window else 0
     whose = uses_autocast(nouns.stack, plan), plan.implementation in ("megatron", "deepspeed")
-    parts = (plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.micro_batch_size)
+    parts = (plan.tp, plan.cp, plan.ep, plan.etp, plan.expert_overlap, plan.sequence_parallel, plan.micro_batch_size)
     casts = (
         (plan.num_micro_batches, plan.fp8_recipe, plan.fp8_all_gather) if plan.precision == "fp8" else ()
     )  # of weights, once a step

@@ -94,7 +94,9 @@ class MemoryFloor:
             return gathered + saved.embedding + _layers(plan, self.shares.body(share), saved) + saved.head_peak
         assert isinstance(share, Share)
         count = min(plan.num_micro_batches, 2 * plan.pp)
-        flying = peak_in_flight(plan.pipeline_schedule, plan.pp, count, stage, plan.virtual_stages)
+        flying = peak_in_flight(
+            plan.pipeline_schedule, plan.pp, count, stage, plan.virtual_stages, paired=plan.expert_overlap
+        )
         # before the first backward of an interleaved schedule, all chunks have run, and FSDP2 keeps what it gathered
         everywhere = plan.virtual_stages == 1 or flying > (plan.virtual_stages - 1) * plan.pp
         gathered = self._gathered(plan, share) if everywhere else 0

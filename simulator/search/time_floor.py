@@ -370,6 +370,8 @@ class _Floor:
 
     def _alone(self, exchange: Exchange) -> float:
         shape = self.base.group(self.mesh, self.fabric.axis(exchange.axis))
+        if self.plan.expert_overlap and exchange.axis == "ep":
+            return 0.0  # beside another micro-batch
         copied = exchange.copied and not shape.spans_domain
         return self.base.price(exchange.kind, self.fabric.sent_bytes(exchange), shape, copied=copied).alone_s
 

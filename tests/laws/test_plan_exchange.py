@@ -206,6 +206,9 @@ def expert_plans(draw: st.DrawFn) -> Plan:
     tp = draw(powers)
     fields: dict[str, Any] = {"ep": draw(powers), "etp": draw(st.sampled_from((1, tp))), "tp": tp, "dp_shard": 8}
     fields |= {"expert_capacity_factor": draw(st.sampled_from((None, 1.25))), "pp": draw(powers), "zero": 1}
+    fields |= {"virtual_stages": draw(st.sampled_from((1, 2))) if fields["pp"] > 1 else 1, "num_micro_batches": 4}
+    overlaps = fields["ep"] > 1 and (fields["pp"] == 1 or fields["virtual_stages"] > 1)
+    fields["expert_overlap"] = overlaps and draw(st.booleans())
     order = draw(st.sampled_from(("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp")))
     return Plan(**fields, data_parallel="megatron", reduce_dtype="fp32", rank_order=order)
 

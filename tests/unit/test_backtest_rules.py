@@ -196,9 +196,20 @@ def test_networks() -> None:
 
 
 def test_what_a_plan_cannot_say_is_refused_with_every_reason() -> None:
-    text = kinds(ep=4, dp=4, precision="nvfp4", notes="offload_activations=1; MoE A2A overlap=on")
-    for reason in ("without experts", "all-to-all", "offload", "block-scaled"):
+    text = kinds(ep=4, dp=4, precision="nvfp4", notes="offload_activations=1")
+    for reason in ("without experts", "offload", "block-scaled"):
         assert reason in text
+
+
+def test_exchanges_beside_another_micro_batch_and_asynchronous_tensor_parallelism_are_in_the_notes() -> None:
+    mixture = {"framework": "Megatron-Bridge", "n_experts": 8, "top_k": 2, "ep": 4, "zero_or_fsdp": "", "pp": 2}
+    overlapped = plan_of(**mixture, notes="dispatcher=alltoall; MoE A2A overlap=on")
+    assert (overlapped["expert_overlap"], overlapped["virtual_stages"]) == (True, 2)
+    assert plan_of(**mixture, notes="MoE A2A overlap=off")["expert_overlap"] is False
+    titan = replace(ROW, framework="torchtitan (2025-06)", compile="y", tp=4, seq_parallel="y", precision="fp8")
+    plain, pieces = (resolve(replace(titan, notes=notes)) for notes in ("", "async TP; quant=fp8-rowwise"))
+    assert (plain.stack.tp_overlap, pieces.stack.tp_overlap) == ("none", "symmetric_memory")
+    assert (plain.plan.fp8_recipe, pieces.plan.fp8_recipe) == (None, "rowwise")
 
 
 def test_blanks_without_a_rule_are_refused_together() -> None:

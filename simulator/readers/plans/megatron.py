@@ -69,6 +69,7 @@ _FIELD_NAMES: Final = {
     "micro_batch_size": "--micro-batch-size",
     "seq_len": "--seq-length",
     "dp_replicate": "--num-distributed-optimizer-instances",
+    "expert_overlap": "--overlap-moe-expert-parallel-comm",
 }
 
 
@@ -142,6 +143,8 @@ def _experts(r: Reading, fields: dict[str, Any]) -> None:
     deep = bool(r.flag("--moe-enable-deepep"))
     if "--num-experts" in r:
         fields["dispatcher"] = DISPATCHERS["flex" if deep else kind or "allgather"]
+    if r.flag("--overlap-moe-expert-parallel-comm"):
+        fields["expert_overlap"] = True
     if r.flag("--use-tp-pp-dp-mapping"):
         fields["rank_order"] = "tp-cp-ep-pp-dp"
 
@@ -347,7 +350,7 @@ KNOWN: Final = frozenset(
         *_FIELD_NAMES.values(),
         "--deepspeed", "--zero-stage", "--checkpoint-activations",
         "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--cp-comm-type",
-        "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--moe-token-dispatcher-type", "--moe-enable-deepep", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
+        "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--moe-token-dispatcher-type", "--moe-enable-deepep", "--overlap-moe-expert-parallel-comm", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
         "--data-parallel-sharding-strategy", "--torch-fsdp2-no-reshard-after-forward", "--overlap-grad-reduce",
         "--overlap-param-gather", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp8-param-gather",
         "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16", "--main-grads-dtype", "--optimizer",

@@ -108,7 +108,6 @@ OFF: Final = {
     "--moe-deepep-num-sms": Off("DeepEP's kernels"),
     "--moe-permute-fusion": Off("fused permutation"),
     "--moe-apply-probs-on-input": Off("where probabilities are applied"),
-    "--overlap-moe-expert-parallel-comm": Off("exchanges of experts beside compute"),
     "--moe-extended-tp": Off("experts over tensor and data parallel ranks"),
     "--qk-l2-norm": Off("a norm without weights over Q and K"),
     "--no-rope-freq": Off("layers without positions"),

@@ -106,6 +106,8 @@ def _parallel(plan: Plan, model: Model, stack: Stack) -> Iterator[str]:
         words = {"all_to_all": "alltoall", "all_gather": "allgather", "deep_ep": "flex --moe-enable-deepep"}
         yield f"--moe-token-dispatcher-type {words[plan.dispatcher]}"
         yield f"--expert-tensor-parallel-size {plan.etp}"
+        if plan.expert_overlap:
+            yield "--overlap-moe-expert-parallel-comm"
         if plan.expert_capacity_factor is not None:
             yield f"--moe-expert-capacity-factor {plan.expert_capacity_factor}"
     if plan.pp > 1 and plan.axis_order.index("pp") > plan.axis_order.index("dp_shard"):
