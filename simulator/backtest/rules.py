@@ -233,6 +233,7 @@ VOCABULARIES: tuple[tuple[str, int], ...] = (
     (r"llama-?3", 128_256),
     (r"deepseek-?v2", 102_400),
     (r"deepseek-?v3", 129_280),
+    (r"kimi-?k2", 163_840),
     (r"gpt-oss", 201_088),
     (r"qwen-?3", 151_936),
     (r"mistral|mixtral", 32_000),
@@ -241,7 +242,7 @@ _NOTED_VOCABULARY = re.compile(r"\bvocab ~?(\d+)k\b")
 MLPS: tuple[tuple[str, str], ...] = (
     (r"^nemotron-?\d", "squared_relu"),  # arXiv 2402.16819
     (r"^gpt-?3-\d|^megatron-\d", "gelu"),
-    (r"llama|mistral|mixtral|qwen|deepseek", "swiglu"),
+    (r"llama|mistral|mixtral|qwen|deepseek|kimi", "swiglu"),
 )
 
 
@@ -264,6 +265,7 @@ def _named(known: tuple[tuple[str, _Value], ...], name: str) -> _Value | None:
 MIXTURES: tuple[tuple[str, str], ...] = (
     (r"deepseek.?v2", "deepseek-v2"),
     (r"deepseek.?v3", "deepseek-v3"),
+    (r"kimi.?k2", "kimi-k2"),
     (r"qwen3.*30b", "qwen3-30b-a3b"),
     (r"qwen3.*235b", "qwen3-235b-a22b"),
     (r"gpt.?oss.*120b", "gpt-oss-120b"),

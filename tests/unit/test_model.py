@@ -76,7 +76,8 @@ PUBLISHED = {
     "qwen3-235b-a22b": 235_093_634_560,
 }
 
-PRINTED_ONLY = {"deepseek-v3", "grok-1", "gpt-oss-120b", "gpt-oss-20b"}  # in billions: tests of their own
+# In billions: tests of their own
+PRINTED_ONLY = {"deepseek-v3", "grok-1", "gpt-oss-120b", "gpt-oss-20b", "kimi-k2", "nemotron4-15b", "nemotron4-340b"}
 
 # Mixtures of experts as their authors print them, in billions: (total, active for a token), digits as printed.
 PRINTED = {
@@ -107,6 +108,22 @@ def test_deepseek_v3_with_and_without_multi_token_prediction() -> None:
     assert main.num_active_parameters // 10**9 == 37
     module = model.num_parameters - main.num_parameters
     assert round((module - 2 * model.d_model**2) / 1e9, 1) == 11.5
+
+
+def test_kimi_k2_has_a_trillion_and_works_with_32_billion() -> None:
+    """arXiv 2507.20534: 1.04T in all (its tables leave the embedding's share open), 32B active, its lookup left out."""
+    model = Model.load("kimi-k2")
+    assert round(model.num_parameters / 1e12, 1) == 1.0
+    assert round((model.num_active_parameters - model.vocab_size * model.d_model) / 1e9) == 32
+
+
+@pytest.mark.parametrize(("name", "tables", "layers"), [("nemotron4-15b", 3.1, 12.5), ("nemotron4-340b", 9.4, 331.6)])
+def test_nemotron_4_is_as_its_reports_split_it(name: str, tables: float, layers: float) -> None:
+    """arXiv 2402.16819 (3.2B and 12.5B) and 2406.11704 (9.4B and 331.6B); 2 × 256,000 × 6,144 is 3.146B, printed as 3.2."""
+    model = Model.load(name)
+    embedding = 2 * model.vocab_size * model.d_model
+    assert round(embedding / 1e9, 1) == tables
+    assert round((model.num_parameters - embedding) / 1e9, 1) == layers
 
 
 def test_grok_1_has_314_billion_in_its_layers() -> None:
