@@ -3,7 +3,7 @@
     currency = "USD"
     [[price]]
     cluster = "hgx-h100-8"        # or device = "h100-sxm5-80gb"
-    kind = "on-demand"            # on-demand or reserved: per_gpu_hour; purchase: the fields below
+    kind = "on-demand"            # on-demand, reserved or spot: per_gpu_hour; purchase: the fields below
     per_gpu_hour = 2.99
     date = "2026-11-01"
     source = "the provider's page"
@@ -26,7 +26,7 @@ from simulator.errors import Fault, InputError
 from simulator.schema import Strict, read_toml
 from simulator.topology import Cluster
 
-Kind = Literal["on-demand", "reserved", "purchase"]
+Kind = Literal["on-demand", "reserved", "spot", "purchase"]
 HOURS_PER_YEAR: Final = 8766  # of 365.25 days
 
 

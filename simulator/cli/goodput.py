@@ -20,6 +20,7 @@ from simulator.errors import Fault, InputError
 from simulator.goodput import Goodput, LongRun, goodput
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
+from simulator.prices import Prices
 from simulator.schema import read_toml
 
 _Made = TypeVar("_Made")
@@ -43,8 +44,11 @@ _RUN = {
     "spare_hosts": ("INTEGER", "Hosts that stand by. [0]"),
     "repair_s": ("TIME", "Until a host that failed is back, or another found. [0s: never short of hosts]"),
     "straggler_mtbf_s": ("TIME", "Of a host, until it becomes slow. [never]"),
-    "straggler_slowdown": ("FRACTION", "What the whole job then loses. [0.1]"),
-    "straggler_detect_s": ("TIME", "Until that host is exchanged. [1h]"),
+    "straggler_slowdown": ("FRACTION|TABLE", "What the whole job then loses, or its distribution. [0.1]"),
+    "straggler_detect_s": ("TIME|TABLE", "Until that host is exchanged, or its distribution. [1h]"),
+    "spot_mtbf_s": ("TIME", "Of a host, until who lent it takes it back. [never]"),
+    "spot_notice_s": ("TIME", "The warning before that. [0s]"),
+    "jitter": ("FRACTION|TABLE", "What one host adds to a step; all wait for the slowest. [0]"),
     "price_per_gpu_hour": ("DOLLARS", "Also say what the run costs."),
     "replicas": ("INTEGER", "Runs to play, each with failures of its own. [400]"),
     "seed": ("INTEGER", "Of all that is drawn. [0]"),
@@ -64,6 +68,9 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
 @click.command("goodput", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @_run_options
+@click.option(
+    "--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="Costs, at each price of the cluster."
+)
 @plan_file_options
 @study_options
 @plan_options
@@ -78,6 +85,7 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
 def command(
     study: Path | None,
     *,
+    prices: Path | None,
     settings: tuple[str, ...],
     as_json: bool,
     plain: bool,
@@ -92,13 +100,14 @@ def command(
     faults: list[Fault] = []
     asked = _tried(lambda: read_study(study, others, plan_flags, settings, imported), faults)
     run = _tried(lambda: read_run(study, run_flags), faults)
-    if asked is None or run is None:
+    listed = _tried(lambda: _prices_of(prices, asked), faults)
+    if asked is None or run is None or faults:
         raise InputError(dict.fromkeys(faults))
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     if not prediction.fits:
         click.echo(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies", err=True)
         return ExitCode.DOES_NOT_FIT
-    answer = _played(asked, prediction, run)
+    answer = _played(asked, prediction, run, listed)
     answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))
     if as_json:
         from simulator.writers.goodput_json import to_json  # noqa: PLC0415  only what is asked for is loaded
@@ -110,6 +119,16 @@ def command(
 
         show(render(answer), plain=plain)
     return ExitCode.OK
+
+
+def _prices_of(file: Path | None, asked: Study | None) -> Prices | None:
+    """Raises InputError where the cluster has none."""
+    if file is None:
+        return None
+    listed = Prices.load(file)
+    if asked is not None:
+        listed.of(asked.cluster)
+    return listed
 
 
 def _tried(make: Callable[[], _Made], faults: list[Fault]) -> _Made | None:
@@ -142,7 +161,7 @@ def _relabelled(fault: Fault, name: str, flags: Mapping[str, str]) -> Fault:
     return replace(fault, place=_flag(field)) if field in flags else fault
 
 
-def _played(asked: Study, prediction: Prediction, run: LongRun) -> Goodput:
+def _played(asked: Study, prediction: Prediction, run: LongRun, prices: Prices | None) -> Goodput:
     """The answer, with a progress bar on stderr where that is a terminal."""
     checkpoint = asked.checkpoint or Checkpoint()
     saved = saving(asked.model, asked.plan, asked.cluster, checkpoint)
@@ -153,4 +172,4 @@ def _played(asked: Study, prediction: Prediction, run: LongRun) -> Goodput:
             bar.length = total
             bar.update(done - bar.pos)
 
-        return goodput(prediction, run, saved, load_s, gpus_per_host=asked.cluster.gpus_per_node, progress=progress)
+        return goodput(prediction, run, saved, load_s, cluster=asked.cluster, prices=prices, progress=progress)

@@ -21,7 +21,7 @@ from simulator.cli.study import Study, read_study
 from simulator.compare import Subject
 from simulator.errors import Fault, InputError
 from simulator.goodput import LongRun, expected_run_s
-from simulator.goodput.failures import DAY_S
+from simulator.goodput.failures import DAY_S, JobSize
 from simulator.prices import Prices
 from simulator.search import Journal, Outcome
 from simulator.search.study import software_version
@@ -204,8 +204,7 @@ class SensitivityStudy:
             load_s,
             step_s=step_s,
             tokens_per_step=outcome.tokens_per_step,
-            num_devices=outcome.num_devices,
-            gpus_per_host=self.subjects[number].cluster.gpus_per_node,
+            size=JobSize.of(self.subjects[number].cluster, outcome.num_devices),
             mtbf_factor=mtbf,
         )
 

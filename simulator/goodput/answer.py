@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import exp, inf, log
+from math import exp, hypot, inf, log, sqrt
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.checkpoint import Saving
-from simulator.goodput.failures import DAY_S
+from simulator.goodput.failures import DAY_S, JobSize
 from simulator.goodput.interval import daly_s, expected_s
 from simulator.goodput.run import ASSUMED, LongRun
+from simulator.goodput.spreads import slowest
 from simulator.goodput.timeline import PARTS, Conditions, Played, play
 from simulator.predict import Prediction, Source
+from simulator.prices import Price, Prices
+from simulator.topology import Cluster
 
 Progress = Callable[[int, int], None]  # runs played, runs in all
 
@@ -52,8 +56,20 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunCost:
+    """What the run costs at one price of the user's file; GPUs are paid for whether they train or wait."""
+
+    kind: str
+    currency: str
+    date: str
+    source: str
+    gpu_hour: float
+    cost: Spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """A long run. days and dollars: with the step's own uncertainty. goodput: training that counts over wall-clock.
+    """A long run. days, dollars and costs: with the step's own uncertainty. goodput: training that counts over wall-clock.
 
     step_s, steps: predicted, and to take. mtbf_s: mean time between interruptions of the whole job; None: none strike.
     interval_s: training between checkpoints, chosen by Daly's formula (interval_is_optimal) or given. expected_days: the
@@ -75,6 +91,7 @@ class Goodput:
     days: Spread
     goodput: Spread
     dollars: Spread | None
+    costs: tuple[RunCost, ...]
     parts: tuple[Share, ...]
     interruptions: tuple[tuple[str, float], ...]
     intervals: tuple[Interval, ...]
@@ -90,17 +107,23 @@ def goodput(
     saving: Saving,
     load_s: float,
     *,
-    gpus_per_host: int,
+    cluster: Cluster,
+    prices: Prices | None = None,
     progress: Progress | None = None,
 ) -> Goodput:
-    """What a run of these steps comes to. saving: of one checkpoint; load_s: to read it back."""
+    """What a run of these steps comes to. saving: of one checkpoint; load_s: to read it back.
+
+    Raises InputError where the cluster has no price.
+    """
+    listed = prices.of(cluster) if prices is not None else ()
+    size = JobSize.of(cluster, prediction.num_devices)
     tokens = run.tokens if run.tokens is not None else (run.steps or 0) * prediction.tokens_per_step
     steps = -(-tokens // prediction.tokens_per_step)
-    num_hosts = -(-prediction.num_devices // gpus_per_host)
     restart_s = run.detect_s + run.reschedule_s + (load_s if run.load_s is None else run.load_s) + run.warmup_s
-    causes = tuple((cause, cause.rate_per_s(prediction.num_devices, num_hosts)) for cause in run.failures.all)
+    causes = tuple((cause, cause.rate_per_s(size)) for cause in run.causes)
     rate = sum(each for _, each in causes)
-    work_s = steps * float(prediction.step_s)
+    late, late_sigma = slowest(run.jitter, size.hosts)
+    work_s = steps * float(prediction.step_s) * (1 + late)
     conditions = Conditions(
         work_s=work_s,
         interval_s=_interval_s(run, saving, rate, float(prediction.step_s), work_s),
@@ -110,13 +133,14 @@ def goodput(
         causes=causes,
         spare_hosts=run.spare_hosts,
         repair_s=run.repair_s,
-        straggler_rate=num_hosts / run.straggler_mtbf_s if run.straggler_mtbf_s is not None else 0.0,
+        straggler_rate=size.hosts / run.straggler_mtbf_s if run.straggler_mtbf_s is not None else 0.0,
         straggler_slowdown=run.straggler_slowdown,
         straggler_detect_s=run.straggler_detect_s,
     )
     played, tried = _played(conditions, run, progress)
-    days = _days(played, prediction, run.seed)
+    days = _days(played, prediction, run.seed, late_sigma / (1 + late) / sqrt(steps))
     hourly = run.price_per_gpu_hour
+    device_hours = np.array(days) * 24 * prediction.num_devices
     simple = run.repair_s == 0 and run.straggler_mtbf_s is None
     return Goodput(
         model=prediction.model,
@@ -131,11 +155,12 @@ def goodput(
         saving=saving,
         restart_s=restart_s,
         days=_spread(days),
-        goodput=_spread([work_s / each.total_s for each in played]),
-        dollars=None if hourly is None else _spread([d * 24 * prediction.num_devices * hourly for d in days]),
-        parts=_parts(played),
+        goodput=_spread([work_s / (1 + late) / each.total_s for each in played]),
+        dollars=None if hourly is None else _spread(device_hours * hourly),
+        costs=tuple(_cost(price, prices.currency, device_hours) for price in listed) if prices is not None else (),
+        parts=_parts(played, late),
         interruptions=_interruptions(played),
-        intervals=tried,
+        intervals=tuple(replace(one, goodput=one.goodput / (1 + late)) for one in tried),
         expected_days=_expected_days(conditions, rate) if simple else None,
         replicas=run.replicas,
         seed=run.seed,
@@ -150,8 +175,7 @@ def expected_run_s(
     *,
     step_s: float,
     tokens_per_step: int,
-    num_devices: int,
-    gpus_per_host: int,
+    size: JobSize,
     mtbf_factor: float = 1.0,
 ) -> float:
     """Wall-clock of a run by Daly's closed form: hosts neither short nor slow, every interruption unannounced.
@@ -159,9 +183,8 @@ def expected_run_s(
     mtbf_factor: times as long between failures as `run` says. Infinite where failures strike faster than restarts.
     """
     tokens = run.tokens if run.tokens is not None else (run.steps or 0) * tokens_per_step
-    work_s = -(-tokens // tokens_per_step) * step_s
-    num_hosts = -(-num_devices // gpus_per_host)
-    rate = sum(cause.rate_per_s(num_devices, num_hosts) for cause in run.failures.all) / mtbf_factor
+    work_s = -(-tokens // tokens_per_step) * step_s * (1 + slowest(run.jitter, size.hosts)[0])
+    rate = sum(cause.rate_per_s(size) for cause in run.causes) / mtbf_factor
     if not rate:
         return work_s
     restart_s = run.detect_s + run.reschedule_s + (load_s if run.load_s is None else run.load_s) + run.warmup_s
@@ -208,10 +231,19 @@ def _with_interval(conditions: Conditions, factor: float) -> Conditions:
     return replace(conditions, interval_s=min(conditions.interval_s * factor, conditions.work_s))
 
 
-def _days(played: Sequence[Played], prediction: Prediction, seed: int) -> list[float]:
-    """Days of each run at a step time drawn from the prediction's own interval: lognormal, the same for all its steps."""
+def _cost(price: Price, currency: str, device_hours: NDArray[np.float64]) -> RunCost:
+    cost = _spread(device_hours * price.gpu_hour)
+    one = price
+    return RunCost(kind=one.kind, currency=currency, date=one.date, source=one.source, gpu_hour=one.gpu_hour, cost=cost)
+
+
+def _days(played: Sequence[Played], prediction: Prediction, seed: int, jitter: float) -> list[float]:
+    """Days of each run at a step time drawn from the prediction's own interval: lognormal, the same for all its steps.
+
+    jitter: one sigma of the mean of all steps.
+    """
     low, high = float(prediction.low_s), float(prediction.high_s)
-    sigma = log(high / low) / (2 * _Z90) if 0 < low < high else 0.0
+    sigma = hypot(log(high / low) / (2 * _Z90) if 0 < low < high else 0.0, jitter)
     drawn = np.random.default_rng((seed, 2**32)).standard_normal(len(played)).tolist()
     days: list[float] = []
     for each, z in zip(played, drawn, strict=True):
@@ -220,14 +252,17 @@ def _days(played: Sequence[Played], prediction: Prediction, seed: int) -> list[f
     return days
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def _spread(values: Sequence[float] | NDArray[np.float64]) -> Spread:
     p5, p50, p95 = (float(v) for v in np.percentile(np.array(values), _LEVELS))
     return Spread(p5=p5, p50=p50, p95=p95, mean=float(np.mean(np.array(values))))
 
 
-def _parts(played: Sequence[Played]) -> tuple[Share, ...]:
+def _parts(played: Sequence[Played], late: float) -> tuple[Share, ...]:
+    """late: what the slowest host of every step adds to it; of training, its part is told apart."""
     whole = sum(each.total_s for each in played)
     sums = {part: sum(each.seconds[part] for each in played) for part in PARTS}
+    trained = sums["training"] / (1 + late)
+    sums |= {"training": trained, "jitter": sums["training"] - trained if late else 0.0}
     return tuple(Share(part=p, seconds=s / len(played), share=s / whole) for p, s in sums.items() if s)
 
 
@@ -248,6 +283,9 @@ def _sources(run: LongRun, load_s: float) -> tuple[Source, ...]:
     if run.failures.preset == "llama3":
         detail = "rates of Llama 3's 16,384 H100 in 54 days, by part (arXiv 2407.21783, table 5)"
         found.append(Source(what="failures", kind="published", detail=detail))
+    if run.spot_mtbf_s is not None:
+        words = f"one host every {run.spot_mtbf_s / 3600:g} h, {run.spot_notice_s:g} s before"
+        found.append(Source(what="spot preemption", kind="given", detail=words))
     if run.failures.causes:
         found.append(Source(what="failures", kind="given", detail=f"{len(run.failures.causes)} causes of the study"))
     given = run.model_fields_set

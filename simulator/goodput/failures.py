@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from simulator.schema import Strict, nearest
+from simulator.topology import Cluster
 from simulator.units import Seconds
 
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
 
-Per = Literal["gpu", "host", "job"]
+Per = Literal["gpu", "nic", "host", "job"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSize:
+    """What of a job can fail."""
+
+    gpus: int
+    nics: int
+    hosts: int
+
+    @classmethod
+    def of(cls, cluster: Cluster, num_devices: int) -> Self:
+        """So many devices of a cluster, in whole hosts."""
+        hosts = -(-num_devices // cluster.gpus_per_node)
+        return cls(gpus=num_devices, nics=hosts * cluster.inter.num_nics if cluster.inter else 0, hosts=hosts)
 
 
 class Cause(Strict):
     """One kind of interruption: exponential times between failures, of each `per` by itself.
 
-    mtbf_s: mean time between failures of one GPU, host, or of the job. replaces: the host is taken out and a spare, or a
+    mtbf_s: mean time between failures of one GPU, network card, host, or of the job. replaces: the host is taken out and a spare, or a
     repaired one, takes its place; else the job restarts where it was. notice_s: warning before it strikes (spot
     preemption, planned maintenance): long enough for a checkpoint, nothing is lost.
     """
@@ -29,17 +46,18 @@ class Cause(Strict):
     replaces: bool = True
     notice_s: Seconds = Field(ge=0, default=0.0)
 
-    def rate_per_s(self, num_gpus: int, num_hosts: int) -> float:
+    def rate_per_s(self, size: JobSize) -> float:
         """Interruptions a second of a job of this size."""
-        count = {"gpu": num_gpus, "host": num_hosts, "job": 1}[self.per]
+        count = {"gpu": size.gpus, "nic": size.nics, "host": size.hosts, "job": 1}[self.per]
         return count / self.mtbf_s
 
 
-# Table 5 of arXiv 2407.21783: root causes of the 419 unexpected interruptions in 54 days of pre-training Llama 3 405B on
+# Table 5 of arXiv 2407.21783 (read again on 2026-11-22): root causes of the 419 unexpected interruptions in 54 days of pre-training Llama 3 405B on
 # 16,384 H100 (2,048 hosts), and section 3.3.4: 47 planned ones (firmware, upgrades). (name, per, count, replaces)
 LLAMA3_DAYS: Final = 54
 LLAMA3_GPUS: Final = 16_384
 LLAMA3_HOSTS: Final = 2_048
+LLAMA3_NICS: Final = 16_384  # taken as one 400 Gb/s endpoint a GPU (section 3.3.1)
 _LLAMA3: Final[tuple[tuple[str, Per, int, bool], ...]] = (
     ("faulty GPU", "gpu", 148, True),
     ("GPU HBM3 memory", "gpu", 72, True),
@@ -50,7 +68,7 @@ _LLAMA3: Final[tuple[tuple[str, Per, int, bool], ...]] = (
     ("software bug", "job", 54, False),
     ("network switch or cable", "host", 35, True),
     ("unplanned host maintenance", "host", 32, True),
-    ("NIC", "host", 7, True),
+    ("NIC", "nic", 7, True),
     ("NCCL watchdog timeouts", "host", 7, False),
     ("SSD", "host", 3, True),
     ("power supply", "host", 3, True),
@@ -65,7 +83,7 @@ _PLANNED_NOTICE_S: Final = HOUR_S  # planned: the run is stopped behind a checkp
 
 
 def _llama3() -> tuple[Cause, ...]:
-    counts = {"gpu": LLAMA3_GPUS, "host": LLAMA3_HOSTS, "job": 1}
+    counts = {"gpu": LLAMA3_GPUS, "nic": LLAMA3_NICS, "host": LLAMA3_HOSTS, "job": 1}
     return tuple(
         Cause(
             name=name,

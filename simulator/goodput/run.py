@@ -7,10 +7,12 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from simulator.goodput.failures import Failures
+from simulator.goodput.failures import Cause, Failures
+from simulator.goodput.spreads import Shares, Times
 from simulator.schema import Strict
 from simulator.units import Seconds
 
+SPOT: Final = "spot preemption"
 _SUFFIXES: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _COUNT: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([KMBT]?)\s*")
 
@@ -41,9 +43,11 @@ class LongRun(Strict):
     "optimal": Daly's. detect_s: until somebody notices that the job stands. reschedule_s: until its processes run again.
     load_s: reading the state back; None: at the rate at which storage reads. warmup_s: until steps run at speed.
     spare_hosts: stand by, and take the place of one that fails; repair_s: until that one is back, or another found; 0: hosts
-    are never short. straggler_mtbf_s: of a
-    host, until it becomes slow; None: none do. straggler_slowdown: what the job then loses; straggler_detect_s: until
-    its host is exchanged, behind a checkpoint. price_per_gpu_hour: dollars; None: no cost is told.
+    are never short. spot_mtbf_s: until one host is taken away by who lent it; None: none is; spot_notice_s: its warning.
+    straggler_mtbf_s: of a host, until it becomes slow; None: none do. straggler_slowdown: what the job then loses;
+    straggler_detect_s: until its host is exchanged, behind a checkpoint: each always the same, or a distribution.
+    jitter: what one host's step takes longer than predicted, as a share of it; all wait for the slowest of them.
+    price_per_gpu_hour: dollars; None: no cost is told.
     replicas: runs played, each with failures of its own, from `seed`.
     """
 
@@ -58,8 +62,11 @@ class LongRun(Strict):
     spare_hosts: int = Field(ge=0, le=10**6, default=0)
     repair_s: Seconds = Field(ge=0, default=0.0)
     straggler_mtbf_s: Seconds | None = Field(gt=0, default=None)
-    straggler_slowdown: float = Field(ge=0, le=100, default=0.1)
-    straggler_detect_s: Seconds = Field(ge=0, default=3600.0)
+    straggler_slowdown: Shares = 0.1
+    straggler_detect_s: Times = 3600.0
+    spot_mtbf_s: Seconds | None = Field(gt=0, default=None)
+    spot_notice_s: Seconds = Field(ge=0, default=0.0)
+    jitter: Shares = 0.0
     price_per_gpu_hour: float | None = Field(gt=0, le=10**6, default=None)
     replicas: int = Field(ge=1, le=100_000, default=400)
     seed: int = Field(ge=0, le=2**63, default=0)
@@ -70,6 +77,14 @@ class LongRun(Strict):
             msg = "give either tokens or steps: how much the run trains"
             raise ValueError(msg)
         return self
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Everything that interrupts."""
+        if self.spot_mtbf_s is None:
+            return self.failures.all
+        spot = Cause(name=SPOT, per="host", mtbf_s=self.spot_mtbf_s, notice_s=self.spot_notice_s)
+        return (*self.failures.all, spot)
 
 
 # What is assumed where the study does not say it; the report lists them

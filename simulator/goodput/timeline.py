@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from simulator.goodput.failures import Cause
+from simulator.goodput.spreads import AnySpread, amount
 
 PARTS: Final = ("training", "checkpoints", "lost work", "down", "waiting for hosts", "slow hosts")
 _BATCH: Final = 256  # draws at a time: a generator's call costs more than a draw
@@ -37,8 +38,8 @@ class Conditions:
     spare_hosts: int = 0
     repair_s: float = 0.0
     straggler_rate: float = 0.0
-    straggler_slowdown: float = 0.0
-    straggler_detect_s: float = 0.0
+    straggler_slowdown: float | AnySpread = 0.0
+    straggler_detect_s: float | AnySpread = 0.0
 
 
 @dataclass(slots=True)
@@ -68,10 +69,17 @@ class _Draws:
             self._exponential = self._generator.standard_exponential(_BATCH).tolist()
         return self._exponential.pop() / rate
 
-    def cause(self, causes: Sequence[tuple[Cause, float]], total: float) -> Cause:
+    def uniform(self) -> float:
         if not self._uniform:
             self._uniform = self._generator.random(_BATCH).tolist()
-        left = self._uniform.pop() * total
+        return self._uniform.pop()
+
+    def amount(self, value: float | AnySpread) -> float:
+        """A constant takes no draw."""
+        return float(value) if isinstance(value, int | float) else amount(value, self.uniform())
+
+    def cause(self, causes: Sequence[tuple[Cause, float]], total: float) -> Cause:
+        left = self.uniform() * total
         for cause, rate in causes:
             left -= rate
             if left < 0:
@@ -98,10 +106,13 @@ class _Run:
         while True:
             up_s, cause = self._until_next()
             slow_after = self._draws.exponential(self._c.straggler_rate)
-            seen_s = slow_after + self._c.straggler_detect_s
-            if seen_s < up_s:
-                up_s, cause = seen_s, None  # its host is exchanged, behind a checkpoint
-            if self._train(up_s, slow_after, saves=self._is_saved(cause)):
+            pace = 1.0
+            if slow_after < up_s:
+                seen_s = slow_after + self._draws.amount(self._c.straggler_detect_s)
+                pace += self._draws.amount(self._c.straggler_slowdown)
+                if seen_s < up_s:
+                    up_s, cause = seen_s, None  # its host is exchanged, behind a checkpoint
+            if self._train(up_s, slow_after, pace, saves=self._is_saved(cause)):
                 return self._played
             self._interrupt(cause)
 
@@ -113,10 +124,12 @@ class _Run:
         """There is time for a checkpoint before it strikes."""
         return cause is None or cause.notice_s >= self._c.written_s > 0
 
-    def _train(self, up_s: float, slow_after_s: float, *, saves: bool) -> bool:
-        """Train until the interruption; whether the run ended before it. What is not saved then is lost."""
+    def _train(self, up_s: float, slow_after_s: float, pace: float, *, saves: bool) -> bool:
+        """Train until the interruption; whether the run ended before it. What is not saved then is lost.
+
+        pace: times as long as everything takes from slow_after_s on.
+        """
         c, seconds = self._c, self._played.seconds
-        pace = 1 + c.straggler_slowdown
         needed_s = self._needed_s(self._left_s)
         end_s = needed_s if needed_s <= slow_after_s else slow_after_s + (needed_s - slow_after_s) * pace
         if end_s <= up_s:

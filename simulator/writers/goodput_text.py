@@ -35,6 +35,9 @@ def _head(g: Goodput) -> Table:
     if g.dollars is not None:
         m = g.dollars
         rows.insert(2, ("", f"${m.p50:,.0f} (${m.p5:,.0f} to ${m.p95:,.0f})"))
+    for one in reversed(g.costs):
+        m, price = one.cost, f"{one.kind}, {one.gpu_hour:.2f} {one.currency} a GPU and hour, {one.date}: {one.source}"
+        rows.insert(2, ("", f"{m.p50:,.0f} {one.currency} ({m.p5:,.0f} to {m.p95:,.0f}) at {price}"))
     table = layout.table(rows, "ll")
     table.columns[0].style = "bold"
     return table

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, sqrt
+from math import exp, inf, log, sqrt
 
 import numpy as np
 import pytest
 
 from simulator.goodput import Cause, Conditions, Failures, daly_s, expected_s, play, young_s
-from simulator.goodput.failures import DAY_S
+from simulator.goodput.failures import DAY_S, JobSize
+from simulator.goodput.spreads import Exponential, Lognormal, Uniform, slowest
 
 RUNS = 400
 
@@ -67,7 +68,7 @@ def test_young_is_the_limit_of_rare_failures() -> None:
 def test_rates_of_llama_3_give_its_published_counts() -> None:
     """arXiv 2407.21783, section 3.3.4: 466 interruptions in 54 days on 16,384 GPUs, 419 of them unexpected, 47 planned."""
     causes = Failures().all
-    seen = {c.name: c.rate_per_s(16_384, 2_048) * 54 * DAY_S for c in causes}
+    seen = {c.name: c.rate_per_s(JobSize(gpus=16_384, nics=16_384, hosts=2_048)) * 54 * DAY_S for c in causes}
     assert sum(seen.values()) == pytest.approx(466)
     unexpected = {name: count for name, count in seen.items() if name != "planned maintenance"}
     assert sum(unexpected.values()) == pytest.approx(419)
@@ -104,6 +105,39 @@ def test_a_slow_host_costs_its_share_until_it_is_seen() -> None:
     lost = sum(p.seconds["slow hosts"] for p in played)
     seen = sum(p.interruptions.get("slow host", 0) for p in played)
     assert lost / seen == pytest.approx(1_000.0 * (1 - 1 / 1.25), rel=0.05)
+
+
+def test_slow_hosts_of_many_kinds_cost_their_means() -> None:
+    """Slowdown and detection drawn apart: a stay of mean D at 1 / (1 + s) of the speed costs D E[s / (1 + s)].
+
+    s even over 0..0.5: E[s / (1 + s)] = 1 - 2 ln 1.5. Detection exponential with mean 500 s, of a host every 20,000 s.
+    """
+    slow = replace(
+        BASE,
+        causes=(),
+        straggler_rate=1 / 20_000,
+        straggler_slowdown=Uniform[float](distribution="uniform", low=0.0, high=0.5),
+        straggler_detect_s=Exponential[float](distribution="exponential", mean=500.0),
+        restart_s=0.0,
+    )
+    played = [play(slow, (13, i)) for i in range(RUNS)]
+    lost = sum(p.seconds["slow hosts"] for p in played)
+    seen = sum(p.interruptions.get("slow host", 0) for p in played)
+    assert lost / seen == pytest.approx(500.0 * (1 - 2 * log(1.5)), rel=0.08)
+
+
+def test_all_wait_for_the_slowest_host() -> None:
+    """The largest of n exponentials has mean H_n and variance Σ 1/k²; of n even draws over 0..1 mean n / (n + 1)."""
+    n = 256
+    mean, sigma = slowest(Exponential[float](distribution="exponential", mean=0.01), n)
+    assert mean == pytest.approx(0.01 * sum(1 / k for k in range(1, n + 1)), rel=1e-3)
+    assert sigma == pytest.approx(0.01 * sqrt(sum(1 / k**2 for k in range(1, n + 1))), rel=1e-2)
+    assert slowest(Uniform[float](distribution="uniform", low=0.0, high=1.0), n)[0] == pytest.approx(n / (n + 1))
+    # of one lognormal draw: median e^(σ²/2)
+    assert slowest(Lognormal[float](distribution="lognormal", median=0.02, sigma=0.5), 1)[0] == pytest.approx(
+        0.02 * exp(0.125), rel=1e-3
+    )
+    assert slowest(0.03, n) == (pytest.approx(0.03), 0.0)
 
 
 def test_parts_add_up_to_the_work_and_the_rest() -> None:

@@ -91,3 +91,70 @@ def test_a_step_that_does_not_fit_is_the_answer(study: str, capsys: pytest.Captu
     code, out, err = told(capsys, study, "--model", "llama3-70b", "--recompute", "none", "--micro-batch-size", "8")
     assert (code, out) == (ExitCode.DOES_NOT_FIT, "")
     assert "does not fit" in err
+
+
+PRICES = """
+currency = "EUR"
+[[price]]
+cluster = "hgx-h100-8"
+kind = "spot"
+per_gpu_hour = 1.5
+date = "2026-11-01"
+source = "made up"
+"""
+
+
+def test_money_comes_from_the_price_file(study: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(PRICES, encoding="utf-8")
+    document = json.loads(told(capsys, study, "--json", "--prices", str(prices))[1])
+    (cost,) = document["costs"]
+    assert (cost["kind"], cost["currency"]) == ("spot", "EUR")
+    for level in ("p5", "p50", "p95"):
+        assert cost["cost"][level] == pytest.approx(document["days"][level] * 24 * 32 * 1.5)
+    assert "EUR" in told(capsys, study, "--plain", "--prices", str(prices))[1]
+    code, _, err = told(capsys, study, "--prices", str(prices), "--cluster", "dgx-a100-80-8", "--detect", "5")
+    assert code == ExitCode.BAD_INPUT
+    assert "no price of dgx-a100-80-8" in err
+    assert "--detect" in err
+
+
+def test_spot_hosts_that_are_announced_lose_no_work(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """4 hosts, each taken away every 2 h; one is found within 10 min. With notice for a checkpoint no work is lost."""
+    spot = ["--json", "--failures", "none", "--spot-mtbf", "2h", "--repair", "10min"]
+    at_once, announced = (json.loads(told(capsys, study, *spot, *more)[1]) for more in ([], ["--spot-notice", "1h"]))
+    for document in (at_once, announced):
+        assert document["mtbf_s"] == pytest.approx(1800)
+        assert list(document["interruptions"]) == ["spot preemption"]
+    parts = [{part["part"] for part in document["parts"]} for document in (at_once, announced)]
+    assert "lost work" in parts[0]
+    assert "lost work" not in parts[1]
+    assert "waiting for hosts" in parts[1]
+
+
+def test_cards_fail_apart_from_hosts(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the 4 hosts' 32 cards, one every 320 h each: one every 10 h; half as many with 4 cards a host."""
+    causes = '{preset = "none", causes = [{name = "NIC", per = "nic", mtbf_s = "320h"}]}'
+    text = Path(study).read_text(encoding="utf-8")
+    Path(study).write_text(text + f"failures = {causes}\n", encoding="utf-8")
+    eight = json.loads(told(capsys, study, "--json")[1])
+    four = json.loads(told(capsys, study, "--json", "--set", "cluster.inter.num_nics=4")[1])
+    assert eight["mtbf_s"] == pytest.approx(10 * 3600)
+    assert four["mtbf_s"] == pytest.approx(20 * 3600)
+
+
+def test_jitter_is_told_apart_from_training(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every host adds 5 % to every step: training is 1 / 1.05 of what trains."""
+    calm, late = (
+        json.loads(told(capsys, study, "--json", "--failures", "none", *more)[1]) for more in ([], ["--jitter", "0.05"])
+    )
+    parts = {part["part"]: part["seconds"] for part in late["parts"]}
+    assert parts["jitter"] == pytest.approx(0.05 * parts["training"])
+    assert parts["training"] == pytest.approx(calm["steps"] * calm["step_s"])
+    drawn = json.loads(
+        told(capsys, study, "--json", "--jitter", '{distribution="lognormal", median=0.01, sigma=1.0}')[1]
+    )
+    assert drawn["goodput"]["p50"] < calm["goodput"]["p50"]
+    code, _, err = told(capsys, study, "--jitter", '{distribution="normal", mean=1}')
+    assert code == ExitCode.BAD_INPUT
+    assert "lognormal" in err
