@@ -296,20 +296,37 @@ def _nearest_degrees(plan: Plan, cluster: Cluster) -> str:
 
 
 def _split_faults(plan: Plan, model: Heads) -> list[Fault]:
-    heads = {"heads": model.num_heads, "key-value heads": model.num_kv_heads}
+    tp, kv, shared = plan.tp, model.num_kv_heads, shares_kv_heads(plan)
+    counts = {"heads": model.num_heads, "key-value heads": kv}
     if model.experts is None or "dense_layer" in model.layer_kinds:
-        heads["columns of the MLP"] = model.d_ff
+        counts["columns of the MLP"] = model.d_ff
     if model.experts is not None and model.experts.shared_d_ff:
-        heads["columns of the shared experts"] = model.experts.shared_d_ff
+        counts["columns of the shared experts"] = model.experts.shared_d_ff
+
+    def splits(name: str, degree: int) -> bool:
+        return counts[name] % degree == 0 or (name == "key-value heads" and shared and degree % kv == 0)
+
+    legal = [degree for degree in _divisors(model.num_heads) if all(splits(name, degree) for name in counts)]
+    near = min(legal, key=lambda degree: (abs(degree - tp), degree))
     return [
         Fault(
             place="plan: tp",
-            problem=f"tp = {plan.tp} does not divide the model's {count} {name}",
-            remedy=f"tp = {_nearest_divisor(gcd(*heads.values()), plan.tp)}",
+            problem=f"tp = {tp} does not divide the model's {count} {name}"
+            + (", nor is it a multiple of them" if shared and name == "key-value heads" else ""),
+            remedy=f"tp = {near}",
         )
-        for name, count in heads.items()
-        if count % plan.tp
+        for name, count in counts.items()
+        if not splits(name, tp)
     ]
+
+
+def shares_kv_heads(plan: Plan) -> bool:
+    """Several ranks of tp may attend to one key-value head.
+
+    Megatron-Core deals the joint product of Q, K and V out evenly and gathers what it made (core/transformer/attention.py,
+    num_query_groups < world_size). torch's and DeepSpeed's styles view whole heads of what a rank has.
+    """
+    return plan.implementation == "megatron"
 
 
 def _swap_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
@@ -345,9 +362,12 @@ def _expert_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
         yield Fault(place="plan: etp", problem=problem, remedy=f"sequence_parallel = true, or etp = {plan.tp}")
 
 
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
 def _nearest_divisor(number: int, wanted: int) -> int:
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return min(divisors, key=lambda d: (abs(d - wanted), d))
+    return min(_divisors(number), key=lambda d: (abs(d - wanted), d))
 
 
 def _ragged(lattice: Lattice, gpus: int, num_nodes: int) -> tuple[int, int, int, int]:

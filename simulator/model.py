@@ -157,6 +157,11 @@ class Model(Strict):
         return self.num_kv_heads * self.head_dim
 
     @property
+    def kv_columns(self) -> int:
+        """Columns of the weights that make K, and V: a part of `kv_width` where ranks share a head."""
+        return self.kv_width
+
+    @property
     def o_width(self) -> int:
         """Columns of attention's result, which the output projection reads."""
         return self.q_width if self.latent is None else self.num_heads * self.latent.v_head_dim
@@ -280,7 +285,7 @@ class Model(Strict):
         return (*flat, *attention, *mlp) if self.family in _NORMS_FIRST else (*attention, *mlp, *flat)
 
     def _attention(self) -> tuple[Parameter, ...]:
-        q, kv, d = self.q_width, self.kv_width, self.d_model
+        q, kv, d = self.q_width, self.kv_columns, self.d_model
         widths = {"qkv": q + 2 * kv} if self.fused_qkv else {"q": q, "k": kv, "v": kv}
         parameters = [p for name, n in widths.items() for p in _linear(f"attention.{name}", n, d, bias=self.qkv_bias)]
         parameters += _linear("attention.out", d, q, bias=self.out_bias)

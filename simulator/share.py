@@ -34,10 +34,12 @@ class HeldExperts(Experts):
 class Share(Model):
     """What one rank holds of a model. Its sizes are the rank's own; d_model and head_dim are the whole model's.
 
+    ranks_per_kv_head: ranks of tp that attend to one key-value head and hold a part each of the weights that make it.
     chunks: layer numbers of its pipeline chunks. embedding_chunk, head_chunk: which of them holds the ends; None: none.
     """
 
     chunks: tuple[tuple[int, ...], ...]
+    ranks_per_kv_head: int
     embedding_chunk: int | None
     head_chunk: int | None
 
@@ -48,6 +50,11 @@ class Share(Model):
     @property
     def holds_head(self) -> bool:
         return self.head_chunk is not None
+
+    @property
+    @override
+    def kv_columns(self) -> int:
+        return self.kv_width // self.ranks_per_kv_head
 
     @property
     @override
@@ -91,7 +98,8 @@ def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
     fields = {
         "num_layers": sum(map(len, held)),
         "num_heads": model.num_heads // plan.tp,
-        "num_kv_heads": model.num_kv_heads // plan.tp,
+        "num_kv_heads": max(1, model.num_kv_heads // plan.tp),
+        "ranks_per_kv_head": max(1, plan.tp // model.num_kv_heads),
         "d_ff": model.d_ff // plan.tp,
         "vocab_size": _vocabulary(model.vocab_size, plan),
         "experts": None if model.experts is None else _experts(model.experts, plan),

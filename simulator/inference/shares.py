@@ -75,6 +75,7 @@ def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...
                 "num_layers": len(layers),
                 "num_heads": model.num_heads // plan.tp,
                 "num_kv_heads": max(1, model.num_kv_heads // plan.tp),
+                "ranks_per_kv_head": 1,  # of several ranks each holds the whole head
                 "d_ff": model.d_ff // plan.tp,
                 "experts": _experts(model.experts, plan),
                 "mtp_layers": 0,  # modules of multi-token prediction are not loaded

@@ -11,7 +11,7 @@ from simulator.ops.linear import linear
 from simulator.ops.norm import norm
 from simulator.ops.rope import rotate
 from simulator.ops.setting import Setting
-from simulator.ops.tensor_parallel import FED, enter, leave
+from simulator.ops.tensor_parallel import FED, enter, leave, whole_columns
 
 
 def attention(g: Graph, s: Setting, x: Value) -> Value:
@@ -49,10 +49,13 @@ def _projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
         widths = {"q": m.q_width, "k": m.kv_width, "v": m.kv_width}
         q, k, v = (linear(g, s, name, x, width, bias=m.qkv_bias, split="columns") for name, width in widths.items())
         return q, k, v
-    qkv = linear(g, s, "qkv", x, m.q_width + 2 * m.kv_width, bias=m.qkv_bias, split="columns")
+    qkv = linear(g, s, "qkv", x, m.q_width + 2 * m.kv_columns, bias=m.qkv_bias, split="columns")
     t = s.tokens
+    if m.kv_columns < m.kv_width:
+        qkv = whole_columns(g, s, "qkv.gathered", qkv)
     q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_width), ("k", m.kv_width), ("v", m.kv_width)))
-    joined = stream("join" if s.stack.blocks == "eager" else "copy", qkv.num_bytes, qkv.num_bytes, numel=qkv.numel)
+    numel, size = sum(v.numel for v in (q, k, v)), sum(v.num_bytes for v in (q, k, v))
+    joined = stream("join" if s.stack.blocks == "eager" else "copy", size, size, numel=numel)
     g.op("split", "elementwise", inputs=(qkv,), backward=(joined,), grads=(qkv,), views=(q, k, v))
     return q, k, v
 

@@ -169,6 +169,26 @@ def leave(g: Graph, s: Setting, name: str, x: Value) -> Value:
     return out
 
 
+def whole_columns(g: Graph, s: Setting, name: str, x: Value) -> Value:
+    """All columns of a product that was split by columns: gathered, and put side by side; backward, the way back."""
+    whole = g.value(name, x.numel * s.plan.tp, x.dtype)
+    copied = stream("join", whole.num_bytes, whole.num_bytes, numel=whole.numel)
+    g.op(
+        name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(whole,),
+        forward=(copied,),
+        backward=(stream("memset", 0, whole.num_bytes), copied),  # of the gradient the rank has its own columns
+        grads=(x,),
+        forward_temporary_bytes=whole.num_bytes,
+        backward_temporary_bytes=2 * whole.num_bytes,
+        forward_exchanges=(exchange("all_gather", whole.num_bytes),),
+        backward_exchanges=(exchange("reduce_scatter", whole.num_bytes, 2),),
+    )
+    return whole
+
+
 class Course:
     """What a linear layer itself sends, and when: a hand-fused one, or one cut in pieces. Elsewhere nothing.
 

@@ -4,11 +4,15 @@ from math import prod
 
 import pytest
 
+from simulator.errors import PlanError
+from simulator.kernels import Gemm
+from simulator.mesh import check
 from simulator.model import Model
 from simulator.ops import Block, build_blocks
 from simulator.plan import Plan
 from simulator.share import share_of
 from simulator.stack import Stack
+from simulator.topology import Cluster
 
 SEQ, BATCH, WIDTH, HEADS = 2048, 4, 12288, 96
 GPT = Model.model_validate(
@@ -94,3 +98,50 @@ def test_shares_add_up_to_the_model() -> None:
 
 def _whole(name: str) -> bool:
     return "norm" in name or name in ("attention.out.bias", "mlp.down.bias")
+
+
+GROUPED = Model.load("qwen3-30b-a3b")  # 32 heads, 4 of keys and values
+
+
+def shared(tp: int, **fields: object) -> Plan:
+    given = {"data_parallel": "megatron", "zero": 0, "sequence_parallel": True, "seq_len": SEQ, "etp": 1, **fields}
+    return Plan.model_validate({"tp": tp, "stack": "megatron-core-2025", **given})
+
+
+@pytest.mark.parametrize("tp", [4, 8, 16])
+def test_ranks_that_share_a_key_value_head_hold_their_part_of_its_weights(tp: int) -> None:
+    # Megatron-Core deals the rows of linear_qkv out evenly (core/transformer/attention.py): nothing is held twice
+    columns = (GROUPED.num_heads + 2 * GROUPED.num_kv_heads) * GROUPED.head_dim
+    share = share_of(GROUPED, shared(tp))
+    held = {name: prod(shape) for name, shape in share.parameter_shapes("layer") if name.startswith("attention.")}
+    joint = sum(
+        size for name, size in held.items() if name.removeprefix("attention.")[0] in "qkv" and "norm" not in name
+    )
+    assert joint == columns * GROUPED.d_model // tp
+    assert (share.num_heads, share.num_kv_heads) == (32 // tp, max(1, 4 // tp))
+
+
+def test_what_they_made_is_gathered() -> None:
+    # the same: an all-gather of all columns and a slice; backward, a reduce-scatter
+    of = shared(8)
+    block = build_blocks(GROUPED, Stack.load(of.stack), of).layer
+    gathered = next(op for op in block.ops if op.name == "qkv.gathered")
+    whole = 2 * SEQ * (32 + 2 * 4) * GROUPED.head_dim
+    assert [(e.kind, e.num_bytes) for e in gathered.forward_exchanges] == [("all_gather", whole)]
+    assert [(e.kind, e.num_bytes) for e in gathered.backward_exchanges] == [("reduce_scatter", whole)]
+    product = next(op for op in block.ops if op.name == "qkv").forward[-1]
+    assert isinstance(product, Gemm)
+    assert product.n * 8 == (32 + 2 * 4) * GROUPED.head_dim
+    assert not any(op.name == "qkv.gathered" for op in build_blocks(GROUPED, Stack.load(of.stack), shared(4)).layer.ops)
+
+
+def told(tp: int, **fields: object) -> str:
+    with pytest.raises(PlanError) as caught:
+        check(shared(tp, **fields), GROUPED, Cluster.load("hgx-h100-8"))
+    return str(caught.value)
+
+
+def test_degrees_that_heads_do_not_allow_are_told_the_nearest() -> None:
+    assert "tp = 8 does not divide the model's 4 key-value heads (tp = 4)" in told(8, data_parallel="fsdp2", zero=3)
+    assert "tp = 6 does not divide the model's 32 heads (tp = 4)" in told(6)
+    check(shared(8), GROUPED, Cluster.load("hgx-h100-8"))  # Megatron's
