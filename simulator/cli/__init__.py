@@ -29,6 +29,7 @@ VERBS = {
     "predict": "Step time and peak memory of one plan, and whether it fits.",
     "serve": "Latencies, throughput and memory of a model that answers requests.",
     "search": "The best plan on a cluster for one global batch, out of every legal one.",
+    "place": "Which GPU each rank gets, and what that gains over the order of ranks.",
     "goodput": "Days and dollars of a long run: failures, checkpoints, restarts, slow hosts.",
     "compare": "Plans or clusters side by side: time, memory, the difference with its interval, what limits each.",
     "sensitivity": "How far a step's time or cost, and the choice between plans, hang on their inputs.",

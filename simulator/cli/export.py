@@ -77,7 +77,7 @@ def command(
     if out is None:
         click.echo(text, nl=False)
     else:
-        _write(out, text)
+        write(out, text)
         click.echo(f"written to {out}", err=True)
     return ExitCode.OK
 
@@ -128,7 +128,8 @@ def _told(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """One file. Raises InputError where that cannot be."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as exc:

@@ -14,7 +14,7 @@ from simulator.predict import predict
 from simulator.readers.hostlist import expand
 from simulator.readers.placement import read_placement
 from simulator.readers.topology_source import read_source
-from simulator.writers.launch_kit import launch_kit, make_kit
+from simulator.writers.launch_kit import launch_kit, make_kit, ranks_table
 
 
 def kit_files(
@@ -41,16 +41,24 @@ def kit_files(
     return launch_kit(kit, formats, refused, prediction)
 
 
+def table_of(asked: Study, job: Job, host: Host | None) -> str:
+    """The placement's table alone."""
+    return ranks_table(make_kit(job, asked.cluster, host=host))
+
+
 def placed(asked: Study, topology: str | None, placement: Path | None) -> tuple[Host | None, Study]:
     """The node that --topology describes, and the study with its ranks where --placement says."""
-    host = _host(topology) if topology is not None else None
+    host = host_of(topology)
     if placement is None:
         return host, asked
     seats = read_placement(placement, asked.cluster, host)
     return host, replace(asked, cluster=asked.cluster.seated(seats))
 
 
-def _host(source: str) -> Host:
+def host_of(source: str | None) -> Host | None:
+    """The node that --topology describes, if any. Raises ClusterError where it describes something else."""
+    if source is None:
+        return None
     found = read_source(source)
     if not isinstance(found, Host):
         problem = "describes no single host with its GPUs"

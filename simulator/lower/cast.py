@@ -122,7 +122,7 @@ class Cast:
         return found
 
     @cached_property
-    def _colours(self) -> NDArray[np.int64]:
+    def colours(self) -> NDArray[np.int64]:
         """The class of every rank, numbered by their first ranks."""
         import numpy as np  # noqa: PLC0415  a tenth of a second, and few clusters are uneven
 
@@ -144,7 +144,7 @@ class Cast:
         """The classes, by their first rank."""
         import numpy as np  # noqa: PLC0415  likewise
 
-        _, first, counts = np.unique(self._colours, return_index=True, return_counts=True)
+        _, first, counts = np.unique(self.colours, return_index=True, return_counts=True)
         piped = self.mesh.axes["pp"] > 1
         return tuple(
             Seat(
@@ -162,4 +162,4 @@ class Cast:
         import numpy as np  # noqa: PLC0415  likewise
 
         ranks = self.mesh.group_of(axis, rank)
-        return tuple(np.unique(self._colours[np.asarray(ranks)]).tolist())
+        return tuple(np.unique(self.colours[np.asarray(ranks)]).tolist())

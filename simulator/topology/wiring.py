@@ -268,6 +268,8 @@ def _packed(wiring: Wiring, group: Group) -> Mapping[str, float]:
     rates = wiring.rates
     if wiring.intra.shape == "mesh" and not wiring.intra.edges:  # every cable alike: all of them carry 1/(r-1)
         return {_cable(a, b): 1 / (len(group) - 1) for a, b in permutations(group, 2)}
+    if any(sum(_cable(gpu, peer) in rates for peer in group) < min(2, len(group) - 1) for gpu in group):
+        return {}  # no cycle passes a GPU that has a cable to one of them only
     if len(group) > _MOST_CYCLED:
         cycles = [list(_hops(group))]
     else:

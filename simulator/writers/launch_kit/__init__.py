@@ -12,7 +12,7 @@ from simulator.program import COMPUTE_STREAM
 from simulator.writers.launch_kit.parts import Kit, Seat, make_kit
 from simulator.writers.launch_kit.scripts import env_sh, job_slurm, kubernetes_yaml, launch_sh
 
-__all__ = ["Kit", "Seat", "launch_kit", "make_kit"]
+__all__ = ["Kit", "Seat", "launch_kit", "make_kit", "ranks_table"]
 
 SUFFIXES: Final = {"toml": "study.toml", "megatron": "megatron.sh", "deepspeed": "deepspeed.json",
                    "accelerate": "accelerate.yaml", "torchtitan": "torchtitan.toml"}  # fmt: skip
@@ -31,7 +31,7 @@ def launch_kit(
         "job.slurm": job_slurm(kit),
         "kubernetes.yaml": kubernetes_yaml(kit),
         "hostfile": _hostfile(kit),
-        "ranks.tsv": _ranks(kit),
+        "ranks.tsv": ranks_table(kit),
     }
     if rankfile := _rankfile(kit):
         files["rankfile"] = rankfile
@@ -48,7 +48,7 @@ def _hostfile(kit: Kit) -> str:
     return "".join(f"{host} slots={count}\n" for host, count in zip(kit.hosts, counts, strict=True))
 
 
-def _ranks(kit: Kit) -> str:
+def ranks_table(kit: Kit) -> str:
     """One line a rank: where it sits, the GPU as CUDA numbers it, its card, and its place in the mesh."""
     mesh, ids, cards = kit.mesh(), kit.bus_ids, _nearest(kit)
     lines = ["\t".join(("rank", "node", "host", "local_rank", "gpu", "cuda", "pci_bus_id", "numa", "cards", *AXES))]

@@ -1,0 +1,82 @@
+"""`shardwise place`: which GPU each rank gets, and what that gains over the order of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.cli import ExitCode
+from simulator.cli.export import head_of, job_of, write, write_files
+from simulator.cli.imported import warnings
+from simulator.cli.options import answer_options, study_options
+from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
+from simulator.cli.study import read_study
+from simulator.cli.terminal import show
+from simulator.plan import Plan
+
+_HELP = """Find the GPU of each rank of a plan: groups that talk most on the fastest roads between GPUs.
+
+The plan is a study's, --plan's and the flags', as for predict. Every placement of a node that symmetry leaves is priced by
+the roads that its groups get; where these are too many, quadratic assignment and exchanges of pairs look for the cheapest.
+The best are played as steps, and so is the order of ranks: what is printed as a gain was seen there. Where GPUs differ,
+ranks and (--layers) layers move to those that suit them.
+
+-o writes the table that --placement of predict, compare and export reads; --launch-kit all that starts it.
+
+Exit codes: 0 placed, 2 usage, 3 bad input."""
+
+
+@click.command("place", help=_HELP)
+@click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="RANKS.tsv", help="The table.")
+@click.option("--launch-kit", "kit", type=click.Path(path_type=Path), metavar="DIR", help="As export --to launch-kit.")
+@click.option("--hosts", metavar="HOSTLIST", help="The nodes' names, for the launch kit, as node[1-8].")
+@click.option("--topology", metavar="SOURCE", help="One node, as for `shardwise topo`: its bus ids stand in the table.")
+@click.option("--across-nodes", is_flag=True, help="Ranks may leave their node: other axes may fill the nodes.")
+@click.option("--layers", is_flag=True, help="Where GPUs differ, stages may hold other numbers of layers.")
+@plan_file_options
+@study_options
+@plan_options
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict. May be repeated.")
+@answer_options
+def command(
+    study: Path | None,
+    *,
+    out: Path | None,
+    kit: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    plain: bool,
+    **flags: Any,  # noqa: ANN401  text of Plan's fields, a plan's file, and how to place
+) -> int:
+    """Place, confirm, print, write."""
+    from simulator.cli.launch_kit import host_of, kit_files, table_of  # noqa: PLC0415  only what is asked for is loaded
+    from simulator.place import place  # noqa: PLC0415
+    from simulator.place.text import WIDTH, as_json_text, render  # noqa: PLC0415
+
+    hosts, topology, across, layers = (flags.pop(name) for name in ("hosts", "topology", "across_nodes", "layers"))
+    if hosts is not None and kit is None:
+        raise click.UsageError("--hosts is the launch kit's: --launch-kit DIR")
+    imported = plan_file_of(flags)
+    given = {name: text for name, text in flags.items() if text is not None}
+    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
+    asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings, imported)
+    for line in warnings(asked.draft) if asked.draft else ():
+        click.echo(f"shardwise: {line}", err=True)
+    host = host_of(topology)
+    nouns = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    found = place(*nouns, across_nodes=across, deal_layers=layers)
+    asked = replace(asked, plan=found.plan, cluster=found.cluster)
+    if out is not None:
+        write(out, table_of(asked, job_of(asked), host))
+        click.echo(f"written to {out}", err=True)
+    if kit is not None:
+        write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), kit)
+    if as_json:
+        click.echo(as_json_text(found, asked.inputs()), nl=False)
+    else:
+        show(render(found), plain=plain, width=WIDTH)
+    return ExitCode.OK

@@ -1,0 +1,87 @@
+"""The price of a placement: seconds a step that a GPU's links are busy, by the roads that its groups then have.
+
+Every call is priced alone, as the simulator prices it, with all groups of its axis at once (`ports`, `cards`); calls are
+added. What compute hides is not taken off: a step played tells, and decides in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from simulator.collectives.call import Call as NcclCall
+from simulator.collectives.cost import call_of, call_s
+from simulator.lower import Lowering
+from simulator.mesh import GroupShape, Mesh
+from simulator.place.traffic import Call, Where, step_calls
+from simulator.seating import Pattern
+from simulator.topology.seats import Seats
+
+_IN_ORDER = "send_recv"  # of other kinds NCCL orders the GPUs of a group
+
+
+class Roads:
+    """The price of seating the ranks of every node's places 0, 1, … on its GPUs, alike on all nodes.
+
+    blocks: the place of each rank, counted over the nodes; none: rank r has place r. calls: of the step.
+    """
+
+    def __init__(self, lowering: Lowering, calls: Sequence[Call], blocks: Seats = ()) -> None:
+        self.cluster, self.curves, self.nccl = lowering.cluster, lowering.curves, lowering.fabric.nccl
+        self.calls = tuple(calls)
+        self.num_places = self.cluster.gpus_per_node
+        seats = blocks or tuple(range(self.num_places))
+        self.mesh = Mesh(lowering.plan, self.cluster.model_copy(update={"seats": seats}))
+        self._seen: dict[tuple[Where, str, tuple[Pattern, ...]], int] = {}  # by where they lie: a kind of call
+        self._kinds: dict[NcclCall, int] = {}
+        self._seconds: dict[tuple[int, int], float] = {}  # by call and kind of call: few, as roads are alike
+
+    @classmethod
+    def of(cls, lowering: Lowering, blocks: Seats = ()) -> Roads:
+        """The roads of a lowered step."""
+        return cls(lowering, step_calls(lowering), blocks)
+
+    def price_s(self, order: Sequence[int]) -> float:
+        """Seconds a step; order: the GPU of each place."""
+        return sum(self.prices_s(order))
+
+    def prices_s(self, order: Sequence[int]) -> tuple[float, ...]:
+        """The same of each call."""
+        moved = {where: self.moved(where, order) for where in self.shapes}
+        return tuple(self._call_s(index, moved[call.where]) for index, call in enumerate(self.calls))
+
+    def moved(self, where: Where, order: Sequence[int]) -> tuple[Pattern, ...]:
+        """The GPUs of each group, for each way that nodes look."""
+        keep = where in self._ordered
+        return tuple(sorted({_moved(pattern, order, keep=keep) for pattern in self.shapes[where].patterns}))
+
+    @cached_property
+    def shapes(self) -> dict[Where, GroupShape]:
+        """How groups and stages lie; their patterns are of places."""
+        return {call.where: self._shape(call.where) for call in self.calls}
+
+    @cached_property
+    def _ordered(self) -> frozenset[Where]:
+        return frozenset(call.where for call in self.calls if call.kind == _IN_ORDER)
+
+    def _shape(self, where: Where) -> GroupShape:
+        return self.mesh.pair_shape(*where) if isinstance(where, tuple) else self.mesh.group_shape(where)
+
+    def _call_s(self, index: int, patterns: tuple[Pattern, ...]) -> float:
+        call = self.calls[index]
+        kind = self._seen.get((call.where, call.kind, patterns))
+        found = None if kind is None else self._seconds.get((index, kind))
+        if found is None:
+            shape = replace(self.shapes[call.where], patterns=patterns)
+            one = call_of(call.kind, 0, shape, self.cluster, self.nccl)
+            kind = self._kinds.setdefault(one, len(self._kinds))
+            self._seen[call.where, call.kind, patterns] = kind
+            alone = float(call_s(replace(one, size_bytes=call.size_bytes), self.curves))
+            found = self._seconds[index, kind] = call.count * alone
+        return found
+
+
+def _moved(pattern: Pattern, order: Sequence[int], *, keep: bool) -> Pattern:
+    groups = (tuple(order[place] for place in group) for group in pattern)
+    return tuple(sorted(groups if keep else (tuple(sorted(group)) for group in groups)))

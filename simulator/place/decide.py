@@ -1,0 +1,185 @@
+"""place(): the seats of a plan's ranks, and what they gain over the order of ranks by a step played on both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.calibration import Calibration
+from simulator.collectives.ports import port_of
+from simulator.mesh import GroupShape
+from simulator.model import Model
+from simulator.place.cost import Roads
+from simulator.place.local import Local, place_node
+from simulator.place.orders import blocks_of, composed
+from simulator.place.traffic import Call, Where, step_calls
+from simulator.place.trial import Choice, Trials, is_better
+from simulator.place.uneven import MOST_TRIALS, suited
+from simulator.plan import Plan
+from simulator.predict import Prediction
+from simulator.stack import Stack
+from simulator.topology import Cluster
+from simulator.topology.seats import shortest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Road:
+    """What one set of groups, or messages, finds. price_s: seconds a step, alone; bytes_per_s: of the slowest group, data sheet."""
+
+    price_s: float
+    link: str
+    bytes_per_s: float
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """The roads of one axis, or of messages between stages, in the order of ranks and as placed."""
+
+    what: str
+    default: Road
+    placed: Road
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The answer. cluster: with its seats; plan: with its layers dealt anew, where that was asked for and helps.
+
+    default, placed: a step in the order of ranks, with the plan as given, and as placed: equal where nothing is better.
+    rank_order: in which axes fill nodes. exact: every placement that symmetry leaves of a node was priced. num_priced,
+    num_played: placements that were priced, and whose step was played. exhausted: no more steps were allowed.
+    """
+
+    model: str
+    plan: Plan
+    given: Plan
+    cluster: Cluster
+    default: Prediction
+    placed: Prediction
+    gains: tuple[Gain, ...]
+    rank_order: str
+    exact: bool
+    num_priced: int
+    num_played: int
+    exhausted: bool
+
+    @property
+    def gain(self) -> float:
+        """Part of the default order's step that the placement takes away."""
+        return 1 - self.placed.step_s / self.default.step_s
+
+    @property
+    def is_default(self) -> bool:
+        return not self.cluster.seats and self.plan == self.given
+
+
+def place(
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    stack: Stack | None = None,
+    *,
+    across_nodes: bool = False,
+    deal_layers: bool = False,
+) -> Placement:
+    """The best seats found for a plan's ranks; the cluster's own are forgotten.
+
+    across_nodes: ranks may leave the node that their number gives them. deal_layers: where GPUs differ, the layers of
+    stages may change. Only what a played step confirms is an answer. Raises InputError as `predict` does.
+    """
+    cluster = cluster.seated(())
+    trials = Trials(
+        model=model,
+        cluster=cluster,
+        stack=stack or Stack.load(plan.stack),
+        calibration=calibration or Calibration.for_device(cluster.device),
+    )
+    start = Choice(plan, ())
+    default = trials.prediction(start)
+    calls = step_calls(trials.lowering(start))
+    best, found = _of_equal_nodes(trials, start, calls, across_nodes=across_nodes)
+    best = suited(trials, best, deal=deal_layers)
+    if not is_better(trials.score(best), trials.score(start)):
+        best = start
+    short = shortest(best.seats, cluster.gpus_per_node)
+    return Placement(
+        model=model.name,
+        plan=best.plan,
+        given=plan,
+        cluster=cluster.seated(short),
+        default=default,
+        placed=default if best == start else trials.prediction(Choice(best.plan, short)),
+        gains=_gains(trials, start, best, calls),
+        rank_order=next((name for name, choice, _ in found if choice == best), ""),
+        exact=all(local.exact for _, _, local in found),
+        num_priced=sum(local.num_priced for local in {id(local): local for _, _, local in found}.values()),
+        num_played=len(trials.scores),
+        exhausted=len(trials.scores) >= MOST_TRIALS,
+    )
+
+
+_Found = list[tuple[str, Choice, Local]]
+
+
+def _of_equal_nodes(
+    trials: Trials, start: Choice, calls: tuple[Call, ...], *, across_nodes: bool
+) -> tuple[Choice, _Found]:
+    """The best of the cheapest orders of a node's GPUs, every node's alike, under each order of axes."""
+    best, found = start, []
+    for name, blocks in blocks_of(start.plan, trials.cluster, across_nodes=across_nodes):
+        local = place_node(Roads(trials.lowering(start), calls, blocks))
+        for order in local.orders:
+            seats = composed(blocks, order, trials.cluster.num_devices)
+            choice = Choice(start.plan, shortest(seats, trials.cluster.gpus_per_node))
+            found.append((name, choice, local))
+            if is_better(trials.score(choice), trials.score(best)):
+                best = choice
+    return best, found
+
+
+def _gains(trials: Trials, start: Choice, best: Choice, calls: tuple[Call, ...]) -> tuple[Gain, ...]:
+    """Axis by axis, and all messages between stages together, the default's dearest first."""
+    before, after = (_roads(trials, choice, calls) for choice in (start, best))
+    gains = [Gain(what=what, default=road, placed=after[what]) for what, road in before.items()]
+    return tuple(sorted(gains, key=lambda gain: (-gain.default.price_s, gain.what)))
+
+
+def _roads(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dict[str, Road]:
+    """By axis; the calls are those of the plan as given, so that roads are compared and not plans."""
+    roads = Roads(trials.lowering(Choice(choice.plan, ())), calls, _all_seats(choice, trials.cluster))
+    prices = roads.prices_s(range(roads.num_places))
+    found: dict[str, Road] = {}
+    for call, price in zip(calls, prices, strict=True):
+        name, road = _name(call.where), _road(trials.cluster, roads.shapes[call.where], call.kind, price)
+        known = found.get(name)
+        if known is not None:
+            slowest = min(known, road, key=lambda one: one.bytes_per_s)
+            total = known.price_s + price
+            road = Road(
+                price_s=total,
+                link=slowest.link,
+                bytes_per_s=slowest.bytes_per_s,
+                num_nodes=max(known.num_nodes, road.num_nodes),
+            )
+        found[name] = road
+    return found
+
+
+def _all_seats(choice: Choice, cluster: Cluster) -> tuple[int, ...]:
+    return choice.seats or tuple(range(cluster.gpus_per_node))
+
+
+def _name(where: Where) -> str:
+    return "messages between stages" if isinstance(where, tuple) else where
+
+
+def _road(cluster: Cluster, shape: GroupShape, kind: str, price_s: float) -> Road:
+    """The narrowest of a group's links: inside its nodes, or what its node's cards leave it."""
+    port = port_of(cluster.usual, shape, kind)
+    inside = Road(price_s=price_s, link=port.kind, bytes_per_s=port.reached_bytes_per_s, num_nodes=shape.num_nodes)
+    if shape.num_nodes == 1 or cluster.inter is None or not shape.spans_domain:
+        return inside
+    share = cluster.node_bytes_per_s / max(1, shape.num_groups_per_node)
+    if shape.ranks_per_node > 1 and inside.bytes_per_s < share:
+        return inside
+    return Road(price_s=price_s, link=cluster.inter.kind, bytes_per_s=share, num_nodes=shape.num_nodes)

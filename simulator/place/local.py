@@ -1,0 +1,185 @@
+"""The seats of one node's places, alike on all nodes: all of them where symmetry leaves few, else assignment and exchange.
+
+The start is a quadratic assignment problem (Koopmans and Beckmann, Econometrica 25, 1957): bytes between places times
+seconds a byte between GPUs. A greedy one puts the pair that talks most on the fastest road; scipy's is FAQ (Vogelstein et
+al., PLOS ONE 10(4), 2015). From each start pairs of seats are exchanged while that lowers the price (2-opt; Croes,
+Operations Research 6, 1958; for assignment: Burkard, Dell'Amico, Martello, Assignment Problems, SIAM 2012, chapter 8). The price is not
+quadratic, as groups share roads: so it decides, and the assignment only starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, permutations
+from typing import TYPE_CHECKING, Final, Literal
+
+from simulator.place.cost import Roads
+from simulator.place.symmetry import count, distinct, free_lines, twin_classes
+from simulator.topology.wiring import Wiring
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Order = tuple[int, ...]
+MOST_EXACT: Final = 45_000  # placements that are all priced; more than 8! = 40,320
+_SEEDS: Final = 4  # random starts of the assignment, beside its barycentre
+_TIE: Final = 1e-9  # relative: sums in another order
+_KEPT: Final = 8  # placements that are handed on to be simulated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Local:
+    """Orders of a node's GPUs, the cheapest first, each with other prices than the others. price_s: of each.
+
+    num_priced: how many were. exact: no other order of the node is cheaper.
+    """
+
+    orders: tuple[Order, ...]
+    price_s: tuple[float, ...]
+    num_priced: int
+    exact: bool
+
+
+def place_node(roads: Roads) -> Local:
+    """The cheapest seats of a node's places."""
+    classes, lines = twin_classes(roads.cluster), free_lines(roads)
+    exact = count(classes, lines) <= MOST_EXACT
+    tried = distinct(classes, lines) if exact else _exchanged(roads, classes)
+    priced: dict[tuple[float, ...], Order] = {}
+    num = 0
+    for order in tried:
+        num += 1
+        priced.setdefault(_rounded(roads.prices_s(order)), order)
+    kept = _kept(priced)
+    orders = tuple(priced[prices] for prices in kept)
+    return Local(orders=orders, price_s=tuple(map(sum, kept)), num_priced=num, exact=exact)
+
+
+def _rounded(prices: Iterable[float]) -> tuple[float, ...]:
+    """Sums in another order differ in their last digits; a microsecond a day is nothing."""
+    return tuple(float(f"{price:.9g}") for price in prices)
+
+
+def _kept(priced: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """The cheapest, and those that no other beats in every call: what hides behind compute is not known here."""
+    ranked = sorted(priced, key=lambda prices: (sum(prices), prices))
+    front: list[tuple[float, ...]] = []
+    for prices in ranked:
+        if not any(all(a <= b for a, b in zip(other, prices, strict=True)) for other in front):
+            front.append(prices)
+        if len(front) == _KEPT:
+            break
+    return front
+
+
+def _exchanged(roads: Roads, classes: Sequence[int]) -> Iterator[Order]:
+    """From every start, exchanges while they lower the price; each local optimum, and the order as it is."""
+    problem = Problem.of(roads)
+    yield tuple(range(roads.num_places))
+    for start in _starts(problem):
+        yield two_opt(roads, problem, start, classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The assignment: flows are bytes a step between places, distances seconds a byte between GPUs."""
+
+    flows: NDArray[np.float64]
+    distances: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, roads: Roads) -> Problem:
+        """Of a node's places and GPUs."""
+        return cls(flows_of(roads), distances_of(roads))
+
+    def cost_s(self, order: Sequence[int]) -> float:
+        """Σ flow × distance."""
+        at = list(order)
+        return float((self.flows * self.distances[at][:, at]).sum())
+
+
+def two_opt(roads: Roads, problem: Problem, order: Order, classes: Sequence[int]) -> Order:
+    """Exchange two seats while that lowers the price, or leaves it and lowers the assignment's cost.
+
+    The price is that of the slowest group of an axis: most single exchanges leave it as it is.
+    """
+    at = list(order)
+    best, improved = (roads.price_s(at), problem.cost_s(at)), True
+    while improved:
+        improved = False
+        for a, b in combinations(range(len(at)), 2):
+            if classes[at[a]] == classes[at[b]]:
+                continue
+            at[a], at[b] = at[b], at[a]
+            price = roads.price_s(at)
+            cost = problem.cost_s(at) if price <= best[0] * (1 + _TIE) else float("inf")
+            if price < best[0] * (1 - _TIE) or (cost < best[1] * (1 - _TIE)):
+                best, improved = (price, cost), True
+            else:
+                at[a], at[b] = at[b], at[a]
+    return tuple(at)
+
+
+def flows_of(roads: Roads) -> NDArray[np.float64]:
+    """Bytes a step between places of the first node: those of a group are spread over its pairs."""
+    import numpy as np  # noqa: PLC0415  a tenth of a second, and many machines are even
+
+    flows = np.zeros((roads.num_places, roads.num_places))
+    for call in roads.calls:
+        for pattern in roads.shapes[call.where].patterns:
+            for group in pattern:
+                for a, b in combinations(group, 2):
+                    flows[a, b] += call.count * call.size_bytes / (len(group) - 1)
+    both: NDArray[np.float64] = flows + flows.T
+    return both
+
+
+def distances_of(roads: Roads) -> NDArray[np.float64]:
+    """Seconds a byte between any two GPUs of a node, while all that can share the links of their road do."""
+    import numpy as np  # noqa: PLC0415  likewise
+
+    wiring, size = Wiring.of(roads.cluster), roads.num_places
+    found = np.zeros((size, size))
+    if wiring.is_even:
+        return found + (1 - np.eye(size)) / roads.cluster.intra.bytes_per_s
+    ways = {(a, b): wiring.road(a, b, (a, b)).links for a, b in permutations(range(size), 2)}
+    ends: dict[str, tuple[set[int], set[int]]] = {}
+    for (a, b), links in ways.items():
+        for link in links:
+            sources, targets = ends.setdefault(link, (set(), set()))
+            sources.add(a)
+            targets.add(b)
+    for pair, links in ways.items():
+        found[pair] = max(min(map(len, ends[link])) / wiring.rates[link] for link in links)
+    both: NDArray[np.float64] = np.maximum(found, found.T)
+    return both
+
+
+def _starts(problem: Problem) -> Iterator[Order]:
+    """The order as it is, the greedy one, and scipy's from its barycentre and from seeded random starts."""
+    import numpy as np  # noqa: PLC0415  likewise
+    from scipy.optimize import quadratic_assignment  # noqa: PLC0415  half a second, and few nodes are large and uneven
+
+    flows, distances = problem.flows, problem.distances
+    yield tuple(range(len(flows)))
+    yield greedy(problem)
+    for seed in range(_SEEDS + 1):
+        start: Literal["barycenter", "randomized"] = "randomized" if seed else "barycenter"
+        solved = quadratic_assignment(
+            flows, distances, method="faq", options={"rng": np.random.default_rng(seed), "P0": start}
+        )
+        yield tuple(int(gpu) for gpu in solved.col_ind)
+
+
+def greedy(problem: Problem) -> Order:
+    """Place by place: the one that talks most with those seated, on the GPU that is nearest to them for its bytes."""
+    flows, distances, size = problem.flows, problem.distances, len(problem.flows)
+    seats: dict[int, int] = {0: 0}
+    while len(seats) < size:
+        open_places = [place for place in range(size) if place not in seats]
+        place = max(open_places, key=lambda p: (sum(flows[p, q] for q in seats), -p))
+        free = [gpu for gpu in range(size) if gpu not in seats.values()]
+        seats[place] = min(free, key=lambda g: (sum(flows[place, q] * distances[g, h] for q, h in seats.items()), g))
+    return tuple(seats[place] for place in range(size))

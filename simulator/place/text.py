@@ -1,0 +1,133 @@
+"""A placement for people, and as plain data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simulator.pipeline import stage_layers
+from simulator.place.decide import Placement, Road
+from simulator.units import format_rate, format_seconds
+
+WIDTH: Final = 130
+SCHEMA: Final = 1
+_MOST_NODES: Final = 16  # whose seats are printed
+
+
+def render(found: Placement) -> RenderableType:
+    """The answer for a rich console."""
+    parts: list[RenderableType] = [Text(_headline(found), style="bold"), Text(_verdict(found)), Text(), _roads(found)]
+    parts += [Text(), *(Text(line) for line in _seats(found)), Text()]
+    parts += [Text(line) for line in _notes(found)]
+    return Group(*parts)
+
+
+def _headline(found: Placement) -> str:
+    return f"{found.model} on {found.cluster.name}, {found.cluster.num_devices:,} GPUs"
+
+
+def _verdict(found: Placement) -> str:
+    before = f"{format_seconds(found.default.step_s)} a step in the order of ranks"
+    if found.is_default:
+        return f"{before}; no placement that was tried is better"
+    return f"{before}, {format_seconds(found.placed.step_s)} placed: {found.gain:.1%} less ({_fit(found)})"
+
+
+def _fit(found: Placement) -> str:
+    if found.default.verdict == found.placed.verdict:
+        return "both steps played"
+    return f"{found.default.verdict} becomes {found.placed.verdict}"
+
+
+def _roads(found: Placement) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    for name in ("who meets", "in order", "alone, a step", "placed", "alone, a step"):
+        table.add_column(name, justify="right" if "alone" in name else "left")
+    for gain in found.gains:
+        before, after = gain.default, gain.placed
+        prices = format_seconds(before.price_s), format_seconds(after.price_s)
+        table.add_row(gain.what, _road(before), prices[0], _road(after), prices[1])
+    return table
+
+
+def _road(road: Road) -> str:
+    nodes = f", {road.num_nodes} nodes" if road.num_nodes > 1 else ""
+    return f"{road.link} {format_rate(road.bytes_per_s)}{nodes}"
+
+
+def _seats(found: Placement) -> Iterator[str]:
+    cluster = found.cluster
+    each = cluster.gpus_per_node
+    if len(cluster.seats) in (0, each):
+        order = cluster.seats or range(each)
+        where = "every node: GPUs" if cluster.num_nodes > 1 else "GPUs"
+        yield f"{where} of ranks 0, 1, …: {' '.join(map(str, order))}"
+        return
+    for node in range(min(cluster.num_nodes, _MOST_NODES)):
+        ranks = [cluster.rank_on(node * each + gpu) for gpu in range(each)]
+        yield f"node {node}: ranks of GPUs 0, 1, …: {' '.join(map(str, ranks))}"
+    if cluster.num_nodes > _MOST_NODES:
+        yield f"… and {cluster.num_nodes - _MOST_NODES} nodes more: -o RANKS.tsv writes all"
+
+
+def _notes(found: Placement) -> Iterator[str]:
+    if found.plan != found.given:
+        yield f"stage_layers = {list(found.plan.stage_layers or ())}, by default {_layers(found)}"
+    if found.rank_order and found.rank_order != found.given.rank_order:
+        yield f'Nodes are filled as by rank_order = "{found.rank_order}"; ranks leave their nodes, so start a process a rank.'
+    how = "every placement of a node that symmetry leaves" if found.exact else "quadratic assignment, then 2-opt"
+    yield f"{how}: {found.num_priced:,} priced, {found.num_played:,} played"
+    if found.exhausted:
+        yield "No more steps were allowed: another placement may be better still."
+
+
+def _layers(found: Placement) -> list[int]:
+    given = found.given
+    num = sum(found.plan.stage_layers or ())
+    held = stage_layers(num, given.pp, 1, split=given.split, schedule=given.pipeline_schedule)
+    return [sum(map(len, chunks)) for chunks in held]
+
+
+def as_json_text(found: Placement, inputs: dict[str, Any]) -> str:
+    """The answer as JSON (docs/reference/json-output.md), ending in a newline."""
+    answer = {"schema_version": SCHEMA, "inputs": inputs, **_plain(found)}
+    return json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(found: Placement) -> dict[str, Any]:
+    changed = {"stage_layers": list(found.plan.stage_layers or ())} if found.plan != found.given else {}
+    return {
+        "default": _step(found.default.step_s, found.default.verdict),
+        "placed": _step(found.placed.step_s, found.placed.verdict),
+        "gain": found.gain,
+        "seats": [found.cluster.gpu_of(rank) for rank in range(found.cluster.num_devices)],
+        "gpus_per_node": found.cluster.gpus_per_node,
+        "plan_changes": changed,
+        "rank_order": found.rank_order or None,
+        "groups": [
+            {"axis": gain.what, "default": _road_json(gain.default), "placed": _road_json(gain.placed)}
+            for gain in found.gains
+        ],
+        "exact": found.exact,
+        "num_priced": found.num_priced,
+        "num_played": found.num_played,
+        "exhausted": found.exhausted,
+    }
+
+
+def _step(step_s: float, verdict: str) -> dict[str, Any]:
+    return {"step_s": step_s, "verdict": verdict}
+
+
+def _road_json(road: Road) -> dict[str, Any]:
+    return {
+        "price_s": road.price_s,
+        "link": road.link,
+        "bytes_per_s": road.bytes_per_s,
+        "num_nodes": road.num_nodes,
+    }

@@ -1,0 +1,80 @@
+"""Steps played on candidates: what decides between placements, and whether a plan still fits on each kind of GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulator.calibration import Calibration
+from simulator.collective_curves import LinkCurves, default_curves
+from simulator.errors import InputError
+from simulator.lower import Lowering, lower
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict import Prediction, predicted, remembered
+from simulator.predict.play import play
+from simulator.stack import Stack
+from simulator.topology import Cluster
+from simulator.topology.seats import Seats
+
+Score = tuple[bool, float]  # it does not fit, seconds of a step; the lower the better
+WORST: Score = (True, float("inf"))
+_BETTER = 1 - 1e-6  # of a step: less is no gain
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plan on seats."""
+
+    plan: Plan
+    seats: Seats
+
+
+@dataclass(slots=True, kw_only=True)
+class Trials:
+    """The nouns that all candidates share, and the scores of those that were played."""
+
+    model: Model
+    cluster: Cluster  # without seats
+    stack: Stack
+    calibration: Calibration
+    scores: dict[tuple[str, Seats], Score] = field(default_factory=dict)
+
+    @property
+    def curves(self) -> LinkCurves:
+        return self.calibration.links or default_curves()
+
+    def lowering(self, choice: Choice) -> Lowering:
+        """Raises InputError as `predict` does."""
+        cluster = self.cluster.seated(choice.seats)
+        return lower(self.model, choice.plan, cluster, self.stack, self.calibration, self.curves)
+
+    def score(self, choice: Choice) -> Score:
+        """One step played; the worst where the plan cannot run so."""
+        key = (_changes(choice.plan), choice.seats)
+        if key not in self.scores:
+            self.scores[key] = self._played(choice)
+        return self.scores[key]
+
+    def _played(self, choice: Choice) -> Score:
+        try:
+            lowering = self.lowering(choice)
+            fits = lowering.cast is None or remembered(lowering, quick=True).verdict != "OOM"
+            return not fits, float(play(lowering).step_s)
+        except InputError:
+            return WORST
+
+    def prediction(self, choice: Choice) -> Prediction:
+        """All of it. Raises InputError as `predict` does."""
+        lowering = self.lowering(choice)
+        return predicted(lowering, remembered(lowering))
+
+
+def is_better(one: Score, other: Score) -> bool:
+    """By more than rounding."""
+    return one[0] < other[0] or (one[0] == other[0] and one[1] < other[1] * _BETTER)
+
+
+def _changes(plan: Plan) -> str:
+    changed: dict[str, Any] = plan.model_dump(mode="json", exclude_defaults=True)
+    return repr(sorted(changed.items(), key=str))

@@ -1,0 +1,240 @@
+"""Placement: as cheap as brute force, and faster than the order of ranks by the steps that are played."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import combinations, permutations
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import predict
+from simulator.calibration import Calibration
+from simulator.cli import ExitCode, main
+from simulator.collective_curves import default_curves
+from simulator.lower import lower
+from simulator.model import Model
+from simulator.place import place, place_node
+from simulator.place.cost import Roads
+from simulator.place.local import Problem, greedy, two_opt
+from simulator.place.symmetry import distinct, free_lines, twin_classes
+from simulator.place.uneven import proportional
+from simulator.plan import Plan
+from simulator.readers.placement import read_placement
+from simulator.stack import Stack
+from simulator.topology import Cluster, Edge, Inter, Intra, Pcie
+from simulator.topology import Host as HostLink
+from simulator.writers.cluster_toml import cluster_toml
+
+GB = 1e9
+SMALL = Model.load("llama3.2-1b")
+DGX1 = Cluster.load("dgx1-v100-8")
+BY_PAIRS = {"tp": 2, "sequence_parallel": True, "micro_batch_size": 4, "seq_len": 2048}
+
+
+def bridged(num_gpus: int, pairs: list[tuple[int, int]], sockets: tuple[tuple[int, ...], ...]) -> Cluster:
+    """GPUs behind PCIe 4, some joined by NVLink bridges."""
+    edges = tuple(Edge(src=a, dst=b, bytes_per_s=300 * GB) for a, b in pairs)
+    return Cluster(
+        name="bridged",
+        device="a100-pcie-80gb",
+        gpus_per_node=num_gpus,
+        intra=Intra(kind="nvlink3", shape="pairs", bytes_per_s=300 * GB, edges=edges),
+        host=HostLink(kind="pcie4", bytes_per_s=31 * GB),
+        pcie=Pcie(sockets=sockets, host_bytes_per_s=40 * GB),
+    )
+
+
+TWO_PAIRS = bridged(4, [(0, 3), (1, 2)], ((0, 1), (2, 3)))
+FOUR_PAIRS = bridged(8, [(gpu, gpu + 4) for gpu in range(4)], ((0, 1, 4, 5), (2, 3, 6, 7)))
+
+
+def sixteen() -> Cluster:
+    """Sixteen GPUs on PCIe, sockets taking turns: even ones on the first, odd ones on the second."""
+    return Cluster(
+        name="sixteen",
+        device="a40",
+        gpus_per_node=16,
+        intra=Intra(kind="pcie4", shape="pcie", bytes_per_s=31 * GB),
+        pcie=Pcie(sockets=(tuple(range(0, 16, 2)), tuple(range(1, 16, 2))), socket_bytes_per_s=40 * GB, p2p="SYS"),
+    )
+
+
+def roads(plan: Plan, cluster: Cluster) -> Roads:
+    calibration = Calibration.for_device(cluster.device)
+    curves = calibration.links or default_curves()
+    return Roads.of(lower(SMALL, plan, cluster, Stack.load(plan.stack), calibration, curves))
+
+
+@pytest.mark.parametrize("cluster", [TWO_PAIRS, FOUR_PAIRS, DGX1, Cluster.load("pcie-l40s-8")], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "degrees", [{"tp": 2}, {"tp": 2, "pp": 2, "num_micro_batches": 4}, {"pp": 4, "num_micro_batches": 4}]
+)
+def test_a_node_is_placed_as_cheaply_as_by_brute_force(cluster: Cluster, degrees: dict[str, int]) -> None:
+    rest = cluster.num_devices // (degrees.get("tp", 1) * degrees.get("pp", 1))
+    precision = "fp16" if cluster is DGX1 else "bf16"
+    plan = Plan.model_validate({**degrees, "dp_replicate": rest, "zero": 0, "seq_len": 512, "precision": precision})
+    priced = roads(plan, cluster)
+    found = place_node(priced)
+    assert found.exact
+    assert priced.price_s(found.orders[0]) == pytest.approx(found.price_s[0])
+    # every 11th of the 40,320 orders of eight GPUs is brute enough to catch a symmetry that is none
+    step = 11 if cluster.gpus_per_node == 8 else 1
+    cheapest = min(priced.price_s(order) for order in list(permutations(range(cluster.gpus_per_node)))[::step])
+    assert found.price_s[0] <= cheapest * (1 + 1e-7)
+
+
+@cache
+def prices_left() -> tuple[Roads, set[tuple[str, ...]]]:
+    priced = roads(Plan(tp=2, pp=2, dp_replicate=2, zero=0, num_micro_batches=4, seq_len=512), FOUR_PAIRS)
+    left = distinct(twin_classes(FOUR_PAIRS), free_lines(priced))
+    return priced, {tuple(f"{price:.9g}" for price in priced.prices_s(one)) for one in left}
+
+
+@settings(max_examples=30, deadline=None)
+@given(order=st.permutations(range(8)))
+def test_symmetry_leaves_one_of_every_price(order: list[int]) -> None:
+    priced, left = prices_left()
+    assert tuple(f"{price:.9g}" for price in priced.prices_s(order)) in left
+
+
+@cache
+def on_sixteen() -> Roads:
+    return roads(Plan(tp=4, dp_replicate=4, zero=0, micro_batch_size=4, seq_len=2048), sixteen())
+
+
+def test_sixteen_gpus_are_placed_as_cheaply_as_by_brute_force() -> None:
+    """GPUs of a socket are alike, so a placement is which eight places are on the first: 12,870 of them."""
+    priced = on_sixteen()
+    evens, odds = range(0, 16, 2), range(1, 16, 2)
+    prices = []
+    for chosen in combinations(range(16), 8):
+        if 0 in chosen:  # the sockets are alike too
+            gpus = dict(zip(chosen, evens, strict=True))
+            gpus |= dict(zip((place for place in range(16) if place not in gpus), odds, strict=True))
+            prices.append(priced.price_s([gpus[place] for place in range(16)]))
+    found = place_node(priced)
+    assert len(prices) == 6435
+    assert found.price_s[0] == pytest.approx(min(prices))
+    assert found.price_s[0] < priced.price_s(range(16))
+
+
+def test_exchange_of_pairs_finds_the_same_on_sixteen() -> None:
+    priced = on_sixteen()
+    best = place_node(priced).price_s[0]
+    problem = Problem.of(priced)
+    start = greedy(problem)
+    assert sorted(start) == list(range(16))
+    assert priced.price_s(two_opt(priced, problem, start, twin_classes(priced.cluster))) == pytest.approx(best)
+
+
+def test_pairs_of_sixteen_are_found_where_they_are_too_many_to_try() -> None:
+    """Eight bridges over four sockets' switches: 2,027,025 ways to pair sixteen GPUs, one of them by the bridges."""
+    sockets = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
+    cluster = bridged(16, [(gpu, (gpu + 8) % 16) for gpu in range(8)], sockets)
+    priced = roads(Plan(tp=2, dp_replicate=8, zero=0, **{k: v for k, v in BY_PAIRS.items() if k != "tp"}), cluster)
+    found = place_node(priced)
+    assert not found.exact
+    tensor = priced.moved("tp", found.orders[0])
+    assert tensor == (tuple((gpu, gpu + 8) for gpu in range(8)),)
+
+
+def confirmed(plan: Plan, cluster: Cluster) -> float:
+    """What the placement gains; its steps are those that predict gives for both."""
+    found = place(SMALL, plan, cluster)
+    assert found.default.step_s == predict(SMALL, plan, cluster).step_s
+    assert found.placed.step_s == predict(SMALL, found.plan, found.cluster).step_s
+    assert found.gain == 1 - found.placed.step_s / found.default.step_s
+    return found.gain
+
+
+def test_crossed_pairs_beat_the_order_of_ranks() -> None:
+    plan = Plan(dp_replicate=2, zero=0, **BY_PAIRS)
+    assert confirmed(plan, TWO_PAIRS) > 0.1
+    assert place(SMALL, plan, TWO_PAIRS).cluster.seats in {(0, 3, 1, 2), (0, 3, 2, 1)}
+
+
+def test_a_cube_mesh_beats_the_order_of_ranks() -> None:
+    assert confirmed(Plan(tp=2, dp_shard=4, seq_len=2048, precision="fp16"), DGX1) > 0.05
+
+
+def test_what_is_even_keeps_its_order() -> None:
+    found = place(SMALL, Plan(tp=2, dp_shard=4, seq_len=2048), Cluster.load("hgx-h100-8"))
+    assert found.is_default
+    assert found.gain == 0
+    assert found.num_priced == 1
+
+
+def test_the_placement_is_the_fastest_of_all_of_four_gpus() -> None:
+    plan = Plan(dp_replicate=2, zero=0, **BY_PAIRS)
+    played = [predict(SMALL, plan, TWO_PAIRS.seated(order)).step_s for order in permutations(range(4))]
+    assert place(SMALL, plan, TWO_PAIRS).placed.step_s == pytest.approx(min(played), rel=1e-6)
+
+
+def test_ranks_may_leave_their_nodes() -> None:
+    """Stages side by side in a node, where by default a node is a stage's: messages then need no network."""
+    inter = Inter(kind="infiniband", num_nics=1, nic_bytes_per_s=1 * GB)
+    cluster = TWO_PAIRS.model_copy(update={"inter": inter}).with_nodes(2)
+    plan = Plan(tp=2, pp=4, zero=0, num_micro_batches=4, seq_len=1024, rank_order="pp-tp")
+    found = place(SMALL, plan, cluster, across_nodes=True)
+    assert found.placed.step_s < found.default.step_s
+    assert place(SMALL, plan, cluster).placed.step_s >= found.placed.step_s
+
+
+def test_slow_gpus_get_the_stage_that_they_hold_up_least() -> None:
+    data = Cluster.load("hgx-h100-8", 2).model_dump(exclude={"device", "exceptions"}) | {"device": "h100-sxm5-80gb"}
+    cluster = Cluster.model_validate({**data, "exceptions": ({"nodes": "0", "speed": 0.6},)})
+    plan = Plan(dp_replicate=8, pp=2, zero=0, num_micro_batches=4, seq_len=4096, stage_layers=(12, 4))
+    seats = place(SMALL, plan, cluster)
+    dealt = place(SMALL, plan, cluster, deal_layers=True)
+    assert seats.placed.step_s < seats.default.step_s
+    assert dealt.placed.step_s < seats.placed.step_s
+    layers = dealt.plan.stage_layers
+    assert layers is not None
+    assert sum(layers) == 16
+    assert predict(SMALL, dealt.plan, dealt.cluster).step_s == dealt.placed.step_s
+
+
+def test_layers_in_proportion() -> None:
+    assert proportional(32, [1.0, 1.0, 1.0, 1.0]) == (8, 8, 8, 8)
+    assert proportional(10, [1.0, 3.0]) == (3, 7)
+    assert proportional(5, [1.0, 1e-9, 1.0]) == (2, 1, 2)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pairs.toml").write_text(cluster_toml(TWO_PAIRS))
+    flags = ["--cluster", str(tmp_path / "pairs.toml"), "--model", "llama3.2-1b", "--tp", "2", "--zero", "0"]
+    flags += ["--sequence-parallel", "true", "--micro-batch-size", "4", "--seq-len", "2048"]
+    table, kit = tmp_path / "ranks.tsv", tmp_path / "kit"
+    out = ["-o", str(table), "--launch-kit", str(kit)]
+    assert main(["place", *flags, "--json", *out]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told["seats"] == [0, 3, 1, 2]
+    assert told["exact"]
+    assert 0 < told["gain"] == 1 - told["placed"]["step_s"] / told["default"]["step_s"]
+    assert [group["placed"]["link"] for group in told["groups"] if group["axis"] == "tp"] == ["nvlink3"]
+    assert read_placement(table, TWO_PAIRS) == read_placement(kit / "ranks.tsv", TWO_PAIRS) == (0, 3, 1, 2)
+    assert "CUDA_VISIBLE_DEVICES=0,3,1,2" in (kit / "launch.sh").read_text()
+    assert main(["predict", *flags, "--json", "--placement", str(table)]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["step_s"] == told["placed"]["step_s"]
+    assert main(["place", *flags]) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert "GPUs of ranks 0, 1, …: 0 3 1 2" in text
+    assert main(["place", *flags, "--hosts", "a"]) == ExitCode.USAGE
+    assert main(["place", *flags, "-o", str(tmp_path / "no" / "where.tsv")]) == ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize("cluster", [FOUR_PAIRS, DGX1, sixteen()], ids=lambda c: c.name)
+def test_assignment_and_exchanges_find_what_trying_all_finds(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    precision = "fp16" if cluster is DGX1 else "bf16"
+    rest = cluster.num_devices // 4
+    plan = Plan(tp=4, dp_replicate=rest, zero=0, micro_batch_size=4, seq_len=2048, precision=precision)
+    priced = on_sixteen() if cluster.name == "sixteen" else roads(plan, cluster)
+    exact = place_node(priced)
+    monkeypatch.setattr("simulator.place.local.MOST_EXACT", 0)
+    found = place_node(priced)
+    assert (exact.exact, found.exact) == (True, False)
+    assert found.price_s[0] == pytest.approx(exact.price_s[0])
