@@ -21,6 +21,7 @@ from simulator.schema import Strict, read_json
 
 PORT_TOLERANCE = 1.15  # a port whose data sheet is within this ratio of a calibrated one counts as the same port
 DEFAULT_FILE = Path(__file__).resolve().parent.parent / "topologies" / "calibrations" / "links.calibration.json"
+NO_COPIES = "FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1"  # a setting of the network's own software, among a call's traits
 REFIT = "python experiments/fit_collectives.py"
 
 Family = Literal["nvlink", "pcie", "host"]
@@ -43,6 +44,8 @@ class Mode(Strict):
     fill_s, fill_half_s: the pipeline fill of large messages, and the transfer time at which it is 0.71 of that; over
     nodes for each square root of a step.
     drain: extra steps a loop of n−1 costs its port: a ring's last, receive-only step, an all-to-all's copy to itself.
+    post_s: of a network, what the host takes to post a message: a ring's steps inside a node are no quicker, for each is a
+    message on the edge that leaves it. copied_s: what it takes to copy one out of GPU memory (NetworkCurves.copied_bytes).
     """
 
     efficiency: float = Field(gt=0, le=1.2)
@@ -51,6 +54,8 @@ class Mode(Strict):
     fill_s: float = Field(ge=0, default=0.0)
     fill_half_s: float = Field(ge=0, default=0.0)
     drain: float = Field(ge=0, le=2, default=0.0)
+    post_s: float = Field(ge=0, default=0.0)
+    copied_s: float = Field(ge=0, default=0.0)
 
 
 class Quality(Strict):
@@ -117,14 +122,27 @@ class NetworkCurves(LinkClass):
     """A network between nodes. `kinds` are the names of `cluster.inter.kind` that it stands for.
 
     when: what must hold besides, as `NAME=value` of the environment or `NCCL<2.19`; the class with most of it wins.
+    in_flight: messages of a ring's edge that leave before the first must have arrived; each further one waits for one. 0:
+    none waits, a ring fills as a pipeline does. copied_bytes: messages of GPU memory up to this size are copied out of it by
+    the host, one after another (Slingshot's immediate data, fi_cxi(7): FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1 forbids it).
     """
 
     kinds: tuple[str, ...]
     when: tuple[str, ...] = ()
+    in_flight: int = Field(ge=0, default=0)
+    copied_bytes: int = Field(ge=0, default=0)
 
     def holds(self, traits: frozenset[str], release: tuple[int, ...]) -> bool:
         """Every condition of `when` does."""
         return applies(self.when, traits, release)
+
+    def fill_depth(self, steps: int, *, ring: bool) -> float:
+        """How many times the fill of one step a call of `steps` pays."""
+        return fill_depth(steps, self.in_flight if ring else 0)
+
+    def copies(self, message_bytes: float, traits: frozenset[str]) -> bool:
+        """Whether the host copies a message of that size out of GPU memory."""
+        return message_bytes <= self.copied_bytes and NO_COPIES not in traits
 
 
 class LinkCurves(Strict):
@@ -195,11 +213,16 @@ def family_of(kind: str) -> Family:
     return "pcie" if lowered.startswith("pci") else "host"
 
 
-def pipeline_fill_s(mode: Mode, transfer_s: float, depth: int = 1) -> float:
-    """Seconds that a call of `transfer_s` on the wire spends filling its pipeline of `depth` steps."""
+def fill_depth(steps: int, in_flight: int) -> float:
+    """Of a pipeline with the best chunks the root of its steps; else the steps beyond those that were on the way already."""
+    return math.sqrt(steps) if not in_flight else max(1.0, steps - in_flight + 1.0)
+
+
+def pipeline_fill_s(mode: Mode, transfer_s: float, depth: float = 1.0) -> float:
+    """Seconds that a call of `transfer_s` on the wire spends filling its pipeline, `depth` times those of one step."""
     if not mode.fill_s:
         return 0.0
-    return mode.fill_s * math.sqrt(depth * transfer_s / (transfer_s + mode.fill_half_s))
+    return mode.fill_s * depth * math.sqrt(transfer_s / (transfer_s + mode.fill_half_s))
 
 
 @lru_cache(maxsize=1)

@@ -60,6 +60,7 @@ class Links:
     memory. host_bytes_per_s: a GPU's link to the host. islands: GPUs that share one NVLink domain. rdma: cards read and
     write GPU memory (topology.Inter.rdma). cards: what the group gets of its node's cards by where they sit and what NCCL
     may do; None where each GPU has its even share. levels: of switches (topology.Fabric.levels). on_rails: the n-th cards of all nodes share leaves of their own.
+    amd: the host's CPUs are AMD's.
     """
 
     architecture: str
@@ -78,6 +79,7 @@ class Links:
     rdma: bool = True
     cards: CardsReached | None = None
     on_rails: bool = False
+    amd: bool = False
 
     @classmethod
     def of(
@@ -110,7 +112,18 @@ class Links:
             network.rdma if network else True,
             None if shape is None else cards_of(cluster, shape, kind, nccl or Nccl()),
             fabric.kind == "rail_optimised",
+            _amd(cluster),
         )
+
+
+def _amd(cluster: Cluster) -> bool:
+    """As the cluster file or the cloud's instance says; else as most machines of the GPU have it: A100 with AMD's."""
+    inter, stated = cluster.inter, cluster.pcie.cpu if cluster.pcie else "unknown"
+    if stated != "unknown":
+        return stated == "amd"
+    if inter is not None and inter.kind == "efa":
+        return efa.instance_of(cluster.device.architecture, inter.num_nics) in efa.AMD_HOSTS
+    return cluster.device.architecture == "ampere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +221,7 @@ def way_of(links: Links, place: Placement, nccl: Nccl) -> Way:
     r = place.ranks_per_domain
     if r == 1 or family_of(links.port_kind) == "host":
         return "direct"
-    if not links.in_memory and not nccl.environment.p2p_disable:
+    if not links.in_memory and not nccl.environment.no_peers:
         return "direct"
     return "sockets" if links.gpus_per_node >= _TWO_SOCKETS_FROM and 2 * r > links.gpus_per_node else "host"
 
@@ -216,7 +229,7 @@ def way_of(links: Links, place: Placement, nccl: Nccl) -> Way:
 def heard_by(cluster: Cluster, nccl: Nccl) -> Cluster:
     """The cluster with the peer access that NCCL_P2P_LEVEL and NCCL_P2P_DISABLE leave over PCIe."""
     environment, pcie = nccl.environment, cluster.pcie
-    level = "none" if environment.p2p_disable else _PEER_LEVELS.get(environment.p2p_level)
+    level = "none" if environment.no_peers else _PEER_LEVELS.get(environment.p2p_level)
     if pcie is None or level is None or pcie.p2p == level:
         return cluster
     return cluster.model_copy(update={"pcie": pcie.model_copy(update={"p2p": level})})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 Triple = tuple[float, float, float]
 Table = Mapping[str, Triple]
@@ -35,6 +35,19 @@ class Constants:
     tree_ll128_channel: Caps
     nvlstree_channel: Caps
     pat_share: float = 0.75
+    # What the formulas themselves have changed in, by release
+    ring_ll_share: tuple[float, float] = (0.5, 0.5)  # of the bus: a gather or scatter inside a node; all else
+    lone_ll128_share: float = 0.92  # of the bus, for one rank a node
+    lone_waits_as_tree: bool = True  # one rank a node: a step over the network is a tree's
+    extra_network_steps: int = 0  # of a ring's all-reduce
+    near_ll_factor: float = 1.0  # steps inside a node of a call that leaves it
+    overhead_us: tuple[float, float] = (
+        1.0,
+        2.0,
+    )  # of a message that the host posts: Intel and others, AMD; Simple: three times
+    plateau_by_channel: bool = True
+    adds_plugin_latency: bool = True  # or it stands in for the constant
+    nvls: Literal["inside", "shared", "heads"] = "heads"
 
 
 def _doubled(rows: Caps) -> Caps:
@@ -94,20 +107,34 @@ _NEWEST: Final = Constants(
     nvlstree_channel=((0.0,) * 3, (0.0,) * 3, (0.0, 57.7, 45.5), (0.0, 96.0, 80.0)),
 )
 _UNCAPPED: Final[Caps] = ((0.0,) * 3, (0.0,) * 3, (1e9,) * 3, (1e9,) * 3)
-_SINCE_2_26: Final = replace(
+
+
+def _blackwell(rows: Caps, row: Triple) -> Caps:
+    return (*rows[:3], row)
+
+
+_SINCE_2_29: Final = replace(
     _NEWEST,
-    ring_ll128_channel=_doubled(_NEWEST.ring_ll128_channel),
+    ring_ll128_channel=_blackwell(_NEWEST.ring_ll128_channel, (34.5, 34.6, 34.5)),
+    nvlstree_channel=_blackwell(_NEWEST.nvlstree_channel, (0.0, 96.0, 43.8)),
+)
+_SINCE_2_28: Final = replace(_SINCE_2_29, ring_ll128_channel=_doubled(_NEWEST.ring_ll128_channel))
+_SINCE_2_25: Final = replace(
+    _SINCE_2_28,
+    network_us=_table(_NEWEST.network_us, nvlstree=(0, 0, 14.0)),
     tree_channel=_doubled(_NEWEST.tree_channel),
     tree_ll128_channel=_doubled(_NEWEST.tree_ll128_channel),
     nvlstree_channel=_UNCAPPED,
+    nvls="shared",
 )
-_SINCE_2_23: Final = replace(
-    _SINCE_2_26,
+_SINCE_2_24: Final = replace(
+    _SINCE_2_25,
     ll=_as_hopper(_NEWEST.ll),
     ring_ll128_channel=_as_hopper(_NEWEST.ring_ll128_channel),
     tree_channel=_as_hopper(_NEWEST.tree_channel),
     tree_ll128_channel=_as_hopper(_NEWEST.tree_ll128_channel),
 )
+_SINCE_2_23: Final = replace(_SINCE_2_24, pat_share=0.85)
 # A tree's step with whole chunks was thought to take 28 us: rings are preferred
 _SINCE_2_21: Final = replace(
     _SINCE_2_23,
@@ -115,25 +142,41 @@ _SINCE_2_21: Final = replace(
     nvlink_us=_table(_SINCE_2_23.nvlink_us, tree=(0.6, 1.25, 28.0)),
     pcie_us=_table(_SINCE_2_23.pcie_us, tree=(1.0, 1.9, 28.0)),
     network_us=_table(_SINCE_2_23.network_us, tree=(5.0, 8.5, 28.0)),
+    lone_ll128_share=0.7,
+    lone_waits_as_tree=False,
+    extra_network_steps=2,
 )
-_SINCE_2_19: Final = replace(_SINCE_2_21, ll=(_NEWEST.ll[0], _NEWEST.ll[1], (87.7, 22.5, 19.0), (87.7, 22.5, 19.0)))
+_SINCE_2_19: Final = replace(
+    _SINCE_2_21,
+    nvlink_us=_table(_SINCE_2_21.nvlink_us, nvls=(0, 0, 23.0), nvlstree=(0, 0, 23.0)),
+    ll=(_NEWEST.ll[0], _NEWEST.ll[1], (87.7, 22.5, 19.0), (87.7, 22.5, 19.0)),
+    ring_ll_share=(1 / 3, 1 / 4),
+)
 _SINCE_2_18: Final = replace(
     _SINCE_2_19,
     base_us=_table(_SINCE_2_19.base_us, nvls=(0, 0, 23.0), nvlstree=(0, 0, 23.0)),
     nvlink_us=_table(_SINCE_2_19.nvlink_us, tree=(0.6, 1.25, 4.0), nvls=(0, 0, 0), nvlstree=(0, 0, 0)),
     pcie_us=_table(_SINCE_2_19.pcie_us, tree=(1.0, 1.9, 6.0)),
-    network_us=_table(_SINCE_2_19.network_us, tree=(5.0, 8.5, 14.0)),
+    network_us=_table(_SINCE_2_19.network_us, tree=(5.0, 8.5, 14.0), nvlstree=(0, 0, 19.0)),
+    nvls="inside",
 )
 _FIRST: Final = replace(
     _SINCE_2_18,
-    base_us=_table(_SINCE_2_18.base_us, tree=(4.4, 4.4, 0.0), ring=(3.6, 10.0, 8.4)),
+    base_us=_table(_SINCE_2_18.base_us, tree=(4.4, 4.4, 0.0), ring=(3.6, 10.0, 8.4), nvls=(0, 0, 40.0)),
     nvlink_us=_table(_SINCE_2_18.nvlink_us, tree=(0.52, 1.25, 28.0), ring=(0.47, 1.9, 3.4)),
     pcie_us=_table(_SINCE_2_18.pcie_us, tree=(1.0, 1.9, 28.0)),
     network_us=_table(_SINCE_2_18.network_us, tree=(5.0, 8.5, 28.0), ring=(2.7, 4.0, 9.6)),
+    near_ll_factor=1.8,
+    overhead_us=(0.0, 0.0),
+    plateau_by_channel=False,
+    adds_plugin_latency=False,
 )
 _BY_RELEASE: Final = (
-    ((2, 28), _NEWEST),
-    ((2, 26), _SINCE_2_26),
+    ((2, 30), _NEWEST),
+    ((2, 29), _SINCE_2_29),
+    ((2, 28), _SINCE_2_28),
+    ((2, 25), _SINCE_2_25),
+    ((2, 24), _SINCE_2_24),
     ((2, 23), _SINCE_2_23),
     ((2, 21), _SINCE_2_21),
     ((2, 19), _SINCE_2_19),

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from simulator.mesh import GroupShape
     from simulator.topology import Cluster
 
+LOOPS = ("ring", "hierarchical")  # each of their steps is a message on every edge
 _MOST_BILLS = 65536  # a search prices many plans; a bill is quickly made again
 
 
@@ -208,6 +209,9 @@ def choice_of(call: Call, curves: LinkCurves) -> Pick:
         far_cards=call.far_cards,
         sharp=call.network == "infiniband",
         efa=efa.instance_of(links.architecture, links.num_nics) if call.network.startswith("efa") else None,
+        num_cards=max(1, links.num_nics * links.islands // links.gpus_per_node),
+        host_gb_per_s=links.host_bytes_per_s / 1e9,
+        amd=links.amd,
     )
     return pick(call.kind, call.size_bytes, Group(call.place.num_ranks, call.place.num_domains), fabric, call.nccl)
 
@@ -254,7 +258,8 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
         far_s *= buffer_weight(call, protocol, mode, share * call.place.ranks_per_domain, channels)
         weighted["inter"] = far_s * float(capacities["inter"])
     transfer_s = max((float(b / capacities[k]) for k, b in weighted.items() if b), default=0.0)
-    delay_s = latency_s(port, network, algorithm, protocol, form, transfer_s)
+    by_host = network is not None and copied(call, network)
+    delay_s = latency_s(port, network, algorithm, protocol, form, transfer_s, copied=by_host)
     return Bill(latency_s=delay_s, link_bytes=_drop_zero(weighted))
 
 
@@ -281,18 +286,31 @@ def latency_s(
     protocol: str,
     form: Volume,
     transfer_s: float,
+    *,
+    copied: bool = False,
 ) -> float:
     """Launch, steps and pipeline fill. Across nodes the network's fill decides: its chunks are the slower ones.
 
-    Steps of rings and trees follow one another; sends to many peers are no pipeline.
+    Steps of rings and trees follow one another; sends to many peers are no pipeline. copied: each message is, by the host.
     """
     local = port.mode(algorithm, protocol)
     if network is None:
         return local.base_s + form.local_steps * local.hop_s + pipeline_fill_s(local, transfer_s)
     far: Mode = network.mode(algorithm, protocol)
-    steps = form.local_steps * local.hop_s + form.network_steps * far.hop_s
-    depth = 1 if algorithm in ("p2p", "send") else form.local_steps + form.network_steps
+    near_hop_s = max(local.hop_s, far.post_s) if algorithm in LOOPS else local.hop_s
+    steps = form.local_steps * near_hop_s + form.network_steps * (far.hop_s + (far.copied_s if copied else 0.0))
+    depth = 1.0
+    if algorithm not in ("p2p", "send"):
+        depth = network.fill_depth(form.local_steps + form.network_steps, ring=algorithm in LOOPS)
     return local.base_s + far.base_s + steps + pipeline_fill_s(far, transfer_s, depth)
+
+
+def copied(call: Call, network: NetworkCurves) -> bool:
+    """Whether the host copies the call's messages out of GPU memory, one by one."""
+    if call.kind not in POINT_TO_POINT:
+        return False
+    message_bytes = call.size_bytes / (call.place.num_ranks if call.kind == "all_to_all" else 1)
+    return network.copies(message_bytes, call.traits)
 
 
 def nic_part(call: Call) -> Fraction:

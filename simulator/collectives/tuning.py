@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from simulator.collectives.constants import GENERATIONS, NVLS_EFFICIENCY, constants_of
+from simulator.collectives.channels import GRAPH_SHARE, Channels, between, inside
+from simulator.collectives.constants import GENERATIONS, NVLS_EFFICIENCY, Constants, constants_of
 from simulator.collectives.volumes import POINT_TO_POINT, Algorithm, Kind, volume
 from simulator.errors import Fault, PlanError
 from simulator.nccl import Nccl, efa
@@ -21,10 +22,9 @@ from simulator.nccl import Nccl, efa
 Protocol = Literal["ll", "ll128", "simple", "tcp"]  # tcp: gloo
 PROTOCOLS: tuple[Protocol, ...] = ("ll", "ll128", "simple")
 
-# What the graph search finds of a port's data sheet, one way: 12 channels × 20 of 300 GB/s (A100), 12 × 30 of 450
-# (H100; NVLS 8 × 40), as printed by NCCL_DEBUG (NVIDIA/nccl issue 1197); PCIe 4 x16 is 24 of 31.5 (topo.h).
-_GRAPH_SHARE = {"nvlink": 0.8, "pcie": 0.76}
-_NVLS_SHARE = 32 / 45
+_NVLS_SHARE = (
+    32 / 45
+)  # of a port: 8 channels × 40 of 450 GB/s on H100, as printed by NCCL_DEBUG (NVIDIA/nccl issue 1197)
 _NVLS_CHANNEL_GB = (0.0, 0.0, 60.0, 90.0)  # fastest channel the search tries; one channel a GPU of the node
 _NVLS_MORE_THAN = 2  # NCCL sets NVLS up for more than two GPUs of a node only (src/transport/nvls.cc)
 # First releases that have an algorithm: NVLink SHARP 2.17, its tree over nodes 2.18, PAT 2.23
@@ -44,8 +44,8 @@ _TREE_SHARE: dict[Protocol, tuple[float, ...]] = {
     ),
 }  # fmt: skip
 _P2P_LL_BYTES = 16384  # a send of up to this many bytes goes by LL
-_PLATEAU_BYTES = 64  # a channel and rank, from which a ring over nodes with whole chunks is thought 1.4 times as late
-_CHANNELS = 24  # of a ring, as the plateau counts them
+# From so many bytes a channel and rank (before 2.18: a rank) a ring over nodes with whole chunks is thought later
+_PLATEAU_BYTES, _OLD_PLATEAU_BYTES = 64, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ class Fabric:
     """What NCCL's search sees: port speed of the data sheet and the NIC speed of a node (0 if alone), both GB/s.
 
     far_cards: the cards are beyond the GPUs' PCIe switches (PHB, SYS), or nobody reads GPU memory but the GPU: no LL128
-    over nodes. sharp: the network's switches reduce (InfiniBand), where NCCL_COLLNET_ENABLE asks for it. efa: the AWS instance whose plugin has a tuner of its own, and reports a latency.
+    over nodes. sharp: the network's switches reduce (InfiniBand), where NCCL_COLLNET_ENABLE asks for it. efa: the AWS
+    instance whose plugin has a tuner of its own, and reports a latency. num_cards: that the NIC speed is of.
+    host_gb_per_s: a GPU's PCIe link, data sheet; 0: no limit. amd: the host's CPUs are AMD's.
     """
 
     family: str
@@ -63,11 +65,30 @@ class Fabric:
     far_cards: bool = False
     sharp: bool = False
     efa: efa.Instance | None = None
+    num_cards: int = 8
+    host_gb_per_s: float = 0.0
+    amd: bool = False
 
-    @property
-    def plugin_us(self) -> float:
-        """Latency that the network's plugin reports to NCCL."""
-        return efa.LATENCY_US[self.efa] if self.efa else 0.0
+    def channels(self, algorithm: str, group: Group, release: tuple[int, ...]) -> Channels:
+        """What the search finds for rings (PAT and network reductions too) or trees."""
+        if group.num_nodes == 1:
+            return inside(self.family, self.architecture, self.port_gb_per_s)
+        return between(
+            self.architecture,
+            self.port_gb_per_s * GRAPH_SHARE.get(self.family, GRAPH_SHARE["pcie"]),
+            self.nic_gb_per_s / self.num_cards,
+            self.num_cards,
+            tree=algorithm != "ring" and release >= _TREE_ON_TWO_SINCE,
+            num_ranks_on_node=group.ranks_per_node,
+            host=self.host_gb_per_s,
+        )
+
+    def plugin_us(self, network_us: float, protocol: str, *, adds: bool) -> float:
+        """A step over the network with the latency that the plugin reports; whole chunks wait for a flush, once more."""
+        reported = efa.LATENCY_US[self.efa] if self.efa else 0.0
+        if not adds:
+            return reported or network_us
+        return network_us + reported * (2 if protocol == "simple" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +136,7 @@ def pick(kind: Kind, size_bytes: int, group: Group, fabric: Fabric, nccl: Nccl) 
         found = pairs.get(wanted)
         if found:
             return Pick(found[0], found[1])
-    times = ((_time_us(row, kind, size_bytes, group), row[0], row[1]) for row in left)
+    times = ((_time_us(row, kind, size_bytes, group, nccl, fabric), row[0], row[1]) for row in left)
     _, algorithm, protocol = min(times)
     return Pick(algorithm, protocol)
 
@@ -137,16 +158,26 @@ def _nothing_left(kind: Kind, rows: tuple[Row, ...]) -> PlanError:
     return PlanError(Fault(place=f"nccl: {kind}", problem=problem, remedy=f"one of {names}"))
 
 
-def _time_us(row: Row, kind: Kind, size_bytes: int, group: Group) -> float:
+def _time_us(row: Row, kind: Kind, size_bytes: int, group: Group, nccl: Nccl, fabric: Fabric) -> float:
     algorithm, protocol, latency_us, gb_per_s = row
     if algorithm == "tree" and kind == "all_reduce":
         index = (size_bytes // 64).bit_length() - 1
         share = _TREE_SHARE[protocol]
         gb_per_s *= share[index] if 0 <= index < len(share) else 1.0
-    plateau = algorithm == "ring" and protocol == "simple" and kind == "all_reduce" and group.num_nodes > 1
-    if plateau and size_bytes // (_CHANNELS * group.num_ranks) >= _PLATEAU_BYTES:
-        latency_us *= 1.4
+    if algorithm == "ring" and protocol == "simple" and kind == "all_reduce" and group.num_nodes > 1:
+        latency_us *= _plateau(size_bytes, group, nccl, fabric)
     return latency_us + size_bytes / (1000 * gb_per_s)
+
+
+def _plateau(size_bytes: int, group: Group, nccl: Nccl, fabric: Fabric) -> float:
+    """How much later than its steps NCCL thinks such a ring is."""
+    generation = GENERATIONS.get(fabric.architecture, 1)
+    if not constants_of(nccl.release).plateau_by_channel:
+        late = 1.9 if generation < GENERATIONS["hopper"] else 1.5
+        return late if size_bytes >= group.num_ranks * _OLD_PLATEAU_BYTES else 1.0
+    channels = 2 * fabric.channels("ring", group, nccl.release).count  # each is made twice for the two trees
+    late = 1.9 if generation < GENERATIONS["ampere"] else 1.4
+    return late if size_bytes // (channels * group.num_ranks) >= _PLATEAU_BYTES else 1.0
 
 
 def _algorithms(kind: Kind, group: Group, fabric: Fabric, nccl: Nccl) -> Iterator[Algorithm]:
@@ -194,17 +225,23 @@ def _bandwidth(kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Grou
         return _switched_bandwidth(algorithm, protocol, group, fabric, nccl)
     n, constants = group.num_ranks, constants_of(nccl.release)
     generation = GENERATIONS.get(fabric.architecture, 1)
-    bus = _bus(fabric, algorithm, group.num_nodes, nccl.release)
-    channels = max(1.0, bus / 24)
-    # on one node the GPU's row; on several the CPU's: AMD where most A100 machines have it, Intel elsewhere
-    low = constants.ll[generation if group.num_nodes == 1 else int(generation == 1)][group.column]
+    channels = fabric.channels(algorithm, group, nccl.release)
+    bus = channels.bus(group.num_nodes)
+    # on one node the GPU's row; on several the CPU's
+    low = constants.ll[generation if group.num_nodes == 1 else int(fabric.amd)][group.column]
     if algorithm == "ring":
-        reached = {"ll": min(low, bus * 0.5), "ll128": bus * 0.92, "simple": bus}[protocol]
+        alone = group.num_nodes == 1 and kind in ("all_gather", "reduce_scatter")
+        wide = 0.92 if group.ranks_per_node > 1 else constants.lone_ll128_share
+        reached = {
+            "ll": min(low, bus * constants.ring_ll_share[0 if alone else 1]),
+            "ll128": min(bus * wide, channels.count * constants.ring_ll128_channel[generation][group.column]),
+            "simple": bus,
+        }[protocol]
         steps = {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(kind, n)
         return reached * n / steps
-    capped = min(bus * 0.92, channels * constants.tree_channel[generation][group.column])
+    capped = min(bus * 0.92, channels.count * constants.tree_channel[generation][group.column])
     wide = capped * (7 / 9 if group.num_nodes == 1 else 120 / 128)
-    wide = min(wide, channels * constants.tree_ll128_channel[generation][group.column])
+    wide = min(wide, channels.count * constants.tree_ll128_channel[generation][group.column])
     return 0.5 * {"ll": min(capped / 3.8, low), "ll128": wide, "simple": capped}[protocol]
 
 
@@ -216,37 +253,43 @@ def _has_ll128(group: Group, fabric: Fabric, nccl: Nccl) -> bool:
     return fabric.family == "nvlink" and near and fabric.architecture in _LL128_SM
 
 
-def _bus(fabric: Fabric, algorithm: Algorithm, num_nodes: int, release: tuple[int, ...]) -> float:
-    """Bus bandwidth of the search; a tree over two nodes loads the NICs with half of what a ring does."""
-    port = fabric.port_gb_per_s * _GRAPH_SHARE.get(fabric.family, 0.76)
-    if num_nodes == 1:
-        return port
-    twice = algorithm == "tree" and num_nodes == 2 and release >= _TREE_ON_TWO_SINCE
-    return min(port, fabric.nic_gb_per_s * (2 if twice else 1))
-
-
 def _nvls_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl) -> float:
-    generation, n = GENERATIONS.get(fabric.architecture, 1), group.num_ranks
+    """A channel for each GPU of the node. What crosses the cards is all of them together, twice between two nodes."""
+    generation, n, nodes = GENERATIONS.get(fabric.architecture, 1), group.num_ranks, group.num_nodes
     if protocol != "simple" or fabric.family != "nvlink" or group.ranks_per_node <= _NVLS_MORE_THAN:
         return 0.0
-    heads = group.ranks_per_node
+    heads, constants = group.ranks_per_node, constants_of(nccl.release)
     channel = min(_NVLS_CHANNEL_GB[generation], fabric.port_gb_per_s * _NVLS_SHARE / heads)
+    tree = algorithm == "nvlstree"
+    if constants.nvls != "heads":
+        return _old_nvls(constants, tree=tree, heads=heads, channel=channel, group=group, nic=fabric.nic_gb_per_s)
     port = heads * channel * NVLS_EFFICIENCY[generation] * 2 * (heads - 1) / heads
-    if algorithm == "nvlstree":
-        nic = fabric.nic_gb_per_s * (2 if group.num_nodes == 2 else 1)
-        port = min(port, nic, heads * constants_of(nccl.release).nvlstree_channel[generation][group.column])
-    elif group.num_nodes > 1:
+    if tree:
+        nic = fabric.nic_gb_per_s * (2 if nodes == 2 else 1)
+        port = min(port, nic, heads * constants.nvlstree_channel[generation][group.column])
+    elif nodes > 1:
         port = min(port, fabric.nic_gb_per_s)
     return port * n / (2 * (n - 1))
+
+
+def _old_nvls(constants: Constants, *, tree: bool, heads: int, channel: float, group: Group, nic: float) -> float:
+    """Before 2.28: fixed shares of the slower of a node's inside and its cards."""
+    nodes, near = group.num_nodes, heads * channel
+    if constants.nvls == "inside":
+        bus = near if nodes <= 2 else min(2 * near, nic)
+        return bus * (0.7 * nodes / (2 * (nodes - 1)) if tree else 5 / 6)
+    far = min(2 * near, nic) if nodes > 1 else near
+    return min(near, far / 2 if tree and nodes > 2 else far) * 5 / 6
 
 
 def _switched_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl) -> float:
     """PAT, and all-reduce in the network's switches (SHARP); whole chunks only."""
     if protocol != "simple":
         return 0.0
+    channels = fabric.channels(algorithm, group, nccl.release)
     if algorithm == "pat":
-        return constants_of(nccl.release).pat_share * _bus(fabric, "tree", group.num_nodes, nccl.release)
-    bus = min(fabric.port_gb_per_s * _GRAPH_SHARE.get(fabric.family, 0.76), 2 * fabric.nic_gb_per_s)
+        return constants_of(nccl.release).pat_share * channels.bus(group.num_nodes)
+    bus = channels.bus(1)
     if algorithm == "collnetdirect":
         if fabric.family != "nvlink":
             return 0.0
@@ -259,19 +302,25 @@ def _latency_us(
 ) -> float:
     """Microseconds before the bytes: base plus steps."""
     constants, p = constants_of(nccl.release), PROTOCOLS.index(protocol)
-    inside = constants.nvlink_us if fabric.family == "nvlink" else constants.pcie_us
-    local = inside[algorithm][p]
-    alone = group.ranks_per_node == 1 and algorithm == "ring"
-    network = constants.network_us["tree" if alone else algorithm][p]
-    network += fabric.plugin_us * (2 if protocol == "simple" else 1)  # the flush waits once more
+    inside_us = constants.nvlink_us if fabric.family == "nvlink" else constants.pcie_us
+    local = inside_us[algorithm][p]
+    as_tree = group.ranks_per_node == 1 and constants.lone_waits_as_tree
+    network = constants.network_us["tree" if as_tree else algorithm][p]
+    network = fabric.plugin_us(network, protocol, adds=constants.adds_plugin_latency)
     base, r = constants.base_us[algorithm][p], group.ranks_per_node
+    if protocol == "ll" and group.num_nodes > 1:
+        local *= constants.near_ll_factor
     if algorithm == "collnetdirect":
         return base + 2 * (min(1, r - 1) * local + (r - 1) * _DIRECT_SERIAL_US) + network
     if algorithm == "collnetchain":
         return base + 2 * (r - 1) * local + network
     if algorithm == "pat":
         return base + (group.num_nodes.bit_length() - 1) * network / 3.5 + 2.8 * group.num_ranks
+    if algorithm == "nvlstree" and constants.nvls == "inside":
+        return base + 2 * (group.num_nodes - 1) * network
     form = volume(kind, algorithm, group.num_ranks, group.num_nodes)
+    far_steps = form.network_steps
     if algorithm == "ring" and group.num_nodes > 1:
-        local = max(local, 3.0 if protocol == "simple" else 1.0)  # NCCL_NET_OVERHEAD on x86
-    return base + form.local_steps * local + form.network_steps * network
+        local = max(local, constants.overhead_us[int(fabric.amd)] * (3 if protocol == "simple" else 1))
+        far_steps += constants.extra_network_steps if kind == "all_reduce" else 0
+    return base + (form.local_steps + form.network_steps - far_steps) * local + far_steps * network

@@ -110,6 +110,11 @@ class Environment:
         )
 
     @property
+    def no_peers(self) -> bool:
+        """No GPU reaches another's memory, by NVLink either: a level of LOC is what NCCL makes of NCCL_P2P_DISABLE."""
+        return bool(self.p2p_disable) or self.p2p_level == "LOC"
+
+    @property
     def sockets(self) -> bool:
         """Bytes leave a node over TCP, whatever the cards could do."""
         return bool(self.ib_disable) or self.net.lower() == "socket"
@@ -162,7 +167,11 @@ def read_environment(variables: Mapping[str, str], place: str) -> Environment:
     )
 
 
-_TRANSPORT: Final = ("FI_CXI_RX_MATCH_MODE",)
+# Settings of a network's own software that calibrated networks know, and their values
+_TRANSPORT: Final = {
+    "FI_CXI_RX_MATCH_MODE": ("hardware", "software", "hybrid"),
+    "FI_CXI_DISABLE_NON_INJECT_MSG_IDC": ("0", "1"),
+}
 # Read and checked, and no time depends on them yet
 _WITHOUT_EFFECT: Final = frozenset(("NCCL_NET_PLUGIN",))
 
@@ -201,8 +210,8 @@ class _Reader:
             fields[_LEVELS[name]] = self._level(name, value)
         elif name in _TEXTS:
             fields[_TEXTS[name]] = value
-        elif value not in ("hardware", "software", "hybrid"):
-            self.fault(name, f"{value!r} is no mode of matching", "hardware, software or hybrid")
+        elif value not in _TRANSPORT[name]:
+            self.fault(name, f"{value!r} is not one of its values", ", ".join(_TRANSPORT[name]))
 
     def _integer(self, name: str, value: str, low: int, high: int) -> int:
         try:

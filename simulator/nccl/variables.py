@@ -36,6 +36,7 @@ HEARD: Final = frozenset(
         "NCCL_TUNER_CONFIG_FILE",
         "NCCL_LL128_C2C",
         "FI_CXI_RX_MATCH_MODE",
+        "FI_CXI_DISABLE_NON_INJECT_MSG_IDC",
     ]
 )
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from simulator.collective_curves import Mode, pipeline_fill_s
+from simulator.collective_curves import Mode, fill_depth, pipeline_fill_s
 from simulator.collectives import LinkCurves, bill, collective_s, link_capacities, minimum, volume
 from simulator.collectives.volumes import Kind, tree_edges, tree_nic
 from simulator.mesh import GroupShape
@@ -248,5 +248,21 @@ def test_a_pipelines_fill_grows_with_the_root_of_its_steps() -> None:
 
     mode = Mode(efficiency=1.0, fill_s=1e-4, fill_half_s=1.0)
     for h in (2, 8, 18):
-        growth = pipeline_fill_s(mode, transfer_s, 4 * h) / pipeline_fill_s(mode, transfer_s, h)
+        growth = pipeline_fill_s(mode, transfer_s, fill_depth(4 * h, 0)) / pipeline_fill_s(
+            mode, transfer_s, fill_depth(h, 0)
+        )
         assert growth == pytest.approx(best(4 * h) / best(h), rel=0.02)
+
+
+def test_messages_beyond_those_in_flight_wait_one_by_one() -> None:
+    """Eight buffers: the first eight of m messages leave at once, each later one when one has arrived, a gap after another."""
+    gap_s = 3e-6
+
+    def last(m: int) -> float:
+        done: list[float] = []
+        for k in range(m):
+            done.append(gap_s if k < 8 else done[-1] + gap_s)
+        return done[-1]
+
+    for m in (1, 7, 8, 9, 31, 62):
+        assert fill_depth(m, 8) * gap_s == pytest.approx(last(m))

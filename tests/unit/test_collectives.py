@@ -176,3 +176,78 @@ def test_large_messages_are_near_published_sweeps(
         for row in rows
     ]
     assert median(errors) <= limit
+
+
+def _choices(version: str, group: Group, fabric: Fabric) -> dict[int, str]:
+    """KiB -> algorithm/protocol."""
+    nccl = Nccl.of(version)
+    found = {2**p: pick("all_reduce", 2 ** (p + 10), group, fabric, nccl) for p in range(6, 16)}
+    return {size: f"{chosen.algorithm}/{chosen.protocol}" for size, chosen in found.items()}
+
+
+def test_releases_choose_as_the_jumps_of_published_sweeps_show() -> None:
+    """Polaris, 4 A100 and two cards a node: which sizes are quick and slow there changes from NCCL 2.18 to 2.21.
+
+    On 2 nodes 2.18 leaves rings at 256 KiB (374 to 123 us) for trees, and both releases run rings from 8 MiB; 2.21, which
+    thinks a tree's step takes 28 us, keeps LL rings until 2 MiB (1056, then 914 us). On 8 nodes 2.18 runs trees from 256
+    KiB to 8 MiB, and 2.21 at 8 MiB alone (2297, 1295, 3941 us at 4, 8, 16 MiB).
+    """
+    polaris = Fabric(
+        "nvlink", "ampere", 300.0, 50.0, far_cards=True, num_cards=2, host_gb_per_s=31.0, amd=True
+    )  # fmt: skip
+    two, eight = Group(8, 2), Group(32, 8)
+    old, new = _choices("2.18.3", two, polaris), _choices("2.21.5", two, polaris)
+    assert [old[size] for size in (64, 128, 256, 4096, 8192)] == [
+        "tree/ll", "ring/ll", "tree/simple", "tree/simple", "ring/simple",
+    ]  # fmt: skip
+    assert [new[size] for size in (64, 128, 2048, 4096, 8192)] == [
+        "tree/ll", "ring/ll", "ring/ll", "ring/simple", "ring/simple",
+    ]  # fmt: skip
+    old, new = _choices("2.18.3", eight, polaris), _choices("2.21.5", eight, polaris)
+    assert [old[size] for size in (128, 256, 8192, 16384)] == ["tree/ll", "tree/simple", "tree/simple", "ring/simple"]
+    assert [new[size] for size in (128, 256, 4096, 8192, 16384)] == [
+        "tree/ll", "ring/ll", "ring/ll", "tree/simple", "ring/simple",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "port", "nic", "nodes", "expected"),
+    [
+        ("ampere", 300.0, 0.0, 1, (12, 20.0, 20.0)),  # as NCCL_DEBUG prints them: NVIDIA/nccl issue 1197
+        ("hopper", 450.0, 0.0, 1, (12, 30.0, 30.0)),
+        ("ampere", 300.0, 200.0, 2, (8, 30.0, 24.0)),  # a card a channel; more inside while eight fit into 240 GB/s
+        ("hopper", 450.0, 400.0, 4, (8, 45.0, 45.0)),  # 7 × 48 is less than 8 × 45
+    ],
+)
+def test_channels_are_those_that_the_search_finds(
+    architecture: str, port: float, nic: float, nodes: int, expected: tuple[int, float, float]
+) -> None:
+    fabric = Fabric("nvlink", architecture, port, nic, host_gb_per_s=63.0)
+    found = fabric.channels("tree", Group(8 * nodes, nodes), (2, 30))
+    assert (found.count, found.near, found.far) == expected
+
+
+def test_one_rank_a_node_sees_no_more_than_its_own_pcie_link() -> None:
+    """Eight cards of 50 GB/s, one GPU: a PCIe 5 link is 48 in NCCL's table."""
+    fabric = Fabric("nvlink", "hopper", 450.0, 400.0, host_gb_per_s=63.0)
+    assert fabric.channels("ring", Group(4, 4), (2, 30)).bus(4) == pytest.approx(48.0)
+
+
+def test_a_host_copies_tiny_messages_out_of_gpu_memory_over_slingshot() -> None:
+    """Polaris, all-to-all: 36 us at 2 KiB and 86 us at 1 KiB on two nodes, by twelve microseconds for each of four peers."""
+    cluster = Cluster.load("hgx-a100-40-4", 8)
+    inter = cluster.inter
+    assert inter is not None
+    cluster = cluster.model_copy(update={"inter": inter.model_copy(update={"kind": "slingshot", "rdma": True})})
+
+    def extra_s(nodes: int, nccl: Nccl) -> float:
+        ranks = 4 * nodes
+        small, larger = (
+            choose("all_to_all", ranks * size, shape(ranks, nodes), cluster, nccl=nccl) for size in (128, 256)
+        )
+        return float(small.time_s) - float(larger.time_s)
+
+    assert extra_s(8, Nccl()) == pytest.approx(7 * extra_s(2, Nccl()), rel=0.02)  # 28 peers, and 4
+    assert extra_s(2, Nccl()) > 40e-6
+    forbidden = Nccl.of("", {"FI_CXI_DISABLE_NON_INJECT_MSG_IDC": "1"})
+    assert extra_s(2, forbidden) < 0

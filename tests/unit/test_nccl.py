@@ -160,6 +160,8 @@ def test_without_peer_access_bytes_go_through_the_host() -> None:
     direct = float(choose("all_gather", GIB, shape(8), H100).time_s)
     hosted = float(choose("all_gather", GIB, shape(8), H100, nccl=env(NCCL_P2P_DISABLE="1")).time_s)
     assert hosted > 10 * direct
+    assert hosted == float(choose("all_gather", GIB, shape(8), H100, nccl=env(NCCL_P2P_LEVEL="LOC")).time_s)
+    assert direct == float(choose("all_gather", GIB, shape(8), H100, nccl=env(NCCL_P2P_LEVEL="NVL")).time_s)
     pcie = Cluster.load("pcie-l40s-8")
     pair, four, eight = (float(choose("all_gather", GIB, shape(n), pcie).time_s) * n / (n - 1) for n in (2, 4, 8))
     assert pair < four < eight

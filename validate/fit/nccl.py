@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from simulator.collective_curves import LinkCurves, applies
+from simulator.collective_curves import LinkCurves, NetworkCurves, Quality, applies
 from simulator.collectives.call import Call, nic_share
-from simulator.collectives.cost import algorithm_of, form_of, nic_part
+from simulator.collectives.cost import LOOPS, algorithm_of, copied, form_of, nic_part
+from simulator.collectives.volumes import Volume
 from validate.fit.sweeps import Sample, band
 
 Array = NDArray[np.float64]
@@ -37,6 +38,8 @@ class Terms:
     loops: Array  # 1 / steps of a loop, 0 where nothing loops
     local_steps: Array
     network_steps: Array
+    depth: Array  # of the fill over nodes
+    copied: Array  # messages that the host copies out of GPU memory
     time_s: Array
     weight: Array
 
@@ -58,11 +61,22 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
                 1 / form.loop_steps if form.loop_steps else 0.0,
                 form.local_steps,
                 form.network_steps,
+                *_waits(call, algorithm, form),
                 sample.time_s,
             )
         )
-    mode, port_s, nic_s, loops, local, network, time_s = (np.array(c, dtype=float) for c in zip(*rows, strict=True))
-    return Terms(mode.astype(np.int64), port_s, nic_s, loops, local, network, time_s, _weights(samples))
+    columns = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    mode, port_s, nic_s, loops, local, network, depth, copies, time_s = columns
+    return Terms(mode.astype(np.int64), port_s, nic_s, loops, local, network, depth, copies, time_s, _weights(samples))
+
+
+def _waits(call: Call, algorithm: str, form: Volume) -> tuple[float, int]:
+    """Depth of the fill, and messages that the host copies."""
+    network = NETWORKS.get(network_class(call)) if call.place.num_domains > 1 else None
+    if network is None or algorithm in ("p2p", "send"):
+        small = network is not None and copied(call, network.structure)
+        return 1.0, form.network_steps if small else 0
+    return network.structure.fill_depth(form.local_steps + form.network_steps, ring=algorithm in LOOPS), 0
 
 
 def _weights(samples: Sequence[Sample]) -> Array:
@@ -80,22 +94,25 @@ PORT_MODES = (
 # A send is one pair of an all-to-all, whose sweeps begin at single bytes: launch and ramp are the pairs'
 SENDS = {PORT_MODES.index(f"send/{p}"): PORT_MODES.index(f"p2p/{p}") for p in ("ll", "simple")}
 SENT = [*SENDS, *SENDS.values()]
-NEAR_PAIRS = (0.15, 0.02, 0.02, 0.02, 0.02, 0.02)
-FIELDS = ("efficiency", "base_s", "hop_s", "fill_s", "fill_half_s", "drain")
-SPREAD = (0.15, 0.5, 0.5, 0.7, 0.7, 0.5)  # standard deviation of the priors' logarithm
+COPIED_S = 1e-5  # a copy of a few bytes between GPU and host
+NEAR_PAIRS = (0.15, *(0.02,) * 7)
+FIELDS = ("efficiency", "base_s", "hop_s", "fill_s", "fill_half_s", "drain", "post_s", "copied_s")
+SPREAD = (0.15, 0.5, 0.5, 0.7, 0.7, 0.5, 0.5, 0.5)  # standard deviation of the priors' logarithm
+RINGS = [index for index, name in enumerate(PORT_MODES) if name.startswith("ring/")]
+POST_S = 1.5e-6  # of a message, between NCCL's own 1 us (Intel) and 2 us (AMD); whole chunks three times (tuning.cc)
 
 
 def seconds(t: Terms, near: Array, far: Array | None = None) -> Array:
     """The simulator's formula over arrays: base + hops + transfer + fill. A row of FIELDS a sample: its port's, its network's."""
     transfer = t.port_s / near[:, 0] * (1 + near[:, 5] * t.loops)
-    start = near[:, 1] + t.local_steps * near[:, 2]
-    if far is not None:
-        transfer = np.maximum(transfer, t.nic_s / far[:, 0])
-        start = start + far[:, 1] + t.network_steps * far[:, 2]
     if far is None:
+        start = near[:, 1] + t.local_steps * near[:, 2]
         return start + transfer + near[:, 3] * np.sqrt(transfer / (transfer + near[:, 4]))
-    depth = np.where(np.isin(t.mode, SENT), 1.0, t.local_steps + t.network_steps)
-    return start + transfer + far[:, 3] * np.sqrt(depth * transfer / (transfer + far[:, 4]))
+    transfer = np.maximum(transfer, t.nic_s / far[:, 0])
+    near_hop = np.where(np.isin(t.mode, RINGS), np.maximum(near[:, 2], far[:, 6]), near[:, 2])
+    start = near[:, 1] + far[:, 1] + t.local_steps * near_hop + t.network_steps * far[:, 2]
+    start = start + t.copied * far[:, 7]
+    return start + transfer + far[:, 3] * t.depth * np.sqrt(transfer / (transfer + far[:, 4]))
 
 
 def prior(
@@ -114,7 +131,10 @@ def prior(
         slow = {"ll": 1.0, "ll128": 1.5, "simple": 3.0}[protocol]
         hop = hop_s * (1.0 if network else 0.1) if algorithm == "p2p" else hop_s * slow
         fill = fill_s * (0.1 if protocol == "ll" else 1.0)
-        rows.append((efficiency * share, base_s * (1 if protocol == "ll" else 1.5), hop, fill, half_s, 0.4))
+        post = POST_S * (3 if protocol == "simple" else 1) if network else 1e-9
+        rows.append(
+            (efficiency * share, base_s * (1 if protocol == "ll" else 1.5), hop, fill, half_s, 0.4, post, COPIED_S)
+        )
     return np.array(rows)
 
 
@@ -129,7 +149,7 @@ def fit(t: Terms, start: Array, near: Array | None = None) -> Array:
         start = start.copy()
         for send, pair in SENDS.items():
             if pair in t.mode:
-                start[send] = [*alone[pair][:2], alone[pair][2], *alone[pair][3:5], 0.0001]
+                start[send] = [*alone[pair][:5], 0.0001, *alone[pair][6:]]
     return _solve(t, start, near)
 
 
@@ -194,8 +214,25 @@ class Network:
     kinds: tuple[str, ...]
     prior: tuple[float, float, float, float]
     when: tuple[str, ...] = ()
+    in_flight: int = 0
+    copied_bytes: int = 0
+
+    @property
+    def structure(self) -> NetworkCurves:
+        """What the simulator reads of it, without coefficients."""
+        none = dict.fromkeys(Quality.model_fields, 0)
+        return NetworkCurves(
+            name="",
+            modes={},
+            quality=Quality(**none),
+            source="",
+            kinds=self.kinds,
+            in_flight=self.in_flight,
+            copied_bytes=self.copied_bytes,
+        )
 
 
+IMMEDIATE_BYTES = 192  # of a Cassini card's command with data (libfabric, prov/cxi, C_MAX_IDC_PAYLOAD_UNR)
 NETWORKS = {
     "infiniband": Network(("infiniband", "omnipath"), (0.93, 2.7e-6, 3.4e-5, 3e-4)),
     "roce": Network(("roce", "ethernet"), (0.90, 2.7e-6, 3.4e-5, 3e-4)),
@@ -203,8 +240,10 @@ NETWORKS = {
     "efa-p4d": Network(("efa",), (0.90, 30e-6, 9e-5, 1e-3), ("efa=p4d",)),
     "tcpxo": Network(("tcpxo",), (0.90, 15e-6, 9e-5, 1e-3)),
     "tcpx": Network(("tcpx",), (0.80, 15e-6, 9e-5, 1e-3)),
-    "slingshot": Network(("slingshot",), (0.85, 5e-6, 1.1e-4, 1e-3)),
-    "slingshot-software": Network(("slingshot",), (0.85, 15e-6, 1.1e-4, 1e-3), ("FI_CXI_RX_MATCH_MODE=software",)),
+    "slingshot": Network(("slingshot",), (0.85, 5e-6, 1.1e-4, 1e-3), in_flight=8, copied_bytes=IMMEDIATE_BYTES),
+    "slingshot-software": Network(
+        ("slingshot",), (0.85, 15e-6, 1.1e-4, 1e-3), ("FI_CXI_RX_MATCH_MODE=software",), copied_bytes=IMMEDIATE_BYTES
+    ),
     "sockets": Network(("sockets",), (0.08, 20e-6, 2.2e-4, 1e-2)),
     "sockets-2.18": Network(("sockets",), (0.2, 20e-6, 2.2e-4, 1e-2), ("NCCL<2.19", "NCCL_CROSS_NIC=2")),
 }
@@ -300,8 +339,9 @@ def entry(
     seen = {PORT_MODES[i] for i in terms(samples, PORT_MODES).mode.tolist()}
     unseen = [m for m in PORT_MODES if m not in seen]
     machines = sorted({s.machine for s in samples})
+    own = FIELDS if name in NETWORKS else FIELDS[:6]
     rows = {
-        mode: dict(zip(FIELDS, (significant(float(v)) for v in row), strict=True))
+        mode: dict(zip(own, (significant(float(v)) for v in row), strict=False))
         for mode, row in zip(PORT_MODES, table, strict=True)
     }
     return {
@@ -344,7 +384,8 @@ def network_entry(
 ) -> dict[str, object]:
     """A network as the file has it."""
     network = NETWORKS[name]
-    return entry(name, table, samples, error, left_out) | {"kinds": network.kinds, "when": network.when}
+    own = {"in_flight": network.in_flight, "copied_bytes": network.copied_bytes}
+    return entry(name, table, samples, error, left_out) | {"kinds": network.kinds, "when": network.when} | own
 
 
 def fit_all(samples: Sequence[Sample]) -> tuple[list[dict[str, object]], list[dict[str, object]], list[Sample], Array]:
