@@ -13,6 +13,7 @@ from simulator.inference.plan import InferencePlan, check
 from simulator.inference.remedies import Remedy
 from simulator.inference.report import Attainment, DecodeStep, Latencies, Load, Serving, Slo, Spread
 from simulator.inference.serving import serve
+from simulator.inference.token_costs import TokenCost, token_costs
 from simulator.inference.workload import Choice, Lognormal, Request, Uniform, Workload
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Slo",
     "Spread",
     "StepCosts",
+    "TokenCost",
     "Uniform",
     "Workload",
     "check",
@@ -40,4 +42,5 @@ __all__ = [
     "highest_rate",
     "serve",
     "serving_memory",
+    "token_costs",
 ]

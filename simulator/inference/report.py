@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from simulator.inference.memory import ServingMemory
 from simulator.inference.remedies import Remedy
 from simulator.inference.scheduler import Job
 from simulator.predict.prediction import Source
+
+if TYPE_CHECKING:
+    from simulator.inference.token_costs import TokenCost
 
 Verdict = Literal["OK", "OVERLOADED", "OOM"]
 
@@ -110,6 +113,7 @@ class Serving:
 
     low_latencies, high_latencies: with every time at the lower and the upper end of its 90 % interval, where that was asked.
     sigma: one-sigma relative uncertainty of a mean step's time. num_requests: played; num_warmup of them are in no figure. slo_share: requests within every limit; None: none is set.
+    costs: where prices were given.
     """
 
     model: str
@@ -132,6 +136,7 @@ class Serving:
     remedies: tuple[Remedy, ...]
     assumptions: tuple[str, ...]
     sources: tuple[Source, ...]
+    costs: tuple[TokenCost, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -25,6 +25,8 @@ def render(s: Serving) -> Group:
             parts.append(layout.section("Service level", _attainments(s)))
         parts.append(layout.section("Throughput", _load(s.load)))
         parts.append(layout.section("Decoding", _decoding(s)))
+        if s.costs:
+            parts.append(layout.section("What it costs", _costs(s)))
     parts.append(layout.section("Memory of a GPU", _memory(s)))
     parts.append(layout.section("What this rests on", _sources(s)))
     if s.suggestion:
@@ -95,6 +97,17 @@ def _decoding(s: Serving) -> Table:
         where = [f"{name} {format_seconds(seconds)}" for name, seconds in step.parts.items() if seconds]
         rows.append(("", "", ", ".join(where)))
     return layout.table(rows, "lrl")
+
+
+def _costs(s: Serving) -> Table:
+    rows: list[tuple[str, ...]] = [
+        ("a million tokens", "output", "output, if the queue never emptied", "all", "a request")
+    ]
+    for c in s.costs:
+        full = f"{c.million_output_tokens_at_capacity:,.3g} ({c.low_at_capacity:,.3g} to {c.high_at_capacity:,.3g})"
+        name = f"{c.kind}, {c.gpu_hour:.2f} {c.currency} a GPU and hour, {c.date}"
+        rows.append((name, f"{c.million_output_tokens:,.3g}", full, f"{c.million_tokens:,.3g}", f"{c.request:,.3g}"))
+    return layout.table(rows, "lrrrr")
 
 
 def _memory(s: Serving) -> Table:

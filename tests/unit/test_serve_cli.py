@@ -127,3 +127,28 @@ def test_the_highest_rate_within_a_limit(capsys: pytest.CaptureFixture[str]) -> 
     assert min(r for r, held in zip(rates, kept, strict=True) if not held) > best
     assert main(["serve", "--highest-rate"]) == ExitCode.BAD_INPUT
     assert "--slo-ttft" in capsys.readouterr().err
+
+
+def test_tokens_cost_what_the_devices_cost_while_they_are_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(
+        'currency = "USD"\n[[price]]\ncluster = "hgx-h100-8"\nkind = "reserved"\nper_gpu_hour = 3.6\n'
+        'date = "2026-11-01"\nsource = "made up"\n'
+    )
+    arguments = ["serve", "--model", "llama3.2-1b", "--tp", "2", "--requests", "40", "--prices", str(prices)]
+    assert main([*arguments, "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    load, (cost,) = told["load"], told["costs"]
+    second = 2 * 3.6 / 3600  # two devices
+    assert cost["million_output_tokens"] == pytest.approx(second / load["output_tokens_per_s"] * 1e6)
+    assert cost["request"] == pytest.approx(second / load["requests_per_s"])
+    # at capacity the same money makes so many times the tokens
+    more = load["capacity_per_s"] / load["requests_per_s"]
+    assert cost["million_output_tokens_at_capacity"] == pytest.approx(cost["million_output_tokens"] / more)
+    assert cost["low_at_capacity"] < cost["million_output_tokens_at_capacity"] < cost["high_at_capacity"]
+    assert main([*arguments, "--plain"]) == ExitCode.OK
+    assert "reserved, 3.60 USD a GPU and hour" in capsys.readouterr().out
+    assert main([*arguments, "--cluster", "dgx-a100-80-8"]) == ExitCode.BAD_INPUT
+    assert "no price of dgx-a100-80-8" in capsys.readouterr().err
