@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,11 +13,13 @@ from simulator.cli.options import answer_options, placement_option
 from simulator.cli.overrides import parse_overrides, patched
 from simulator.cli.study import read_study
 from simulator.cli.terminal import show
-from simulator.compare import Subject, compare, render
+from simulator.compare import Comparison, Subject, compare, render
 from simulator.compare.text import WIDTH
 from simulator.errors import Fault, InputError
+from simulator.goodput.run import count
 from simulator.prices import Prices
 from simulator.topology import Cluster
+from simulator.writers.front_plot import Point, check_picture, write_front_plot
 
 _HELP = """Compare studies: STUDY.toml files, and variants of the first made by --what-if.
 
@@ -40,7 +43,10 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 @click.option("--nodes", metavar="INTEGER", help="As for predict; of all studies.")
 @placement_option
 @click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="What GPUs cost: adds costs.")
-@click.option("--run-tokens", type=click.FloatRange(min=1), metavar="N", help="Tokens of a training run, as 15e12.")
+@click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png|.svg", help="Time against cost."
+)
 @click.option("--no-ablations", is_flag=True, help="Do not ask what each limit costs.")
 @answer_options
 def command(
@@ -49,14 +55,14 @@ def command(
     variants: tuple[str, ...],
     settings: tuple[str, ...],
     prices: Path | None,
-    run_tokens: float | None,
     no_ablations: bool,
     as_json: bool,
     plain: bool,
-    **flags: str | None,
+    **options: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Predict all, print them side by side."""
-    given = {name: text for name, text in flags.items() if text is not None}
+    run_tokens, plot = options["run_tokens"], options["plot"]
+    given = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
     files: list[Path | None] = [*studies] if studies else [None]
     if len(files) + len(variants) < 2:
         problem, remedy = "there is nothing to compare with", "two studies, or --what-if KEY=VALUE"
@@ -64,6 +70,9 @@ def command(
     if run_tokens is not None and prices is None:
         raise InputError(Fault(place="--run-tokens", problem="costs need prices", remedy="--prices PRICES.toml"))
     faults: list[Fault] = []
+    tokens = _tokens(run_tokens, faults)
+    if plot is not None:
+        faults += _plot_faults(plot, prices)
     listed = None
     try:
         listed = Prices.load(prices) if prices is not None else None
@@ -79,13 +88,42 @@ def command(
             faults += [fault for fault in exc.faults if fault not in faults]
     if faults:
         raise InputError(faults)
-    tokens = int(run_tokens) if run_tokens is not None else None
     comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens)
+    if plot is not None:
+        _draw(plot, comparison)
     if as_json:
         click.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         show(render(comparison), plain=plain, width=WIDTH)
     return ExitCode.OK
+
+
+def _tokens(text: str | None, faults: list[Fault]) -> int | None:
+    try:
+        return count(text) if text is not None else None
+    except ValueError as exc:
+        faults.append(Fault(place="--run-tokens", problem=str(exc)))
+        return None
+
+
+def _plot_faults(plot: Path, prices: Path | None) -> list[Fault]:
+    try:
+        check_picture(plot)
+    except InputError as exc:
+        return list(exc.faults)
+    return [] if prices else [Fault(place="--plot", problem="costs need prices", remedy="--prices PRICES.toml")]
+
+
+def _draw(plot: Path, comparison: Comparison) -> None:
+    """Microseconds a token against money, each row at its cheapest price."""
+    points = []
+    for row, best in zip(comparison.rows, comparison.on_front, strict=True):
+        p, money = row.prediction, min(cost.billion_tokens for cost in row.costs)
+        time, low, high = (float(each) / p.tokens_per_step * 1e6 for each in (p.step_s, p.low_s, p.high_s))
+        points.append(Point(label=row.subject.name, time=time, low=low, high=high, money=money, best=best))
+    currency = comparison.rows[0].costs[0].currency
+    write_front_plot(plot, points, "microseconds a token", f"{currency} a billion tokens")
+    click.echo(f"written to {plot}", err=True)
 
 
 def name_of(file: Path | None) -> str:

@@ -17,6 +17,7 @@ from simulator.calibration import Calibration
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options
 from simulator.cli.overrides import literal
+from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.study import calibration_named
 from simulator.cli.terminal import show
 from simulator.errors import Fault, InputError
@@ -53,6 +54,8 @@ simulated. --fix holds a field of the plan at one value or at several: --fix tp=
 
 With --journal every finished candidate is kept: the same command goes on where it was interrupted.
 
+--front searches each number of nodes for its quickest plan and sets time against cost.
+
 Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits, 130 interrupted (what is known is shown)."""
 
 
@@ -75,6 +78,10 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option(
     "--export", "exported", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.csv|.json|.parquet"
 )
+@click.option("--front", "sizes", is_flag=True, help="The quickest plan of each number of nodes: time against cost.")
+@click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="Of --front: what GPUs cost.")
+@click.option("--run-tokens", metavar="N", help="Of --front: tokens of a run, as 15T: its days and cost.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png|.svg", help="Of --front.")
 @click.option("--engine", type=click.Choice(["processes", "dask"]), default="processes", show_default=True)
 @click.option("--scheduler", metavar="HOST:PORT", help="Of dask.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
@@ -82,6 +89,11 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Search, print, export."""
     study = _study(options)
+    if options["sizes"]:
+        return run_front(
+            study, options | {"exported": exported}, journal, _engine, _teller(), as_json=as_json, plain=plain
+        )
+    refuse_without_front(options)
     if exported is not None and exported.suffix not in EXPORTS:
         remedy = f"one of {', '.join(EXPORTS)}"
         raise InputError(Fault(place="--export", problem=f"{exported.name} has no format", remedy=remedy))

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from simulator.calibration import Calibration
 from simulator.compare.ablations import Gain, ablated
-from simulator.compare.costs import Cost, costs_of, pareto
+from simulator.compare.costs import Cost, costs_of
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
 from simulator.prices import Prices
 from simulator.search.difference import Difference, Timed, difference
+from simulator.search.front import pareto
 from simulator.stack import Stack
 from simulator.topology import Cluster
 

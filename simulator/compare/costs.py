@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simulator.predict import Prediction
@@ -50,8 +49,3 @@ def costs_of(
             )
         )
     return tuple(found)
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Which (time, money) pairs no other one beats in one without being worse in the other."""
-    return [not any(a <= time and b <= money and (a, b) != (time, money) for a, b in points) for time, money in points]

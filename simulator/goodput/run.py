@@ -14,13 +14,16 @@ from simulator.units import Seconds
 
 SPOT: Final = "spot preemption"
 _SUFFIXES: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_COUNT: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([KMBT]?)\s*")
+_COUNT: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*([KMBT]?)\s*")
 
 
 def _count(value: object) -> object:
-    """15T is 15,000,000,000,000; numbers pass."""
-    if not isinstance(value, str):
-        return value
+    """Numbers pass."""
+    return count(value) if isinstance(value, str) else value
+
+
+def count(value: str) -> int:
+    """15T is 15,000,000,000,000. Raises ValueError."""
     match = _COUNT.fullmatch(value)
     if match is None:
         msg = f"{value[:40]!r} is no count: a number, or one with K, M, B or T, as 15T"

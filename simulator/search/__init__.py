@@ -10,6 +10,8 @@ docs/guides/search.md tells what is searched, how bounds prune it, and when two 
 
 from simulator.search.driver import Interrupted, Progress, search
 from simulator.search.engines import Dask, Engine, Processes, Serial
+from simulator.search.front import Front, FrontRow, front
+from simulator.search.front_text import render_front
 from simulator.search.journal import Journal
 from simulator.search.outcome import Outcome
 from simulator.search.report import Row, SearchReport
@@ -21,6 +23,8 @@ __all__ = [
     "OBJECTIVES",
     "Dask",
     "Engine",
+    "Front",
+    "FrontRow",
     "Interrupted",
     "Journal",
     "Objective",
@@ -32,6 +36,8 @@ __all__ = [
     "SearchStudy",
     "Serial",
     "Space",
+    "front",
     "render",
+    "render_front",
     "search",
 ]

@@ -116,6 +116,14 @@ def test_costs_follow_from_prices_and_time(tmp_path: Path, capsys: pytest.Captur
     assert main(["compare", *options, "--cluster", "dgx-a100-80-8"]) == 3
     assert "no price of dgx-a100-80-8" in capsys.readouterr().err
 
+    picture = tmp_path / "front.svg"
+    drawn = []
+    for _ in range(2):
+        assert main(["compare", *options, "--plot", str(picture), "--plain"]) == 0
+        drawn.append(picture.read_bytes())
+    assert drawn[0] == drawn[1]
+    assert b"EUR a billion tokens" in drawn[0] or b"<svg" in drawn[0]
+    capsys.readouterr()
     halved = [*options[:-4], "--what-if", "price.per_gpu_hour=x0.5", "--json"]
     assert main(["compare", *halved]) == 0
     first, second = json.loads(capsys.readouterr().out)["subjects"]
@@ -180,6 +188,7 @@ def test_what_a_plan_shares_with_itself_on_another_machine_cancels(capsys: pytes
         (["--what-if", "cluster.intra.kind=x2"], "x2 multiplies a number"),
         (["--what-if", "kernels.gemm=0"], "greater than 0"),
         (["--what-if", "price.per_gpu_hour=2"], "there are no prices to change"),
+        (["--what-if", "plan.tp=2", "--plot", "front.gif"], "no picture format"),
         (["--what-if", "plan.tpp=2"], "tpp"),
         (["--what-if", "tp=2"], "a key begins with"),
     ],

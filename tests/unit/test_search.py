@@ -256,3 +256,54 @@ def test_a_killed_search_goes_on_to_the_same_table(tmp_path: Path, capsys: pytes
     for _ in range(2):  # the second takes every candidate from the journal
         assert main([*_COMMAND, "--journal", str(path)]) == 0
         assert capsys.readouterr().out == whole
+
+
+_FRONT = (
+    *(
+        "search",
+        "--model",
+        "gpt2",
+        "--cluster",
+        "hgx-h100-8",
+        "--global-batch",
+        "16",
+        "--seq-len",
+        "512",
+        "--jobs",
+        "1",
+    ),
+    *("--fix", "recompute=none", "--fix", "pp=1", "--fix", "cp=1", "--fix", "tp=1", "--front", "--nodes", "1,2,3"),
+)
+
+
+def test_the_front_is_the_best_of_each_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """16 sequences on 24 GPUs have no legal plan; each other size has its own search's quickest."""
+    journal, picture = str(tmp_path / "front.db"), tmp_path / "front.svg"
+    assert main([*_FRONT, "--json", "--journal", journal, "--run-tokens", "1B"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    sizes = {one["nodes"]: one for one in found["sizes"]}
+    assert found["currency"] == "device-hours"
+    assert sizes[3]["step_s"] is None
+    assert sizes[3]["reason"]
+    alone = [word for word in _FRONT if word != "--front"]
+    for nodes in (1, 2):
+        alone[-1] = str(nodes)
+        assert main([*alone, "--json"]) == 0
+        best = json.loads(capsys.readouterr().out)["plans"][0]
+        assert (sizes[nodes]["plan"], sizes[nodes]["step_s"]) == (best["plan"], best["step_s"])
+        hours = nodes * 8 * best["step_s"] / 3600
+        assert sizes[nodes]["billion_tokens"] == pytest.approx(hours / (16 * 512) * 1e9)
+        assert sizes[nodes]["run"] == pytest.approx(sizes[nodes]["billion_tokens"])
+    assert main([*_FRONT, "--plain", "--journal", journal, "--plot", str(picture)]) == 0
+    assert "time against cost" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"<?xml")
+
+
+def test_what_belongs_to_the_front_is_refused_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = [word for word in _FRONT if word != "--front"]
+    assert main([*alone, "--run-tokens", "1T"]) == 3
+    assert "belongs to --front" in capsys.readouterr().err
+    assert main([*_FRONT, "--run-tokens", "1Q", "--plot", "a.gif", "--prices", "nowhere.toml"]) == 3
+    told = capsys.readouterr().err
+    for words in ("no count", "no picture format", "nowhere.toml"):
+        assert words in told

@@ -1,0 +1,99 @@
+"""`shardwise search --front`: the quickest plan of each number of nodes, time against cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.cli import ExitCode
+from simulator.cli.terminal import show
+from simulator.errors import Fault, InputError
+from simulator.goodput.run import count
+from simulator.prices import Prices
+from simulator.search import Engine, Front, Interrupted, Progress, SearchStudy, front, render_front
+from simulator.search.front_text import WIDTH
+from simulator.writers.front_plot import Point, check_picture, write_front_plot
+
+_OF_FRONT = {"prices": "--prices", "run_tokens": "--run-tokens", "plot": "--plot"}
+
+
+def refuse_without_front(options: dict[str, Any]) -> None:
+    """Raises InputError: these say nothing of a table of plans."""
+    faults = [
+        Fault(place=flag, problem="belongs to --front", remedy="--front, or leave it out")
+        for name, flag in _OF_FRONT.items()
+        if options[name] is not None
+    ]
+    if faults:
+        raise InputError(faults)
+
+
+def run_front(
+    study: SearchStudy,
+    options: dict[str, Any],
+    journal: Path | None,
+    engine: Callable[[SearchStudy, dict[str, Any]], Engine],
+    tell: Callable[[Progress], None],
+    *,
+    as_json: bool,
+    plain: bool,
+) -> int:
+    """Search every size, print, draw."""
+    prices, tokens = _judged(options)
+    try:
+        found = front(study, lambda one: engine(one, options), journal, prices=prices, run_tokens=tokens, tell=tell)
+    except Interrupted:
+        return ExitCode.INTERRUPTED
+    if options["plot"] is not None:
+        write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
+        click.echo(f"written to {options['plot']}", err=True)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        show(render_front(found), plain=plain, width=WIDTH)
+    return ExitCode.OK if any(row.best is not None for row in found.rows) else ExitCode.DOES_NOT_FIT
+
+
+def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
+    """Prices and the run's tokens. Raises InputError with every fault, before anything is searched."""
+    faults: list[Fault] = []
+    prices = tokens = None
+    try:
+        prices = Prices.load(options["prices"]) if options["prices"] is not None else None
+    except InputError as exc:
+        faults += exc.faults
+    try:
+        tokens = count(options["run_tokens"]) if options["run_tokens"] is not None else None
+    except ValueError as exc:
+        faults.append(Fault(place="--run-tokens", problem=str(exc)))
+    if options["plot"] is not None:
+        try:
+            check_picture(options["plot"])
+        except InputError as exc:
+            faults += exc.faults
+    for name, flag in (("exported", "--export"),):
+        if options.get(name) is not None:
+            faults.append(Fault(place=flag, problem="is of one table of plans", remedy="--json, or leave out --front"))
+    if faults:
+        raise InputError(faults)
+    return prices, tokens
+
+
+def _points(found: Front) -> list[Point]:
+    points = []
+    for row in found.rows:
+        if row.best is None or row.billion_tokens is None:
+            continue
+        o = row.best.outcome
+        assert o.step_s is not None
+        assert o.low_s is not None
+        assert o.high_s is not None
+        label = f"{o.num_devices:,} GPUs"
+        points.append(
+            Point(label=label, time=o.step_s, low=o.low_s, high=o.high_s, money=row.billion_tokens, best=row.on_front)
+        )
+    return points
