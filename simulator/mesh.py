@@ -65,6 +65,7 @@ class GroupShape:
     node_stride: nodes from one that a group touches to the next.
     local_blocks: where a group's ranks on a node have further strides: (how many blocks, GPUs from one to the next).
     patterns: the GPUs of each group on a node, where strides do not say them: one for each way that nodes look.
+    off_rail: part of what a group sends between nodes that changes rails, as their cards are cabled otherwise.
     """
 
     num_ranks: int
@@ -76,6 +77,7 @@ class GroupShape:
     node_stride: int = 1
     local_blocks: tuple[Digit, ...] = ()
     patterns: tuple[Pattern, ...] = ()
+    off_rail: float = 0.0
 
 
 class Mesh:
@@ -139,7 +141,7 @@ class Mesh:
 
     def group_shape(self, axis: str) -> GroupShape:
         """How the groups of an axis or fused axis lie on the nodes."""
-        if self.cluster.seats:
+        if self.cluster.seats or self.cluster.rails:
             return GroupShape(**layout(self.cluster, self.groups(axis)))
         lattice, gpus = self._lattice(axis), self.cluster.gpus_per_node
         on_node = lattice.on_each(gpus)
@@ -164,7 +166,8 @@ class Mesh:
         """How two stages that talk to each other lie on the nodes: every rank of a stage has its peer in the other."""
         gpus, domain = self.cluster.gpus_per_node, self.cluster.nvlink_domain_size
         away, width = (other - stage) * self.stride("pp"), self.num_ranks // self.axes["pp"]
-        ranks = self._of_stage(stage, width if self.cluster.seats else min(width, max(gpus, domain)))
+        placed = self.cluster.seats or self.cluster.rails
+        ranks = self._of_stage(stage, width if placed else min(width, max(gpus, domain)))
         pairs = [(rank, rank + away) for rank in ranks]
         if not self._by_count:
             return GroupShape(**pairs_layout(self.cluster, pairs))
@@ -183,7 +186,8 @@ class Mesh:
     def _by_count(self) -> bool:
         """Which GPUs of a node two stages are on does not matter, only how many."""
         inter = self.cluster.inter
-        return Wiring.of(self.cluster).is_even and not (self.cluster.seats or (inter is not None and inter.cards))
+        placed = self.cluster.seats or self.cluster.rails or (inter is not None and inter.cards)
+        return Wiring.of(self.cluster).is_even and not placed
 
     def _of_stage(self, stage: int, count: int) -> list[int]:
         """The first `count` ranks of a pipeline stage."""

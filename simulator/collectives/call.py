@@ -61,6 +61,7 @@ class Links:
     write GPU memory (topology.Inter.rdma). cards: what the group gets of its node's cards by where they sit and what NCCL
     may do; None where each GPU has its even share. levels: of switches (topology.Fabric.levels). on_rails: the n-th cards of all nodes share leaves of their own.
     amd: the host's CPUs are AMD's.
+    off_rail: part of the group's traffic that changes rails whatever NCCL does, as nodes are cabled otherwise.
     """
 
     architecture: str
@@ -80,6 +81,7 @@ class Links:
     cards: CardsReached | None = None
     on_rails: bool = False
     amd: bool = False
+    off_rail: float = 0.0
 
     @classmethod
     def of(
@@ -113,6 +115,7 @@ class Links:
             None if shape is None else cards_of(cluster, shape, kind, nccl or Nccl()),
             fabric.kind == "rail_optimised",
             _amd(cluster),
+            0.0 if shape is None else shape.off_rail,
         )
 
 

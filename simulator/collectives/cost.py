@@ -343,6 +343,9 @@ def _spine(algorithm: Algorithm, call: Call) -> Fraction:
         used, size, taper = links.levels[0]
         return max(Fraction(1), Fraction(taper * cards.off_rail * used / size).limit_denominator(1024))
     worst = Fraction(1)
+    if links.on_rails and links.off_rail:
+        used, size, taper = links.levels[0]
+        worst = max(worst, Fraction(taper * links.off_rail * min(used, nodes * stride) / size).limit_denominator(1024))
     for used, size, taper in links.levels:
         if (nodes - 1) * stride < used:
             break

@@ -198,8 +198,8 @@ def lower(
     """
     legal(model, plan, cluster, stack)
     exceptions, kinds = cluster.exceptions, Kinds.of(cluster) if cluster.exceptions else None
-    cluster = cluster.usual
-    mesh, blocks = Mesh(plan, cluster), build_blocks(model, stack, plan)
+    mesh, cluster = Mesh(plan, cluster), cluster.usual
+    blocks = build_blocks(model, stack, plan)
     near = mesh.group_shape("dp_shard_cp").ranks_per_node
     clock, stages = _stages(model, plan, stack, blocks, cluster.device, calibration, near)
     others = {name: device for name, device in kinds.devices.items() if device != cluster.device} if kinds else {}

@@ -32,7 +32,7 @@ class Roads:
         self.calls = tuple(calls)
         self.num_places = self.cluster.gpus_per_node
         seats = blocks or tuple(range(self.num_places))
-        self.mesh = Mesh(lowering.plan, self.cluster.model_copy(update={"seats": seats}))
+        self.mesh = Mesh(lowering.plan, lowering.whole.model_copy(update={"seats": seats}))
         self._seen: dict[tuple[Where, str, tuple[Pattern, ...]], int] = {}  # by where they lie: a kind of call
         self._kinds: dict[NcclCall, int] = {}
         self._seconds: dict[tuple[int, int], float] = {}  # by call and kind of call: few, as roads are alike

@@ -11,8 +11,9 @@ from simulator.model import Model
 from simulator.place.cost import Roads
 from simulator.place.local import Local, place_node
 from simulator.place.orders import blocks_of, composed
+from simulator.place.rails import on_their_rails
 from simulator.place.traffic import Call, Where, step_calls
-from simulator.place.trial import Choice, Trials, is_better
+from simulator.place.trial import Choice, Score, Trials, is_better
 from simulator.place.uneven import MOST_TRIALS, suited
 from simulator.plan import Plan
 from simulator.predict import Prediction
@@ -98,17 +99,19 @@ def place(
     default = trials.prediction(start)
     calls = step_calls(trials.lowering(start))
     best, found = _of_equal_nodes(trials, start, calls, across_nodes=across_nodes)
+    best = on_their_rails(trials, best)
     best = suited(trials, best, deal=deal_layers)
-    if not is_better(trials.score(best), trials.score(start)):
-        best = start
     short = shortest(best.seats, cluster.gpus_per_node)
+    placed = trials.prediction(Choice(best.plan, short)) if best != start else default
+    if not is_better(_told(placed), _told(default)):  # whole predictions know allocator's stalls too
+        best, short, placed = start, (), default
     return Placement(
         model=model.name,
         plan=best.plan,
         given=plan,
         cluster=cluster.seated(short),
         default=default,
-        placed=default if best == start else trials.prediction(Choice(best.plan, short)),
+        placed=placed,
         gains=_gains(trials, start, best, calls),
         rank_order=next((name for name, choice, _ in found if choice == best), ""),
         exact=all(local.exact for _, _, local in found),
@@ -116,6 +119,10 @@ def place(
         num_played=len(trials.scores),
         exhausted=len(trials.scores) >= MOST_TRIALS,
     )
+
+
+def _told(prediction: Prediction) -> Score:
+    return float(prediction.verdict == "OOM"), prediction.step_s
 
 
 _Found = list[tuple[str, Choice, Local]]

@@ -35,7 +35,8 @@ def _verdict(found: Placement) -> str:
     before = f"{format_seconds(found.default.step_s)} a step in the order of ranks"
     if found.is_default:
         return f"{before}; no placement that was tried is better"
-    return f"{before}, {format_seconds(found.placed.step_s)} placed: {found.gain:.1%} less ({_fit(found)})"
+    change = f"{abs(found.gain):.1%} {'less' if found.gain >= 0 else 'more'}"
+    return f"{before}, {format_seconds(found.placed.step_s)} placed: {change} ({_fit(found)})"
 
 
 def _fit(found: Placement) -> str:

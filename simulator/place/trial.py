@@ -17,8 +17,8 @@ from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.topology.seats import Seats
 
-Score = tuple[bool, float]  # it does not fit, seconds of a step; the lower the better
-WORST: Score = (True, float("inf"))
+Score = tuple[float, float]  # bytes that are too many, seconds of a step; the lower the better
+WORST: Score = (float("inf"), float("inf"))
 _BETTER = 1 - 1e-6  # of a step: less is no gain
 
 
@@ -59,8 +59,7 @@ class Trials:
     def _played(self, choice: Choice) -> Score:
         try:
             lowering = self.lowering(choice)
-            fits = lowering.cast is None or remembered(lowering, quick=True).verdict != "OOM"
-            return not fits, float(play(lowering).step_s)
+            return _excess_bytes(lowering), float(play(lowering).step_s)
         except InputError:
             return WORST
 
@@ -68,6 +67,15 @@ class Trials:
         """All of it. Raises InputError as `predict` does."""
         lowering = self.lowering(choice)
         return predicted(lowering, remembered(lowering))
+
+
+def _excess_bytes(lowering: Lowering) -> float:
+    """By how much the device that holds least is overfull; seats alone do not change what equal GPUs hold."""
+    if lowering.cast is None:
+        return 0.0
+    held = remembered(lowering, quick=True)
+    memory = held.memory
+    return max(1.0, float(memory.used_bytes - memory.capacity_bytes)) if held.verdict == "OOM" else 0.0
 
 
 def is_better(one: Score, other: Score) -> bool:

@@ -11,6 +11,7 @@ from simulator.memory import MemoryUse, simulate_memory
 from simulator.predict.play import Played
 from simulator.predict.prediction import KindUse, Verdict
 from simulator.predict.verdict import compute_s, verdict_of, waiting_s
+from simulator.topology.exceptions import GpuKind
 from simulator.trace import MemoryTrace
 
 _ORDER: tuple[Verdict, ...] = ("OOM", "TIGHT", "FITS")
@@ -32,18 +33,19 @@ class Remembered:
 
 
 def held_by_device(lowering: Lowering) -> dict[str, Remembered]:
-    """Of each device, the rank that holds most among the stages that have ranks on it."""
+    """Of each device, by what is free of it, the rank that holds most among the stages that have ranks on it."""
     cast = lowering.cast
     assert cast is not None
-    stages: dict[str, list[int]] = {}
+    stages: dict[str, tuple[GpuKind, set[int]]] = {}
     for seat in cast.seats:
-        stages.setdefault(cast.kind(seat.rank).device, []).append(seat.stage)
+        kind = cast.kind(seat.rank)
+        stages.setdefault(kind.holder, (kind, set()))[1].add(seat.stage)
     found: dict[str, Remembered] = {}
-    for name, held in stages.items():
-        nouns = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, cast.kinds.devices[name])
-        memory, trace = simulate_memory(*nouns, stages=sorted(set(held)))
+    for name, (kind, held) in stages.items():
+        nouns = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, cast.kinds.memory_of(kind))
+        memory, trace = simulate_memory(*nouns, stages=sorted(held))
         verdict, cause = verdict_of(memory)
-        found[name] = Remembered(memory=memory, trace=trace, verdict=verdict, cause=cause, device=name)
+        found[name] = Remembered(memory=memory, trace=trace, verdict=verdict, cause=cause, device=kind.device)
     return found
 
 
@@ -74,7 +76,7 @@ def kind_uses(lowering: Lowering, played: Played, held: Mapping[str, Remembered]
             cause=one.cause,
         )
         for number, seconds in played.kinds.items()
-        for one in (held[kinds.kinds[number].device],)
+        for one in (held[kinds.kinds[number].holder],)
     )
 
 

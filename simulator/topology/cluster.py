@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Self
@@ -16,7 +16,7 @@ from simulator.routing import Link
 from simulator.schema import Strict, faults_of, nearest, read_toml
 from simulator.tiers import HostTier, tier_defaults
 from simulator.topology import hosts, links
-from simulator.topology.exceptions import Deviation, device_of
+from simulator.topology.exceptions import Deviation, device_of, numbers_of
 from simulator.topology.parts import MAX_NODES, Fabric, Host, Inter, Intra, Pcie
 from simulator.topology.seats import gpu_at, rank_on
 from simulator.topology.structure import structure_faults
@@ -159,6 +159,12 @@ class Cluster(Strict):
     def rank_on(self, gpu: int) -> int:
         """The rank on a GPU, counted over the nodes."""
         return rank_on(self.seats, gpu)
+
+    @property
+    def rails(self) -> Mapping[int, tuple[int, ...]]:
+        """Node -> the rail of each of its cards, where that is not the card's own number."""
+        stated = [one for one in self.exceptions if one.rails is not None]
+        return {node: one.rails for one in stated for node in numbers_of(one.nodes) if one.rails is not None}
 
     def must_be_even(self, what: str) -> None:
         """Raise ClusterError where nodes differ, for `what`, which takes them as equal."""

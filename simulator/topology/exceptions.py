@@ -18,14 +18,17 @@ from simulator.errors import Fault, InputError
 from simulator.schema import Strict
 from simulator.topology.hosts import usual_links
 from simulator.topology.parts import MAX_NODES, IntraKind
-from simulator.units import BytesPerS
+from simulator.units import Bytes, BytesPerS, UnitError, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from simulator.topology.cluster import Cluster
 
 _SPANS = re.compile(r"\d{1,6}(-\d{1,6})?(\s*,\s*\d{1,6}(-\d{1,6})?)*", re.ASCII)
-_STATES: Final = ("device", "speed", "intra_kind", "intra_bytes_per_s", "num_nics", "nic_bytes_per_s")
-_OF_THE_NODE: Final = ("num_nics", "nic_bytes_per_s")
+_OF_A_KIND: Final = (
+    *("device", "speed", "free_bytes", "intra_kind", "intra_bytes_per_s", "num_nics", "nic_bytes_per_s"),
+)
+_STATES: Final = (*_OF_A_KIND, "rails")
+_OF_THE_NODE: Final = ("num_nics", "nic_bytes_per_s", "rails")
 _OLDEST_FIRST: Final = ("volta", "ampere", "ada", "hopper", "blackwell")
 
 
@@ -58,8 +61,11 @@ Span = Annotated[str, BeforeValidator(_text), AfterValidator(_is_span)]
 class Deviation(Strict):
     """What some nodes, or some GPUs of them, are instead. What is not stated is as everywhere.
 
+    rails: on a rail-optimised fabric the rail of each of the node's cards; elsewhere the n-th card is on the n-th rail.
+
     nodes, gpus: "3", "0-3,7"; gpus by their index in the node, all of them unless stated.
-    device: another GPU. speed: its compute as a fraction of what the device does. intra_kind, intra_bytes_per_s: all links
+    device: another GPU. speed: its compute as a fraction of what the device does. free_bytes: of its memory, what others
+    leave to a process; all of it unless stated. intra_kind, intra_bytes_per_s: all links
     of one GPU together; of another device unless stated those of its usual machine. num_nics, nic_bytes_per_s: of the node.
     """
 
@@ -71,6 +77,8 @@ class Deviation(Strict):
     intra_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
     num_nics: int | None = Field(gt=0, le=1024, default=None)
     nic_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
+    free_bytes: Bytes | None = Field(gt=0, default=None)
+    rails: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, Field(strict=False)] = None
 
     @property
     def words(self) -> str:
@@ -83,12 +91,16 @@ class Deviation(Strict):
 def _shown(name: str, value: object) -> str:
     if isinstance(value, Device):
         return value.name
+    if name == "free_bytes" and isinstance(value, int):
+        return format_bytes(value) if value else "all"
+    if name == "rails" and isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
     return f"{value / 1e9:g}GB/s" if name.endswith("bytes_per_s") and isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKind:
-    """What a GPU is and what it hangs on. device: its name in `Kinds.devices`."""
+    """What a GPU is and what it hangs on. device: its name in `Kinds.devices`. free_bytes: 0 where all its memory is."""
 
     device: str
     speed: float
@@ -96,10 +108,16 @@ class GpuKind:
     intra_bytes_per_s: float
     num_nics: int
     nic_bytes_per_s: float
+    free_bytes: int = 0
+
+    @property
+    def holder(self) -> str:
+        """The device, and how much of it is free where that is not all: GPUs of one holder hold equally much."""
+        return f"{self.device} with {format_bytes(self.free_bytes)} free" if self.free_bytes else self.device
 
     def unlike(self, usual: GpuKind) -> str:
         """What differs from the usual kind, in words; "all others" for the usual one itself."""
-        differing = [name for name in _STATES if getattr(self, name) != getattr(usual, name)]
+        differing = [name for name in _OF_A_KIND if getattr(self, name) != getattr(usual, name)]
         return ", ".join(f"{name} = {_shown(name, getattr(self, name))}" for name in differing) or "all others"
 
 
@@ -141,6 +159,12 @@ class Kinds:
         """Which kind a rank's GPU is of."""
         return self.of_rank.get(rank, 0)
 
+    def memory_of(self, kind: GpuKind) -> Device:
+        """The device of a kind, with no more memory than is free."""
+        device = self.devices[kind.device]
+        taken = max(device.hypervisor_bytes, device.usable_bytes - kind.free_bytes) if kind.free_bytes else 0
+        return device.model_copy(update={"hypervisor_bytes": taken}) if taken else device
+
     def slowest(self, cluster: Cluster, members: Iterable[int], own: int) -> Cluster:
         """A uniform cluster on which a group of these kinds runs as it does here, for one of kind `own`.
 
@@ -165,7 +189,7 @@ class Kinds:
 
 def _changes(one: Deviation, cluster: Cluster) -> dict[str, Any]:
     """The fields of a kind that an exception states; another device brings the links of its usual machine."""
-    changes = {name: getattr(one, name) for name in _STATES if getattr(one, name) is not None}
+    changes = {name: getattr(one, name) for name in _OF_A_KIND if getattr(one, name) is not None}
     if one.device is not None:
         changes["device"] = one.device.name
         links = usual_links(one.device.name)
@@ -202,6 +226,8 @@ def exception_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
         yield from _reach(one, data, where)
         yield from _links(one, data, where)
         yield from _devices(one, data, where)
+        yield from _memory(one, data, where)
+        yield from _rails(one, data, where)
         yield from _twice(one, index, data, where, seen)
 
 
@@ -257,6 +283,33 @@ def _devices(one: Mapping[str, object], data: Mapping[str, object], where: str) 
     if device.name == usual.name and device != usual:
         problem = f"two different devices are called {device.name}"
         yield Fault(place=f"{where}.device", problem=problem, remedy="a name for each")
+
+
+def _memory(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
+    """More free memory than there is."""
+    device = _device(one.get("device") if one.get("device") is not None else data.get("device"))
+    try:
+        free = parse_bytes(free) if isinstance(free := one.get("free_bytes"), str) else free
+    except UnitError:
+        return  # its own field says so
+    if isinstance(free, int) and device is not None and free > device.usable_bytes:
+        problem = f"{format_bytes(free)} free of {format_bytes(device.usable_bytes)}"
+        yield Fault(
+            place=f"{where}.free_bytes", problem=problem, remedy="what other processes leave of the GPU's memory"
+        )
+
+
+def _rails(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
+    """Rails that are no order of the cards, and fabrics that have none."""
+    rails, inter, fabric = one.get("rails"), _table(data.get("inter")), _table(data.get("fabric"))
+    if not isinstance(rails, list | tuple):
+        return
+    if fabric.get("kind", "rail_optimised") != "rail_optimised":
+        yield Fault(place=f"{where}.rails", problem="a fat tree has no rails", remedy="a rail-optimised fabric")
+    cards = inter.get("num_nics")
+    if isinstance(cards, int) and sorted(map(str, rails)) != sorted(map(str, range(cards))):
+        problem = f"{list(rails)} are not the rails of {cards} cards"
+        yield Fault(place=f"{where}.rails", problem=problem, remedy=f"each of 0 to {cards - 1} once")
 
 
 def _twice(

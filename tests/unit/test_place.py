@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from simulator import predict
 from simulator.calibration import Calibration
 from simulator.cli import ExitCode, main
-from simulator.collective_curves import default_curves
+from simulator.collective_curves import LinkCurves, default_curves
+from simulator.collectives import bill
+from simulator.errors import ClusterError
 from simulator.lower import lower
+from simulator.mesh import Mesh
 from simulator.model import Model
 from simulator.place import place, place_node
 from simulator.place.cost import Roads
@@ -238,3 +241,55 @@ def test_assignment_and_exchanges_find_what_trying_all_finds(cluster: Cluster, m
     found = place_node(priced)
     assert (exact.exact, found.exact) == (True, False)
     assert found.price_s[0] == pytest.approx(exact.price_s[0])
+
+
+def racked(exceptions: tuple[dict[str, object], ...], num_nodes: int = 2) -> Cluster:
+    """HGX nodes on rails of leaves for two nodes, four downlinks an uplink."""
+    data = Cluster.load("hgx-h100-8").model_dump(exclude={"device", "exceptions"})
+    fabric = {"kind": "rail_optimised", "nodes_per_leaf": 2, "oversubscription": 4.0}
+    data |= {"device": "h100-sxm5-80gb", "num_nodes": num_nodes, "fabric": fabric, "exceptions": exceptions}
+    return Cluster.parse(data, "racked", ClusterError)
+
+
+REVERSED = {"nodes": "1", "rails": [7, 6, 5, 4, 3, 2, 1, 0]}
+
+
+def test_a_node_with_reversed_cards_beats_the_order_of_ranks() -> None:
+    plan = Plan(tp=8, dp_shard=2, sequence_parallel=True, seq_len=4096)
+    assert confirmed(plan, racked((REVERSED,))) > 0.3
+    found = place(SMALL, plan, racked((REVERSED,)))
+    assert found.cluster.seats == (*range(8), *range(15, 7, -1))
+    assert found.placed.step_s == pytest.approx(predict(SMALL, plan, racked(())).step_s)
+
+
+def test_what_changes_rails_crosses_the_spine() -> None:
+    """Each of two nodes sends all it has to a card of another rail: over uplinks four times slower than the cards."""
+    plan = Plan(tp=8, dp_shard=2, seq_len=1024)
+    straight, crossed = (Mesh(plan, racked(each)).group_shape("dp_shard") for each in ((), (REVERSED,)))
+    assert (straight.off_rail, crossed.off_rail) == (0.0, 1.0)
+    curves, usual = LinkCurves.ideal(), racked(())
+    sent = [bill("all_gather", 2**30, shape, usual, curves=curves).link_bytes["inter"] for shape in (straight, crossed)]
+    assert sent[1] == 4 * sent[0]
+    assert Mesh(plan, racked((REVERSED,))).group_shape("tp").off_rail == 0
+    # a group with a GPU on every rail keeps them all
+    assert Mesh(Plan(dp_shard=16), racked((REVERSED,))).group_shape("dp_shard").off_rail == 0
+
+
+def test_gpus_with_little_free_memory_hold_fewer_layers() -> None:
+    cluster = racked(({"nodes": "0", "free_bytes": 22 * 2**30},))
+    plan = Plan(dp_replicate=8, pp=2, zero=0, num_micro_batches=4, seq_len=2048)
+    found = place(SMALL, plan, cluster, deal_layers=True)
+    assert (found.default.verdict, found.placed.fits) == ("OOM", True)
+    full = [stage for stage in range(2) if found.cluster.gpu_of(8 * stage) >= 8]
+    layers = found.plan.stage_layers
+    assert layers is not None
+    assert layers[full[0]] == max(layers)
+
+
+def test_faults_of_rails_and_free_memory() -> None:
+    with pytest.raises(ClusterError) as told:
+        racked(({"nodes": "1", "rails": [0, 0, 1]}, {"nodes": "0", "free_bytes": 2**40}))
+    for words in ("[0, 0, 1] are not the rails of 8 cards", "1.00 TiB free of 79.1 GiB"):
+        assert words in str(told.value)
+    with pytest.raises(ClusterError, match="cards are the node's, not a GPU's"):
+        racked(({**REVERSED, "gpus": "1"},))
