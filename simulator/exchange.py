@@ -230,7 +230,8 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
 
 
 def _acting_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
-    off = {"first_stage_layers": None, "last_stage_layers": None, "stage_layers": None}
+    dealt = ("first_stage_layers", "last_stage_layers", "stage_layers", "embedding_as_layer", "head_as_layer")
+    off = dict.fromkeys(dealt)
     if plan.pp == 1:
         return {**off, "schedule": None, "virtual_stages": 1}
     try:

@@ -46,7 +46,8 @@ class Model(Strict):
     and after the MLP too (Gemma 2). qk_norm: a norm over each head of Q and K (Qwen 3). embedding_scale: embeddings
     are multiplied by √D (Gemma). sliding_window: keys a token sees in a windowed layer (None: all);
     global_every: each such layer-th sees everything (0: none does, if sliding_window is given). attention_sinks: a logit a
-    head that takes weight from the keys (gpt-oss).
+    head that takes weight from the keys (gpt-oss). rotary_scale: a factor on rotated queries and keys (YaRN's attention
+    factor). gate_clamp: gate and up are cut off there before the activation (gpt-oss' swiglu_limit; 0: nowhere).
 
     experts: of most layers, instead of the MLP; d_ff is then that of the layers without. latent: multi-head latent attention;
     head_dim is that of queries and keys. mtp_layers: modules that predict further tokens (arXiv 2412.19437, section
@@ -76,6 +77,7 @@ class Model(Strict):
     positions: Literal["rope", "learned", "alibi", "none"] = "rope"
     max_positions: int = Field(ge=1, le=2**32, default=2048)
     rotary_fraction: float = Field(gt=0, le=1, default=1.0)
+    rotary_scale: float = Field(gt=0, le=1000, default=1.0)
 
     tied_embeddings: bool = False
     embedding_scale: bool = False
@@ -87,6 +89,7 @@ class Model(Strict):
     sliding_window: int | None = Field(ge=1, default=None)
     global_every: int = Field(ge=0, default=0)
     attention_sinks: bool = False
+    gate_clamp: float = Field(ge=0, le=1e6, default=0.0)
 
     experts: Experts | None = None
     latent: Latent | None = None

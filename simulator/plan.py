@@ -119,6 +119,9 @@ class Plan(Strict):
     first_stage_layers: int | None = Field(ge=0, le=MAX_COUNT, default=None)
     last_stage_layers: int | None = Field(ge=0, le=MAX_COUNT, default=None)
     stage_layers: tuple[int, ...] | None = Field(default=None, strict=False)  # of every virtual stage, in order
+    # Layers are dealt as if the embedding were one of the first virtual stage, head and loss one of the last
+    embedding_as_layer: bool = False
+    head_as_layer: bool = False
 
     micro_batch_size: int = Field(ge=1, le=MAX_COUNT, default=1)
     num_micro_batches: int = Field(ge=1, le=MAX_COUNT, default=1)
@@ -246,7 +249,14 @@ class Plan(Strict):
     @property
     def split(self) -> Split:
         """How layers are dealt to stages."""
-        return Split(first=self.first_stage_layers, last=self.last_stage_layers, explicit=self.stage_layers)
+        return Split(
+            first=self.first_stage_layers,
+            last=self.last_stage_layers,
+            explicit=self.stage_layers,
+            embedding_as_layer=self.embedding_as_layer,
+            head_as_layer=self.head_as_layer,
+            even=self.embedding_as_layer or self.head_as_layer,  # who counts so refuses the rest
+        )
 
     @property
     def num_data_parallel(self) -> int:

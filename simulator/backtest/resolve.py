@@ -11,6 +11,7 @@ from typing import Any
 
 from simulator.backtest.rules import (
     FrameworkRule,
+    ends_as_layers,
     expert_plan,
     family_fields,
     filled,
@@ -186,6 +187,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         **_precision(row),
         "optimizer_impl": rule.optimizer_impl,
         "stack": rule.stack(compiled=row.compile == "y"),
+        **ends_as_layers(row, rule),
         **expert_plan(row, rule),
         **_sharding(row, rule, ranks, cluster.gpus_per_node),
         **_recompute(row, rule),

@@ -31,6 +31,7 @@ class FrameworkRule:
     sequence_parallel: what a blank seq_parallel means where tp > 1.
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
     flop_convention: what the framework's own TFLOP/s count; None refuses rows measured so.
+    counts_ends: layers that do not divide over the stages do so with embedding and loss, or the run would not start.
     splits_experts: experts are cut by tp too (Megatron-Core before expert tensor parallelism had a degree of its own).
     """
 
@@ -47,6 +48,7 @@ class FrameworkRule:
     optimizer_impl: OptimizerImpl = "fused"
     flop_convention: FlopConvention | None = None
     splits_experts: bool = False
+    counts_ends: bool = False
 
     def matches(self, row: RunRow) -> bool:
         named = re.search(self.pattern, row.framework, re.IGNORECASE)
@@ -77,6 +79,7 @@ def _megatron(
         sequence_parallel=True,  # their recipes switch it on wherever tp > 1
         reduce_dtype=reduce_dtype,
         splits_experts=splits_experts,
+        counts_ends=True,
     )
 
 
@@ -333,6 +336,15 @@ def _layout(row: RunRow) -> dict[str, object]:
     last = max(0, layers - most * (positions - 1))
     first = layers - last - most * (positions - 2)
     return {"stage_layers": (first, *(most,) * (positions - 2), last)} if first >= 0 else {}
+
+
+def ends_as_layers(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
+    """Megatron-Core deals layers evenly or refuses: what comes out even with embedding and loss was counted with both."""
+    pp, layers = row.pp or 1, row.n_layers or 1
+    positions = pp * (row.vpp or 1)
+    if pp == 1 or not rule.counts_ends or layers % positions == 0 or (layers + 2) % positions:
+        return {}
+    return {"embedding_as_layer": True, "head_as_layer": True}
 
 
 def family_fields(row: RunRow) -> dict[str, object]:

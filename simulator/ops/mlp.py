@@ -48,6 +48,8 @@ def activation(g: Graph, s: Setting, up: Value, weights: Value | None = None) ->
     Hand-fused software keeps what it reads; the weights' gradients are one more reduction in the same kernel.
     """
     numel = up.numel // 2 if s.model.gated else up.numel
+    if s.model.gate_clamp and s.stack.blocks == "fused" and s.plan.implementation == "megatron":
+        up = _clamped(g, up)
     hidden = g.value("activation", numel, up.dtype)
     read = [up] if weights is None else [up, weights]
     g.op(
@@ -61,6 +63,31 @@ def activation(g: Graph, s: Setting, up: Value, weights: Value | None = None) ->
         grads=read,
     )
     return hidden
+
+
+def _clamped(g: Graph, up: Value) -> Value:
+    """Gate and up cut off before Megatron-Core's fused activation, whose kernel does not: two halves, each by itself.
+
+    fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl: chunk, clamp each, cat. Backward masks the halves' gradients
+    and joins them.
+    """
+    out, half = g.value("clamped", up.numel, up.dtype), up.num_bytes // 2
+    joined = stream("copy", up.num_bytes, up.num_bytes)  # of contiguous halves, so whole vectors
+    cut = stream("strided", half, half, numel=up.numel // 2)
+    masked = stream("strided", 2 * half, half, numel=up.numel // 2)
+    g.op(
+        "clamped",
+        "elementwise",
+        inputs=(up,),
+        outputs=(out,),
+        forward=(cut, cut, joined),
+        backward=(masked, masked, joined),
+        saved=(up,),
+        grads=(up,),
+        forward_temporary_bytes=up.num_bytes,
+        backward_temporary_bytes=up.num_bytes,
+    )
+    return out
 
 
 def _plain(g: Graph, s: Setting, x: Value, part: _Part) -> Value:

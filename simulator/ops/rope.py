@@ -15,6 +15,9 @@ def rotate(g: Graph, s: Setting, values: list[Value]) -> list[Value]:
     """Q and K rotated by their positions; unchanged for models without rotary positions."""
     if s.model.positions != "rope":
         return values
+    if s.stack.blocks == "fused" and s.model.rotary_scale != 1 and s.plan.implementation == "megatron":
+        tables = _tables(g, s)
+        return [_scaled(g, x, tables) for x in values]
     if s.stack.rope == "fused" or s.stack.blocks == "fused":
         return [_one_kernel(g, x) for x in values]
     if s.stack.rope == "complex_fp32":  # inductor has no complex operators and calls torch's own kernel
@@ -65,6 +68,31 @@ def _half(g: Graph, s: Setting, x: Value, tables: list[Value]) -> Value:
          saved=sin, grads=(swapped,))  # fmt: skip
     g.pointwise(out.name, [by_cos, by_sin], out, aliases=[by_cos, by_sin], op="strided")
     return out if n == x.numel else _rejoin(g, x, out)
+
+
+def _scaled(g: Graph, x: Value, tables: list[Value]) -> Value:
+    """Megatron-Core where positions are scaled, which Transformer Engine's kernel does not know.
+
+    x cos + cat(-x₂, x₁) sin, then `cat` with the channels that do not turn, be there any or not (rope_utils.py,
+    _apply_rotary_pos_emb_bshd). x is a slice of the joint product, so what reads it, and a table, is strided; what those make
+    is contiguous.
+    """
+    cos, sin = (tables[:1], tables[1:]) if tables else ([], [])
+    size, half = x.num_bytes, x.num_bytes // 2
+    one, cut = stream("strided", size, size, numel=x.numel), stream("strided", half, half, numel=x.numel // 2)
+    joined, summed = stream("join", size, size, numel=x.numel), stream("elementwise", 2 * size, size)
+    by_cos, by_sin, swapped, out = (
+        g.value(f"{x.name}.{n}", x.numel, x.dtype) for n in ("cos", "sin", "swapped", "rotated")
+    )
+    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,), saved=cos,
+         grads=(x,))  # fmt: skip
+    g.op(swapped.name, "elementwise", inputs=(x,), outputs=(swapped,), forward=(cut, joined), backward=(cut, joined),
+         grads=(x,), forward_temporary_bytes=half, backward_temporary_bytes=half)  # fmt: skip
+    g.op(by_sin.name, "elementwise", inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
+         saved=sin, grads=(swapped,))  # fmt: skip
+    g.op(out.name, "elementwise", inputs=(by_cos, by_sin), outputs=(out,), forward=(summed, stream("copy", size, size)),
+         aliases=(by_cos, by_sin), forward_temporary_bytes=size)  # fmt: skip
+    return out
 
 
 def _half_backward(s: Setting, one: Stream) -> tuple[Stream, ...]:

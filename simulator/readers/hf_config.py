@@ -7,6 +7,7 @@ default); keys without a default are required. Every fault of the file is report
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -137,6 +138,16 @@ class _Keys:
             return default if value is None else value
         self.fault(key, f"{_short(value)} is neither true nor false")
         return default
+
+    def positive(self, *names: str, default: float) -> float:
+        """A number above 0."""
+        key, value = self._first(names)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            self.fault(key, f"{_short(value)} is not a number above 0")
+            return default
+        return float(value)
 
     def share(self, *names: str, default: float) -> float:
         """A number in (0, 1]."""
@@ -424,6 +435,18 @@ def _deepseek(keys: _Keys, *, score: str) -> Fields:
     }
 
 
+def _yarn_factor(keys: _Keys, factor: float) -> float:
+    """What scales rotated queries and keys where positions are stretched (arXiv 2309.00071, section 3.4).
+
+    factor: of a file that says nothing, which GptOssConfig takes for YaRN.
+    """
+    scaling = keys.section("rope_scaling")
+    if keys.has("rope_scaling") and scaling.value("rope_type") not in (None, "yarn"):
+        return 1.0
+    stretched = scaling.positive("factor", default=factor)
+    return scaling.positive("attention_factor", default=round(0.1 * math.log(max(stretched, 1.0)) + 1, 4))
+
+
 def _gpt_oss(keys: _Keys) -> Fields:
     bias = keys.flag("attention_bias", default=True)
     experts = {
@@ -441,6 +464,8 @@ def _gpt_oss(keys: _Keys) -> Fields:
         "sliding_window": keys.count("sliding_window", default=128),
         "global_every": 2,
         "attention_sinks": True,
+        "rotary_scale": _yarn_factor(keys, 32.0),
+        "gate_clamp": keys.positive("swiglu_limit", default=7.0),
         "experts": experts,
     }
 

@@ -44,7 +44,14 @@ def megatron_plans(draw: st.DrawFn) -> Plan:
         fields |= {"virtual_stages": 2, "num_micro_batches": pp * draw(counts)}
     elif pp == 2 and draw(st.booleans()):
         fields |= draw(
-            st.sampled_from(({"first_stage_layers": 14}, {"stage_layers": (17, 15)}, {"last_stage_layers": 9}))
+            st.sampled_from(
+                (
+                    {"first_stage_layers": 14},
+                    {"stage_layers": (17, 15)},
+                    {"last_stage_layers": 9},
+                    {"embedding_as_layer": True, "head_as_layer": True},
+                )
+            )
         )
     narrow = draw(st.booleans())
     wide = {"bf16": "fp32", "fp8": "fp32", "fp16": "fp32", "fp32": None}[precision]

@@ -379,3 +379,23 @@ def test_a_loss_in_place_makes_no_second_tensor() -> None:
     loss = next(op for op in head.ops if op.category == "loss")
     assert loss.grad_overwrites == loss.saved == ("logits",)
     assert not loss.grad_inputs
+
+
+def test_gpt_oss_runs_clamps_and_scaled_positions_by_operators_in_megatron() -> None:
+    # Megatron-LM core/fusions/fused_bias_geglu.py (chunk, clamp each half, cat) and rope_utils.py (mscale != 1: unfused)
+    model = Model.load("gpt-oss-20b")
+    plan = Plan.model_validate({"data_parallel": "megatron", "zero": 0, "seq_len": 1024, "stack": "megatron-core-2025"})
+    block = build_blocks(model, Stack.load(plan.stack), plan).layer
+    ops = {op.name: op for op in block.ops}
+    rows = 1024 * 4
+    up_bytes = 2 * rows * 2 * 2880
+    clamped = ops["clamped"]
+    assert [k.num_bytes for k in clamped.forward] == [up_bytes, up_bytes, 2 * up_bytes]
+    assert clamped.saved == ("experts.up",)
+    assert "q.swapped" in ops
+    assert "k.swapped" in ops
+    plain = model.model_copy(update={"gate_clamp": 0.0, "rotary_scale": 1.0})
+    fused = {op.name: op for op in build_blocks(plain, Stack.load(plan.stack), plan).layer.ops}
+    assert "clamped" not in fused
+    assert len(fused["q.rotated"].forward) == 1
+    assert len(ops["q.rotated"].forward) == 2  # the sum, and the cat with channels that do not turn

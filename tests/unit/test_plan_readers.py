@@ -11,6 +11,7 @@ import pytest
 
 from simulator.errors import PlanError
 from simulator.model import Model
+from simulator.pipeline import stage_layers
 from simulator.plan import Plan
 from simulator.readers.plans import Draft, detect, plan_fields, read_plan
 from simulator.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
@@ -98,7 +99,8 @@ class TestMegatron:
         assert (plan.implementation, plan.zero, plan.tp, plan.pp, plan.dp_shard) == ("deepspeed", 1, 4, 12, 8)
         assert (plan.recompute, plan.num_micro_batches) == ("full", 128)
         # embedding and head count as a layer each: 72 over 12 stages
-        assert plan.stage_layers == (5, *[6] * 10, 5)
+        held = stage_layers(70, 12, split=plan.split)
+        assert [len(chunk) for stage in held for chunk in stage] == [5, *[6] * 10, 5]
         assert not draft.named("unknown")
 
     def test_a_plain_list_of_arguments(self) -> None:
@@ -234,7 +236,10 @@ class TestMegatron:
             " --pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split"
             " --account-for-loss-in-pipeline-split"
         )
-        assert plan_of(read_plan(written(tmp_path, text)), 4).stage_layers == (7, 8, 8, 7)
+        plan = plan_of(read_plan(written(tmp_path, text)), 4)
+        assert (plan.embedding_as_layer, plan.head_as_layer) == (True, True)
+        held = stage_layers(30, 4, split=plan.split)
+        assert [len(chunk) for stage in held for chunk in stage] == [7, 8, 8, 7]
 
     @pytest.mark.parametrize(
         ("text", "words"),

@@ -30,9 +30,9 @@ def read_pipeline(r: Reading, fields: dict[str, Any]) -> None:
     loss = bool(r.flag("--account-for-loss-in-pipeline-split")) or "embedding" in by_deepspeed
     first = r.integer("--decoder-first-pipeline-num-layers")
     last = r.integer("--decoder-last-pipeline-num-layers")
+    ends = {name: True for name, counts in (("embedding_as_layer", embedding), ("head_as_layer", loss)) if counts}
     if layers is None:
-        for name in _CHUNKS:
-            r.raw(name)
+        _without_layers(r, fields, ends if stages > 1 else {}, first, last)
         return
     counted = layers + embedding + loss
     chunks = _chunks(r, stages, counted)
@@ -45,11 +45,23 @@ def read_pipeline(r: Reading, fields: dict[str, Any]) -> None:
         )
         r.fault("--num-layers", problem, f"{below} or {below + stages} layers, or a --pipeline-model-parallel-layout")
     elif (embedding or loss) and stages > 1:
-        _counting_ends(r, fields, counted, stages * chunks, embedding=embedding, loss=loss)
+        fields |= ends
     _layout(r, fields, stages, layers)
     if chunks > 1:
         fields["virtual_stages"] = chunks
     _recomputed_layers(r, fields, layers, stages)
+
+
+def _without_layers(
+    r: Reading, fields: dict[str, Any], ends: dict[str, bool], first: int | None, last: int | None
+) -> None:
+    """What stands without the number of layers, which the model given beside the file has."""
+    count = r.integer("--num-virtual-stages-per-pipeline-rank")
+    found = {"virtual_stages": count, "first_stage_layers": first, "last_stage_layers": last}
+    fields |= {name: value for name, value in found.items() if value is not None} | ends
+    for name in ("--num-layers-per-virtual-pipeline-stage", "--pipeline-model-parallel-layout"):
+        if r.raw(name) is not None:
+            r.fault(name, "counts layers, and the file does not say how many there are", "add --num-layers N")
 
 
 def _chunks(r: Reading, stages: int, layers: int) -> int:
@@ -68,19 +80,6 @@ def _chunks(r: Reading, stages: int, layers: int) -> int:
         r.fault("--num-layers-per-virtual-pipeline-stage", problem, str(near))
         return 1
     return per_stage // each
-
-
-def _counting_ends(
-    r: Reading, fields: dict[str, Any], counted: int, parts: int, *, embedding: bool, loss: bool
-) -> None:
-    """Embedding and loss count as a layer each: the ends hold one less."""
-    if counted % parts:
-        r.fault(PIPELINE_NAMES[5], f"{counted} layers and ends do not divide by {parts} stages", "a multiple of them")
-        return
-    each = [counted // parts] * parts
-    each[0] -= embedding
-    each[-1] -= loss
-    fields["stage_layers"] = tuple(each)
 
 
 def _layout(r: Reading, fields: dict[str, Any], stages: int, layers: int) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from simulator.model import Model
-from simulator.pipeline.layers import Split
 from simulator.plan import Plan
 from simulator.stack import Stack
 from simulator.writers.plans import Job
@@ -139,20 +138,19 @@ def _data_parallel(plan: Plan, stack: Stack) -> Iterator[str]:
 
 def _stages(plan: Plan, model: Model) -> Iterator[str]:
     """What each stage holds; a layout where the layers do not divide evenly."""
-    split = plan.split
-    uneven = model.num_layers % (plan.pp * plan.virtual_stages) != 0
-    if split.explicit is None and not uneven and split == Split():
+    split, parts = plan.split, plan.pp * plan.virtual_stages
+    named = [
+        f"--decoder-{end}-pipeline-num-layers {count}"
+        for end, count in (("first", split.first), ("last", split.last))
+        if count is not None
+    ]
+    counted = {"embedding": split.embedding_as_layer, "loss": split.head_as_layer}
+    named += [f"--account-for-{word}-in-pipeline-split" for word, counts in counted.items() if counts]
+    if split.explicit is None and (named or model.num_layers % parts == 0):
+        yield from named
         if plan.virtual_stages > 1:
             yield f"--num-virtual-stages-per-pipeline-rank {plan.virtual_stages}"
         return
-    if split.explicit is None and (split.first is not None or split.last is not None):
-        for end, count in (("first", split.first), ("last", split.last)):
-            if count is not None:
-                yield f"--decoder-{end}-pipeline-num-layers {count}"
-        if plan.virtual_stages > 1:
-            yield f"--num-virtual-stages-per-pipeline-rank {plan.virtual_stages}"
-        return
-    parts = plan.pp * plan.virtual_stages
     share, rest = divmod(model.num_layers, parts)
     counts = split.explicit or tuple(share + (part < rest) for part in range(parts))
     yield f'--pipeline-model-parallel-layout "E{"|".join("t" * count for count in counts)}L"'
