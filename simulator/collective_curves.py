@@ -122,23 +122,32 @@ class NetworkCurves(LinkClass):
     """A network between nodes. `kinds` are the names of `cluster.inter.kind` that it stands for.
 
     when: what must hold besides, as `NAME=value` of the environment or `NCCL<2.19`; the class with most of it wins.
-    in_flight: messages of a ring's edge that leave before the first must have arrived; each further one waits for one. 0:
-    none waits, a ring fills as a pipeline does. copied_bytes: messages of GPU memory up to this size are copied out of it by
+    waiting: protocols of which a ring's message waits where a channel's buffers are all on the way; what they wait is a bound
+    beside that of the bytes. Of others none waits, a ring fills as a pipeline does. copied_bytes: messages of GPU memory up to this size are copied out of it by
     the host, one after another (Slingshot's immediate data, fi_cxi(7): FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1 forbids it).
     """
 
     kinds: tuple[str, ...]
     when: tuple[str, ...] = ()
-    in_flight: int = Field(ge=0, default=0)
+    waiting: tuple[str, ...] = ()
     copied_bytes: int = Field(ge=0, default=0)
 
     def holds(self, traits: frozenset[str], release: tuple[int, ...]) -> bool:
         """Every condition of `when` does."""
         return applies(self.when, traits, release)
 
-    def fill_depth(self, steps: int, *, ring: bool) -> float:
+    def fill_depth(self, steps: int, protocol: str, *, ring: bool) -> float:
         """How many times the fill of one step a call of `steps` pays."""
-        return fill_depth(steps, self.in_flight if ring else 0)
+        return fill_depth(steps, in_flight(protocol) if self.waits(protocol, ring=ring) else 0)
+
+    def waits(self, protocol: str, *, ring: bool) -> bool:
+        """A ring's messages wait for those before them: their number bounds its pace, as bytes do."""
+        return ring and protocol in self.waiting
+
+    def fill_s(self, mode: Mode, steps: int, protocol: str, transfer_s: float, *, ring: bool) -> float:
+        """Seconds of a call over nodes beyond its launch, hops and transfer."""
+        fill = pipeline_fill_s(mode, transfer_s, self.fill_depth(steps, protocol, ring=ring))
+        return max(0.0, fill - transfer_s) if self.waits(protocol, ring=ring) else fill
 
     def copies(self, message_bytes: float, traits: frozenset[str]) -> bool:
         """Whether the host copies a message of that size out of GPU memory."""
@@ -213,9 +222,18 @@ def family_of(kind: str) -> Family:
     return "pcie" if lowered.startswith("pci") else "host"
 
 
-def fill_depth(steps: int, in_flight: int) -> float:
+# A channel has eight buffers (NCCL_STEPS); a message of lines takes one, a ring's whole chunk four (collectives.h: CHUNKSTEPS)
+_STEPS, _CHUNK_STEPS = 8, 4
+
+
+def in_flight(protocol: str) -> int:
+    """Messages of a channel that leave before the first must have arrived."""
+    return _STEPS // _CHUNK_STEPS if protocol == "simple" else _STEPS
+
+
+def fill_depth(steps: int, on_the_way: int) -> float:
     """Of a pipeline with the best chunks the root of its steps; else the steps beyond those that were on the way already."""
-    return math.sqrt(steps) if not in_flight else max(1.0, steps - in_flight + 1.0)
+    return math.sqrt(steps) if not on_the_way else max(1.0, steps - on_the_way + 1.0)
 
 
 def pipeline_fill_s(mode: Mode, transfer_s: float, depth: float = 1.0) -> float:
@@ -236,6 +254,8 @@ def _tuples(data: object) -> object:
     if not isinstance(data, dict):
         return data
     lists = {
-        key: data[key] for key in ("ports", "networks", "kinds", "priors", "when") if isinstance(data.get(key), list)
+        key: data[key]
+        for key in ("ports", "networks", "kinds", "priors", "when", "waiting")
+        if isinstance(data.get(key), list)
     }
     return {**data, **{key: tuple(_tuples(item) for item in value) for key, value in lists.items()}}

@@ -299,10 +299,11 @@ def latency_s(
     far: Mode = network.mode(algorithm, protocol)
     near_hop_s = max(local.hop_s, far.post_s) if algorithm in LOOPS else local.hop_s
     steps = form.local_steps * near_hop_s + form.network_steps * (far.hop_s + (far.copied_s if copied else 0.0))
-    depth = 1.0
-    if algorithm not in ("p2p", "send"):
-        depth = network.fill_depth(form.local_steps + form.network_steps, ring=algorithm in LOOPS)
-    return local.base_s + far.base_s + steps + pipeline_fill_s(far, transfer_s, depth)
+    delay_s = local.base_s + far.base_s + steps
+    if algorithm in ("p2p", "send"):
+        return delay_s + pipeline_fill_s(far, transfer_s)
+    every = form.local_steps + form.network_steps
+    return delay_s + network.fill_s(far, every, protocol, transfer_s, ring=algorithm in LOOPS)
 
 
 def copied(call: Call, network: NetworkCurves) -> bool:

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from simulator.collective_curves import Mode, fill_depth, pipeline_fill_s
+from simulator.collective_curves import Mode, fill_depth, in_flight, pipeline_fill_s
 from simulator.collectives import LinkCurves, bill, collective_s, link_capacities, minimum, volume
 from simulator.collectives.volumes import Kind, tree_edges, tree_nic
 from simulator.mesh import GroupShape
@@ -264,5 +264,6 @@ def test_messages_beyond_those_in_flight_wait_one_by_one() -> None:
             done.append(gap_s if k < 8 else done[-1] + gap_s)
         return done[-1]
 
+    assert (in_flight("ll"), in_flight("simple")) == (8, 2)
     for m in (1, 7, 8, 9, 31, 62):
-        assert fill_depth(m, 8) * gap_s == pytest.approx(last(m))
+        assert fill_depth(m, in_flight("ll")) * gap_s == pytest.approx(last(m))

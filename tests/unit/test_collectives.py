@@ -233,12 +233,18 @@ def test_one_rank_a_node_sees_no_more_than_its_own_pcie_link() -> None:
     assert fabric.channels("ring", Group(4, 4), (2, 30)).bus(4) == pytest.approx(48.0)
 
 
-def test_a_host_copies_tiny_messages_out_of_gpu_memory_over_slingshot() -> None:
-    """Polaris, all-to-all: 36 us at 2 KiB and 86 us at 1 KiB on two nodes, by twelve microseconds for each of four peers."""
+def _slingshot() -> Cluster:
+    """Eight nodes of Polaris."""
     cluster = Cluster.load("hgx-a100-40-4", 8)
     inter = cluster.inter
     assert inter is not None
-    cluster = cluster.model_copy(update={"inter": inter.model_copy(update={"kind": "slingshot", "rdma": True})})
+    cards = {"kind": "slingshot", "rdma": True, "num_nics": 2, "nic_bytes_per_s": 25e9}
+    return cluster.model_copy(update={"inter": inter.model_copy(update=cards)})
+
+
+def test_a_host_copies_tiny_messages_out_of_gpu_memory_over_slingshot() -> None:
+    """Polaris, all-to-all: 36 us at 2 KiB and 86 us at 1 KiB on two nodes, by twelve microseconds for each of four peers."""
+    cluster = _slingshot()
 
     def extra_s(nodes: int, nccl: Nccl) -> float:
         ranks = 4 * nodes
@@ -251,3 +257,18 @@ def test_a_host_copies_tiny_messages_out_of_gpu_memory_over_slingshot() -> None:
     assert extra_s(2, Nccl()) > 40e-6
     forbidden = Nccl.of("", {"FI_CXI_DISABLE_NON_INJECT_MSG_IDC": "1"})
     assert extra_s(2, forbidden) < 0
+
+
+def test_messages_that_wait_bound_a_ring_over_slingshot() -> None:
+    """Seven steps or 31, whatever the size, until the bytes take longer: Polaris' all-gathers, 2 to 8 and 8 to 32 MiB."""
+    cluster = _slingshot()
+    for nodes, small, large in ((2, 2, 4), (8, 8, 16)):
+        times = [
+            float(choose("all_gather", size * 2**20, shape(4 * nodes, nodes), cluster).time_s)
+            for size in (small, large)
+        ]
+        assert times[1] < 1.3 * times[0]
+    on_two, on_eight = (
+        float(choose("all_gather", 8 * 2**20, shape(4 * nodes, nodes), cluster).time_s) for nodes in (2, 8)
+    )
+    assert on_eight > 3 * on_two

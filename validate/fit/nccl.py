@@ -39,6 +39,7 @@ class Terms:
     local_steps: Array
     network_steps: Array
     depth: Array  # of the fill over nodes
+    waits: Array  # 1 where the fill is a bound beside the transfer's
     copied: Array  # messages that the host copies out of GPU memory
     time_s: Array
     weight: Array
@@ -61,22 +62,29 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
                 1 / form.loop_steps if form.loop_steps else 0.0,
                 form.local_steps,
                 form.network_steps,
-                *_waits(call, algorithm, form),
+                *_waits(call, algorithm, protocol, form),
                 sample.time_s,
             )
         )
     columns = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    mode, port_s, nic_s, loops, local, network, depth, copies, time_s = columns
-    return Terms(mode.astype(np.int64), port_s, nic_s, loops, local, network, depth, copies, time_s, _weights(samples))
+    mode, port_s, nic_s, loops, local, network, depth, waits, copies, time_s = columns
+    return Terms(
+        mode.astype(np.int64), port_s, nic_s, loops, local, network, depth, waits, copies, time_s, _weights(samples)
+    )
 
 
-def _waits(call: Call, algorithm: str, form: Volume) -> tuple[float, int]:
-    """Depth of the fill, and messages that the host copies."""
+def _waits(call: Call, algorithm: str, protocol: str, form: Volume) -> tuple[float, bool, int]:
+    """Depth of the fill, whether it is a bound, and messages that the host copies."""
     network = NETWORKS.get(network_class(call)) if call.place.num_domains > 1 else None
     if network is None or algorithm in ("p2p", "send"):
         small = network is not None and copied(call, network.structure)
-        return 1.0, form.network_steps if small else 0
-    return network.structure.fill_depth(form.local_steps + form.network_steps, ring=algorithm in LOOPS), 0
+        return 1.0, False, form.network_steps if small else 0
+    shape, ring = network.structure, algorithm in LOOPS
+    return (
+        shape.fill_depth(form.local_steps + form.network_steps, protocol, ring=ring),
+        shape.waits(protocol, ring=ring),
+        0,
+    )
 
 
 def _weights(samples: Sequence[Sample]) -> Array:
@@ -112,15 +120,23 @@ def seconds(t: Terms, near: Array, far: Array | None = None) -> Array:
     near_hop = np.where(np.isin(t.mode, RINGS), np.maximum(near[:, 2], far[:, 6]), near[:, 2])
     start = near[:, 1] + far[:, 1] + t.local_steps * near_hop + t.network_steps * far[:, 2]
     start = start + t.copied * far[:, 7]
-    return start + transfer + far[:, 3] * t.depth * np.sqrt(transfer / (transfer + far[:, 4]))
+    fill = far[:, 3] * t.depth * np.sqrt(transfer / (transfer + far[:, 4]))
+    return start + np.where(t.waits > 0, np.maximum(transfer, fill), transfer + fill)
 
 
 def prior(
-    efficiency: float, base_s: float, hop_s: float, fill_s: float, half_s: float, *, network: bool = False
+    efficiency: float,
+    base_s: float,
+    hop_s: float,
+    fill_s: float,
+    half_s: float,
+    *,
+    network: bool = False,
+    waiting: tuple[str, ...] = (),
 ) -> Array:
     """Physical values of every mode from those of the ring with whole chunks.
 
-    LL carries 8 bytes in 16 and waits for no chunk; LL128 120 in 128; NVLS reaches 0.85 of its port (NCCL's own factor).
+    LL carries 8 bytes in 16 and waits for no chunk (but as others for messages in flight); LL128 120 in 128; NVLS reaches 0.85 of its port (NCCL's own factor).
     Peers of an all-to-all are served side by side by a port; over a network each is a message that the proxy posts.
     """
     rows = []
@@ -130,7 +146,7 @@ def prior(
         share = {"ll": 0.45, "ll128": 0.92, "simple": 1.0}[protocol] * multicast
         slow = {"ll": 1.0, "ll128": 1.5, "simple": 3.0}[protocol]
         hop = hop_s * (1.0 if network else 0.1) if algorithm == "p2p" else hop_s * slow
-        fill = fill_s * (0.1 if protocol == "ll" else 1.0)
+        fill = fill_s * (0.1 if protocol == "ll" and not (algorithm == "ring" and protocol in waiting) else 1.0)
         post = POST_S * (3 if protocol == "simple" else 1) if network else 1e-9
         rows.append(
             (efficiency * share, base_s * (1 if protocol == "ll" else 1.5), hop, fill, half_s, 0.4, post, COPIED_S)
@@ -214,7 +230,7 @@ class Network:
     kinds: tuple[str, ...]
     prior: tuple[float, float, float, float]
     when: tuple[str, ...] = ()
-    in_flight: int = 0
+    waiting: tuple[str, ...] = ()
     copied_bytes: int = 0
 
     @property
@@ -227,7 +243,7 @@ class Network:
             quality=Quality(**none),
             source="",
             kinds=self.kinds,
-            in_flight=self.in_flight,
+            waiting=self.waiting,
             copied_bytes=self.copied_bytes,
         )
 
@@ -240,9 +256,15 @@ NETWORKS = {
     "efa-p4d": Network(("efa",), (0.90, 30e-6, 9e-5, 1e-3), ("efa=p4d",)),
     "tcpxo": Network(("tcpxo",), (0.90, 15e-6, 9e-5, 1e-3)),
     "tcpx": Network(("tcpx",), (0.80, 15e-6, 9e-5, 1e-3)),
-    "slingshot": Network(("slingshot",), (0.85, 5e-6, 1.1e-4, 1e-3), in_flight=8, copied_bytes=IMMEDIATE_BYTES),
+    "slingshot": Network(
+        ("slingshot",), (0.85, 5e-6, 3e-5, 1e-3), waiting=("ll", "simple"), copied_bytes=IMMEDIATE_BYTES
+    ),
     "slingshot-software": Network(
-        ("slingshot",), (0.85, 15e-6, 1.1e-4, 1e-3), ("FI_CXI_RX_MATCH_MODE=software",), copied_bytes=IMMEDIATE_BYTES
+        ("slingshot",),
+        (0.85, 15e-6, 3e-5, 1e-3),
+        ("FI_CXI_RX_MATCH_MODE=software",),
+        waiting=("simple",),
+        copied_bytes=IMMEDIATE_BYTES,
     ),
     "sockets": Network(("sockets",), (0.08, 20e-6, 2.2e-4, 1e-2)),
     "sockets-2.18": Network(("sockets",), (0.2, 20e-6, 2.2e-4, 1e-2), ("NCCL<2.19", "NCCL_CROSS_NIC=2")),
@@ -280,7 +302,7 @@ def fit_network(samples: Sequence[Sample], name: str, ports: dict[str, Array]) -
 def network_prior(name: str) -> Array:
     """Where the coefficients of a network start. What it adds to a call's launch is its proxy's waking up: a step's worth."""
     efficiency, hop_s, fill_s, half_s = NETWORKS[name].prior
-    return prior(efficiency, hop_s, hop_s, fill_s, half_s, network=True)
+    return prior(efficiency, hop_s, hop_s, fill_s, half_s, network=True, waiting=NETWORKS[name].waiting)
 
 
 def near_rows(samples: Sequence[Sample], t: Terms, ports: dict[str, Array]) -> Array:
@@ -384,7 +406,7 @@ def network_entry(
 ) -> dict[str, object]:
     """A network as the file has it."""
     network = NETWORKS[name]
-    own = {"in_flight": network.in_flight, "copied_bytes": network.copied_bytes}
+    own = {"waiting": network.waiting, "copied_bytes": network.copied_bytes}
     return entry(name, table, samples, error, left_out) | {"kinds": network.kinds, "when": network.when} | own
 
 
