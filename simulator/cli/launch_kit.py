@@ -10,7 +10,7 @@ from simulator.errors import ClusterError, Fault, InputError
 from simulator.exchange import FORMATS, Job, export_plan
 from simulator.host import Host
 from simulator.mesh import check
-from simulator.predict import predict
+from simulator.predict.transfers import transfer_schedule
 from simulator.readers.hostlist import expand
 from simulator.readers.placement import read_placement
 from simulator.readers.topology_source import read_source
@@ -37,8 +37,8 @@ def kit_files(
             formats[form] = export_plan(job, form, head).text
         except InputError as exc:
             refused[form] = [str(fault) for fault in exc.faults]
-    prediction = predict(job.model, job.plan, asked.cluster, asked.calibration, asked.stack)
-    return launch_kit(kit, formats, refused, prediction)
+    schedule = transfer_schedule(job.model, job.plan, asked.cluster, asked.calibration, asked.stack)
+    return launch_kit(kit, formats, refused, schedule)
 
 
 def table_of(asked: Study, job: Job, host: Host | None) -> str:

@@ -78,6 +78,9 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option(
     "--export", "exported", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.csv|.json|.parquet"
 )
+@click.option("--launch-kit", "kit", type=click.Path(path_type=Path), metavar="DIR", help="Of the best plan, placed.")
+@click.option("--hosts", metavar="HOSTLIST", help="Of the launch kit: the nodes' names.")
+@click.option("--topology", metavar="SOURCE", help="Of the launch kit: one node, as for `shardwise topo`.")
 @click.option("--front", "sizes", is_flag=True, help="The quickest plan of each number of nodes: time against cost.")
 @click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="Of --front: what GPUs cost.")
 @click.option("--run-tokens", metavar="N", help="Of --front: tokens of a run, as 15T: its days and cost.")
@@ -88,6 +91,11 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @answer_options
 def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Search, print, export."""
+    kit = options.pop("kit")
+    if (options["hosts"] or options["topology"]) and kit is None:
+        raise click.UsageError("--hosts and --topology are the launch kit's: --launch-kit DIR")
+    if options["sizes"] and kit is not None:
+        raise click.UsageError("--front has several best plans: a launch kit is of one")
     study = _study(options)
     if options["sizes"]:
         return run_front(
@@ -112,6 +120,10 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
         export(report, exported)
         click.echo(f"written to {exported}", err=True)
     _print(report, as_json=as_json, plain=plain)
+    if kit is not None and report.rows and not interrupted:
+        from simulator.cli.winner import write_winner  # noqa: PLC0415  only what is asked for is loaded
+
+        write_winner(report, kit, options)
     if interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.OK if report.rows else ExitCode.DOES_NOT_FIT

@@ -88,7 +88,8 @@ class Surveyor:
         start = tuple((name, repr(value)) for name, value in branch.fields.items() if name not in chosen)
         key = (branch.cluster.num_nodes, start)
         if key not in self._floors:
-            nouns = self.study.nouns(branch.cluster, branch.fields.get("stack", Plan().stack))
+            equal = branch.cluster.usual  # floors are those of equal nodes, and asked of these alone
+            nouns = self.study.nouns(equal, branch.fields.get("stack", Plan().stack))
             time = TimeFloor(nouns, self._shares)
             self._floors = {key: (nouns, MemoryFloor(nouns, self._shares, time.shapes), time)}
         return self._floors[key]

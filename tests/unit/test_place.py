@@ -293,3 +293,29 @@ def test_faults_of_rails_and_free_memory() -> None:
         assert words in str(told.value)
     with pytest.raises(ClusterError, match="cards are the node's, not a GPU's"):
         racked(({**REVERSED, "gpus": "1"},))
+
+
+SEARCH = ["search", "--model", "llama3.2-1b", "--global-batch", "8", "--seq-len", "1024", "--jobs", "1"]
+SEARCH += [
+    f"--fix={one}" for one in ("zero=0", "cp=1", "micro_batch_size=2", "recompute=none", "sequence_parallel=true")
+]
+
+
+def test_a_search_starts_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pairs.toml").write_text(cluster_toml(TWO_PAIRS))
+    flags = [*SEARCH, "--cluster", str(tmp_path / "pairs.toml"), "--fix", "tp=2", "--fix", "pp=1"]
+    assert main([*flags, "--launch-kit", str(tmp_path / "kit")]) == ExitCode.OK
+    assert "launch kit of" in capsys.readouterr().err
+    assert len(read_placement(tmp_path / "kit" / "ranks.tsv", TWO_PAIRS)) in (0, 4)
+    assert main([*flags, "--hosts", "a"]) == ExitCode.USAGE
+
+
+def test_a_search_plays_uneven_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "slow.toml").write_text(cluster_toml(racked(({"nodes": "1", "speed": 0.5},))))
+    flags = [*SEARCH, "--cluster", str(tmp_path / "slow.toml"), "--fix", "tp=8", "--fix", "pp=1", "--json"]
+    assert main(flags) == ExitCode.OK
+    (best,) = json.loads(capsys.readouterr().out)["plans"]
+    plan = Plan(
+        tp=8, dp_replicate=2, zero=0, micro_batch_size=2, num_micro_batches=2, seq_len=1024, sequence_parallel=True
+    )
+    assert best["step_s"] == predict(SMALL, plan, racked(({"nodes": "1", "speed": 0.5},))).step_s

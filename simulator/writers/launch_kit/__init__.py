@@ -7,8 +7,7 @@ from typing import Final
 
 from simulator.host import nearest_cards
 from simulator.plan import AXES
-from simulator.predict import Prediction
-from simulator.program import COMPUTE_STREAM
+from simulator.predict.transfers import Schedule
 from simulator.writers.launch_kit.parts import Kit, Seat, make_kit
 from simulator.writers.launch_kit.scripts import env_sh, job_slurm, kubernetes_yaml, launch_sh
 
@@ -19,11 +18,11 @@ SUFFIXES: Final = {"toml": "study.toml", "megatron": "megatron.sh", "deepspeed":
 
 
 def launch_kit(
-    kit: Kit, formats: Mapping[str, str], refused: Mapping[str, Sequence[str]], prediction: Prediction | None = None
+    kit: Kit, formats: Mapping[str, str], refused: Mapping[str, Sequence[str]], schedule: Schedule | None = None
 ) -> dict[str, str]:
     """The files. formats: the plan's text in each format that can express it; refused: why the others cannot.
 
-    prediction: of this plan, for the schedule of its transfers.
+    schedule: of this plan's transfers.
     """
     files = {
         "launch.sh": launch_sh(kit, formats),
@@ -35,10 +34,10 @@ def launch_kit(
     }
     if rankfile := _rankfile(kit):
         files["rankfile"] = rankfile
-    if prediction is not None:
-        files["transfers.tsv"] = _transfers(prediction)
+    if schedule is not None:
+        files["transfers.tsv"] = _transfers(schedule)
     files |= {f"plan/{SUFFIXES[form]}": text for form, text in formats.items()}
-    return {"README.md": _readme(kit, files, refused), **files}
+    return {"README.md": _readme(kit, files, refused, schedule), **files}
 
 
 def _hostfile(kit: Kit) -> str:
@@ -77,15 +76,17 @@ def _rankfile(kit: Kit) -> str:
     )
 
 
-def _transfers(prediction: Prediction) -> str:
-    """What travels when in the first stage's predicted step: gathers ahead of use, copies, reductions."""
-    spans = prediction.timeline.spans
-    first = spans[0].program if spans else ""
-    moved = [s for s in spans if s.program == first and s.stream != COMPUTE_STREAM]
-    lines = ["start_s\tend_s\tstream\tkind\twhat"]
-    for span in sorted(moved, key=lambda s: (float(s.start_s), s.id)):
-        start, end = float(span.start_s), float(span.end_s)
-        lines.append(f"{start:.6f}\t{end:.6f}\t{span.stream}\t{span.category}\t{span.label}")
+_SCHEDULE: Final = ("ranks", "start_s", "end_s", "needed_s", "slack_s", "released_s", "bytes", "action", "stream", "kind",
+                    "what")  # fmt: skip
+
+
+def _transfers(schedule: Schedule) -> str:
+    """What travels when, by when it must be there, and when its room is free again."""
+    lines = ["\t".join(_SCHEDULE)]
+    for one in schedule.transfers:
+        times = (one.start_s, one.end_s, one.needed_s, one.slack_s, one.released_s)
+        cells = [one.ranks, *("-" if time is None else f"{time:.6f}" for time in times)]
+        lines.append("\t".join([*cells, str(one.size_bytes), one.action, one.stream, one.kind, one.what]))
     return "\n".join(lines) + "\n"
 
 
@@ -97,11 +98,11 @@ _PURPOSES: Final = {
     "hostfile": "the nodes, in order",
     "rankfile": "Open MPI's: each rank on the cores near its GPU",
     "ranks.tsv": "the GPU, card and place in the mesh of each rank",
-    "transfers.tsv": "what the predicted step moves when: gathers ahead of use, copies, reductions",
+    "transfers.tsv": "what the predicted step moves when: prefetches, evictions, reductions; by when each is needed",
 }
 
 
-def _readme(kit: Kit, files: Mapping[str, str], refused: Mapping[str, Sequence[str]]) -> str:
+def _readme(kit: Kit, files: Mapping[str, str], refused: Mapping[str, Sequence[str]], schedule: Schedule | None) -> str:
     plan = kit.job.plan
     degrees = " × ".join(f"{axis} {getattr(plan, axis)}" for axis in AXES if getattr(plan, axis) > 1) or "one rank"
     lines = [
@@ -113,7 +114,7 @@ def _readme(kit: Kit, files: Mapping[str, str], refused: Mapping[str, Sequence[s
         "- SLURM: `sbatch job.slurm`, from this folder on a shared file system.",
         "- Kubernetes: fill in `kubernetes.yaml`, then `kubectl apply -f kubernetes.yaml`.",
         "",
-        *_notes(kit),
+        *_notes(kit, schedule),
         "",
         "| file | what it is |",
         "| --- | --- |",
@@ -124,7 +125,7 @@ def _readme(kit: Kit, files: Mapping[str, str], refused: Mapping[str, Sequence[s
     return "\n".join(lines) + "\n"
 
 
-def _notes(kit: Kit) -> Iterator[str]:
+def _notes(kit: Kit, schedule: Schedule | None) -> Iterator[str]:
     if not kit.named and kit.num_nodes > 1:
         yield "Hosts are named node0, node1, …: put yours into `hostfile`, or export again with --hosts."
     if kit.bus_ids:
@@ -133,3 +134,6 @@ def _notes(kit: Kit) -> Iterator[str]:
         yield "No source told PCI bus ids (--topology): GPU numbers are taken to be in their order already."
     if not kit.in_blocks:
         yield "Ranks of a node are no block: `launch.sh` starts a process a rank instead of torchrun."
+    if schedule is not None and schedule.num_shown < schedule.num_micro_batches:
+        shown, total = schedule.num_shown, schedule.num_micro_batches
+        yield f"`transfers.tsv` shows {shown} micro-batches of {total}: those between repeat the last but one."

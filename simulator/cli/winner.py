@@ -1,0 +1,39 @@
+"""What a search's best plan needs to start: its ranks placed, and the launch kit written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.cli.export import head_of, job_of, write_files
+from simulator.cli.launch_kit import host_of, kit_files
+from simulator.cli.study import Study
+from simulator.place import place
+from simulator.search import SearchReport
+from simulator.units import format_seconds
+
+
+def write_winner(report: SearchReport, folder: Path, options: Mapping[str, Any]) -> None:
+    """The kit of the best plan, on seats that its ranks are quicker on if there are any. options: hosts, topology.
+
+    Raises InputError with every fault.
+    """
+    best, study = report.rows[0], report.study
+    cluster, host = study.cluster(best.nodes), host_of(options["topology"])
+    found = place(study.space.model, best.plan, cluster, study.calibration, study.stack)
+    asked = Study(
+        model=study.space.model,
+        plan=found.plan,
+        cluster=found.cluster,
+        calibration=study.calibration,
+        stack=study.stack,
+        sources=(),
+    )
+    write_files(kit_files(asked, job_of(asked), head_of(asked), options["hosts"], host), folder)
+    steps = (
+        f"{format_seconds(found.placed.step_s)} a step, {format_seconds(found.default.step_s)} in the order of ranks"
+    )
+    click.echo(f"its ranks are placed: {steps}" if found.cluster.seats else "its ranks keep their order", err=True)
