@@ -19,6 +19,7 @@ from simulator.cli.imported import PlanFile, num_nodes, read_draft, stack_overri
 from simulator.cli.imported import sources as imported_sources
 from simulator.cli.overrides import Override, literal, parse_overrides, patched
 from simulator.errors import ClusterError, Fault, InputError, ModelError, StackError
+from simulator.mesh import check
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Source
@@ -157,9 +158,16 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
     stack = None
     if plan is not None:
         preset = plan.stack
-        changes = [*(stack_overrides(draft, overrides, asked.given) if draft else ()), *_of(overrides, "stack")]
+        stated = draft is not None and preset == draft.stack  # else the file could not be read, and this is a default
+        changes = [
+            *(stack_overrides(draft, overrides, asked.given) if draft and stated else ()),
+            *_of(overrides, "stack"),
+        ]
         stack = faults.attempt(lambda: patched(Stack.load(preset), changes, StackError))
+        before = len(faults)
         faults.attempt(plan.check)
+        if len(faults) > before and model is not None and cluster is not None:
+            faults.attempt(lambda: check(plan, model, cluster))  # what `predict` would tell next
     saved, kept = _of(overrides, "checkpoint"), study.checkpoint if study is not None else None
     checkpoint = faults.attempt(lambda: patched(kept or Checkpoint(), saved, InputError)) if kept or saved else None
     if faults or study is None or model is None or cluster is None or plan is None:

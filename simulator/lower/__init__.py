@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from simulator.calibration import Calibration
@@ -227,16 +227,23 @@ def lower(
 
 def legal(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> None:
     """Raise PlanError where the plan cannot be run, or cannot be modelled, with this model on this cluster."""
-    plan.check()
-    check(plan, model, cluster)
-    _refuse_unmodelled(model, plan, stack)
-    _refuse_no_host(plan, cluster)
-    _refuse_no_peer(plan, cluster)
-    _refuse_no_blocks(plan, cluster)
-    _refuse_far_copies(plan, cluster, stack)
-    if cluster.exceptions and plan.offload.any:
-        problem = "offload on nodes that differ is not modelled"
-        raise PlanError(Fault(place="cluster: exceptions", problem=problem, remedy="no offload, or no exceptions"))
+    found: list[Fault] = []
+    for judge in (
+        plan.check,
+        partial(check, plan, model, cluster),
+        partial(_refuse_unmodelled, model, plan, stack),
+        partial(_refuse_no_host, plan, cluster),
+        partial(_refuse_no_peer, plan, cluster),
+        partial(_refuse_no_blocks, plan, cluster),
+        partial(_refuse_far_copies, plan, cluster, stack),
+        partial(_refuse_uneven_offload, plan, cluster),
+    ):
+        try:
+            judge()
+        except PlanError as exc:
+            found += exc.faults
+    if found:
+        raise PlanError(dict.fromkeys(found))
 
 
 def _of_its_kind(calibration: Calibration, device: Device) -> Calibration:
@@ -382,6 +389,12 @@ def _refuse_far_copies(plan: Plan, cluster: Cluster, stack: Stack) -> None:
         )
         remedy = f"tp = {shape.ranks_per_node}, or a stack without symmetric_memory"
         raise PlanError(Fault(place="plan: tp", problem=problem, remedy=remedy))
+
+
+def _refuse_uneven_offload(plan: Plan, cluster: Cluster) -> None:
+    if cluster.exceptions and plan.offload.any:
+        problem = "offload on nodes that differ is not modelled"
+        raise PlanError(Fault(place="cluster: exceptions", problem=problem, remedy="no offload, or no exceptions"))
 
 
 def _refuse_no_host(plan: Plan, cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.errors import PlanError
 from simulator.kernels import Gemm
-from simulator.lower import Lowering, lower
+from simulator.lower import Lowering, legal, lower
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict.play import collective_s, play
@@ -227,3 +227,14 @@ def test_streams_over_memory_leave_products_more_of_the_power_cap() -> None:
     factor = [s.stack.gemm_factor_on("hopper", "bf16") for s in (eager, compiled)]
     in_eager, in_compiled = (s.clock.seconds(product) * f for s, f in zip((eager, compiled), factor, strict=True))
     assert in_eager <= in_compiled < loop_s
+
+
+def test_every_fault_of_plan_model_and_cluster_is_told_at_once() -> None:
+    # the plan's own (a sequence that cp does not halve), the degrees', the heads', and what no model of ours has
+    plan = Plan.model_validate({"tp": 6, "pp": 5, "cp": 3, "dp_shard": 4, "schedule": "zb_h1", "zero": 3})
+    with pytest.raises(PlanError) as caught:
+        legal(Model.load("llama3-70b"), plan, Cluster.load("hgx-h100-8", 2), Stack.load(plan.stack))
+    told = str(caught.value)
+    for words in ("2 × cp = 6", "= 360, the cluster has 16", "64 heads", "8 key-value heads", "delays the weights'"):
+        assert words in told
+    assert len(caught.value.faults) == len(set(caught.value.faults))

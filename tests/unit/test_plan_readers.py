@@ -532,3 +532,25 @@ def test_the_reference_names_every_setting_that_is_read() -> None:
     others = (*DEEPSPEED_NAMES, *ACCELERATE_NAMES, *TORCHTITAN_NAMES)
     missing += [name for name in others if name.rpartition(".")[2] not in text]
     assert not missing
+
+
+def test_flags_that_count_layers_need_their_number(tmp_path: Path) -> None:
+    text = (
+        "pretrain_gpt.py --micro-batch-size 1 --seq-length 2048 --pipeline-model-parallel-size 4"
+        " --num-layers-per-virtual-pipeline-stage 2 --account-for-loss-in-pipeline-split"
+    )
+    (fault,) = read_plan(written(tmp_path, text), given={"model": "llama3-8b"}).faults
+    assert fault.place.endswith("--num-layers-per-virtual-pipeline-stage")
+    assert "add --num-layers" in fault.remedy
+
+
+def test_ends_that_count_and_stages_that_are_given_contradict_each_other(tmp_path: Path) -> None:
+    text = (
+        "pretrain_gpt.py --micro-batch-size 1 --seq-length 2048 --num-layers 30 --hidden-size 64 --num-attention-heads 4"
+        " --vocab-size 99 --pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 14"
+        " --account-for-loss-in-pipeline-split"
+    )
+    plan = plan_of(read_plan(written(tmp_path, text)), 2)
+    assert (plan.first_stage_layers, plan.head_as_layer) == (14, True)
+    with pytest.raises(PlanError, match="embedding or head count as layers too"):
+        stage_layers(30, 2, split=plan.split)

@@ -37,12 +37,13 @@ def read_pipeline(r: Reading, fields: dict[str, Any]) -> None:
     counted = layers + embedding + loss
     chunks = _chunks(r, stages, counted)
     if first is not None or last is not None:
-        fields |= {k: v for k, v in (("first_stage_layers", first), ("last_stage_layers", last)) if v is not None}
+        fields |= {
+            k: v for k, v in (("first_stage_layers", first), ("last_stage_layers", last)) if v is not None
+        } | ends
     elif counted % stages and not {"--pipeline-model-parallel-layout", "--deepspeed"} & set(r.entries):
         below = counted // stages * stages - embedding - loss
-        problem = (
-            f"{layers} layers{' with embedding and loss' if counted > layers else ''} do not divide by {stages} stages"
-        )
+        words = " and ".join(word for word, counts in (("embedding", embedding), ("loss", loss)) if counts)
+        problem = f"{layers} layers{f' with {words}' if words else ''} do not divide by {stages} stages"
         r.fault("--num-layers", problem, f"{below} or {below + stages} layers, or a --pipeline-model-parallel-layout")
     elif (embedding or loss) and stages > 1:
         fields |= ends

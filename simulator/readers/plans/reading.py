@@ -81,8 +81,9 @@ class Reading:
         return self.entries[name].place if name in self.entries else f"{self.file}: {name}"
 
     def fault(self, name: str, problem: str, remedy: str = "") -> None:
-        """Something is wrong with this setting."""
-        self.faults.append(Fault(place=self.place(name), problem=problem, remedy=remedy))
+        """Something is wrong with this setting, which is named: a line may hold many."""
+        place = f"{self.place(name)}: {name}" if name in self.entries else self.place(name)
+        self.faults.append(Fault(place=place, problem=problem, remedy=remedy))
 
     # -- taking a setting ----------------------------------------------------------------------------------------
 
