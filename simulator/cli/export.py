@@ -73,6 +73,8 @@ def command(
     written = export_plan(job_of(asked), form, head_of(asked))
     for name, value in written.beside.items():
         click.echo(f"shardwise: not in the file, for the training script: {name} = {_told(value)}", err=True)
+    if asked.cluster.seats:
+        click.echo("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it", err=True)
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
     if out is None:
         click.echo(text, nl=False)

@@ -41,6 +41,19 @@ def kit_files(
     return launch_kit(kit, formats, refused, schedule)
 
 
+def check_kit(asked: Study, job: Job, hosts: str | None, host: Host | None, folder: Path | None) -> None:
+    """Raise InputError with every fault that a kit would have, before hours are spent on what goes into it."""
+    check(job.plan, job.model, asked.cluster)
+    make_kit(job, asked.cluster, hosts=expand(hosts, "--hosts") if hosts is not None else (), host=host)
+    check_folder(folder)
+
+
+def check_folder(folder: Path | None) -> None:
+    """Raise InputError where a kit cannot be written for what is there already."""
+    if folder is not None and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise InputError(Fault(place=str(folder), problem="is not empty", remedy="a new folder"))
+
+
 def table_of(asked: Study, job: Job, host: Host | None) -> str:
     """The placement's table alone."""
     return ranks_table(make_kit(job, asked.cluster, host=host))

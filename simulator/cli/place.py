@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +56,7 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, a plan's file, and how to place
 ) -> int:
     """Place, confirm, print, write."""
-    from simulator.cli.launch_kit import host_of, kit_files, table_of  # noqa: PLC0415  only what is asked for is loaded
+    from simulator.cli.launch_kit import check_kit, host_of, kit_files, table_of  # noqa: PLC0415  only what is asked for is loaded
     from simulator.place import place  # noqa: PLC0415
     from simulator.place.text import WIDTH, as_json_text, render  # noqa: PLC0415
 
@@ -67,16 +70,34 @@ def command(
     for line in warnings(asked.draft) if asked.draft else ():
         click.echo(f"shardwise: {line}", err=True)
     host = host_of(topology)
+    check_kit(asked, job_of(asked), hosts, host, kit)
     nouns = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-    found = place(*nouns, across_nodes=across, deal_layers=layers)
+    with _progress() as tell:
+        found = place(*nouns, across_nodes=across, deal_layers=layers, tell=tell)
     asked = replace(asked, plan=found.plan, cluster=found.cluster)
+    if as_json:
+        click.echo(as_json_text(found, asked.inputs()), nl=False)
+    else:
+        show(render(found), plain=plain, width=WIDTH)
     if out is not None:
         write(out, table_of(asked, job_of(asked), host))
         click.echo(f"written to {out}", err=True)
     if kit is not None:
         write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), kit)
-    if as_json:
-        click.echo(as_json_text(found, asked.inputs()), nl=False)
-    else:
-        show(render(found), plain=plain, width=WIDTH)
     return ExitCode.OK
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], None]]:
+    """A line on stderr where that is a terminal: what was done how often; gone at the end."""
+    live = sys.stderr.isatty()
+
+    def tell(what: str, count: int) -> None:
+        if live:
+            click.echo(f"\r\x1b[2K{count:,} placements {what}", nl=False, err=True)
+
+    try:
+        yield tell
+    finally:
+        if live:
+            click.echo("\r\x1b[2K", nl=False, err=True)

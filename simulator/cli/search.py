@@ -96,6 +96,10 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
         raise click.UsageError("--hosts and --topology are the launch kit's: --launch-kit DIR")
     if options["sizes"] and kit is not None:
         raise click.UsageError("--front has several best plans: a launch kit is of one")
+    if kit is not None:
+        from simulator.cli.launch_kit import check_folder  # noqa: PLC0415  only what is asked for is loaded
+
+        check_folder(kit)
     study = _study(options)
     if options["sizes"]:
         return run_front(

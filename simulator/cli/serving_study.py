@@ -116,6 +116,8 @@ def read_serving_study(
     study = faults.attempt(lambda: _checked(raw, origins, name))
     model = faults.attempt(lambda: _model(raw, _of(overrides, "model")))
     cluster = faults.attempt(lambda: loaded_cluster(raw, overrides))
+    if cluster is not None:
+        faults.attempt(lambda: cluster.must_be_in_order("serving"))
     calibration = faults.attempt(lambda: calibration_named(raw.get("calibration"), cluster))
     stack = requests = None
     if study is not None:

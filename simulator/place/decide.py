@@ -13,13 +13,15 @@ from simulator.place.local import Local, place_node
 from simulator.place.orders import blocks_of, composed
 from simulator.place.rails import on_their_rails
 from simulator.place.traffic import Call, Where, step_calls
-from simulator.place.trial import Choice, Score, Trials, is_better
+from simulator.place.trial import Choice, Score, Tell, Trials, is_better
 from simulator.place.uneven import MOST_TRIALS, suited
 from simulator.plan import Plan
 from simulator.predict import Prediction
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.topology.seats import shortest
+
+_Found = list[tuple[str, Choice, Local]]  # rank order, seats under it, and the node that they came from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +84,13 @@ def place(
     *,
     across_nodes: bool = False,
     deal_layers: bool = False,
+    tell: Tell = lambda _, __: None,
 ) -> Placement:
     """The best seats found for a plan's ranks; the cluster's own are forgotten.
 
     across_nodes: ranks may leave the node that their number gives them. deal_layers: where GPUs differ, the layers of
-    stages may change. Only what a played step confirms is an answer. Raises InputError as `predict` does.
+    stages may change. tell: hears how many placements were priced, and how many steps played. Only what a played step
+    confirms is an answer. Raises InputError as `predict` does.
     """
     cluster = cluster.seated(())
     trials = Trials(
@@ -94,6 +98,7 @@ def place(
         cluster=cluster,
         stack=stack or Stack.load(plan.stack),
         calibration=calibration or Calibration.for_device(cluster.device),
+        tell=tell,
     )
     start = Choice(plan, ())
     default = trials.prediction(start)
@@ -101,21 +106,28 @@ def place(
     best, found = _of_equal_nodes(trials, start, calls, across_nodes=across_nodes)
     best = on_their_rails(trials, best)
     best = suited(trials, best, deal=deal_layers)
-    short = shortest(best.seats, cluster.gpus_per_node)
+    return _answer(trials, start, default, best, calls, found)
+
+
+def _answer(
+    trials: Trials, start: Choice, default: Prediction, best: Choice, calls: tuple[Call, ...], found: _Found
+) -> Placement:
+    """The best choice beside the start, if whole predictions say that it is better: they know allocator's stalls too."""
+    short = shortest(best.seats, trials.cluster.gpus_per_node)
     placed = trials.prediction(Choice(best.plan, short)) if best != start else default
-    if not is_better(_told(placed), _told(default)):  # whole predictions know allocator's stalls too
+    if not is_better(_told(placed), _told(default)):
         best, short, placed = start, (), default
     return Placement(
-        model=model.name,
+        model=trials.model.name,
         plan=best.plan,
-        given=plan,
-        cluster=cluster.seated(short),
+        given=start.plan,
+        cluster=trials.cluster.seated(short),
         default=default,
         placed=placed,
         gains=_gains(trials, start, best, calls),
         rank_order=next((name for name, choice, _ in found if choice == best), ""),
         exact=all(local.exact for _, _, local in found),
-        num_priced=sum(local.num_priced for local in {id(local): local for _, _, local in found}.values()),
+        num_priced=sum({id(local): local.num_priced for _, _, local in found}.values()),
         num_played=len(trials.scores),
         exhausted=len(trials.scores) >= MOST_TRIALS,
     )
@@ -125,16 +137,13 @@ def _told(prediction: Prediction) -> Score:
     return float(prediction.verdict == "OOM"), prediction.step_s
 
 
-_Found = list[tuple[str, Choice, Local]]
-
-
 def _of_equal_nodes(
     trials: Trials, start: Choice, calls: tuple[Call, ...], *, across_nodes: bool
 ) -> tuple[Choice, _Found]:
     """The best of the cheapest orders of a node's GPUs, every node's alike, under each order of axes."""
     best, found = start, []
     for name, blocks in blocks_of(start.plan, trials.cluster, across_nodes=across_nodes):
-        local = place_node(Roads(trials.lowering(start), calls, blocks))
+        local = place_node(Roads(trials.lowering(start), calls, blocks), trials.tell)
         for order in local.orders:
             seats = composed(blocks, order, trials.cluster.num_devices)
             choice = Choice(start.plan, shortest(seats, trials.cluster.gpus_per_node))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from simulator.place.cost import Roads
 from simulator.place.symmetry import count, distinct, free_lines, twin_classes
+from simulator.place.trial import Tell
 from simulator.topology.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Order = tuple[int, ...]
 MOST_EXACT: Final = 45_000  # placements that are all priced; more than 8! = 40,320
+_TOLD: Final = 500  # orders, from one word on progress to the next
 _SEEDS: Final = 4  # random starts of the assignment, beside its barycentre
 _TIE: Final = 1e-9  # relative: sums in another order
 _KEPT: Final = 8  # placements that are handed on to be simulated
@@ -42,8 +44,8 @@ class Local:
     exact: bool
 
 
-def place_node(roads: Roads) -> Local:
-    """The cheapest seats of a node's places."""
+def place_node(roads: Roads, tell: Tell = lambda _, __: None) -> Local:
+    """The cheapest seats of a node's places. tell: hears how many orders were priced."""
     classes, lines = twin_classes(roads.cluster), free_lines(roads)
     exact = count(classes, lines) <= MOST_EXACT
     tried = distinct(classes, lines) if exact else _exchanged(roads, classes)
@@ -52,6 +54,8 @@ def place_node(roads: Roads) -> Local:
     for order in tried:
         num += 1
         priced.setdefault(_rounded(roads.prices_s(order)), order)
+        if num % _TOLD == 0:
+            tell("priced", num)
     kept = _kept(priced)
     orders = tuple(priced[prices] for prices in kept)
     return Local(orders=orders, price_s=tuple(map(sum, kept)), num_priced=num, exact=exact)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from simulator.topology.seats import Seats
 
 Score = tuple[float, float]  # bytes that are too many, seconds of a step; the lower the better
 WORST: Score = (float("inf"), float("inf"))
+Tell = Callable[[str, int], None]  # what was done, and how often so far
 _BETTER = 1 - 1e-6  # of a step: less is no gain
 
 
@@ -38,6 +40,7 @@ class Trials:
     cluster: Cluster  # without seats
     stack: Stack
     calibration: Calibration
+    tell: Tell = lambda _, __: None
     scores: dict[tuple[str, Seats], Score] = field(default_factory=dict)
 
     @property
@@ -54,6 +57,7 @@ class Trials:
         key = (_changes(choice.plan), choice.seats)
         if key not in self.scores:
             self.scores[key] = self._played(choice)
+            self.tell("played", len(self.scores))
         return self.scores[key]
 
     def _played(self, choice: Choice) -> Score:

@@ -166,6 +166,12 @@ class Cluster(Strict):
         stated = [one for one in self.exceptions if one.rails is not None]
         return {node: one.rails for one in stated for node in numbers_of(one.nodes) if one.rails is not None}
 
+    def must_be_in_order(self, what: str) -> None:
+        """Raise ClusterError where ranks have seats, for `what`, which knows no ranks' own GPUs."""
+        if self.seats:
+            problem = f"{what} takes rank r on GPU r, and these have seats"
+            raise ClusterError(Fault(place=f"{self.name}: seats", problem=problem, remedy="a cluster without seats"))
+
     def must_be_even(self, what: str) -> None:
         """Raise ClusterError where nodes differ, for `what`, which takes them as equal."""
         if self.exceptions:

@@ -227,6 +227,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = capsys.readouterr().out
     assert "GPUs of ranks 0, 1, …: 0 3 1 2" in text
     assert main(["place", *flags, "--hosts", "a"]) == ExitCode.USAGE
+    for wrong in (
+        ["--launch-kit", str(kit)],
+        ["--launch-kit", str(tmp_path / "b"), "--hosts", "a,b"],
+        ["--dp-shard", "3"],
+    ):
+        assert main(["place", *flags, *wrong]) == ExitCode.BAD_INPUT
+    err = capsys.readouterr().err
+    for words in ("is not empty", "2 hosts for 1 nodes", "= 6, the cluster has 4 devices"):
+        assert words in err
     assert main(["place", *flags, "-o", str(tmp_path / "no" / "where.tsv")]) == ExitCode.BAD_INPUT
 
 

@@ -191,6 +191,12 @@ def test_bus_ids_name_gpus(tmp_path: Path) -> None:
     assert ":4: bus id 0000:d8:00.0 is GPU 3's, not GPU 2's" in str(told.value)
 
 
+def test_serving_knows_no_seats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "node.toml").write_text(cluster_toml(DGX1.seated((0, 3, 1, 2, 4, 7, 5, 6))))
+    assert main(["serve", "--cluster", str(tmp_path / "node.toml")]) == ExitCode.BAD_INPUT
+    assert "serving takes rank r on GPU r" in capsys.readouterr().err
+
+
 def test_verbs_take_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "crossed.toml").write_text(cluster_toml(crossed_pairs()))
     written(tmp_path, *(f"{rank}\t0\t{gpu}" for rank, gpu in enumerate((0, 2, 1, 3))))
