@@ -91,15 +91,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @answer_options
 def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Search, print, export."""
-    kit = options.pop("kit")
-    if (options["hosts"] or options["topology"]) and kit is None:
-        raise click.UsageError("--hosts and --topology are the launch kit's: --launch-kit DIR")
-    if options["sizes"] and kit is not None:
-        raise click.UsageError("--front has several best plans: a launch kit is of one")
-    if kit is not None:
-        from simulator.cli.launch_kit import check_folder  # noqa: PLC0415  only what is asked for is loaded
-
-        check_folder(kit)
+    kit = _kit(options)
     study = _study(options)
     if options["sizes"]:
         return run_front(
@@ -131,6 +123,20 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
     if interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.OK if report.rows else ExitCode.DOES_NOT_FIT
+
+
+def _kit(options: dict[str, Any]) -> Path | None:
+    """The folder of a launch kit, free to be written."""
+    kit: Path | None = options.pop("kit")
+    if (options["hosts"] or options["topology"]) and kit is None:
+        raise click.UsageError("--hosts and --topology are the launch kit's: --launch-kit DIR")
+    if options["sizes"] and kit is not None:
+        raise click.UsageError("--front has several best plans: a launch kit is of one")
+    if kit is not None:
+        from simulator.cli.launch_kit import check_folder  # noqa: PLC0415  only what is asked for is loaded
+
+        check_folder(kit)
+    return kit
 
 
 def _print(report: SearchReport, *, as_json: bool, plain: bool) -> None:
