@@ -91,7 +91,13 @@ class Prices(Strict):
     """A price file."""
 
     currency: str = Field(min_length=1, max_length=8)
-    price: tuple[Price, ...] = Field(strict=False, min_length=1)
+    price: tuple[Price, ...] = Field(strict=False)
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> Self:
+        if not self.price:
+            raise ValueError("there is no [[price]]")
+        return self
 
     @classmethod
     def load(cls, path: Path) -> Self:

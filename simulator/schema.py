@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -93,6 +94,19 @@ def _where(place: str, loc: tuple[int | str, ...]) -> str:
     for part in loc:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     return f"{place}: {path}" if path else place
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Raise InputError where a file could not be written there: told before long work, not after it."""
+    problem = ""
+    if path.is_dir():
+        problem = "is a folder"
+    elif not path.parent.is_dir():
+        problem = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        problem = "cannot be written"
+    if problem:
+        raise InputError(Fault(place=f"{flag} {path}", problem=problem, remedy="a path that can be written"))
 
 
 def read_toml(path: Path, error: type[InputError]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from simulator.search import (
     render,
     search,
 )
-from simulator.search.export import EXPORTS, export
+from simulator.search.export import check_export, export
 from simulator.search.space import DERIVED, OFFLOADS
 from simulator.search.text import WIDTH
 from simulator.topology import Cluster
@@ -98,9 +98,8 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
             study, options | {"exported": exported}, journal, _engine, _teller(), as_json=as_json, plain=plain
         )
     refuse_without_front(options)
-    if exported is not None and exported.suffix not in EXPORTS:
-        remedy = f"one of {', '.join(EXPORTS)}"
-        raise InputError(Fault(place="--export", problem=f"{exported.name} has no format", remedy=remedy))
+    if exported is not None:
+        check_export(exported)
     interrupted = False
     with (
         Journal(journal, study.identity) if journal is not None else nullcontext() as kept,

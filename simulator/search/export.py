@@ -5,13 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import Fault, InputError
+from simulator.schema import check_writable
 from simulator.search.report import SearchReport, flat
 
 EXPORTS: Final = (".csv", ".json", ".parquet")
+
+
+def check_export(path: Path) -> None:
+    """Raises InputError where `export` could only fail: told before a search, not after it."""
+    if path.suffix not in EXPORTS:
+        remedy = f"one of {', '.join(EXPORTS)}"
+        raise InputError(Fault(place="--export", problem=f"{path.name} has no format", remedy=remedy))
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise InputError(_without_pyarrow(path))
+    check_writable(path, "--export")
 
 
 def export(report: SearchReport, path: Path) -> None:
@@ -63,6 +75,10 @@ def _parquet(report: SearchReport, path: Path) -> None:
     try:
         from pyarrow import Table, parquet  # noqa: PLC0415  an extra
     except ImportError:
-        remedy = "pip install pyarrow, or export to .csv or .json"
-        raise InputError(Fault(place=str(path), problem="Parquet needs pyarrow", remedy=remedy)) from None
+        raise InputError(_without_pyarrow(path)) from None
     parquet.write_table(Table.from_pylist(_rows(report)), path)
+
+
+def _without_pyarrow(path: Path) -> Fault:
+    remedy = "pip install 'shardwise[parquet]', or export to .csv or .json"
+    return Fault(place=str(path), problem="Parquet needs pyarrow", remedy=remedy)

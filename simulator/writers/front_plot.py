@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from simulator.errors import Fault, InputError
+from simulator.schema import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,10 +31,11 @@ class Point:
 
 
 def check_picture(path: Path) -> None:
-    """Raises InputError for an ending that is no picture's."""
+    """Raises InputError for an ending that is no picture's, or a file that cannot be written."""
     if path.suffix not in FORMATS:
         remedy = f"ending in {' or '.join(FORMATS)}"
         raise InputError(Fault(place=f"--plot {path}", problem="no picture format", remedy=remedy))
+    check_writable(path, "--plot")
 
 
 def write_front_plot(path: Path, points: Sequence[Point], time: str, money: str) -> None:

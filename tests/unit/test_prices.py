@@ -74,3 +74,11 @@ def test_a_cluster_without_a_price_is_told(tmp_path: Path) -> None:
         prices.of(Cluster.load("dgx-a100-80-8", 1))
     with pytest.raises(InputError, match="no reserved price"):
         prices.of(Cluster.load("hgx-h100-8", 1), "reserved")
+
+
+def test_a_bad_price_is_told_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as told:
+        _prices(tmp_path, FILE.format(device="h100").replace("per_gpu_hour = 3.0", "per_gpu_hour = 0.0"))
+    assert len(told.value.faults) == 1
+    with pytest.raises(InputError, match=r"there is no \[\[price\]\]"):
+        _prices(tmp_path, 'currency = "USD"\nprice = []\n')

@@ -223,12 +223,23 @@ def test_the_command_prints_the_table_and_exports_it(capsys: pytest.CaptureFixtu
         (["--fix", "offload=moon"], "moon"),
         (["--nodes", "two"], "numbers of nodes"),
         (["--export", "table.xls"], "no format"),
+        (["--export", "/nowhere/table.csv"], "there is no folder /nowhere"),
+        (["--front", "--plot", "/nowhere/front.svg"], "there is no folder /nowhere"),
         (["--engine", "dask"], "--scheduler: is missing"),
     ],
 )
 def test_bad_input_is_told_at_its_place(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*_COMMAND, *arguments]) == 3
     assert message in capsys.readouterr().err
+
+
+def test_parquet_without_pyarrow_is_told_before_the_search(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("simulator.search.export.find_spec", lambda _: None)
+    monkeypatch.setattr("simulator.cli.search.search", lambda *_: pytest.fail("it has begun"))
+    assert main([*_COMMAND, "--export", "plans.parquet"]) == 3
+    assert "shardwise[parquet]" in capsys.readouterr().err
 
 
 def test_a_killed_search_goes_on_to_the_same_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
