@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from simulator.cli.compare import subject_of
 from simulator.errors import Fault, InputError
 from simulator.predict import predict
 from simulator.search import Journal, Outcome
+from simulator.search.engines import begin_worker
 
 Settings = tuple[str, ...]
 Alternative = tuple[str, Path | None, Settings]  # its name, its file, what is set of it
@@ -65,16 +65,12 @@ def _simulated(tasks: Sequence[Task], jobs: int) -> Iterator[Outcome]:
         yield from map(_evaluated, tasks)
         return
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupts) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_worker) as pool:
         try:
             yield from pool.map(_evaluated, tasks, chunksize=4)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
 
 
 def _evaluated(task: Task) -> Outcome:

@@ -18,7 +18,7 @@ from simulator.errors import Fault, InputError
 from simulator.search.evaluate import evaluate
 from simulator.search.outcome import Outcome
 from simulator.search.space import Branch
-from simulator.search.study import SearchStudy
+from simulator.search.study import SearchStudy, software_version
 from simulator.search.survey import Survey, Surveyor
 
 _COLLECT = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
@@ -136,6 +136,7 @@ class Dask:
         except (OSError, ValueError, TimeoutError) as exc:
             remedy = "the address that `dask scheduler` prints, as tcp://HOST:8786"
             raise InputError(Fault(place="--scheduler", problem=f"{scheduler}: {exc}", remedy=remedy)) from None
+        _refuse_other_workers(self._client, scheduler)
         self._study: Any = self._client.scatter(study, broadcast=False, hash=False)
         threads = self._client.scheduler_info().get("workers", {}).values()
         self.width = max(1, sum(worker["nthreads"] for worker in threads))
@@ -156,6 +157,26 @@ class Dask:
             self._client.close(timeout=5)
 
 
+def _refuse_other_workers(client: Any, scheduler: str) -> None:  # noqa: ANN401  of an extra
+    """Raises InputError: no worker, or one that has not this shardwise, whose outcomes would be others."""
+    problem = ""
+    try:
+        client.wait_for_workers(1, timeout=10)
+        found = client.run(_version_there)
+    except TimeoutError:
+        problem = "has no worker"
+    except Exception as exc:  # noqa: BLE001  whatever a worker says, in the words that it came in
+        problem = f"a worker cannot run a search: {exc}"
+    else:
+        others = {version for version in found.values() if version != software_version()}
+        if others:
+            problem = f"workers run shardwise {', '.join(sorted(others))}, and this is {software_version()}"
+    if problem:
+        client.close(timeout=5)
+        remedy = "this version of shardwise on every worker: pip install 'shardwise[distributed]'"
+        raise InputError(Fault(place="--scheduler", problem=f"{scheduler}: {problem}", remedy=remedy))
+
+
 def _done(value: object) -> Task:
     future: Future[object] = Future()
     future.set_result(value)
@@ -165,10 +186,15 @@ def _done(value: object) -> Task:
 _HERE: dict[str, Any] = {}  # of a worker process
 
 
-def _begin(study: SearchStudy) -> None:
+def begin_worker() -> None:
+    """What every process of a pool does first: leaves Ctrl-C to its parent, and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
     gc.set_threshold(*_COLLECT)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _begin(study: SearchStudy) -> None:
+    begin_worker()
     _HERE.update(study=study, surveyor=Surveyor(study))
 
 
@@ -186,6 +212,10 @@ def _survey_here(branches: list[Branch]) -> Survey:
 
 def _evaluate_here(key: str) -> Outcome:
     return evaluate(_HERE["study"], key)
+
+
+def _version_there() -> str:
+    return software_version()
 
 
 def _survey_there(study: SearchStudy, branches: list[Branch]) -> Survey:

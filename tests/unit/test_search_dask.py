@@ -46,3 +46,22 @@ def test_a_killed_worker_changes_nothing() -> None:
 def test_a_scheduler_that_is_not_there_is_told() -> None:
     with pytest.raises(InputError, match="--scheduler"):
         Dask(_study(), "tcp://127.0.0.1:9")
+
+
+def test_workers_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their outcomes would be others, and stand in the journal of this one."""
+    from distributed import LocalCluster  # noqa: PLC0415  an extra
+
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        monkeypatch.setattr("simulator.search.engines.software_version", lambda: "0.0.9")
+        with pytest.raises(InputError, match=r"and this is 0\.0\.9"):
+            Dask(_study(), cluster.scheduler_address)
+
+
+def test_a_scheduler_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed import Client, LocalCluster  # noqa: PLC0415  an extra
+
+    wait = Client.wait_for_workers
+    monkeypatch.setattr(Client, "wait_for_workers", lambda self, n, timeout: wait(self, n, timeout=timeout / 20))
+    with LocalCluster(n_workers=0, dashboard_address=None) as cluster, pytest.raises(InputError, match="has no worker"):
+        Dask(_study(), cluster.scheduler_address)
