@@ -10,17 +10,8 @@ import numpy as np
 
 from simulator.backtest.collectives import SIZE_CLASSES, CollectiveGroup, CollectivesReport, run
 from simulator.backtest.text import percent
-from validate.fit.nccl import (
-    NETWORKS,
-    PORTS,
-    Array,
-    errors,
-    fit_network,
-    fit_port,
-    fit_ports,
-    network_class,
-    port_class,
-)
+from validate.fit.link_classes import NETWORKS, PORTS, Array, network_class, port_class
+from validate.fit.nccl import errors, fit_network, fit_port, fit_ports
 from validate.fit.sweeps import Sample, band, read_samples
 
 HERE = Path(__file__).resolve().parent

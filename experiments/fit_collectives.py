@@ -25,7 +25,8 @@ import numpy as np
 
 from simulator.collective_curves import LinkCurves
 from simulator.collectives.cost import call_s
-from validate.fit.nccl import Array, fit_all
+from validate.fit.link_classes import Array
+from validate.fit.nccl import fit_all
 from validate.fit.sweeps import Sample, band, read_samples
 
 HERE = Path(__file__).resolve().parent

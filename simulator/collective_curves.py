@@ -46,6 +46,7 @@ class Mode(Strict):
     drain: extra steps a loop of n−1 costs its port: a ring's last, receive-only step, an all-to-all's copy to itself.
     post_s: of a network, what the host takes to post a message: a ring's steps inside a node are no quicker, for each is a
     message on the edge that leaves it. copied_s: what it takes to copy one out of GPU memory (NetworkCurves.copied_bytes).
+    crowding: how much longer pairs take among many nodes than between two, whose streams meet nobody else's.
     """
 
     efficiency: float = Field(gt=0, le=1.2)
@@ -56,6 +57,7 @@ class Mode(Strict):
     drain: float = Field(ge=0, le=2, default=0.0)
     post_s: float = Field(ge=0, default=0.0)
     copied_s: float = Field(ge=0, default=0.0)
+    crowding: float = Field(ge=0, default=0.0)
 
 
 class Quality(Strict):

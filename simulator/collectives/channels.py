@@ -17,6 +17,7 @@ from typing import Final
 # What the search finds of a port's data sheet, one way: 12 channels × 20 of 300 GB/s (A100), 12 × 30 of 450 (H100), as
 # printed by NCCL_DEBUG (NVIDIA/nccl issue 1197); PCIe 4 x16 is 24 of 31.5 (topo.h).
 GRAPH_SHARE: Final = {"nvlink": 0.8, "pcie": 24 / 31.5}
+_ROUNDED: Final = 1.03  # NCCL's table has 20.6 of H100's links of 25 GB/s, and data sheets write 31 for 31.5
 _PCIE3_X16: Final = (15.75, 12.0)  # data sheet, and what NCCL's table says: each generation is twice that
 _C2C_FROM: Final = 100.0  # GB/s of a host link that is no PCIe
 _SLOWEST: Final = 0.49  # of the speed found, below which the search does not go on
@@ -52,7 +53,7 @@ class Channels:
 @lru_cache(maxsize=4096)
 def inside(family: str, architecture: str, port: float) -> Channels:
     """Of rings and trees inside a node."""
-    room = port * GRAPH_SHARE.get(family, GRAPH_SHARE["pcie"])
+    room = port * GRAPH_SHARE.get(family, GRAPH_SHARE["pcie"]) * _ROUNDED
     count, speed = _best(_INSIDE[_like(architecture)], lambda speed: _fit(room, speed), room)
     count, speed = _twice(count, speed, architecture)
     return Channels(count, speed, speed)
@@ -64,7 +65,7 @@ def between(
 ) -> Channels:
     """Over nodes. room: of a GPU's port as the search has it; card: of one; host: a GPU's PCIe link, data sheet."""
     speeds, passes = _BETWEEN[_like(architecture)], num_ranks_on_node * _pcie(host)
-    room = room if num_ranks_on_node > 1 else passes
+    room = room * _ROUNDED if num_ranks_on_node > 1 else passes
 
     def fit(speed: float) -> int:
         return min(num_cards * _fit(card, speed), _fit(room, speed), _fit(passes, speed), _MOST)

@@ -252,6 +252,7 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
     if network is not None:
         mode, share = network.mode(algorithm, protocol), float(nic_share(call.links))
         far_s = float(nic_bytes) / share / mode.efficiency * nic_channel_weight(call, chosen, port, curves)
+        far_s *= 1 + mode.crowding * crowd(call)
         far_s = max(
             far_s, float(form.nic) * call.size_bytes / call.place.ranks_per_domain / send_ceiling_bytes_per_s(call)
         )
@@ -312,6 +313,11 @@ def copied(call: Call, network: NetworkCurves) -> bool:
         return False
     message_bytes = call.size_bytes / (call.place.num_ranks if call.kind == "all_to_all" else 1)
     return network.copies(message_bytes, call.traits)
+
+
+def crowd(call: Call) -> float:
+    """How many streams of others a pair of nodes meets: none between two, towards 1 among many; of an all-to-all."""
+    return 1 - 2 / call.place.num_domains if call.kind == "all_to_all" and call.place.num_domains > 1 else 0.0
 
 
 def nic_part(call: Call) -> Fraction:

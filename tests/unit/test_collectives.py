@@ -272,3 +272,25 @@ def test_messages_that_wait_bound_a_ring_over_slingshot() -> None:
         float(choose("all_gather", 8 * 2**20, shape(4 * nodes, nodes), cluster).time_s) for nodes in (2, 8)
     )
     assert on_eight > 3 * on_two
+
+
+def test_pairs_among_many_nodes_crowd() -> None:
+    """Polaris, all-to-alls of 1 GiB: 21.5 GB/s of a node's cards between two, 16 to 18 among eight."""
+    cluster = _slingshot()
+
+    def rate(nodes: int) -> float:
+        ranks = 4 * nodes
+        leaves = 4 * GIB * (ranks - 4) / ranks
+        return leaves / float(choose("all_to_all", GIB, shape(ranks, nodes), cluster).time_s)
+
+    assert 0.7 < rate(8) / rate(2) < 0.9
+
+
+def test_blackwell_leaves_ll128_sooner_since_2_29() -> None:
+    """B200, all-gather on 8: 51 us at 16 MiB with 2.27.5 and 53 with 2.28.9, 102 with 2.29.2 (aiconfigurator's sweeps)."""
+    cluster = Cluster.load("dgx-b200-8")
+    found = {
+        version: choose("all_gather", 16 * 2**20, shape(8), cluster, nccl=Nccl.of(version)).protocol
+        for version in ("2.27.5", "2.28.9", "2.29.2")
+    }
+    assert found == {"2.27.5": "ll128", "2.28.9": "ll128", "2.29.2": "simple"}

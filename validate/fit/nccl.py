@@ -19,13 +19,26 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from simulator.collective_curves import LinkCurves, NetworkCurves, Quality, applies
+from simulator.collective_curves import LinkCurves
 from simulator.collectives.call import Call, nic_share
-from simulator.collectives.cost import LOOPS, algorithm_of, copied, form_of, nic_part
+from simulator.collectives.cost import LOOPS, algorithm_of, copied, crowd, form_of, nic_part
 from simulator.collectives.volumes import Volume
+from validate.fit.link_classes import (
+    FIELDS,
+    NEAR_PAIRS,
+    NETWORKS,
+    PORT_MODES,
+    PORTS,
+    RINGS,
+    SENDS,
+    SPREAD,
+    Array,
+    network_class,
+    network_prior,
+    port_class,
+    prior,
+)
 from validate.fit.sweeps import Sample, band
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,7 @@ class Terms:
     network_steps: Array
     depth: Array  # of the fill over nodes
     waits: Array  # 1 where the fill is a bound beside the transfer's
+    crowd: Array  # streams of others that pairs of nodes meet
     copied: Array  # messages that the host copies out of GPU memory
     time_s: Array
     weight: Array
@@ -67,24 +81,32 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
             )
         )
     columns = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    mode, port_s, nic_s, loops, local, network, depth, waits, copies, time_s = columns
+    mode, port_s, nic_s, loops, local, network, depth, waits, crowds, copies, time_s = columns
     return Terms(
-        mode.astype(np.int64), port_s, nic_s, loops, local, network, depth, waits, copies, time_s, _weights(samples)
+        mode.astype(np.int64),
+        port_s,
+        nic_s,
+        loops,
+        local,
+        network,
+        depth,
+        waits,
+        crowds,
+        copies,
+        time_s,
+        _weights(samples),
     )
 
 
-def _waits(call: Call, algorithm: str, protocol: str, form: Volume) -> tuple[float, bool, int]:
-    """Depth of the fill, whether it is a bound, and messages that the host copies."""
+def _waits(call: Call, algorithm: str, protocol: str, form: Volume) -> tuple[float, bool, float, int]:
+    """Depth of the fill, whether it is a bound, others' streams, and messages that the host copies."""
     network = NETWORKS.get(network_class(call)) if call.place.num_domains > 1 else None
     if network is None or algorithm in ("p2p", "send"):
         small = network is not None and copied(call, network.structure)
-        return 1.0, False, form.network_steps if small else 0
+        return 1.0, False, crowd(call), form.network_steps if small else 0
     shape, ring = network.structure, algorithm in LOOPS
-    return (
-        shape.fill_depth(form.local_steps + form.network_steps, protocol, ring=ring),
-        shape.waits(protocol, ring=ring),
-        0,
-    )
+    depth = shape.fill_depth(form.local_steps + form.network_steps, protocol, ring=ring)
+    return depth, shape.waits(protocol, ring=ring), 0.0, 0
 
 
 def _weights(samples: Sequence[Sample]) -> Array:
@@ -94,64 +116,18 @@ def _weights(samples: Sequence[Sample]) -> Array:
     return np.array([1 / math.sqrt(count[c]) / tolerance[c[2]] * 3 for c in cells])
 
 
-PORT_MODES = (
-    *(f"{a}/{p}" for a in ("ring", "tree") for p in ("ll", "ll128", "simple")),
-    *("nvls/simple", "nvlstree/simple", "p2p/ll", "p2p/simple", "send/ll", "send/simple"),
-    *("pat/simple", "collnetdirect/simple", "collnetchain/simple"),
-)
-# A send is one pair of an all-to-all, whose sweeps begin at single bytes: launch and ramp are the pairs'
-SENDS = {PORT_MODES.index(f"send/{p}"): PORT_MODES.index(f"p2p/{p}") for p in ("ll", "simple")}
-SENT = [*SENDS, *SENDS.values()]
-COPIED_S = 1e-5  # a copy of a few bytes between GPU and host
-NEAR_PAIRS = (0.15, *(0.02,) * 7)
-FIELDS = ("efficiency", "base_s", "hop_s", "fill_s", "fill_half_s", "drain", "post_s", "copied_s")
-SPREAD = (0.15, 0.5, 0.5, 0.7, 0.7, 0.5, 0.5, 0.5)  # standard deviation of the priors' logarithm
-RINGS = [index for index, name in enumerate(PORT_MODES) if name.startswith("ring/")]
-POST_S = 1.5e-6  # of a message, between NCCL's own 1 us (Intel) and 2 us (AMD); whole chunks three times (tuning.cc)
-
-
 def seconds(t: Terms, near: Array, far: Array | None = None) -> Array:
     """The simulator's formula over arrays: base + hops + transfer + fill. A row of FIELDS a sample: its port's, its network's."""
     transfer = t.port_s / near[:, 0] * (1 + near[:, 5] * t.loops)
     if far is None:
         start = near[:, 1] + t.local_steps * near[:, 2]
         return start + transfer + near[:, 3] * np.sqrt(transfer / (transfer + near[:, 4]))
-    transfer = np.maximum(transfer, t.nic_s / far[:, 0])
+    transfer = np.maximum(transfer, t.nic_s / far[:, 0] * (1 + t.crowd * far[:, 8]))
     near_hop = np.where(np.isin(t.mode, RINGS), np.maximum(near[:, 2], far[:, 6]), near[:, 2])
     start = near[:, 1] + far[:, 1] + t.local_steps * near_hop + t.network_steps * far[:, 2]
     start = start + t.copied * far[:, 7]
     fill = far[:, 3] * t.depth * np.sqrt(transfer / (transfer + far[:, 4]))
     return start + np.where(t.waits > 0, np.maximum(transfer, fill), transfer + fill)
-
-
-def prior(
-    efficiency: float,
-    base_s: float,
-    hop_s: float,
-    fill_s: float,
-    half_s: float,
-    *,
-    network: bool = False,
-    waiting: tuple[str, ...] = (),
-) -> Array:
-    """Physical values of every mode from those of the ring with whole chunks.
-
-    LL carries 8 bytes in 16 and waits for no chunk (but as others for messages in flight); LL128 120 in 128; NVLS reaches 0.85 of its port (NCCL's own factor).
-    Peers of an all-to-all are served side by side by a port; over a network each is a message that the proxy posts.
-    """
-    rows = []
-    for name in PORT_MODES:
-        algorithm, protocol = name.split("/")
-        multicast = 0.85 if algorithm.startswith("nvls") and not network else 1.0
-        share = {"ll": 0.45, "ll128": 0.92, "simple": 1.0}[protocol] * multicast
-        slow = {"ll": 1.0, "ll128": 1.5, "simple": 3.0}[protocol]
-        hop = hop_s * (1.0 if network else 0.1) if algorithm == "p2p" else hop_s * slow
-        fill = fill_s * (0.1 if protocol == "ll" and not (algorithm == "ring" and protocol in waiting) else 1.0)
-        post = POST_S * (3 if protocol == "simple" else 1) if network else 1e-9
-        rows.append(
-            (efficiency * share, base_s * (1 if protocol == "ll" else 1.5), hop, fill, half_s, 0.4, post, COPIED_S)
-        )
-    return np.array(rows)
 
 
 def fit(t: Terms, start: Array, near: Array | None = None) -> Array:
@@ -203,89 +179,7 @@ def _one_mode(t: Terms, start: Array, spread: Array, near: Array | None) -> Arra
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- results
-
-# Data sheet speed one way, NCCL's channels and those of NVLS (nccl 2.30.7: 12 graph channels doubled; nvlsChannels 16
-# on sm90, 24 on sm100), and where the priors start: efficiency, launch, hop, fill, fill_half. Names end in the way that
-# bytes take where it is not direct.
-PORTS = {
-    "nvlink2": ("nvlink", 150e9, 24, 0, (0.83, 10e-6, 1.0e-6, 2.0e-4, 1e-3)),
-    "nvlink3": ("nvlink", 300e9, 24, 0, (0.80, 7e-6, 0.8e-6, 2.0e-4, 1e-3)),
-    "nvlink4": ("nvlink", 450e9, 24, 16, (0.825, 5e-6, 0.8e-6, 1.5e-4, 1e-3)),
-    "nvlink5": ("nvlink", 900e9, 24, 24, (0.80, 8e-6, 1.0e-6, 1.5e-4, 1e-3)),
-    "pcie4": ("pcie", 31.5e9, 4, 0, (0.65, 6e-6, 2.0e-6, 5.0e-5, 1e-3)),
-    "pcie4-host": ("pcie", 31.5e9, 4, 0, (0.16, 6e-6, 2.0e-6, 5.0e-5, 1e-3)),
-    "pcie4-sockets": ("pcie", 31.5e9, 4, 0, (0.04, 6e-6, 2.0e-6, 5.0e-5, 1e-3)),
-}
-
-
-@dataclass(frozen=True)
-class Network:
-    """A class of networks: kinds of `cluster.inter` and conditions (NetworkCurves), and where the priors start.
-
-    prior: efficiency, hop_s, fill_s (for each square root of a step), fill_half_s. A hop over InfiniBand is NCCL's own
-    constant (2.7 us, src/graph/tuning.cc); those of plugins between their software's and what they report to NCCL.
-    """
-
-    kinds: tuple[str, ...]
-    prior: tuple[float, float, float, float]
-    when: tuple[str, ...] = ()
-    waiting: tuple[str, ...] = ()
-    copied_bytes: int = 0
-
-    @property
-    def structure(self) -> NetworkCurves:
-        """What the simulator reads of it, without coefficients."""
-        none = dict.fromkeys(Quality.model_fields, 0)
-        return NetworkCurves(
-            name="",
-            modes={},
-            quality=Quality(**none),
-            source="",
-            kinds=self.kinds,
-            waiting=self.waiting,
-            copied_bytes=self.copied_bytes,
-        )
-
-
-IMMEDIATE_BYTES = 192  # of a Cassini card's command with data (libfabric, prov/cxi, C_MAX_IDC_PAYLOAD_UNR)
-NETWORKS = {
-    "infiniband": Network(("infiniband", "omnipath"), (0.93, 2.7e-6, 3.4e-5, 3e-4)),
-    "roce": Network(("roce", "ethernet"), (0.90, 2.7e-6, 3.4e-5, 3e-4)),
-    "efa": Network(("efa",), (0.90, 15e-6, 9e-5, 1e-3)),
-    "efa-p4d": Network(("efa",), (0.90, 30e-6, 9e-5, 1e-3), ("efa=p4d",)),
-    "tcpxo": Network(("tcpxo",), (0.90, 15e-6, 9e-5, 1e-3)),
-    "tcpx": Network(("tcpx",), (0.80, 15e-6, 9e-5, 1e-3)),
-    "slingshot": Network(
-        ("slingshot",), (0.85, 5e-6, 3e-5, 1e-3), waiting=("ll", "simple"), copied_bytes=IMMEDIATE_BYTES
-    ),
-    "slingshot-software": Network(
-        ("slingshot",),
-        (0.85, 15e-6, 3e-5, 1e-3),
-        ("FI_CXI_RX_MATCH_MODE=software",),
-        waiting=("simple",),
-        copied_bytes=IMMEDIATE_BYTES,
-    ),
-    "sockets": Network(("sockets",), (0.08, 20e-6, 2.2e-4, 1e-2)),
-    "sockets-2.18": Network(("sockets",), (0.2, 20e-6, 2.2e-4, 1e-2), ("NCCL<2.19", "NCCL_CROSS_NIC=2")),
-}
 LONE_MACHINE = 0.08  # spread between machines where only one was measured: what the others show
-
-
-def port_class(call: Call) -> str:
-    """The entry of PORTS that a call runs over."""
-    port = call.port
-    return port.kind if port.way == "direct" else f"{port.kind}-{port.way}"
-
-
-def network_class(call: Call) -> str:
-    """The entry of NETWORKS that a call runs over; "" for one that is none."""
-    named = (
-        (len(network.when), name)
-        for name, network in NETWORKS.items()
-        if call.network in network.kinds and applies(network.when, call.traits, call.nccl.release)
-    )
-    return max(named, default=(0, ""))[1]
 
 
 def fit_port(samples: Sequence[Sample], name: str) -> Array:
@@ -297,12 +191,6 @@ def fit_network(samples: Sequence[Sample], name: str, ports: dict[str, Array]) -
     """The table of a network from its multi-node samples, ports held."""
     t = terms(samples, PORT_MODES)
     return fit(t, network_prior(name), near_rows(samples, t, ports))
-
-
-def network_prior(name: str) -> Array:
-    """Where the coefficients of a network start. What it adds to a call's launch is its proxy's waking up: a step's worth."""
-    efficiency, hop_s, fill_s, half_s = NETWORKS[name].prior
-    return prior(efficiency, hop_s, hop_s, fill_s, half_s, network=True, waiting=NETWORKS[name].waiting)
 
 
 def near_rows(samples: Sequence[Sample], t: Terms, ports: dict[str, Array]) -> Array:

@@ -21,18 +21,8 @@ from simulator.errors import CalibrationError, Fault
 from simulator.mesh import GroupShape
 from simulator.topology import Cluster
 from validate.fit.line import refuse_few
-from validate.fit.nccl import (
-    PORTS,
-    errors,
-    fit_all,
-    fit_network,
-    fit_port,
-    network_class,
-    network_entry,
-    port_class,
-    port_entry,
-    table_rows,
-)
+from validate.fit.link_classes import PORTS, network_class, port_class
+from validate.fit.nccl import errors, fit_all, fit_network, fit_port, network_entry, port_entry, table_rows
 from validate.fit.nccl_tests import read_logs
 from validate.fit.robust import kept
 from validate.fit.sweeps import Sample
@@ -40,7 +30,7 @@ from validate.fit.sweeps import read_samples as read_table
 from validate.samples import SampleFile
 
 if TYPE_CHECKING:
-    from validate.fit.nccl import Array
+    from validate.fit.link_classes import Array
 
 _TABLE_COLUMNS = ("collective", "n_gpus", "n_nodes", "size_bytes", "time_us")
 _HEAD_BYTES = 4096
