@@ -11,18 +11,37 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from typing_extensions import override
+
 from simulator.calibration import Calibration
 from simulator.collective_curves import default_curves
 from simulator.lower import Lowering, lower
+from simulator.lower.builder import Builder
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Prediction
 from simulator.predict.play import play
 from simulator.program import Collective, Compute, Program
 from simulator.stack import Stack
+from simulator.tiers import (
+    BOTH,
+    CPU_ADAM,
+    D2H,
+    FAULTS,
+    H2D,
+    HOST_MEMORY,
+    NVME_READ,
+    NVME_WRITE,
+    STAGING,
+    SWITCH_DOWN,
+    SWITCH_UP,
+)
 from simulator.topology import Cluster
 
 _BEYOND: Final = 1e30  # times the bandwidth: no bytes take any time
+_BELOW: Final = frozenset(  # links to and of what lies below HBM
+    (H2D, D2H, BOTH, STAGING, FAULTS, HOST_MEMORY, CPU_ADAM, NVME_READ, NVME_WRITE, SWITCH_UP, SWITCH_DOWN)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +57,17 @@ class Gain:
 
 def _infinite_links(program: Program) -> Program:
     """Bytes take no time, latencies stay; folded waits for collectives inside blocks go with them."""
-    links = {name: capacity * _BEYOND for name, capacity in program.links.items()}
-    return replace(_without(program, "exposed:", "interference"), links=links)
+    return _faster(_without(program, "exposed:", "interference"), lambda name: name not in _BELOW)
+
+
+def _instant_offload(program: Program) -> Program:
+    """What lies below HBM takes no time: copies, drives, the CPU's optimizer."""
+    return _faster(program, lambda name: name in _BELOW)
+
+
+def _faster(program: Program, which: Callable[[str], bool]) -> Program:
+    links = {name: capacity * (_BEYOND if which(name) else 1) for name, capacity in program.links.items()}
+    return replace(program, links=links)
 
 
 def _zero_latency(program: Program) -> Program:
@@ -85,6 +113,7 @@ _PROGRAMS: Final[Mapping[str, tuple[str, Callable[[Program], Program]]]] = Mappi
         "perfect overlap": ("compute never waits for collectives", _perfect_overlap),
     }
 )
+_OFFLOAD: Final = "instant offload"
 ABLATIONS: Final = (*_PROGRAMS, "no bubble", "no fragmentation")
 
 
@@ -94,8 +123,9 @@ class _Ablated(Lowering):
 
     change: Callable[[Program], Program]
 
-    def program(self, num_micro_batches: int, rank: int | None = None, *, stage: int = 0) -> Program:
-        return self.change(super().program(num_micro_batches, rank, stage=stage))
+    @override
+    def _played(self, build: Builder, num_micro_batches: int, stage: int, rank: int | None) -> Program:
+        return self.change(super()._played(build, num_micro_batches, stage, rank))
 
 
 def ablated(
@@ -110,7 +140,10 @@ def ablated(
     whole = float(prediction.step_s)
     stalls = float(prediction.breakdown.get("cuda_malloc", 0.0))
     found = []
-    for name, (meaning, change) in _PROGRAMS.items():
+    tried = dict(_PROGRAMS)
+    if plan.offload.any:
+        tried[_OFFLOAD] = ("copies, drives and the CPU's optimizer take no time", _instant_offload)
+    for name, (meaning, change) in tried.items():
         fields = {key: getattr(lowering, key) for key in lowering.__dataclass_fields__}
         step_s = min(float(play(_Ablated(**fields, change=change)).step_s) + stalls, whole)
         found.append(Gain(name=name, meaning=meaning, step_s=step_s, gain=1 - step_s / whole))

@@ -120,9 +120,10 @@ def _costs(comparison: Comparison) -> Table:
 
 def _gains(rows: tuple[Compared, ...]) -> Table:
     table = _table(rows)
-    for first in rows[0].gains:
-        gains = [next(gain for gain in row.gains if gain.name == first.name) for row in rows]
-        table.add_row(f"{first.name}: {first.meaning}", *map(_gained, gains))
+    meanings = {gain.name: gain.meaning for row in rows for gain in row.gains}
+    for name, meaning in meanings.items():
+        gains = [next((gain for gain in row.gains if gain.name == name), None) for row in rows]
+        table.add_row(f"{name}: {meaning}", *("-" if gain is None else _gained(gain) for gain in gains))
     return table
 
 

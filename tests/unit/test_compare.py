@@ -68,6 +68,35 @@ def test_where_there_is_nothing_but_compute_nothing_is_gained() -> None:
     assert gains["no bubble"] == 0
 
 
+def test_limits_are_found_where_nodes_differ() -> None:
+    """A card at a twentieth: without links nothing is left of what it costs."""
+    slow = CLUSTER.model_validate(
+        CLUSTER.model_dump() | {"exceptions": [{"nodes": "1", "nic_bytes_per_s": 2.5e9}], "device": CLUSTER.device}
+    )
+    plan = Plan(seq_len=512, num_micro_batches=4, dp_shard=16)
+    even, uneven = (
+        compare([Subject(name="", model=MODEL, plan=plan, cluster=cluster)]).rows[0] for cluster in (CLUSTER, slow)
+    )
+    gains = [{gain.name: gain for gain in row.gains}["infinite links"] for row in (even, uneven)]
+    assert uneven.prediction.step_s > 1.5 * even.prediction.step_s
+    assert gains[1].step_s == pytest.approx(gains[0].step_s, rel=0.05)
+
+
+def test_what_lies_below_the_memory_is_no_link_between_gpus() -> None:
+    """CPU Adam takes most of this step: no link between GPUs would change that."""
+    plan = Plan(seq_len=512, dp_shard=16, offload={"optimizer": "host", "parameters": "host"})  # type: ignore[arg-type]
+    row = compare([Subject(name="", model=MODEL, plan=plan, cluster=CLUSTER)]).rows[0]
+    gains = {gain.name: gain.gain for gain in row.gains}
+    exposed = sum(
+        v for k, v in row.prediction.breakdown.items() if k in ("exposed:cpu_adam", "exposed:h2d", "exposed:d2h")
+    )
+    share = exposed / row.prediction.step_s
+    assert gains["instant offload"] == pytest.approx(share, rel=0.2)
+    assert gains["infinite links"] < 1 - share
+    without = Subject(name="", model=MODEL, plan=Plan(seq_len=512, dp_shard=16), cluster=CLUSTER)
+    assert "instant offload" in to_text(render(compare([without, row.subject])), width=160)
+
+
 def test_the_bubble_is_what_a_deeper_pipeline_costs() -> None:
     plan = {"dp_shard": 4, "pp": 4, "zero": 1, "data_parallel": "megatron"}
     gains = {gain.name: gain.gain for gain in compare([_subject("deep", **plan)]).rows[0].gains}
