@@ -38,6 +38,7 @@ class Device(Strict):
     cuda_memory_bytes: what a process can get of it (cudaMemGetInfo's total), where a source states it.
     hypervisor_bytes: what a hypervisor or another tenant keeps of the memory.
     power_w: the board's power cap; sustained matrix speed follows it.
+    host_factor: time that Python takes on its host over an x86 server, where the CPU is part of the device.
     aliases: other names that tables and users give it.
     sources: where each number stands.
     """
@@ -51,6 +52,7 @@ class Device(Strict):
     peak_flop_per_s: PeakFlop
     num_sms: int = Field(gt=0)
     power_w: float = Field(gt=0)
+    host_factor: float = Field(gt=0, le=100, default=1.0)
     calibration: str = ""  # the calibration whose kernels this device shares (empty: data sheet only)
     aliases: Annotated[tuple[str, ...], Field(strict=False)] = ()  # a list in TOML
     sources: dict[str, str] = {}

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from simulator.device import Device
 from simulator.errors import Fault, InputError, StackError
 from simulator.nccl import Nccl
 from simulator.nccl.environment import TUNER_FILE
@@ -109,6 +110,8 @@ class Stack(Strict):
     # ("backward"); products cut in pieces that their own collective feeds or drains ("userbuffers", Transformer Engine;
     # "symmetric_memory", torch's asynchronous tensor parallelism on compiled blocks)
     tp_overlap: Literal["none", "backward", "userbuffers", "symmetric_memory"] = "none"
+    # Kinds that Transformer Engine's userbuffers leave whole, before or behind their product (--disable-tp-comm-overlap-ag, -rs)
+    tp_whole: tuple[Literal["all_gather", "reduce_scatter"], ...] = Field(default=(), strict=False)
     # Gradients' all-reduces between replicas are joined until they hold this much (XLA's combiner); 0: one a unit
     all_reduce_combine: Bytes = Field(ge=0, default=0)
     # Speed of products inside real steps over their sustained speed alone: by architecture ("hopper"), or for one dtype on
@@ -153,6 +156,13 @@ class Stack(Strict):
     def software(self) -> Nccl:
         """NCCL as this stack sets it up."""
         return Nccl.of(self.nccl, self.nccl_env)
+
+    def on_host_of(self, device: Device) -> Self:
+        """The same on a device whose host is slower or faster than an x86 server."""
+        if device.host_factor == 1:
+            return self
+        times = ("host_launch_s", "host_collective_s", "host_unit_s")
+        return self.model_copy(update={name: getattr(self, name) * device.host_factor for name in times})
 
     def gemm_factor_on(self, architecture: str, dtype: str) -> float:
         """Speed of products inside steps over their speed alone, of one dtype on one architecture."""

@@ -197,6 +197,7 @@ def lower(
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
     legal(model, plan, cluster, stack)
+    stack = stack.on_host_of(cluster.device)
     exceptions, kinds = cluster.exceptions, Kinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
     blocks = build_blocks(model, stack, plan)

@@ -199,6 +199,8 @@ class Course:
         self._columns = s.plan.tp > 1 and s.stack.blocks == "fused" and split == "columns"
         self._hides = s.stack.tp_overlap != "none"
         self._tp, self._ub, self._symmetric = s.plan.tp, s.userbuffers, s.symmetric_memory
+        self._cuts_gathers = s.symmetric_memory or (s.userbuffers and "all_gather" not in s.stack.tp_whole)
+        self._cuts_scatters = "reduce_scatter" not in s.stack.tp_whole
         self.gathers_input = self._columns and s.sequence_parallel
         self._fed = s.symmetric_memory and split == "columns" and name.rpartition(".")[2] in FED
         self.scatters_output = (s.userbuffers or s.symmetric_memory) and split == "rows"
@@ -209,13 +211,13 @@ class Course:
     def pieces(self) -> int:
         """Parts that the forward's product is cut into."""
         if self.scatters_output:
-            return _SPLITS if self._ub else self._tp
-        return self._tp if self._fed or (self.gathers_input and self._ub) else 1
+            return self._tp if self._symmetric else _SPLITS if self._cuts_scatters else 1
+        return self._tp if self._fed or (self.gathers_input and self._cuts_gathers) else 1
 
     @property
     def backward_pieces(self) -> int:
         """The same of the data gradient's."""
-        return self._tp if self.scatters_output else 1
+        return self._tp if self.scatters_output and self._cuts_gathers else 1
 
     @property
     def casts_gradient(self) -> bool:
@@ -241,13 +243,15 @@ class Course:
     def forward(self, whole_input: int, whole_output: int, product: int) -> tuple[Exchange, ...]:
         """Bytes of the whole input and output; `product` is the index of the matrix product among the kernels."""
         if self.gathers_input:
-            if not self._ub:
+            if not self._cuts_gathers:
                 return (exchange("all_gather", whole_input, product),)
             return (self._copied("all_gather", whole_input, product),)
         if not self.scatters_output:
             return ()
         if self._symmetric:
             return (self._copied("reduce_scatter", whole_output, product),)
+        if not self._cuts_scatters:
+            return (exchange("reduce_scatter", whole_output, product + 1),)
         last = whole_output // _SPLITS
         early = replace(exchange("reduce_scatter", whole_output - last, product, 1), pieces=_SPLITS)
         return early, exchange("reduce_scatter", last, product + 1)
@@ -260,7 +264,12 @@ class Course:
             return again, exchange("reduce_scatter", gradient, product + 1, hidden)
         if self._columns:
             return (exchange("all_reduce", gradient, product + 1, hidden),)
-        return (self._copied("all_gather", whole_output // self._narrow, product),) if self.scatters_output else ()
+        if not self.scatters_output:
+            return ()
+        gathered = whole_output // self._narrow
+        if self._cuts_gathers:
+            return (self._copied("all_gather", gathered, product),)
+        return (exchange("all_gather", gathered, product),)
 
     def _copied(self, kind: Kind, num_bytes: int, at: int) -> Exchange:
         return replace(exchange(kind, num_bytes, at, 1), pieces=self._tp, copied=True)

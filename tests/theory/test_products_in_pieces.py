@@ -138,3 +138,13 @@ def test_symmetric_memory_ends_with_the_nvlink_domain() -> None:
             Calibration.ideal(),
             LinkCurves.ideal(),
         )
+
+
+def test_what_userbuffers_leave_whole_is_exposed() -> None:
+    whole = Stack.model_validate({**FUSED.model_dump(exclude_unset=True), "tp_whole": ["all_gather", "reduce_scatter"]})
+    lowering, cut = lowered(whole), lowered(FUSED)
+    exchange_s = float((TP - 1) * _copies_s(lowering, 2 * SEQ * MODEL.d_model))
+    for name in ("qkv", "out"):
+        assert seconds(lowering, name) == pytest.approx(products_s(lowering, name) + exchange_s, rel=1e-9)
+        assert seconds(cut, name) < seconds(lowering, name)
+    assert seconds(cut, "out", forward=False) < seconds(lowering, "out", forward=False)

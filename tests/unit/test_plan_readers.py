@@ -554,3 +554,14 @@ def test_ends_that_count_and_stages_that_are_given_contradict_each_other(tmp_pat
     assert (plan.first_stage_layers, plan.head_as_layer) == (14, True)
     with pytest.raises(PlanError, match="embedding or head count as layers too"):
         stage_layers(30, 2, split=plan.split)
+
+
+def test_parts_of_the_tensor_parallel_overlap_are_switched_off_one_by_one(tmp_path: Path) -> None:
+    text = (
+        "pretrain_gpt.py --micro-batch-size 1 --seq-length 2048 --tensor-model-parallel-size 2 --sequence-parallel"
+        " --tp-comm-overlap --disable-tp-comm-overlap-rs"
+    )
+    draft = read_plan(written(tmp_path, text), given={"model": "llama3-8b"})
+    assert draft.stack_changes["tp_overlap"][0] == "userbuffers"
+    assert draft.stack_changes["tp_whole"][0] == ["reduce_scatter"]
+    assert not draft.named("not modelled") or all("tp-comm" not in str(one) for one in draft.named("not modelled"))

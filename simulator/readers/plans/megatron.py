@@ -73,6 +73,9 @@ _FIELD_NAMES: Final = {
 }
 
 
+_TP_KINDS: Final = {"all_gather": "ag", "reduce_scatter": "rs"}
+
+
 def _full(name: str) -> str:
     """The option that an abbreviation stands for, as argparse takes it; older names as today's."""
     name = {"--encoder-seq-length": "--seq-length", "--model-parallel-size": "--tensor-model-parallel-size"}.get(
@@ -123,6 +126,12 @@ def _parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object,
     if tp > 1:
         where = r.place("--tp-comm-overlap") if overlap else f"{r.file}: no --tp-comm-overlap"
         stack["tp_overlap"] = ("userbuffers" if overlap else "backward", where)
+    kept = {kind: r.flag(f"--disable-tp-comm-overlap-{word}") for kind, word in _TP_KINDS.items()}
+    if overlap and tp > 1 and any(kept.values()):
+        places = ", ".join(
+            r.place(f"--disable-tp-comm-overlap-{word}") for kind, word in _TP_KINDS.items() if kept[kind]
+        )
+        stack["tp_whole"] = ([kind for kind, is_whole in kept.items() if is_whole], places)
     kinds = {"p2p": "ring", "a2a": "all_to_all"}
     kind = r.text("--cp-comm-type")
     if kind is not None and kind in kinds:
@@ -199,7 +208,7 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
         r.fault("--use-distributed-optimizer", "contradicts --deepspeed", "keep one")
     if r.flag("--checkpoint-activations"):
         fields["recompute"] = "full"
-    for name in ("tp_overlap", "overlap", "loss", "weight_gradients"):
+    for name in ("tp_overlap", "tp_whole", "overlap", "loss", "weight_gradients"):
         stack.pop(name, None)  # its kernels are those of Megatron-LM 2021
     return "dp_shard" if zero else "dp_replicate"
 
@@ -325,6 +334,7 @@ def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str
         changes["dropout"] = (drops, f"{r.file}: {which} {'are 0.1 unless given' if drops else '0'}")
     if old:
         changes.pop("tp_overlap", None)
+        changes.pop("tp_whole", None)
         return (
             preset,
             "--deepspeed" if deepspeed else "--transformer-impl local without flash attention: kernels of 2021",
@@ -349,7 +359,7 @@ KNOWN: Final = frozenset(
         *PIPELINE_NAMES,
         *_FIELD_NAMES.values(),
         "--deepspeed", "--zero-stage", "--checkpoint-activations",
-        "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--cp-comm-type",
+        "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag", "--disable-tp-comm-overlap-rs", "--cp-comm-type",
         "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--moe-token-dispatcher-type", "--moe-enable-deepep", "--overlap-moe-expert-parallel-comm", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
         "--data-parallel-sharding-strategy", "--torch-fsdp2-no-reshard-after-forward", "--overlap-grad-reduce",
         "--overlap-param-gather", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp8-param-gather",

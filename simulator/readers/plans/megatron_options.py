@@ -77,8 +77,6 @@ OFF: Final = {
     "--no-rope-fusion": Off("unfused rotary embeddings"),
     "--no-persist-layer-norm": Off("another layer-norm kernel"),
     "--use-fused-weighted-squared-relu": Off("a fused activation of experts"),
-    "--disable-tp-comm-overlap-ag": Off("part of the tensor-parallel overlap"),
-    "--disable-tp-comm-overlap-rs": Off("part of the tensor-parallel overlap"),
     "--tp-comm-overlap-rs-dgrad": Off("part of the tensor-parallel overlap"),
     "--disable-tp-comm-bulk-dgrad": Off("part of the tensor-parallel overlap"),
     "--disable-tp-comm-bulk-wgrad": Off("part of the tensor-parallel overlap"),

@@ -114,7 +114,10 @@ def _parallel(plan: Plan, model: Model, stack: Stack) -> Iterator[str]:
     if plan.tp > 1 and plan.sequence_parallel:
         yield "--sequence-parallel"
         if stack.tp_overlap == "userbuffers":
-            yield "--tp-comm-overlap"
+            words = {"all_gather": "ag", "reduce_scatter": "rs"}
+            yield " ".join(
+                ("--tp-comm-overlap", *(f"--disable-tp-comm-overlap-{words[kind]}" for kind in stack.tp_whole))
+            )
     yield from _data_parallel(plan, stack)
     if plan.pp > 1:
         yield from _stages(plan, model)
