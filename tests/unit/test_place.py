@@ -230,7 +230,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for wrong in (
         ["--launch-kit", str(kit)],
         ["--launch-kit", str(tmp_path / "b"), "--hosts", "a,b"],
-        ["--dp-shard", "3"],
+        ["--dp-replicate", "3"],
     ):
         assert main(["place", *flags, *wrong]) == ExitCode.BAD_INPUT
     err = capsys.readouterr().err
