@@ -71,7 +71,9 @@ def _seats(found: Placement) -> Iterator[str]:
         return
     for node in range(min(cluster.num_nodes, _MOST_NODES)):
         ranks = [cluster.rank_on(node * each + gpu) for gpu in range(each)]
-        yield f"node {node}: ranks of GPUs 0, 1, …: {' '.join(map(str, ranks))}"
+        in_order = ranks == list(range(ranks[0], ranks[0] + each))
+        shown = f"{ranks[0]} to {ranks[-1]}" if in_order and each > 1 else " ".join(map(str, ranks))
+        yield f"node {node}: ranks of GPUs 0, 1, …: {shown}"
     if cluster.num_nodes > _MOST_NODES:
         yield f"… and {cluster.num_nodes - _MOST_NODES} nodes more: -o RANKS.tsv writes all"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Final
 
 from simulator.pipeline import stage_layers
@@ -29,7 +30,7 @@ def suited(trials: Trials, start: Choice, *, deal: bool) -> Choice:
     for choice in _grouped(trials, start, kinds):
         best = _better(trials, best, choice, kinds, deal=deal)
     best = _swapped(trials, best, kinds, deal=deal)
-    return moved_layers(trials, best) if deal and _may_deal(best) else best
+    return moved_layers(trials, best, kinds) if deal and _may_deal(best) else best
 
 
 def _better(trials: Trials, best: Choice, other: Choice, kinds: Kinds, *, deal: bool) -> Choice:
@@ -118,15 +119,18 @@ def _may_deal(choice: Choice) -> bool:
 
 def in_proportion(trials: Trials, choice: Choice, kinds: Kinds) -> Choice:
     """Layers in proportion to the pace of each stage's slowest GPU (largest remainders), at least one each."""
-    lowering = trials.lowering(choice)
-    plan, mesh, cluster = choice.plan, lowering.mesh, lowering.whole
-    paces = [0.0] * plan.pp
-    for rank in range(mesh.num_ranks):
-        kind = kinds.kinds[kinds.number(cluster.gpu_of(rank))]
-        peak = kinds.devices[kind.device].peak(plan.precision) * kind.speed
-        stage = mesh.coordinates(rank)["pp"]
-        paces[stage] = peak if not paces[stage] else min(paces[stage], peak)
-    return _dealt(choice, proportional(trials.model.num_layers, paces))
+    return _dealt(choice, proportional(trials.model.num_layers, _paces(trials, choice, kinds)))
+
+
+def _paces(trials: Trials, choice: Choice, kinds: Kinds) -> list[float]:
+    """FLOP/s at the peak of each stage's slowest GPU."""
+    lowering, plan = trials.lowering(choice), choice.plan
+    found = [float("inf")] * plan.pp
+    for rank in range(lowering.mesh.num_ranks):
+        kind = kinds.kinds[kinds.number(lowering.whole.gpu_of(rank))]
+        stage = lowering.mesh.coordinates(rank)["pp"]
+        found[stage] = min(found[stage], kinds.devices[kind.device].peak(plan.precision) * kind.speed)
+    return found
 
 
 def proportional(num_layers: int, paces: Sequence[float]) -> tuple[int, ...]:
@@ -140,30 +144,36 @@ def proportional(num_layers: int, paces: Sequence[float]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def moved_layers(trials: Trials, best: Choice) -> Choice:
-    """One layer from any stage to any other, the fullest and the emptiest first, while a step gets shorter."""
-    improved = True
-    while improved and len(trials.scores) < MOST_TRIALS:
+def moved_layers(trials: Trials, best: Choice, kinds: Kinds) -> Choice:
+    """Single layers from stages that are behind to those that are ahead, while a step gets shorter or fits better."""
+    improved = best.plan.pp > 1
+    while improved:
         improved = False
-        for choice in _neighbours(trials, best):
+        for choice in _neighbours(trials, best, kinds):
             if len(trials.scores) >= MOST_TRIALS:
-                break
+                return best
             if is_better(trials.score(choice), trials.score(best)):
                 best, improved = choice, True
                 break
     return best
 
 
-def _neighbours(trials: Trials, choice: Choice) -> Iterator[Choice]:
-    plan = choice.plan
+def _neighbours(trials: Trials, choice: Choice, kinds: Kinds) -> Iterator[Choice]:
+    """One layer less on the slowest two stages or the last (the head's), one more on the quickest two or at either end.
+
+    From every stage to every other where something does not fit: whose memory that is, no pace says.
+    """
+    plan, paces = choice.plan, _paces(trials, choice, kinds)
     held = stage_layers(trials.model.num_layers, plan.pp, 1, split=plan.split, schedule=plan.pipeline_schedule)
     counts = [sum(map(len, chunks)) for chunks in held]
-    ranked = sorted(range(plan.pp), key=lambda stage: (-counts[stage], stage))
-    for source in ranked:
-        for target in reversed(ranked):
-            if source != target and counts[source] > 1:
-                other = Counter({source: -1, target: 1})
-                yield _dealt(choice, tuple(n + other[s] for s, n in enumerate(counts)))
+    ranked = sorted(range(plan.pp), key=lambda stage: (-counts[stage] / paces[stage], stage))
+    few = trials.score(choice)[0] == 0
+    sources = dict.fromkeys([*ranked[:2], plan.pp - 1] if few else ranked)
+    targets = dict.fromkeys([*ranked[:-3:-1], 0, plan.pp - 1] if few else ranked[::-1])
+    for source, target in product(sources, targets):
+        if source != target and counts[source] > 1:
+            moved = Counter({source: -1, target: 1})
+            yield _dealt(choice, tuple(count + moved[stage] for stage, count in enumerate(counts)))
 
 
 def _dealt(choice: Choice, counts: tuple[int, ...]) -> Choice:
