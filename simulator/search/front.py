@@ -7,12 +7,13 @@ over all plans is one over sizes, each with its own search.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import InputError
 from simulator.prices import Price, Prices, cost
+from simulator.search.difference import Difference, Timed, difference
 from simulator.search.driver import Progress, search
 from simulator.search.engines import Engine
 from simulator.search.journal import Journal
@@ -33,6 +34,7 @@ class FrontRow:
     """One size. best: its best plan, or None with the reason. price: the cheapest; None without prices.
 
     billion_tokens, run: money, or device-hours without prices. on_front: no other size is both quicker and cheaper.
+    over_cheapest: its money a token over the cheapest size's, in which errors that both share cancel; None for that one.
     """
 
     nodes: int
@@ -43,6 +45,12 @@ class FrontRow:
     run: float | None = None
     run_days: float | None = None
     on_front: bool = False
+    over_cheapest: Difference | None = None
+
+    @property
+    def within_noise(self) -> bool:
+        """At 90 % its cost is not to be told from the cheapest."""
+        return self.over_cheapest is not None and not self.over_cheapest.distinguishable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +107,10 @@ def front(
     known = [row for row in rows if row.best is not None]
     best = dict(zip((row.nodes for row in known), pareto([_point(row) for row in known]), strict=True))
     currency = prices.currency if prices is not None else DEVICE_HOURS
-    marked = tuple(replace(row, on_front=best.get(row.nodes, False)) for row in rows)
+    cheapest = min(known, key=lambda row: _point(row)[1], default=None)
+    marked = tuple(
+        replace(row, on_front=best.get(row.nodes, False), over_cheapest=_over(row, cheapest)) for row in rows
+    )
     return Front(study=study, currency=currency, run_tokens=run_tokens, rows=marked)
 
 
@@ -141,6 +152,19 @@ def _priced(row: Row, cluster: Cluster, prices: Prices | None, run_tokens: int |
     )
 
 
+def _over(row: FrontRow, cheapest: FrontRow | None) -> Difference | None:
+    if row.best is None or cheapest is None or row is cheapest:
+        return None
+    return difference(_timed(row), _timed(cheapest))
+
+
+def _timed(row: FrontRow) -> Timed:
+    """The money, which errs as the step does."""
+    assert row.best is not None
+    o = row.best.outcome
+    return Timed(step_s=_point(row)[1], spread=o.spread, stack_sigma=o.stack_sigma)
+
+
 def _point(row: FrontRow) -> tuple[float, float]:
     assert row.best is not None
     assert row.best.outcome.step_s is not None
@@ -162,4 +186,5 @@ def _data(row: FrontRow) -> dict[str, Any]:
     names = ("kind", "gpu_hour", "date", "source")
     found["price"] = {name: getattr(price, name) for name in names} if price is not None else None
     figures = ("billion_tokens", "run", "run_days", "on_front")
-    return found | {name: getattr(row, name) for name in figures}
+    over = asdict(row.over_cheapest) if row.over_cheapest is not None else None
+    return found | {name: getattr(row, name) for name in figures} | {"over_cheapest": over}

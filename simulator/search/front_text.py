@@ -34,6 +34,9 @@ def render_front(found: Front) -> RenderableType:
         Text(),
         table,
         Text(),
+        Text(
+            "≈ its cost cannot be told from the cheapest at 90 %: intervals of the ratio, in which shared errors cancel."
+        ),
         Text("* no other size is both quicker and cheaper. Failures and restarts are not in it: `shardwise goodput`."),
         *(Text(f"at {one}") for one in prices),
     )
@@ -52,12 +55,13 @@ def _cells(row: FrontRow, *, with_run: bool) -> list[str]:
     assert o.low_s is not None
     assert o.high_s is not None
     times = [format_seconds(o.step_s), f"{format_seconds(o.low_s)} - {format_seconds(o.high_s)}"]
+    money = f"{row.billion_tokens or 0:,.4g}" + (" ≈" if row.within_noise else "")
     run = [f"{row.run_days or 0:,.1f}", f"{row.run or 0:,.0f}"] if with_run else []
     cells = [
         f"{row.nodes:,}",
         f"{o.num_devices:,}",
         *times,
         f"{best.tokens_per_s:,.0f}",
-        f"{row.billion_tokens or 0:,.4g}",
+        money,
     ]
     return ["*" if row.on_front else "", *cells, *run, words(best)]

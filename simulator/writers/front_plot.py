@@ -20,7 +20,7 @@ FORMATS: Final = (".png", ".svg")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One alternative. low, high: the 90 % interval of its time; best: on the front."""
+    """One alternative. low, high: the 90 % interval of its time, and with it of its money; best: on the front."""
 
     label: str
     time: float
@@ -67,9 +67,10 @@ def _draw(axes: Axes, points: Sequence[Point], time: str, money: str) -> None:
     front = sorted((point for point in points if point.best), key=lambda point: point.time)
     axes.plot([p.time for p in front], [p.money for p in front], color="#1f4e79", linewidth=1, zorder=1)
     for point in points:
-        reach = [[point.time - point.low], [point.high - point.time]]
         colour = "#1f4e79" if point.best else "#a6a6a6"
-        axes.errorbar([point.time], [point.money], xerr=reach, fmt="o", color=colour, capsize=3, zorder=2)
+        ends = (point.low, point.high)  # a longer step costs more: both err together
+        axes.plot(ends, [point.money * end / point.time for end in ends], color=colour, alpha=0.4, linewidth=3)
+        axes.plot([point.time], [point.money], "o", color=colour, zorder=2)
         axes.annotate(point.label, (point.time, point.money), xytext=(5, 5), textcoords="offset points", fontsize=8)
     axes.set_xlabel(time)
     axes.set_ylabel(money)

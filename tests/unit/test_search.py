@@ -305,6 +305,10 @@ def test_the_front_is_the_best_of_each_size(tmp_path: Path, capsys: pytest.Captu
         hours = nodes * 8 * best["step_s"] / 3600
         assert sizes[nodes]["billion_tokens"] == pytest.approx(hours / (16 * 512) * 1e9)
         assert sizes[nodes]["run"] == pytest.approx(sizes[nodes]["billion_tokens"])
+    cheapest = min((1, 2), key=lambda nodes: float(sizes[nodes]["billion_tokens"]))
+    assert sizes[cheapest]["over_cheapest"] is None
+    over = sizes[3 - cheapest]["over_cheapest"]
+    assert over["ratio"] == sizes[3 - cheapest]["billion_tokens"] / sizes[cheapest]["billion_tokens"]
     assert main([*_FRONT, "--plain", "--journal", journal, "--plot", str(picture)]) == 0
     assert "time against cost" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"<?xml")
