@@ -17,12 +17,12 @@ from _purchase import SPACE, bars, picture, quickest
 
 from simulator.checkpoint import Checkpoint, loading_s, saving
 from simulator.goodput import Goodput, LongRun, goodput
-from simulator.goodput.run import count
 from simulator.model import Model
 from simulator.predict import predict
 from simulator.prices import Prices
 from simulator.search.text import words
 from simulator.topology import Cluster
+from simulator.units import parse_count
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     options = arguments.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     model, prices = Model.load(options.model), Prices.load(options.prices) if options.prices else None
-    run = LongRun(tokens=count(options.tokens), replicas=options.replicas)
+    run = LongRun(tokens=parse_count(options.tokens), replicas=options.replicas)
     sizes: list[int] = []
     found: list[Goodput] = []
     for nodes in map(int, options.nodes.split(",")):

@@ -192,3 +192,24 @@ def _format(value: float, scales: list[tuple[float, str]]) -> str:
 def _three_digits(value: float) -> float:
     """Rounded to three digits; from a thousand on they would hide whole units, so it stays as it is."""
     return float(f"{value:.3g}") if abs(value) < 1000 else value
+
+
+_SUFFIXES: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_COUNT: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*([KMBT]?)\s*", re.ASCII)
+
+
+def parse_count(text: str) -> int:
+    """How many: 15T is 15,000,000,000,000. Raises UnitError."""
+    match = _COUNT.fullmatch(text)
+    if match is None:
+        raise UnitError(f"{_short(text)} is no count", "a number, or one with K, M, B or T, as 15T")
+    number, suffix = match.groups()
+    return round(Fraction(number) * _SUFFIXES[suffix])
+
+
+def _counted(value: object) -> object:
+    """Numbers pass."""
+    return parse_count(value) if isinstance(value, str) else value
+
+
+Count = Annotated[int, BeforeValidator(_counted)]

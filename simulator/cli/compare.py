@@ -16,9 +16,9 @@ from simulator.cli.terminal import show
 from simulator.compare import Comparison, Subject, compare, render
 from simulator.compare.text import WIDTH
 from simulator.errors import Fault, InputError
-from simulator.goodput.run import count
 from simulator.prices import Prices
 from simulator.topology import Cluster
+from simulator.units import UnitError, parse_count
 from simulator.writers.front_plot import Point, check_picture, write_front_plot
 
 _HELP = """Compare studies: STUDY.toml files, and variants of the first made by --what-if.
@@ -100,9 +100,9 @@ def command(
 
 def _tokens(text: str | None, faults: list[Fault]) -> int | None:
     try:
-        return count(text) if text is not None else None
-    except ValueError as exc:
-        faults.append(Fault(place="--run-tokens", problem=str(exc)))
+        return parse_count(text) if text is not None else None
+    except UnitError as exc:
+        faults.append(Fault(place="--run-tokens", problem=exc.problem, remedy=exc.remedy))
         return None
 
 

@@ -12,10 +12,10 @@ import click
 from simulator.cli import ExitCode
 from simulator.cli.terminal import show
 from simulator.errors import Fault, InputError
-from simulator.goodput.run import count
 from simulator.prices import Prices
 from simulator.search import Engine, Front, Interrupted, Progress, SearchStudy, front, render_front
 from simulator.search.front_text import WIDTH
+from simulator.units import UnitError, parse_count
 from simulator.writers.front_plot import Point, check_picture, write_front_plot
 
 _OF_FRONT = {"prices": "--prices", "run_tokens": "--run-tokens", "plot": "--plot"}
@@ -67,9 +67,9 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
     except InputError as exc:
         faults += exc.faults
     try:
-        tokens = count(options["run_tokens"]) if options["run_tokens"] is not None else None
-    except ValueError as exc:
-        faults.append(Fault(place="--run-tokens", problem=str(exc)))
+        tokens = parse_count(options["run_tokens"]) if options["run_tokens"] is not None else None
+    except UnitError as exc:
+        faults.append(Fault(place="--run-tokens", problem=exc.problem, remedy=exc.remedy))
     if options["plot"] is not None:
         try:
             check_picture(options["plot"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +24,7 @@ from simulator.prices import Prices
 from simulator.search import Journal
 from simulator.sensitivity import Range, render
 from simulator.sensitivity.text import WIDTH
+from simulator.units import format_seconds
 
 _HELP = """How far a figure, and the choice between alternatives, hang on their inputs.
 
@@ -169,8 +171,20 @@ def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> Lo
         return None
 
 
+class _Teller:
+    """A line on stderr: what is done, the rate, and how long the rest will take."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if done == 1:
+            self._since = time.monotonic()
+        rate = done / max(time.monotonic() - self._since, 1e-3)
+        left = format_seconds((total - done) / rate)
+        line = f"\r\x1b[2K{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left"
+        click.echo(line, nl=done == total, err=True)
+
+
 def _teller() -> Any:  # noqa: ANN401  a function of two numbers
-    """A line on stderr where that is a terminal."""
-    if not sys.stderr.isatty():
-        return lambda _done, _total: None
-    return lambda done, total: click.echo(f"\r\x1b[2K{done:,} of {total:,} predictions", nl=done == total, err=True)
+    return _Teller() if sys.stderr.isatty() else lambda _done, _total: None

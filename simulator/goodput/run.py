@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,29 +9,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from simulator.goodput.failures import Cause, Failures
 from simulator.goodput.spreads import Shares, Times
 from simulator.schema import Strict
-from simulator.units import Seconds
+from simulator.units import Count, Seconds
 
 SPOT: Final = "spot preemption"
-_SUFFIXES: Final = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_COUNT: Final = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*([KMBT]?)\s*")
-
-
-def _count(value: object) -> object:
-    """Numbers pass."""
-    return count(value) if isinstance(value, str) else value
-
-
-def count(value: str) -> int:
-    """15T is 15,000,000,000,000. Raises ValueError."""
-    match = _COUNT.fullmatch(value)
-    if match is None:
-        msg = f"{value[:40]!r} is no count: a number, or one with K, M, B or T, as 15T"
-        raise ValueError(msg)
-    number, suffix = match.groups()
-    return round(float(number) * _SUFFIXES[suffix])
-
-
-Count = Annotated[int, BeforeValidator(_count)]
 
 
 def _interval(value: object) -> Any:  # noqa: ANN401  text of a time goes on to Seconds

@@ -23,6 +23,7 @@ from simulator.units import (
     format_seconds,
     parse_bytes,
     parse_bytes_per_s,
+    parse_count,
     parse_flop_per_s,
     parse_seconds,
 )
@@ -155,3 +156,16 @@ def test_printing_keeps_three_digits(printed: str, expected: str) -> None:
 @given(st.floats(min_value=1e-9, max_value=999.0))
 def test_what_is_printed_can_be_read_back(seconds: float) -> None:
     assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=5.1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("15T", 15 * 10**12), ("1.5 B", 1_500_000_000), ("15e12", 15 * 10**12), ("7", 7)]
+)
+def test_counts(text: str, number: int) -> None:
+    assert parse_count(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "T", "-1", "1Q", "1e-3", "1" * 99])
+def test_what_is_no_count(text: str) -> None:
+    with pytest.raises(UnitError, match="no count"):
+        parse_count(text)
