@@ -179,6 +179,7 @@ def _one_mode(t: Terms, start: Array, spread: Array, near: Array | None) -> Arra
     return found
 
 
+_PAIR, _STEADY_BYTES, _FULL_CARDS = 2, 4 * 2**30, 0.8
 LONE_MACHINE = 0.08  # spread between machines where only one was measured: what the others show
 
 
@@ -279,6 +280,28 @@ def fit_ports(parts: dict[str, list[Sample]]) -> dict[str, Array]:
     return tables
 
 
+def with_trees(tables: dict[str, Array], samples: Sequence[Sample]) -> dict[str, Array]:
+    """The same with what a port carries under NVLS trees, which only run over nodes.
+
+    From pairs of nodes that move 4 GiB and more while their cards, which carry as much, are far from full: the median over
+    machines of bytes over the data sheet's rate and the time taken.
+    """
+    tree = PORT_MODES.index("nvlstree/simple")
+    found = dict(tables)
+    for name, table in tables.items():
+        pairs = [s for s in samples if s.call.place.num_domains == _PAIR and s.call.size_bytes >= _STEADY_BYTES]
+        pairs = [s for s in pairs if port_class(s.call) == name]
+        t = terms(pairs, PORT_MODES) if pairs else None
+        shares: dict[str, list[float]] = {}
+        for index, sample in enumerate(pairs):
+            if t is not None and t.mode[index] == tree and t.nic_s[index] < _FULL_CARDS * t.time_s[index]:
+                shares.setdefault(sample.machine, []).append(t.port_s[index] / t.time_s[index])
+        if shares:
+            found[name] = table.copy()
+            found[name][tree, 0] = float(np.median([np.median(values) for values in shares.values()]))
+    return found
+
+
 def port_entry(
     name: str, table: Array, samples: Sequence[Sample], error: Array, left_out: dict[str, float]
 ) -> dict[str, object]:
@@ -305,7 +328,7 @@ def fit_all(samples: Sequence[Sample]) -> tuple[list[dict[str, object]], list[di
     """
     ports, networks, order, all_errors = [], [], [], []
     parts = {name: [s for s in samples if not s.network and port_class(s.call) == name] for name in PORTS}
-    tables = fit_ports(parts)
+    tables = with_trees(fit_ports(parts), samples)
     for name, part in parts.items():
         if part:
             error = errors(part, tables[name])
