@@ -6,7 +6,7 @@ v chunks a stage. Told with drawings in docs/background/pipeline.md.
 """
 
 from simulator.pipeline.actions import SCHEDULES, Action, Kind, Schedule, splits_backward
-from simulator.pipeline.flow import Neighbours, in_flight, neighbours, peak_in_flight
+from simulator.pipeline.flow import Neighbours, held_at_first_backward, in_flight, neighbours, peak_in_flight, turns
 from simulator.pipeline.layers import Split, stage_layers
 from simulator.pipeline.legal import faults
 from simulator.pipeline.orders import order
@@ -20,6 +20,7 @@ __all__ = [
     "Schedule",
     "Split",
     "faults",
+    "held_at_first_backward",
     "in_flight",
     "micro_batches",
     "neighbours",
@@ -29,4 +30,5 @@ __all__ = [
     "position",
     "splits_backward",
     "stage_layers",
+    "turns",
 ]

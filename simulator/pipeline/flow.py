@@ -102,6 +102,45 @@ def peak_in_flight(
     return sum(held)
 
 
+def held_at_first_backward(
+    schedule: Schedule,
+    num_stages: int,
+    num_micro_batches: int,
+    stage: int,
+    num_chunks: int = 1,
+    *,
+    paired: bool = False,
+) -> tuple[int, ...]:
+    """Micro-batches that each chunk of a stage has run forward, and holds, when the stage's first backward begins.
+
+    Of schedules that run forwards, then both in turn: gpipe, 1f1b and interleaved.
+    """
+    p, m, v = num_stages, num_micro_batches, num_chunks
+    if schedule != "interleaved":
+        return in_flight(schedule, p, m, stage, v, paired=paired)
+    flying = peak_in_flight(schedule, p, m, stage, v, paired=paired)
+    return tuple(_of_chunk(flying, m, v, p, chunk) for chunk in range(v))
+
+
+def turns(
+    schedule: Schedule,
+    num_stages: int,
+    num_micro_batches: int,
+    stage: int,
+    num_chunks: int = 1,
+    *,
+    paired: bool = False,
+) -> int:
+    """How often a forward follows a backward in a stage's order, of the same schedules."""
+    total = num_micro_batches * num_chunks
+    warm_up = {
+        "gpipe": total,
+        "1f1b": num_stages - stage - 1 + paired,
+        "interleaved": interleaved_warm_up(num_stages, stage, num_chunks, num_stages, paired=paired),
+    }[schedule]
+    return max(total - warm_up - 1, 0)
+
+
 def _held_interleaved(m: int, v: int, group: int, chunk: int, warm_up: int) -> int:
     """A chunk holds most where a run of its backwards begins: between runs only forwards happen to it."""
     total = m * v

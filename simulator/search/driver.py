@@ -1,4 +1,9 @@
-"""The search itself: survey the space, then simulate best floor first until no floor can beat what was found.
+"""The search itself: scouts first, then the whole space against what they found, then best floor first.
+
+1. Scouts: the branches that split the model least, as many of them as give enough plans that may fit. Of these plans
+   the best floors are simulated until the table is full: its worst plan is the limit.
+2. Survey: the rest of the space. What must exceed the limit is too slow, and needs no closer look.
+3. Simulation of all that is left, best floor first, until no floor can beat what was found.
 
 Which candidates are simulated depends on the study alone, never on timing: candidate i is simulated if its floor does not
 exceed the worst plan of the table as it stood after candidate i - WINDOW. So any number of processes, and any number of
@@ -7,9 +12,11 @@ interruptions, ends with the same table.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final
 
 from simulator.errors import InputError
@@ -17,12 +24,13 @@ from simulator.search.engines import Engine, Task
 from simulator.search.journal import Journal
 from simulator.search.outcome import Outcome
 from simulator.search.report import SearchReport, make_report
-from simulator.search.space import Branch, Killed, tightest
+from simulator.search.space import Branch, tightest
 from simulator.search.study import SearchStudy
-from simulator.search.survey import Prospect, Survey
+from simulator.search.survey import Survey
 
 WINDOW: Final = 16  # candidates on the way at once, whatever the number of processes
-_BRANCHES_A_TASK: Final = 4
+_SCOUTED: Final = 4  # prospects that scouts find for each row of the table, as many do not fit after all
+_BRANCHES_A_TASK: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,83 +58,118 @@ def search(
     study: SearchStudy, engine: Engine, journal: Journal | None = None, tell: Tell = lambda _: None
 ) -> SearchReport:
     """The best plans of the study. Raises InputError where no plan is legal; Interrupted on Ctrl-C."""
-    survey: Survey | None = None
-    simulated: dict[str, Outcome] = {}
+    run = _Run(study, engine, journal, tell)
     try:
-        survey = _surveyed(study, engine, tell)
-        prospects = sorted(survey.prospects, key=lambda each: (each.floor, each.key))
-        num_open = _simulated(study, engine, journal, tell, prospects, simulated)
+        num_open = run.whole()
     except KeyboardInterrupt:
-        report = make_report(study, survey, list(simulated.values()), interrupted=True) if survey else None
-        raise Interrupted(report) from None
-    return make_report(study, survey, list(simulated.values()), num_pruned=num_open)
+        found = list(run.simulated.values())
+        raise Interrupted(make_report(study, run.survey, found, interrupted=True) if found else None) from None
+    return make_report(study, run.survey, list(run.simulated.values()), num_pruned=num_open)
 
 
-def _surveyed(study: SearchStudy, engine: Engine, tell: Tell) -> Survey:
-    """The whole space. Raises InputError where nothing in it is legal."""
-    found, killed = Survey(), Killed()
-    branches = list(study.space.branches(killed))
-    found.killed.merge(killed)
-    tasks = [engine.survey(part) for part in _parts(branches)]
-    for done, task in enumerate(tasks, start=1):
-        part: Survey = task.result()
-        found.merge(part)
-        tell(Progress("survey", done, len(tasks)))
-    if found.num_legal == 0:
-        raise InputError(tightest(found.killed))
-    return found
+@dataclass(slots=True)
+class _Run:
+    """A search under way. best: the values of the table, sorted."""
+
+    study: SearchStudy
+    engine: Engine
+    journal: Journal | None
+    tell: Tell
+    survey: Survey = field(default_factory=Survey)
+    simulated: dict[str, Outcome] = field(default_factory=dict)
+    best: list[float] = field(default_factory=list)
+    known: dict[str, Outcome] = field(default_factory=dict)
+    num_surveyed: int = 0
+
+    def whole(self) -> int:
+        """The number of prospects that were never simulated. Raises InputError where nothing in the space is legal."""
+        self.known = self.journal.outcomes() if self.journal else {}
+        branches = sorted(self.study.space.branches(self.survey.killed), key=_split)
+        rest = self._scouts(branches)
+        self._simulate(until_full=True)
+        self._survey(rest, len(branches))
+        if self.survey.num_legal == 0:
+            raise InputError(tightest(self.survey.killed))
+        return self._simulate()
+
+    @property
+    def limit(self) -> float:
+        """The worst plan of a full table."""
+        return self.best[-1] if len(self.best) == self.study.top else math.inf
+
+    def _scouts(self, branches: list[Branch]) -> list[Branch]:
+        """Survey the branches that split the model least; those that are left."""
+        begin = 0
+        for _, alike in groupby(branches, key=_split):
+            if len(self.survey.prospects) >= _SCOUTED * self.study.top:
+                break
+            level = list(alike)
+            self._survey(level, len(branches))
+            begin += len(level)
+        return branches[begin:]
+
+    def _survey(self, branches: list[Branch], total: int) -> None:
+        tasks = [(len(part), self.engine.survey(part, self.limit)) for part in _parts(branches)]
+        for count, task in tasks:
+            part: Survey = task.result()
+            self.survey.merge(part)
+            self.num_surveyed += count
+            self.tell(Progress("survey", self.num_surveyed, total))
+
+    def _simulate(self, *, until_full: bool = False) -> int:
+        """Simulate prospects, best floor first; the number of those that were not."""
+        prospects = sorted(self.survey.prospects, key=lambda each: (each.floor, each.key))
+        on_the_way: deque[tuple[str, Outcome | Task]] = deque()
+        number = 0
+        for number, prospect in enumerate(prospects):  # noqa: B007  how far it went
+            if prospect.key in self.simulated:
+                continue
+            if len(on_the_way) == WINDOW:
+                self._take(on_the_way.popleft(), len(prospects))
+            if prospect.floor > self.limit or (until_full and self.limit < math.inf):
+                break
+            on_the_way.append((prospect.key, self.known.get(prospect.key) or self.engine.evaluate(prospect.key)))
+        else:
+            number = len(prospects)
+        for item in on_the_way:
+            self._take(item, len(prospects))
+        return sum(prospect.key not in self.simulated for prospect in prospects[number:])
+
+    def _take(self, item: tuple[str, Outcome | Task], total: int) -> None:
+        """Wait for a candidate, keep it on disk, then let it count."""
+        study, (key, found) = self.study, item
+        if not isinstance(found, Outcome):
+            outcome: Outcome = found.result()
+            if self.journal is not None:
+                self.journal.add(outcome)
+            found = outcome
+        self.simulated[key] = found
+        if found.ranked and found.step_s is not None and found.used_bytes is not None:
+            self.best.append(study.value(found.step_s, found.num_devices, found.tokens_per_step, found.used_bytes))
+            self.best.sort()
+            del self.best[study.top :]
+        self.tell(Progress("simulation", len(self.simulated), total, self.best[0] if self.best else None))
 
 
-def _parts(branches: list[Branch]) -> Iterator[list[Branch]]:
-    for start in range(0, len(branches), _BRANCHES_A_TASK):
-        yield branches[start : start + _BRANCHES_A_TASK]
+def _split(branch: Branch) -> int:
+    """Ranks that share one copy of the model's work on a sequence."""
+    fields = branch.fields
+    product: int = fields["tp"] * fields["cp"] * fields["pp"] * fields["ep"]
+    return product
 
 
-def _simulated(
-    study: SearchStudy,
-    engine: Engine,
-    journal: Journal | None,
-    tell: Tell,
-    prospects: list[Prospect],
-    simulated: dict[str, Outcome],
-) -> int:
-    """Fills `simulated` in the order of the prospects; the number of them that were never simulated."""
-    known = journal.outcomes() if journal else {}
-    best: list[float] = []  # of the table, sorted
-    on_the_way: deque[tuple[str, Outcome | Task]] = deque()
-    number = 0
-    for number, prospect in enumerate(prospects):  # noqa: B007  how far it went
-        if len(on_the_way) == WINDOW:
-            _take(study, journal, tell, on_the_way.popleft(), simulated, best, len(prospects))
-        if len(best) == study.top and prospect.floor > best[-1]:
-            break
-        on_the_way.append((prospect.key, known.get(prospect.key) or engine.evaluate(prospect.key)))
-    else:
-        number = len(prospects)
-    for item in on_the_way:
-        _take(study, journal, tell, item, simulated, best, len(prospects))
-    return len(prospects) - number
+def _parts(branches: Iterable[Branch]) -> list[list[Branch]]:
+    """Branches whose plans have the same blocks go to one process, which makes those once."""
+    alike: dict[object, list[Branch]] = {}
+    for branch in branches:
+        alike.setdefault((branch.cluster.num_nodes, _blocks(branch)), []).append(branch)
+    return [
+        same[start : start + _BRANCHES_A_TASK]
+        for same in alike.values()
+        for start in range(0, len(same), _BRANCHES_A_TASK)
+    ]
 
 
-def _take(
-    study: SearchStudy,
-    journal: Journal | None,
-    tell: Tell,
-    item: tuple[str, Outcome | Task],
-    simulated: dict[str, Outcome],
-    best: list[float],
-    total: int,
-) -> None:
-    """Wait for a candidate, keep it on disk, then let it count."""
-    key, found = item
-    if not isinstance(found, Outcome):
-        outcome: Outcome = found.result()
-        if journal is not None:
-            journal.add(outcome)
-        found = outcome
-    simulated[key] = found
-    if found.ranked and found.step_s is not None and found.used_bytes is not None:
-        best.append(study.value(found.step_s, found.num_devices, found.tokens_per_step, found.used_bytes))
-        best.sort()
-        del best[study.top :]
-    tell(Progress("simulation", len(simulated), total, best[0] if best else None))
+def _blocks(branch: Branch) -> str:
+    others = ("data_parallel", "zero", "pp")
+    return repr([(name, value) for name, value in branch.fields.items() if name not in others])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.memory import capacity_bytes, outside_torch_bytes
@@ -25,6 +26,8 @@ from simulator.search.shares import Shares
 from simulator.share import Share
 from simulator.zero import gathered_sizes, gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
 
+_WHOLE: Final = ("gpipe", "1f1b", "interleaved")  # schedules whose backwards are never split
+
 
 @dataclass(slots=True)
 class MemoryFloor:
@@ -35,6 +38,7 @@ class MemoryFloor:
     shapes: BlockShapes
     _resident: dict[object, tuple[int, int]] = field(default_factory=dict)
     _gathered_bytes: dict[object, int] = field(default_factory=dict)
+    _reducing_bytes: dict[object, int] = field(default_factory=dict)
     _saved: dict[object, Saved] = field(default_factory=dict)
 
     def fits(self, plan: Plan) -> bool:
@@ -69,7 +73,7 @@ class MemoryFloor:
     def _between(self, plan: Plan, stage: int) -> tuple[int, int]:
         """(bytes between steps, those of gradients at the optimizer) on a stage."""
         share = self.shares.of(plan, stage)
-        key = (*_states(plan), id(share))
+        key = (*_states(plan), self.shares.content(share))
         found = self._resident.get(key)
         if found is None:
             resident = sum(resident_bytes(share, plan).values())
@@ -89,18 +93,31 @@ class MemoryFloor:
     def _alive(self, plan: Plan, stage: int, saved: Saved) -> int:
         """What forwards in flight hold on a stage. Two micro-batches a stage stand for any number, as in `memory`."""
         share = self.shares.of(plan, stage)
+        head_peak = saved.head_peak
         if plan.pp == 1:
-            gathered = self._gathered(plan, share)
-            return gathered + saved.embedding + _layers(plan, self.shares.body(share), saved) + saved.head_peak
-        assert isinstance(share, Share)
+            held = self._gathered(plan, share) + saved.embedding + _layers(plan, self.shares.body(share), saved)
+        else:
+            assert isinstance(share, Share)
+            held = self._in_flight(plan, stage, share, saved)
+            # what is in flight is most right behind a forward; interleaved, the last stage's is of the chunk with the head
+            head_peak = (
+                0 if share.head_chunk is None or plan.pipeline_schedule in ("dualpipe", "dualpipe_v") else head_peak
+            )
+        return held + max(head_peak, self._reducing(plan, share, saved))
+
+    def _in_flight(self, plan: Plan, stage: int, share: Share, saved: Saved) -> int:
+        """What a pipeline stage holds when its first backward begins, or at any other moment with as much in flight."""
+        schedule, chunks = plan.pipeline_schedule, plan.virtual_stages
         count = min(plan.num_micro_batches, 2 * plan.pp)
-        flying = peak_in_flight(
-            plan.pipeline_schedule, plan.pp, count, stage, plan.virtual_stages, paired=plan.expert_overlap
+        if schedule not in _WHOLE:
+            flying = peak_in_flight(schedule, plan.pp, count, stage, chunks, paired=plan.expert_overlap)
+            return flying * min(self._chunks(plan, share, saved))
+        flying_by_chunk = self.shares.flying(schedule, plan.pp, count, stage, chunks, plan.expert_overlap)
+        held = sum(
+            flying * size for flying, size in zip(flying_by_chunk, self._chunks(plan, share, saved), strict=True)
         )
-        # before the first backward of an interleaved schedule, all chunks have run, and FSDP2 keeps what it gathered
-        everywhere = plan.virtual_stages == 1 or flying > (plan.virtual_stages - 1) * plan.pp
-        gathered = self._gathered(plan, share) if everywhere else 0
-        return gathered + flying * min(self._chunks(plan, share, saved))
+        # of an interleaved schedule, once all chunks have run, FSDP2 keeps what it gathered
+        return held + (self._gathered(plan, share) if all(flying_by_chunk) else 0)
 
     def _chunks(self, plan: Plan, share: Share, saved: Saved) -> Iterator[int]:
         """What a micro-batch in flight holds in each chunk: its input, what the layers add, not what has been sent on."""
@@ -109,12 +126,39 @@ class MemoryFloor:
             sent = 0 if index == share.head_chunk else saved.message
             yield max(0, given + _layers(plan, kinds, saved) - sent)
 
+    def _reducing(self, plan: Plan, share: Model, saved: Saved) -> int:
+        """What FSDP2 has besides when the first layer's backward ends: its gradients, and a copy that is reduced.
+
+        What the layer saved is gone by then, and its parameters; those of the layer before it are gathered already.
+        """
+        kinds = share.body_chunks[-1] if isinstance(share, Share) else share.body
+        if (
+            not self._fsdp2(plan, share)
+            or not plan.syncs_every_micro_batch
+            or set(share.body) != {"layer"}
+            or not kinds
+        ):
+            return 0
+        key = (*_states(plan), self.shares.content(share))
+        found = self._reducing_bytes.get(key)
+        if found is None:
+            layer, kept = units(share, plan)[-1], keeps_layers(plan)
+            wide, narrow = DTYPE_BYTES[plan.gradient_dtype], DTYPE_BYTES[plan.compute_dtype]
+            parameters = sum(gathered_sizes(layer, plan))
+            ahead = parameters if plan.backward_prefetch and share.num_layers > 1 else 0
+            found = layer.numel * narrow + layer.padded_numel * wide + (-parameters if kept else ahead)
+            self._reducing_bytes[key] = found
+        return max(0, found - max(saved.plain["layer"], saved.checkpointed["layer"]))
+
+    def _fsdp2(self, plan: Plan, share: Model) -> bool:
+        """What FSDP2 gathers and reduces is known: whole backwards, and no experts."""
+        return plan.implementation == "fsdp2" and plan.pipeline_schedule in _WHOLE and share.experts is None
+
     def _gathered(self, plan: Plan, share: Model) -> int:
         """Whole parameters that FSDP2 keeps from the forward to the backward."""
-        schedules = ("1f1b", "interleaved", "gpipe")
-        if plan.implementation != "fsdp2" or plan.pipeline_schedule not in schedules or share.experts is not None:
+        if not self._fsdp2(plan, share):
             return 0
-        key = ("gathered", *_states(plan), id(share))
+        key = (*_states(plan), self.shares.content(share))
         found = self._gathered_bytes.get(key)
         if found is None:
             root, *layers = units(share, plan)
@@ -135,4 +179,5 @@ def _layers(plan: Plan, kinds: Mapping[str, int], saved: Saved) -> int:
 
 def _states(plan: Plan) -> tuple[object, ...]:
     offload = (plan.offload.optimizer, plan.offload.parameters)
-    return (plan.tp, plan.cp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard, plan.zero, *offload)
+    whose = (plan.implementation, plan.zero, plan.pp > 1)
+    return (*whose, plan.tp, plan.cp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard, *offload)

@@ -103,7 +103,7 @@ def make_report(
 ) -> SearchReport:
     """Rank what was simulated; the table has `study.top` rows."""
     statuses = Counter(o.status for o in outcomes)
-    missing = survey.num_legal - survey.num_too_large - len(outcomes)
+    missing = survey.num_legal - survey.num_too_large - survey.num_too_slow - len(outcomes)
     return SearchReport(
         study=study,
         rows=ranked(study, outcomes),
@@ -111,7 +111,7 @@ def make_report(
             refused=dict(sorted(survey.killed.counts.items(), key=lambda item: (-item[1], item[0]))),
             legal=survey.num_legal,
             too_large=survey.num_too_large,
-            too_slow=num_pruned,
+            too_slow=survey.num_too_slow + num_pruned,
             simulated={status: statuses[status] for status in STATUSES},
             open=missing - num_pruned,
         ),

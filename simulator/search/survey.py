@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +15,6 @@ from simulator.search.shares import Shares
 from simulator.search.space import Branch, Killed
 from simulator.search.study import SearchStudy
 from simulator.search.time_floor import TimeFloor
-from simulator.topology import Cluster
 
 _UNBOUNDED: Final = ("comm_hook", "zeropp", "sync_every_steps", "hierarchical_gather")
 
@@ -27,24 +27,27 @@ class Prospect:
     key: str
 
 
-def bounded(plan: Plan, cluster: Cluster) -> bool:
+def bounded(branch: Branch) -> bool:
     """The floors hold. Of what they do not know (GPUs that differ, compressed or staged traffic) all is simulated."""
-    usual = all(getattr(plan, name) == Plan.model_fields[name].default for name in _UNBOUNDED)
-    return usual and not cluster.exceptions
+    fields, known = branch.fields, Plan.model_fields
+    usual = all(fields.get(name, known[name].default) == known[name].default for name in _UNBOUNDED)
+    return usual and not branch.cluster.exceptions
 
 
 @dataclass(slots=True)
 class Survey:
-    """What was found in a branch."""
+    """What was found in branches: num_legal plans, of which some are too large, some too slow, and others prospects."""
 
     num_legal: int = 0
     num_too_large: int = 0
+    num_too_slow: int = 0
     prospects: list[Prospect] = field(default_factory=list)
     killed: Killed = field(default_factory=Killed)
 
     def merge(self, other: Survey) -> None:
         self.num_legal += other.num_legal
         self.num_too_large += other.num_too_large
+        self.num_too_slow += other.num_too_slow
         self.prospects += other.prospects
         self.killed.merge(other.killed)
 
@@ -60,27 +63,34 @@ class Surveyor:
     def __post_init__(self) -> None:
         self._shares = Shares(self.study.space.model)
 
-    def survey(self, branch: Branch) -> Survey:
-        """All legal plans of the branch."""
-        found = Survey()
-        nouns, memory, time = self._of(branch)
+    def survey(self, branch: Branch, limit: float = math.inf) -> Survey:
+        """All legal plans of the branch; those whose value must exceed `limit` are too slow."""
+        found, known = Survey(), bounded(branch)
+        floors = self._of(branch)
         for plan in self.study.space.plans(branch, found.killed):
             found.num_legal += 1
-            key = key_of(plan, branch.cluster.num_nodes)
-            if not bounded(plan, branch.cluster):
-                found.prospects.append(Prospect(0.0, key))
-            elif memory.fits(plan):
-                found.prospects.append(Prospect(self._floor(plan, nouns, memory, time), key))
-            else:
+            floor = self._floor(plan, *floors, limit) if known else 0.0
+            if floor is None:
                 found.num_too_large += 1
+            elif floor > limit:
+                found.num_too_slow += 1
+            else:
+                found.prospects.append(Prospect(floor, key_of(plan, branch.cluster.num_nodes)))
         return found
 
-    def _floor(self, plan: Plan, nouns: Nouns, memory: MemoryFloor, time: TimeFloor) -> float:
-        study, used = self.study, 0
+    def _floor(self, plan: Plan, nouns: Nouns, memory: MemoryFloor, time: TimeFloor, limit: float) -> float | None:
+        """The least value of a plan, or something above `limit` that is no more; None where it cannot fit."""
+        study = self.study
         if study.objective == "memory":
             used = memory.num_bytes(plan) + outside_torch_bytes(nouns.cluster.device, plan)
-            return study.value(0.0, plan.num_devices, plan.tokens_per_step, used)
-        return study.value(time.seconds(plan), plan.num_devices, plan.tokens_per_step, used)
+            return study.value(0.0, plan.num_devices, plan.tokens_per_step, used) if memory.fits(plan) else None
+        if limit < math.inf:
+            least = study.value(time.least_s(plan), plan.num_devices, plan.tokens_per_step, 0)
+            if least > limit:
+                return least
+        if not memory.fits(plan):
+            return None
+        return study.value(time.seconds(plan), plan.num_devices, plan.tokens_per_step, 0)
 
     def _of(self, branch: Branch) -> tuple[Nouns, MemoryFloor, TimeFloor]:
         """The floors of a branch; those of another start are forgotten, as branches come in order."""

@@ -15,7 +15,9 @@ collectives is quicker than their sum, and no host quicker than its launches. te
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from simulator.collectives import bill, copies, interference, link_capacities
@@ -25,7 +27,7 @@ from simulator.lower.pipelined import waits_for_messages
 from simulator.lower.stragglers import slowdown
 from simulator.mesh import GroupShape, Mesh
 from simulator.ops import Exchange
-from simulator.pipeline import num_positions, position, splits_backward
+from simulator.pipeline import num_positions, position, splits_backward, turns
 from simulator.plan import Plan
 from simulator.search.blocks import GRID, BlockShapes, Chain, Clocks, Use, grid_below
 from simulator.search.nouns import Nouns
@@ -56,7 +58,8 @@ _FREE: Final = Price()
 class Traffic:
     """A stage's data-parallel collectives: by stream, those of every micro-batch, of every reduction, of a step.
 
-    first_s: before the first compute; last_s: after the last backward; late_s: after the optimizer.
+    first_s: before the first compute; last_s: after the last backward; late_s: after the optimizer; turn_s: between a
+    backward and a forward behind it.
     """
 
     every: dict[str, list[Price]]
@@ -65,6 +68,7 @@ class Traffic:
     first_s: float
     last_s: float
     late_s: float
+    turn_s: float
     passes: Passes
 
 
@@ -81,6 +85,8 @@ class TimeFloor:
     _groups: dict[object, GroupShape] = field(default_factory=dict)
     _traffic: dict[object, Traffic] = field(default_factory=dict)
     _passes: dict[object, Passes] = field(default_factory=dict)
+    steps: dict[object, int] = field(default_factory=dict)
+    leasts: dict[object, float] = field(default_factory=dict)
     passed: dict[object, Counter[str]] = field(default_factory=dict)
     _capacities: dict[str, float] = field(default_factory=dict)
 
@@ -96,6 +102,10 @@ class TimeFloor:
     def seconds(self, plan: Plan) -> float:
         """At most what predict() says of the plan's step."""
         return _Floor(self, plan).seconds() * _ROUNDING
+
+    def least_s(self, plan: Plan) -> float:
+        """A lower and quicker floor: compute, and collectives inside blocks, of the mean pipeline stage."""
+        return _Floor(self, plan).least_s() * _ROUNDING
 
     def group(self, mesh: Mesh, axis: str) -> GroupShape:
         """How the groups of an axis, or the ends of a message, lie on the nodes."""
@@ -131,19 +141,19 @@ class TimeFloor:
 
     def all_passes(self, plan: Plan) -> Passes:
         """Of the first stage's share with both ends of the model: what `lower.power` counts."""
-        key = _shards(plan)
+        share = self.shares.of(plan)
+        key = (*_shards(plan), self.shares.content(share))
         found = self._passes.get(key)
         if found is None:
-            share = self.shares.of(plan)
             found = self._passes[key] = passes_of(share, plan, grouped(share, plan))
         return found
 
     def traffic(self, plan: Plan, stage: int, fabric: Fabric) -> Traffic:
         """The data-parallel collectives of a stage."""
-        key = (*_shards(plan), stage)
+        share = self.shares.of(plan, stage)
+        key = (*_shards(plan), self.shares.content(share))
         found = self._traffic.get(key)
         if found is None:
-            share = self.shares.of(plan, stage)
             units = held(share, grouped(share, plan))
             found = self._traffic[key] = _Pricing(self, plan, fabric).traffic(units, passes_of(share, plan, units))
         return found
@@ -152,7 +162,7 @@ class TimeFloor:
 def _shards(plan: Plan) -> tuple[object, ...]:
     whose = (plan.implementation, plan.zero, plan.offload.optimizer != "none")
     parts = (plan.tp, plan.cp, plan.pp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard)
-    return (*whose, *parts, plan.schedule, plan.virtual_stages, plan.num_micro_batches > 1)
+    return (*whose, *parts, plan.num_micro_batches > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +208,21 @@ class _Pricing:
             first_s=self._first_s(edge),
             last_s=last_s + (0.0 if joined else self._all_reduce(edge).alone_s),
             late_s=sum(price.alone_s for price in once["shard"]) if behind else 0.0,
+            turn_s=self._turn_s([unit.comm for unit in units]),
             passes=passes,
         )
+
+    def _turn_s(self, comms: Sequence[UnitComm]) -> float:
+        """Sharded parameters: one stream reduces a backward's last gradients, then gathers the next forward's first unit."""
+        plan = self.plan
+        if not plan.gathers or not plan.syncs_every_micro_batch or plan.hierarchical_gather:
+            return 0.0
+        firsts = comms[:1] if plan.pp == 1 else comms  # any that a chunk may begin with
+        reduced = min(comm.reduce_scatter_bytes for comm in firsts)
+        gathered = min(comm.all_gather_forward_bytes for comm in firsts)
+        if not reduced or not gathered:
+            return 0.0
+        return self.one("reduce_scatter", "shard", reduced).alone_s + self.one("all_gather", "shard", gathered).alone_s
 
     def _first_s(self, edge: UnitComm) -> float:
         if self.plan.gathers:
@@ -237,40 +260,78 @@ class _Floor:
     """One plan's floor."""
 
     def __init__(self, base: TimeFloor, plan: Plan) -> None:
-        nouns = base.nouns
         self.base, self.plan = base, plan
         self.schedule, self.splits = plan.pipeline_schedule, plan.pp > 1 and splits_backward(plan.pipeline_schedule)
         self.flows = plan.num_micro_batches / (2 if plan.pp > 1 and self.schedule == "dualpipe" else 1)  # a chunk
         self.every = plan.recompute_every if plan.recompute == "every_k" else 1
-        self.mesh = Mesh(plan, nouns.cluster)
-        self.fabric = Fabric(
+        self.shape = base.shapes.of(plan)
+
+    @cached_property
+    def step(self) -> int:
+        """A grid point at most at the plan's mean use."""
+        return self._use_step()
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        return Mesh(self.plan, self.base.nouns.cluster)
+
+    @cached_property
+    def fabric(self) -> Fabric:
+        nouns = self.base.nouns
+        return Fabric(
             cluster=nouns.cluster, mesh=self.mesh, stack=nouns.stack, curves=nouns.curves, memory_weight=0, slowdown=0
         )
-        self.shape = base.shapes.of(plan)
-        self.step = self._use_step()
-        self.clock = base.clocks.at(self.step)
 
     def seconds(self) -> float:
         stages = (0,) if self.plan.pp == 1 else (0, self.plan.pp - 1)
         return max(map(self._stage_s, stages))
 
+    def least_s(self) -> float:
+        """No stage is quicker than the longest, nor the longest than their mean: the whole model over the stages."""
+        plan = self.plan
+        self.step = 0 if self.base.clocks.depend_on_use else GRID  # less use never makes a kernel slower
+        key = (id(self.shape), plan.recompute)
+        found = self.base.leasts.get(key)
+        if found is None:
+            found = self.base.leasts[key] = self._micro_batch_s()
+        return found * plan.num_micro_batches / plan.pp
+
+    def _micro_batch_s(self) -> float:
+        """Through the whole model and back; what recomputes each k-th layer of a stage, without that."""
+        body: Counter[str] = Counter(self.base.nouns.model.body)
+        total_s = 0.0
+        for name, count in (("embedding", 1), *body.items(), ("head", 1)):
+            total_s += count * (self._chain(name, "forward").chain_s + self._chain(name, "backward").chain_s)
+        if self.plan.recompute in ("selective", "full"):
+            total_s += sum(count * self._chain(name, "again").chain_s for name, count in body.items())
+        return total_s
+
     # -- the clock -------------------------------------------------------------------------------------------------
 
     def _use_step(self) -> int:
         """A grid point at most at the plan's mean use: the two rounds of `lower.power`, each rounded down."""
-        if not self.base.clocks.depend_on_use:
+        base, plan = self.base, self.plan
+        if not base.clocks.depend_on_use:
             return GRID
-        first = self._use(GRID)
+        passes = base.all_passes(plan)
+        key = (id(self.shape), id(passes), plan.recompute, self.every, plan.num_micro_batches)
+        found = base.steps.get(key)
+        if found is None:
+            found = base.steps[key] = self._mean_use_step(passes)
+        return found
+
+    def _mean_use_step(self, passes: Passes) -> int:
+        first = self._use(GRID, passes)
         if not first.used_s:
             return GRID
         step = grid_below(first.used_s / first.whole_s)
-        used, whole = self._use(step).used_s, self._use(min(step + 1, GRID)).whole_s
+        used, whole = self._use(step, passes).used_s, self._use(min(step + 1, GRID), passes).whole_s
         return grid_below(used / whole)
 
-    def _use(self, step: int) -> Use:
+    def _use(self, step: int, passes: Passes) -> Use:
         """Of one micro-batch, as `lower.power` counts it."""
         plan, clock = self.plan, self.base.clocks.at(step)
-        gather, gradient, keep, add, update = self.base.all_passes(plan).uses(clock, step)
+        gather, gradient, keep, add, update = passes.uses(clock, step)
         first = 1 / plan.num_micro_batches
         shares = self.base.shares
         total = self.shape.use(clock, step, plan, shares.body(shares.of(plan))) + gather
@@ -287,9 +348,18 @@ class _Floor:
             ends_s = max(0.0, after_s - work.weights_s)
         else:
             ends_s = max(after_s, traffic.last_s if stage == 0 else 0.0)
-        idle_s = max(traffic.first_s, before_s) + ends_s + traffic.late_s
+        idle_s = max(traffic.first_s, before_s) + ends_s + traffic.late_s + self._turns(stage) * traffic.turn_s
         slowed_s, stream_s = self._streams(traffic, work.waits_s + idle_s)
         return max(work.compute_s + idle_s + slowed_s, stream_s, work.host_s)
+
+    def _turns(self, stage: int) -> int:
+        """Forwards right behind a backward."""
+        plan = self.plan
+        if self.splits or plan.expert_overlap:
+            return 0
+        if plan.pp == 1:
+            return plan.num_micro_batches - 1
+        return turns(self.schedule, plan.pp, plan.num_micro_batches, stage, plan.virtual_stages)
 
     def _work(self, stage: int, passes: Passes) -> _Work:
         """Compute of a step on a stage: blocks, passes over memory around collectives, the optimizer."""
@@ -318,14 +388,15 @@ class _Floor:
 
     def _passes_s(self, passes: Passes) -> float:
         flows, plan = self.flows, self.plan
-        gather, gradient, _, add, update = passes.uses(self.clock, self.step)
+        gather, gradient, _, add, update = passes.uses(self.base.clocks.at(self.step), self.step)
         total = (flows if plan.syncs_every_micro_batch else 1) * gradient.whole_s + (flows - 1) * add.whole_s
         if plan.gathers and plan.dp_shard * plan.cp > 1:
             total += flows * gather.whole_s
         return self.base.pace * (total + update.whole_s + self.base.nouns.stack.step_overhead_s)
 
     def _chain(self, name: str, phase: str) -> Chain:
-        return self.shape.chain(name, phase, self.clock, self.step, self.plan, self._alone)  # type: ignore[arg-type]
+        clock = self.base.clocks.at(self.step)
+        return self.shape.chain(name, phase, clock, self.step, self.plan, self._alone)  # type: ignore[arg-type]
 
     def _ramp(self, stage: int) -> tuple[float, float]:
         """Before a stage's first action a micro-batch has passed the chunks before it; after its last it goes back."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from simulator.engine import run
 from simulator.pipeline import (
     Split,
     faults,
+    held_at_first_backward,
     in_flight,
     micro_batches,
     neighbours,
@@ -19,6 +20,7 @@ from simulator.pipeline import (
     position,
     splits_backward,
     stage_layers,
+    turns,
 )
 from tests.pipelines import Shape, play, programs, shapes
 
@@ -99,3 +101,16 @@ def test_layers_are_dealt_once_and_in_order(shape: Shape, num_layers: int, embed
         sizes[0] += embedding
         sizes[-1] += head
         assert max(sizes) - min(sizes) <= 1
+
+
+@given(shapes())
+def test_turns_and_what_is_held_at_the_first_backward_are_what_the_order_shows(shape: Shape) -> None:
+    assume(shape.schedule in ("gpipe", "1f1b", "interleaved") and shape.group in (None, shape.p))
+    for stage in range(shape.p):
+        actions = shape.order(stage)
+        kinds = "".join(action.kind for action in actions)
+        asked = (shape.schedule, shape.p, shape.m, stage, shape.v)
+        assert turns(*asked) == kinds.count("BF")
+        run = actions[: kinds.index("B")]
+        held = tuple(sum(action.chunk == chunk for action in run) for chunk in range(shape.v))
+        assert held_at_first_backward(*asked) == held
