@@ -6,19 +6,38 @@ added. What compute hides is not taken off: a step played tells, and decides in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Final, NamedTuple
 
 from simulator.collectives.call import Call as NcclCall
 from simulator.collectives.cost import call_of, call_s
+from simulator.collectives.ports import PCIE
 from simulator.lower import Lowering
 from simulator.mesh import GroupShape, Mesh
 from simulator.place.traffic import Call, Where, step_calls
 from simulator.seating import Pattern
 from simulator.topology.seats import Seats
 
-_IN_ORDER = "send_recv"  # of other kinds NCCL orders the GPUs of a group
+_IN_ORDER: Final = "send_recv"  # of other kinds NCCL orders the GPUs of a group
+_LOUD: Final = 0.1  # of all bytes: who sends less does not decide who gets the cables
+
+
+class Judged(NamedTuple):
+    """A placement. crossings: of each loud axis, how many of its sets of groups cross PCIe; prices_s: of each call.
+
+    PCIe paths are crossed at their data sheet's speed in prices, which machines reach less surely than their cables'. So
+    placements are compared by who has to, the loudest first, before prices.
+    """
+
+    crossings: tuple[int, ...]
+    prices_s: tuple[float, ...]
+
+    @property
+    def price_s(self) -> float:
+        return sum(self.prices_s)
 
 
 class Roads:
@@ -34,7 +53,9 @@ class Roads:
         seats = blocks or tuple(range(self.num_places))
         self.mesh = Mesh(lowering.plan, lowering.whole.model_copy(update={"seats": seats}))
         self._seen: dict[tuple[Where, str, tuple[Pattern, ...]], int] = {}  # by where they lie: a kind of call
-        self._kinds: dict[NcclCall, int] = {}
+        self._numbers: dict[NcclCall, int] = {}
+        self._kinds: list[NcclCall] = []
+        self._over_pcie: list[bool] = []
         self._seconds: dict[tuple[int, int], float] = {}  # by call and kind of call: few, as roads are alike
 
     @classmethod
@@ -44,12 +65,29 @@ class Roads:
 
     def price_s(self, order: Sequence[int]) -> float:
         """Seconds a step; order: the GPU of each place."""
-        return sum(self.prices_s(order))
+        return self.judged(order).price_s
 
-    def prices_s(self, order: Sequence[int]) -> tuple[float, ...]:
-        """The same of each call."""
+    def judged(self, order: Sequence[int]) -> Judged:
+        """What every call costs, and who crosses PCIe though the node has cables."""
         moved = {where: self.moved(where, order) for where in self.shapes}
-        return tuple(self._call_s(index, moved[call.where]) for index, call in enumerate(self.calls))
+        kinds = [self._kind(call, moved[call.where]) for call in self.calls]
+        over = {call.where for call, kind in zip(self.calls, kinds, strict=True) if self._over_pcie[kind]}
+        return Judged(
+            crossings=tuple(sum(where in over for where in wheres) for wheres in self._loud),
+            prices_s=tuple(self._call_s(index, kind) for index, kind in enumerate(kinds)),
+        )
+
+    @cached_property
+    def _loud(self) -> tuple[tuple[Where, ...], ...]:
+        """Axes, and all messages together, that send a tenth of all bytes or more, the loudest first."""
+        sent: Counter[str] = Counter()
+        wheres: dict[str, dict[Where, None]] = {}
+        for call in self.calls:
+            name = "messages" if isinstance(call.where, tuple) else call.where
+            sent[name] += call.count * call.size_bytes  # type: ignore[assignment]  # a Counter adds fractions as well
+            wheres.setdefault(name, {})[call.where] = None
+        loud = [name for name in sent if sent[name] >= _LOUD * sent.total()]
+        return tuple(tuple(wheres[name]) for name in sorted(loud, key=lambda name: (-sent[name], name)))
 
     def moved(self, where: Where, order: Sequence[int]) -> tuple[Pattern, ...]:
         """The GPUs of each group, for each way that nodes look."""
@@ -68,16 +106,23 @@ class Roads:
     def _shape(self, where: Where) -> GroupShape:
         return self.mesh.pair_shape(*where) if isinstance(where, tuple) else self.mesh.group_shape(where)
 
-    def _call_s(self, index: int, patterns: tuple[Pattern, ...]) -> float:
-        call = self.calls[index]
+    def _kind(self, call: Call, patterns: tuple[Pattern, ...]) -> int:
+        """Equal for calls that find equal roads."""
         kind = self._seen.get((call.where, call.kind, patterns))
-        found = None if kind is None else self._seconds.get((index, kind))
-        if found is None:
+        if kind is None:
             shape = replace(self.shapes[call.where], patterns=patterns)
             one = call_of(call.kind, 0, shape, self.cluster, self.nccl)
-            kind = self._kinds.setdefault(one, len(self._kinds))
-            self._seen[call.where, call.kind, patterns] = kind
-            alone = float(call_s(replace(one, size_bytes=call.size_bytes), self.curves))
+            kind = self._seen[call.where, call.kind, patterns] = self._numbers.setdefault(one, len(self._kinds))
+            if kind == len(self._kinds):
+                self._kinds.append(one)
+                self._over_pcie.append(one.links.port_link == PCIE)
+        return kind
+
+    def _call_s(self, index: int, kind: int) -> float:
+        found = self._seconds.get((index, kind))
+        if found is None:
+            call = self.calls[index]
+            alone = float(call_s(replace(self._kinds[kind], size_bytes=call.size_bytes), self.curves))
             found = self._seconds[index, kind] = call.count * alone
         return found
 

@@ -21,6 +21,7 @@ from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.topology.seats import shortest
 
+_WORTH_TELLING = 1e-3  # of a step
 _Found = list[tuple[str, Choice, Local]]  # rank order, seats under it, and the node that they came from
 
 
@@ -49,7 +50,8 @@ class Placement:
 
     default, placed: a step in the order of ranks, with the plan as given, and as placed: equal where nothing is better.
     rank_order: in which axes fill nodes. exact: every placement that symmetry leaves of a node was priced. num_priced,
-    num_played: placements that were priced, and whose step was played. exhausted: no more steps were allowed.
+    num_played: placements that were priced, and whose step was played. exhausted: no more steps were allowed. passed_over_s:
+    a shorter step of a placement that crosses PCIe more, and was not chosen for that.
     """
 
     model: str
@@ -64,6 +66,7 @@ class Placement:
     num_priced: int
     num_played: int
     exhausted: bool
+    passed_over_s: float | None = None
 
     @property
     def gain(self) -> float:
@@ -130,7 +133,14 @@ def _answer(
         num_priced=sum({id(local): local.num_priced for _, _, local in found}.values()),
         num_played=len(trials.scores),
         exhausted=len(trials.scores) >= MOST_TRIALS,
+        passed_over_s=_passed_over_s(trials, best, found),
     )
+
+
+def _passed_over_s(trials: Trials, best: Choice, found: _Found) -> float | None:
+    """The shortest step of the equal nodes' placements, where that of the best is longer by more than a thousandth."""
+    shortest_s = min((trials.score(choice)[1] for _, choice, _ in found), default=float("inf"))
+    return shortest_s if shortest_s < trials.score(best)[1] * (1 - _WORTH_TELLING) else None
 
 
 def _told(prediction: Prediction) -> Score:
@@ -140,17 +150,22 @@ def _told(prediction: Prediction) -> Score:
 def _of_equal_nodes(
     trials: Trials, start: Choice, calls: tuple[Call, ...], *, across_nodes: bool
 ) -> tuple[Choice, _Found]:
-    """The best of the cheapest orders of a node's GPUs, every node's alike, under each order of axes."""
-    best, found = start, []
+    """The best of the best orders of a node's GPUs, every node's alike, under each order of axes.
+
+    Of those that beat the start, who crosses PCIe least; of these, whose step is the shortest.
+    """
+    found: _Found = []
+    ranked: list[tuple[tuple[int, ...], Score, int]] = []
     for name, blocks in blocks_of(start.plan, trials.cluster, across_nodes=across_nodes):
         local = place_node(Roads(trials.lowering(start), calls, blocks), trials.tell)
-        for order in local.orders:
+        for order, crossings in zip(local.orders, local.crossings, strict=True):
             seats = composed(blocks, order, trials.cluster.num_devices)
             choice = Choice(start.plan, shortest(seats, trials.cluster.gpus_per_node))
+            score = trials.score(choice)
+            if is_better(score, trials.score(start)):
+                ranked.append((crossings, score, len(found)))
             found.append((name, choice, local))
-            if is_better(trials.score(choice), trials.score(best)):
-                best = choice
-    return best, found
+    return (found[min(ranked)[2]][1] if ranked else start), found
 
 
 def _gains(trials: Trials, start: Choice, best: Choice, calls: tuple[Call, ...]) -> tuple[Gain, ...]:
@@ -163,7 +178,7 @@ def _gains(trials: Trials, start: Choice, best: Choice, calls: tuple[Call, ...])
 def _roads(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dict[str, Road]:
     """By axis; the calls are those of the plan as given, so that roads are compared and not plans."""
     roads = Roads(trials.lowering(Choice(choice.plan, ())), calls, _all_seats(choice, trials.cluster))
-    prices = roads.prices_s(range(roads.num_places))
+    prices = roads.judged(range(roads.num_places)).prices_s
     found: dict[str, Road] = {}
     for call, price in zip(calls, prices, strict=True):
         name, road = _name(call.where), _road(trials.cluster, roads.shapes[call.where], call.kind, price)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Final, Literal
 
-from simulator.place.cost import Roads
+from simulator.place.cost import Judged, Roads
 from simulator.place.symmetry import count, distinct, free_lines, twin_classes
 from simulator.place.trial import Tell
 from simulator.topology.wiring import Wiring
@@ -33,12 +33,14 @@ _KEPT: Final = 8  # placements that are handed on to be simulated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """Orders of a node's GPUs, the cheapest first, each with other prices than the others. price_s: of each.
+    """Orders of a node's GPUs, the best first, each with other prices than the others.
 
-    num_priced: how many were. exact: no other order of the node is cheaper.
+    crossings: of each, who crosses PCIe (`Judged`); price_s: of each. num_priced: how many were. exact: no other order of
+    the node crosses less, or as little and is cheaper.
     """
 
     orders: tuple[Order, ...]
+    crossings: tuple[tuple[int, ...], ...]
     price_s: tuple[float, ...]
     num_priced: int
     exact: bool
@@ -49,32 +51,46 @@ def place_node(roads: Roads, tell: Tell = lambda _, __: None) -> Local:
     classes, lines = twin_classes(roads.cluster), free_lines(roads)
     exact = count(classes, lines) <= MOST_EXACT
     tried = distinct(classes, lines) if exact else _exchanged(roads, classes)
-    priced: dict[tuple[float, ...], Order] = {}
+    priced: dict[Judged, Order] = {}
     num = 0
     for order in tried:
         num += 1
-        priced.setdefault(_rounded(roads.prices_s(order)), order)
+        priced.setdefault(_rounded(roads.judged(order)), order)
         if num % _TOLD == 0:
             tell("priced", num)
     kept = _kept(priced)
-    orders = tuple(priced[prices] for prices in kept)
-    return Local(orders=orders, price_s=tuple(map(sum, kept)), num_priced=num, exact=exact)
+    return Local(
+        orders=tuple(priced[one] for one in kept),
+        crossings=tuple(one.crossings for one in kept),
+        price_s=tuple(one.price_s for one in kept),
+        num_priced=num,
+        exact=exact,
+    )
 
 
-def _rounded(prices: Iterable[float]) -> tuple[float, ...]:
+def _rounded(judged: Judged) -> Judged:
     """Sums in another order differ in their last digits; a microsecond a day is nothing."""
-    return tuple(float(f"{price:.9g}") for price in prices)
+    return Judged(judged.crossings, tuple(float(f"{price:.9g}") for price in judged.prices_s))
 
 
-def _kept(priced: Iterable[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """The cheapest, and those that no other beats in every call: what hides behind compute is not known here."""
-    ranked = sorted(priced, key=lambda prices: (sum(prices), prices))
-    front: list[tuple[float, ...]] = []
-    for prices in ranked:
-        if not any(all(a <= b for a, b in zip(other, prices, strict=True)) for other in front):
-            front.append(prices)
-        if len(front) == _KEPT:
+def _kept(priced: Iterable[Judged]) -> list[Judged]:
+    """The best, and those that none before them beats in every call: what hides behind compute is not known here.
+
+    Half of those kept cross PCIe as little as can be; the others may be quicker nevertheless.
+    """
+    ranked = sorted(priced, key=lambda one: (one.crossings, one.price_s, one.prices_s))
+    least = [one for one in ranked if one.crossings == ranked[0].crossings]
+    front = _front(least, [], _KEPT // 2)
+    return _front(sorted(ranked, key=lambda one: (one.price_s, one)), front, _KEPT)
+
+
+def _front(ranked: Iterable[Judged], front: list[Judged], most: int) -> list[Judged]:
+    """`front` with those in order that nothing in it beats in every call, up to `most`."""
+    for one in ranked:
+        if len(front) == most:
             break
+        if not any(all(a <= b for a, b in zip(other.prices_s, one.prices_s, strict=True)) for other in front):
+            front.append(one)
     return front
 
 
@@ -105,25 +121,32 @@ class Problem:
 
 
 def two_opt(roads: Roads, problem: Problem, order: Order, classes: Sequence[int]) -> Order:
-    """Exchange two seats while that lowers the price, or leaves it and lowers the assignment's cost.
+    """Exchange two seats while that crosses PCIe less, or lowers the price, or leaves it and lowers the assignment's cost.
 
     The price is that of the slowest group of an axis: most single exchanges leave it as it is.
     """
     at = list(order)
-    best, improved = (roads.price_s(at), problem.cost_s(at)), True
+    best, improved = (*_key(roads, at), problem.cost_s(at)), True
     while improved:
         improved = False
         for a, b in combinations(range(len(at)), 2):
             if classes[at[a]] == classes[at[b]]:
                 continue
             at[a], at[b] = at[b], at[a]
-            price = roads.price_s(at)
-            cost = problem.cost_s(at) if price <= best[0] * (1 + _TIE) else float("inf")
-            if price < best[0] * (1 - _TIE) or (cost < best[1] * (1 - _TIE)):
-                best, improved = (price, cost), True
+            crossings, price = _key(roads, at)
+            same = crossings == best[0] and price <= best[1] * (1 + _TIE)
+            cost = problem.cost_s(at) if same else float("inf")
+            cheaper = crossings == best[0] and price < best[1] * (1 - _TIE)
+            if crossings < best[0] or cheaper or cost < best[2] * (1 - _TIE):
+                best, improved = (crossings, price, problem.cost_s(at)), True
             else:
                 at[a], at[b] = at[b], at[a]
     return tuple(at)
+
+
+def _key(roads: Roads, order: Sequence[int]) -> tuple[tuple[int, ...], float]:
+    judged = roads.judged(order)
+    return judged.crossings, judged.price_s
 
 
 def flows_of(roads: Roads) -> NDArray[np.float64]:

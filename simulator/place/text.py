@@ -85,6 +85,8 @@ def _notes(found: Placement) -> Iterator[str]:
         yield f'Nodes are filled as by rank_order = "{found.rank_order}"; ranks leave their nodes, so start a process a rank.'
     how = "every placement of a node that symmetry leaves" if found.exact else "quadratic assignment, then 2-opt"
     yield f"{how}: {found.num_priced:,} priced, {found.num_played:,} played"
+    if found.passed_over_s is not None:
+        yield f"{format_seconds(found.passed_over_s)} was played with more traffic on PCIe, at its data sheet's speed: not chosen."
     if found.exhausted:
         yield "No more steps were allowed: another placement may be better still."
 
@@ -120,6 +122,7 @@ def _plain(found: Placement) -> dict[str, Any]:
         "num_priced": found.num_priced,
         "num_played": found.num_played,
         "exhausted": found.exhausted,
+        "passed_over_s": found.passed_over_s,
     }
 
 
