@@ -27,6 +27,7 @@ from simulator.schema import Strict, read_toml
 from simulator.topology import Cluster
 
 Kind = Literal["on-demand", "reserved", "spot", "purchase"]
+KINDS: Final[tuple[Kind, ...]] = ("on-demand", "reserved", "spot", "purchase")
 HOURS_PER_YEAR: Final = 8766  # of 365.25 days
 
 
@@ -100,9 +101,16 @@ class Prices(Strict):
         return self
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """The prices of a TOML file. Raises InputError with every fault: a price that is missing or zero is one."""
-        return cls.parse(read_toml(path, InputError), str(path), InputError)
+    def load(cls, path: Path, kind: Kind | None = None) -> Self:
+        """The prices of a TOML file, or those of one kind. Raises InputError with every fault: missing or zero is one."""
+        found = cls.parse(read_toml(path, InputError), str(path), InputError)
+        if kind is None:
+            return found
+        kept = tuple(price for price in found.price if price.kind == kind)
+        if not kept:
+            has = ", ".join(dict.fromkeys(price.kind for price in found.price))
+            raise InputError(Fault(place=f"--price-kind {kind}", problem=f"{path} has none", remedy=f"one of {has}"))
+        return found.model_copy(update={"price": kept})
 
     def of(self, cluster: Cluster, kind: Kind | None = None) -> tuple[Price, ...]:
         """Prices of a cluster, its own before its device's, in the file's order. Raises InputError where there is none."""

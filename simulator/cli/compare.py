@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from simulator.cli import ExitCode
-from simulator.cli.options import answer_options, placement_option
+from simulator.cli.options import answer_options, loaded_prices, placement_option, price_options
 from simulator.cli.overrides import parse_overrides, patched
 from simulator.cli.study import read_study
 from simulator.cli.terminal import show
@@ -42,7 +42,7 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 @click.option("--cluster", metavar="NAME|FILE", help="As for predict; of all studies.")
 @click.option("--nodes", metavar="INTEGER", help="As for predict; of all studies.")
 @placement_option
-@click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="What GPUs cost: adds costs.")
+@price_options
 @click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T.")
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png|.svg", help="Time against cost."
@@ -54,14 +54,13 @@ def command(
     *,
     variants: tuple[str, ...],
     settings: tuple[str, ...],
-    prices: Path | None,
     no_ablations: bool,
     as_json: bool,
     plain: bool,
     **options: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Predict all, print them side by side."""
-    run_tokens, plot = options["run_tokens"], options["plot"]
+    run_tokens, plot, prices = options["run_tokens"], options["plot"], options["prices"]
     given = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
     files: list[Path | None] = [*studies] if studies else [None]
     if len(files) + len(variants) < 2:
@@ -75,7 +74,7 @@ def command(
         faults += _plot_faults(plot, prices)
     listed = None
     try:
-        listed = Prices.load(prices) if prices is not None else None
+        listed = loaded_prices(options)
     except InputError as exc:
         faults += exc.faults
     subjects: list[Subject] = []

@@ -12,7 +12,7 @@ import click
 
 from simulator.checkpoint import Checkpoint, loading_s, saving
 from simulator.cli import ExitCode
-from simulator.cli.options import answer_options, study_options
+from simulator.cli.options import answer_options, loaded_prices, price_options, study_options
 from simulator.cli.overrides import literal
 from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
 from simulator.cli.study import Study, read_study
@@ -68,9 +68,7 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
 @click.command("goodput", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @_run_options
-@click.option(
-    "--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="Costs, at each price of the cluster."
-)
+@price_options
 @plan_file_options
 @study_options
 @plan_options
@@ -86,6 +84,7 @@ def command(
     study: Path | None,
     *,
     prices: Path | None,
+    price_kind: str | None,
     settings: tuple[str, ...],
     as_json: bool,
     plain: bool,
@@ -100,7 +99,7 @@ def command(
     faults: list[Fault] = []
     asked = _tried(lambda: read_study(study, others, plan_flags, settings, imported), faults)
     run = _tried(lambda: read_run(study, run_flags), faults)
-    listed = _tried(lambda: _prices_of(prices, asked), faults)
+    listed = _tried(lambda: _prices_of({"prices": prices, "price_kind": price_kind}, asked), faults)
     if asked is None or run is None or faults:
         raise InputError(dict.fromkeys(faults))
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
@@ -121,12 +120,10 @@ def command(
     return ExitCode.OK
 
 
-def _prices_of(file: Path | None, asked: Study | None) -> Prices | None:
+def _prices_of(options: Mapping[str, Any], asked: Study | None) -> Prices | None:
     """Raises InputError where the cluster has none."""
-    if file is None:
-        return None
-    listed = Prices.load(file)
-    if asked is not None:
+    listed = loaded_prices(options)
+    if asked is not None and listed is not None:
         listed.of(asked.cluster)
     return listed
 

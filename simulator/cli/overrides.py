@@ -60,8 +60,9 @@ def literal(text: str) -> object:
 
 
 def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list[Override], list[Fault]]:
-    """The overrides among `settings`, and a fault for each that is none."""
-    found: dict[str, Override] = {}
+    """The overrides among `settings`, and a fault for each that is none. A multiple may follow a value of its key."""
+    found: list[Override] = []
+    keys: set[str] = set()
     faults: list[Fault] = []
     roots = (*roots, _LINK) if "cluster" in roots else roots
     for setting in settings:
@@ -73,11 +74,12 @@ def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list
         elif root not in roots or not path:
             known = nearest(root, roots) or f"known: {', '.join(roots)}"
             faults.append(Fault(place=flag, problem=f"a key begins with one of {', '.join(roots)}", remedy=known))
-        elif key in found:
+        elif key in keys and not _FACTOR.fullmatch(text):
             faults.append(Fault(place=flag, problem="is set twice", remedy="keep one"))
         else:
-            found[key] = _override(root, tuple(path), text, flag)
-    return list(found.values()), faults
+            found.append(_override(root, tuple(path), text, flag))
+            keys.add(key)
+    return found, faults
 
 
 def _override(root: str, path: tuple[str, ...], text: str, flag: str) -> Override:
@@ -91,6 +93,9 @@ def patched(noun: NounT, overrides: Iterable[Override], error: type[InputError])
     overrides = list(overrides)
     if not overrides:
         return noun
+    for number, override in enumerate(overrides):  # a multiple of what one before it has set
+        if override.factor is not None and any(one.path == override.path for one in overrides[:number]):
+            return patched(patched(noun, overrides[:number], error), overrides[number:], error)
     data = noun.model_dump(exclude_unset=True)
     faults: list[Fault] = []
     for override in overrides:

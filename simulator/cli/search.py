@@ -15,7 +15,7 @@ import click
 
 from simulator.calibration import Calibration
 from simulator.cli import ExitCode
-from simulator.cli.options import answer_options
+from simulator.cli.options import answer_options, price_options
 from simulator.cli.overrides import literal
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.study import calibration_named
@@ -82,7 +82,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option("--hosts", metavar="HOSTLIST", help="Of the launch kit: the nodes' names.")
 @click.option("--topology", metavar="SOURCE", help="Of the launch kit: one node, as for `shardwise topo`.")
 @click.option("--front", "sizes", is_flag=True, help="The quickest plan of each number of nodes: time against cost.")
-@click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="Of --front: what GPUs cost.")
+@price_options
 @click.option("--run-tokens", metavar="N", help="Of --front: tokens of a run, as 15T: its days and cost.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png|.svg", help="Of --front.")
 @click.option("--engine", type=click.Choice(["processes", "dask"]), default="processes", show_default=True)

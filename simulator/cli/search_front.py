@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from simulator.cli import ExitCode
+from simulator.cli.options import loaded_prices
 from simulator.cli.terminal import show
 from simulator.errors import Fault, InputError
 from simulator.prices import Prices
@@ -18,7 +19,7 @@ from simulator.search.front_text import WIDTH
 from simulator.units import UnitError, parse_count
 from simulator.writers.front_plot import Point, check_picture, write_front_plot
 
-_OF_FRONT = {"prices": "--prices", "run_tokens": "--run-tokens", "plot": "--plot"}
+_OF_FRONT = {"prices": "--prices", "price_kind": "--price-kind", "run_tokens": "--run-tokens", "plot": "--plot"}
 
 
 def refuse_without_front(options: dict[str, Any]) -> None:
@@ -63,7 +64,7 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
     faults: list[Fault] = []
     prices = tokens = None
     try:
-        prices = Prices.load(options["prices"]) if options["prices"] is not None else None
+        prices = loaded_prices(options)
     except InputError as exc:
         faults += exc.faults
     try:

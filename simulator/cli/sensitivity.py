@@ -15,7 +15,7 @@ import click
 from simulator.cli import ExitCode
 from simulator.cli.compare import name_of, split_settings
 from simulator.cli.goodput import read_run
-from simulator.cli.options import answer_options
+from simulator.cli.options import answer_options, loaded_prices, price_options
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
 from simulator.cli.terminal import show
 from simulator.errors import Fault, InputError
@@ -52,7 +52,7 @@ Exit codes: 0 answered, 2 usage, 3 bad input, 130 interrupted (--journal keeps w
 @click.option("--model", metavar="NAME|FILE", help="As for predict; of all studies.")
 @click.option("--cluster", metavar="NAME|FILE", help="As for predict; of all studies.")
 @click.option("--nodes", metavar="INTEGER", help="As for predict; of all studies.")
-@click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="What GPUs cost.")
+@price_options
 @click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T; else the first study's [run].")
 @click.option("--journal", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep, and resume.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
@@ -150,10 +150,8 @@ def _range_faults(ranges: Sequence[Range], options: dict[str, Any]) -> list[Faul
 
 
 def _prices(options: dict[str, Any], faults: list[Fault]) -> Prices | None:
-    if options["prices"] is None:
-        return None
     try:
-        return Prices.load(options["prices"])
+        return loaded_prices(options)
     except InputError as exc:
         faults += exc.faults
         return None

@@ -118,6 +118,7 @@ class SensitivityStudy:
         ends = [[row[len(points) + each] for row in values] for each in range(len(single))]
         found = Evaluated(
             figure=FIGURES[self.figure].format(currency=self.prices.currency if self.prices else ""),
+            pays=self._pays(),
             values=np.array(values)[:, : len(points)],
             now=now,
             ends=[Ends(low=tuple(low), high=tuple(high)) for low, high in zip(ends[::2], ends[1::2], strict=True)],
@@ -167,6 +168,19 @@ class SensitivityStudy:
             if self.figure == "run-days"
             else cost_of(self._hourly(number, row), outcome.num_devices, seconds)
         )
+
+    def _pays(self) -> list[str]:
+        """The price of each alternative in words; none where money is not compared."""
+        if self.figure not in ("cost", "run-cost"):
+            return []
+        found = []
+        for subject in self.subjects:
+            assert subject.prices is not None
+            one = min(subject.prices.of(subject.cluster), key=lambda price: price.gpu_hour)
+            found.append(
+                f"{one.gpu_hour:.2f} {subject.prices.currency} a GPU and hour: {one.kind}, {one.date}, {one.source}"
+            )
+        return found
 
     def _hourly(self, number: int, row: Sequence[float | None]) -> float:
         """The cheapest price of an alternative's cluster at a point."""

@@ -10,13 +10,12 @@ from pathlib import Path
 import click
 
 from simulator.cli import ExitCode
-from simulator.cli.options import answer_options, study_options
+from simulator.cli.options import answer_options, loaded_prices, price_options, study_options
 from simulator.cli.serving_study import ServingStudy, flag_of, read_serving_study
 from simulator.errors import Fault, InputError
 from simulator.inference import InferencePlan, Serving, serve, token_costs
 from simulator.inference import highest_rate as sought
 from simulator.predict import Source
-from simulator.prices import Prices
 
 _HELP = """Serve a model under an inference plan to a stream of requests, on a simulated clock.
 
@@ -72,12 +71,13 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
     is_flag=True,
     help="Instead of --rate: the highest at which the p99 of every --slo holds (plays the requests eight times).",
 )
-@click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="Also what tokens cost.")
+@price_options
 @answer_options
 def command(
     study: Path | None,
     *,
     prices: Path | None,
+    price_kind: str | None,
     settings: tuple[str, ...],
     interval: bool,
     highest_rate: bool,
@@ -89,7 +89,7 @@ def command(
     given = {name: text for name, text in flags.items() if text is not None}
     tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
     asked = read_serving_study(study, {k: v for k, v in given.items() if "__" not in k}, tables, settings)
-    listed = Prices.load(prices) if prices is not None else None
+    listed = loaded_prices({"prices": prices, "price_kind": price_kind})
     if listed is not None:
         listed.of(asked.cluster)  # an error now, not after all requests
     serving = _highest(asked, interval=interval) if highest_rate else _served(asked, interval=interval)

@@ -44,7 +44,8 @@ class Ends:
 class Sensitivity:
     """Alternatives, what varies, and what comes of it.
 
-    figure: what is compared, less is better; infinite where an alternative does not fit. now: without any change.
+    figure: what is compared, less is better; infinite where an alternative does not fit. pays: the price of each, as it is,
+    in words; empty where money is not compared. now: without any change.
     spread: 5, 50 and 95 % of each alternative's figure over the points. wins: share of the points at which each is best.
     flips: share at which another than today's best is. indices: of each alternative's figure; of the margin (logarithm of
     the best other's figure over that of today's best); of the decision (1 where today's best wins). Empty where a figure
@@ -53,6 +54,7 @@ class Sensitivity:
 
     alternatives: tuple[str, ...]
     figure: str
+    pays: tuple[str, ...]
     inputs: tuple[Input, ...]
     num_points: int
     num_evaluated: int
@@ -77,10 +79,11 @@ class Sensitivity:
 class Evaluated:
     """The figure of every alternative: at every point of the design ([alternatives, points]), now, and at the ends.
 
-    num_evaluated: how many predictions it took.
+    pays: the price of each, in words. num_evaluated: how many predictions it took.
     """
 
     figure: str
+    pays: Sequence[str]
     values: Points
     now: Sequence[float]
     ends: Sequence[Ends]
@@ -99,6 +102,7 @@ def analysed(
     return Sensitivity(
         alternatives=tuple(alternatives),
         figure=found.figure,
+        pays=tuple(found.pays),
         inputs=tuple(inputs),
         num_points=sample.shape[1],
         num_evaluated=found.num_evaluated,

@@ -18,6 +18,7 @@ def render(s: Sensitivity) -> RenderableType:
     letters = [chr(ord("A") + number) for number in range(len(s.alternatives))]
     parts: list[RenderableType] = [
         *(Text(f"{letter}  {name}") for letter, name in zip(letters, s.alternatives, strict=True)),
+        *(Text(f"{letter} pays {price}") for letter, price in zip(letters, s.pays, strict=False)),
         Text(),
         _figures(s, letters),
         Text(),

@@ -17,7 +17,7 @@ def _answer(inputs: tuple[Range | Error, ...], rows: list[list[float]], design: 
     values = np.array(rows)
     middle = tuple(float(np.median(row)) for row in values)
     ends = [Ends(low=middle, high=middle) for _ in inputs]
-    found = Evaluated(figure="f", values=values, now=middle, ends=ends, num_evaluated=0)
+    found = Evaluated(figure="f", pays=(), values=values, now=middle, ends=ends, num_evaluated=0)
     return analysed([f"f{n}" for n in range(len(rows))], inputs, design, found, seed=3)
 
 

@@ -170,7 +170,7 @@ def _what_if(capsys: pytest.CaptureFixture[str], *variants: str) -> list[dict[st
 
 def test_short_words_say_the_same_as_long_ones(capsys: pytest.CaptureFixture[str]) -> None:
     host = 'cluster.intra={kind="pcie5", shape="pcie", bytes_per_s=63e9, latency_s=1e-6}'
-    _, short, long, off, pcie, double, bytes_, ib = _what_if(
+    _, short, long, off, pcie, double, bytes_, ib, again = _what_if(
         capsys,
         "link.inter.bytes_per_s=800Gb/s",
         "cluster.inter.nic_bytes_per_s=100GB/s",
@@ -179,8 +179,9 @@ def test_short_words_say_the_same_as_long_ones(capsys: pytest.CaptureFixture[str
         "device.memory_bytes=x2",
         "device.memory_bytes=163118MiB",  # twice the driver's 81559 MiB
         "link.intra=nvlink5",
+        "link.inter.bytes_per_s=400Gb/s,link.inter.bytes_per_s=x2",
     )
-    assert short == long
+    assert short == long == again
     assert off == pcie
     assert double == bytes_
     assert ib["step_s"] < off["step_s"]

@@ -82,3 +82,11 @@ def test_a_bad_price_is_told_once(tmp_path: Path) -> None:
     assert len(told.value.faults) == 1
     with pytest.raises(InputError, match=r"there is no \[\[price\]\]"):
         _prices(tmp_path, 'currency = "USD"\nprice = []\n')
+
+
+def test_one_kind_of_price_alone(tmp_path: Path, cluster: Cluster) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(FILE.format(device=cluster.device.name), encoding="utf-8")
+    assert [price.kind for price in Prices.load(path, "on-demand").of(cluster)] == ["on-demand"]
+    with pytest.raises(InputError, match="--price-kind spot"):
+        Prices.load(path, "spot")

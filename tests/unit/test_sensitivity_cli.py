@@ -65,6 +65,15 @@ def test_a_price_alone_needs_no_simulation(prices: str, capsys: pytest.CaptureFi
     assert answer["indices"][answer["alternatives"][0]][0]["total"] == pytest.approx(1, abs=0.4)
 
 
+def test_a_multiple_is_of_what_the_alternative_has_set(prices: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--prices", prices, "--what-if", "price.per_gpu_hour=4", "--vary", "price.per_gpu_hour=x0.5..x2"]
+    answer = _told(capsys, *arguments, "--no-errors")
+    a, b = answer["now"]
+    assert b == pytest.approx(2 * a)
+    assert answer["ends"][0]["low"] == [pytest.approx(a / 2), pytest.approx(b / 2)]
+    assert answer["flips"] == 0  # both move together
+
+
 def test_failures_lengthen_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Between failures half as long: more days; twice as long: fewer. run.* is the run's."""
     vary = ["--vary", "run.mtbf=x0.5..x2", "--vary", "run.detect_s=1min..10min"]
@@ -78,7 +87,14 @@ def test_failures_lengthen_a_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_people_read_the_decision_first(prices: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, *TWO_NODES, "--prices", prices, "--vary", "B:price.per_gpu_hour=0.1..4", "--plain"]) == 0
     out = capsys.readouterr().out
-    for words in ("The decision flips in", "best in", "Sobol indices", "B:price.per_gpu_hour", "B wins"):
+    for words in (
+        "The decision flips in",
+        "best in",
+        "Sobol indices",
+        "B:price.per_gpu_hour",
+        "B wins",
+        "A pays 2.00 USD",
+    ):
         assert words in out
 
 
@@ -95,6 +111,7 @@ def test_people_read_the_decision_first(prices: str, capsys: pytest.CaptureFixtu
         (["--vary", "kernels.gemm=1..2", "--vary", "kernels.gemm=1..3"], "varies twice"),
         (["--vary", "run.mtbf=x1..x2", "--by", "run-days"], "nobody says how long"),
         (["--by", "cost"], "costs need prices"),
+        (["--price-kind", "spot"], "there are no prices"),
         (["--samples", "100"], "no power of two"),
         (["--no-errors"], "nothing varies"),
     ],
