@@ -152,9 +152,10 @@ def _of_equal_nodes(
 ) -> tuple[Choice, _Found]:
     """The best of the best orders of a node's GPUs, every node's alike, under each order of axes.
 
-    Of those that beat the start, who crosses PCIe least; of these, whose step is the shortest.
+    Of those that beat the start and cross PCIe no more than it, who does so least; of these, whose step is the shortest.
     """
     found: _Found = []
+    limit = Roads(trials.lowering(start), calls).judged(range(trials.cluster.gpus_per_node)).crossings
     ranked: list[tuple[tuple[int, ...], Score, int]] = []
     for name, blocks in blocks_of(start.plan, trials.cluster, across_nodes=across_nodes):
         local = place_node(Roads(trials.lowering(start), calls, blocks), trials.tell)
@@ -162,7 +163,7 @@ def _of_equal_nodes(
             seats = composed(blocks, order, trials.cluster.num_devices)
             choice = Choice(start.plan, shortest(seats, trials.cluster.gpus_per_node))
             score = trials.score(choice)
-            if is_better(score, trials.score(start)):
+            if crossings <= limit and is_better(score, trials.score(start)):
                 ranked.append((crossings, score, len(found)))
             found.append((name, choice, local))
     return (found[min(ranked)[2]][1] if ranked else start), found
