@@ -188,6 +188,7 @@ def network_json(cluster: Cluster) -> dict[str, Any] | None:
         "oversubscription": fabric.oversubscription,
         "above": [level.model_dump() for level in fabric.above],
         "nvlink_domain_size": cluster.nvlink_domain_size,
+        "host": None if cluster.host is None else {"kind": cluster.host.kind, "bytes_per_s": cluster.host.bytes_per_s},
         "half_cuts": [{"nodes": n, "bytes_per_s": n / 2 * cluster.network_bytes_per_s(n)} for n in nodes],
     }
 
@@ -209,6 +210,9 @@ def render_network(cluster: Cluster) -> RenderableType:
     ]
     if "SLURM does not say" in cluster.sources.get("fabric", ""):
         lines.append("? oversubscription of the leaves: SLURM does not say, 1 taken (--oversubscription)")
+    if cluster.host is not None:
+        kind = cluster.host.kind.upper() if cluster.host.kind == "c2c" else cluster.host.kind
+        lines.insert(0, f"host: {kind}, {format_rate(cluster.host.bytes_per_s)} a GPU")
     if cluster.nvlink_domain_size > cluster.gpus_per_node:
         lines.append(f"one NVLink switch joins {cluster.nvlink_domain_size} GPUs of several nodes")
     return Group(*map(Text, lines))

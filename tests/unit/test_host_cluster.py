@@ -216,3 +216,12 @@ def test_cards_of_a_grace_are_near_by_c2c() -> None:
     inter = tray.inter.model_copy(update={"cards": (CardPlace(socket=0),) * 2 + (CardPlace(socket=1),) * 2})
     box = tray.model_copy(update={"inter": inter, "pcie": Pcie(sockets=((0, 1), (2, 3)))})
     assert [(one.word, one.gpudirect) for one in nearest_cards(host_of(box))] == [("P2C", True)] * 4
+
+
+def test_a_cluster_file_says_how_large_its_domain_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A tray's matrix leaves it open; a preset of 72 on C2C hosts does not."""
+    main(["topo", "gb200-nvl72", "--plain"])
+    out = capsys.readouterr().out
+    assert "larger than its trays show" not in out
+    assert "one NVLink switch joins 72 GPUs" in out
+    assert "host: C2C, 450 GB/s a GPU" in out
