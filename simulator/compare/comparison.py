@@ -66,9 +66,11 @@ class Comparison:
 
     @property
     def on_front(self) -> tuple[bool, ...]:
-        """Rows that no other beats in both seconds and money a token, at each one's cheapest price."""
-        points = [(row.s_per_token, min((c.billion_tokens for c in row.costs), default=0.0)) for row in self.rows]
-        return tuple(pareto(points))
+        """Rows that fit and that no other such beats in both seconds and money a token, at each one's cheapest price."""
+        fits = [row for row in self.rows if row.prediction.fits]
+        best = pareto([(row.s_per_token, min((c.billion_tokens for c in row.costs), default=0.0)) for row in fits])
+        found = {id(row): one for row, one in zip(fits, best, strict=True)}
+        return tuple(found.get(id(row), False) for row in self.rows)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; docs/reference/json-output.md describes every key."""
