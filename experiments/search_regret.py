@@ -26,7 +26,7 @@ from simulator.backtest.resolve import RefusedError, resolve
 from simulator.errors import InputError
 from simulator.predict import predict
 from simulator.readers.runs_table import RunRow, read_runs
-from simulator.search.difference import Timed, difference
+from simulator.search.difference import Timed, difference, timed
 
 RUNS = Path(__file__).parent / "measured" / "runs.csv.gz"
 _GRID = (
@@ -111,8 +111,7 @@ def point(row: RunRow) -> Point | None:
     except (RefusedError, NoStepTimeError, InputError):
         return None
     step_s = float(prediction.step_s) * run.time_factor
-    timed = Timed(step_s=step_s, spread=prediction.spread, stack_sigma=prediction.stack_sigma)
-    return Point(row.id, measured_s, timed)
+    return Point(row.id, measured_s, timed(step_s, prediction.spread, prediction.stack_sigma, run.plan))
 
 
 def main() -> None:

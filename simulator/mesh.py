@@ -310,6 +310,8 @@ def _split_faults(plan: Plan, model: Heads) -> list[Fault]:
     def splits(name: str, degree: int) -> bool:
         return counts[name] % degree == 0 or (name == "key-value heads" and shared and degree % kv == 0)
 
+    if all(splits(name, tp) for name in counts):
+        return []
     legal = [degree for degree in _divisors(model.num_heads) if all(splits(name, degree) for name in counts)]
     near = min(legal, key=lambda degree: (abs(degree - tp), degree))
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from math import gcd
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -503,7 +504,8 @@ class Plan(Strict):
         return faults
 
 
-def _ordered(rank_order: str) -> list[str]:
+@lru_cache(maxsize=64)
+def _ordered(rank_order: str) -> tuple[str, ...]:
     """The names of a rank order, innermost first, dp as its two axes."""
     both = {"dp": ("dp_shard", "dp_replicate")}
-    return [axis for name in rank_order.split("-") for axis in both.get(name, (name,))]
+    return tuple(axis for name in rank_order.split("-") for axis in both.get(name, (name,)))

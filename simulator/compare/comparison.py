@@ -13,7 +13,7 @@ from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
 from simulator.prices import Prices
-from simulator.search.difference import Difference, Timed, difference
+from simulator.search.difference import Difference, Timed, difference, timed
 from simulator.search.front import pareto
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -103,7 +103,7 @@ def compared(
     """A subject's prediction against the first's, by seconds a token."""
     against = None
     if first is not None:
-        mine, theirs = _timed(prediction), _timed(first.prediction)
+        mine, theirs = _timed(subject, prediction), _timed(first.subject, first.prediction)
         if subject.same_software(first.subject):
             mine, theirs = _sharing(mine, theirs)
         against = difference(mine, theirs)
@@ -121,9 +121,9 @@ def _sharing(a: Timed, b: Timed) -> tuple[Timed, Timed]:
     return replace(a, stack_sigma=left), replace(b, stack_sigma=0.0)
 
 
-def _timed(prediction: Prediction) -> Timed:
-    step_s = float(prediction.step_s) / prediction.tokens_per_step
-    return Timed(step_s=step_s, spread=prediction.spread, stack_sigma=prediction.stack_sigma)
+def _timed(subject: Subject, prediction: Prediction) -> Timed:
+    step_s, device = float(prediction.step_s) / prediction.tokens_per_step, subject.cluster.device.name
+    return timed(step_s, prediction.spread, prediction.stack_sigma, subject.plan, device)
 
 
 def _data(row: Compared) -> dict[str, Any]:

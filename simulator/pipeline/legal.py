@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from simulator.errors import Fault
 from simulator.pipeline.actions import Schedule
@@ -21,9 +22,24 @@ def faults(
     place: str = "plan",
 ) -> list[Fault]:
     """Everything that keeps the pipeline from running: its schedule's demands, and how the layers are dealt."""
+    counts = num_layers, num_stages, num_micro_batches, num_chunks
+    return list(_faults(schedule, *counts, group_size, split, place))
+
+
+@lru_cache(maxsize=4096)  # a search asks about the same few pipelines thousands of times
+def _faults(
+    schedule: Schedule,
+    num_layers: int,
+    num_stages: int,
+    num_micro_batches: int,
+    num_chunks: int,
+    group_size: int | None,
+    split: Split,
+    place: str,
+) -> tuple[Fault, ...]:
     found = schedule_faults(schedule, num_stages, num_micro_batches, num_chunks, group_size, place)
     layers = layer_faults(schedule, num_layers, num_stages, num_chunks, split, place)
-    return [*found, *(fault for fault in layers if fault not in found)]
+    return (*found, *(fault for fault in layers if fault not in found))
 
 
 def schedule_faults(

@@ -1,10 +1,12 @@
 """How sure the difference of two predictions is. Errors that both share cancel.
 
-A category's error (one curve prices all products, another all collectives) moves both steps in one direction, each by the
-category's share of it: what is left of it is the difference of the two contributions. Of a stack's own spread, what the
-kernels do not explain, nothing is known to be common: it counts for both. Of the logarithm of the ratio of two steps,
+A category's error (one curve prices all products, another all collectives) moves both steps in one direction where both
+run the same shapes: what is left of it is the difference of the two contributions. A curve's residuals at other shapes are
+others, as a fit leaves no common error; so where plans run other shapes (tensor parallelism, micro-batch), or send other
+messages, both contributions count in full. Of a stack's own spread, what the kernels do not explain, nothing is known to
+be common: it counts for both. Of the logarithm of the ratio of two steps,
 
-    σ² = Σ over categories (a_c − b_c)² + a_s² + b_s²
+    σ² = Σ over shared categories (a_c − b_c)² + Σ over the others (a_c² + b_c²) + a_s² + b_s²
 
 experiments/search_regret.py counts how often measured differences lie inside the interval.
 """
@@ -12,10 +14,15 @@ experiments/search_regret.py counts how often measured differences lie inside th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
+from simulator.plan import Plan
 from simulator.predict import Z90
+
+_SENT: Final = ("communication", "bubble")  # what hangs on messages
+_COMMON: Final = ("imbalance",)  # of the data, whatever the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +41,39 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """A step and where its uncertainty comes from (`Prediction.spread`)."""
+    """A step and where its uncertainty comes from (`Prediction.spread`).
+
+    kernels, traffic: equal where the same kernels run, and the same collectives, so that curves err alike.
+    """
 
     step_s: float
     spread: Mapping[str, float]
     stack_sigma: float
+    kernels: Hashable = None
+    traffic: Hashable = None
+
+
+def timed(step_s: float, spread: Mapping[str, float], stack_sigma: float, plan: Plan, device: str = "") -> Timed:
+    """A plan's step. device: where others are on other devices, of which one."""
+    blocks = (device, plan.stack, plan.precision, plan.micro_batch_size, plan.seq_len, plan.sequence_parallel)
+    kernels = (*blocks, plan.tp, plan.cp, plan.ep, plan.etp)
+    sharding = (plan.implementation, plan.zero, plan.dp_replicate, plan.dp_shard, plan.pp, plan.rank_order)
+    return Timed(step_s=step_s, spread=spread, stack_sigma=stack_sigma, kernels=kernels, traffic=(*kernels, *sharding))
 
 
 def difference(step: Timed, other: Timed) -> Difference:
     """`step` over `other`."""
-    names = dict.fromkeys((*step.spread, *other.spread))
-    variance = sum((step.spread.get(name, 0.0) - other.spread.get(name, 0.0)) ** 2 for name in names)
+    variance = sum(
+        _variance(name, step.spread.get(name, 0.0), other.spread.get(name, 0.0), step, other)
+        for name in dict.fromkeys((*step.spread, *other.spread))
+    )
     variance += step.stack_sigma**2 + other.stack_sigma**2
     reach = math.exp(Z90 * math.sqrt(variance))
     ratio = step.step_s / other.step_s
     return Difference(ratio=ratio, low=ratio / reach, high=ratio * reach)
+
+
+def _variance(category: str, one: float, another: float, step: Timed, other: Timed) -> float:
+    """What is left of a category's two contributions."""
+    same = step.traffic == other.traffic if category in _SENT else step.kernels == other.kernels
+    return (one - another) ** 2 if same or category in _COMMON else one**2 + another**2

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from simulator.errors import InputError
 from simulator.prices import Price, Prices, cost
-from simulator.search.difference import Difference, Timed, difference
+from simulator.search.difference import Difference, Timed, difference, timed
 from simulator.search.driver import Progress, search
 from simulator.search.engines import Engine
 from simulator.search.journal import Journal
@@ -162,7 +162,7 @@ def _timed(row: FrontRow) -> Timed:
     """The money, which errs as the step does."""
     assert row.best is not None
     o = row.best.outcome
-    return Timed(step_s=_point(row)[1], spread=o.spread, stack_sigma=o.stack_sigma)
+    return timed(_point(row)[1], o.spread, o.stack_sigma, row.best.plan)
 
 
 def _point(row: FrontRow) -> tuple[float, float]:

@@ -131,14 +131,14 @@ class MemoryFloor:
 
         What the layer saved is gone by then, and its parameters; those of the layer before it are gathered already.
         """
-        kinds = share.body_chunks[-1] if isinstance(share, Share) else share.body
-        if (
-            not self._fsdp2(plan, share)
-            or not plan.syncs_every_micro_batch
-            or set(share.body) != {"layer"}
-            or not kinds
-        ):
+        if not self._fsdp2(plan, share) or not plan.syncs_every_micro_batch:
             return 0
+        ends_with_layer = not isinstance(share, Share) or bool(self.shares.chunks(share)[-1])
+        found = self._of_one_layer(plan, share) if ends_with_layer else 0
+        return max(0, found - max(saved.plain["layer"], saved.checkpointed["layer"])) if found else 0
+
+    def _of_one_layer(self, plan: Plan, share: Model) -> int:
+        """Bytes of that, but for what the layer saved; 0 where not all layers are alike."""
         key = (*_states(plan), self.shares.content(share))
         found = self._reducing_bytes.get(key)
         if found is None:
@@ -147,8 +147,8 @@ class MemoryFloor:
             parameters = sum(gathered_sizes(layer, plan))
             ahead = parameters if plan.backward_prefetch and share.num_layers > 1 else 0
             found = layer.numel * narrow + layer.padded_numel * wide + (-parameters if kept else ahead)
-            self._reducing_bytes[key] = found
-        return max(0, found - max(saved.plain["layer"], saved.checkpointed["layer"]))
+            found = self._reducing_bytes[key] = found if set(share.body) == {"layer"} else 0
+        return found
 
     def _fsdp2(self, plan: Plan, share: Model) -> bool:
         """What FSDP2 gathers and reduces is known: whole backwards, and no experts."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from simulator.plan import Plan
-from simulator.search.difference import Difference, Timed, difference
+from simulator.search.difference import Difference, Timed, difference, timed
 from simulator.search.outcome import STATUSES, Outcome, Status, fields_of, parsed
 from simulator.search.study import SearchStudy
 from simulator.search.survey import Survey
@@ -140,4 +140,4 @@ def _value(study: SearchStudy, o: Outcome) -> float:
 
 def _timed(o: Outcome) -> Timed:
     assert o.step_s is not None
-    return Timed(step_s=o.step_s, spread=o.spread, stack_sigma=o.stack_sigma)
+    return timed(o.step_s, o.spread, o.stack_sigma, parsed(o.key)[0])

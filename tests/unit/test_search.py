@@ -1,6 +1,7 @@
 """The search finds what an exhaustive one finds, remembers what it has finished, and says why nothing is legal."""
 
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -19,7 +20,7 @@ from simulator.lower import legal
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.search import Journal, Outcome, Processes, SearchStudy, Serial, Space, search
-from simulator.search.difference import Timed, difference
+from simulator.search.difference import Timed, difference, timed
 from simulator.search.evaluate import evaluate
 from simulator.search.outcome import key_of, parsed
 from simulator.search.report import ranked
@@ -148,6 +149,20 @@ def test_differences_leave_out_what_both_steps_share() -> None:
     near = Timed(step_s=1.06, spread={"gemm": 0.04}, stack_sigma=0.05)
     assert difference(a, b).distinguishable
     assert not difference(wide, near).distinguishable
+
+
+def test_curves_err_alike_only_on_the_same_shapes() -> None:
+    spread = {"gemm": 0.03, "communication": 0.04, "imbalance": 0.1}
+    plan = Plan(tp=2, dp_shard=4, seq_len=512)
+    one = timed(1.0, spread, 0.0, plan)
+
+    def reach(**changed: object) -> float:
+        other = timed(1.0, spread, 0.0, plan.model_copy(update=changed))
+        return math.log(difference(one, other).high) / 1.6449
+
+    assert reach(num_micro_batches=4) == 0.0
+    assert reach(zero=2) == pytest.approx(0.04 * math.sqrt(2))  # other messages, the same kernels
+    assert reach(micro_batch_size=2) == pytest.approx(0.05 * math.sqrt(2))  # other shapes of all
 
 
 def _outcome(key: str = "a") -> Outcome:
