@@ -113,7 +113,8 @@ def _one_of_each(trials: Trials, choice: Choice, units: Sequence[Unit]) -> list[
 def _may_deal(choice: Choice) -> bool:
     """Layers may be moved between stages: nobody stated them, or this module did."""
     plan = choice.plan
-    free = plan.first_stage_layers is None and plan.last_stage_layers is None
+    split = plan.split
+    free = split.first is None and split.last is None and not split.ends_as_layers
     return plan.pp > 1 and plan.virtual_stages == 1 and plan.pipeline_schedule in _DEALT and free
 
 
