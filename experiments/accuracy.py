@@ -19,11 +19,13 @@ from pathlib import Path
 import _collective_accuracy
 import _cpu_accuracy
 import _solo_accuracy
+import search_regret
 
 from simulator.backtest import BacktestReport, run
 from simulator.backtest.outcome import Outcome
 from simulator.backtest.report import Group
 from simulator.backtest.text import percent
+from simulator.readers.runs_table import RunRow, read_runs
 from simulator.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if report.interrupted:
         print("interrupted: the page is left as it was", file=sys.stderr)
         return 130
-    args.out.write_text(page(report, args.date, _notes()), encoding="utf-8")
+    args.out.write_text(page(report, args.date, _notes(), _rows(args.table)), encoding="utf-8")
     return 0
 
 
@@ -90,7 +92,11 @@ def _with_collectives(text: str) -> str:
     return text[:start] + "\n".join(_collective_accuracy.section()) + "\n" + text[end:]
 
 
-def page(report: BacktestReport, date: str, notes: dict[str, str]) -> str:
+def _rows(table: Path) -> list[RunRow]:
+    return [row for row in read_runs(table) if isinstance(row, RunRow)]
+
+
+def page(report: BacktestReport, date: str, notes: dict[str, str], rows: Sequence[RunRow]) -> str:
     """The whole page as Markdown."""
     judged = [g for g in report.groups if g.step.n and g.source in JUDGED and g.precision == "bf16"]
     others = [g for g in report.groups if g.step.n and g not in judged]
@@ -106,6 +112,7 @@ def page(report: BacktestReport, date: str, notes: dict[str, str]) -> str:
         *_verdicts(report),
         "\n## Rows that miss by more than the 90th percentile's target\n",
         *_misses(judged, report, notes),
+        *search_regret.section(report.outcomes, rows),
         *_solo_accuracy.section(),
         *_cpu_accuracy.section(),
         *_collective_accuracy.section(),

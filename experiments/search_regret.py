@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
@@ -22,6 +22,7 @@ from statistics import median
 
 from simulator.backtest.judge import measured_step_s
 from simulator.backtest.measured import NoStepTimeError
+from simulator.backtest.outcome import Outcome
 from simulator.backtest.resolve import RefusedError, resolve
 from simulator.errors import InputError
 from simulator.predict import predict
@@ -43,6 +44,14 @@ _GRID = (
 )
 _PLAN = ("tp", "pp", "cp", "ep", "dp", "vpp", "zero_or_fsdp", "micro_batch", "act_ckpt", "seq_parallel")
 _TOP = 3
+_NEAR = 0.05
+HEAD = """
+## Choosing by prediction
+
+Published grids: at least {least} runs of one source that differ in nothing but the plan. *Regret* is the measured step of the
+plan predicted quickest over the measured best, less 1; targets: the best among the first three, and regret ≤ 5 %.
+[Further](search-regret.md): how often the interval of the ratio of two plans holds the measured one.
+"""
 
 Key = tuple[object, ...]
 
@@ -139,32 +148,66 @@ def main() -> None:
 
 def report(regrets: Sequence[Regret], num_refused: int) -> None:
     """A line a source, then the grids on 64 GPUs and more."""
-    print("| source | grids | plans | best in first 3 | regret ≤ 5 % | median | worst | pairs in interval |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for source in sorted({str(regret.key[0]) for regret in regrets}):
-        _line(source, [regret for regret in regrets if regret.key[0] == source])
-    _line("all", regrets)
-    print(f"\n{num_refused} rows of these grids have no prediction or no step time.\n")
-    print("| grid on 64 GPUs or more | plans | place of the best | regret |")
-    print("| --- | --- | --- | --- |")
+    by_source, large = tables(regrets, covered=True)
+    print(
+        *by_source, "", f"{num_refused} rows of these grids have no prediction or no step time.", "", *large, sep="\n"
+    )
+
+
+def section(outcomes: Iterable[Outcome], rows: Iterable[RunRow], least: int = 4) -> Iterator[str]:
+    """Of docs/accuracy.md: the same of what a backtest has predicted already, without the pairs."""
+    known = {o.id: o for o in outcomes if o.status == "ok" and o.predicted_step_s and o.measured_step_s}
+    regrets = []
+    for key, plans in grids(rows, least).items():
+        points = [_scored(known[row.id]) for row in plans if row.id in known]
+        if len(points) >= least:
+            regrets.append(Regret(key, points))
+    by_source, large = tables(regrets, covered=False)
+    yield HEAD.format(least=least)
+    yield from by_source
+    yield ""
+    yield from large
+
+
+def _scored(outcome: Outcome) -> Point:
+    assert outcome.measured_step_s is not None
+    assert outcome.predicted_step_s is not None
+    timed_alone = Timed(step_s=outcome.predicted_step_s, spread={}, stack_sigma=0.0)
+    return Point(outcome.id, outcome.measured_step_s, timed_alone)
+
+
+def tables(regrets: Sequence[Regret], *, covered: bool) -> tuple[list[str], list[str]]:
+    """A line a source and one for all; the grids on 64 GPUs and more. covered: how many pairs lie in their interval too."""
+    columns = ["source", "grids", "plans", "best in first 3", "regret ≤ 5 %", "median", "worst"]
+    columns += ["pairs in interval"] if covered else []
+    sources = sorted({str(regret.key[0]) for regret in regrets})
+    by_source = [*_header(columns)]
+    by_source += [_line(name, [r for r in regrets if r.key[0] == name], covered=covered) for name in sources]
+    by_source += [_line("all", regrets, covered=covered)] if regrets else []
+    large = [*_header(["grid on 64 GPUs or more", "plans", "place of the best", "regret"])]
     for regret in sorted(regrets, key=lambda each: (str(each.key[0]), str(each.key))):
         source, _, model, _, _, gpu, num_gpus, batch, seq_len, _ = regret.key
         if isinstance(num_gpus, int) and num_gpus >= 64:
             name = f"{source}: {model}, {num_gpus} {gpu}, {batch} × {seq_len}"
-            print(f"| {name} | {len(regret.points)} | {regret.place} | {regret.regret:.1%} |")
+            large.append(f"| {name} | {len(regret.points)} | {regret.place} | {regret.regret:.1%} |")
+    return by_source, large
 
 
-def _line(name: str, regrets: Sequence[Regret]) -> None:
-    if not regrets:
-        return
-    inside, pairs = (sum(numbers) for numbers in zip(*(regret.covered() for regret in regrets), strict=True))
+def _header(columns: Sequence[str]) -> tuple[str, str]:
+    return f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"
+
+
+def _line(name: str, regrets: Sequence[Regret], *, covered: bool) -> str:
     values = [regret.regret for regret in regrets]
     first = sum(regret.place <= _TOP for regret in regrets)
-    near = sum(value <= 0.05 for value in values)
-    plans = sum(len(regret.points) for regret in regrets)
-    count = len(regrets)
-    tail = f"{median(values):.1%} | {max(values):.1%} | {inside / pairs:.0%} of {pairs:,}"
-    print(f"| {name} | {count} | {plans} | {first / count:.0%} | {near / count:.0%} | {tail} |")
+    near = sum(value <= _NEAR for value in values)
+    plans, count = sum(len(regret.points) for regret in regrets), len(regrets)
+    cells = [name, str(count), str(plans), f"{first / count:.0%}", f"{near / count:.0%}"]
+    cells += [f"{median(values):.1%}", f"{max(values):.1%}"]
+    if covered:
+        inside, pairs = (sum(numbers) for numbers in zip(*(regret.covered() for regret in regrets), strict=True))
+        cells.append(f"{inside / pairs:.0%} of {pairs:,}")
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
