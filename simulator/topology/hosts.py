@@ -168,6 +168,9 @@ def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: 
     if host is None:
         remedy = "link.intra=pcie4 or pcie5, or [host] in the cluster file"
         raise ClusterError(Fault(place="link.intra", problem="the nodes state no link to their host", remedy=remedy))
+    if not host["kind"].startswith("pcie"):
+        problem = f"GPUs do not meet over the {host['kind']} link to their hosts"
+        raise ClusterError(Fault(place="link.intra", problem=problem, remedy="link.intra=pcie5"))
     return {name: host[name] for name in ("kind", "bytes_per_s", "latency_s")} | {"shape": "pcie"}
 
 

@@ -190,6 +190,15 @@ def test_short_words_say_the_same_as_long_ones(capsys: pytest.CaptureFixture[str
     assert ib["step_s"] < off["step_s"]
 
 
+def test_nvlink_where_there_was_none_and_none_where_hosts_are_no_road(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["compare", "--model", "gpt2", "--set", "plan.seq_len=512", "--no-ablations", "--json"]
+    assert main([*words, "--cluster", "pcie-l40s-8", "--what-if", "link.intra=nvlink4"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["subjects"]
+    assert second["step_s"] < first["step_s"]
+    assert main([*words, "--cluster", "gb200-nvl72", "--nodes", "2", "--what-if", "link.intra=off"]) == 3
+    assert "do not meet over the c2c link" in capsys.readouterr().err
+
+
 def test_one_slow_card_slows_everybody(capsys: pytest.CaptureFixture[str]) -> None:
     slow = 'cluster.exceptions=[{nodes="1", nic_bytes_per_s="50Gb/s"}]'
     first, one, every = _what_if(capsys, slow, "link.inter.bytes_per_s=50Gb/s")
