@@ -21,11 +21,11 @@ from simulator.collective_curves import (
     NetworkCurves,
     PortCurves,
     default_curves,
-    family_of,
     pipeline_fill_s,
 )
 from simulator.collectives.call import Call, Links, Placement, heard_by, network_of, nic_share
 from simulator.collectives.ports import ports_of
+from simulator.collectives.posts import copied, crowd, fabric_of, group_of, posted_channels
 from simulator.collectives.settings import (
     buffer_weight,
     channel_weight,
@@ -33,10 +33,10 @@ from simulator.collectives.settings import (
     nic_channel_weight,
     send_ceiling_bytes_per_s,
 )
-from simulator.collectives.tuning import Fabric, Group, Pick, pick
+from simulator.collectives.tuning import Pick, pick
 from simulator.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
 from simulator.errors import ClusterError, Fault, PlanError
-from simulator.nccl import Nccl, efa
+from simulator.nccl import Nccl
 from simulator.nccl.software import NEWEST
 from simulator.program import Bill, Number
 
@@ -200,20 +200,7 @@ def choice_of(call: Call, curves: LinkCurves) -> Pick:
         return Pick(POINT_TO_POINT.get(call.kind, "ring"), "simple")
     if curves.library == "gloo":
         return Pick(POINT_TO_POINT.get(call.kind, "ring"), "tcp")
-    links, port = call.links, call.port
-    fabric = Fabric(
-        family_of(port.kind),
-        links.architecture,
-        float(port.bytes_per_s / links.detour) / 1e9,
-        (links.cards.bytes_per_s if links.cards else float(nic_share(links)) * links.islands) / 1e9,
-        far_cards=call.far_cards,
-        sharp=call.network == "infiniband",
-        efa=efa.instance_of(links.architecture, links.num_nics) if call.network.startswith("efa") else None,
-        num_cards=max(1, links.num_nics * links.islands // links.gpus_per_node),
-        host_gb_per_s=links.host_bytes_per_s / 1e9,
-        amd=links.amd,
-    )
-    return pick(call.kind, call.size_bytes, Group(call.place.num_ranks, call.place.num_domains), fabric, call.nccl)
+    return pick(call.kind, call.size_bytes, group_of(call), fabric_of(call), call.nccl)
 
 
 def algorithm_of(call: Call, curves: LinkCurves) -> tuple[Algorithm, str]:
@@ -260,7 +247,8 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
         weighted["inter"] = far_s * float(capacities["inter"])
     transfer_s = max((float(b / capacities[k]) for k, b in weighted.items() if b), default=0.0)
     by_host = network is not None and copied(call, network)
-    delay_s = latency_s(port, network, algorithm, protocol, form, transfer_s, copied=by_host)
+    posted = posted_channels(call, algorithm, protocol)
+    delay_s = latency_s(port, network, algorithm, protocol, form, transfer_s, copied=by_host, channels=posted)
     return Bill(latency_s=delay_s, link_bytes=_drop_zero(weighted))
 
 
@@ -289,35 +277,25 @@ def latency_s(
     transfer_s: float,
     *,
     copied: bool = False,
+    channels: int = 1,
 ) -> float:
     """Launch, steps and pipeline fill. Across nodes the network's fill decides: its chunks are the slower ones.
 
     Steps of rings and trees follow one another; sends to many peers are no pipeline. copied: each message is, by the host.
+    channels: the host posts a message for each at every step of a ring.
     """
     local = port.mode(algorithm, protocol)
     if network is None:
         return local.base_s + form.local_steps * local.hop_s + pipeline_fill_s(local, transfer_s)
     far: Mode = network.mode(algorithm, protocol)
-    near_hop_s = max(local.hop_s, far.post_s) if algorithm in LOOPS else local.hop_s
-    steps = form.local_steps * near_hop_s + form.network_steps * (far.hop_s + (far.copied_s if copied else 0.0))
+    near_hop_s = max(local.hop_s, channels * far.post_s) if algorithm in LOOPS else local.hop_s
+    far_hop_s = far.hop_s + (channels - 1) * far.post_s + (far.copied_s if copied else 0.0)
+    steps = form.local_steps * near_hop_s + form.network_steps * far_hop_s
     delay_s = local.base_s + far.base_s + steps
     if algorithm in ("p2p", "send"):
         return delay_s + pipeline_fill_s(far, transfer_s)
     every = form.local_steps + form.network_steps
     return delay_s + network.fill_s(far, every, protocol, transfer_s, ring=algorithm in LOOPS)
-
-
-def copied(call: Call, network: NetworkCurves) -> bool:
-    """Whether the host copies the call's messages out of GPU memory, one by one."""
-    if call.kind not in POINT_TO_POINT:
-        return False
-    message_bytes = call.size_bytes / (call.place.num_ranks if call.kind == "all_to_all" else 1)
-    return network.copies(message_bytes, call.traits)
-
-
-def crowd(call: Call) -> float:
-    """How many streams of others a pair of nodes meets: none between two, towards 1 among many; of an all-to-all."""
-    return 1 - 2 / call.place.num_domains if call.kind == "all_to_all" and call.place.num_domains > 1 else 0.0
 
 
 def nic_part(call: Call) -> Fraction:

@@ -294,3 +294,15 @@ def test_blackwell_leaves_ll128_sooner_since_2_29() -> None:
         for version in ("2.27.5", "2.28.9", "2.29.2")
     }
     assert found == {"2.27.5": "ll128", "2.28.9": "ll128", "2.29.2": "simple"}
+
+
+def test_a_rings_lines_pay_for_each_channel_that_the_size_adds() -> None:
+    """Polaris over TCP, all-gathers on 8 nodes: 250 to 340 us up to 128 KiB, 570 at 256, 1040 at 512: 1, 2 and 4 channels."""
+    cluster, sockets = _slingshot(), Nccl.of("2.21.5", {"NCCL_NET": "Socket"})
+    times = [
+        float(choose("all_gather", size * 1024, shape(32, 8), cluster, nccl=sockets).time_s)
+        for size in (64, 128, 256, 512)
+    ]
+    assert times[1] < 1.25 * times[0]
+    assert times[2] > 1.5 * times[1]
+    assert times[3] > 1.5 * times[2]

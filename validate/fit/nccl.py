@@ -21,7 +21,8 @@ from scipy.optimize import least_squares
 
 from simulator.collective_curves import LinkCurves
 from simulator.collectives.call import Call, nic_share
-from simulator.collectives.cost import LOOPS, algorithm_of, copied, crowd, form_of, nic_part
+from simulator.collectives.cost import LOOPS, algorithm_of, form_of, nic_part
+from simulator.collectives.posts import copied, crowd, posted_channels
 from simulator.collectives.volumes import Volume
 from validate.fit.link_classes import (
     FIELDS,
@@ -53,6 +54,7 @@ class Terms:
     network_steps: Array
     depth: Array  # of the fill over nodes
     waits: Array  # 1 where the fill is a bound beside the transfer's
+    channels: Array  # that a ring's host posts messages for
     crowd: Array  # streams of others that pairs of nodes meet
     copied: Array  # messages that the host copies out of GPU memory
     time_s: Array
@@ -81,7 +83,7 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
             )
         )
     columns = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    mode, port_s, nic_s, loops, local, network, depth, waits, crowds, copies, time_s = columns
+    mode, port_s, nic_s, loops, local, network, depth, waits, channels, crowds, copies, time_s = columns
     return Terms(
         mode.astype(np.int64),
         port_s,
@@ -91,6 +93,7 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
         network,
         depth,
         waits,
+        channels,
         crowds,
         copies,
         time_s,
@@ -98,15 +101,15 @@ def terms(samples: Sequence[Sample], modes: Sequence[str]) -> Terms:
     )
 
 
-def _waits(call: Call, algorithm: str, protocol: str, form: Volume) -> tuple[float, bool, float, int]:
-    """Depth of the fill, whether it is a bound, others' streams, and messages that the host copies."""
+def _waits(call: Call, algorithm: str, protocol: str, form: Volume) -> tuple[float, bool, int, float, int]:
+    """Depth of the fill, whether it is a bound, channels, others' streams, and messages that the host copies."""
     network = NETWORKS.get(network_class(call)) if call.place.num_domains > 1 else None
     if network is None or algorithm in ("p2p", "send"):
         small = network is not None and copied(call, network.structure)
-        return 1.0, False, crowd(call), form.network_steps if small else 0
+        return 1.0, False, 1, crowd(call), form.network_steps if small else 0
     shape, ring = network.structure, algorithm in LOOPS
     depth = shape.fill_depth(form.local_steps + form.network_steps, protocol, ring=ring)
-    return depth, shape.waits(protocol, ring=ring), 0.0, 0
+    return depth, shape.waits(protocol, ring=ring), posted_channels(call, algorithm, protocol), 0.0, 0
 
 
 def _weights(samples: Sequence[Sample]) -> Array:
@@ -123,8 +126,10 @@ def seconds(t: Terms, near: Array, far: Array | None = None) -> Array:
         start = near[:, 1] + t.local_steps * near[:, 2]
         return start + transfer + near[:, 3] * np.sqrt(transfer / (transfer + near[:, 4]))
     transfer = np.maximum(transfer, t.nic_s / far[:, 0] * (1 + t.crowd * far[:, 8]))
-    near_hop = np.where(np.isin(t.mode, RINGS), np.maximum(near[:, 2], far[:, 6]), near[:, 2])
-    start = near[:, 1] + far[:, 1] + t.local_steps * near_hop + t.network_steps * far[:, 2]
+    near_hop = np.where(np.isin(t.mode, RINGS), np.maximum(near[:, 2], t.channels * far[:, 6]), near[:, 2])
+    start = (
+        near[:, 1] + far[:, 1] + t.local_steps * near_hop + t.network_steps * (far[:, 2] + (t.channels - 1) * far[:, 6])
+    )
     start = start + t.copied * far[:, 7]
     fill = far[:, 3] * t.depth * np.sqrt(transfer / (transfer + far[:, 4]))
     return start + np.where(t.waits > 0, np.maximum(transfer, fill), transfer + fill)
