@@ -10,6 +10,7 @@ from pathlib import Path
 from simulator.backtest import memory_rows
 from simulator.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes
 from simulator.backtest.outcome import Outcome
+from simulator.backtest.recipes import published_recipe
 from simulator.backtest.report import BacktestReport, make_report
 from simulator.backtest.resolve import RefusedError, Run, resolve
 from simulator.backtest.work import measured_step_s, work_of
@@ -106,7 +107,8 @@ def _predicted(row: RunRow, start: Outcome) -> Outcome:
 
 def _verdict(run: Run, prediction: Prediction) -> tuple[bool | None, str]:
     """Whether it fits, and what that hangs on. Where a row does not say what was recomputed, all that could be may be."""
-    if prediction.fits or run.row.act_ckpt or run.plan.recompute == "full":
+    stated = run.row.act_ckpt or published_recipe(run.row)
+    if prediction.fits or stated or run.plan.recompute == "full":
         return prediction.fits, ""
     least = predict(run.model, run.plan.model_copy(update={"recompute": "full"}), run.cluster, stack=run.stack)
     if not least.fits:

@@ -9,6 +9,7 @@ from functools import cache
 from math import ceil, prod
 from typing import Any
 
+from simulator.backtest.recipes import published_recipe
 from simulator.backtest.rules import (
     FrameworkRule,
     ends_as_layers,
@@ -191,6 +192,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         **expert_plan(row, rule),
         **_sharding(row, rule, ranks, cluster.gpus_per_node),
         **_recompute(row, rule),
+        **(recipe.plan_fields() if (recipe := published_recipe(row)) else {}),
         **_reduce_dtype(row, rule),
     }
     plan = Plan.parse(fields, f"line {row.line}", PlanError)

@@ -6,9 +6,11 @@ implementation adds around each block is its `Strategy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
+from typing import TypeVar, cast
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.memory.gradients import dummy_gradients, redistributed_bytes, whole_table_numel
@@ -22,6 +24,8 @@ from simulator.plan import Plan
 from simulator.share import Share, body_names
 from simulator.stack import Stack
 from simulator.zero import resident_tensors
+
+_T = TypeVar("_T")
 
 ROOT = -1  # index of the root unit; layers count from 0
 Mark = tuple[int, str, int, str, str]  # (event index, phase, micro-batch, unit, op)
@@ -290,8 +294,8 @@ class Step:
             self._pipeline(num_micro_batches)
         else:
             for index in range(num_micro_batches):
-                going = self._forward(index, self._parts[0])
-                self._backward(going, sync=self._syncs(index, num_micro_batches))
+                going = _drained(self._forward_by_layers(index, self._parts[0]))
+                _drained(self._backward_by_layers(going, sync=self._syncs(index, num_micro_batches)))
         self.writer.at("optimizer", num_micro_batches - 1, "", self.plan.optimizer)
         self.strategy.optimizer(self._state if first else lambda: None)
         self.strategy.agree()
@@ -310,13 +314,24 @@ class Step:
             paired=plan.expert_overlap,
         )
         last = {action.chunk: action for action in actions if action.kind != "F"}
-        for action in actions:
+        ahead: tuple[tuple[int, int], Generator[None, None, _Going]] | None = None
+        for action, then in zip_longest(actions, actions[1:]):
             key = action.micro_batch, action.chunk
             if action.kind == "F":
-                going[key] = self._forward(action.micro_batch, self._parts[action.chunk])
+                forward = self._forward_by_layers(action.micro_batch, self._parts[action.chunk])
+                if then is not None and then.beside and plan.pipeline_schedule not in ("dualpipe", "dualpipe_v"):
+                    ahead = key, forward
+                else:
+                    going[key] = _drained(forward)
             elif action.kind == "W" or action.whole:
                 sync = plan.syncs_every_micro_batch or action == last[action.chunk]
-                self._backward(going.pop(key), sync=sync)
+                backward = self._backward_by_layers(going.pop(key), sync=sync)
+                if ahead is None:
+                    _drained(backward)
+                else:
+                    (index, chunk), forward = ahead
+                    layers = self._parts[chunk].layers
+                    going[index, chunk], ahead = _together(len(layers), forward, backward), None
 
     def _syncs(self, index: int, count: int) -> bool:
         return self.plan.syncs_every_micro_batch or index == count - 1
@@ -330,8 +345,11 @@ class Step:
         self.writer.num_slots += tape.num_slots
         return base
 
-    def _forward(self, index: int, part: _Part) -> _Going:
-        """A micro-batch through a part of the model, up to the loss or to what the next stage receives."""
+    def _forward_by_layers(self, index: int, part: _Part) -> Generator[None, None, _Going]:
+        """A micro-batch through a part of the model, up to the loss or to what the next stage receives.
+
+        It halts before each layer, and once after the last.
+        """
         writer, strategy, offload = self.writer, self.strategy, self.plan.offload
         adds = index > 0 and strategy.keeps_gradients and strategy.gradients
         tapes = self._adding if adds else self._tapes
@@ -343,12 +361,14 @@ class Step:
         if len(self._workspaces) == 2:
             self._product()
         for layer in part.layers:
+            yield
             name = self._names[layer]
             given = self._unit_forward(
                 going, layer, name, layer_tape(tapes, self.plan, self._kinds[layer], layer), given
             )
             writer.at("forward", index, name, "reshard")
             strategy.after_forward(layer)
+        yield
         if not part.head:
             writer.free(given)  # once it is sent
             return going
@@ -374,21 +394,25 @@ class Step:
             going.evictor.forward(tape, base)
         return base + tape.output if tape.output >= 0 else given
 
-    def _backward(self, going: _Going, *, sync: bool) -> None:
-        """A micro-batch back through its part of the model, from the loss or from the gradient it receives."""
+    def _backward_by_layers(self, going: _Going, *, sync: bool) -> Generator[None, None, None]:
+        """A micro-batch back through its part of the model, from the loss or from the gradient it receives.
+
+        It halts before each layer and before the embedding.
+        """
         writer, head = self.writer, going.tapes.head
         if going.head is None:
             gradient = writer.alloc(self._message_bytes, "temporaries")
             if going.part.embedding:
                 self.strategy.before_backward(ROOT)
-            self._units_backward(going, gradient, [], sync=sync)
+            yield from self._units_backward(going, gradient, [], sync=sync)
             self.strategy.end_backward()
             return
         writer.at("backward", going.index, "head", "loss")
         ones = writer.alloc(4, "loss")  # the loss's own gradient: held by the frame of `backward` until it returns
         _, _, base, given = going.head
         gradient = self._head_backward(going.tapes, base, given, ones)
-        self._units_backward(going, gradient, [(base + s, n) for s, n in head.parameter_gradients], sync=sync)
+        own = [(base + s, n) for s, n in head.parameter_gradients]
+        yield from self._units_backward(going, gradient, own, sync=sync)
         writer.free(ones, going.loss)
         self.strategy.end_backward()
 
@@ -401,12 +425,15 @@ class Step:
         writer.play(head.backward, base, given, ones, start=tapes.head_gemm)
         return _outside(head.gradient, base, given, ones)
 
-    def _units_backward(self, going: _Going, gradient: int, head: list[tuple[int, int]], *, sync: bool) -> None:
+    def _units_backward(
+        self, going: _Going, gradient: int, head: list[tuple[int, int]], *, sync: bool
+    ) -> Generator[None, None, None]:
         """The units' backwards. `head`: gradients that the head left, reduced with the embedding's where that is here."""
         writer, strategy, part = self.writer, self.strategy, going.part
         if part.head and not part.embedding:
             strategy.after_backward(ROOT, head, sync=sync)
         for unit, tape, base, given in reversed(going.stack):
+            yield
             name = "embedding" if unit == ROOT else self._names[unit]
             writer.at("backward", going.index, name, "gather")
             if unit != ROOT:
@@ -438,6 +465,30 @@ class Step:
             if numel in tied:
                 self.writer.free(slot)
         return [(slot, numel) for slot, numel in gradients if numel not in tied]
+
+
+def _together(num_layers: int, forward: Generator[None, None, _Going], backward: Generator[None, None, None]) -> _Going:
+    """A forward and another micro-batch's backward, layer by layer: as one grows the other shrinks.
+
+    In the order of Megatron-LM's TransformerModelChunkSchedulePlan.run: embedding, the other's head, a layer of each in
+    turn, then the head.
+    """
+    next(forward)
+    next(backward, None)
+    for _ in range(num_layers):
+        next(forward)
+        next(backward, None)
+    _drained(backward)
+    return _drained(forward)
+
+
+def _drained(steps: Generator[None, None, _T]) -> _T:
+    """What a generator returns, after all its halts."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("_T", end.value)
 
 
 def _outside(slot: int, base: int, given: int, gradient: int) -> int:

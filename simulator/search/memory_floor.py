@@ -109,10 +109,11 @@ class MemoryFloor:
         """What a pipeline stage holds when its first backward begins, or at any other moment with as much in flight."""
         schedule, chunks = plan.pipeline_schedule, plan.virtual_stages
         count = min(plan.num_micro_batches, 2 * plan.pp)
+        # a pair of expert_overlap grows by a layer as it shrinks by another: nothing above the forwards before it
         if schedule not in _WHOLE:
-            flying = peak_in_flight(schedule, plan.pp, count, stage, chunks, paired=plan.expert_overlap)
+            flying = peak_in_flight(schedule, plan.pp, count, stage, chunks)
             return flying * min(self._chunks(plan, share, saved))
-        flying_by_chunk = self.shares.flying(schedule, plan.pp, count, stage, chunks, plan.expert_overlap)
+        flying_by_chunk = self.shares.flying(schedule, plan.pp, count, stage, chunks)
         held = sum(
             flying * size for flying, size in zip(flying_by_chunk, self._chunks(plan, share, saved), strict=True)
         )

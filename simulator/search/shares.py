@@ -69,13 +69,12 @@ class Shares:
         num_micro_batches: int,
         stage: int,
         num_chunks: int,
-        paired: bool,  # noqa: FBT001
     ) -> tuple[int, ...]:
         """As `held_at_first_backward`."""
         key = (schedule, num_stages, num_micro_batches, stage, num_chunks)
-        found = self._flying.get((*key, paired))
+        found = self._flying.get(key)
         if found is None:
-            found = self._flying[*key, paired] = held_at_first_backward(*key, paired=paired)
+            found = self._flying[key] = held_at_first_backward(*key)
         return found
 
     def chunks(self, share: Share) -> tuple[Counter[str], ...]:
