@@ -155,8 +155,8 @@ def simulate_memory(
 ) -> tuple[MemoryUse, MemoryTrace]:
     """Memory of one rank: peaks of allocated and reserved bytes, categories at the peak, and the course of a step.
 
-    stages: pipeline stages that have ranks on such a device; None: all. quick: where live tensors alone do not fit, the
-    allocator is not asked what it would reserve for them.
+    stages: pipeline stages that have ranks on such a device; None: all. quick: the peaks without the course, and where
+    live tensors alone do not fit, the allocator is not asked what it would reserve for them.
     """
     history, live = _fullest(model, plan, stack, blocks, device, stages)
     outside = outside_torch_bytes(device, plan) + window_bytes(model, plan, stack)
@@ -166,9 +166,10 @@ def simulate_memory(
     if use.fits_bare and not use.fits_surely:
         limit = use.capacity_bytes - use.outside_torch_bytes
         use = replace(use, pressure=under_pressure(history.events, history.steady, limit, settings))
+    course = () if quick else zip(live.most, reserved, strict=True)
     samples = tuple(
         MemorySample(label=label(moment_of(history, index)), allocated_bytes=highest, reserved_bytes=held)
-        for (highest, index), held in zip(live.most, reserved, strict=True)
+        for (highest, index), held in course
     )
     peak_index = live.most.index(live.peak)
     return use, MemoryTrace(samples=samples, peak_index=peak_index, by_category=use.by_category)

@@ -68,7 +68,7 @@ def predict(
 def remembered(lowering: Lowering, *, quick: bool = False) -> Remembered:
     """The memory of a lowered plan, and the verdict on it: half a prediction, and all of it where nothing fits.
 
-    quick: what is reserved does not matter where live tensors alone do not fit.
+    quick: the peaks alone, and what is reserved does not matter where live tensors alone do not fit.
     """
     if lowering.cast is not None:
         held = held_by_device(lowering)
