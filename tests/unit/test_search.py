@@ -25,6 +25,7 @@ from simulator.search.evaluate import evaluate
 from simulator.search.outcome import key_of, parsed
 from simulator.search.report import ranked
 from simulator.search.space import Killed
+from simulator.search.survey import Surveyor
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
@@ -103,6 +104,28 @@ def test_the_table_is_that_of_the_exhaustive_search(objective: str) -> None:
     assert c.too_large + c.too_slow + sum(c.simulated.values()) == c.legal
     if objective == "step":
         assert c.too_slow > 0
+
+
+def test_what_scouts_rule_out_is_not_in_the_exhaustive_table() -> None:
+    """A short table is full after the plans that split the model least; the rest is surveyed against its worst."""
+    fixed = {
+        "zero": (3,),
+        "recompute": ("none", "full"),
+        "tp": (1, 2, 4),
+        "pp": (1, 2),
+        "schedule": (None, "interleaved"),
+    }
+    study = SearchStudy(space=_space(**fixed), top=1)
+    killed, surveyor, keys = Killed(), Surveyor(study), _keys(study.space)
+    with Serial(study) as engine:
+        report = search(study, engine)
+    best = report.rows[0].outcome
+    assert best == ranked(study, [evaluate(study, key) for key in keys])[0].outcome
+    assert best.step_s is not None
+    assert report.counts.legal == len(keys)
+    found = [surveyor.survey(branch, best.step_s) for branch in study.space.branches(killed)]
+    assert sum(each.num_too_slow for each in found) > 0
+    assert best.key in {prospect.key for each in found for prospect in each.prospects}
 
 
 def test_what_no_bound_knows_is_simulated() -> None:
