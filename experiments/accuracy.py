@@ -134,7 +134,11 @@ def _calibration() -> str:
     if not fitted:
         return "No stack is fitted on any of them either."
     named = "; ".join(f"`{name}` on {', '.join(f'`{r}`' for r in runs)}" for name, runs in fitted.items())
-    return f"Stacks with coefficients fitted on named runs, which are not scored: {named}."
+    lent = [name for name in Stack.names() if name not in fitted and Stack.load(name).elementwise_factor != 1]
+    more = (
+        f" {', '.join(f'`{name}`' for name in lent)} take theirs from one of these, as each file says." if lent else ""
+    )
+    return f"Stacks with coefficients fitted on named runs, which are not scored: {named}.{more}"
 
 
 def _step_table(groups: Sequence[Group], *, targets: bool) -> Iterator[str]:
