@@ -10,14 +10,12 @@ from typing import Any
 import click
 
 from simulator.cli import ExitCode
-from simulator.cli.imported import warnings
 from simulator.cli.options import noun_options, placement_option
-from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
-from simulator.cli.study import Study, read_study
+from simulator.cli.predict import plan_file_options, plan_options, study_of
+from simulator.cli.study import Study
 from simulator.errors import Fault, InputError
 from simulator.exchange import FORMATS, Export, Job, export_plan
 from simulator.model import Model, preset_names
-from simulator.plan import Plan
 from simulator.stack import Stack
 
 KIT = "launch-kit"
@@ -58,12 +56,7 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Read, write, compare."""
-    imported = plan_file_of(flags)
-    given = {name: text for name, text in flags.items() if text is not None}
-    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
-    asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings, imported)
-    for line in warnings(asked.draft) if asked.draft else ():
-        click.echo(f"shardwise: {line}", err=True)
+    asked = study_of(study, flags, settings)
     if form == KIT:
         if out is None or as_json:
             raise click.UsageError("a launch kit is a folder: -o DIR, without --json")

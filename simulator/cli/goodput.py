@@ -14,11 +14,10 @@ from simulator.checkpoint import Checkpoint, loading_s, saving
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, loaded_prices, price_options, study_options
 from simulator.cli.overrides import literal
-from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
-from simulator.cli.study import Study, read_study
+from simulator.cli.predict import plan_file_options, plan_options, study_of
+from simulator.cli.study import Study
 from simulator.errors import Fault, InputError
 from simulator.goodput import Goodput, LongRun, goodput
-from simulator.plan import Plan
 from simulator.predict import Prediction, predict
 from simulator.prices import Prices
 from simulator.schema import read_toml
@@ -91,13 +90,10 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's and LongRun's fields, and a plan's file
 ) -> int:
     """Predict the step, play the run, print."""
-    imported = plan_file_of(flags)
-    given = {name: text for name, text in flags.items() if text is not None}
-    run_flags = {name.removeprefix("run__"): given.pop(name) for name in [n for n in given if n.startswith("run__")]}
-    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
-    others = {k: v for k, v in given.items() if k not in plan_flags}
+    run_given = {name: flags.pop(name) for name in [n for n in flags if n.startswith("run__")]}
+    run_flags = {name.removeprefix("run__"): text for name, text in run_given.items() if text is not None}
     faults: list[Fault] = []
-    asked = _tried(lambda: read_study(study, others, plan_flags, settings, imported), faults)
+    asked = _tried(lambda: study_of(study, flags, settings), faults)
     run = _tried(lambda: read_run(study, run_flags), faults)
     listed = _tried(lambda: _prices_of({"prices": prices, "price_kind": price_kind}, asked), faults)
     if asked is None or run is None or faults:

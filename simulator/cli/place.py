@@ -13,12 +13,9 @@ import click
 
 from simulator.cli import ExitCode
 from simulator.cli.export import head_of, job_of, write, write_files
-from simulator.cli.imported import warnings
 from simulator.cli.options import answer_options, study_options
-from simulator.cli.predict import plan_file_of, plan_file_options, plan_options
-from simulator.cli.study import read_study
+from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
-from simulator.plan import Plan
 
 _HELP = """Find the GPU of each rank of a plan: groups that talk most on the fastest roads between GPUs.
 
@@ -63,12 +60,7 @@ def command(
     hosts, topology, across, layers = (flags.pop(name) for name in ("hosts", "topology", "across_nodes", "layers"))
     if hosts is not None and kit is None:
         raise click.UsageError("--hosts is the launch kit's: --launch-kit DIR")
-    imported = plan_file_of(flags)
-    given = {name: text for name, text in flags.items() if text is not None}
-    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
-    asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings, imported)
-    for line in warnings(asked.draft) if asked.draft else ():
-        click.echo(f"shardwise: {line}", err=True)
+    asked = study_of(study, flags, settings)
     host = host_of(topology)
     check_kit(asked, job_of(asked), hosts, host, kit)
     nouns = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)

@@ -80,7 +80,22 @@ def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-def plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
+def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...]) -> Study:
+    """The study under a command's flags: nouns, Plan's fields, a plan's file. What that file states in vain is told on stderr.
+
+    Raises InputError with every fault of every input.
+    """
+    imported = _plan_file_of(flags)
+    given = {name: text for name, text in flags.items() if text is not None}
+    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
+    nouns = {name: text for name, text in given.items() if name not in plan_flags}
+    asked = read_study(study, nouns, plan_flags, settings, imported)
+    for line in warnings(asked.draft) if asked.draft else ():
+        click.echo(f"shardwise: {line}", err=True)
+    return asked
+
+
+def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     """Take the plan's file out of a command's flags."""
     path, form, define = flags.pop("plan_file"), flags.pop("plan_format"), flags.pop("define")
     if path is None and (form is not None or define):
@@ -139,12 +154,7 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
-    imported = plan_file_of(flags)
-    given = {name: text for name, text in flags.items() if text is not None}
-    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
-    asked = read_study(study, {k: v for k, v in given.items() if k not in plan_flags}, plan_flags, settings, imported)
-    for line in warnings(asked.draft) if asked.draft else ():
-        click.echo(f"shardwise: {line}", err=True)
+    asked = study_of(study, flags, settings)
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, advise=True)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if asked.checkpoint is not None:

@@ -119,24 +119,11 @@ def goodput(
     size = JobSize.of(cluster, prediction.num_devices)
     tokens = run.tokens if run.tokens is not None else (run.steps or 0) * prediction.tokens_per_step
     steps = -(-tokens // prediction.tokens_per_step)
-    restart_s = run.detect_s + run.reschedule_s + (load_s if run.load_s is None else run.load_s) + run.warmup_s
-    causes = tuple((cause, cause.rate_per_s(size)) for cause in run.causes)
-    rate = sum(each for _, each in causes)
     late, late_sigma = slowest(run.jitter, size.hosts)
-    work_s = steps * float(prediction.step_s) * (1 + late)
-    conditions = Conditions(
-        work_s=work_s,
-        interval_s=_interval_s(run, saving, rate, float(prediction.step_s), work_s),
-        blocking_s=saving.blocking_s,
-        written_s=saving.total_s,
-        restart_s=restart_s,
-        causes=causes,
-        spare_hosts=run.spare_hosts,
-        repair_s=run.repair_s,
-        straggler_rate=size.hosts / run.straggler_mtbf_s if run.straggler_mtbf_s is not None else 0.0,
-        straggler_slowdown=run.straggler_slowdown,
-        straggler_detect_s=run.straggler_detect_s,
-    )
+    step_s = float(prediction.step_s)
+    work_s = steps * step_s * (1 + late)
+    conditions = _conditions(run, saving, load_s, size=size, step_s=step_s, work_s=work_s)
+    rate = sum(each for _, each in conditions.causes)
     played, tried = _played(conditions, run, progress)
     days = _days(played, prediction, run.seed, late_sigma / (1 + late) / sqrt(steps))
     hourly = run.price_per_gpu_hour
@@ -148,12 +135,12 @@ def goodput(
         num_devices=prediction.num_devices,
         tokens=tokens,
         steps=steps,
-        step_s=float(prediction.step_s),
+        step_s=step_s,
         mtbf_s=1 / rate if rate else None,
         interval_s=conditions.interval_s,
         interval_is_optimal=run.checkpoint_interval_s is None,
         saving=saving,
-        restart_s=restart_s,
+        restart_s=conditions.restart_s,
         days=_spread(days),
         goodput=_spread([work_s / (1 + late) / each.total_s for each in played]),
         dollars=None if hourly is None else _spread(device_hours * hourly),
@@ -165,6 +152,26 @@ def goodput(
         replicas=run.replicas,
         seed=run.seed,
         sources=_sources(run, load_s),
+    )
+
+
+def _conditions(
+    run: LongRun, saving: Saving, load_s: float, *, size: JobSize, step_s: float, work_s: float
+) -> Conditions:
+    """What the run meets. work_s: all its steps, without anything that goes wrong."""
+    causes = tuple((cause, cause.rate_per_s(size)) for cause in run.causes)
+    return Conditions(
+        work_s=work_s,
+        interval_s=_interval_s(run, saving, sum(each for _, each in causes), step_s, work_s),
+        blocking_s=saving.blocking_s,
+        written_s=saving.total_s,
+        restart_s=_restart_s(run, load_s),
+        causes=causes,
+        spare_hosts=run.spare_hosts,
+        repair_s=run.repair_s,
+        straggler_rate=size.hosts / run.straggler_mtbf_s if run.straggler_mtbf_s is not None else 0.0,
+        straggler_slowdown=run.straggler_slowdown,
+        straggler_detect_s=run.straggler_detect_s,
     )
 
 
@@ -187,12 +194,16 @@ def expected_run_s(
     rate = sum(cause.rate_per_s(size) for cause in run.causes) / mtbf_factor
     if not rate:
         return work_s
-    restart_s = run.detect_s + run.reschedule_s + (load_s if run.load_s is None else run.load_s) + run.warmup_s
+    restart_s = _restart_s(run, load_s)
     interval_s = _interval_s(run, saving, rate, step_s, work_s)
     try:
         return expected_s(work_s, 1 / rate, saving.blocking_s, interval_s, restart_s)
     except OverflowError:
         return inf
+
+
+def _restart_s(run: LongRun, load_s: float) -> float:
+    return run.detect_s + run.reschedule_s + (load_s if run.load_s is None else run.load_s) + run.warmup_s
 
 
 def _interval_s(run: LongRun, saving: Saving, rate: float, step_s: float, work_s: float) -> float:

@@ -17,23 +17,12 @@ from simulator.place.cost import Roads
 from simulator.place.local import Problem
 from simulator.plan import Plan
 from simulator.stack import Stack
-from simulator.topology import Cluster, Edge, Host, Intra, Pcie
+from simulator.topology import Cluster, Edge, Intra, Pcie
+from tests.machines import bridged
 
 GB = 1e9
 SMALL = Model.load("llama3.2-1b")
 MODULE = Plan(tp=2, dp_replicate=2, zero=0, seq_len=1024)
-
-
-def bridged(num_gpus: int, pairs: Sequence[tuple[int, int]], **pcie: object) -> Cluster:
-    edges = tuple(Edge(src=a, dst=b, bytes_per_s=300 * GB) for a, b in pairs)
-    return Cluster(
-        name="bridged",
-        device="a100-pcie-80gb",
-        gpus_per_node=num_gpus,
-        intra=Intra(kind="nvlink3", shape="pairs", bytes_per_s=300 * GB, edges=edges),
-        host=Host(kind="pcie4", bytes_per_s=31 * GB),
-        pcie=Pcie.model_validate({"host_bytes_per_s": 40 * GB, **pcie}),
-    )
 
 
 def roads(plan: Plan, cluster: Cluster) -> Roads:

@@ -158,3 +158,16 @@ def test_jitter_is_told_apart_from_training(study: str, capsys: pytest.CaptureFi
     code, _, err = told(capsys, study, "--jitter", '{distribution="normal", mean=1}')
     assert code == ExitCode.BAD_INPUT
     assert "lognormal" in err
+
+
+def test_what_a_plans_file_states_in_vain_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, plan = tmp_path / "study.toml", tmp_path / "ds.json"
+    study.write_text(STUDY[: STUDY.index("[plan]")] + STUDY[STUDY.index("[checkpoint]") :])
+    plan.write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "no_such_setting": 1})
+    )
+    flags = ("--seq-len", "2048", "--recompute", "full")
+    code, _, err = told(capsys, str(study), "--plan", str(plan), *flags)
+    assert code == ExitCode.OK, err
+    assert "unknown, and ignored: " in err
+    assert "no_such_setting" in err

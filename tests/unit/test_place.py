@@ -30,8 +30,8 @@ from simulator.plan import Plan
 from simulator.readers.placement import read_placement
 from simulator.stack import Stack
 from simulator.topology import Cluster, Edge, Inter, Intra, Pcie
-from simulator.topology import Host as HostLink
 from simulator.writers.cluster_toml import cluster_toml
+from tests.machines import bridged
 
 GB = 1e9
 SMALL = Model.load("llama3.2-1b")
@@ -39,21 +39,8 @@ DGX1 = Cluster.load("dgx1-v100-8")
 BY_PAIRS = {"tp": 2, "sequence_parallel": True, "micro_batch_size": 4, "seq_len": 2048}
 
 
-def bridged(num_gpus: int, pairs: list[tuple[int, int]], sockets: tuple[tuple[int, ...], ...]) -> Cluster:
-    """GPUs behind PCIe 4, some joined by NVLink bridges."""
-    edges = tuple(Edge(src=a, dst=b, bytes_per_s=300 * GB) for a, b in pairs)
-    return Cluster(
-        name="bridged",
-        device="a100-pcie-80gb",
-        gpus_per_node=num_gpus,
-        intra=Intra(kind="nvlink3", shape="pairs", bytes_per_s=300 * GB, edges=edges),
-        host=HostLink(kind="pcie4", bytes_per_s=31 * GB),
-        pcie=Pcie(sockets=sockets, host_bytes_per_s=40 * GB),
-    )
-
-
-TWO_PAIRS = bridged(4, [(0, 3), (1, 2)], ((0, 1), (2, 3)))
-FOUR_PAIRS = bridged(8, [(gpu, gpu + 4) for gpu in range(4)], ((0, 1, 4, 5), (2, 3, 6, 7)))
+TWO_PAIRS = bridged(4, [(0, 3), (1, 2)], sockets=((0, 1), (2, 3)))
+FOUR_PAIRS = bridged(8, [(gpu, gpu + 4) for gpu in range(4)], sockets=((0, 1, 4, 5), (2, 3, 6, 7)))
 
 
 def sixteen() -> Cluster:
@@ -147,7 +134,7 @@ def test_exchange_of_pairs_finds_the_same_on_sixteen() -> None:
 def test_pairs_of_sixteen_are_found_where_they_are_too_many_to_try() -> None:
     """Eight bridges over four sockets' switches: 2,027,025 ways to pair sixteen GPUs, one of them by the bridges."""
     sockets = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
-    cluster = bridged(16, [(gpu, (gpu + 8) % 16) for gpu in range(8)], sockets)
+    cluster = bridged(16, [(gpu, (gpu + 8) % 16) for gpu in range(8)], sockets=sockets)
     priced = roads(Plan(tp=2, dp_replicate=8, zero=0, **{k: v for k, v in BY_PAIRS.items() if k != "tp"}), cluster)
     found = place_node(priced)
     assert not found.exact
