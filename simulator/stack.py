@@ -77,8 +77,9 @@ class Stack(Strict):
     # kernel: SiLU's backward is one; operators: written out, as PyTorch does on a device without kernels of its own
     activation_backward: Literal["kernel", "operators"] = "kernel"
     norm_dtype: Literal["fp32", "compute"] = "compute"
-    # fused: Megatron's own where blocks are fused by hand; in_place: one kernel leaves the gradient where the logits were
-    loss: Literal["fp32_eager", "fp32_compiled", "fused", "in_place"] = "fp32_eager"
+    # fused: Megatron's own where blocks are fused by hand; fp32_in_place: the same operator by operator, in one fp32
+    # storage; in_place: one kernel leaves the gradient where the logits were
+    loss: Literal["fp32_eager", "fp32_compiled", "fp32_in_place", "fused", "in_place"] = "fp32_eager"
     # accumulated: products add into Megatron's gradient buffer, and autograd gets a dummy of each weight's shape, made once
     weight_gradients: Literal["made", "accumulated"] = "made"
     # Training metrics that compute an eager fp32 cross-entropy of every micro-batch's logits once more, forward only

@@ -15,6 +15,8 @@ from simulator.backtest.report import BacktestReport, make_report
 from simulator.backtest.resolve import RefusedError, Run, resolve
 from simulator.backtest.work import measured_step_s, work_of
 from simulator.errors import InputError
+from simulator.memory import MemoryUse, simulate_memory
+from simulator.ops import build_blocks
 from simulator.predict import Prediction, predict
 from simulator.readers.memory_table import MemoryRow, is_memory_table, read_memory
 from simulator.readers.runs_table import BadRow, RunRow, read_runs
@@ -98,10 +100,11 @@ def _predicted(row: RunRow, start: Outcome) -> Outcome:
         low_step_s=float(prediction.low_s) * factor,
         high_step_s=float(prediction.high_s) * factor,
         measured_step_s=measured,
-        predicted_memory_bytes=_memory(row, prediction),
+        predicted_memory_bytes=_memory(run, prediction.memory),
         fits=fits,
         open=hangs_on,
         work=work_of(run),
+        unmodelled=run.unmodelled,
     )
 
 
@@ -116,15 +119,22 @@ def _verdict(run: Run, prediction: Prediction) -> tuple[bool | None, str]:
     return None, f"recomputation is not stated: too much with {run.plan.recompute}, fits with full"
 
 
-def _memory(row: RunRow, prediction: Prediction) -> int:
-    """The figure that the row's memory metric measures; what the device holds in all where it measured none."""
+def _memory(run: Run, fullest: MemoryUse) -> int:
+    """The figure that the row's memory metric measures, on the GPU that it measured; else what the fullest one holds in all."""
+    row = run.row
     figure = MEMORY_FIGURES[row.mem_metric][0] if row.mem_metric in MEMORY_FIGURES else "used"
-    memory = prediction.memory
+    memory = _of_last_stage(run) if row.mem_metric_detail == "last rank" and run.plan.pp > 1 else fullest
     return {
         "allocated": memory.peak_allocated_bytes,
         "reserved": memory.peak_reserved_bytes,
         "used": memory.used_bytes,
     }[figure]
+
+
+def _of_last_stage(run: Run) -> MemoryUse:
+    """Memory of the rank that comes last: of a pipeline, in its last stage."""
+    blocks, last = build_blocks(run.model, run.stack, run.plan), run.plan.pp - 1
+    return simulate_memory(run.model, run.plan, run.stack, blocks, run.cluster.device, stages=(last,), quick=True)[0]
 
 
 def _metric_name(row: RunRow) -> str:

@@ -43,6 +43,7 @@ class Outcome:
 
     kind: what a refusal is counted as. duplicate_of: id of an earlier row with the same run and the same figures.
     fits: the predicted verdict; None too where it hangs on what the row does not state, which `open` says. measured_oom: the table says that the run did not fit. moments: of a tracked step, by name.
+    unmodelled: options that the row states and the prediction does not hold.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Outcome:
     work: Work | None = None
     duplicate_of: str = ""
     moments: Mapping[str, Moment] = field(default_factory=dict)
+    unmodelled: tuple[str, ...] = ()
 
     @property
     def mfu_predicted(self) -> float | None:

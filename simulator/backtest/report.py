@@ -83,6 +83,7 @@ def _row(o: Outcome) -> dict[str, Any]:
         "mfu_measured": o.mfu_measured,
         "duplicate_of": o.duplicate_of or None,
         "moments": {name: asdict(moment) for name, moment in o.moments.items()} or None,
+        "unmodelled": list(o.unmodelled),
     }
 
 

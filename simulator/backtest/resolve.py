@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, prod
 from typing import Any
 
+from simulator.backtest import arguments
 from simulator.backtest.recipes import published_recipe
 from simulator.backtest.rules import (
     FrameworkRule,
@@ -26,12 +27,13 @@ from simulator.backtest.rules import (
 from simulator.errors import ModelError, PlanError
 from simulator.model import Model
 from simulator.plan import Plan
+from simulator.readers.plans import Draft, plan_fields
 from simulator.readers.runs_table import RunRow
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
-_OFFLOAD = re.compile(r"offload_activations=1|activation offload|cpu offload|optimizer offload", re.IGNORECASE)
+_OFFLOAD = re.compile(r"offload_activations=1|activation.offload|cpu.offload|optimizer.offload", re.IGNORECASE)
 _SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
 _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32", "fp32 grad accumulation": "fp32"}
@@ -51,7 +53,10 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A row made concrete. micro_batches: of one rank and step, a fraction where the last one is smaller."""
+    """A row made concrete. micro_batches: of one rank and step, a fraction where the last one is smaller.
+
+    unmodelled: options that the row states and no prediction holds.
+    """
 
     row: RunRow
     rule: FrameworkRule
@@ -60,6 +65,7 @@ class Run:
     cluster: Cluster
     stack: Stack
     micro_batches: float
+    unmodelled: tuple[str, ...] = ()
 
     @property
     def time_factor(self) -> float:
@@ -74,17 +80,19 @@ def resolve(row: RunRow) -> Run:
     """
     row = filled(row)
     rule = framework_rule(row)
-    reasons = [*_inexpressible(row), *_blanks(row, rule)]
-    if reasons:
+    options = arguments.stated_options(row)
+    draft = None if options is None else arguments.draft_of(row, options, rule)
+    if draft is not None and isinstance(draft.model, Model):
+        row = replace(row, vocab=draft.model.vocab_size)
+    if reasons := [*_inexpressible(row)]:
         raise RefusedError(*reasons)
-    num_devices = row.n_gpus or 0
-    preset = machine(row)
-    if preset is None:
-        cluster = _cluster(row.gpu, num_devices, row.gpus_per_node, network_bytes_per_s(row))
-    else:
-        cluster = _preset(preset, num_devices)
-    if (rack := rack_gpus(row)) is not None:
-        cluster = cluster.model_copy(update={"nvlink_domain_size": rack})
+    if draft is not None and draft.faults:
+        raise PlanError(draft.faults)
+    if reasons := [*_blanks(row, rule)]:
+        raise RefusedError(*reasons)
+    cluster = _cluster_of(row)
+    if draft is not None:
+        return _as_stated(row, rule, draft, cluster)
     micro_batches, plan = _plan(row, rule, cluster)
     return Run(
         row=row,
@@ -95,6 +103,36 @@ def resolve(row: RunRow) -> Run:
         stack=_stack_of(row, plan),
         micro_batches=micro_batches,
     )
+
+
+def _as_stated(row: RunRow, rule: FrameworkRule, draft: Draft, cluster: Cluster) -> Run:
+    """The run that a row's own options describe, on the stack of its framework."""
+    fields = {**plan_fields(draft, row.n_gpus or 1, {}), "stack": rule.stack(compiled=row.compile == "y")}
+    plan = Plan.parse(fields, draft.file, PlanError)
+    plan.check(draft.file)
+    if not isinstance(draft.model, Model):
+        raise RefusedError(("model not stated", "the options name none"))
+    return Run(
+        row=row,
+        rule=rule,
+        model=draft.model.model_copy(update={"name": row.model_name or row.id}),
+        plan=plan,
+        cluster=cluster,
+        stack=arguments.changed(_stack(plan.stack), draft),
+        micro_batches=plan.num_micro_batches,
+        unmodelled=arguments.unmodelled(draft),
+    )
+
+
+def _cluster_of(row: RunRow) -> Cluster:
+    """The machine that the row names, or the usual one of its GPU."""
+    num_devices, preset = row.n_gpus or 0, machine(row)
+    if preset is None:
+        cluster = _cluster(row.gpu, num_devices, row.gpus_per_node, network_bytes_per_s(row))
+    else:
+        cluster = _preset(preset, num_devices)
+    rack = rack_gpus(row)
+    return cluster if rack is None else cluster.model_copy(update={"nvlink_domain_size": rack})
 
 
 _stack = cache(Stack.load)

@@ -1,6 +1,7 @@
 """The loss: cross-entropy over V logits a token, which eager software does in fp32 with a storage a step.
 
-Bytes a 16-bit logit: eager 48 (44 for short rows), Megatron's fused 44, in place 10, other fused and compiled ones 8.
+Bytes a 16-bit logit: eager 48 (44 for short rows), Megatron's fused 44 and unfused 52, in place 10, other fused and
+compiled ones 8.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def cross_entropy(g: Graph, s: Setting, logits: Value) -> Value:
         loss = _eager(g, s, logits)
     elif s.stack.loss == "fused" and s.stack.blocks == "fused":
         loss = _megatron(g, s, logits)
+    elif s.stack.loss == "fp32_in_place":
+        loss = _megatron_unfused(g, s, logits)
     elif s.stack.loss == "in_place":
         loss = _in_place(g, s, logits)
     else:
@@ -199,6 +202,46 @@ def _megatron(g: Graph, s: Setting, logits: Value) -> Value:
         grads=(logits,),
         forward_temporary_bytes=f,
         forward_exchanges=_rows(s, 5),
+    )
+    g.hold("loss.scope", [logits, loss])
+    return loss
+
+
+# What Megatron's unfused loss launches of a number a row, beside its passes over the logits: forward the target's mask
+# (3), its place (4), its logit (5), the loss (2); backward its place and the mask in fp32 (3), what it takes off (3)
+_ROW_LAUNCHES_FORWARD, _ROW_LAUNCHES_BACKWARD = 14, 6
+
+
+def _megatron_unfused(g: Graph, s: Setting, logits: Value) -> Value:
+    """Megatron's vocab-parallel cross-entropy as plain operators: 52 B a logit in one fp32 storage.
+
+    Forward: cast (6), maximum (4), then in place subtract (8), exponentiate (8), sum (4), divide (8); saves the quotients.
+    Backward: scale in place (8), cast (6). Megatron-LM, core/tensor_parallel/cross_entropy.py.
+    """
+    f, size, row = 4 * logits.numel, logits.num_bytes, 8 * s.tokens
+    loss, probs = g.value("loss", s.tokens, "fp32"), g.value("loss.probabilities", logits.numel, "fp32")
+    g.op(
+        "cross_entropy",
+        "loss",
+        inputs=(logits,),
+        outputs=(loss, probs),
+        forward=(
+            stream("widen", size, f, numel=logits.numel),
+            stream("reduce", f, 0),
+            stream("elementwise", f, f),
+            stream("elementwise", row, row, _ROW_LAUNCHES_FORWARD),
+            stream("elementwise", f, f),
+            stream("reduce", f, 0),
+            stream("elementwise", f, f),
+        ),
+        backward=(
+            stream("elementwise", row, row, _ROW_LAUNCHES_BACKWARD),
+            stream("elementwise", f, f),
+            stream("cast", f, size, numel=logits.numel),
+        ),
+        saved=(probs,),
+        grads=(logits,),
+        forward_exchanges=_rows(s, 7),
     )
     g.hold("loss.scope", [logits, loss])
     return loss

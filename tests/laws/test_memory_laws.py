@@ -129,7 +129,7 @@ STACKS = st.builds(
     blocks=st.sampled_from(["eager", "compiled", "fused"]),
     norm=st.sampled_from(["eager", "fused"]),
     rope=st.sampled_from(["half", "complex_fp32", "fused"]),
-    loss=st.sampled_from(["fp32_eager", "fp32_compiled", "fused"]),
+    loss=st.sampled_from(["fp32_eager", "fp32_compiled", "fp32_in_place", "fused"]),
     early_stop=st.booleans(),
 )
 IMPLEMENTATIONS = [

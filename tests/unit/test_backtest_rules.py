@@ -99,7 +99,9 @@ def test_every_rule_names_stacks_that_ship_and_every_stack_sources_its_choices()
 
 
 def test_rules_do_not_name_rows_or_sources() -> None:
-    text = "".join((ROOT / "simulator" / "backtest" / name).read_text() for name in ("rules.py", "resolve.py"))
+    text = "".join(
+        (ROOT / "simulator" / "backtest" / name).read_text() for name in ("rules.py", "resolve.py", "arguments.py")
+    )
     ids = {row.id for row in read_runs(PUBLISHED)}
     words = set(re.findall(r"[\w.-]+", text))
     assert not words & ids

@@ -340,7 +340,7 @@ def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str
             "--deepspeed" if deepspeed else "--transformer-impl local without flash attention: kernels of 2021",
         )
     if not fused:
-        changes["loss"] = ("fp32_eager", f"{r.file}: no --cross-entropy-loss-fusion")
+        changes["loss"] = ("fp32_in_place", f"{r.file}: no --cross-entropy-loss-fusion")
     if unfused_gradients:
         changes["weight_gradients"] = ("made", r.place("--no-gradient-accumulation-fusion"))
     kernel = {"flash": "flash2", "fused": "cudnn", "unfused": "math", "local": "math"}.get(backend or "")

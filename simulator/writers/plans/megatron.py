@@ -173,7 +173,7 @@ def _training(plan: Plan, stack: Stack) -> Iterator[str]:
         yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     if not stack.dropout:
         yield "--attention-dropout 0.0 --hidden-dropout 0.0"
-    if stack.loss != "fp32_eager":
+    if stack.loss not in ("fp32_eager", "fp32_in_place"):
         yield "--cross-entropy-loss-fusion"
 
 

@@ -1,0 +1,123 @@
+"""Rows whose notes hold Megatron's own options: vocabulary, structure, stack and refusals come from those."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from simulator.backtest.arguments import stated_options
+from simulator.backtest.judge import judge
+from simulator.backtest.resolve import RefusedError, resolve
+from simulator.errors import PlanError
+from simulator.readers.runs_table import RunRow
+
+GPT2 = {"--vocab-file": "${DATA}/bpe/vocab.json"}
+
+
+def row(options: dict[str, Any] | None = None, **columns: Any) -> RunRow:
+    notes = "a run of a test; ffn=2048; args: " + json.dumps({**GPT2, **(options or {})})
+    basis = RunRow(
+        line=7,
+        id="row",
+        framework="Megatron-Core CI (dev env)",
+        model_name="gpt3_like",
+        n_layers=12,
+        d_model=512,
+        n_heads=8,
+        n_kv_heads=8,
+        d_ff=2048,
+        mlp_kind="gelu",
+        seq_len=1024,
+        gpu="H100-80GB-SXM",
+        n_gpus=8,
+        gpus_per_node=8,
+        tp=2,
+        pp=2,
+        cp=1,
+        ep=1,
+        dp=2,
+        vpp=1,
+        zero_or_fsdp="ddp",
+        micro_batch=4,
+        global_batch=32,
+        precision="bf16",
+        act_ckpt="none",
+        flash_attn="y",
+        seq_parallel="n",
+        metric="step_time_s",
+        value=0.2,
+        mem_metric="peak_allocated_gib",
+        mem_metric_detail="last rank",
+        mem_value=1.3,
+        notes=notes,
+    )
+    return replace(basis, **columns)
+
+
+@pytest.mark.parametrize(("tp", "padded"), [(1, 393 * 128), (2, 197 * 256), (4, 99 * 512)])
+def test_gpt2s_files_mean_its_vocabulary_padded_for_tp(tp: int, padded: int) -> None:
+    """50,257 tokens, up to a multiple of 128 x tp."""
+    run = resolve(row(tp=tp, pp=1, dp=8 // tp))
+    assert run.model.vocab_size == padded
+    assert padded - 128 * tp < 50_257 <= padded
+
+
+def test_another_file_says_nothing_of_the_vocabulary() -> None:
+    with pytest.raises((RefusedError, PlanError), match="vocab"):
+        resolve(row({"--vocab-file": "tokens.model"}))
+
+
+def test_what_is_not_said_is_megatrons_default() -> None:
+    stack = resolve(row()).stack
+    assert (stack.dropout, stack.loss, stack.tp_overlap) == (True, "fp32_in_place", "backward")
+    stated = {"--attention-dropout": 0.0, "--hidden-dropout": 0.0, "--cross-entropy-loss-fusion": True}
+    stack = resolve(row({**stated, "--attention-backend": "unfused"})).stack
+    assert (stack.dropout, stack.loss, stack.attention.kernel) == (False, "fused", "math")
+
+
+def test_columns_and_options_make_one_plan() -> None:
+    experts = {"--moe-token-dispatcher-type": "alltoall", "--untie-embeddings-and-output-weights": True}
+    run = resolve(row(experts, n_experts=8, top_k=2, ep=2, d_ff=1024, seq_parallel="y", zero_or_fsdp="zero1"))
+    plan, model = run.plan, run.model
+    assert (plan.tp, plan.pp, plan.dp_shard, plan.ep, plan.zero, plan.num_micro_batches) == (2, 2, 2, 2, 1, 4)
+    assert (plan.sequence_parallel, plan.dispatcher, plan.reduce_dtype) == (True, "all_to_all", "fp32")
+    assert model.experts is not None
+    assert (model.experts.d_ff, model.d_ff, model.tied_embeddings) == (1024, 2048, False)
+
+
+def test_options_that_no_prediction_holds_are_named() -> None:
+    run = resolve(row({"--deterministic-mode": True, "--bf16": True}))
+    assert "--deterministic-mode" in run.unmodelled
+    assert "--bf16" not in run.unmodelled
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"--optimizer": "muon"}, "muon"),
+        ({"--fine-grained-activation-offloading": True}, "offload"),
+        ({"--hybrid-layer-pattern": "MEM"}, "state-space"),
+    ],
+)
+def test_what_no_plan_has_a_word_for_is_refused(options: dict[str, Any], said: str) -> None:
+    outcome = judge(row(options))
+    assert outcome.status == "refused"
+    assert said in (outcome.reason or "")
+
+
+def test_the_last_rank_is_of_the_last_stage() -> None:
+    """The first stage holds more micro-batches in flight; without logits it has the higher peak."""
+    options = {"--vocab-size": 256, "--tokenizer-type": "NullTokenizer", "--attention-backend": "unfused"}
+    last = judge(row(options)).predicted_memory_bytes
+    fullest = judge(row(options, mem_metric_detail="")).predicted_memory_bytes
+    assert last is not None
+    assert fullest is not None
+    assert last < fullest
+
+
+def test_notes_without_options_hold_none() -> None:
+    assert stated_options(row(notes="args: (none)")) is None
+    assert stated_options(row(notes="args: {broken")) is None
