@@ -189,6 +189,11 @@ def _format(value: float, scales: list[tuple[float, str]]) -> str:
     return f"{scaled:,.{decimals}f} {unit}"
 
 
+def format_number(value: float) -> str:
+    """Three significant digits and no exponent above one: 3.57, 357, 1,190."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def _three_digits(value: float) -> float:
     """Rounded to three digits; from a thousand on they would hide whole units, so it stays as it is."""
     return float(f"{value:.3g}") if abs(value) < 1000 else value

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.goodput import Goodput
-from simulator.units import format_bytes, format_duration, format_seconds
+from simulator.units import format_bytes, format_duration, format_number, format_seconds
 from simulator.writers import layout
 
 _SHOWN_CAUSES = 8
@@ -27,8 +27,11 @@ def render(g: Goodput) -> Group:
 def _head(g: Goodput) -> Table:
     d, share = g.days, g.goodput
     rows = [
-        (f"{d.p50:,.3g} days", f"{g.model} on {g.cluster}, {g.num_devices:,} devices: {g.tokens:,} tokens"),
-        ("", f"90 % of {g.replicas:,} runs take {d.p5:,.3g} to {d.p95:,.3g} days, the step's own interval in them"),
+        (f"{format_number(d.p50)} days", f"{g.model} on {g.cluster}, {g.num_devices:,} devices: {g.tokens:,} tokens"),
+        (
+            "",
+            f"90 % of {g.replicas:,} runs take {format_number(d.p5)} to {format_number(d.p95)} days, the step's own interval in them",
+        ),
         ("", f"goodput {share.p50:.1%} ({share.p5:.1%} to {share.p95:.1%}): training that counts, of all the time"),
         ("", f"{g.steps:,} steps of {format_seconds(g.step_s)}"),
     ]
@@ -50,11 +53,11 @@ def _parts(g: Goodput) -> Table:
 def _interruptions(g: Goodput) -> RenderableType:
     if g.mtbf_s is None and not g.interruptions:
         return Text("none strike")
-    rows = [(name, f"{mean:,.3g}") for name, mean in g.interruptions[:_SHOWN_CAUSES]]
+    rows = [(name, format_number(mean)) for name, mean in g.interruptions[:_SHOWN_CAUSES]]
     rest = sum(mean for _, mean in g.interruptions[_SHOWN_CAUSES:])
     if rest:
-        rows.append((f"{len(g.interruptions) - _SHOWN_CAUSES} other causes", f"{rest:,.3g}"))
-    rows.append(("in all", f"{sum(mean for _, mean in g.interruptions):,.4g}"))
+        rows.append((f"{len(g.interruptions) - _SHOWN_CAUSES} other causes", format_number(rest)))
+    rows.append(("in all", format_number(sum(mean for _, mean in g.interruptions))))
     if g.mtbf_s is not None:
         rows.append(("one every", format_duration(g.mtbf_s)))
     rows.append(("each costs, beside the work it loses", format_duration(g.restart_s)))
@@ -76,7 +79,7 @@ def _checkpoints(g: Goodput) -> Table:
         rows.append(
             (
                 "days by the closed form",
-                f"{g.expected_days:,.4g}",
+                format_number(g.expected_days),
                 "Daly 2006; nothing announced, nothing beside training",
             )
         )

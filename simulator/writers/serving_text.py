@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.inference import Latencies, Load, Serving, Spread
-from simulator.units import format_bytes, format_seconds
+from simulator.units import format_bytes, format_number, format_seconds
 from simulator.writers import layout
 
 _COLORS = {"OK": "bold green", "OVERLOADED": "bold yellow", "OOM": "bold red"}
@@ -104,9 +104,17 @@ def _costs(s: Serving) -> Table:
         ("a million tokens", "output", "output, if the queue never emptied", "all", "a request")
     ]
     for c in s.costs:
-        full = f"{c.million_output_tokens_at_capacity:,.3g} ({c.low_at_capacity:,.3g} to {c.high_at_capacity:,.3g})"
+        full = f"{format_number(c.million_output_tokens_at_capacity)} ({format_number(c.low_at_capacity)} to {format_number(c.high_at_capacity)})"
         name = f"{c.kind}, {c.gpu_hour:.2f} {c.currency} a GPU and hour, {c.date}"
-        rows.append((name, f"{c.million_output_tokens:,.3g}", full, f"{c.million_tokens:,.3g}", f"{c.request:,.3g}"))
+        rows.append(
+            (
+                name,
+                format_number(c.million_output_tokens),
+                full,
+                format_number(c.million_tokens),
+                format_number(c.request),
+            )
+        )
     return layout.table(rows, "lrrrr")
 
 

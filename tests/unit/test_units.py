@@ -19,6 +19,7 @@ from simulator.units import (
     UnitError,
     format_bytes,
     format_flop_per_s,
+    format_number,
     format_rate,
     format_seconds,
     parse_bytes,
@@ -169,3 +170,14 @@ def test_counts(text: str, number: int) -> None:
 def test_what_is_no_count(text: str) -> None:
     with pytest.raises(UnitError, match="no count"):
         parse_count(text)
+
+
+def test_numbers_for_people_have_no_exponent_above_one() -> None:
+    assert [format_number(value) for value in (0.0, 0.03456, 3.567, 99.96, 1190.4, 1_234_567.0)] == [
+        "0",
+        "0.0346",
+        "3.57",
+        "100",
+        "1,190",
+        "1,234,567",
+    ]
