@@ -44,7 +44,7 @@ class Model(Strict):
     fused_qkv: Q, K and V are one parameter. parallel_residual: attention and MLP read the same stream and are added
     together (NeoX, Falcon); shared_input_norm: they share one norm (Falcon-7B). post_norms: a norm after attention
     and after the MLP too (Gemma 2). qk_norm: a norm over each head of Q and K (Qwen 3). embedding_scale: embeddings
-    are multiplied by √D (Gemma). sliding_window: keys a token sees in a windowed layer (None: all);
+    are multiplied by √D (Gemma); embedding_norm: normalised (BLOOM). sliding_window: keys a token sees in a windowed layer (None: all);
     global_every: each such layer-th sees everything (0: none does, if sliding_window is given). attention_sinks: a logit a
     head that takes weight from the keys (gpt-oss). rotary_scale: a factor on rotated queries and keys (YaRN's attention
     factor). gate_clamp: gate and up are cut off there before the activation (gpt-oss' swiglu_limit; 0: nowhere).
@@ -81,6 +81,7 @@ class Model(Strict):
 
     tied_embeddings: bool = False
     embedding_scale: bool = False
+    embedding_norm: bool = False
     parallel_residual: bool = False
     shared_input_norm: bool = False
     qk_norm: bool = False
@@ -260,9 +261,9 @@ class Model(Strict):
 
     def _embedding(self) -> tuple[Parameter, ...]:
         tokens: Parameter = ("embedding.weight", (self.vocab_size, self.d_model))
-        if self.positions != "learned":
-            return (tokens,)
-        return (tokens, ("positions.weight", (self.max_positions, self.d_model)))
+        positions: Parameter = ("positions.weight", (self.max_positions, self.d_model))
+        norm = self._norm_of("embedding_norm", self.d_model) if self.embedding_norm else ()
+        return (tokens, *([positions] if self.positions == "learned" else []), *norm)
 
     def _head(self) -> tuple[Parameter, ...]:
         parameters = [*self._norm_of("norm", self.d_model)]

@@ -230,6 +230,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         self.embedding = nn.Embedding(model.vocab_size, model.d_model, dtype=style.dtype)
         if model.positions == "learned":
             self.positions = nn.Embedding(model.max_positions, model.d_model, dtype=style.dtype)
+        self.embedding_norm = Norm(model.d_model, model, style) if model.embedding_norm else None
         self.layers = nn.ModuleList(Block(model, style) for _ in range(model.num_layers))
         self.norm = Norm(model.d_model, model, style)
         self.lm_head = nn.Linear(model.d_model, model.vocab_size, bias=model.lm_head_bias, dtype=style.dtype)
@@ -269,6 +270,8 @@ class Decoder(nn.Module):  # type: ignore[misc]
             x = x + self.positions(torch.arange(first, first + x.shape[1], device=ids.device))
         if self.model.embedding_scale:
             x = x * math.sqrt(self.model.d_model)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         cos = None if self.cos is None else self.cos[:length]
         sin = None if self.sin is None else self.sin[:length]
         for layer in self.layers:

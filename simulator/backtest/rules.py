@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
+from simulator.backtest.published import published, structure, with_published_sizes
 from simulator.model import Model
 from simulator.plan import DataParallel
 from simulator.readers.runs_table import RunRow
@@ -250,40 +251,27 @@ MLPS: tuple[tuple[str, str], ...] = (
 
 
 def filled(row: RunRow) -> RunRow:
-    """The row with a blank vocabulary and activation as its notes or its model's name state them.
+    """The row with blank sizes as its notes, its model's name or the published model of that name state them.
 
     Other blanks stay.
     """
     noted = _NOTED_VOCABULARY.search(row.notes)
     vocab = int(noted[1]) * 1000 if noted else _named(VOCABULARIES, row.model_name)
-    return replace(row, vocab=row.vocab or vocab, mlp_kind=row.mlp_kind or _named(MLPS, row.model_name) or "")
+    row = with_published_sizes(replace(row, vocab=row.vocab or vocab))
+    return replace(row, mlp_kind=row.mlp_kind or _named(MLPS, row.model_name) or "")
 
 
 def _named(known: tuple[tuple[str, _Value], ...], name: str) -> _Value | None:
     return next((value for pattern, value in known if re.search(pattern, name, re.IGNORECASE)), None)
 
 
-# Published mixtures: what the columns leave open (latent attention, shared experts, dense layers, a blank vocabulary,
-# modules of multi-token prediction) is the preset's, where the row's width is.
-MIXTURES: tuple[tuple[str, str], ...] = (
-    (r"deepseek.?v2", "deepseek-v2"),
-    (r"deepseek.?v3", "deepseek-v3"),
-    (r"kimi.?k2", "kimi-k2"),
-    (r"qwen3.*30b", "qwen3-30b-a3b"),
-    (r"qwen3.*235b", "qwen3-235b-a22b"),
-    (r"gpt.?oss.*120b", "gpt-oss-120b"),
-    (r"gpt.?oss.*20b", "gpt-oss-20b"),
-    (r"grok", "grok-1"),
-    (r"mixtral.*8x22b", "mixtral-8x22b"),
-    (r"mixtral.*8x7b", "mixtral-8x7b"),
-)
-
-
 def published_mixture(row: RunRow) -> Model | None:
-    """The published model that a row's name and width are of."""
-    named = (preset for pattern, preset in MIXTURES if re.search(pattern, row.model_name, re.IGNORECASE))
-    model = next((Model.load(preset) for preset in named), None)
-    return model if model is not None and (row.n_experts or 1) > 1 and row.d_model == model.d_model else None
+    """The published mixture of experts that a row's name and width are of.
+
+    What the columns leave open (latent attention, shared experts, dense layers, modules of multi-token prediction) is its.
+    """
+    model = published(row)
+    return model if model is not None and model.experts is not None and (row.n_experts or 1) > 1 else None
 
 
 def mixture_fields(row: RunRow) -> dict[str, object]:
@@ -349,6 +337,9 @@ def ends_as_layers(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
 
 def family_fields(row: RunRow) -> dict[str, object]:
     """Structure of the model beyond its sizes: by name, else like GPT-3 for an ungated MLP and like Llama for SwiGLU."""
+    known = structure(row)
+    if known is not None:
+        return known
     named = (fields for pattern, fields in FAMILIES if re.search(pattern, row.model_name, re.IGNORECASE))
     fields = next(named, None)
     if fields is None:

@@ -68,6 +68,8 @@ def _embedding(s: Setting) -> Block:
         x = _learned_positions(g, s, x)
     if m.embedding_scale:
         x = g.pointwise("scaled", [x], g.value("scaled", x.numel, x.dtype), grads=[x])
+    if m.embedding_norm:
+        x = norm(g, s, "embedding_norm", x, m.d_model)
     return g.block(x, m.num_parameters_of("embedding"))
 
 

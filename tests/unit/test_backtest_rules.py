@@ -233,6 +233,34 @@ def test_a_blank_vocabulary_is_the_notes_or_the_familys(model_name: str, notes: 
     assert resolve(replace(ROW, **changes)).model.vocab_size == ROW.vocab  # a stated one stays
 
 
+def test_blank_sizes_are_the_published_models_where_its_width_agrees() -> None:
+    blank: dict[str, Any] = {
+        "n_layers": None,
+        "d_model": None,
+        "n_heads": None,
+        "d_ff": None,
+        "mlp_kind": "",
+        "vocab": None,
+    }
+    llama = resolve(replace(ROW, model_name="meta-llama/Meta-Llama-3-70B", **blank)).model
+    assert llama.num_parameters == Model.load("llama3-70b").num_parameters
+    short = resolve(replace(ROW, model_name="llama3-70b-4layers", **{**blank, "n_layers": 4})).model
+    assert (short.num_layers, short.num_kv_heads, short.vocab_size) == (4, 8, 128_256)
+    other = replace(ROW, model_name="llama3-70b", n_kv_heads=None)  # as wide as something else
+    assert resolve(other).model.num_kv_heads == ROW.n_heads
+    assert "n_layers, d_model, n_heads, d_ff, mlp_kind, vocab blank" in kinds(model_name="our-70b", **blank)
+
+
+def test_a_published_models_structure_is_its_own() -> None:
+    """GPT-NeoX-20B is no GPT-3: rotary positions, two branches, an untied head."""
+    sizes: dict[str, Any] = {"n_layers": 44, "d_model": 6144, "n_heads": 64, "d_ff": 24576, "vocab": 50_432}
+    neox = resolve(replace(ROW, model_name="gpt-neox-20b", mlp_kind="gelu", **sizes)).model
+    assert neox.num_parameters == Model.load("gpt-neox-20b").num_parameters
+    assert (neox.parallel_residual, neox.positions, neox.tied_embeddings) == (True, "rope", False)
+    small = resolve(replace(ROW, model_name="llama3.2-1b", d_model=2048, n_heads=32, vocab=None)).model
+    assert small.tied_embeddings
+
+
 def test_megatron_pads_it_as_its_papers_say() -> None:
     """arXiv 2104.04473 and 2205.05198: 51,200 rows, where GPT-2's tokenizer has 50,257 and tp is 8."""
     row = replace(ROW, framework="Megatron-LM (Selene)", model_name="gpt3-22b", vocab=None, mlp_kind="gelu", tp=8)
