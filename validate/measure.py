@@ -203,7 +203,7 @@ def _command(scratch: Path, setting: Setting) -> list[str]:
     """The setting travels in a file: what an interrupted run has done may be more than a command line holds."""
     path = scratch / f"setting-{setting.rank}.json"
     path.write_text(json.dumps(asdict(setting)), encoding="utf-8")
-    return [sys.executable, "-m", "validate.bench_worker", str(path)]
+    return [sys.executable, "-m", "validate.benches.worker", str(path)]
 
 
 def _environment(job: Job) -> dict[str, str]:

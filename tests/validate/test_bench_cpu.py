@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from simulator import Calibration, Cluster, Model, Plan, predict
 from simulator.cli import ExitCode, main
 from simulator.errors import InputError
-from validate.bench_compute import spread
+from validate.benches import spread
 from validate.measure import Job, measure
 from validate.samples import read_samples
 
@@ -229,7 +229,7 @@ def _children(pid: int) -> list[int]:
             command = (path.parent / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(fields[1]) == pid and fields[0] != "Z" and b"validate.bench_worker" in command:
+        if int(fields[1]) == pid and fields[0] != "Z" and b"validate.benches.worker" in command:
             found.append(int(path.parent.name))
     return sorted(found)
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from validate.bench_worker import ITEMS
+from validate.benches.worker import ITEMS
 from validate.phases import SHARES, phases_of
 from validate.samples import REQUIRED
 from validate.stopwatch import Session, Setting

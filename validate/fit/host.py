@@ -16,7 +16,7 @@ from simulator.plan import Plan
 from simulator.stack import Stack
 from validate.samples import Sample
 
-# The block of bench_compute.tiny_block: eight tokens, so that its arithmetic is nothing.
+# The block of benches.host.tiny_block: eight tokens, so that its arithmetic is nothing.
 _MODEL = {"name": "tiny block", "num_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 16, "vocab_size": 16}
 _TOKENS = 8
 _COLLECTIVES_PER_GROUP = 3  # two all-gathers and a reduce-scatter a step

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from validate.bench_compute import Item, Tensor, spread
+from validate.benches import Item, Tensor, spread
 from validate.stopwatch import Session
 
 MIB = 2**20

@@ -9,7 +9,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from validate.bench_compute import Item, Shape, Tensor, spread, tiny_block
+from validate.benches import Item, Shape, Tensor, spread
+from validate.benches.host import tiny_block
 from validate.launch import Launch
 from validate.stopwatch import Session
 

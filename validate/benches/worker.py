@@ -1,4 +1,4 @@
-"""One rank that measures: `python -m validate.bench_worker SETTING.json`, supervised (`validate.supervise`)."""
+"""One rank that measures: `python -m validate.benches.worker SETTING.json`, supervised (`validate.supervise`)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from validate import bench_collectives, bench_compute, bench_memory
-from validate.bench_compute import Item
+from validate.benches import Item, attention, collectives, host, memory, parts, passes, products
 from validate.launch import Launch
 from validate.machine import clocks, describe
 from validate.phases import FEWEST, SHARES
@@ -21,19 +20,19 @@ from validate.report import describe as describe_error
 from validate.stopwatch import Session, Setting
 
 ITEMS: dict[str, Callable[[Session], Iterator[Item]]] = {
-    "host": bench_compute.host_items,
-    "gemm": bench_compute.gemm_items,
-    "streams": bench_compute.stream_items,
-    "attention": bench_compute.attention_items,
-    "loss": bench_compute.loss_items,
-    "optimizer": bench_compute.optimizer_items,
-    "collectives": bench_collectives.collective_items,
-    "groups": bench_collectives.group_items,
-    "overlap": bench_collectives.overlap_items,
-    "transfers": bench_memory.transfer_items,
-    "allocations": bench_memory.allocation_items,
-    "storage": bench_memory.storage_items,
-    "sustained": bench_compute.sustained_items,
+    "host": host.host_items,
+    "gemm": products.gemm_items,
+    "streams": passes.stream_items,
+    "attention": attention.attention_items,
+    "loss": parts.loss_items,
+    "optimizer": parts.optimizer_items,
+    "collectives": collectives.collective_items,
+    "groups": collectives.group_items,
+    "overlap": collectives.overlap_items,
+    "transfers": memory.transfer_items,
+    "allocations": memory.allocation_items,
+    "storage": memory.storage_items,
+    "sustained": products.sustained_items,
 }
 _STORE_S = 120
 
