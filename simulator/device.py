@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
@@ -14,11 +15,18 @@ from simulator.errors import ClusterError, Fault
 from simulator.schema import Strict, nearest, read_toml
 from simulator.units import Bytes, BytesPerS, FlopPerS
 
-Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "cpu"]
+Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cpu"]
 
 DEVICES: Final = Path(__file__).resolve().parents[1] / "topologies" / "devices"
 
 _VENDORS = re.compile(r"\b(nvidia|amd|tesla|geforce|instinct)\b")
+# What a board's name may be dressed in without naming another one
+_DRESS = re.compile(
+    r"\b(nvidia|amd|tesla|geforce|instinct|tensor|cores?|gpus?|hgx|dgx|oam|hbm[0-9a-z]*|nvl(?=72|36)\d*|\d+(?:\.\d+)?tb/s)\b|\b\d+ *x(?= )"
+)
+_MEMORY = re.compile(r"\b(\d+) ?(?:gib|gb|g)\b")
+_POWER = re.compile(r"\b(\d+) ?w\b")
+_TOLERANCE = 0.08  # marketing counts GB or GiB, with or without what ECC and the driver keep
 
 
 class PeakFlop(Strict):
@@ -77,7 +85,7 @@ class Device(Strict):
         """The name behind an alias, spelling aside. Raises ClusterError with the nearest names."""
         if alias in device_names():
             return alias
-        found = _by_alias().get(_key(alias))
+        found = _by_alias().get(_key(alias)) or _by_words(alias)
         if found is None:
             known = {*device_names(), *(a for aliases in _aliases().values() for a in aliases)}
             raise ClusterError(
@@ -106,6 +114,44 @@ def _aliases() -> dict[str, tuple[str, ...]]:
 @cache
 def _by_alias() -> dict[str, str]:
     return {_key(spelling): name for name, aliases in _aliases().items() for spelling in (name, *aliases)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """`H100 SXM5 80 GB HBM3 (700W)`: the words h100 and sxm, 80 GB, 700 W."""
+
+    words: frozenset[str]
+    gigabytes: int | None
+    watts: int | None
+
+    def means(self, alias: _Spelling, name: str) -> bool:
+        """The device `name` is called so: the same words, and its own memory and power where stated."""
+        if self.words != alias.words or (self.gigabytes is None and alias.gigabytes is not None):
+            return False
+        device = Device.load(name)
+        sizes = [self.gigabytes * unit / device.memory_bytes for unit in (10**9, 2**30)] if self.gigabytes else [1.0]
+        power = self.watts / device.power_w if self.watts else 1.0
+        return abs(power - 1) <= _TOLERANCE and any(abs(size - 1) <= _TOLERANCE for size in sizes)
+
+
+@cache
+def _spelled(text: str) -> _Spelling:
+    plain = re.sub(r"[_\-(),@]+", " ", text.casefold())
+    memory, power = _MEMORY.search(plain), _POWER.search(plain)
+    bare = _DRESS.sub(" ", _POWER.sub(" ", _MEMORY.sub(" ", plain)))
+    words = frozenset(re.sub(r"^sxm\d$", "sxm", word) for word in bare.split())
+    return _Spelling(words, int(memory[1]) if memory else None, int(power[1]) if power else None)
+
+
+def _by_words(text: str) -> str | None:
+    """The one device that is called so, its words in any order; None if there are several or none."""
+    asked = _spelled(text)
+    found = {
+        name
+        for name, aliases in _aliases().items()
+        if any(asked.means(_spelled(alias), name) for alias in (name, *aliases))
+    }
+    return found.pop() if len(found) == 1 and asked.words else None
 
 
 def _key(spelling: str) -> str:

@@ -17,6 +17,7 @@ from simulator.backtest.rules import (
     expert_plan,
     family_fields,
     filled,
+    filled_node,
     framework_rule,
     machine,
     mixture_fields,
@@ -128,7 +129,7 @@ def _cluster_of(row: RunRow) -> Cluster:
     """The machine that the row names, or the usual one of its GPU."""
     num_devices, preset = row.n_gpus or 0, machine(row)
     if preset is None:
-        cluster = _cluster(row.gpu, num_devices, row.gpus_per_node, network_bytes_per_s(row))
+        cluster = _cluster(row.gpu, num_devices, filled_node(row), network_bytes_per_s(row))
     else:
         cluster = _preset(preset, num_devices)
     rack = rack_gpus(row)

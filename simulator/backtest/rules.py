@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from simulator.backtest.published import published, structure, with_published_sizes
+from simulator.device import Device
 from simulator.model import Model
 from simulator.plan import DataParallel
 from simulator.readers.runs_table import RunRow
+from simulator.topology import Cluster
+from simulator.topology.hosts import usual_host
 
 FlopConvention = Literal["full_attention", "hardware_2021"]
 OptimizerImpl = Literal["foreach", "fused", "loop"]
@@ -195,14 +198,23 @@ def network_bytes_per_s(row: RunRow) -> float | None:
 
 
 # Jobs of several racks take 16 of a rack's 18 trays, so that degrees that are powers of two stay inside a rack.
-_RACKS = ("GB200", "GB300")
+_RACKS = ("gb200", "gb300")
 _RACK_GPUS = 64
 
 
 def rack_gpus(row: RunRow) -> int | None:
     """GPUs of a rack's NVLink domain that a job of several racks takes; None: all there are."""
     several = (row.n_gpus or 0) > _RACK_GPUS and (row.n_gpus or 0) % _RACK_GPUS == 0
-    return _RACK_GPUS if several and row.gpu.upper() in _RACKS else None
+    return _RACK_GPUS if several and Device.resolve(row.gpu) in _RACKS else None
+
+
+def filled_node(row: RunRow) -> int | None:
+    """GPUs of a node that a job takes: as stated, or, where the job's do not fill such nodes, the most that do."""
+    stated, gpus = row.gpus_per_node, row.n_gpus or 1
+    usual = stated or Cluster.load(usual_host(Device.resolve(row.gpu))).gpus_per_node
+    if gpus <= usual or gpus % usual == 0:
+        return stated
+    return max(size for size in range(1, usual + 1) if gpus % size == 0)
 
 
 # How a family is built, where the table's columns do not say; the first pattern found in model_name holds.

@@ -40,14 +40,15 @@ class Typical:
     sm_hz: float | None  # highest clock of an SM with 128 lanes; None: memory alone limits
 
 
-# GEMM, attention and bandwidth: medians over large shapes of the sweeps in experiments/measured/kernels; volta, cdna3
-# and cpu have no sweep there and take round figures of the same kind.
+# GEMM, attention and bandwidth: medians over large shapes of the sweeps in experiments/measured/kernels; volta,
+# cdna2, cdna3 and cpu have no sweep there and take round figures of the same kind.
 TYPICAL: dict[str, Typical] = {
     "volta": Typical(0.80, 0.70, 160, 0.33, 5e-6, 0.35, 0.28, 0.85, 0.65, 2.6e-6, 12, 4.0, 0.765e9),
     "ampere": Typical(0.85, 0.79, 167, 0.33, 4.4e-6, 0.60, 0.48, 0.85, 0.65, 2.6e-6, 24, 2.9, 1.41e9),
     "ada": Typical(0.77, 0.55, 160, 0.33, 4e-6, 0.50, 0.38, 0.90, 0.70, 1.6e-6, 4, 2.9, 2.5e9),
     "hopper": Typical(0.82, 0.68, 130, 0.20, 3.5e-6, 0.45, 0.36, 0.87, 0.65, 2.4e-6, 16, 6.0, 1.98e9),
     "blackwell": Typical(0.71, 0.55, 70, 0.0, 2.6e-6, 0.50, 0.42, 0.80, 0.60, 2.4e-6, 16, 6.0, 1.965e9),
+    "cdna2": Typical(0.55, 0.48, 130, 0.33, 6e-6, 0.30, 0.20, 0.75, 0.55, 5e-6, 32, 4.0, 0.85e9),
     "cdna3": Typical(0.55, 0.48, 130, 0.33, 6e-6, 0.35, 0.22, 0.75, 0.55, 5e-6, 32, 4.0, 1.05e9),
     "cpu": Typical(0.60, 0.50, 64, 0.0, 2e-6, 0.20, 0.15, 0.60, 0.45, 2e-6, 0, 1.0, None),
 }

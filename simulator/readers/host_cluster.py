@@ -20,7 +20,14 @@ from simulator.topology.hosts import pcie_bytes_per_s, pcie_kind, usual_host
 # One link, one way: data sheets (github:stas00/ml-engineering network/README.md; 14 GB/s on GA102 boards)
 ONE_LINK: Final = {"nvlink2": 25e9, "nvlink3": 25e9, "nvlink4": 25e9, "nvlink5": 50e9, "xgmi": 64e9}
 GA102_LINK: Final = 14.0625e9
-_KIND: Final = {"volta": "nvlink2", "ampere": "nvlink3", "hopper": "nvlink4", "blackwell": "nvlink5", "cdna3": "xgmi"}
+_KIND: Final = {
+    "volta": "nvlink2",
+    "ampere": "nvlink3",
+    "hopper": "nvlink4",
+    "blackwell": "nvlink5",
+    "cdna2": "xgmi",
+    "cdna3": "xgmi",
+}
 _WITHOUT_PEERS: Final = ("rtx-4090",)  # GeForce: NVIDIA's driver offers no peer access over PCIe
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 

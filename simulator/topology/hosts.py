@@ -37,7 +37,23 @@ _USUAL: Final = {
     "a6000": "pcie-a40-8",
     "rtx-4090": "pcie-rtx4090-4",
     "rtx-pro-6000-server": "pcie-rtx-pro-6000-8",
+    "mi250x-gcd": "mi250x-8",
     "mi300x": "mi300x-8",
+    "mi325x": "mi300x-8",
+    "a10": "pcie-a40-8",
+    "a10g": "pcie-a40-8",
+    "a30": "pcie-a40-8",
+    "a100-pcie-40gb": "pcie-a100-80-8",
+    "gh200": "gh200-1",
+    "h20-141gb": "hgx-h20-8",
+    "h200-nvl": "pcie-h100-8",
+    "h800-sxm5-80gb": "hgx-h800-8",
+    "l4": "pcie-l40s-8",
+    "l40": "pcie-l40s-8",
+    "rtx-3090": "pcie-rtx4090-4",
+    "rtx-3090-ti": "pcie-rtx4090-4",
+    "rtx-5090": "pcie-rtx4090-4",
+    "rtx-6000-ada": "pcie-l40s-8",
 }
 
 # One way, all links of a GPU together (github:stas00/ml-engineering network/README.md, all-to-all and PCIe tables).

@@ -281,6 +281,16 @@ def test_a_time_that_no_device_could_reach_is_refused() -> None:
     assert measured_step_s(resolve(ROW)) == ROW.value
 
 
+def test_gpus_that_fill_no_nodes_are_spread_evenly() -> None:
+    def nodes(**changes: Any) -> tuple[int, int]:
+        cluster = resolve(replace(ROW, global_batch=240, **changes)).cluster
+        return cluster.num_nodes, cluster.gpus_per_node
+
+    assert nodes(n_gpus=12) == (2, 6)
+    assert nodes(n_gpus=5) == (1, 5)
+    assert nodes(n_gpus=20, gpus_per_node=None) == (4, 5)
+
+
 def test_degrees_must_multiply_to_the_gpus() -> None:
     assert "tp 1 × pp 1 × cp 1 × dp 3, not 16" in kinds(dp=3)
     assert "not 16" in kinds(cp=3)

@@ -5,6 +5,7 @@ import pytest
 
 from simulator.device import Device, device_names
 from simulator.errors import ClusterError
+from simulator.topology import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -68,10 +69,29 @@ def test_no_two_devices_share_a_spelling() -> None:
         ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("H100-96GB-HBM2e-SXM(500W)", "h100-96gb-500w"),
+        ("H100 80GB HBM3 SXM5", "h100-sxm5-80gb"),
+        ("8x A100 80GB", "a100-sxm4-80gb"),
+        ("DGX A100 40GB", "a100-sxm4-40gb"),
+        ("HGX H200 141GB", "h200-sxm"),
+        ("B200-SXM-192GB", "b200-sxm"),
+        ("RTX A6000 48GB", "a6000"),
+        ("H20 141GB", "h20-141gb"),
+        ("AMD MI250X", "mi250x-gcd"),
     ],
 )
 def test_usual_spellings(spelling: str, name: str) -> None:
     assert Device.resolve(spelling) == name
+
+
+@pytest.mark.parametrize("spelling", ["H100 64GB", "H100 SXM (500W)", "MI355X", "GPU", "A100-SXM-64GB"])
+def test_another_memory_or_power_is_another_board(spelling: str) -> None:
+    with pytest.raises(ClusterError):
+        Device.resolve(spelling)
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_every_device_has_a_usual_machine(name: str) -> None:
+    assert Cluster.synthesise(name, 8).num_devices == 8
 
 
 def test_every_gpu_of_the_runs_table_is_known() -> None:
