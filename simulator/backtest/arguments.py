@@ -12,7 +12,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from simulator.backtest.rules import FrameworkRule, ends_as_layers
+from simulator.backtest.frameworks import FrameworkRule
+from simulator.backtest.rules import ends_as_layers
 from simulator.readers.plans.draft import Draft
 from simulator.readers.plans.megatron import read_megatron
 from simulator.readers.runs_table import RunRow

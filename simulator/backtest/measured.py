@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from simulator.backtest.rules import FlopConvention
+from simulator.backtest.frameworks import FlopConvention
 from simulator.readers.runs_table import RunRow
 
 MemoryFigure = Literal["allocated", "reserved", "used"]

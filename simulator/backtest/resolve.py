@@ -10,15 +10,14 @@ from math import ceil, prod
 from typing import Any
 
 from simulator.backtest import arguments
+from simulator.backtest.frameworks import FrameworkRule, framework_rule
 from simulator.backtest.recipes import published_recipe
 from simulator.backtest.rules import (
-    FrameworkRule,
     ends_as_layers,
     expert_plan,
     family_fields,
     filled,
     filled_node,
-    framework_rule,
     machine,
     mixture_fields,
     network_bytes_per_s,
