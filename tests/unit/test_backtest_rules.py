@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from simulator.backtest.frameworks import FRAMEWORKS, framework_rule
 from simulator.backtest.resolve import RefusedError, Run, resolve
-from simulator.backtest.rules import FRAMEWORKS, framework_rule
 from simulator.backtest.work import measured_step_s
 from simulator.errors import ClusterError, StackError
 from simulator.model import Model
@@ -100,7 +100,8 @@ def test_every_rule_names_stacks_that_ship_and_every_stack_sources_its_choices()
 
 def test_rules_do_not_name_rows_or_sources() -> None:
     text = "".join(
-        (ROOT / "simulator" / "backtest" / name).read_text() for name in ("rules.py", "resolve.py", "arguments.py")
+        (ROOT / "simulator" / "backtest" / f"{name}.py").read_text()
+        for name in ("rules", "frameworks", "published", "resolve", "arguments")
     )
     ids = {row.id for row in read_runs(PUBLISHED)}
     words = set(re.findall(r"[\w.-]+", text))
