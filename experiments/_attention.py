@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ from validate.fit.robust import Fitted, Start, fit, held, quantile, rounded
 # A launch inside a step: forward is one kernel, backward three (row sums, gradients, conversion of dQ). The tables'
 # own floors (12-44 µs) are those of a serving wrapper.
 LAUNCH_US: dict[Direction, float] = {"forward": 8.0, "backward": 15.0}
-HEAD_DIMS = (64, 96, 128, 256)
+HEAD_DIMS = (64, 96, 128, 192, 256)
+_V_HEAD_DIM = re.compile(r"\bv_head_dim=(\d+)")
 
 
 def calls(rows: Sequence[Mapping[str, Any]]) -> Calls:
@@ -28,8 +30,10 @@ def calls(rows: Sequence[Mapping[str, Any]]) -> Calls:
         heads = ("n_heads", "n_kv_heads") if "n_heads" in r else ("num_heads", "num_kv_heads")
         time = float(r["time_s"]) if "time_s" in r else float(r["time_us"]) * 1e-6
         causal = r["causal"] in ("y", True)
-        table.append([float(r[c]) for c in ("batch", "seq_q", *heads, "head_dim")] + [float(causal), time])
-    return Calls(*np.array(table).reshape(-1, 7).T)
+        values = _V_HEAD_DIM.search(r.get("notes", ""))
+        v_head_dim = float(values[1] if values else r["head_dim"])
+        table.append([float(r[c]) for c in ("batch", "seq_q", *heads, "head_dim")] + [v_head_dim, float(causal), time])
+    return Calls(*np.array(table).reshape(-1, 8).T)
 
 
 def fit_calls(device: Subject, x: Calls, direction: Direction, *, wrapper: bool = False, **known: float) -> Fitted:
@@ -42,7 +46,7 @@ def fit_calls(device: Subject, x: Calls, direction: Direction, *, wrapper: bool 
         "s0": Start(300.0, 0.0, 3000.0),
         "t0": held(LAUNCH_US[direction]),
         "noncausal": Start(1.05, 0.8, 1.4),
-        "sustained": Start(0.92, 0.8, 1.0),
+        "sustained": Start(0.92, 0.6, 1.0),
     }
     if not (x.causal == 0).any() or not (x.causal > 0).any():
         starts["noncausal"] = held(1.0)

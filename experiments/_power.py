@@ -1,7 +1,8 @@
 """What the board's power cap leaves products inside a step: coefficients of `Power`, from loops, logged clocks and steps.
 
 The H200's clock was logged during loops of products and its kernels were profiled inside steps; other devices take the
-H200's laws with the drop of speed that their own products show between bursts and loops.
+H200's laws with the drop of speed that their own products show between bursts and loops. The B200's long loops of
+attention, whose speed goes as the clock, tell its clock themselves.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import statistics
 from collections.abc import Mapping
 
 import _tables
+import numpy as np
 from _devices import Subject
 from _in_steps import Ops, joined
 
 from simulator.calibration import Calibration, GemmCurve, Power
 from simulator.calibration.datasheet import datasheet
-from validate.fit.robust import rounded
+from simulator.kernels import Direction
+from validate.fit.attention import LONG_S, Calls, flop
+from validate.fit.robust import Fitted, rounded
+
+Loops = Mapping[Direction, tuple[Calls, Fitted]]
 
 AT_THE_CAP_W = 685.0  # of 700: samples of the log that loops of products fill
 
@@ -62,19 +68,39 @@ def loop_clock(device: Subject) -> float:
     return statistics.median(clocks) / device.boost_hz
 
 
-def power_of(device: Subject, own: GemmCurve, h200_loop: float, draw: float, h200: GemmCurve) -> Power:
-    """Speed follows the clock as on the H200: by this exponent, a drop of speed tells a drop of clock.
+def attention_clock(product: GemmCurve, loops: Loops, h200: Power) -> float:
+    """Clock in loops of products, by what long loops of attention lose and by what they draw. Mean, by standard errors."""
+    flop_per_s = product.e_sust * product.peak_flop_per_s
+    above = below = 0.0
+    for direction, (x, found) in loops.items():
+        long = x.where(x.time_s > LONG_S)
+        use = min(1.0, float(np.median(flop(long, direction) / long.time_s)) / flop_per_s)
+        drawn = use + h200.memory_draw * (1 - use)
+        weight = found.errors["sustained"] ** -2
+        above += weight * found.values["sustained"] * drawn**h200.clock_exponent
+        below += weight
+    return above / below
 
-    Hopper's other products are the same chip under the same cap, and nobody ran loops on them: they take the clock itself.
+
+def power_of(
+    device: Subject, own: GemmCurve, h200_loop: float, draw: float, h200: GemmCurve, *, loop: float | None = None
+) -> Power:
+    """The H200's laws around this device's clock in loops of products.
+
+    loop: that clock. None: the H200's, which is right for Hopper: the same chip under the same cap, and nobody ran loops.
     """
     speed_over_clock = math.log(h200.e_sust / h200.e_burst) / math.log(h200_loop)
-    hopper = device.device.architecture == "hopper"
-    loop = h200_loop if hopper else (own.e_sust / own.e_burst) ** (1 / speed_over_clock)
     return Power(
         reference_w=device.device.power_w,
         exponent=device.power_exponent,
-        loop_clock=rounded(min(1.0, loop), 3),
+        loop_clock=rounded(min(1.0, h200_loop if loop is None else loop), 3),
         clock_exponent=rounded(device.power_exponent / speed_over_clock, 3),
         memory_draw=rounded(draw, 2),
         source=device.power_source,
     )
+
+
+def by_products(own: GemmCurve, relative: GemmCurve, relative_loop: float) -> float:
+    """Clock in loops of products where nothing tells it: the drop of their speed does, as on the nearest relative."""
+    speed_over_clock = math.log(relative.e_sust / relative.e_burst) / math.log(relative_loop)
+    return float((own.e_sust / own.e_burst) ** (1 / speed_over_clock))

@@ -107,7 +107,7 @@ def attention_wanted(row: Row) -> bool:
         main = {"A100-SXM4-80GB": "SGLang 0.5.10", "H100-SXM5-80GB": "kernel=fa3", **blackwell}
         return row["causal"] == "y" and row["direction"] == "fwd" and main.get(gpu, "never") in software
     if "SimuMax" in row["source"]:
-        return row["head_dim"] == "128"
+        return row["head_dim"] in ("128", "192")
     return ("FA3 paper" in row["source"] and software in ("FA2", "FA3", "cuDNN")) or "ABI-stable" in software
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import _tables
 import numpy as np
-from _attention_devices import fit_attention, lend
+from _attention_devices import b200_loops, fit_attention, lend
 from _devices import Subject, subjects
 from _gemm_devices import Report, fit_gemms, lend_accumulation, lend_fp8
 from _in_steps import Ops
-from _power import fit_h200, h200_steps, power_of
+from _power import attention_clock, by_products, fit_h200, h200_steps, power_of
 from _streams import fit_streams, launch_floor_s, passes
 
 from simulator.calibration import (
@@ -59,7 +59,7 @@ def fit_all() -> tuple[list[Calibration], dict[str, Report]]:
     for name, device in devices.items():
         gemms[name], reports[name] = fit_gemms(device, tables["gemm"], own, gemms)
         steps = steps or h200_steps(device, gemms[name])
-        powers[name] = _power(device, gemms, steps, powers, reports[name])
+        powers[name] = _power(device, gemms, steps, powers, tables["attention"], reports[name])
         relatives = attention.get("h200-sxm", ()), attention.get("h100-sxm", ())
         attention[name] = fit_attention(device, tables["attention"], own, *relatives, reports[name])
         found = passes(device, tables["membound"], own, steps, powers[name], gemms[name]["bf16"])
@@ -78,15 +78,22 @@ def fit_all() -> tuple[list[Calibration], dict[str, Report]]:
 
 
 def _power(
-    device: Subject, gemms: dict[str, Any], steps: dict[str, Ops], powers: dict[str, Power], report: Report
-) -> Power:
+    device: Subject, gemms: dict[str, Any], steps: dict[str, Ops], powers: dict[str, Power], attention: list[_tables.Row],
+    report: Report,
+) -> Power:  # fmt: skip
     """The H200's comes first; others take its draw of memory-bound kernels and how speed follows the clock."""
     h200 = gemms["h200-sxm"]["bf16"]
     if device.calibration == "h200-sxm":
         found = fit_h200(device, gemms["h200-sxm"], steps)
     else:
         theirs = powers["h200-sxm"]
-        found = power_of(device, gemms[device.calibration]["bf16"], theirs.loop_clock, theirs.memory_draw, h200)
+        own, loop = gemms[device.calibration]["bf16"], None
+        if device.calibration == "b200-sxm":
+            loop = attention_clock(own, b200_loops(device, attention), theirs)
+        elif device.calibration != "h100-sxm":
+            relative = "b200-sxm" if device.is_blackwell else "h200-sxm"
+            loop = by_products(own, gemms[relative]["bf16"], powers[relative].loop_clock)
+        found = power_of(device, own, theirs.loop_clock, theirs.memory_draw, h200, loop=loop)
         report.borrowed.append("h200-sxm: draw of memory-bound kernels, and how speed follows the clock")
     report.lines.append(
         f"power: clock in loops {found.loop_clock:.2f} of the highest, as watts^{found.clock_exponent:.2f}; "

@@ -224,7 +224,7 @@ def test_the_recipes_columns_equal_the_simulators_curves() -> None:
     coefficients = {f"e{d}": v for d, v in forward.e_max.items()} | {
         "s0": forward.s0, "t0": forward.t0_s * 1e6, "noncausal": forward.noncausal, "sustained": forward.sustained,
     }  # fmt: skip
-    x = calls.Calls(*np.array([[2.0, 4096, 32, 8, 128, 1, 1.0]]).T)  # a long call: the sustained factor applies
+    x = calls.Calls(*np.array([[2.0, 4096, 32, 8, 128, 128, 1, 1.0]]).T)  # a long call: the sustained factor applies
     expected = calls.seconds(coefficients, x, H200, "forward", peak=subject.peak, element=2, waves=True)[0]
     assert forward.seconds(ATTENTION, subject.peak, H200.memory_bytes_per_s, H200.num_sms) == pytest.approx(expected)
 

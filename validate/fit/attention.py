@@ -23,13 +23,14 @@ LONG_S = 5e-3  # calls of this length reach a GPU's power cap within a measureme
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Measured attention calls as columns; causal is 0 or 1."""
+    """Measured attention calls as columns; causal is 0 or 1. head_dim: of queries and keys; v_head_dim: of values."""
 
     batch: Array
     seq: Array
     heads: Array
     kv_heads: Array
     head_dim: Array
+    v_head_dim: Array
     causal: Array
     time_s: Array
 
@@ -37,13 +38,19 @@ class Calls:
         return Calls(*(getattr(self, name)[keep] for name in self.__slots__))
 
 
-_COLUMNS = ("batch", "seq_q", "num_heads", "num_kv_heads", "head_dim")
+_COLUMNS = ("batch", "seq_q", "num_heads", "num_kv_heads", "head_dim", "head_dim")  # ours have values as wide as keys
 
 
 def calls(samples: Iterable[Sample]) -> Calls:
     """Samples of attention as columns."""
     table = [[float(s[c]) for c in _COLUMNS] + [float(s["causal"]), s.time_s] for s in samples]
-    return Calls(*np.array(table).reshape(-1, 7).T)
+    return Calls(*np.array(table).reshape(-1, 8).T)
+
+
+def flop(x: Calls, direction: Direction) -> Array:
+    """As simulator.kernels.Attention counts them: one product of either width forward; three and two backward."""
+    channels = 3 * x.head_dim + 2 * x.v_head_dim if direction == "backward" else x.head_dim + x.v_head_dim
+    return np.asarray(2 * x.batch * x.heads * x.seq**2 * channels * np.where(x.causal > 0, 0.5, 1.0))
 
 
 def seconds(
@@ -52,17 +59,17 @@ def seconds(
     """The curve of simulator.calibration.curves.AttentionCurve on columns; a unit test holds the two equal."""
     backward = direction == "backward"
     masked = x.causal > 0
-    flop = 4 * x.batch * x.heads * x.seq**2 * x.head_dim * np.where(masked, 0.5, 1.0) * (2.5 if backward else 1.0)
     dims = sorted(int(name[1:]) for name in c if name[0] == "e" and name[1:].isdecimal())
     keys = x.seq * np.where(masked, 0.5, 1.0)
     e = np.interp(x.head_dim, dims, [c[f"e{d}"] for d in dims])
     e *= keys / (keys + c["s0"])
     e *= np.where(masked, 1.0, c["noncausal"]) * np.where(x.time_s > LONG_S, c["sustained"], 1.0)
-    compute = flop / (peak * e)
+    compute = flop(x, direction) / (peak * e)
     if waves:
         count = x.batch * x.heads * np.ceil(x.seq / QUERY_TILE) / device.num_sms
         compute = compute * (0.5 + 0.5 * np.ceil(count) / count)
-    size = element * x.batch * x.seq * x.head_dim * (2 * x.heads + 2 * x.kv_heads) * (2 if backward else 1)
+    width = x.head_dim + x.v_head_dim
+    size = element * x.batch * x.seq * width * (x.heads + x.kv_heads) * (2 if backward else 1)
     memory = size / (device.memory_bytes_per_s * BW_FRAC)
     return np.asarray((compute**BLEND + memory**BLEND) ** (1 / BLEND) + c["t0"] * 1e-6)
 
