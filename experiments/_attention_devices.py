@@ -193,7 +193,7 @@ def _backward_ratio(table: list[_tables.Row]) -> float:
 
 
 def _b200(device: Subject, table: list[_tables.Row], h100: Curves, report: Report) -> Curves:
-    """cuDNN's kernel by SimuMax's loops; the ramp over length and head_dim 64 from the serving sweep.
+    """Fits to SimuMax's loops of cuDNN's kernel; the ramp over length and head_dim 64 from the serving sweep.
 
     Calls above 5 ms ran at the power cap (`sustained`, which tells the clock there: b200_loops): curves are of bursts.
     """
@@ -206,10 +206,10 @@ def _b200(device: Subject, table: list[_tables.Row], h100: Curves, report: Repor
         relative = _pick(h100, "flash3", direction)
         own = {"e64": found.values["e128"] * small, "noncausal": relative.noncausal, "t0": relative.t0_s * 1e6}
         values = found.values | own | {"sustained": 1.0}
-        note = "loops of 4096 to 131072 tokens; ramp over length and head_dim 64 from a serving sweep; mask as on h100-sxm"
-        curves.append(
-            curve(("cudnn", "flash3"), direction, device, values, quality(found, x, note), power_limited=1.0)
+        note = (
+            "loops of 4096 to 131072 tokens; ramp over length and head_dim 64 from a serving sweep; mask as on h100-sxm"
         )
+        curves.append(curve(("cudnn", "flash3"), direction, device, values, quality(found, x, note), power_limited=1.0))
     return tuple(curves)
 
 

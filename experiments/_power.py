@@ -57,7 +57,7 @@ def fit_h200(device: Subject, gemms: Mapping[str, GemmCurve], steps: Mapping[str
         drawn = faster ** (-1 / device.power_exponent)  # = p + memory_draw (1 - p): least squares over the steps
         above += (1 - p) * (drawn - p)
         below += (1 - p) ** 2
-    return power_of(device, gemms["bf16"], loop_clock(device), above / below, gemms["bf16"])
+    return power_of(device, loop_clock(device), above / below, gemms["bf16"])
 
 
 def loop_clock(device: Subject) -> float:
@@ -82,9 +82,7 @@ def attention_clock(product: GemmCurve, loops: Loops, h200: Power) -> float:
     return above / below
 
 
-def power_of(
-    device: Subject, own: GemmCurve, h200_loop: float, draw: float, h200: GemmCurve, *, loop: float | None = None
-) -> Power:
+def power_of(device: Subject, h200_loop: float, draw: float, h200: GemmCurve, *, loop: float | None = None) -> Power:
     """The H200's laws around this device's clock in loops of products.
 
     loop: that clock. None: the H200's, which is right for Hopper: the same chip under the same cap, and nobody ran loops.

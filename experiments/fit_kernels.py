@@ -93,7 +93,7 @@ def _power(
         elif device.calibration != "h100-sxm":
             relative = "b200-sxm" if device.is_blackwell else "h200-sxm"
             loop = by_products(own, gemms[relative]["bf16"], powers[relative].loop_clock)
-        found = power_of(device, own, theirs.loop_clock, theirs.memory_draw, h200, loop=loop)
+        found = power_of(device, theirs.loop_clock, theirs.memory_draw, h200, loop=loop)
         report.borrowed.append("h200-sxm: draw of memory-bound kernels, and how speed follows the clock")
     report.lines.append(
         f"power: clock in loops {found.loop_clock:.2f} of the highest, as watts^{found.clock_exponent:.2f}; "
