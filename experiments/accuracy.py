@@ -4,7 +4,7 @@
     python experiments/accuracy.py --date 2026-01-31 --jobs 4
     python experiments/accuracy.py --collectives     # their section alone, a minute
 
-Nothing is fitted here. accuracy_notes.toml explains, row by row, what misses; it changes no number.
+Nothing is fitted here. accuracy_targets.toml holds what sets of runs must reach, accuracy_notes.toml why rows miss; neither changes a number.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import sys
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import _collective_accuracy
 import _cpu_accuracy
 import _solo_accuracy
+import _targets
 import search_regret
 
 from simulator.backtest import BacktestReport, run
-from simulator.backtest.outcome import Outcome
 from simulator.backtest.report import Group
 from simulator.backtest.text import percent
 from simulator.readers.runs_table import RunRow, read_runs
@@ -30,7 +29,6 @@ from simulator.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "experiments" / "measured" / "runs.csv.gz"
-NOTES = ROOT / "experiments" / "accuracy_notes.toml"
 PAGE = ROOT / "docs" / "accuracy.md"
 
 # The sharded data-parallel sources with targets of their own, and the targets.
@@ -82,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if report.interrupted:
         print("interrupted: the page is left as it was", file=sys.stderr)
         return 130
-    args.out.write_text(page(report, args.date, _notes(), _rows(args.table)), encoding="utf-8")
+    args.out.write_text(page(report, args.date, _rows(args.table)), encoding="utf-8")
     return 0
 
 
@@ -96,13 +94,14 @@ def _rows(table: Path) -> list[RunRow]:
     return [row for row in read_runs(table) if isinstance(row, RunRow)]
 
 
-def page(report: BacktestReport, date: str, notes: dict[str, str], rows: Sequence[RunRow]) -> str:
+def page(report: BacktestReport, date: str, rows: Sequence[RunRow]) -> str:
     """The whole page as Markdown."""
     judged = [g for g in report.groups if g.step.n and g.source in JUDGED and g.precision == "bf16"]
     others = [g for g in report.groups if g.step.n and g not in judged]
     sections = (
         _head(report, date),
-        "## Training steps in bf16\n",
+        *_targets.at_a_glance(report.outcomes, rows),
+        "\n## Sharded data parallelism in bf16\n",
         TARGETS,
         *_step_table(judged, targets=True),
         "\n## Other groups\n",
@@ -110,8 +109,7 @@ def page(report: BacktestReport, date: str, notes: dict[str, str], rows: Sequenc
         "\n## Peak memory\n",
         *_memory_table(report),
         *_verdicts(report),
-        "\n## Rows that miss by more than the 90th percentile's target\n",
-        *_misses(judged, report, notes),
+        *_targets.why(report.outcomes, rows),
         *search_regret.section(report.outcomes, rows),
         *_solo_accuracy.section(),
         *_cpu_accuracy.section(),
@@ -191,32 +189,6 @@ def _verdicts(report: BacktestReport) -> Iterator[str]:
         yield f"| `{o.id}` | {o.gpu} | {o.open or 'does not fit'} |"
 
 
-def _misses(judged: Sequence[Group], report: BacktestReport, notes: dict[str, str]) -> Iterator[str]:
-    keys = {(g.source, g.gpu, g.precision) for g in judged}
-    rows = [
-        (abs(o.step_error), o)
-        for o in report.outcomes
-        if o.scored and o.step_error is not None and (o.source, o.gpu, o.precision) in keys
-    ]
-    missed = sorted((item for item in rows if item[0] > P90), key=lambda item: (-item[0], item[1].id))
-    if not missed:
-        yield "None."
-        return
-    yield "| row | err | predicted | measured | verdict | why |"
-    yield "|---|--:|--:|--:|---|---|"
-    for _, outcome in missed:
-        yield f"| {' | '.join(_miss_cells(outcome, notes))} |"
-
-
-def _miss_cells(o: Outcome, notes: dict[str, str]) -> Iterator[str]:
-    yield f"`{o.id}`"
-    yield percent(o.step_error, signed=True)
-    yield f"{o.predicted_step_s or 0:.3f} s"
-    yield f"{o.measured_step_s or 0:.3f} s"
-    yield "fits" if o.fits else "open" if o.open else "does not fit"
-    yield notes.get(o.id, "not explained yet")
-
-
 def _refusals(report: BacktestReport) -> Iterator[str]:
     yield "By the first reason of each row."
     yield ""
@@ -231,14 +203,6 @@ def _refusals(report: BacktestReport) -> Iterator[str]:
         if kinds:
             reasons = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
             yield f"| {source} | {sum(kinds.values())} | {reasons} |"
-
-
-def _notes() -> dict[str, str]:
-    """Row id -> why it misses."""
-    if not NOTES.is_file():
-        return {}
-    entries = tomllib.loads(NOTES.read_text(encoding="utf-8"))["note"]
-    return {row: entry["why"] for entry in entries for row in entry["rows"]}
 
 
 def _show(done: int, total: int) -> None:
