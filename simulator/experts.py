@@ -19,7 +19,8 @@ class Experts(Strict):
     d_ff). shared_d_ff: width of all shared experts together. first_dense_layers: layers before the first with experts;
     every: from there on each so many-th layer has them. score: how the router's logits become weights. bias: the
     experts' products have one; router_bias: the router's has. shared_gate: a token's weight of the shared experts is
-    a product of its own (Qwen 1.5).
+    a product of its own (Qwen 1.5). latent_dim: channels that tokens are projected to before they travel to their experts,
+    and back from behind them (Nemotron 3 Super; 0: they travel whole).
     """
 
     num_experts: int = Field(ge=1, le=2**16)
@@ -33,6 +34,7 @@ class Experts(Strict):
     bias: bool = False
     router_bias: bool = False
     shared_gate: bool = False
+    latent_dim: int = Field(ge=0, le=2**20, default=0)
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

@@ -1,6 +1,7 @@
 """Kernels: the work a device does, with exact FLOP and bytes. No times here; `calibration` turns them into seconds.
 
-Three shapes of work cover a training step: a matrix product, fused attention, and a stream over memory.
+Four shapes of work cover a training step: a matrix product, fused attention, a stream over memory, and a part of a chunked
+scan, whose small products stand inside a kernel.
 A `Kernel` is what one launch does; `launches` counts the launches where a framework splits one idea into several.
 """
 
@@ -134,7 +135,25 @@ class Stream:
         return self.read_bytes + self.write_bytes
 
 
-Kernel = Gemm | Attention | Stream
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """One kernel of a chunked state-space scan: products of a chunk's size, and the bytes that it reads and writes once each.
+
+    flop: of the products. dtype: of their factors.
+    """
+
+    flop: int
+    read_bytes: int
+    write_bytes: int
+    dtype: Dtype
+    launches: int = 1
+
+    @property
+    def num_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+
+Kernel = Gemm | Attention | Stream | Scan
 
 
 def launches(kernel: Kernel) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from simulator.errors import Fault, PlanError
 from simulator.experts import Experts
+from simulator.hybrid import Mamba
 from simulator.lattice import Digit, Lattice
 from simulator.pipeline import faults as pipeline_faults
 from simulator.plan import AXES, Plan
@@ -51,6 +52,8 @@ class Heads(Protocol):
     def num_layers(self) -> int: ...
     @property
     def experts(self) -> Experts | None: ...
+    @property
+    def mamba(self) -> Mamba | None: ...
     @property
     def layer_kinds(self) -> tuple[str, ...]: ...
 
@@ -256,6 +259,7 @@ def check(plan: Plan, model: Heads, cluster: Cluster) -> None:
         *_degree_faults(plan, cluster),
         *_split_faults(plan, model),
         *_swap_faults(plan, model),
+        *_mamba_faults(plan, model),
         *_expert_faults(plan, model),
     ]
     faults += pipeline_faults(
@@ -301,9 +305,12 @@ def _nearest_degrees(plan: Plan, cluster: Cluster) -> str:
 
 def _split_faults(plan: Plan, model: Heads) -> list[Fault]:
     tp, kv, shared = plan.tp, model.num_kv_heads, shares_kv_heads(plan)
-    counts = {"heads": model.num_heads, "key-value heads": kv}
-    if model.experts is None or "dense_layer" in model.layer_kinds:
+    kinds = set(model.layer_kinds)
+    counts = {"heads": model.num_heads, "key-value heads": kv} if kinds != {"mamba"} else {}
+    if kinds & {"dense_layer", "mlp"} or (model.experts is None and "layer" in kinds):
         counts["columns of the MLP"] = model.d_ff
+    if model.mamba is not None:
+        counts |= {"Mamba heads": model.mamba.num_heads, "Mamba groups": model.mamba.num_groups}
     if model.experts is not None and model.experts.shared_d_ff:
         counts["columns of the shared experts"] = model.experts.shared_d_ff
 
@@ -312,7 +319,9 @@ def _split_faults(plan: Plan, model: Heads) -> list[Fault]:
 
     if all(splits(name, tp) for name in counts):
         return []
-    legal = [degree for degree in _divisors(model.num_heads) if all(splits(name, degree) for name in counts)]
+    legal = [
+        degree for degree in _divisors(next(iter(counts.values()))) if all(splits(name, degree) for name in counts)
+    ]
     near = min(legal, key=lambda degree: (abs(degree - tp), degree))
     return [
         Fault(
@@ -344,6 +353,25 @@ def _swap_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
             among = f"cp × tp = {plan.cp} × {plan.tp} ranks" if plan.tp > 1 else f"cp = {plan.cp} ranks"
             problem = f"an all-to-all deals the model's {count} {name} out to {among}, which does not come out even"
             yield Fault(place="plan: cp_exchange", problem=problem, remedy='cp_exchange = "ring", or a smaller cp')
+
+
+def _mamba_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
+    """Mixers swap heads for tokens under context parallelism (Megatron-LM, core/ssm/mamba_context_parallel.py)."""
+    if model.mamba is None:
+        return
+    if plan.implementation != "megatron" and plan.tp * plan.cp > 1:
+        problem = f"{plan.implementation} splits no Mamba mixers, and tp × cp = {plan.tp} × {plan.cp}"
+        yield Fault(place="plan: tp", problem=problem, remedy='tp = 1, cp = 1, or data_parallel = "megatron"')
+    parts = plan.cp * plan.tp
+    if plan.cp == 1 or model.mamba.num_heads % plan.tp or model.mamba.num_groups % plan.tp:
+        return  # nothing to swap; or told of already
+    if model.mamba.num_heads % parts:
+        problem = f"cp × tp = {plan.cp} × {plan.tp} does not divide the model's {model.mamba.num_heads} Mamba heads"
+        yield Fault(place="plan: cp", problem=problem, remedy=f"cp = {gcd(model.mamba.num_heads // plan.tp, plan.cp)}")
+    groups = model.mamba.num_groups // plan.tp
+    if groups % plan.cp and plan.cp % groups:
+        problem = f"cp = {plan.cp} is neither a divisor nor a multiple of a rank's {groups} Mamba groups"
+        yield Fault(place="plan: cp", problem=problem, remedy=f"cp = {gcd(groups, plan.cp)} or {groups}")
 
 
 def _expert_faults(plan: Plan, model: Heads) -> Iterator[Fault]:

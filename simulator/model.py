@@ -18,12 +18,15 @@ from pydantic import Field, model_validator
 
 from simulator.errors import Fault, ModelError
 from simulator.experts import Experts, Latent
+from simulator.hybrid import KINDS, HybridKind, Mamba, pattern_faults
+from simulator.hybrid import parameter_shapes as mamba_shapes
 from simulator.schema import Strict, read_toml
 
 Mlp = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "swiglu", "geglu"]
-LayerKind = Literal["layer", "dense_layer"]  # dense_layer: without experts, in a model that has some
-BodyKind = Literal["layer", "dense_layer", "mtp"]  # what stands between embedding and head
-Unit = Literal["embedding", "layer", "dense_layer", "mtp", "head"]
+# dense_layer: without experts, in a model that has some; the others: layers of one branch, of hybrids
+LayerKind = Literal["layer", "dense_layer"] | HybridKind
+BodyKind = LayerKind | Literal["mtp"]  # what stands between embedding and head
+Unit = BodyKind | Literal["embedding", "head"]
 Shape = tuple[int, ...]
 Parameter = tuple[str, Shape]
 
@@ -53,6 +56,9 @@ class Model(Strict):
     head_dim is that of queries and keys. mtp_layers: modules that predict further tokens (arXiv 2412.19437, section
     2.2): two norms and a product that join the stream with the next embedding, a layer, a norm; embedding and head are
     the model's own.
+
+    pattern: of a hybrid, a letter for each layer, which then is one branch: M a Mamba-2 mixer (mamba says of what shape),
+    * attention, - an MLP, E experts. A module that predicts further tokens is attention and experts (an MLP, without any).
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -94,6 +100,8 @@ class Model(Strict):
 
     experts: Experts | None = None
     latent: Latent | None = None
+    mamba: Mamba | None = None
+    pattern: str | None = Field(min_length=1, max_length=10_000, default=None)
     mtp_layers: int = Field(ge=0, le=100, default=0)
     sources: dict[str, str] = {}
 
@@ -104,6 +112,8 @@ class Model(Strict):
             return data
         heads, width = data.get("num_heads"), data.get("d_model")
         filled = dict(data)
+        if isinstance(data.get("pattern"), str) and data.get("num_layers") is None:
+            filled["num_layers"] = len(data["pattern"])
         if _is_count(heads) and data.get("num_kv_heads") is None:
             filled["num_kv_heads"] = heads
         filled |= _filled_parts(data)
@@ -124,7 +134,7 @@ class Model(Strict):
             wrong.append("shared_input_norm needs parallel_residual")
         if self.post_norms and self.parallel_residual:
             wrong.append("post_norms and parallel_residual exclude each other")
-        wrong += self._wrong_parts()
+        wrong += [*self._wrong_parts(), *pattern_faults(self)]
         if wrong:
             raise ValueError("; ".join(wrong))
         return self
@@ -191,12 +201,16 @@ class Model(Strict):
                 return self._head()
             case "mtp":
                 return self._mtp()
-            case _:
+            case "layer" | "dense_layer":
                 return self._layer(dense=unit == "dense_layer")
+            case _:
+                return (*self._norm_of("norm", self.d_model), *self._branch(unit))
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each layer, in order."""
+        if self.pattern is not None:
+            return tuple(KINDS[self.pattern[number]] for number in self.layer_numbers)
         kinds: dict[bool, LayerKind] = {True: "layer", False: "dense_layer"}
         experts = self.experts
         if experts is None:
@@ -217,7 +231,14 @@ class Model(Strict):
     @property
     def num_expert_layers(self) -> int:
         """Layers with experts, the modules of multi-token prediction among them."""
-        return 0 if self.experts is None else self.layer_kinds.count("layer") + self.mtp_layers
+        if self.experts is None:
+            return 0
+        return self.layer_kinds.count("layer" if self.pattern is None else "moe") + self.mtp_layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with attention; modules of multi-token prediction are not among them."""
+        return self.num_layers if self.pattern is None else self.layer_kinds.count("attention")
 
     def num_parameters_of(self, unit: Unit) -> int:
         """Parameters of one embedding, one layer, or the head (a tied head has only its norm)."""
@@ -247,7 +268,7 @@ class Model(Strict):
     def num_matmul_parameters(self) -> int:
         """Parameters that multiply a token's activations: the layers' matrices and the LM head (tied or not), no biases.
 
-        Of the routed experts, those it is sent to. A module of multi-token prediction has the LM head once more.
+        A convolution's taps are left out, as in Megatron-LM's count. Of the routed experts, those it is sent to. A module of multi-token prediction has the LM head once more.
         """
         heads = (1 + self.mtp_layers) * self.vocab_size * self.d_model
         return heads + sum(count * self._matmul_parameters_of(kind) for kind, count in Counter(self.body).items())
@@ -256,7 +277,9 @@ class Model(Strict):
         matrices = ((name, shape) for name, shape in self.parameter_shapes(unit) if name.endswith(".weight"))
         top_k = 0 if self.experts is None else self.experts.top_k
         return sum(
-            prod(shape) if len(shape) == 2 else top_k * prod(shape[1:]) for _, shape in matrices if len(shape) > 1
+            top_k * prod(shape[1:]) if name.startswith("experts.") else prod(shape)
+            for name, shape in matrices
+            if len(shape) > 1 and name != "mamba.conv.weight"
         )
 
     def _embedding(self) -> tuple[Parameter, ...]:
@@ -288,6 +311,14 @@ class Model(Strict):
         flat = tuple(p for norm in norms for p in norm)
         return (*flat, *attention, *mlp) if self.family in _NORMS_FIRST else (*attention, *mlp, *flat)
 
+    def _branch(self, kind: HybridKind) -> tuple[Parameter, ...]:
+        """The one branch of a hybrid's layer."""
+        if kind == "mamba" and self.mamba is not None:
+            return mamba_shapes(self.mamba, self.d_model)
+        if kind == "moe" and self.experts is not None:
+            return self._experts(self.experts)
+        return self._attention() if kind == "attention" else self._mlp()
+
     def _attention(self) -> tuple[Parameter, ...]:
         q, kv, d = self.q_width, self.kv_columns, self.d_model
         widths = {"qkv": q + 2 * kv} if self.fused_qkv else {"q": q, "k": kv, "v": kv}
@@ -318,8 +349,9 @@ class Model(Strict):
     def _mlp(self) -> tuple[Parameter, ...]:
         return self._dense("mlp", self.d_ff, bias=self.mlp_bias)
 
-    def _dense(self, name: str, width: int, *, bias: bool) -> tuple[Parameter, ...]:
-        d = self.d_model
+    def _dense(self, name: str, width: int, *, bias: bool, of: int = 0) -> tuple[Parameter, ...]:
+        """of: channels that it reads and writes, if not the stream's."""
+        d = of or self.d_model
         into = ("gate", "up") if self.gated else ("up",)
         parameters = [p for part in into for p in _linear(f"{name}.{part}", width, d, bias=bias)]
         return (*parameters, *_linear(f"{name}.down", d, width, bias=bias))
@@ -330,10 +362,16 @@ class Model(Strict):
         router = _linear("router", experts.num_experts, d, bias=experts.router_bias)
         shared = self._dense("shared", experts.shared_d_ff, bias=experts.bias) if experts.shared_d_ff else ()
         gate = _linear("shared_gate", 1, d, bias=False) if experts.shared_gate else ()
-        return (*router, *self._routed(experts), *shared, *gate)
+        latent = experts.latent_dim
+        low = (
+            (*_linear("latent_down", latent, d, bias=False), *_linear("latent_up", d, latent, bias=False))
+            if latent
+            else ()
+        )
+        return (*router, *low, *self._routed(experts), *shared, *gate)
 
     def _routed(self, experts: Experts) -> tuple[Parameter, ...]:
-        one = self._dense("experts", experts.d_ff, bias=experts.bias)
+        one = self._dense("experts", experts.d_ff, bias=experts.bias, of=experts.latent_dim)
         return tuple((name, (experts.num_held, *shape)) for name, shape in one)
 
     def _norm_of(self, name: str, width: int) -> tuple[Parameter, ...]:
@@ -350,20 +388,23 @@ class Model(Strict):
         square = seq_len * seq_len
         full = square // 2 if causal else square
         if self.sliding_window is None or self.sliding_window >= seq_len:
-            return self.num_layers * full
+            return self.num_attention_layers * full
         window = self.sliding_window
         band = window * seq_len - window * window // 2
         num_global = self.num_layers // self.global_every if self.global_every else 0
-        return num_global * full + (self.num_layers - num_global) * band
+        return num_global * full + (self.num_attention_layers - num_global) * band
 
     def model_flop_per_sequence(self, seq_len: int, *, causal: bool = True) -> int:
         """FLOP of one sequence, forward and backward, without recomputation: 6 N_matmul s + 12 H C pairs.
 
         6 FLOP a parameter and token: a multiply and an add, once forward and twice backward; the embedding lookup is
         free. Attention: two products forward (4 FLOP a pair and channel), twice that backward; where values have
-        channels of their own number, 2 FLOP for each of theirs and 2 for each of the queries'.
+        channels of their own number, 2 FLOP for each of theirs and 2 for each of the queries'. A Mamba-2 mixer's recurrence:
+        4 I N a token, twice that backward.
         """
         matmul = 6 * self.num_matmul_parameters * seq_len
+        if self.mamba is not None:
+            matmul += 3 * self.mamba.scan_flop_per_token * self.layer_kinds.count("mamba") * seq_len
         pairs = self.attention_pairs(seq_len, causal=causal)
         more = self.mtp_layers * (seq_len * seq_len // 2 if causal else seq_len * seq_len)
         return matmul + 6 * (self.q_width + self.o_width) * (pairs + more)

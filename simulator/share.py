@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from simulator.experts import Experts
+from simulator.hybrid import Mamba
 from simulator.model import BodyKind, Model, Parameter
 from simulator.pipeline import num_positions, position, stage_layers
 from simulator.plan import Plan
@@ -103,6 +104,7 @@ def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
         "d_ff": model.d_ff // plan.tp,
         "vocab_size": _vocabulary(model.vocab_size, plan),
         "experts": None if model.experts is None else _experts(model.experts, plan),
+        "mamba": None if model.mamba is None else _mamba(model.mamba, plan),
         "mtp_layers": model.mtp_layers if last in places else 0,
         "tied_embeddings": model.tied_embeddings and pp == 1,
         "chunks": tuple(map(tuple, held)),
@@ -125,6 +127,11 @@ def _experts(experts: Experts, plan: Plan) -> HeldExperts:
         "shared_d_ff": experts.shared_d_ff // plan.tp,
     }
     return HeldExperts.model_construct(**(dict(experts) | fields))
+
+
+def _mamba(mamba: Mamba, plan: Plan) -> Mamba:
+    """Heads and groups of a rank (Megatron-LM, core/ssm/mamba_mixer.py)."""
+    return mamba.model_copy(update={"num_heads": mamba.num_heads // plan.tp, "num_groups": mamba.num_groups // plan.tp})
 
 
 def _vocabulary(vocab_size: int, plan: Plan) -> int:

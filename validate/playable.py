@@ -53,6 +53,8 @@ def _model_faults(model: Model, plan: Plan) -> Iterator[Fault]:
     parts = {
         "experts": (model.experts is not None, "a mixture of experts"),
         "latent": (model.latent is not None, "multi-head latent attention"),
+        "mamba": (model.mamba is not None, "a Mamba-2 mixer"),
+        "pattern": (model.pattern is not None and model.mamba is None, "layers of one branch"),
         "mtp_layers": (model.mtp_layers > 0, "multi-token prediction"),
         "attention_sinks": (model.attention_sinks, "attention with sinks"),
         "global_every": (

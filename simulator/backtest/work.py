@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from simulator.backtest.measured import step_seconds
 from simulator.backtest.outcome import Work
 from simulator.backtest.resolve import RefusedError, Run
-from simulator.kernels import Attention, Gemm, Kernel
+from simulator.kernels import Attention, Gemm, Kernel, Scan
 from simulator.ops import Block, build_blocks, recompute_ops
 from simulator.plan import Plan
 from simulator.zero import UnitComm, communication, shard_ranks
@@ -59,12 +59,12 @@ def _block(block: Block) -> _Amounts:
 
 
 def _kernels(kernels: Iterable[Kernel]) -> _Amounts:
-    """FLOP of products and of attention, bytes of everything else."""
+    """FLOP of products and of attention (scans among it), bytes of everything else."""
     amounts: _Amounts = Counter()
     for kernel in kernels:
         if isinstance(kernel, Gemm):
             amounts["gemm"] += kernel.flop
-        elif isinstance(kernel, Attention):
+        elif isinstance(kernel, Attention | Scan):
             amounts["attention"] += kernel.flop
         else:
             amounts["stream"] += kernel.num_bytes

@@ -14,18 +14,20 @@ from typing_extensions import override
 from simulator.calibration import datasheet
 from simulator.calibration.curves import AttentionCurve, GemmCurve, Power, StreamCurve
 from simulator.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
+from simulator.calibration.scan import CATEGORY as SCAN
+from simulator.calibration.scan import SIGMA as SCAN_SIGMA
 from simulator.calibration.timer import Timer, attention_faults
 from simulator.collective_curves import LinkCurves
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
-from simulator.kernels import Direction, Dtype, Gemm, Kernel, Stream
+from simulator.kernels import Direction, Dtype, Gemm, Kernel, Scan, Stream
 from simulator.schema import Strict, faults_of, read_json
 from simulator.stack import AttentionBackend
 
 SUFFIX = ".calibration.json"
 LINKS = "links"  # the curves of links stand beside the devices' and have a reader of their own
 FORMAT_VERSION = 1
-SpeedOf = Literal["gemm", "attention", "elementwise"]
+SpeedOf = Literal["gemm", "attention", "elementwise", "scan"]
 _SIGMA_OF = {"gemm": "gemm", "attention": "attention", "communication": "communication"}
 
 
@@ -149,6 +151,8 @@ class Calibration(Strict):
 
     def sigma(self, category: str) -> float:
         """One-sigma relative systematic uncertainty of a category; memory-bound ones share `elementwise`."""
+        if category == SCAN:
+            return 0.0 if self.kind == "ideal" else SCAN_SIGMA
         return self.uncertainty[_SIGMA_OF.get(category, "elementwise")]  # type: ignore[index]
 
     def attention_curve(self, direction: Direction, backend: AttentionBackend | None = None) -> AttentionCurve:
@@ -175,6 +179,8 @@ class Calibration(Strict):
             why = quality.outside(num_bytes=kernel.num_bytes) if quality else None
         elif isinstance(kernel, Gemm):
             return self._extrapolated_gemm(kernel)
+        elif isinstance(kernel, Scan):
+            return "scan: prior"
         elif backend is not None and backend.states_speed(kernel.direction):
             return f"attention {kernel.direction}: the stack's own efficiency"
         else:

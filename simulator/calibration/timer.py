@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
+from simulator.calibration.scan import FRACTION
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
-from simulator.kernels import PARENT, Attention, Gemm, Kernel, Stream, StreamOp
+from simulator.kernels import PARENT, Attention, Dtype, Gemm, Kernel, Scan, Stream, StreamOp
 from simulator.stack import AttentionBackend
 
 if TYPE_CHECKING:
@@ -43,11 +44,12 @@ class Timer:
         return sum(map(self.kernel_s, kernels), 0.0)
 
     def tensor_use(self, kernel: Kernel) -> float:
-        """Use of the tensor cores by one kernel: 1 for products; attention by its speed over theirs; none for streams."""
-        if not isinstance(kernel, Attention):
+        """Use of the tensor cores by one kernel: 1 for products; attention and scans by their speed; none for streams."""
+        if not isinstance(kernel, Attention | Scan):
             return 1.0 if isinstance(kernel, Gemm) else 0.0
         _, flop_per_s = self._gemm_rate(kernel.dtype)
-        return min(1.0, kernel.flop / (flop_per_s * self.kernel_s(kernel)))
+        seconds = self.kernel_s(kernel)
+        return min(1.0, kernel.flop / (flop_per_s * seconds)) if seconds else 0.0
 
     def _compute(self, kernel: Kernel) -> float:
         speed = self.calibration.speed
@@ -57,6 +59,8 @@ class Timer:
             return seconds / speed.get("elementwise", 1)
         if isinstance(kernel, Gemm):
             return self._gemm_s(kernel) / speed.get("gemm", 1)
+        if isinstance(kernel, Scan):
+            return self._scan_s(kernel) / speed.get("scan", 1)
         return self._attention_s(kernel) / speed.get("attention", 1)
 
     def _stream(self, op: StreamOp) -> StreamCurve:
@@ -73,6 +77,16 @@ class Timer:
             rate = self._gemm_rates[kernel.dtype] = self._gemm_rate(kernel.dtype)
         curve, flop_per_s = rate
         return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
+
+    def _scan_s(self, kernel: Scan) -> float:
+        """The longer of its products, at a fraction of the device's large ones, and its bytes (`calibration.scan`)."""
+        dtype: Dtype = "tf32" if kernel.dtype == "fp32" and self.device.peak("tf32") else kernel.dtype
+        _, flop_per_s = self._gemm_rate(dtype)
+        fraction = 1.0 if self.calibration.kind == "ideal" else FRACTION
+        moved = Stream(op="elementwise", read_bytes=kernel.read_bytes, write_bytes=kernel.write_bytes)
+        sms = self.device.num_sms * self._clock
+        memory_s = self._stream("elementwise").seconds(moved, self.device.memory_bytes_per_s, sms)
+        return max(kernel.flop / (flop_per_s * fraction), memory_s)
 
     def _gemm_rate(self, dtype: str) -> tuple[GemmCurve, float]:
         curves = self.calibration.gemms

@@ -356,6 +356,7 @@ class KernelSpeeds(Strict):
     gemm: float = Field(gt=0, le=1e6, default=1.0)
     attention: float = Field(gt=0, le=1e6, default=1.0)
     elementwise: float = Field(gt=0, le=1e6, default=1.0)
+    scan: float = Field(gt=0, le=1e6, default=1.0)
 
 
 def _calibration(
@@ -366,7 +367,7 @@ def _calibration(
     if not overrides or cluster is None:
         return named
     return (named or Calibration.for_device(cluster.device)).with_speed(
-        {"gemm": speed.gemm, "attention": speed.attention, "elementwise": speed.elementwise}
+        {"gemm": speed.gemm, "attention": speed.attention, "elementwise": speed.elementwise, "scan": speed.scan}
     )
 
 

@@ -28,8 +28,7 @@ from simulator.stack import Stack
 def forward_blocks(share: StageShare, plan: InferencePlan, stack: Stack, tokens: int) -> dict[str, Block]:
     """The embedding and a layer of each kind, for `tokens` new tokens of any sequences."""
     blocks = build_blocks(share.embedding, stack, _training(plan, tokens, "embedding"))
-    found = {"embedding": blocks.embedding, "layer": blocks.layer}
-    return found if blocks.dense_layer is None else {**found, "dense_layer": blocks.dense_layer}
+    return {"embedding": blocks.embedding, **{block.name: block for block in blocks.body}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,9 @@ class InferencePlan(Strict):
 
 def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
     """Raise PlanError with every way in which plan, model and cluster do not fit together."""
+    if model.mamba is not None:
+        problem = f"{model.name} has Mamba layers, whose states no cache of keys and values holds: serving them is not modelled"
+        raise PlanError(Fault(place="model", problem=problem, remedy="a model whose layers all have attention"))
     faults = [*_split_faults(plan, model), *_place_faults(plan, cluster), *_length_faults(plan, model)]
     if faults:
         raise PlanError(faults)

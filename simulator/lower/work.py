@@ -233,7 +233,7 @@ class Clock:
         if not kernels:
             return NO_WORK
         seconds = sum(map(self.seconds, kernels))
-        if op.category not in ("gemm", "attention") and not self._ideal:
+        if op.category not in ("gemm", "attention", "scan") and not self._ideal:
             seconds *= self._stack.elementwise_factor
         return Work(parts=((op.category, seconds),), host_s=self._host_s(kernels))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
+from simulator.hybrid import HybridKind
 from simulator.kernels import DTYPE_BYTES
-from simulator.model import LayerKind, Model
+from simulator.model import BodyKind, LayerKind, Model
 from simulator.ops.attention import attention
 from simulator.ops.core import Block, ModelBlocks
 from simulator.ops.experts import experts
@@ -14,6 +16,7 @@ from simulator.ops.fusion import fuse_residuals
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.loss import cross_entropy
+from simulator.ops.mamba import mamba
 from simulator.ops.mlp import mlp
 from simulator.ops.norm import norm
 from simulator.ops.setting import Setting, uses_autocast
@@ -22,6 +25,8 @@ from simulator.plan import Plan
 from simulator.share import share_of
 from simulator.stack import Stack
 
+Feed = Callable[[Graph, Setting, Value], Value]
+
 
 def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
     """Blocks for one micro-batch on one rank: T = micro_batch_size × seq_len / cp tokens. Exact FLOP and bytes.
@@ -29,14 +34,26 @@ def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
     Under tensor parallelism the shapes are those of the rank's share of the model.
     """
     setting = Setting(model=share_of(model, plan), stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
-    dense = "dense_layer" in model.layer_kinds
+    found = set(model.body)
     return ModelBlocks(
         embedding=_embedding(setting),
-        layer=_layer(setting, dense=False),
+        body=tuple(_body(setting, kind) for kind in _ORDER if kind in found),
         head=_head(setting),
-        dense_layer=_layer(setting, dense=True) if dense else None,
-        mtp=_mtp(setting) if model.mtp_layers else None,
     )
+
+
+_ORDER: Final[tuple[BodyKind, ...]] = ("layer", "dense_layer", "mamba", "attention", "mlp", "moe", "mtp")
+
+
+def _body(s: Setting, kind: BodyKind) -> Block:
+    """A block of a kind."""
+    match kind:
+        case "mtp":
+            return _mtp(s)
+        case "layer" | "dense_layer":
+            return _layer(s, dense=kind == "dense_layer")
+        case _:
+            return _one_branch(s, kind)
 
 
 def _embedding(s: Setting) -> Block:
@@ -115,6 +132,24 @@ def _layer(s: Setting, *, dense: bool) -> Block:
     return _finished(block, s, x)
 
 
+_BRANCHES: Final[dict[HybridKind, tuple[str, Feed]]] = {
+    "mamba": ("1", mamba),
+    "attention": ("1", attention),
+    "mlp": ("2", mlp),
+    "moe": ("2", experts),
+}
+
+
+def _one_branch(s: Setting, kind: HybridKind) -> Block:
+    """A hybrid's layer: norm, branch, residual. Its ops are called as those of the half of a layer that it amounts to."""
+    x = Value("input", s.stream_tokens * s.model.d_model, s.stream_dtype)
+    g = Graph(kind, x, fused=s.stack.blocks == "compiled")
+    half, branch = _BRANCHES[kind]
+    y = branch(g, s, norm(g, s, f"norm_{half}", x, s.model.d_model))
+    block = g.block(_add(g, s, f"residual_{half}", x, y), s.model.num_parameters_of(kind))
+    return _finished(block, s, x)
+
+
 def _mtp(s: Setting) -> Block:
     """A module of multi-token prediction: a layer on the stream joined with the next tokens' embeddings, and its loss.
 
@@ -168,9 +203,6 @@ def _finished(block: Block, s: Setting, x: Value) -> Block:
     if s.stack.selective_keeps == "every_second_product":
         block = _keep_every_second_product(block)
     return fuse_residuals(block, x.num_bytes) if s.stack.blocks == "compiled" else block
-
-
-Feed = Callable[[Graph, Setting, Value], Value]
 
 
 def _sequential(g: Graph, s: Setting, x: Value, feed: Feed) -> Value:

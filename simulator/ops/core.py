@@ -8,7 +8,7 @@ from typing import Literal
 
 from simulator.kernels import Kernel, launches
 
-Category = Literal["gemm", "attention", "elementwise", "norm", "loss", "embedding"]
+Category = Literal["gemm", "attention", "scan", "elementwise", "norm", "loss", "embedding"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,22 +120,16 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBlocks:
-    """A model on one rank and one micro-batch: the embedding, one layer of each kind, the head with the loss.
-
-    layer: with experts, where the model has some; dense_layer: those without, in such a model. mtp: a module of
-    multi-token prediction.
-    """
+    """A model on one rank and one micro-batch: the embedding, a block of each kind of the body, the head with the loss."""
 
     embedding: Block
-    layer: Block
+    body: tuple[Block, ...]
     head: Block
-    dense_layer: Block | None = None
-    mtp: Block | None = None
 
     @property
-    def body(self) -> tuple[Block, ...]:
-        """The blocks between embedding and head, one of a kind."""
-        return tuple(block for block in (self.layer, self.dense_layer, self.mtp) if block is not None)
+    def layer(self) -> Block:
+        """The most usual layer: with experts, where the model has some; a hybrid's first."""
+        return self.body[0]
 
     @property
     def kinds(self) -> tuple[Block, ...]:

@@ -18,7 +18,7 @@ from simulator.experts import Experts
 from simulator.kernels import Dtype, Gemm, Kernel
 from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, conversion, stream
-from simulator.ops.linear import grouped_linear
+from simulator.ops.linear import grouped_linear, linear
 from simulator.ops.mlp import activation, shared_experts
 from simulator.ops.setting import Setting
 
@@ -34,16 +34,33 @@ def experts(g: Graph, s: Setting, x: Value) -> Value:
     x = _enter(g, s, x)
     weights = _route(g, s, s.model.experts, x)
     scope: list[Value] = []
-    rows = _dispatch(g, s, x, scope)
+    rows = _dispatch(g, s, _latent(g, s, x), scope)
     late = s.stack.blocks != "fused"  # hand-fused software weights rows inside the activation
     rows = _products(g, s, s.model.experts, rows, None if late else weights)
     out = _combine(g, s, rows, weights if late else None, scope)
+    if s.model.experts.latent_dim:
+        out = linear(g, s, "latent_up", out, s.model.d_model, bias=False, split="none", tokens=s.stream_tokens)
     if s.stack.blocks != "compiled":
         g.hold("experts.scope", scope)
     if not shared:
         return out
     total = g.value("experts.sum", out.numel, out.dtype)
     return g.pointwise(total.name, [out, *shared], total, aliases=[out, *shared])
+
+
+def _latent(g: Graph, s: Setting, x: Value) -> Value:
+    """What travels: tokens, or their projections to fewer channels, which every rank of tp makes of its own tokens."""
+    assert s.model.experts is not None
+    width = s.model.experts.latent_dim
+    if not width:
+        return x
+    return linear(g, s, "latent_down", x, width, bias=False, split="none", tokens=s.stream_tokens)
+
+
+def _width(s: Setting) -> int:
+    """Channels of a row."""
+    assert s.model.experts is not None
+    return s.model.experts.latent_dim or s.model.d_model
 
 
 def _shared(g: Graph, s: Setting, experts: Experts, x: Value) -> list[Value]:
@@ -125,8 +142,8 @@ def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     """Each token's rows, by expert, on the ranks of their experts. scope: Python's locals, alive to the layer's end."""
     if s.plan.dispatcher == "all_gather":
         return _gathered(g, s, x, scope)
-    d, plan = s.model.d_model, s.plan
-    sent = sent_rows(s, _tokens(s, x))
+    d, plan = _width(s), s.plan
+    sent = sent_rows(s, x.numel // d)
     rows, places = g.value("permuted", sent * d, x.dtype), g.value("places", 2 * sent, "fp32")
     size = rows.num_bytes
     g.op(
@@ -154,8 +171,8 @@ def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
 
 def _gathered(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     """Every token of the group on every rank, and of them the rows of the rank's experts (MoEAllGatherTokenDispatcher)."""
-    d, plan = s.model.d_model, s.plan
-    rows = ceil(sent_rows(s, _tokens(s, x)) * plan.expert_imbalance)
+    d, plan = _width(s), s.plan
+    rows = ceil(sent_rows(s, x.numel // d) * plan.expert_imbalance)
     ways: tuple[tuple[Literal["ep", "etp"], int], ...] = (("ep", plan.ep), ("etp", plan.etp))
     for axis, degree in ways:
         if degree > 1 and (axis == "ep" or s.sequence_parallel):
@@ -175,7 +192,7 @@ def _gathered(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
 
 def _scattered(g: Graph, s: Setting, rows: Value) -> Value:
     """Rows summed into all tokens of the group, and these back to their ranks."""
-    d, plan = s.model.d_model, s.plan
+    d, plan = _width(s), s.plan
     degrees: list[tuple[Literal["ep", "etp"], int]] = [("etp", plan.etp)] if s.sequence_parallel else []
     ways = [(axis, degree) for axis, degree in (*degrees, ("ep", plan.ep)) if degree > 1]
     whole = g.value("unpermuted", s.stream_tokens * d * prod(degree for _, degree in ways), rows.dtype)
@@ -221,7 +238,7 @@ def _sort(g: Graph, s: Setting, name: str, rows: Value) -> Value:
 
 def _products(g: Graph, s: Setting, experts: Experts, rows: Value, weights: Value | None) -> Value:
     """The MLPs of the rank's experts."""
-    d, f = s.model.d_model, experts.d_ff
+    d, f = _width(s), experts.d_ff
     into = 2 * f if s.model.gated else f  # gate and up are one product in every grouped implementation
     up = grouped_linear(g, s, "experts.up", rows, (into, d), bias=experts.bias)
     if weights is not None:
@@ -239,7 +256,7 @@ def _row_weights(g: Graph, weights: Value, rows: int) -> Value:
 
 def _combine(g: Graph, s: Setting, rows: Value, weights: Value | None, scope: list[Value]) -> Value:
     """Rows back on their tokens' ranks, summed (weighted, if not before) into [t, D]."""
-    d, plan = s.model.d_model, s.plan
+    d, plan = _width(s), s.plan
     if plan.dispatcher == "all_gather":
         return _scattered(g, s, rows)
     rows = _sort(g, s, "unsorted", rows)

@@ -25,11 +25,13 @@ def linear(  # noqa: PLR0913  a product has that many facts
     split: Split,
     head: bool = False,
     tokens: int = 0,
+    keeps_input: bool = True,
 ) -> Value:
     """The product x Wᵀ + b: x is [T, K] (any view of it), the result [T, width_out] in the compute dtype.
 
     split: how tensor parallelism cuts the weight; both widths are the rank's own. `head`: the LM head, which stays in
-    16 bits when the layers' products run in fp8. tokens: T, if not all of the rank's.
+    16 bits when the layers' products run in fp8. tokens: T, if not all of the rank's. keeps_input: False where another op
+    makes it again for the weight's gradient.
     """
     t, n = tokens or s.tokens, width_out
     course = Course(s, split, "" if head else name)
@@ -56,7 +58,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
             *_backward(s, dtype, t, n, k, bias=bias, pieces=course.backward_pieces),
             *course.ordered(s.batch, whole_output),
         ),
-        saved=(x, *weight),
+        saved=(x, *weight) if keeps_input else weight,
         grads=(x, *weight),
         parameter_numel=(n if bias else 0) + (0 if weight else n * k),
         forward_exchanges=course.forward(whole_input, whole_output, len(casts)),

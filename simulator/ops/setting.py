@@ -102,7 +102,7 @@ class Setting:
         model, s = self.model, self.plan.seq_len
         if model.sliding_window is None or model.sliding_window >= s:
             return s
-        return 2 * model.attention_pairs(s) // (model.num_layers * s)
+        return 2 * model.attention_pairs(s) // (model.num_attention_layers * s)
 
     @property
     def dtype(self) -> str:

@@ -38,7 +38,16 @@ Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Split = Literal["columns", "rows", "none"]
 
 
-FED: Final = ("q", "k", "v", "qkv", "gate", "up", "gate_up")  # products that read what a region gathers as it enters
+FED: Final = (
+    "q",
+    "k",
+    "v",
+    "qkv",
+    "gate",
+    "up",
+    "gate_up",
+    "in_proj",
+)  # products that read what a region gathers as it enters
 _SPLITS: Final = (
     4  # parts of a product beside its reduce-scatter: num_splits of initialize_ub, and of the recipes' overlap configs
 )

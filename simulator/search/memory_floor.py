@@ -67,7 +67,7 @@ class MemoryFloor:
         nouns = self.nouns
         setting = Setting(model=nouns.model, stack=nouns.stack, plan=plan, autocast=uses_autocast(nouns.stack, plan))
         size = setting.stream_tokens * nouns.model.d_model * DTYPE_BYTES[setting.stream_dtype]
-        each = dict.fromkeys(("layer", "dense_layer", "mtp"), size)
+        each: dict[str, int] = dict.fromkeys(nouns.model.body, size)
         return Saved(embedding=0, plain=each, checkpointed=each, head_peak=0, message=size)
 
     def _between(self, plan: Plan, stage: int) -> tuple[int, int]:

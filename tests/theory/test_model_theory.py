@@ -28,7 +28,12 @@ def all_ops(blocks: ModelBlocks, num_layers: int) -> list[tuple[int, Op]]:
     return [*once, *((num_layers, op) for op in blocks.layer.ops)]
 
 
-@pytest.mark.parametrize("name", [name for name in preset_names() if Model.load(name).experts is None])
+def _plain(model: Model) -> bool:
+    """Every layer is attention and an MLP."""
+    return model.experts is None and model.pattern is None
+
+
+@pytest.mark.parametrize("name", [name for name in preset_names() if _plain(Model.load(name))])
 @pytest.mark.parametrize("blocks", ["eager", "compiled", "fused"])
 def test_flop_are_six_a_parameter_and_token_and_seven_half_squares_of_attention(name: str, blocks: str) -> None:
     """Tiled attention runs 2 products forward and 5 backward (one recomputes the scores) over half the square."""

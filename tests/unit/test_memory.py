@@ -107,7 +107,7 @@ def tracked_blocks(row: Row, model: Model, plan: Plan) -> ModelBlocks:
     ops = tuple(
         replace(op, backward_temporary_bytes=5 * size) if op.name == "activation" else op for op in blocks.layer.ops
     )
-    return replace(blocks, layer=replace(blocks.layer, ops=ops))
+    return replace(blocks, body=(replace(blocks.layer, ops=ops), *blocks.body[1:]))
 
 
 def steps_on_host(row: Row, model: Model, plan: Plan) -> int:

@@ -158,6 +158,7 @@ ROUNDED = {
 
 # In billions: tests of their own
 PRINTED_ONLY = {"deepseek-v3", "grok-1", "gpt-oss-120b", "gpt-oss-20b", "kimi-k2", "nemotron4-15b", "nemotron4-340b"}
+PRINTED_ONLY |= {name for name in preset_names() if Model.load(name).pattern}  # tests/theory/test_hybrid_theory.py
 
 # Mixtures of experts as their authors print them, in billions: (total, active for a token), digits as printed.
 PRINTED = {

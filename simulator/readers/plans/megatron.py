@@ -12,6 +12,7 @@ from typing import Any, Final
 from simulator.readers.plans.draft import Degree, Draft
 from simulator.readers.plans.launch_line import LaunchLine, read_launch_line
 from simulator.readers.plans.megatron_flags import FLAGS
+from simulator.readers.plans.megatron_hybrid import with_layers_counted
 from simulator.readers.plans.megatron_model import MODEL_NAMES, read_model
 from simulator.readers.plans.megatron_options import NO_EFFECT, OFF
 from simulator.readers.plans.megatron_pipeline import PIPELINE_NAMES, read_pipeline
@@ -27,6 +28,7 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
     line = read_launch_line(text, file, define or {})
     entries = {_full(name): entry for name, entry in line.options.items() if name not in _LAUNCHER}
     unset = {_full(name): ", ".join(u.what for u in found) for name, found in line.unknown.items()}
+    entries = with_layers_counted(entries)
     r = Reading(entries, file, given, unset=unset, auto=UNSET, faults=line.faults)
     fields: dict[str, Any] = {"data_parallel": "megatron", "optimizer_impl": "fused"}
     stack: dict[str, tuple[object, str]] = {}

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from simulator.errors import Fault, InputError, ModelError
 from simulator.model import Model
+from simulator.readers.plans.megatron_hybrid import HYBRID_NAMES, read_hybrid
 from simulator.readers.plans.reading import Reading
 
 MODEL_NAMES: Final = (
@@ -18,7 +19,7 @@ MODEL_NAMES: Final = (
     "--tokenizer-type", "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size",
     "--moe-shared-expert-intermediate-size", "--moe-layer-freq", "--moe-router-score-function", "--moe-router-dtype",
     "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
-    "--v-head-dim", "--mtp-num-layers",
+    "--v-head-dim", "--mtp-num-layers", "--moe-latent-size", *HYBRID_NAMES,
 )  # fmt: skip
 _GPT2_VOCABULARY: Final = 50_257  # tokens of GPT2BPETokenizer
 _MULTIPLE: Final = 128  # --make-vocab-size-divisible-by
@@ -42,6 +43,7 @@ def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
     _rest(r, data, plan)
     _experts(r, data)
     _latent(r, data)
+    read_hybrid(r, data, plan)
     vocabulary = _vocabulary(r, plan)
     if None in sizes.values() or vocabulary is None or r.faults:
         return None
@@ -109,6 +111,7 @@ def _experts(r: Reading, data: dict[str, Any]) -> None:
     """Routed and shared experts, and the layers that have them."""
     count, top = r.integer("--num-experts", least=0), r.integer("--moe-router-topk")
     width, shared = r.integer("--moe-ffn-hidden-size"), r.integer("--moe-shared-expert-intermediate-size", least=0)
+    latent = r.integer("--moe-latent-size")
     score = r.choice("--moe-router-score-function", ("softmax", "sigmoid"))
     dtype = r.choice("--moe-router-dtype", ("fp32", "fp64"))
     frequency = r.text("--moe-layer-freq") or "1"
@@ -119,6 +122,7 @@ def _experts(r: Reading, data: dict[str, Any]) -> None:
         return
     found: dict[str, Any] = {"num_experts": count, "top_k": top or 2, "d_ff": width or data["d_ff"] or 0}
     found |= {"shared_d_ff": shared} if shared else {}
+    found |= {"latent_dim": latent} if latent else {}
     found |= {"score": score} if score else {}
     found["router_dtype"] = "fp32" if dtype else "bf16"
     dense = _dense_layers(frequency, data["num_layers"])

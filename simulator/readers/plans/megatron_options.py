@@ -24,7 +24,7 @@ NO_EFFECT: Final = re.compile(
     |moe-(input-jitter|per-layer-logging|upcycling|use-upcycling)|full-validation|multiple-validation|test-mode|msc
     |disable-msc|app-tag|config-logger|enable-ft|calc-ft|run-workload|record-memory|memory-snapshot|use-pytorch-prof
     |mtp-loss|apply-layernorm-1p|rampup-end|use-mcore-models|te-rng|inference|max-tokens-to-oom|output-bert
-    |no-use-tokenizer|no-manual-gc|barrier|no-barrier|disable-straggler|hybrid-|mscale|kitchen-recipe
+    |no-use-tokenizer|no-manual-gc|barrier|no-barrier|disable-straggler|mscale|kitchen-recipe
     |exit-on-missing|ckpt-convert|data-parallel-random-init|train-sync|use-cpu-init|no-position-embedding
     |high-priority|nccl-communicator|fp8-(margin|interval|amax)|onnx-safe|enable-one-logger|sft-tokenizer|skip-train
     |node_rank|master_addr|master_port|rdzv_|max_restarts|log_dir|use-tokenizer|make-vocab|tokenizer_|no-gloo
@@ -111,7 +111,6 @@ OFF: Final = {
     "--no-rope-freq": Off("layers without positions"),
     "--heterogeneous-layers-config-path": Off("layers that differ"),
     "--heterogeneous-layers-config-encoded-json": Off("layers that differ"),
-    "--is-hybrid-model": Off("layers that are not attention"),
     "--spec": Off("a layer's make-up of its own"),
     "--yaml-cfg": Off("a second file of settings"),
     "--retro-add-retriever": Off("retrieval"),

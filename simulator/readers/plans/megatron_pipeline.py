@@ -40,7 +40,11 @@ def read_pipeline(r: Reading, fields: dict[str, Any]) -> None:
         fields |= {
             k: v for k, v in (("first_stage_layers", first), ("last_stage_layers", last)) if v is not None
         } | ends
-    elif counted % stages and not {"--pipeline-model-parallel-layout", "--deepspeed"} & set(r.entries):
+    elif (
+        counted % stages
+        and "stage_layers" not in fields
+        and not {"--pipeline-model-parallel-layout", "--deepspeed"} & set(r.entries)
+    ):
         below = counted // stages * stages - embedding - loss
         words = " and ".join(word for word, counts in (("embedding", embedding), ("loss", loss)) if counts)
         problem = f"{layers} layers{f' with {words}' if words else ''} do not divide by {stages} stages"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from simulator.model import Model
@@ -20,18 +21,20 @@ def megatron_script(job: Job) -> str:
     if job.plan.tp * job.plan.cp > 1 and job.plan.implementation == "megatron":
         lines += ["export CUDA_DEVICE_MAX_CONNECTIONS=1", ""]
     for name, options in (
-        ("MODEL", _model(job.model)),
+        ("MODEL", _model(job.plan, job.model)),
         ("PARALLEL", _parallel(job.plan, job.model, job.stack)),
         ("TRAINING", _training(job.plan, job.stack)),
     ):
         lines += [f"{name}=(", *(f"{_PER_LINE}{option}" for option in options), ")", ""]
+    script = "pretrain_gpt.py" if job.model.pattern is None else "pretrain_mamba.py"
     launch = f"torchrun --nnodes {nodes} --nproc_per_node {each}"
-    lines += [f'${{LAUNCH:-{launch}}} pretrain_gpt.py "${{MODEL[@]}}" "${{PARALLEL[@]}}" "${{TRAINING[@]}}" "$@"']
+    lines += [f'${{LAUNCH:-{launch}}} {script} "${{MODEL[@]}}" "${{PARALLEL[@]}}" "${{TRAINING[@]}}" "$@"']
     return "\n".join(lines) + "\n"
 
 
-def _model(model: Model) -> Iterator[str]:
-    yield f"--num-layers {model.num_layers}"
+def _model(plan: Plan, model: Model) -> Iterator[str]:
+    if model.pattern is None or not _unified(plan, model):
+        yield f"--num-layers {model.num_layers}"
     yield f"--hidden-size {model.d_model}"
     yield f"--ffn-hidden-size {model.d_ff}"
     yield f"--num-attention-heads {model.num_heads}"
@@ -53,6 +56,7 @@ def _model(model: Model) -> Iterator[str]:
         yield f"--rotary-percent {model.rotary_fraction}"
     yield f"--normalization {'RMSNorm' if model.norm == 'rms' else 'LayerNorm'}"
     yield from _flags(model)
+    yield from _hybrid(plan, model)
     yield from _experts(model)
 
 
@@ -67,8 +71,33 @@ def _flags(model: Model) -> Iterator[str]:
         yield "--qk-layernorm"
     if not model.tied_embeddings:
         yield "--untie-embeddings-and-output-weights"
-    if model.mtp_layers:
+    if model.mtp_layers and model.pattern is None:
         yield f"--mtp-num-layers {model.mtp_layers}"
+
+
+def _unified(plan: Plan, model: Model) -> bool:
+    """The pattern says more than a letter for each layer: uneven stages, or modules of multi-token prediction."""
+    uneven = plan.stage_layers is not None or model.num_layers % (plan.pp * plan.virtual_stages)
+    return model.mtp_layers > 0 or (plan.pp > 1 and bool(uneven))
+
+
+def _hybrid(plan: Plan, model: Model) -> Iterator[str]:
+    """Pattern and mixers. Chunks of the convolution and the scan have no arguments: what differs is told on reading back."""
+    if model.pattern is None:
+        return
+    yield "--is-hybrid-model --spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
+    if not _unified(plan, model):
+        yield f'--hybrid-override-pattern="{model.pattern}"'
+    else:
+        share, rest = divmod(model.num_layers, plan.pp * plan.virtual_stages)
+        equal = tuple(share + (part < rest) for part in range(plan.pp * plan.virtual_stages))
+        letters, modules = iter(model.pattern), ("/*E" if model.experts else "/*-") * model.mtp_layers
+        stages = ("".join(islice(letters, count)) for count in plan.stage_layers or equal)
+        yield f'--hybrid-layer-pattern="{"|".join(stages)}{modules}"'
+    if model.mamba is not None:
+        mamba = model.mamba
+        yield f"--mamba-num-heads {mamba.num_heads} --mamba-head-dim {mamba.head_dim}"
+        yield f"--mamba-num-groups {mamba.num_groups} --mamba-state-dim {mamba.state_dim}"
 
 
 def _experts(model: Model) -> Iterator[str]:
@@ -77,6 +106,8 @@ def _experts(model: Model) -> Iterator[str]:
         return
     yield f"--num-experts {experts.num_experts} --moe-router-topk {experts.top_k}"
     yield f"--moe-ffn-hidden-size {experts.d_ff or model.d_ff}"
+    if experts.latent_dim:
+        yield f"--moe-latent-size {experts.latent_dim}"
     if experts.shared_d_ff:
         yield f"--moe-shared-expert-intermediate-size {experts.shared_d_ff}"
     if experts.first_dense_layers:
@@ -142,6 +173,8 @@ def _data_parallel(plan: Plan, stack: Stack) -> Iterator[str]:
 def _stages(plan: Plan, model: Model) -> Iterator[str]:
     """What each stage holds; a layout where the layers do not divide evenly."""
     split, parts = plan.split, plan.pp * plan.virtual_stages
+    if model.pattern is not None and _unified(plan, model):
+        return  # the pattern parts them
     named = [
         f"--decoder-{end}-pipeline-num-layers {count}"
         for end, count in (("first", split.first), ("last", split.last))

@@ -1,0 +1,169 @@
+"""Hybrids: patterns and their faults, files that state them, splits that are illegal, what serving refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.errors import InputError, ModelError, PlanError
+from simulator.exchange import Job, export_plan
+from simulator.inference.plan import InferencePlan
+from simulator.inference.plan import check as check_serving
+from simulator.mesh import check
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.predict import predict
+from simulator.readers.hf_config import model_from_config
+from simulator.readers.plans.megatron import read_megatron
+from simulator.stack import Stack
+from simulator.topology import Cluster
+
+PRESETS = ("nemotron-h-8b", "nemotron-3-nano-30b-a3b", "nemotron-3-super-120b-a12b")
+FIELDS: dict[str, Any] = {
+    "name": "small",
+    "pattern": "M-M*",
+    "d_model": 256,
+    "num_heads": 8,
+    "d_ff": 1024,
+    "vocab_size": 1024,
+    "positions": "none",
+    "mamba": {"num_heads": 16, "head_dim": 32, "num_groups": 4, "state_dim": 64},
+}
+NANO = {
+    "model_type": "nemotron_h",
+    "hidden_size": 2688,
+    "num_hidden_layers": 52,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "intermediate_size": 1856,
+    "vocab_size": 131072,
+    "max_position_embeddings": 262144,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "chunk_size": 128,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "mlp_hidden_act": "relu2",
+}
+
+
+def megatron(**fields: object) -> Plan:
+    return Plan.model_validate({"zero": 1, "data_parallel": "megatron", "stack": "megatron-core-2025", **fields})
+
+
+def test_layers_are_counted_in_the_pattern() -> None:
+    model = Model.parse(FIELDS, "test", ModelError)
+    assert model.num_layers == 4
+    assert model.layer_kinds == ("mamba", "mlp", "mamba", "attention")
+    assert model.num_attention_layers == 1
+
+
+def test_every_fault_of_a_pattern_is_told() -> None:
+    wrong = {**FIELDS, "pattern": "MXE", "num_layers": 4, "mamba": None, "parallel_residual": True}
+    with pytest.raises(ModelError) as caught:
+        Model.parse(wrong, "test", ModelError)
+    text = str(caught.value)
+    for part in ("'X' at 1", "3 letters for 4 layers", "no mamba", "no experts", "no parallel_residual"):
+        assert part in text
+
+
+def test_mixers_need_a_pattern_and_groups_that_divide() -> None:
+    with pytest.raises(ModelError, match="mamba needs a pattern"):
+        Model.parse({**FIELDS, "pattern": None, "num_layers": 4}, "test", ModelError)
+    with pytest.raises(ModelError, match="not a multiple of num_groups 3"):
+        Model.parse({**FIELDS, "mamba": {"num_heads": 16, "num_groups": 3}}, "test", ModelError)
+
+
+def test_a_config_json_is_the_preset() -> None:
+    model, preset = model_from_config(NANO, "config.json", "nemotron"), Model.load("nemotron-3-nano-30b-a3b")
+    ignored = {"name", "sources"}
+    assert model.model_dump(exclude=ignored) == preset.model_dump(exclude=ignored)
+
+
+def test_a_config_json_may_list_words() -> None:
+    words = {"M": "mamba", "E": "moe", "*": "attention"}
+    letters = NANO["hybrid_override_pattern"]
+    listed = {key: value for key, value in NANO.items() if key != "hybrid_override_pattern"}
+    listed["layers_block_type"] = [words[letter] for letter in str(letters)]
+    assert model_from_config(listed, "config.json", "n").pattern == letters
+
+
+def test_a_config_json_without_a_pattern_is_refused_with_all_it_lacks() -> None:
+    bare = {"model_type": "nemotron_h", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 2}
+    with pytest.raises(ModelError) as caught:
+        model_from_config(bare, "config.json", "n")
+    for key in ("hybrid_override_pattern", "mamba_num_heads", "intermediate_size", "vocab_size"):
+        assert key in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("fields", [{}, {"pp": 2, "num_micro_batches": 4}, {"pp": 3, "num_micro_batches": 4}])
+def test_megatrons_arguments_keep_a_hybrid(name: str, fields: dict[str, int]) -> None:
+    """export_plan reads back what it has written, and refuses where anything of plan or model is lost."""
+    model = Model.load(name)
+    plan = megatron(dp_shard=4, seq_len=4096, **fields)
+    job = Job(model=model, plan=plan, stack=Stack.load(plan.stack), gpus_per_node=8)
+    text = export_plan(job, "megatron").text
+    assert "pretrain_mamba.py" in text
+    assert 'pattern="M' in text
+
+
+def test_megatrons_unified_pattern_counts_layers_and_parts_stages() -> None:
+    text = """pretrain_mamba.py --hidden-size 256 --num-attention-heads 8 --hybrid-layer-pattern="M-M|*E/*E" --num-experts 4
+    --mamba-num-heads 16 --mamba-head-dim 32 --mamba-num-groups 4 --mamba-state-dim 64 --vocab-size 1024
+    --micro-batch-size 1 --seq-length 128 --pipeline-model-parallel-size 2 --global-batch-size 8 --bf16"""
+    draft = read_megatron(" ".join(text.split()), "run.sh")
+    assert not draft.faults
+    assert isinstance(draft.model, Model)
+    assert (draft.model.pattern, draft.model.num_layers, draft.model.mtp_layers) == ("M-M*E", 5, 1)
+    assert draft.fields["stage_layers"] == (3, 2)
+
+
+def test_a_ratio_does_not_say_which_layer_is_what() -> None:
+    text = "pretrain_mamba.py --num-layers 8 --hidden-size 256 --num-attention-heads 8 --hybrid-attention-ratio 0.1"
+    draft = read_megatron(f"{text} --vocab-size 1024 --micro-batch-size 1 --seq-length 128 --bf16", "run.sh")
+    assert any("--hybrid-override-pattern" in fault.remedy for fault in draft.faults)
+
+
+def test_illegal_splits_are_told_at_once() -> None:
+    cluster = Cluster.load("dgx-h100-8").with_nodes(12)
+    plan = megatron(tp=16, cp=6, seq_len=4096 * 6)
+    with pytest.raises(PlanError) as caught:
+        check(plan, Model.load("nemotron-h-8b"), cluster)
+    text = str(caught.value)
+    assert "8 Mamba groups" in text
+    with pytest.raises(PlanError, match="cp = 6 is neither a divisor nor a multiple of a rank's 8 Mamba groups"):
+        check(megatron(cp=6, dp_shard=16, seq_len=4096 * 6), Model.load("nemotron-h-8b"), cluster)
+    with pytest.raises(PlanError, match="fsdp2 splits no Mamba mixers"):
+        check(Plan(tp=2, dp_shard=48), Model.load("nemotron-h-8b"), cluster)
+
+
+def test_serving_a_hybrid_is_refused() -> None:
+    with pytest.raises(PlanError, match="Mamba layers"):
+        check_serving(InferencePlan(), Model.load("nemotron-h-8b"), Cluster.load("dgx-h100-8"))
+
+
+def test_a_hybrids_step_names_its_scan_and_how_unsure_it_is() -> None:
+    plan = megatron(tp=2, sequence_parallel=True, dp_shard=4, seq_len=4096, num_micro_batches=2)
+    found = predict(Model.load("nemotron-h-8b"), plan, Cluster.load("dgx-h100-8"))
+    assert found.breakdown["scan"] > 0
+    assert "scan: prior" in found.extrapolated
+
+
+def test_a_preset_may_be_cut_by_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "short.toml"
+    file.write_text('like = "nemotron-h-8b"\npattern = "M-*-"\nnum_layers = 4\n')
+    assert Model.load(file).layer_kinds == ("mamba", "mlp", "attention", "mlp")
+    file.write_text('like = "nemotron-h-8b"\nnum_layers = 4\n')
+    with pytest.raises(InputError, match="52 letters for 4 layers"):
+        Model.load(file)
