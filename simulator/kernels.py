@@ -139,13 +139,15 @@ class Stream:
 class Scan:
     """One kernel of a chunked state-space scan: products of a chunk's size, and the bytes that it reads and writes once each.
 
-    flop: of the products. dtype: of their factors.
+    flop: of the products. dtype: of their factors. head_dim: channels of a head. direction: of the pass that it is written for.
     """
 
     flop: int
     read_bytes: int
     write_bytes: int
     dtype: Dtype
+    head_dim: int
+    direction: Direction
     launches: int = 1
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
-from simulator.calibration.scan import FRACTION
+from simulator.calibration.scan import FRACTION, SHORTER, kin
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
 from simulator.kernels import PARENT, Attention, Dtype, Gemm, Kernel, Scan, Stream, StreamOp
@@ -79,14 +79,22 @@ class Timer:
         return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
 
     def _scan_s(self, kernel: Scan) -> float:
-        """The longer of its products, at a fraction of the device's large ones, and its bytes (`calibration.scan`)."""
-        dtype: Dtype = "tf32" if kernel.dtype == "fp32" and self.device.peak("tf32") else kernel.dtype
-        _, flop_per_s = self._gemm_rate(dtype)
-        fraction = 1.0 if self.calibration.kind == "ideal" else FRACTION
+        """The longer of its products and its bytes, by the prior of `calibration.scan`."""
         moved = Stream(op="elementwise", read_bytes=kernel.read_bytes, write_bytes=kernel.write_bytes)
         sms = self.device.num_sms * self._clock
         memory_s = self._stream("elementwise").seconds(moved, self.device.memory_bytes_per_s, sms)
-        return max(kernel.flop / (flop_per_s * fraction), memory_s)
+        return max(kernel.flop / self._scan_flop_per_s(kernel), memory_s)
+
+    def _scan_flop_per_s(self, kernel: Scan) -> float:
+        dtype: Dtype = "tf32" if kernel.dtype == "fp32" and self.device.peak("tf32") else kernel.dtype
+        _, products = self._gemm_rate(dtype)
+        if self.calibration.kind == "ideal":
+            return products
+        curve = kin(self.calibration.attention, kernel)
+        if curve is None:
+            return FRACTION * products
+        fraction = SHORTER * curve.peak_fraction(kernel.head_dim) * curve.sustained
+        return fraction * self._attention_peak(curve, self.peak(dtype))
 
     def _gemm_rate(self, dtype: str) -> tuple[GemmCurve, float]:
         curves = self.calibration.gemms
@@ -119,10 +127,14 @@ class Timer:
         if given is not None:
             return kernel.flop / (peak * given)
         curve = self.calibration.attention_curve(kernel.direction, self.backend)
+        speed = self._attention_peak(curve, peak)
+        return curve.seconds(kernel, speed, self.device.memory_bytes_per_s, self.device.num_sms)
+
+    def _attention_peak(self, curve: AttentionCurve, peak: float) -> float:
+        """What a curve's fractions are of, in a dtype of this `peak`: the clock under the power cap in it."""
         reference = self.device.peak("bf16") or self.device.peak("fp16") or peak
         limit = curve.peak_flop_per_s * self._clock**curve.power_limited
-        speed = min(reference, limit) * (peak / reference)
-        return curve.seconds(kernel, speed, self.device.memory_bytes_per_s, self.device.num_sms)
+        return float(min(reference, limit)) * (peak / reference)
 
     def _given_efficiency(self, kernel: Attention) -> float | None:
         """The stack's own fraction of peak for its kernel on this architecture, if it states one."""

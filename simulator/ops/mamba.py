@@ -22,10 +22,11 @@ of which there are fewer than ranks are repeated.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulator.hybrid import Mamba
-from simulator.kernels import Kernel, Scan
+from simulator.kernels import Direction, Kernel, Scan
 from simulator.ops.context_parallel import swap
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
@@ -212,45 +213,51 @@ def _small_parameters(m: Mamba) -> int:
     return m.convolved * (m.conv_kernel + 1) + 3 * m.num_heads
 
 
-def _chunks(s: Setting, scan: _Sizes, *, kept: int) -> tuple[Kernel, ...]:
+_Part = Callable[[int, int, int], Scan]  # of FLOP, bytes read, bytes written
+
+
+def _parts(s: Setting, scan: _Sizes, direction: Direction) -> _Part:
+    """Makes kernels of the scan."""
+
+    def part(flop: int, read: int, write: int) -> Scan:
+        return Scan(
+            flop=flop,
+            read_bytes=read,
+            write_bytes=write,
+            dtype=s.wide_dtype,
+            head_dim=scan.mamba.head_dim,
+            direction=direction,
+        )
+
+    return part
+
+
+def _chunks(s: Setting, scan: _Sizes, direction: Direction, *, kept: int) -> tuple[Kernel, ...]:
     """Convolution, decays, states of chunks, their passing on, C Bᵀ. kept: bytes of an element of the states passed on."""
-    states, dtype = 4 * scan.states, s.wide_dtype
+    states, part = 4 * scan.states, _parts(s, scan, direction)
     return (
         stream("activation", scan.convolved, scan.convolved),
         stream("elementwise", scan.steps, scan.decays),
-        Scan(
-            flop=scan.by_state,
-            read_bytes=scan.inner + scan.grouped + scan.decays,
-            write_bytes=states,
-            dtype=dtype,
-        ),
+        part(scan.by_state, scan.inner + scan.grouped + scan.decays, states),
         stream("elementwise", states, kept * scan.states),
-        Scan(flop=scan.squares, read_bytes=2 * scan.grouped, write_bytes=scan.scores, dtype=dtype),
+        part(scan.squares, 2 * scan.grouped, scan.scores),
     )
 
 
 def _forward(s: Setting, scan: _Sizes, *, gate: int) -> tuple[Kernel, ...]:
     """gate: bytes of z, where the last kernel writes the gated result beside its own."""
     read = scan.scores + scan.inner + scan.grouped + scan.decays + scan.element * scan.states
-    last = Scan(
-        flop=scan.by_state + scan.inside,
-        read_bytes=read + gate,
-        write_bytes=scan.inner + gate,
-        dtype=s.wide_dtype,
-    )
-    return (*_chunks(s, scan, kept=scan.element), last)
+    last = _parts(s, scan, "forward")(scan.by_state + scan.inside, read + gate, scan.inner + gate)
+    return (*_chunks(s, scan, "forward", kept=scan.element), last)
 
 
 def _backward(s: Setting, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     """gradient: what makes the gradient of the scan's own result."""
-    inner, grouped, decays, dtype = scan.inner, scan.grouped, scan.decays, s.wide_dtype
+    inner, grouped, decays = scan.inner, scan.grouped, scan.decays
     wide, narrow = 4 * scan.states, scan.element * scan.states
-
-    def part(flop: int, read: int, write: int) -> Scan:
-        return Scan(flop=flop, read_bytes=read, write_bytes=write, dtype=dtype)
-
+    part = _parts(s, scan, "backward")
     return (
-        *_chunks(s, scan, kept=4),
+        *_chunks(s, scan, "forward", kept=4),
         *gradient,
         part(scan.by_state, inner + grouped + decays, wide),  # of the states
         stream("elementwise", 2 * wide, 2 * narrow),  # passed back; both cast for the products behind

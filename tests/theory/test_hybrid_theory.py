@@ -270,8 +270,23 @@ def test_experts_behind_a_projection_travel_at_its_width() -> None:
 
 def test_an_ideal_machine_scans_at_its_peak_or_its_memorys() -> None:
     device = Device.load("h100-sxm5-80gb")
-    busy = Scan(flop=10**15, read_bytes=1, write_bytes=1, dtype="bf16")
-    moving = Scan(flop=1, read_bytes=10**12, write_bytes=10**12, dtype="bf16")
+    busy = Scan(flop=10**15, read_bytes=1, write_bytes=1, dtype="bf16", head_dim=64, direction="forward")
+    moving = Scan(flop=1, read_bytes=10**12, write_bytes=10**12, dtype="bf16", head_dim=64, direction="forward")
     timer = Calibration.ideal().timer(device)
     assert timer.kernel_s(busy) == pytest.approx(1e15 / device.peak("bf16"))
     assert timer.kernel_s(moving) == pytest.approx(2e12 / device.memory_bytes_per_s)
+
+
+def test_the_scans_prior_is_three_quarters_of_flash_attention_2() -> None:
+    """By direction and channels of a head (docs/background/hybrids.md): both are limited by the same clock."""
+    device = Device.load("h100-sxm5-80gb")
+    calibration = Calibration.for_device(device)
+    backend = Stack.load("torch-2.6-eager").attention.model_copy(update={"kernel": "flash2"})
+    timer = calibration.timer(device, backend)
+    long = Attention(
+        batch=1, seq_q=2**20, seq_kv=2**20, num_heads=64, num_kv_heads=64, head_dim=64, causal=True,
+        direction="backward", dtype="bf16",
+    )  # fmt: skip
+    busy = Scan(flop=long.flop, read_bytes=1, write_bytes=1, dtype="bf16", head_dim=64, direction="backward")
+    assert timer.kernel_s(long) / timer.kernel_s(busy) == pytest.approx(0.75, rel=0.01)
+    assert calibration.sigma("scan") == 0.4

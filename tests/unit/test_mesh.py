@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from simulator.collectives.ports import local_groups
 from simulator.errors import PlanError
 from simulator.experts import Experts
+from simulator.hybrid import Mamba
 from simulator.mesh import GroupShape, Mesh, check
 from simulator.plan import AXES, Plan
 from simulator.topology import Cluster
@@ -25,7 +26,8 @@ class Model:
     d_ff: int = 14336
     num_layers: int = 32
     experts: Experts | None = None
-    layer_kinds: tuple[str, ...] = ()
+    mamba: Mamba | None = None
+    layer_kinds: tuple[str, ...] = ("layer",) * 32
 
 
 def mesh_of(cluster: Cluster, rank_order: str = "tp-cp-dp-pp", **degrees: int) -> Mesh:
