@@ -39,6 +39,13 @@ _ALSO: Final = (
     (r"minimax-?m2", "minimax-m2"),
     (r"llama-?4.*scout", "llama4-scout"),
     (r"llama-?4.*maverick", "llama4-maverick"),
+    (r"nemotron-?h-?8b", "nemotron-h-8b"),
+    (r"nemotron-?h-?47b", "nemotron-h-47b"),
+    (r"nemotron-?h-?56b", "nemotron-h-56b"),
+    (r"nemotron-?3-?nano(?!-?4b)", "nemotron-3-nano-30b-a3b"),
+    (r"nemotron-?3-?super", "nemotron-3-super-120b-a12b"),
+    (r"nemotron-?nano-?9b-?v2", "nemotron-nano-9b-v2"),
+    (r"nemotron-?nano-?12b-?v2", "nemotron-nano-12b-v2"),
     (r"nemotron.*340b", "nemotron4-340b"),
     (r"nemotron.*15b", "nemotron4-15b"),
     (r"gpt-?3?.?175b", "gpt3-175b"),
@@ -66,6 +73,12 @@ def published(row: RunRow) -> Model | None:
             if row.d_model in (None, model.d_model) and row.n_heads in (None, model.num_heads):
                 return model
     return None
+
+
+def is_hybrid(row: RunRow) -> bool:
+    """The row's name is of a published model whose layers follow a pattern."""
+    model = published(row)
+    return model is not None and model.pattern is not None
 
 
 def with_published_sizes(row: RunRow) -> RunRow:

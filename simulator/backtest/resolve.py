@@ -11,6 +11,7 @@ from typing import Any
 
 from simulator.backtest import arguments
 from simulator.backtest.frameworks import FrameworkRule, framework_rule
+from simulator.backtest.published import is_hybrid
 from simulator.backtest.recipes import published_recipe
 from simulator.backtest.rules import (
     ends_as_layers,
@@ -84,7 +85,7 @@ def resolve(row: RunRow) -> Run:
     draft = None if options is None else arguments.draft_of(row, options, rule)
     if draft is not None and isinstance(draft.model, Model):
         row = replace(row, vocab=draft.model.vocab_size)
-    if reasons := [*_inexpressible(row)]:
+    if reasons := [*_inexpressible(row, stated=draft is not None)]:
         raise RefusedError(*reasons)
     if draft is not None and draft.faults:
         raise PlanError(draft.faults)
@@ -157,12 +158,12 @@ def _preset(name: str, num_devices: int) -> Cluster:
     return cluster.with_nodes(ceil(num_devices / cluster.gpus_per_node))
 
 
-def _inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
-    """What a plan of today has no word for."""
+def _inexpressible(row: RunRow, *, stated: bool) -> Iterator[tuple[str, str]]:
+    """What a plan of today has no word for. stated: the row's own options say what its layers are."""
     if (row.ep or 1) > 1 and (row.n_experts or 1) == 1:
         yield "expert parallelism without experts", f"ep = {row.ep}"
-    if _STATE_SPACE.search(row.notes):
-        yield "layers without attention", "a state-space model, by its notes"
+    if not stated and not is_hybrid(row) and _STATE_SPACE.search(row.notes):
+        yield "layers without attention", "a state-space model by its notes, of no published pattern"
     if _OFFLOAD.search(row.notes):
         yield "offload", "stated in the notes"
     if row.precision == "nvfp4":
@@ -241,8 +242,13 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
 def _precision(row: RunRow) -> dict[str, Any]:
     if row.precision == "fp8_mx":
         return {"precision": "fp8", "fp8_recipe": "mxfp8"}
-    by_row = row.precision == "fp8" and _ROWS_SCALED.search(row.notes)
-    return {"precision": row.precision, **({"fp8_recipe": "rowwise"} if by_row else {})}
+    if row.precision == "fp8" and _ROWS_SCALED.search(row.notes):
+        return {"precision": "fp8", "fp8_recipe": "rowwise"}
+    # NeMo and Megatron-Bridge train hybrids so (recipes/nemotronh_56b.py, bf16_with_fp8_mixed_current_scaling)
+    return {
+        "precision": row.precision,
+        **({"fp8_recipe": "tensorwise"} if row.precision == "fp8" and is_hybrid(row) else {}),
+    }
 
 
 def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> dict[str, Any]:

@@ -81,7 +81,7 @@ FAMILIES: tuple[tuple[str, dict[str, object]], ...] = (
 _GPT2_BPE = 50_257
 VOCABULARIES: tuple[tuple[str, int], ...] = (
     (r"^gpt-?3-\d|^megatron-\d", _GPT2_BPE),  # Megatron's papers pad it to 51,200 (arXiv 2104.04473, 2205.05198)
-    (r"^nemotron-?\d", 256_000),  # SentencePiece of Nemotron-4 (arXiv 2402.16819)
+    (r"^nemotron-?(?!3\D)\d", 256_000),  # SentencePiece of Nemotron-4 (arXiv 2402.16819)
     (r"^grok-?1\b", 131_072),  # github.com/xai-org/grok-1
     (r"llama-?2", 32_000),  # config.json of these and the next families, huggingface.co
     (r"llama-?3", 128_256),

@@ -99,7 +99,7 @@ def test_options_that_no_prediction_holds_are_named() -> None:
     [
         ({"--optimizer": "muon"}, "muon"),
         ({"--fine-grained-activation-offloading": True}, "offload"),
-        ({"--hybrid-layer-pattern": "MEM"}, "state-space"),
+        ({"--hybrid-layer-pattern": "MEM"}, "letters"),
     ],
 )
 def test_what_no_plan_has_a_word_for_is_refused(options: dict[str, Any], said: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simulator.backtest.resolve import RefusedError, resolve
 from simulator.errors import InputError, ModelError, PlanError
 from simulator.exchange import Job, export_plan
 from simulator.inference.plan import InferencePlan
@@ -17,6 +19,7 @@ from simulator.plan import Plan
 from simulator.predict import predict
 from simulator.readers.hf_config import model_from_config
 from simulator.readers.plans.megatron import read_megatron
+from simulator.readers.runs_table import RunRow
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
@@ -167,3 +170,49 @@ def test_a_preset_may_be_cut_by_a_file(tmp_path: Path) -> None:
     file.write_text('like = "nemotron-h-8b"\nnum_layers = 4\n')
     with pytest.raises(InputError, match="52 letters for 4 layers"):
         Model.load(file)
+
+
+HYBRID_ROW = RunRow(
+    line=2,
+    id="row",
+    framework="NeMo 25.04 (Megatron-Core)",
+    model_name="nemotron-h-56b",
+    n_layers=118,
+    seq_len=8192,
+    gpu="H100-80GB-SXM",
+    n_gpus=32,
+    gpus_per_node=8,
+    tp=8,
+    pp=1,
+    micro_batch=1,
+    global_batch=96,
+    precision="fp8",
+    metric="step_time_s",
+    value=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "preset"),
+    [
+        ("nemotron-h-56b", 118, "nemotron-h-56b"),
+        ("NemotronH_8B", 52, "nemotron-h-8b"),
+        ("Nemotron 3 Nano", 52, "nemotron-3-nano-30b-a3b"),
+        ("nemotron-3-super-120b-a12b", 88, "nemotron-3-super-120b-a12b"),
+    ],
+)
+def test_a_row_of_a_published_hybrid_is_its_preset(name: str, layers: int, preset: str) -> None:
+    run = resolve(replace(HYBRID_ROW, model_name=name, n_layers=layers, tp=2, dp=16))
+    ignored = {"name", "sources", "max_positions", "head_dim"}
+    assert run.model.model_dump(exclude=ignored) == Model.load(preset).model_dump(exclude=ignored)
+    assert run.plan.fp8_recipe == "tensorwise"
+
+
+def test_a_row_of_another_depth_is_refused() -> None:
+    with pytest.raises(ModelError, match="118 letters for 64 layers"):
+        resolve(replace(HYBRID_ROW, n_layers=64))
+
+
+def test_notes_of_a_state_space_model_without_a_published_pattern_refuse_a_row() -> None:
+    with pytest.raises(RefusedError, match="no published pattern"):
+        resolve(replace(HYBRID_ROW, model_name="other", notes="Mamba-2 hybrid"))
