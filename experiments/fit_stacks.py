@@ -11,6 +11,11 @@ here) whose memory surely fits, for each kind of device the row in the middle, t
 length and micro-batch, by precision and recomputation) from those chosen. At most six, at most a third of the stack's rows.
 The fit is a maximum a posteriori with a soft-L1 loss: coefficients start from a prior, so what the runs do not show stays
 where it was.
+
+Host times of Megatron-Core with Transformer Engine (`host_launch_s`, `host_module_s`, `host_collective_s`), and how much
+slower a Grace CPU runs it (`host_factor` of its devices), come from its own tests: models so small that the host decides.
+The runs are chosen by a rule too: every layout that ran on DGX H100, whose Xeon is the host of factor 1, and on as many
+GPUs beside Grace, with nothing that changes what the host does left unmodelled; of equal runs the first.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from scipy.optimize import least_squares
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from simulator.backtest.arguments import stated_options  # noqa: E402
 from simulator.backtest.resolve import RefusedError, Run, resolve  # noqa: E402
 from simulator.backtest.work import measured_step_s  # noqa: E402
 from simulator.calibration import Calibration  # noqa: E402
@@ -91,15 +97,17 @@ def main() -> None:
     """Fit every stack of FITS, print what was found, and write it if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the coefficients into topologies/stacks")
-    parser.add_argument("--only", choices=sorted(FITS), help="one stack; default: all")
+    parser.add_argument("--only", choices=sorted((*FITS, HOST_STACK)), help="one stack; default: all")
     arguments = parser.parse_args()
     write = arguments.write
-    sigma = solo_stack(write=write and arguments.only is None)
+    sigma = 0.0 if arguments.only == HOST_STACK else solo_stack(write=write and arguments.only is None)
     by_stack: dict[str, list[Run]] = {}
     for row in read_runs(RUNS):
         run = _expressible(row) if isinstance(row, RunRow) else None
         if run is not None:
             by_stack.setdefault(run.stack.name, []).append(run)
+    if arguments.only in (None, HOST_STACK):
+        hosts(by_stack[HOST_STACK], write=write)
     for name, coefficients in FITS.items():
         if arguments.only not in (None, name):
             continue
@@ -208,16 +216,22 @@ def changed(stack: Stack, values: dict[str, float]) -> Stack:
     return stack.model_copy(update={**plain, "gemm_factor": tables["gemm_factor"], "attention": attention})
 
 
+Values = dict[str, float]
+
+
 def fit(
-    stack: Stack, coefficients: Sequence[Coefficient], predict: Sequence[Callable[[Stack], float]], measured: np.ndarray
-) -> tuple[dict[str, float], dict[str, float]]:
+    coefficients: Sequence[Coefficient],
+    predict: Sequence[Callable[[Values], float]],
+    measured: np.ndarray,
+    noise: float = NOISE,
+) -> tuple[Values, Values]:
     """(value, standard error of its logarithm) of each coefficient."""
     prior = np.log([c.prior for c in coefficients])
     width = np.array([c.width for c in coefficients])
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        trial = changed(stack, {c.name: float(np.exp(v)) for c, v in zip(coefficients, x, strict=True)})
-        data = (np.log([one(trial) for one in predict]) - np.log(measured)) / NOISE
+        trial = {c.name: float(np.exp(v)) for c, v in zip(coefficients, x, strict=True)}
+        data = (np.log([one(trial) for one in predict]) - np.log(measured)) / noise
         soft = np.sign(data) * np.sqrt(2 * (np.sqrt(1 + data**2) - 1))  # soft-L1 on the runs, not on the prior
         return np.concatenate([soft, (x - prior) / width])
 
@@ -231,6 +245,10 @@ def fit(
     return dict(zip(names, values, strict=True)), dict(zip(names, map(float, errors), strict=True))
 
 
+def _of(stack: Stack, predict: Callable[[Stack], float]) -> Callable[[Values], float]:
+    return lambda values: predict(changed(stack, values))
+
+
 def report(
     name: str, coefficients: Sequence[Coefficient], runs: Sequence[_Measured], *, write: bool, ids: Sequence[str],
     sigma: float,
@@ -238,7 +256,7 @@ def report(
     """Fit one stack, say what was found and how the runs come out, and write it."""
     stack = Stack.load(name)
     measured = np.array([run.measured_s for run in runs])
-    values, errors = fit(stack, coefficients, [run.predicted_s for run in runs], measured)
+    values, errors = fit(coefficients, [_of(stack, run.predicted_s) for run in runs], measured)
     after = [run.predicted_s(changed(stack, values)) / run.measured_s - 1 for run in runs]
     _say(name, values, errors, ids, after)
     if write:
@@ -253,6 +271,72 @@ def _say(
         print(f"  {key} = {_written(key, value)} ± {100 * errors[key]:.1f} %")
     for run_id, error in zip(ids, after, strict=True):
         print(f"  {run_id}: {100 * error:+.1f} %")
+
+
+# --- hosts
+
+
+HOST_STACK = "megatron-core-2025"
+HOST_NOISE = 0.1  # equal tests of one suite differ by as much
+GRACE = "host_factor"
+STEP = (
+    "step_overhead_s"  # of the tests: they log norms and zeros of every parameter. Fitted beside the others, not kept
+)
+HOST_OPTIONS = {"--deterministic-mode", "--moe-router-load-balancing-type"}  # sinkhorn: rounds that the host waits for
+# A launch: torch.nn.Linear's forward on a DGX H100's Xeon takes 13.5 us of it, on Grace 2.75 times that in a loop of
+# nothing else (github.com/NVIDIA/TransformerEngine/issues/2053). The rest: the host's share of a call through many layers
+# of Python
+HOSTS = (
+    Coefficient("host_launch_s", 13.5e-6, 0.5),
+    Coefficient("host_module_s", 100e-6, 0.7),
+    Coefficient("host_collective_s", 50e-6, 0.7),
+    Coefficient(STEP, 10e-3, 0.7),
+    Coefficient(GRACE, 2.0, 0.5),
+)
+
+
+def host_runs(runs: Sequence[Run]) -> list[Run]:
+    """Layouts that ran on both kinds of host, each run once on either."""
+    sides: dict[str, dict[str, Run]] = {}
+    for run in sorted(runs, key=lambda run: run.row.id):
+        stated = stated_options(run.row) is not None and not HOST_OPTIONS & set(run.unmodelled)
+        grace, hopper = run.cluster.device.host_factor > 1, run.cluster.device.architecture == "hopper"
+        if stated and (grace or hopper):
+            layout = f"{run.plan.model_dump_json()} {run.model.num_layers} {run.model.d_model} {run.stack.loss}"
+            sides.setdefault(layout, {}).setdefault("grace" if grace else "x86", run)
+    return [run for both in sides.values() if len(both) == 2 for run in both.values()][:MOST_RUNS]
+
+
+class _Hosted(_Measured):
+    """A run whose host may be slower than its device says."""
+
+    def under(self, values: Values) -> float:
+        """Seconds with these host times, Grace's as many times those of a Xeon."""
+        stated = self.run.cluster.device.host_factor
+        slower = values[GRACE] / stated if stated > 1 else 1.0
+        times = {name: slower * value for name, value in values.items() if name != GRACE}
+        times["host_kernel_s"] = slower * self.run.stack.further_kernel_s()
+        return self.predicted_s(self.run.stack.model_copy(update=times))
+
+
+def hosts(runs: Sequence[Run], *, write: bool) -> None:
+    """Fit the host times of HOST_STACK and Grace's factor, and write both."""
+    chosen = [_Hosted(run) for run in host_runs(runs)]
+    measured = np.array([run.measured_s for run in chosen])
+    values, errors = fit(HOSTS, [run.under for run in chosen], measured, HOST_NOISE)
+    ids = [run.run.row.id for run in chosen]
+    after = [run.under(values) / run.measured_s - 1 for run in chosen]
+    _say(f"{HOST_STACK}: hosts", values, errors, ids, after)
+    if not write:
+        return
+    kept = {name: value for name, value in values.items() if name not in (STEP, GRACE)}
+    _write(HOST_STACK, kept, errors, ids, None)
+    for device in ("gb200", "gb300"):
+        path = STACKS.parent / "devices" / f"{device}.toml"
+        text = re.sub(
+            r"^host_factor = [\d.]+$", f"host_factor = {values[GRACE]:.2f}", path.read_text(), flags=re.MULTILINE
+        )
+        path.write_text(text, encoding="utf-8")
 
 
 # --- our own single-GPU steps
@@ -322,7 +406,7 @@ def solo_stack(*, write: bool) -> float:
     stack = Stack.load("torch-2.11-eager")
     measured = np.array([plan.measured_s for plan in chosen])
     wide = Coefficient("gemm_factor.hopper", 1.0, 0.1)
-    values, errors = fit(stack, (wide,), [plan.predicted_s for plan in chosen], measured)
+    values, errors = fit((wide,), [_of(stack, plan.predicted_s) for plan in chosen], measured)
     ids = [plan.name for plan in chosen]
     misses = {p.name: p.predicted_s(changed(stack, values)) / p.measured_s - 1 for p in plans}
     _say(stack.name, values, errors, list(misses), list(misses.values()))
@@ -338,7 +422,7 @@ def solo_stack(*, write: bool) -> float:
 # --- writing
 
 
-def _write(name: str, values: dict[str, float], errors: dict[str, float], ids: Sequence[str], sigma: float) -> None:
+def _write(name: str, values: Values, errors: Values, ids: Sequence[str], sigma: float | None) -> None:
     """Set the keys in the stack's file, leaving everything else as it stands."""
     path = STACKS / f"{name}.toml"
     text = path.read_text(encoding="utf-8")
@@ -356,7 +440,8 @@ def _write(name: str, values: dict[str, float], errors: dict[str, float], ids: S
         where = {"after": "[attention]"} if table == "speed_factor" else {"before": "[attention]"}
         text = _set(text, table, inline, **where)
     text = _set(text, "calibration_runs", json.dumps(list(ids)), before="[attention]")
-    text = _set(text, "sigma", f"{sigma:.3f}", before="[attention]")
+    if sigma is not None:
+        text = _set(text, "sigma", f"{sigma:.3f}", before="[attention]")
     path.write_text(text, encoding="utf-8")
 
 

@@ -22,6 +22,8 @@ from simulator.units import Bytes, Seconds
 # Numbers that were measured or fitted: a file that sets one must say where it comes from.
 _COEFFICIENTS = (
     "host_launch_s",
+    "host_module_s",
+    "host_kernel_s",
     "host_collective_s",
     "host_unit_s",
     "gemm_factor",
@@ -90,13 +92,19 @@ class Stack(Strict):
     autocast: bool = False
     # What the selective policy keeps besides attention; torchtitan runs each second product of a block again
     selective_keeps: Literal["products", "every_second_product"] = "products"
-    # The products of a rank's experts: one kernel for all, or one each (Transformer Engine: cuBLAS on several streams)
-    grouped_gemm: Literal["one", "one_each"] = "one"
+    # The products of a rank's experts: one kernel for all, one each from one call (Transformer Engine: cuBLAS on several
+    # streams), or a module each (Megatron's SequentialMLP)
+    grouped_gemm: Literal["one", "one_each", "modules"] = "one"
     grouped_factor: float = Field(gt=0, default=GROUPED)  # their speed over that of a batch of plain products
     # Small kernels of a layer's router and dispatcher, each way: logits, top-k, maps, counts, losses
     routing_launches: int = Field(ge=0, default=30)
     early_stop: bool = True  # non-reentrant checkpointing stops the recompute once all saved tensors exist
     host_launch_s: Seconds = Field(ge=0, default=8e-6)  # host time an operator, forward
+    # Host time around the launches of a linear layer or attention, each way: Transformer Engine's modules are Python, tens
+    # of calls around one or two kernels
+    host_module_s: Seconds = Field(ge=0, default=0.0)
+    # Host time of each further kernel that one call launches from C++: an expert's product, a piece of one. None: as any
+    host_kernel_s: Seconds | None = Field(ge=0, default=None)
     host_blocking: bool = False
     host_collective_s: Seconds = Field(ge=0, default=5e-5)  # host time to issue one collective, its hooks and copies
     host_unit_s: Seconds = Field(
@@ -162,8 +170,13 @@ class Stack(Strict):
         """The same on a device whose host is slower or faster than an x86 server."""
         if device.host_factor == 1:
             return self
-        times = ("host_launch_s", "host_collective_s", "host_unit_s")
-        return self.model_copy(update={name: getattr(self, name) * device.host_factor for name in times})
+        times = ("host_launch_s", "host_module_s", "host_kernel_s", "host_collective_s", "host_unit_s")
+        stated = {name: value for name in times if (value := getattr(self, name)) is not None}
+        return self.model_copy(update={name: value * device.host_factor for name, value in stated.items()})
+
+    def further_kernel_s(self) -> float:
+        """Host time of a kernel behind the first of one call."""
+        return self.host_launch_s if self.host_kernel_s is None else self.host_kernel_s
 
     def gemm_factor_on(self, architecture: str, dtype: str) -> float:
         """Speed of products inside steps over their speed alone, of one dtype on one architecture."""

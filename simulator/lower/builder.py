@@ -406,7 +406,7 @@ class Builder:
 
 def _issued_s(exchange: Exchange, stack: Stack) -> float:
     """Host time to issue it; of copies, each and its signal."""
-    return 2 * exchange.pieces * stack.host_launch_s if exchange.copied else stack.host_collective_s
+    return 2 * exchange.pieces * stack.further_kernel_s() if exchange.copied else stack.host_collective_s
 
 
 def _times(one: Bill, count: int) -> Bill:

@@ -14,12 +14,13 @@ from typing import Literal
 
 from simulator.calibration import Calibration
 from simulator.device import Device
-from simulator.kernels import Attention, Gemm, Kernel, launches
+from simulator.kernels import Attention, Gemm, Kernel, Stream, launches
 from simulator.ops import Block, Exchange, Op, recompute_ops
 from simulator.plan import Plan
 from simulator.stack import Stack
 
 Direction = Literal["forward", "backward", "inputs", "weights"]
+_MODULES = ("gemm", "attention")  # categories of ops that frameworks write as modules of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,28 +215,44 @@ class Clock:
         work, fed = NO_WORK, frozenset[str]()
         for op in ops:
             kernels, exchanges = (op.forward, op.forward_exchanges) if forward else (op.backward, op.backward_exchanges)
-            done = 0
+            done, of = 0, len(kernels)
             if op.name in fed and not exchanges:
-                segments[-1] = replace(segments[-1], beside=segments[-1].beside + self._op(op, kernels))
+                segments[-1] = replace(segments[-1], beside=segments[-1].beside + self._op(op, kernels, of))
                 continue
             for at, group in groupby(exchanges, key=attrgetter("at")):
                 together = tuple(group)
                 until = at + max(exchange.beside for exchange in together)
-                work += self._op(op, kernels[done:at])
-                segments.append(Segment(work=work, exchanges=together, beside=self._op(op, kernels[at:until])))
+                work += self._op(op, kernels[done:at], of)
+                segments.append(Segment(work=work, exchanges=together, beside=self._op(op, kernels[at:until], of)))
                 work, done = NO_WORK, until
                 fed = frozenset(name for exchange in together for name in exchange.feeds)
-            work += self._op(op, kernels[done:])
+            work += self._op(op, kernels[done:], of)
         last = (Segment(work=work),) if work.parts or not segments else ()
         return Phase(segments=(*(segment.in_pieces for segment in segments), *last))
 
-    def _op(self, op: Op, kernels: tuple[Kernel, ...]) -> Work:
+    def _op(self, op: Op, kernels: tuple[Kernel, ...], of: int) -> Work:
+        """Some of an op's `of` kernels, with their share of the host's time around all of them."""
         if not kernels:
             return NO_WORK
         seconds = sum(map(self.seconds, kernels))
         if op.category not in ("gemm", "attention", "scan") and not self._ideal:
             seconds *= self._stack.elementwise_factor
-        return Work(parts=((op.category, seconds),), host_s=self._host_s(kernels))
+        module_s = self._module_s(kernels) * len(kernels) / of if op.category in _MODULES else 0.0
+        return Work(parts=((op.category, seconds),), host_s=self._host_s(kernels) + module_s)
+
+    def _module_s(self, kernels: tuple[Kernel, ...]) -> float:
+        """Host time of an op's module around its kernels; of one an expert, where they are modules of their own."""
+        alone = self._stack.grouped_gemm == "modules"
+        experts = (k.launches for k in kernels if alone and isinstance(k, Gemm) and k.grouped)
+        return self._stack.host_module_s * max(experts, default=1)
 
     def _host_s(self, kernels: tuple[Kernel, ...]) -> float:
-        return self._stack.host_launch_s * sum(map(launches, kernels))
+        """Host time to launch kernels: a call each, and in C++ the further ones of a call."""
+        further = sum(map(self._further, kernels))
+        calls = sum(map(launches, kernels)) - further
+        return self._stack.host_launch_s * calls + self._stack.further_kernel_s() * further
+
+    def _further(self, kernel: Kernel) -> int:
+        """Kernels that one call launches behind its first: of products, and of casts, for several experts or pieces."""
+        looped = isinstance(kernel, Gemm) or (isinstance(kernel, Stream) and kernel.op == "quantise")
+        return launches(kernel) - 1 if looped and self._stack.grouped_gemm != "modules" else 0

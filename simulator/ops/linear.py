@@ -97,7 +97,7 @@ def grouped_linear(g: Graph, s: Setting, name: str, x: Value, widths: tuple[int,
     held, (n, k) = s.model.experts.num_held, widths
     t, rows = x.numel // k, -(-x.numel // k // held)
     weight = _parameters(g, s, name, held * n * k)
-    launches = held if s.stack.grouped_gemm == "one_each" else 1
+    launches = 1 if s.stack.grouped_gemm == "one" else held
     numels = t * k, held * n * k, t * n
     quantise = Quantiser(g, s, name, numels, launches) if s.gemm_dtype == "fp8" else None
     if quantise is not None:

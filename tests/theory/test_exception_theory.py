@@ -18,13 +18,18 @@ from simulator.topology import Cluster
 MODEL = Model.load("llama3.2-1b")
 
 
+NO_HOST = dict.fromkeys(
+    ("host_launch_s", "host_module_s", "host_kernel_s", "host_collective_s", "step_overhead_s"), 0.0
+)
+
+
 def lowered(num_nodes: int, *exceptions: dict[str, Any], **fields: Any) -> Lowering:
     cluster = Cluster.load("hgx-h100-8", num_nodes)
     data = {name: getattr(cluster, name) for name in Cluster.model_fields}
     cluster = Cluster.parse(data | {"exceptions": list(exceptions)}, "test", ClusterError)
     plan = Plan.model_validate({"seq_len": 2048, "zero": 0, "data_parallel": "megatron"} | fields)
     stack = Stack.load("megatron-core-2025-exposed")  # nothing runs beside communication
-    stack = stack.model_copy(update={"host_launch_s": 0.0, "host_collective_s": 0.0, "step_overhead_s": 0.0})
+    stack = stack.model_copy(update=NO_HOST)
     return lower(MODEL, plan, cluster, stack, Calibration.ideal(), LinkCurves.ideal())
 
 

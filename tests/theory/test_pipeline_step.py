@@ -19,6 +19,11 @@ from simulator.topology.exceptions import Deviation
 LLAMA = Model.load("llama3-8b")
 
 
+NO_HOST = dict.fromkeys(
+    ("host_launch_s", "host_module_s", "host_kernel_s", "host_collective_s", "step_overhead_s"), 0.0
+)
+
+
 def lowered(
     *, ideal: bool = True, model: Model = LLAMA, exceptions: tuple[Deviation, ...] = (), **fields: Any
 ) -> Lowering:
@@ -28,7 +33,7 @@ def lowered(
     calibration = Calibration.ideal() if ideal else Calibration.datasheet(cluster.device)
     curves = LinkCurves.ideal() if ideal else default_curves()
     stack = Stack.load(fields.get("stack", "megatron-core-2025-exposed"))
-    stack = stack.model_copy(update={"host_launch_s": 0.0, "host_collective_s": 0.0})
+    stack = stack.model_copy(update=NO_HOST)
     return lower(model, plan, cluster, stack, calibration, curves)
 
 

@@ -345,6 +345,8 @@ def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str
         changes["loss"] = ("fp32_in_place", f"{r.file}: no --cross-entropy-loss-fusion")
     if unfused_gradients:
         changes["weight_gradients"] = ("made", r.place("--no-gradient-accumulation-fusion"))
+    if "--num-experts" in r and not r.flag("--moe-grouped-gemm"):
+        changes["grouped_gemm"] = ("modules", f"{r.file}: no --moe-grouped-gemm")
     kernel = {"flash": "flash2", "fused": "cudnn", "unfused": "math", "local": "math"}.get(backend or "")
     kernel = kernel or ("flash2" if flash and local else None)
     if kernel not in (None, "cudnn"):
@@ -370,6 +372,6 @@ KNOWN: Final = frozenset(
         "--main-params-dtype", "--recompute-activations", "--recompute-granularity", "--recompute-method",
         "--recompute-num-layers", "--recompute-modules", "--transformer-impl", "--use-flash-attn",
         "--attention-backend", "--attention-dropout", "--hidden-dropout", "--cross-entropy-loss-fusion",
-        "--cross-entropy-fusion-impl", "--no-gradient-accumulation-fusion",
+        "--cross-entropy-fusion-impl", "--no-gradient-accumulation-fusion", "--moe-grouped-gemm",
     )
 )  # fmt: skip

@@ -20,7 +20,7 @@ NO_EFFECT: Final = re.compile(
     |result-rejected|iterations-to-skip|check-for|no-check-for|no-save|no-load|no-one-logger|no-log|no-mmap|no-bert
     |no-initialization|no-strict|mock-data|bert-|ict-|biencoder|titles|query-in|evidence|block-data|embedding-path
     |indexer|retriever|img-|num-classes|num-channels|patch-dim|dino|vision|classes-fraction|mask-|short-seq|sample-rate
-    |moe-(aux|z)-loss|moe-router-(load|enable-expert-bias|bias-update|topk-scaling|pre-softmax|num-groups|group-topk)
+    |moe-(aux|z)-loss|moe-router-(enable-expert-bias|bias-update|topk-scaling|pre-softmax|num-groups|group-topk)
     |moe-(input-jitter|per-layer-logging|upcycling|use-upcycling)|full-validation|multiple-validation|test-mode|msc
     |disable-msc|app-tag|config-logger|enable-ft|calc-ft|run-workload|record-memory|memory-snapshot|use-pytorch-prof
     |mtp-loss|apply-layernorm-1p|rampup-end|use-mcore-models|te-rng|inference|max-tokens-to-oom|output-bert
@@ -100,7 +100,10 @@ OFF: Final = {
         "inputs are padded or dropped to the capacity factor, where there is one", (True, False)
     ),
     "--moe-token-drop-policy": Off("which tokens are dropped", ("probs",)),
-    "--moe-grouped-gemm": Off("experts' products run as one kernel here", (True, False, None)),
+    "--moe-router-load-balancing-type": Off(
+        "sinkhorn rounds until it converges, and the host waits for each",
+        ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"),
+    ),
     "--moe-router-fusion": Off("a fused router"),
     "--moe-router-padding-for-fp8": Off("padding of experts' tokens"),
     "--moe-deepep-num-sms": Off("DeepEP's kernels"),
