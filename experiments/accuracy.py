@@ -180,7 +180,7 @@ def _verdicts(report: BacktestReport) -> Iterator[str]:
     yield ""
     yield f"{ran} rows ran. {said} of them were said not to fit; of {left} it hangs on what the row does not state."
     rows = [o for o in report.outcomes if o.status in ("ok", "calibration") and not o.measured_oom]
-    rows = [o for o in rows if o.open or o.fits is False]
+    rows = [o for o in rows if not o.fits and (o.open or o.fits is False)]
     if rows:
         yield ""
         yield "| row that ran | GPU | said |"

@@ -11,6 +11,7 @@ from typing import Literal
 
 from simulator.plan import DataParallel
 from simulator.readers.runs_table import RunRow
+from simulator.stack import AttentionBackend, Stack
 
 FlopConvention = Literal["full_attention", "hardware_2021"]
 OptimizerImpl = Literal["foreach", "fused", "loop"]
@@ -23,12 +24,15 @@ class FrameworkRule:
     pattern: found in the `framework` column, case ignored; the first rule that matches holds.
     flag: found in the notes too, if given.
     eager, compiled: stack names, chosen by the `compile` column (blank: eager).
-    sharded, replicated: whose implementation plays FSDP words (fsdp_full, hsdp, zero2, zero3) and ddp / zero1.
-    sharding, recompute: what a blank zero_or_fsdp or act_ckpt means; None refuses the row.
-        "products" keeps products and attention whatever a table's "selective" means for the framework.
+    compiles: what a blank `compile` means.
+    sharded, replicated: whose implementation plays FSDP words (fsdp_full, hsdp) and ddp / zero1.
+    partitioned: whose plays zero2 and zero3; None: as FSDP words.
+    sharding, recompute, micro_batch: what a blank zero_or_fsdp, act_ckpt or micro_batch means by the framework's documents;
+        None: they say nothing. "products" keeps products and attention whatever a table's "selective" means for it.
     sequence_parallel: what a blank seq_parallel means where tp > 1.
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
-    flop_convention: what the framework's own TFLOP/s count; None refuses rows measured so.
+    master_dtype: of parameters and optimizer states, where a run in 16 bits keeps none in fp32.
+    flop_convention: what the framework's own TFLOP/s count.
     counts_ends: layers that do not divide over the stages do so with embedding and loss, or the run would not start.
     splits_experts: experts are cut by tp too (Megatron-Core before expert tensor parallelism had a degree of its own).
     """
@@ -39,12 +43,16 @@ class FrameworkRule:
     flag: str = ""
     sharded: DataParallel = "fsdp2"
     replicated: DataParallel | None = None
+    partitioned: DataParallel | None = None
     sharding: str | None = None
     recompute: Literal["none", "full", "products"] | None = None
+    micro_batch: int | None = None
     reduce_dtype: Literal["bf16", "fp32"] | None = None
+    master_dtype: Literal["bf16"] | None = None
     sequence_parallel: bool = False
+    compiles: bool = False
     optimizer_impl: OptimizerImpl = "fused"
-    flop_convention: FlopConvention | None = None
+    flop_convention: FlopConvention = "full_attention"
     splits_experts: bool = False
     counts_ends: bool = False
 
@@ -52,7 +60,9 @@ class FrameworkRule:
         named = re.search(self.pattern, row.framework, re.IGNORECASE)
         return bool(named and re.search(self.flag, row.notes, re.IGNORECASE))
 
-    def stack(self, *, compiled: bool) -> str:
+    def stack(self, row: RunRow) -> str:
+        """The stack's name, by the row's `compile`."""
+        compiled = row.compile == "y" if row.compile else self.compiles
         return self.compiled if compiled else self.eager
 
 
@@ -63,6 +73,8 @@ def _megatron(
     flag: str = "",
     reduce_dtype: Literal["fp32"] | None = None,
     splits_experts: bool = False,
+    sequence_parallel: bool = True,
+    micro_batch: int | None = None,
 ) -> FrameworkRule:
     """Megatron and its children: fused blocks whatever `compile` says; a distributed optimizer where not stated."""
     return FrameworkRule(
@@ -74,13 +86,119 @@ def _megatron(
         replicated="megatron",
         sharding="zero1",
         recompute="none",
-        sequence_parallel=True,  # their recipes switch it on wherever tp > 1
+        sequence_parallel=sequence_parallel,  # most children's recipes switch it on wherever tp > 1
+        micro_batch=micro_batch,
         reduce_dtype=reduce_dtype,
         splits_experts=splits_experts,
         counts_ends=True,
     )
 
 
+# Frameworks without a measured coefficient; docs/reference/runs-table.md has the sources of their defaults.
+OTHERS: tuple[FrameworkRule, ...] = (
+    FrameworkRule(
+        pattern=r"nanotron",
+        eager="nanotron-2024",
+        compiled="nanotron-2024",
+        replicated="megatron",
+        recompute="none",
+        reduce_dtype="fp32",
+        sequence_parallel=True,
+    ),
+    FrameworkRule(
+        pattern=r"gpt-?neox",
+        eager="gpt-neox-2023",
+        compiled="gpt-neox-2023",
+        sharded="deepspeed",
+        replicated="deepspeed",
+        sharding="zero1",
+    ),
+    FrameworkRule(
+        pattern=r"coloss",
+        eager="colossalai-2024",
+        compiled="colossalai-2024",
+        sharded="fsdp1",
+        partitioned="deepspeed",
+        replicated="deepspeed",
+    ),
+    FrameworkRule(
+        pattern=r"torchtune",
+        eager="torchtune-2024",
+        compiled="torch-2.11-compiled",
+        sharding="fsdp_full",
+        recompute="full",
+        micro_batch=2,
+        reduce_dtype="bf16",
+        master_dtype="bf16",
+    ),
+    FrameworkRule(
+        pattern=r"fms|foundation.model.stack|\bibm\b",
+        eager="torch-2.6-eager",
+        compiled="fms-fsdp-2024",
+        compiles=True,
+        sharded="fsdp1",
+        sharding="hsdp",
+        recompute="none",
+        micro_batch=2,
+        reduce_dtype="bf16",
+        optimizer_impl="foreach",
+    ),
+    FrameworkRule(
+        pattern=r"olmo.?core",
+        eager="torchtitan-2025-eager",
+        compiled="torchtitan-2025-compiled",
+        sharding="fsdp_full",
+    ),
+    FrameworkRule(
+        pattern=r"olmo",
+        eager="olmo-2024",
+        compiled="torchtitan-2024-compiled",
+        sharded="fsdp1",
+        sharding="fsdp_full",
+        recompute="none",
+        reduce_dtype="fp32",
+        optimizer_impl="foreach",
+    ),
+    FrameworkRule(
+        pattern=r"litgpt|lightning",
+        eager="litgpt-2024",
+        compiled="torchtitan-2024-compiled",
+        compiles=True,
+        sharded="fsdp1",
+        sharding="hsdp",
+        recompute="none",
+        optimizer_impl="foreach",
+    ),
+    FrameworkRule(
+        pattern=r"\bswift\b",
+        eager="transformers-2024",
+        compiled="torch-2.11-compiled",
+        sharded="fsdp1",
+        partitioned="deepspeed",
+        replicated="deepspeed",
+        recompute="full",
+        micro_batch=1,
+        optimizer_impl="foreach",
+    ),
+    FrameworkRule(
+        pattern=r"hugging|\btransformers\b|accelerate|axolotl|llama.?factory|\btrl\b|unsloth|\bhf\b|aws fsdp",
+        eager="transformers-2024",
+        compiled="torch-2.11-compiled",
+        sharded="fsdp1",
+        partitioned="deepspeed",
+        replicated="deepspeed",
+        optimizer_impl="foreach",
+    ),
+    # arXiv 2407.21783, section 3.3.2: gradients gathered and summed in fp32, no recomputation at 8K tokens
+    FrameworkRule(
+        pattern=r"\bmeta\b|llama.?3",
+        eager="torch-2.6-eager",
+        compiled="torch-2.11-compiled",
+        sequence_parallel=True,
+        recompute="none",
+        reduce_dtype="fp32",
+    ),
+)
 FRAMEWORKS: tuple[FrameworkRule, ...] = (
     FrameworkRule(
         pattern=r"llm-foundry|composer",
@@ -93,16 +211,23 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         pattern=r"torchtitan.*2024-0[1-6]",
         eager="torchtitan-2024-04",
         compiled="torchtitan-2024-compiled",
+        sharding="fsdp_full",  # data_parallel_shard_degree is -1: all ranks that no other degree takes
         optimizer_impl="foreach",
     ),
     FrameworkRule(
         pattern=r"torchtitan.*2024",
         eager="torchtitan-2024-eager",
         compiled="torchtitan-2024-compiled",
+        sharding="fsdp_full",  # data_parallel_shard_degree is -1: all ranks that no other degree takes
         optimizer_impl="foreach",
     ),
-    FrameworkRule(pattern=r"torchtitan", eager="torchtitan-2025-eager", compiled="torchtitan-2025-compiled"),
-    _megatron(r"nemo 24", "nemo-24", splits_experts=True),
+    FrameworkRule(
+        pattern=r"torchtitan",
+        eager="torchtitan-2025-eager",
+        compiled="torchtitan-2025-compiled",
+        sharding="fsdp_full",
+    ),
+    _megatron(r"nemo 2[2-4]", "nemo-24", splits_experts=True),
     _megatron(r"megatron", "megatron-core-2025-exposed", flag=r"no comm overlap"),
     FrameworkRule(
         pattern=r"megatron-lm \(selene\)",
@@ -132,10 +257,13 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         sharded="deepspeed",
         replicated="deepspeed",
     ),
+    # docs/source_en/Megatron-SWIFT/Command-line-parameters.md: sequence_parallel and overlap_grad_reduce are off by default,
+    # micro_batch_size is 1
+    _megatron(r"megatron.*swift|swift.*megatron", "megatron-core-2025-exposed", sequence_parallel=False, micro_batch=1),
     # Megatron-LM adds and sends gradients in fp32 unless told otherwise (training/arguments.py); NeMo's and Bridge's
     # recipes for speed send bf16
     _megatron(r"megatron-lm|megatron-core ci", "megatron-core-2025", reduce_dtype="fp32"),
-    _megatron(r"megatron|nemo", "megatron-core-2025"),
+    _megatron(r"megatron|nemo|megascale|mindspeed", "megatron-core-2025"),
     FrameworkRule(
         pattern=r"internevo",
         eager="internevo-2023",
@@ -143,22 +271,23 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         replicated="deepspeed",
     ),
     FrameworkRule(
-        pattern=r"maxtext",
+        pattern=r"maxtext|\bjax\b|levanter|axlearn|paxml|praxis|t5x|easylm|haliax",
         eager="maxtext-2024",
         compiled="maxtext-2024",
         # configs/models/gpu/llama2_7b.yml: remat_policy minimal_flash keeps products and attention
         recompute="products",
+        sharding="fsdp_full",  # configs/base.yml: ici_fsdp_parallelism takes what no other axis does
         # the partial sums of a product are reduced in its own dtype, before the cast to the weights' fp32
         reduce_dtype="bf16",
-        flop_convention="full_attention",
     ),
     FrameworkRule(
-        pattern=r"lit-gpt|litgpt",
+        pattern=r"lit-gpt",  # LitGPT's earlier name, and TinyLlama's fork
         eager="llm-lit",
         compiled="llm-lit",
         sharded="fsdp1",
         sharding="fsdp_full",
     ),
+    *OTHERS,
     FrameworkRule(
         pattern=r"deepspeed",
         eager="deepspeed-0.14",
@@ -166,9 +295,29 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         sharded="deepspeed",
         replicated="deepspeed",
     ),
-    # Anything else is taken for plain PyTorch.
+    # Anything else is taken for plain PyTorch, whose FSDP is the first one unless it is called FSDP2.
+    FrameworkRule(
+        pattern=r"fsdp(?! ?v?2)",
+        eager="torch-2.6-eager",
+        compiled="torch-2.11-compiled",
+        sharded="fsdp1",
+        sharding="fsdp_full",
+        optimizer_impl="foreach",
+    ),
     FrameworkRule(pattern=r"", eager="torch-2.6-eager", compiled="torch-2.11-compiled", optimizer_impl="foreach"),
 )
+
+
+_FLASH_2 = "2023-07"  # its first release
+
+
+def with_attention(stack: Stack, *, flash: str | None) -> Stack:
+    """The stack with unfused attention where a row says n, with its time's tiled kernel where it says y."""
+    tiled = stack.attention.kernel != "math"
+    if flash is None or tiled == (flash == "y"):
+        return stack
+    kernel = "math" if tiled else "flash1" if stack.date < _FLASH_2 else "flash2"
+    return stack.model_copy(update={"attention": AttentionBackend.model_validate({"kernel": kernel})})
 
 
 def framework_rule(row: RunRow) -> FrameworkRule:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from simulator.backtest import memory_rows
+from simulator.backtest.choices import described
 from simulator.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes
 from simulator.backtest.outcome import Outcome
 from simulator.backtest.recipes import published_recipe
 from simulator.backtest.report import BacktestReport, make_report
-from simulator.backtest.resolve import RefusedError, Run, resolve
+from simulator.backtest.resolve import RefusedError, Run, resolve, ways_of
 from simulator.backtest.work import measured_step_s, work_of
 from simulator.errors import InputError
 from simulator.memory import MemoryUse, simulate_memory
@@ -87,18 +88,32 @@ def _started(row: RunRow) -> Outcome:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A row with its blanks filled in one way, and what is predicted for it."""
+
+    run: Run
+    prediction: Prediction
+
+    def seconds(self, of_plan: float) -> float:
+        """A time of the plan, whose micro-batches are all full, as the run's."""
+        return float(of_plan) * self.run.time_factor
+
+
 def _predicted(row: RunRow, start: Outcome) -> Outcome:
-    run = resolve(row)
+    """What is predicted in the first way that fits, or in the last; the interval spans all that fit."""
+    ways = _ways(row)
+    fitting = [way for way in ways if way.prediction.fits]
+    way = (fitting or ways[-1:])[0]
+    run, prediction = way.run, way.prediction
     measured = measured_step_s(run)
-    prediction = predict(run.model, run.plan, run.cluster, stack=run.stack)
-    factor = run.time_factor
-    fits, hangs_on = _verdict(run, prediction)
+    fits, hangs_on = _verdict(run, prediction) if len(ways) == 1 else _open_verdict(way, ways, fitting)
     return replace(
         start,
         status="calibration" if row.id in run.stack.calibration_runs else "ok",
-        predicted_step_s=float(prediction.step_s) * factor,
-        low_step_s=float(prediction.low_s) * factor,
-        high_step_s=float(prediction.high_s) * factor,
+        predicted_step_s=way.seconds(prediction.step_s),
+        low_step_s=min(each.seconds(each.prediction.low_s) for each in fitting or [way]),
+        high_step_s=max(each.seconds(each.prediction.high_s) for each in fitting or [way]),
         measured_step_s=measured,
         predicted_memory_bytes=_memory(run, prediction.memory),
         fits=fits,
@@ -106,6 +121,31 @@ def _predicted(row: RunRow, start: Outcome) -> Outcome:
         work=work_of(run),
         unmodelled=run.unmodelled,
     )
+
+
+def _ways(row: RunRow) -> list[_Way]:
+    """Every way to fill the row that a plan can express. Raises what the first one does if there is none."""
+    found, refused = list[_Way](), list[Exception]()
+    for each in ways_of(row):
+        try:
+            run = resolve(each)
+        except (InputError, RefusedError) as exc:
+            refused.append(exc)
+        else:
+            found.append(_Way(run, predict(run.model, run.plan, run.cluster, stack=run.stack)))
+    if not found:
+        raise refused[0]
+    return found
+
+
+def _open_verdict(way: _Way, ways: Sequence[_Way], fitting: Sequence[_Way]) -> tuple[bool | None, str]:
+    """Whether a row that is open in several ways fits: in all, in none, or in some of them (None)."""
+    rows = [each.run.row for each in ways]
+    taken = f"predicted with {described(way.run.row, rows)}, which the row does not state"
+    if not fitting:
+        return False, taken
+    more = f"; {len(fitting)} of {len(ways)} ways to fill it fit"
+    return (True if len(fitting) == len(ways) else None), taken + more
 
 
 def _verdict(run: Run, prediction: Prediction) -> tuple[bool | None, str]:

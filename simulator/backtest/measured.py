@@ -6,6 +6,7 @@ import re
 from typing import Literal
 
 from simulator.backtest.frameworks import FlopConvention
+from simulator.model import Model
 from simulator.readers.runs_table import RunRow
 
 MemoryFigure = Literal["allocated", "reserved", "used"]
@@ -25,7 +26,7 @@ class NoStepTimeError(Exception):
     """The row's metric cannot be turned into seconds; the message says why."""
 
 
-def step_seconds(row: RunRow, num_devices: int, convention: FlopConvention | None) -> float | None:
+def step_seconds(row: RunRow, num_devices: int, convention: FlopConvention, model: Model) -> float | None:
     """Seconds a step; None if the row has no metric. Raises NoStepTimeError."""
     if row.metric is None or row.value is None:
         return None
@@ -42,7 +43,7 @@ def step_seconds(row: RunRow, num_devices: int, convention: FlopConvention | Non
         return tokens / row.value
     if row.metric == "tokens_per_s_per_gpu":
         return tokens / _cluster_tokens_per_s(row, row.value, num_devices)
-    return _model_flop(row, tokens, convention) / (row.value * 1e12 * num_devices)
+    return _model_flop(row, tokens, convention, model) / (row.value * 1e12 * num_devices)
 
 
 def _cluster_tokens_per_s(row: RunRow, per_gpu: float, num_devices: int) -> float:
@@ -53,24 +54,19 @@ def _cluster_tokens_per_s(row: RunRow, per_gpu: float, num_devices: int) -> floa
     return per_gpu * num_devices
 
 
-def _model_flop(row: RunRow, tokens: int, convention: FlopConvention | None) -> float:
+def _model_flop(row: RunRow, tokens: int, convention: FlopConvention, model: Model) -> float:
     """FLOP a step as the framework's own TFLOP/s count them.
 
-    full_attention: 6 per matmul weight and token, plus 12 L d s for the full square of attention (MaxText until
-    2025-07, github.com/AI-Hypercomputer/maxtext/pull/1988; Megatron's formula without recompute).
+    full_attention: 6 per matmul weight that a token passes, plus 12 L H C s for the full square of attention
+    (arXiv 2204.02311, appendix B, which MFU is defined by; MaxText until 2025-07, github.com/AI-Hypercomputer/maxtext/pull/1988).
     hardware_2021: arXiv 2104.04473 eq. 3, recompute counted: 96 B s l h² (1 + s/6h + V/16lh).
     """
-    if convention is None:
-        raise NoStepTimeError(f"no written convention says what the TFLOP/s of {row.framework!r} count")
-    sizes = (row.n_layers, row.d_model, row.n_heads, row.d_ff, row.vocab, row.seq_len)
-    if None in sizes:
-        raise NoStepTimeError("the model's sizes are not complete, and TFLOP/s need them")
-    l, h, heads, f, v, s = (x or 0 for x in sizes)  # noqa: E741  the papers' letters
+    s = row.seq_len or 0
     if convention == "hardware_2021":
+        l, h, v = model.num_layers, model.d_model, model.vocab_size  # noqa: E741  the paper's letters
         return 96 * tokens * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h))
-    kv = (row.n_kv_heads or heads) * h // heads
-    weights = l * (2 * h * h + 2 * h * kv + (3 if row.mlp_kind == "swiglu" else 2) * h * f) + v * h
-    return float(tokens * (6 * weights + 12 * l * h * s))
+    square = 12 * model.num_layers * model.num_heads * model.head_dim * s
+    return float(tokens * (6 * model.num_matmul_parameters + square))
 
 
 def memory_bytes(row: RunRow) -> int | None:

@@ -42,7 +42,7 @@ class Outcome:
     """One row: its status, why if it is not ok, and predicted beside measured; None where unknown.
 
     kind: what a refusal is counted as. duplicate_of: id of an earlier row with the same run and the same figures.
-    fits: the predicted verdict; None too where it hangs on what the row does not state, which `open` says. measured_oom: the table says that the run did not fit. moments: of a tracked step, by name.
+    fits: the predicted verdict; None too where it hangs on what the row does not state. open: how blanks of the row were filled, where that leaves a choice. measured_oom: the table says that the run did not fit. moments: of a tracked step, by name.
     unmodelled: options that the row states and the prediction does not hold.
     """
 

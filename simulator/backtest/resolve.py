@@ -10,7 +10,8 @@ from math import ceil, prod
 from typing import Any
 
 from simulator.backtest import arguments
-from simulator.backtest.frameworks import FrameworkRule, framework_rule
+from simulator.backtest.choices import choices
+from simulator.backtest.frameworks import FrameworkRule, framework_rule, with_attention
 from simulator.backtest.published import is_hybrid
 from simulator.backtest.recipes import published_recipe
 from simulator.backtest.rules import (
@@ -79,7 +80,7 @@ def resolve(row: RunRow) -> Run:
 
     Raises RefusedError with every reason found, or PlanError, ModelError, ClusterError where the nouns refuse.
     """
-    row = filled(row)
+    row = ways_of(row)[0]
     rule = framework_rule(row)
     options = arguments.stated_options(row)
     draft = None if options is None else arguments.draft_of(row, options, rule)
@@ -89,7 +90,7 @@ def resolve(row: RunRow) -> Run:
         raise RefusedError(*reasons)
     if draft is not None and draft.faults:
         raise PlanError(draft.faults)
-    if reasons := [*_blanks(row, rule)]:
+    if reasons := [*_blanks(row)]:
         raise RefusedError(*reasons)
     cluster = _cluster_of(row)
     if draft is not None:
@@ -106,9 +107,15 @@ def resolve(row: RunRow) -> Run:
     )
 
 
+def ways_of(row: RunRow) -> tuple[RunRow, ...]:
+    """The row with its blanks filled, once for each way that its framework's documents leave open."""
+    row = filled(row)
+    return choices(row, framework_rule(row))
+
+
 def _as_stated(row: RunRow, rule: FrameworkRule, draft: Draft, cluster: Cluster) -> Run:
     """The run that a row's own options describe, on the stack of its framework."""
-    fields = {**plan_fields(draft, row.n_gpus or 1, {}), "stack": rule.stack(compiled=row.compile == "y")}
+    fields = {**plan_fields(draft, row.n_gpus or 1, {}), "stack": rule.stack(row)}
     plan = Plan.parse(fields, draft.file, PlanError)
     plan.check(draft.file)
     if not isinstance(draft.model, Model):
@@ -140,8 +147,8 @@ _stack = cache(Stack.load)
 
 
 def _stack_of(row: RunRow, plan: Plan) -> Stack:
-    """The plan's stack; in pieces, where the notes say that tensor parallelism is asynchronous."""
-    stack = _stack(plan.stack)
+    """The plan's stack with the attention that the row states; in pieces, where its tensor parallelism is asynchronous."""
+    stack = with_attention(_stack(plan.stack), flash=row.flash_attn)
     if plan.tp == 1 or stack.blocks != "compiled" or not _ASYNC_TP.search(row.notes):
         return stack
     return stack.model_copy(update={"tp_overlap": "symmetric_memory"})
@@ -170,11 +177,9 @@ def _inexpressible(row: RunRow, *, stated: bool) -> Iterator[tuple[str, str]]:
         yield "block-scaled precision", row.precision
 
 
-def _blanks(row: RunRow, rule: FrameworkRule) -> Iterator[tuple[str, str]]:
+def _blanks(row: RunRow) -> Iterator[tuple[str, str]]:
     """Columns that nothing else fills, and degrees that contradict each other."""
     needed = [*_SIZES, "n_gpus", "micro_batch", "global_batch", "precision"]
-    needed += [] if rule.sharding else ["zero_or_fsdp"]
-    needed += [] if rule.recompute else ["act_ckpt"]
     needed += ["top_k"] if (row.n_experts or 1) > 1 else []
     blank = [c for c in needed if getattr(row, c) in (None, "")]
     if blank:
@@ -226,7 +231,8 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "seq_len": row.seq_len,
         **_precision(row),
         "optimizer_impl": rule.optimizer_impl,
-        "stack": rule.stack(compiled=row.compile == "y"),
+        **({"master_dtype": rule.master_dtype, "optimizer_dtype": rule.master_dtype} if rule.master_dtype else {}),
+        "stack": rule.stack(row),
         **ends_as_layers(row, rule),
         **expert_plan(row, rule),
         **_sharding(row, rule, ranks, cluster.gpus_per_node),
@@ -262,6 +268,8 @@ def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> di
         raise RefusedError(("groups do not divide the ranks", f"{word}: groups of {shard} among {ranks} ranks"))
     stage = 1 if groups else {"zero1": 1, "zero2": 2, "fsdp_grad_op": 2}.get(word, 3)
     whose = rule.replicated if stage == 1 else rule.sharded
+    if word in ("zero2", "zero3"):
+        whose = rule.partitioned or whose
     return {"zero": stage, "data_parallel": whose, "dp_shard": shard, "dp_replicate": ranks // shard}
 
 

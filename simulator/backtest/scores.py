@@ -55,7 +55,9 @@ class Verdicts:
 def verdicts(outcomes: Sequence[Outcome]) -> Verdicts:
     """The verdicts on the rows that were predicted and ran."""
     ran = [o for o in outcomes if o.status in ("ok", "calibration") and not o.measured_oom]
-    return Verdicts(ran=len(ran), said_oom=sum(o.fits is False for o in ran), open=sum(bool(o.open) for o in ran))
+    return Verdicts(
+        ran=len(ran), said_oom=sum(o.fits is False for o in ran), open=sum(bool(o.open) and o.fits is None for o in ran)
+    )
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:

@@ -21,7 +21,7 @@ def measured_step_s(run: Run) -> float | None:
 
     Raises RefusedError where the model's FLOP in that time are more than the devices' peak: the row contradicts itself.
     """
-    seconds = step_seconds(run.row, run.plan.num_devices, run.rule.flop_convention)
+    seconds = step_seconds(run.row, run.plan.num_devices, run.rule.flop_convention, run.model)
     mfu = work_of(run).ideal_s / seconds if seconds else 0.0
     if mfu > 1:
         raise RefusedError(("faster than the peak", f"an MFU of {100 * mfu:.0f} %: its batch or time cannot be right"))

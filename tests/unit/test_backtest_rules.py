@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from simulator.backtest.frameworks import FRAMEWORKS, framework_rule
-from simulator.backtest.resolve import RefusedError, Run, resolve
+from simulator.backtest.resolve import RefusedError, Run, resolve, ways_of
 from simulator.backtest.work import measured_step_s
 from simulator.errors import ClusterError, StackError
 from simulator.model import Model
@@ -78,6 +78,19 @@ def kinds(**changes: Any) -> str:
         ("MaxText (JAX/XLA)", "", None, "maxtext-2024"),
         ("lit-gpt fork, PyTorch FSDP", "", None, "llm-lit"),
         ("DeepSpeed 0.14", "", None, "deepspeed-0.14"),
+        ("nanotron", "", None, "nanotron-2024"),
+        ("GPT-NeoX (DeeperSpeed)", "", None, "gpt-neox-2023"),
+        ("Colossal-AI 0.3 (Gemini)", "", None, "colossalai-2024"),
+        ("torchtune 0.4", "", None, "torchtune-2024"),
+        ("IBM fms-fsdp", "", None, "fms-fsdp-2024"),
+        ("OLMo", "", None, "olmo-2024"),
+        ("OLMo-core", "", None, "torchtitan-2025-eager"),
+        ("LitGPT (Lightning Fabric)", "", "n", "litgpt-2024"),
+        ("ms-swift (DeepSpeed ZeRO-3)", "", None, "transformers-2024"),
+        ("Megatron-SWIFT", "", None, "megatron-core-2025-exposed"),
+        ("HF Trainer + accelerate", "", None, "transformers-2024"),
+        ("Levanter (JAX)", "", None, "maxtext-2024"),
+        ("Meta internal (PyTorch)", "", None, "torch-2.6-eager"),
         ("somebody's trainer", "", None, "torch-2.6-eager"),
         ("somebody's trainer", "", "y", "torch-2.11-compiled"),
     ],
@@ -86,7 +99,7 @@ def test_the_framework_and_the_compile_column_choose_the_stack(
     framework: str, notes: str, compiled: Any, stack: str
 ) -> None:
     row = replace(ROW, framework=framework, notes=notes, compile=compiled)
-    assert framework_rule(row).stack(compiled=compiled == "y") == stack
+    assert framework_rule(row).stack(row) == stack
 
 
 def test_every_rule_names_stacks_that_ship_and_every_stack_sources_its_choices() -> None:
@@ -189,6 +202,37 @@ def test_reduce_dtype_follows_the_notes() -> None:
     assert plan_of()["reduce_dtype"] is None
 
 
+def test_what_a_framework_documents_fills_a_blank() -> None:
+    tune = resolve(replace(ROW, framework="torchtune", zero_or_fsdp="", act_ckpt="", micro_batch=None))
+    assert (tune.plan.recompute, tune.plan.zero, tune.plan.micro_batch_size) == ("full", 3, 2)
+    assert (tune.plan.master_dtype, tune.plan.optimizer_dtype, tune.plan.reduce_dtype) == ("bf16", "bf16", "bf16")
+    ibm = plan_of(framework="fms-fsdp", zero_or_fsdp="", act_ckpt="")
+    assert (ibm["data_parallel"], ibm["dp_shard"], ibm["dp_replicate"], ibm["recompute"]) == ("fsdp1", 8, 2, "none")
+    assert plan_of(framework="ms-swift", zero_or_fsdp="zero3")["data_parallel"] == "deepspeed"
+    assert plan_of(framework="ms-swift", zero_or_fsdp="fsdp_full")["data_parallel"] == "fsdp1"
+
+
+def test_attention_is_what_the_row_states() -> None:
+    def kernel(framework: str, flash: Any) -> str:
+        return resolve(replace(ROW, framework=framework, flash_attn=flash, zero_or_fsdp="zero1")).stack.attention.kernel
+
+    assert [kernel("PyTorch", flash) for flash in (None, "y", "n")] == ["flash2", "flash2", "math"]
+    assert [kernel("GPT-NeoX", flash) for flash in (None, "y", "n")] == ["math", "flash1", "math"]
+
+
+def test_what_nobody_says_is_filled_in_every_way() -> None:
+    """Data parallel or sharded, kept or recomputed; less first."""
+    blank = replace(ROW, zero_or_fsdp="", act_ckpt="")
+    assert [(way.zero_or_fsdp, way.act_ckpt) for way in ways_of(blank)] == [
+        ("ddp", "none"), ("ddp", "full"), ("fsdp_full", "none"), ("fsdp_full", "full"),
+    ]  # fmt: skip
+    assert len(ways_of(ROW)) == 1
+    assert [way.micro_batch for way in ways_of(replace(ROW, micro_batch=None))] == [1, 2, 4]  # a share of 8
+    assert [way.micro_batch for way in ways_of(replace(ROW, micro_batch=None, global_batch=64))] == [4, 1]
+    assert ways_of(replace(ROW, global_batch=None))[0].global_batch == 2 * 16
+    assert ways_of(replace(ROW, n_gpus=None, dp=8, tp=2))[0].n_gpus == 16
+
+
 def test_networks() -> None:
     def network(**changes: Any) -> float:
         return resolve(replace(ROW, **changes)).cluster.node_bytes_per_s
@@ -216,7 +260,7 @@ def test_exchanges_beside_another_micro_batch_and_asynchronous_tensor_parallelis
 
 
 def test_blanks_without_a_rule_are_refused_together() -> None:
-    assert "vocab, zero_or_fsdp, act_ckpt blank" in kinds(vocab=None, zero_or_fsdp="", act_ckpt="")
+    assert "vocab, seq_len, global_batch blank" in kinds(vocab=None, seq_len=None, global_batch=None, pp=2)
 
 
 @pytest.mark.parametrize(

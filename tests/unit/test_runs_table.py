@@ -221,3 +221,22 @@ def test_the_published_table_has_no_bad_row() -> None:
     rows = list(read_runs(path))
     assert len(rows) == 1878
     assert [row for row in rows if isinstance(row, BadRow)] == []
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "word"),
+    [
+        ("zero_or_fsdp", "FULL_SHARD", "fsdp_full"),
+        ("zero_or_fsdp", "ZeRO-3", "zero3"),
+        ("zero_or_fsdp", "SHARD_GRAD_OP", "fsdp_grad_op"),
+        ("zero_or_fsdp", "HYBRID_SHARD", "hsdp"),
+        ("zero_or_fsdp", "distributed optimizer", "zero1"),
+        ("mlp_kind", "geglu", "swiglu"),
+        ("precision", "bfloat16", "bf16"),
+        ("precision", "MXFP8", "fp8_mx"),
+        ("precision", "FP8-CS", "fp8"),
+    ],
+)
+def test_other_spellings_of_a_word(tmp_path: Path, column: str, cell: str, word: str) -> None:
+    (row,) = read(tmp_path, line(**{column: cell}))
+    assert getattr(row, column) == word

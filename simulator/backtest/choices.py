@@ -1,0 +1,81 @@
+"""What neither a row nor its framework's documents say: every way to fill it that a run could have had.
+
+A row is predicted in the first of those ways that fits the device: nobody recomputes or shards more than a run needs.
+Its interval spans all that fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+from simulator.backtest.frameworks import FrameworkRule
+from simulator.readers.runs_table import RunRow
+
+_OPEN: Final = ("micro_batch", "zero_or_fsdp", "act_ckpt")
+_RECOMPUTE: Final = ("none", "full")
+_LATER_MICRO_BATCHES: Final = (2, 4)
+
+
+def choices(row: RunRow, rule: FrameworkRule) -> tuple[RunRow, ...]:
+    """The row with its blanks filled, once a way: less sharded and less recomputed first. Never empty.
+
+    What has one answer (a product of degrees, a documented default) is filled in all of them.
+    """
+    row = _counted(row, rule)
+    ways = product(_micro_batches(row), _shardings(row, rule), _recomputations(row, rule))
+    return tuple(
+        _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again)) for size, word, again in ways
+    )
+
+
+def described(way: RunRow, ways: Sequence[RunRow]) -> str:
+    """How a way fills the columns that the ways differ in: `zero_or_fsdp ddp, act_ckpt full`."""
+    open_columns = [name for name in _OPEN if len({getattr(each, name) for each in ways}) > 1]
+    return ", ".join(f"{name} {getattr(way, name)}" for name in open_columns)
+
+
+def _counted(row: RunRow, rule: FrameworkRule) -> RunRow:
+    """GPUs from the degrees, a micro-batch of the framework's default, 16 bits as the device has them."""
+    degrees = (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
+    gpus = row.n_gpus or (degrees * row.dp if row.dp else None)
+    return replace(row, n_gpus=gpus, micro_batch=row.micro_batch or rule.micro_batch)
+
+
+def _ranks(row: RunRow) -> int:
+    """Ranks that read different sequences."""
+    return max(1, (row.n_gpus or 1) // ((row.tp or 1) * (row.pp or 1) * (row.cp or 1)))
+
+
+def _micro_batches(row: RunRow) -> Iterator[int | None]:
+    """A rank's whole share first, as who accumulates nothing; in a pipeline, or where that is more than a few, from 1 on."""
+    if row.micro_batch or not row.global_batch:
+        yield row.micro_batch
+        return
+    share = -(-row.global_batch // _ranks(row))
+    whole = (row.pp or 1) == 1 and share <= max(_LATER_MICRO_BATCHES)
+    sizes = [size for size in (1, *_LATER_MICRO_BATCHES) if share % size == 0 and size <= share]
+    yield from dict.fromkeys([share, 1] if whole else sizes)
+
+
+def _shardings(row: RunRow, rule: FrameworkRule) -> Iterator[str]:
+    if row.zero_or_fsdp or rule.sharding or _ranks(row) == 1:
+        yield row.zero_or_fsdp or (rule.sharding or "ddp")
+    else:
+        yield from ("ddp", "zero3" if rule.replicated == "deepspeed" else "fsdp_full")
+
+
+def _recomputations(row: RunRow, rule: FrameworkRule) -> Iterator[str]:
+    if row.act_ckpt or rule.recompute:
+        yield row.act_ckpt
+    else:
+        yield from _RECOMPUTE
+
+
+def _with_batch(row: RunRow) -> RunRow:
+    """A global batch without accumulation, where none is stated and no pipeline needs one."""
+    if row.global_batch or not row.micro_batch or (row.pp or 1) > 1:
+        return row
+    return replace(row, global_batch=row.micro_batch * _ranks(row))
