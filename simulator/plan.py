@@ -312,11 +312,24 @@ class Plan(Strict):
             return self.reduce_dtype
         if self.comm_hook.dtype is not None:
             return self.comm_hook.dtype
+        if self.sums_in_fp32:
+            return "fp32"
         if self.implementation in ("deepspeed", "megatron"):
             return self.compute_dtype
         if self.implementation in ("ddp", "zero_redundancy"):
             return self.master_dtype
         return "fp32" if self.implementation == "fsdp2" else self.compute_dtype
+
+    @property
+    def sums_in_fp32(self) -> bool:
+        """DeepSpeed's pipelines add bf16 gradients up in fp32 buffers beside them (runtime/bf16_optimizer.py)."""
+        return (
+            self.implementation == "deepspeed"
+            and self.compute_dtype == "bf16"
+            and self.pp > 1
+            and self.zero < 2
+            and self.offload.optimizer == "none"
+        )
 
     @property
     def compute_dtype(self) -> Literal["fp32", "bf16", "fp16"]:

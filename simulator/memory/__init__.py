@@ -159,7 +159,7 @@ def simulate_memory(
     live tensors alone do not fit, the allocator is not asked what it would reserve for them.
     """
     history, live = _fullest(model, plan, stack, blocks, device, stages)
-    outside = outside_torch_bytes(device, plan) + window_bytes(model, plan, stack)
+    outside = outside_torch_bytes(device, plan, stack=stack) + window_bytes(model, plan, stack)
     hopeless = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
     reserved = [most for most, _ in live.most] if hopeless else _reserved(history, live, settings)
     use = _use(history, live, max(reserved), plan, device, outside)
@@ -185,7 +185,7 @@ def memory_uses(
 ) -> Iterator[MemoryUse]:
     """The peaks alone under each of the settings, without the course of the step, and not played where memory ends."""
     history, live = _fullest(model, plan, stack, blocks, device)
-    outside = outside_torch_bytes(device, plan) + window_bytes(model, plan, stack)
+    outside = outside_torch_bytes(device, plan, stack=stack) + window_bytes(model, plan, stack)
     for one in settings:
         yield _use(history, live, max(_reserved(history, live, one)), plan, device, outside)
 

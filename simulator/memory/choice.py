@@ -8,7 +8,7 @@ from typing import Literal
 from simulator.memory.compressed import Hooked, ZeroPlusPlus
 from simulator.memory.sharded import Fsdp2, Fsdp2OverGloo
 from simulator.memory.step import Strategy, Writer
-from simulator.memory.strategies import DeepSpeed, DeepSpeed3, Fsdp1, Megatron, MegatronFsdp, Replicated
+from simulator.memory.strategies import DeepSpeed, DeepSpeed3, DeepSpeedBf16, Fsdp1, Megatron, MegatronFsdp, Replicated
 from simulator.model import Model
 from simulator.plan import Plan
 
@@ -23,12 +23,18 @@ def strategy_of(plan: Plan, library: Library = "nccl") -> Callable[[Writer, Mode
         case "fsdp1":
             return Fsdp1
         case "deepspeed":
-            if plan.zeropp.any:
-                return ZeroPlusPlus
-            return DeepSpeed3 if plan.zero == 3 else DeepSpeed
+            return _deepspeed(plan)
         case "megatron":
             return MegatronFsdp if plan.zero == 3 else Megatron
         case _:
             narrow = plan.gradient_dtype != plan.master_dtype
             hooked = plan.num_data_parallel > 1 and (narrow or plan.comm_hook.kind == "powersgd")
             return Hooked if hooked else Replicated
+
+
+def _deepspeed(plan: Plan) -> Callable[[Writer, Model, Plan], Strategy]:
+    if plan.zeropp.any:
+        return ZeroPlusPlus
+    if plan.sums_in_fp32:
+        return DeepSpeedBf16
+    return DeepSpeed3 if plan.zero == 3 else DeepSpeed

@@ -13,6 +13,11 @@ from simulator.stack import Stack
 # Device-wide use minus what torch reserved, without any communicator: 0.75-0.82 GiB on 19 plans on an H200
 # (experiments/measured/h200-2026-11-20): CUDA context, cuBLAS and cuDNN kernels loaded as they are needed.
 CONTEXT_BYTES = 841_000_000
+# Before CUDA 11.7, which loads kernels as they are needed (PyTorch asks for it from 1.13, 2022-10, on), all of a
+# library's kernels were loaded with it: 1687 MiB with one small tensor, torch 1.8 on an RTX 3090, 2 of them reserved
+# (github.com/pytorch/pytorch/issues/55277; issues 49877 and 107667 agree).
+EAGER_CONTEXT_BYTES = 1685 * 2**20
+_LAZY_SINCE = "2022-10"
 # Buffers of one NCCL communicator: users report 544 and 688 MB a group (github.com/NVIDIA/nccl/issues/964), and growth
 # by whole groups from there (issue 864: 1.6 to 6 GB with three and more). The mean of the two reports.
 COMMUNICATOR_BYTES = 616_000_000
@@ -31,12 +36,18 @@ def num_communicators(plan: Plan) -> int:
     return axes + (plan.reshard_ranks is not None) + 2 * hops
 
 
-def outside_torch_bytes(device: Device, plan: Plan, communicators: int | None = None) -> int:
-    """Bytes the driver counts beside the allocator's: context, libraries, communicators (None: the plan's own)."""
+def outside_torch_bytes(
+    device: Device, plan: Plan, communicators: int | None = None, *, stack: Stack | None = None
+) -> int:
+    """Bytes the driver counts beside the allocator's: context, libraries, communicators (None: the plan's own).
+
+    stack: None: one of today, whose context is the smaller one.
+    """
     if device.architecture == "cpu":
         return 0
     count = num_communicators(plan) if communicators is None else communicators
-    return CONTEXT_BYTES + count * COMMUNICATOR_BYTES
+    eager = stack is not None and stack.date < _LAZY_SINCE
+    return (EAGER_CONTEXT_BYTES if eager else CONTEXT_BYTES) + count * COMMUNICATOR_BYTES
 
 
 # Windows that Transformer Engine opens for a layer, each of all tokens: those that hold what is gathered (in fp8 where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from typing_extensions import override
 
@@ -12,7 +13,7 @@ from simulator.memory.step import ROOT, Strategy, Writer
 from simulator.memory.tape import DONE, FREE_LATER, GATHER, REDUCE
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.zero import shard_ranks, stepped_numels, units
+from simulator.zero import pieces, shard_ranks, stepped_numels, units
 
 
 class Replicated(Strategy):
@@ -133,27 +134,41 @@ class Fsdp1(Sharded):
 
 
 class DeepSpeed(Strategy):
-    """ZeRO-0, 1 and 2: gradients pass through a bucket; stage 2 keeps this rank's part of them only."""
+    """ZeRO-0, 1 and 2: gradients pass through a bucket; stage 2 keeps this rank's part of them only.
+
+    A pipeline reduces once, behind the last backward: its bucket is made then (runtime/zero/stage_1_and_2.py).
+    """
 
     def __init__(self, writer: Writer, model: Model, plan: Plan) -> None:
         super().__init__(writer, model, plan)
         self._size = DTYPE_BYTES[plan.compute_dtype]
         self._bucket: int | None = None
+        self._begun = False
         self.keeps_gradients = False
 
     @override
     def before_backward(self, unit: int) -> None:
-        if unit != ROOT or self._bucket is not None:
+        if self._begun:
             return
+        self._begun = True
         ranks = shard_ranks(self.plan) if self.plan.zero == 2 else 1
         if not self.gradients and self.plan.offload.optimizer == "none":
             part = -(-self.model.num_parameters // ranks) * self._size
             self.gradients = [self.writer.alloc(part, "gradients")]
+        if not self._reduces_at_the_end:
+            self._bucket = self._new_bucket()
+
+    @property
+    def _reduces_at_the_end(self) -> bool:
+        return self.plan.pp > 1 and self.plan.zero < 2
+
+    def _new_bucket(self) -> int:
         numel = min(self.plan.reduce_bucket_numel, self.model.num_parameters)
-        self._bucket = self.writer.alloc(numel * self._size, "buckets")
+        return self.writer.alloc(numel * self._size, "buckets")
 
     @override
     def end_backward(self) -> None:
+        self._begun = False
         if self._bucket is not None:
             self.writer.free(self._bucket)
             self._bucket = None
@@ -161,6 +176,8 @@ class DeepSpeed(Strategy):
     @override
     def optimizer(self, state: Callable[[], None]) -> None:
         """The part's gradients are cast to fp32; 16-bit ones go before the update. Offloaded, nothing happens here."""
+        if self._reduces_at_the_end:
+            self.writer.free(self._new_bucket())
         if self.plan.offload.optimizer != "none":
             return
         shard = -(-self.model.num_parameters // shard_ranks(self.plan))
@@ -169,6 +186,47 @@ class DeepSpeed(Strategy):
         state()
         self.temporaries([shard])
         self.writer.free(wide)
+
+
+class DeepSpeedBf16(Strategy):
+    """A pipeline in bf16: every backward makes new 16-bit gradients, which are added to fp32 ones that stay.
+
+    They live until the next backward begins (runtime/bf16_optimizer.py, runtime/pipe/engine.py: clear_lp_grads).
+    """
+
+    keeps_gradients = True
+
+    def __init__(self, writer: Writer, model: Model, plan: Plan) -> None:
+        super().__init__(writer, model, plan)
+        self._made: list[int] = []
+        self._begun = False
+        self._largest = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
+
+    @override
+    def before_backward(self, unit: int) -> None:
+        if not self._begun:
+            self._begun = True
+            self.zero_grad()
+
+    @override
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+        self._made.extend(slot for slot, _ in gradients)
+
+    @override
+    def end_backward(self) -> None:
+        """Each gradient is cast before it is added."""
+        self._begun = False
+        self.writer.free(self.writer.alloc(4 * self._largest, "temporaries"))
+
+    @override
+    def optimizer(self, state: Callable[[], None]) -> None:
+        state()
+        self.temporaries([-(-self.model.num_parameters // shard_ranks(self.plan))])
+
+    @override
+    def zero_grad(self) -> None:
+        self.writer.free(*self._made)
+        self._made = []
 
 
 class DeepSpeed3(Sharded):

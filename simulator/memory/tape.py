@@ -197,7 +197,7 @@ class _Writer:
         self._finish()
 
     def _backward_op(self, op: Op, parameter_bytes: int, gradients: ParameterGradients) -> None:
-        ends = [t.name for t in op.outputs] or [t.name for t in op.grad_inputs]
+        ends = [*(t.name for t in op.outputs), *op.views] or [t.name for t in op.grad_inputs]
         incoming = [self._grads.pop(name) for name in dict.fromkeys(ends) if name in self._grads]
         if not incoming:
             return

@@ -166,7 +166,8 @@ class _Search:
         if candidate.plan.offload.any and self._overflows(candidate):
             return 0.0
         plan = candidate.plan
-        outside = outside_torch_bytes(candidate.cluster.device, plan) + window_bytes(self.model, plan, self.stack)
+        outside = outside_torch_bytes(candidate.cluster.device, plan, stack=self.stack)
+        outside += window_bytes(self.model, plan, self.stack)
         return (self.memory.capacity_bytes - outside) / RESERVED_HIGH
 
 

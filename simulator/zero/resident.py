@@ -113,7 +113,7 @@ def _flat_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     shard = stepped_numel(model, plan)
     megatron, sharded = plan.implementation == "megatron", plan.zero == 3
     reduced = DTYPE_BYTES[plan.gradient_dtype]
-    gradients = [shard * compute] if sharded else []
+    gradients = [shard * compute] if sharded else [whole * 4] if plan.sums_in_fp32 else []
     copies: list[int] = []
     if megatron:
         # Megatron-FSDP adds reduced gradients up in fp32 shards. The distributed optimizer keeps whole gradients, and an

@@ -28,8 +28,9 @@ from simulator.model import Model
 from simulator.ops import ModelBlocks, build_blocks
 from simulator.plan import Plan
 from simulator.readers.runs_table import RunRow, read_runs
+from simulator.share import share_of
 from simulator.stack import AttentionBackend, Stack
-from simulator.zero import gradient_tensors, resident_bytes, units
+from simulator.zero import gradient_tensors, resident_bytes, resident_tensors, units
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "experiments" / "measured" / "runs.csv.gz"
@@ -256,6 +257,33 @@ def test_a_cpu_has_neither_context_nor_communicators() -> None:
     cpu = H200.model_copy(update={"architecture": "cpu"})
     assert outside_torch_bytes(cpu, Plan(dp_shard=8)) == 0
     assert outside_torch_bytes(H200, Plan(dp_shard=8, dp_replicate=2)) > outside_torch_bytes(H200, Plan(dp_shard=8))
+
+
+def test_before_lazy_loading_the_context_holds_every_kernel() -> None:
+    """CUDA 11.7 loads kernels as they are needed; PyTorch asks for it from 1.13 on."""
+    old, today = (outside_torch_bytes(H200, Plan(), stack=Stack.load(n)) for n in ("megatron-2021", "torch-2.11-eager"))
+    assert old > 2 * today == 2 * outside_torch_bytes(H200, Plan())
+
+
+def test_deepspeeds_pipelines_add_bf16_gradients_up_in_fp32() -> None:
+    """Between steps 2 + 4 + 12/N bytes a parameter; the 16-bit gradients of a micro-batch live until the next backward.
+
+    In fp16 there are 2 + 12/N between steps, and 2 from the first backward on. No bucket before the last backward.
+    """
+    stack = Stack.load("megatron-deepspeed-2022")
+    bf16 = Plan(pp=2, dp_shard=2, zero=1, data_parallel="deepspeed", num_micro_batches=4, seq_len=64)
+    plans = [bf16, bf16.model_copy(update={"precision": "fp16"})]
+    share = share_of(SMALL, plans[0], 0)
+    held = [resident_tensors(share, plan) for plan in plans]
+    assert sum(held[0]["gradients"]) == pytest.approx(4 * share.num_parameters, rel=0.001)
+    assert held[1]["gradients"] == []
+    assert [plan.gradient_dtype for plan in plans] == ["fp32", "fp16"]
+    for plan, rounds in zip(plans, (4, 1), strict=True):
+        events = step_events(SMALL, plan, stack, build_blocks(SMALL, stack, plan))
+        made = [e for e in events if e.kind == "alloc" and e.moment[0] == "backward"]
+        assert not any(e.tag == "buckets" for e in made)
+        gradients = sum(e.num_bytes for e in made if e.tag == "gradients")
+        assert gradients == pytest.approx(rounds * 2 * share.num_parameters, rel=0.001)
 
 
 def test_transformer_engine_keeps_a_dummy_gradient_of_each_weight_shape() -> None:
