@@ -16,8 +16,8 @@ from _purchase import SPACE, bars, picture, quickest
 
 from simulator.compare import Subject, compare
 from simulator.model import Model
+from simulator.predict.difference import Difference
 from simulator.search import Row
-from simulator.search.difference import Difference
 from simulator.search.text import words
 from simulator.topology import Cluster
 

@@ -26,8 +26,8 @@ from simulator.backtest.outcome import Outcome
 from simulator.backtest.resolve import RefusedError, resolve
 from simulator.errors import InputError
 from simulator.predict import predict
+from simulator.predict.difference import Timed, difference, timed
 from simulator.readers.runs_table import RunRow, read_runs
-from simulator.search.difference import Timed, difference, timed
 
 RUNS = Path(__file__).parent / "measured" / "runs.csv.gz"
 _GRID = (

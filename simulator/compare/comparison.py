@@ -12,8 +12,8 @@ from simulator.compare.costs import Cost, costs_of
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
+from simulator.predict.difference import Difference, Timed, difference, sharing, timed
 from simulator.prices import Prices
-from simulator.search.difference import Difference, Timed, difference, timed
 from simulator.search.front import pareto
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -105,20 +105,9 @@ def compared(
     if first is not None:
         mine, theirs = _timed(subject, prediction), _timed(first.subject, first.prediction)
         if subject.same_software(first.subject):
-            mine, theirs = _sharing(mine, theirs)
+            mine, theirs = sharing(mine, theirs)
         against = difference(mine, theirs)
     return Compared(subject=subject, prediction=prediction, against_first=against, gains=gains)
-
-
-def _sharing(a: Timed, b: Timed) -> tuple[Timed, Timed]:
-    """Steps of one plan under one stack: what its kernels do not explain takes the same seconds in both.
-
-    So of two relative errors that are one absolute one, what is left of their difference is the shorter step's share of
-    the longer less than 1.
-    """
-    short, long = sorted((a, b), key=lambda one: one.step_s)
-    left = short.stack_sigma * (1 - short.step_s / long.step_s)
-    return replace(a, stack_sigma=left), replace(b, stack_sigma=0.0)
 
 
 def _timed(subject: Subject, prediction: Prediction) -> Timed:

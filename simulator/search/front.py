@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import InputError
+from simulator.predict.difference import Difference, Timed, difference, timed
 from simulator.prices import Price, Prices, cost
-from simulator.search.difference import Difference, Timed, difference, timed
 from simulator.search.driver import Progress, search
 from simulator.search.engines import Engine
 from simulator.search.journal import Journal

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from simulator.plan import Plan
-from simulator.search.difference import Difference, Timed, difference, timed
+from simulator.predict.difference import Difference, Timed, difference, timed
 from simulator.search.outcome import STATUSES, Outcome, Status, fields_of, parsed
 from simulator.search.study import SearchStudy
 from simulator.search.survey import Survey

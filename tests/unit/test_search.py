@@ -19,8 +19,8 @@ from simulator.errors import InputError
 from simulator.lower import legal
 from simulator.model import Model
 from simulator.plan import Plan
+from simulator.predict.difference import Timed, difference, timed
 from simulator.search import Journal, Outcome, Processes, SearchStudy, Serial, Space, search
-from simulator.search.difference import Timed, difference, timed
 from simulator.search.evaluate import evaluate
 from simulator.search.outcome import key_of, parsed
 from simulator.search.report import ranked

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simulator.plan import Plan
@@ -59,6 +59,17 @@ def timed(step_s: float, spread: Mapping[str, float], stack_sigma: float, plan: 
     kernels = (*blocks, plan.tp, plan.cp, plan.ep, plan.etp)
     sharding = (plan.implementation, plan.zero, plan.dp_replicate, plan.dp_shard, plan.pp, plan.rank_order)
     return Timed(step_s=step_s, spread=spread, stack_sigma=stack_sigma, kernels=kernels, traffic=(*kernels, *sharding))
+
+
+def sharing(a: Timed, b: Timed) -> tuple[Timed, Timed]:
+    """Steps of one plan under one stack: what its kernels do not explain takes the same seconds in both.
+
+    So of two relative errors that are one absolute one, what is left of their difference is the shorter step's share of
+    the longer less than 1.
+    """
+    short, long = sorted((a, b), key=lambda one: one.step_s)
+    left = short.stack_sigma * (1 - short.step_s / long.step_s)
+    return replace(a, stack_sigma=left), replace(b, stack_sigma=0.0)
 
 
 def difference(step: Timed, other: Timed) -> Difference:
