@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.calibration import Calibration
 from simulator.collectives.ports import port_of
@@ -17,6 +17,7 @@ from simulator.place.trial import Choice, Score, Tell, Trials, is_better
 from simulator.place.uneven import MOST_TRIALS, suited
 from simulator.plan import Plan
 from simulator.predict import Prediction
+from simulator.predict.difference import Difference, difference, sharing, timed
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.topology.seats import shortest
@@ -72,6 +73,15 @@ class Placement:
     def gain(self) -> float:
         """Part of the default order's step that the placement takes away."""
         return 1 - self.placed.step_s / self.default.step_s
+
+    @property
+    def against_default(self) -> Difference:
+        """The placed step over the default's: kernels are the same, and err alike; other links err on their own."""
+        before, after = (
+            replace(timed(p.step_s, p.spread, p.stack_sigma, self.given), traffic=name)
+            for name, p in (("in order", self.default), ("placed", self.placed))
+        )
+        return difference(*sharing(after, before))
 
     @property
     def is_default(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from simulator.pipeline import stage_layers
 from simulator.place.decide import Placement, Road
+from simulator.predict.difference import Difference
 from simulator.units import format_rate, format_seconds
 
 WIDTH: Final = 130
@@ -36,7 +38,19 @@ def _verdict(found: Placement) -> str:
     if found.is_default:
         return f"{before}; no placement that was tried is better"
     change = f"{abs(found.gain):.1%} {'less' if found.gain >= 0 else 'more'}"
-    return f"{before}, {format_seconds(found.placed.step_s)} placed: {change} ({_fit(found)})"
+    return f"{before}, {format_seconds(found.placed.step_s)} placed: {change}, {_sure(found)} ({_fit(found)})"
+
+
+def _sure(found: Placement) -> str:
+    """The gain's interval, or that it cannot be told from none."""
+    against = found.against_default
+    changes = (
+        (abs(1 - against.high), abs(1 - against.low))
+        if against.distinguishable
+        else (1 - against.high, 1 - against.low)
+    )
+    reach = " to ".join(f"{change:.1%}" for change in sorted(changes)) + " at 90 %"
+    return reach if against.distinguishable else f"not distinguishable at 90 % ({reach})"
 
 
 def _fit(found: Placement) -> str:
@@ -110,6 +124,7 @@ def _plain(found: Placement) -> dict[str, Any]:
         "default": _step(found.default.step_s, found.default.verdict),
         "placed": _step(found.placed.step_s, found.placed.verdict),
         "gain": found.gain,
+        "against_default": None if found.is_default else _difference(found.against_default),
         "seats": [found.cluster.gpu_of(rank) for rank in range(found.cluster.num_devices)],
         "gpus_per_node": found.cluster.gpus_per_node,
         "plan_changes": changed,
@@ -124,6 +139,10 @@ def _plain(found: Placement) -> dict[str, Any]:
         "exhausted": found.exhausted,
         "passed_over_s": found.passed_over_s,
     }
+
+
+def _difference(against: Difference) -> dict[str, Any]:
+    return {**asdict(against), "distinguishable": against.distinguishable}
 
 
 def _step(step_s: float, verdict: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from itertools import combinations, permutations
 from pathlib import Path
@@ -148,6 +149,7 @@ def confirmed(plan: Plan, cluster: Cluster) -> float:
     assert found.default.step_s == predict(SMALL, plan, cluster).step_s
     assert found.placed.step_s == predict(SMALL, found.plan, found.cluster).step_s
     assert found.gain == 1 - found.placed.step_s / found.default.step_s
+    assert 1 - found.against_default.ratio == pytest.approx(found.gain)
     return found.gain
 
 
@@ -159,6 +161,20 @@ def test_crossed_pairs_beat_the_order_of_ranks() -> None:
 
 def test_a_cube_mesh_beats_the_order_of_ranks() -> None:
     assert confirmed(Plan(tp=2, dp_shard=4, seq_len=2048, precision="fp16"), DGX1) > 0.05
+
+
+def test_errors_of_links_count_for_both_orders_and_those_of_kernels_cancel() -> None:
+    """σ² = (a − b)² of each kind of kernel, a² + b² of communication, and what is left of the stack's own."""
+    found = place(SMALL, Plan(dp_replicate=2, zero=0, **BY_PAIRS), TWO_PAIRS)
+    before, after = found.default.spread, found.placed.spread
+    variance = (found.default.stack_sigma * found.gain) ** 2
+    for name in {*before, *after}:
+        one, other = before.get(name, 0.0), after.get(name, 0.0)
+        variance += one**2 + other**2 if name == "communication" else (one - other) ** 2
+    against = found.against_default
+    assert before["communication"] > 0
+    assert math.log(against.high / against.ratio) == pytest.approx(1.6449 * math.sqrt(variance))
+    assert against.low < against.ratio < against.high
 
 
 def test_what_is_even_keeps_its_order() -> None:
@@ -217,6 +233,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert told["seats"] == [0, 3, 1, 2]
     assert told["exact"]
     assert 0 < told["gain"] == 1 - told["placed"]["step_s"] / told["default"]["step_s"]
+    assert told["against_default"]["ratio"] == pytest.approx(1 - told["gain"])
     assert [group["placed"]["link"] for group in told["groups"] if group["axis"] == "tp"] == ["nvlink3"]
     assert read_placement(table, TWO_PAIRS) == read_placement(kit / "ranks.tsv", TWO_PAIRS) == (0, 3, 1, 2)
     assert "CUDA_VISIBLE_DEVICES=0,3,1,2" in (kit / "launch.sh").read_text()
