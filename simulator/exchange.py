@@ -211,6 +211,7 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
         "expert_overlap": experts and plan.ep > 1,
         "dispatcher": experts,
         "recompute_modules": plan.recompute == "selective",
+        "cuda_graphs": bool(plan.cuda_graphs),
         "gradient_as_bucket_view": kind in ("ddp", "zero_redundancy"),
         "bucket_bytes": kind in ("ddp", "zero_redundancy"),
         "reduce_bucket_numel": kind == "deepspeed" and plan.zero > 0,

@@ -26,6 +26,9 @@ AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # torch's DeviceMe
 
 RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "moe", "shared_experts"]
 
+# What one CUDA graph holds of a layer, in Megatron's words (--cuda-graph-modules); or of a step, forward and backward
+CudaGraph = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess", "full_iteration"]
+
 MAX_COUNT = 2**31  # beyond any plan; keeps hostile integers out of float arithmetic
 MAX_SIZE = 2**40
 
@@ -148,6 +151,10 @@ class Plan(Strict):
     # What selective recomputation of hand-fused stacks runs again, in Megatron's words (--recompute-modules)
     recompute_modules: tuple[RecomputeModule, ...] = Field(default=("core_attn",), strict=False)
 
+    # Captured once and launched whole, which costs the host one call: moe_router with what comes before it (norm, shared
+    # experts), moe_preprocess (the dispatcher's counts) with moe_router, moe with all of that and the experts
+    cuda_graphs: tuple[CudaGraph, ...] = Field(default=(), strict=False)
+
     reshard_after_forward: bool | int | None = None  # FSDP2; None: all groups but the root
     forward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=0)
     backward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=1)
@@ -193,7 +200,7 @@ class Plan(Strict):
             return [int(number) for number in value.split(",")]
         return value
 
-    @field_validator("recompute_modules", mode="before")
+    @field_validator("recompute_modules", "cuda_graphs", mode="before")
     @classmethod
     def _words(cls, value: object) -> object:
         """A flag's text, "moe_act,layernorm", as the list that a file has."""
@@ -355,6 +362,7 @@ class Plan(Strict):
             *self._expert_faults(place),
             *self._offload_faults(place),
             *compression_faults(self, place),
+            *self._graph_faults(place),
         ]
         if faults:
             raise PlanError(faults)
@@ -371,6 +379,20 @@ class Plan(Strict):
                 remedy=f"zero = {stages}, or another data_parallel",
             )
         ]
+
+    def _graph_faults(self, place: str) -> list[Fault]:
+        """Scopes of CUDA graphs that go together only, or not at all."""
+        found, where = set(self.cuda_graphs), f"{place}: cuda_graphs"
+        faults: list[Fault] = []
+        if "full_iteration" in found and len(found) > 1:
+            problem = "full_iteration holds all others"
+            faults.append(Fault(place=where, problem=problem, remedy='cuda_graphs = ["full_iteration"]'))
+        if "moe_preprocess" in found and "moe_router" not in found:
+            problem = "moe_preprocess is captured with the router only"
+            faults.append(Fault(place=where, problem=problem, remedy="add moe_router"))
+        if "moe" in found and "moe_router" in found:
+            faults.append(Fault(place=where, problem="moe holds moe_router", remedy="one of them"))
+        return faults
 
     def _order_faults(self, place: str) -> list[Fault]:
         """Axes that the order leaves out, and experts anywhere but inside data parallelism."""

@@ -31,6 +31,7 @@ _COEFFICIENTS = (
     "grouped_factor",
     "step_overhead_s",
 )
+_HOST_TIMES = ("host_launch_s", "host_module_s", "host_kernel_s", "host_collective_s", "host_unit_s")
 _MAX_CALIBRATION_RUNS = 6
 # Products inside whole eager steps of one H200 ran within 1 % of what the power cap leaves them there, colder caches and
 # all (experiments/fit_stacks.py, torch-2.11-eager). The prior for every stack that nobody calibrated.
@@ -170,9 +171,12 @@ class Stack(Strict):
         """The same on a device whose host is slower or faster than an x86 server."""
         if device.host_factor == 1:
             return self
-        times = ("host_launch_s", "host_module_s", "host_kernel_s", "host_collective_s", "host_unit_s")
-        stated = {name: value for name in times if (value := getattr(self, name)) is not None}
+        stated = {name: value for name in _HOST_TIMES if (value := getattr(self, name)) is not None}
         return self.model_copy(update={name: value * device.host_factor for name, value in stated.items()})
+
+    def without_host(self) -> Self:
+        """The same where one launch starts the whole of forward and backward."""
+        return self.model_copy(update=dict.fromkeys(_HOST_TIMES, 0.0))
 
     def further_kernel_s(self) -> float:
         """Host time of a kernel behind the first of one call."""

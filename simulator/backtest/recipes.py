@@ -2,7 +2,7 @@
 
 megatron_bridge_recipes.csv holds, by layout and releases, the facts of scripts/performance/configs/*/*workload_base_configs.py
 of github.com/NVIDIA-NeMo/Megatron-Bridge that a plan has a word for: who carries tokens to experts, whether that runs beside
-another micro-batch, and what is recomputed. It holds no time and no memory: a recipe is read, nothing in it was measured.
+another micro-batch, what is recomputed, and what CUDA graphs hold (of gpt-oss-20b its *_llm_pretrain.py). It holds no time and no memory: a recipe is read, nothing in it was measured.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class Recipe:
     dispatcher: str
     overlap: bool
     recompute_modules: tuple[str, ...]
+    cuda_graphs: tuple[str, ...]
     releases: tuple[_Release, ...]
 
     def plan_fields(self) -> dict[str, object]:
         """The plan's fields that the recipe states."""
-        fields = {"dispatcher": self.dispatcher, "expert_overlap": self.overlap}
+        fields = {"dispatcher": self.dispatcher, "expert_overlap": self.overlap, "cuda_graphs": self.cuda_graphs}
         if not self.recompute_modules:
             return {**fields, "recompute": "none"}
         return {**fields, "recompute": "selective", "recompute_modules": self.recompute_modules}
@@ -90,6 +91,7 @@ def _recipe(record: dict[str, str]) -> Recipe:
         dispatcher=record["dispatcher"],
         overlap=record["overlap"] == "y",
         recompute_modules=tuple(record["recompute_modules"].split()),
+        cuda_graphs=tuple(record["cuda_graphs"].split()),
         releases=tuple(map(_release, record["releases"].split())),
     )
 

@@ -198,6 +198,8 @@ def lower(
     """
     legal(model, plan, cluster, stack)
     stack = stack.on_host_of(cluster.device)
+    if "full_iteration" in plan.cuda_graphs:
+        stack = stack.without_host()
     exceptions, kinds = cluster.exceptions, Kinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
     blocks = build_blocks(model, stack, plan)
@@ -342,6 +344,9 @@ def _refuse_unmodelled(model: Model, plan: Plan, stack: Stack) -> None:
         problem = f"{stack.name} recomputes by operator, not by module"
         remedy = "a hand-fused stack (megatron-core-2025), or no recompute_modules"
         faults.append(Fault(place="plan: recompute_modules", problem=problem, remedy=remedy))
+    if plan.cuda_graphs and stack.blocks != "fused":
+        problem = f"CUDA graphs of modules are Megatron's, and {stack.name} has none"
+        faults.append(Fault(place="plan: cuda_graphs", problem=problem, remedy="megatron-core-2025, or no cuda_graphs"))
     if model.experts is not None and plan.offload.any:
         problem = "offload of a mixture of experts is not modelled"
         faults.append(Fault(place="plan: offload", problem=problem, remedy="a dense model, or no offload"))

@@ -70,7 +70,7 @@ class Builder:
     def exchange(self, label: str, exchange: Exchange, *after: int | None) -> int | None:
         """Append a collective inside a block; None where its group is one rank."""
         fabric, size, axis = self._fabric, self._fabric.sent_bytes(exchange), exchange.axis
-        if not exchange.copied:
+        if not exchange.copied and not exchange.captured:
             return self.collective(label, exchange.kind, axis, size, *after)
         if size == 0 or fabric.shape(axis).num_ranks == 1:
             return None
@@ -405,7 +405,9 @@ class Builder:
 
 
 def _issued_s(exchange: Exchange, stack: Stack) -> float:
-    """Host time to issue it; of copies, each and its signal."""
+    """Host time to issue it; of copies, each and its signal; none inside a CUDA graph."""
+    if exchange.captured:
+        return 0.0
     return 2 * exchange.pieces * stack.further_kernel_s() if exchange.copied else stack.host_collective_s
 
 

@@ -212,10 +212,13 @@ class Clock:
     def phase(self, ops: Iterable[Op], *, forward: bool) -> Phase:
         """Ops one after another, their collectives between them."""
         segments: list[Segment] = []
-        work, fed = NO_WORK, frozenset[str]()
+        work, fed, graph = NO_WORK, frozenset[str](), False
         for op in ops:
             kernels, exchanges = (op.forward, op.forward_exchanges) if forward else (op.backward, op.backward_exchanges)
             done, of = 0, len(kernels)
+            if kernels:
+                work += self._graph_call if op.captured and not graph else NO_WORK
+                graph = op.captured
             if op.name in fed and not exchanges:
                 segments[-1] = replace(segments[-1], beside=segments[-1].beside + self._op(op, kernels, of))
                 continue
@@ -237,8 +240,15 @@ class Clock:
         seconds = sum(map(self.seconds, kernels))
         if op.category not in ("gemm", "attention", "scan") and not self._ideal:
             seconds *= self._stack.elementwise_factor
+        if op.captured:
+            return Work(parts=((op.category, seconds),), host_s=0.0)
         module_s = self._module_s(kernels) * len(kernels) / of if op.category in _MODULES else 0.0
         return Work(parts=((op.category, seconds),), host_s=self._host_s(kernels) + module_s)
+
+    @property
+    def _graph_call(self) -> Work:
+        """The host's call of a captured graph: a module (Transformer Engine's graphed callables are), and its launch."""
+        return Work(parts=(), host_s=self._stack.host_module_s + self._stack.host_launch_s)
 
     def _module_s(self, kernels: tuple[Kernel, ...]) -> float:
         """Host time of an op's module around its kernels; of one an expert, where they are modules of their own."""

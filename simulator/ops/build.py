@@ -11,6 +11,7 @@ from simulator.kernels import DTYPE_BYTES
 from simulator.model import BodyKind, LayerKind, Model
 from simulator.ops.attention import attention
 from simulator.ops.core import Block, ModelBlocks
+from simulator.ops.cuda_graphs import with_graphs
 from simulator.ops.experts import experts
 from simulator.ops.fusion import fuse_residuals
 from simulator.ops.graph import Graph, Value, stream
@@ -37,7 +38,7 @@ def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
     found = set(model.body)
     return ModelBlocks(
         embedding=_embedding(setting),
-        body=tuple(_body(setting, kind) for kind in _ORDER if kind in found),
+        body=tuple(with_graphs(_body(setting, kind), plan.cuda_graphs) for kind in _ORDER if kind in found),
         head=_head(setting),
     )
 

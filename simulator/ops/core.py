@@ -28,6 +28,7 @@ class Exchange:
     dispatcher sends once to each node, or rank inside a node, instead of each to its own expert.
     pieces: what runs beside it is cut into so many, and one of them runs alone: the first that is sent, or the last that
     comes. feeds: ops behind this one whose kernels run beside it too. copied: by copy engines, part by part.
+    captured: in a CUDA graph.
     """
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -39,6 +40,7 @@ class Exchange:
     pieces: int = 1
     feeds: tuple[str, ...] = ()
     copied: bool = False
+    captured: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class Op:
     category: what its time is reported as.
     forward_exchanges, backward_exchanges: collectives among its kernels, in order of `at`.
     selective_save: the selective checkpointing policy keeps its outputs instead of running it again.
+    captured: in a CUDA graph, which the host launches whole.
     """
 
     name: str
@@ -79,6 +82,7 @@ class Op:
     forward_exchanges: tuple[Exchange, ...] = ()
     backward_exchanges: tuple[Exchange, ...] = ()
     selective_save: bool = False
+    captured: bool = False
 
     @property
     def saves_only_inputs(self) -> bool:

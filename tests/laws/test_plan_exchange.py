@@ -72,6 +72,9 @@ def megatron_plans(draw: st.DrawFn) -> Plan:
         optimizer=draw(st.sampled_from(("adamw", "sgd", "sgd_momentum"))),
         optimizer_dtype=draw(st.sampled_from(("fp32", "bf16"))),
         recompute=draw(st.sampled_from(("none", "full", "selective"))),
+        cuda_graphs=draw(
+            st.sampled_from(((), ("attn",), ("attn", "mlp"), ("moe_router", "moe_preprocess"), ("full_iteration",)))
+        ),
         **fields,
     )
 

@@ -75,6 +75,7 @@ def test_a_plan_is_what_its_recipe_states() -> None:
     plan = resolve(GPT_OSS).plan
     assert (plan.dispatcher, plan.expert_overlap) == ("deep_ep", True)
     assert (plan.recompute, plan.recompute_modules) == ("selective", ("layernorm", "moe_act"))
+    assert resolve(QWEN).plan.cuda_graphs == ("moe_router", "moe_preprocess")
     plan = resolve(replace(GPT_OSS, notes="")).plan
     assert (plan.dispatcher, plan.expert_overlap, plan.recompute) == ("all_to_all", False, "none")
 
@@ -86,8 +87,10 @@ def test_every_recipe_names_what_ships_and_none_contradicts_another() -> None:
         assert Device.load(record["gpu"])
         assert record["precision"] in ("bf16", "fp8", "fp8_mx")
         modules = tuple(record["recompute_modules"].split())
-        Plan.model_validate({"dispatcher": record["dispatcher"], **({"recompute_modules": modules} if modules else {})})
-        facts = ("dispatcher", "overlap", "recompute_modules", "releases")
+        graphs = tuple(record["cuda_graphs"].split())
+        fields = {"dispatcher": record["dispatcher"], "cuda_graphs": graphs}
+        Plan.model_validate({**fields, **({"recompute_modules": modules} if modules else {})}).check()
+        facts = ("dispatcher", "overlap", "recompute_modules", "cuda_graphs", "releases")
         for release in record["releases"].split():
             key = (*(value for column, value in record.items() if column not in facts), release)
             assert key not in seen

@@ -275,3 +275,56 @@ def test_the_hosts_time_is_of_calls_modules_and_what_they_launch_in_cpp() -> Non
     assert host_s(mixture, host_module_s=1.0, grouped_gemm="modules") - host_s(
         mixture, grouped_gemm="modules"
     ) == pytest.approx(4 + 32)
+
+
+def test_what_a_graph_holds_costs_the_host_one_call() -> None:
+    """Router and counts captured: what is left are attention, permutation and the experts. All captured: one call each way."""
+    stack, model = Stack.load("megatron-core-2025"), Model.load("qwen3-30b-a3b")
+    device = Cluster.load("hgx-h100-8").device
+    call_s = stack.host_module_s + stack.host_launch_s
+
+    def host_s(*graphs: str) -> tuple[float, float]:
+        plan = Plan.model_validate(
+            {"zero": 1, "data_parallel": "megatron", "dp_shard": 8, "ep": 8, "seq_len": 4096, "cuda_graphs": graphs}
+        )
+        plan.check()
+        layer = build_blocks(model, stack, plan).layer
+        clock = Clock(device, Calibration.for_device(device), stack)
+        forward, backward = (clock.direction(layer, name) for name in ("forward", "backward"))
+        return forward.work.host_s, backward.work.host_s
+
+    eager, routed, begun, whole = (
+        host_s(),
+        host_s("moe_router", "moe_preprocess"),
+        host_s("attn", "moe_router", "moe_preprocess"),
+        host_s("attn", "moe"),
+    )
+    for direction in (0, 1):
+        assert eager[direction] > routed[direction] > begun[direction] > whole[direction] == pytest.approx(call_s)
+    router = 1 + 1 + stack.routing_launches  # its norm, its product with the cast before it, what follows
+    captured = stack.host_module_s + (router + 1) * stack.host_launch_s
+    assert eager[0] - routed[0] == pytest.approx(captured - call_s)
+    full = Plan(
+        zero=1,
+        data_parallel="megatron",
+        dp_shard=8,
+        ep=8,
+        seq_len=4096,
+        cuda_graphs=("full_iteration",),
+        stack=stack.name,
+    )
+    lowering = lower(model, full, Cluster.load("hgx-h100-8"), stack, Calibration.datasheet(device), default_curves())
+    assert all(op.host_s == 0 for op in lowering.program(1).ops)
+
+
+def test_scopes_of_graphs_that_do_not_go_together_are_refused() -> None:
+    for graphs, said in (
+        (("moe_preprocess",), "router only"),
+        (("attn", "full_iteration"), "holds all others"),
+        (("moe", "moe_router"), "moe holds"),
+    ):
+        with pytest.raises(PlanError, match=said):
+            Plan(cuda_graphs=graphs).check()
+    plan = Plan(dp_shard=8, seq_len=2048, cuda_graphs=("attn",))
+    with pytest.raises(PlanError, match="CUDA graphs of modules are Megatron's"):
+        legal(MODEL, plan, Cluster.load("hgx-h100-8"), Stack.load("torch-2.6-eager"))

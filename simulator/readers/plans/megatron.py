@@ -38,6 +38,7 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
     _precision(r, fields)
     _optimizer(r, fields)
     _recompute(r, fields)
+    _graphs(r, fields)
     model = read_model(r, fields)
     read_pipeline(r, fields)
     leftover = _data_parallel(r, fields, stack)
@@ -319,6 +320,25 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
         r.fault("--checkpoint-activations", "is no longer an option", "--recompute-granularity full")
 
 
+# Without --cuda-graph-modules a graph holds the whole layer
+_LAYER: Final = ("attn", "mamba", "mlp", "moe")
+
+
+def _graphs(r: Reading, fields: dict[str, Any]) -> None:
+    """What is launched from CUDA graphs, in today's options and in those of before (core 0.14: --cuda-graph-scope)."""
+    kind = r.choice("--cuda-graph-impl", ("none", "local", "transformer_engine", "full_iteration"))
+    older = bool(r.flag("--enable-cuda-graph")), bool(r.flag("--external-cuda-graph"))
+    modules, scope = r.raw("--cuda-graph-modules"), r.raw("--cuda-graph-scope")
+    modules = scope if modules is None else modules
+    if kind in (None, "none") and not any(older):
+        return
+    words = modules.split() if isinstance(modules, str) else list(modules or ())
+    if kind == "full_iteration" or "full_iteration" in words:
+        fields["cuda_graphs"] = ("full_iteration",)
+    else:
+        fields["cuda_graphs"] = tuple(words) if words not in ([], ["full"]) else _LAYER
+
+
 def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str]:
     """The software's preset, and what the arguments say of it otherwise."""
     local = r.choice("--transformer-impl", ("local", "transformer_engine")) == "local"
@@ -373,5 +393,6 @@ KNOWN: Final = frozenset(
         "--recompute-num-layers", "--recompute-modules", "--transformer-impl", "--use-flash-attn",
         "--attention-backend", "--attention-dropout", "--hidden-dropout", "--cross-entropy-loss-fusion",
         "--cross-entropy-fusion-impl", "--no-gradient-accumulation-fusion", "--moe-grouped-gemm",
+        "--cuda-graph-impl", "--cuda-graph-modules", "--cuda-graph-scope", "--enable-cuda-graph", "--external-cuda-graph",
     )
 )  # fmt: skip

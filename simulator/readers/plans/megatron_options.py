@@ -24,7 +24,7 @@ NO_EFFECT: Final = re.compile(
     |moe-(input-jitter|per-layer-logging|upcycling|use-upcycling)|full-validation|multiple-validation|test-mode|msc
     |disable-msc|app-tag|config-logger|enable-ft|calc-ft|run-workload|record-memory|memory-snapshot|use-pytorch-prof
     |mtp-loss|apply-layernorm-1p|rampup-end|use-mcore-models|te-rng|inference|max-tokens-to-oom|output-bert
-    |no-use-tokenizer|no-manual-gc|barrier|no-barrier|disable-straggler|mscale|kitchen-recipe
+    |cuda-graph-warmup|no-use-tokenizer|no-manual-gc|barrier|no-barrier|disable-straggler|mscale|kitchen-recipe
     |exit-on-missing|ckpt-convert|data-parallel-random-init|train-sync|use-cpu-init|no-position-embedding
     |high-priority|nccl-communicator|fp8-(margin|interval|amax)|onnx-safe|enable-one-logger|sft-tokenizer|skip-train
     |node_rank|master_addr|master_port|rdzv_|max_restarts|log_dir|use-tokenizer|make-vocab|tokenizer_|no-gloo
@@ -85,10 +85,6 @@ OFF: Final = {
     "--tp-comm-overlap-cfg": Off("how the overlap is cut"),
     "--tp-comm-bootstrap-backend": Off("who sets the overlap up", ("nccl", "mpi", "gloo")),
     "--no-async-tensor-model-parallel-allreduce": Off("tensor-parallel reductions beside the backward"),
-    "--enable-cuda-graph": Off("launches from a graph"),
-    "--external-cuda-graph": Off("launches from a graph"),
-    "--cuda-graph-scope": Off("launches from a graph", ("full",)),
-    "--cuda-graph-warmup-steps": Off("launches from a graph", ("3", 3)),
     "--empty-unused-memory-level": Off("the cache is emptied between steps", ("0", 0)),
     "--deterministic-mode": Off("deterministic kernels"),
     "--calculate-per-token-loss": Off("one more reduction"),

@@ -204,6 +204,10 @@ def _training(plan: Plan, stack: Stack) -> Iterator[str]:
         yield "--recompute-activations" if default else selective
     elif plan.recompute == "full":
         yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    if plan.cuda_graphs == ("full_iteration",):
+        yield "--cuda-graph-impl full_iteration"
+    elif plan.cuda_graphs:
+        yield f"--cuda-graph-impl transformer_engine --cuda-graph-modules {' '.join(plan.cuda_graphs)}"
     if not stack.dropout:
         yield "--attention-dropout 0.0 --hidden-dropout 0.0"
     if stack.loss not in ("fp32_eager", "fp32_in_place"):
