@@ -157,7 +157,7 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
     gradients: ParameterGradients = "kept" if keep_gradients else "added"
     if plan.implementation == "megatron" and stack.weight_gradients == "accumulated":
         gradients = "accumulated"
-    tape = partial(record, parameter_bytes=DTYPE_BYTES[_gradient_dtype(plan, stack)], gradients=gradients)
+    tape = partial(record, parameter_bytes=DTYPE_BYTES[gradient_dtype(plan, stack)], gradients=gradients)
     again = {block.name: recompute_ops(block, plan, stack) for block in blocks.body}
     constant = plan.implementation == "fsdp2"
     head = tape(blocks.head, ends_forward=True)
@@ -180,7 +180,7 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
     )
 
 
-def _gradient_dtype(plan: Plan, stack: Stack) -> str:
+def gradient_dtype(plan: Plan, stack: Stack) -> str:
     """Of the gradients that autograd makes of parameters."""
     return plan.master_dtype if uses_autocast(stack, plan) else plan.compute_dtype
 
@@ -246,7 +246,7 @@ class Step:
         self._names, self._kinds = body_names(model), model.body
         self._message_bytes = blocks.layer.input_bytes
         self.strategy = strategy(self.writer, model, plan)
-        self._parameter_bytes = DTYPE_BYTES[_gradient_dtype(plan, stack)]
+        self._parameter_bytes = DTYPE_BYTES[gradient_dtype(plan, stack)]
         self.strategy.whole_table_numel = whole_table_numel(model, blocks)
         self.strategy.redistributed_bytes = redistributed_bytes(model, blocks, plan, stack)
         self._tapes = record_tapes(blocks, plan, stack, keep_gradients=self.strategy.keeps_gradients)

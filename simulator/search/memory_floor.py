@@ -2,31 +2,28 @@
 
 Between steps a rank holds its parameters, optimizer state and buffers (`zero.resident_bytes`). At the end of the
 forwards that a schedule keeps in flight, it holds besides what their layers save for the backward (`memory.tape`, the
-events that the full simulation replays); at the optimizer, the gradients that the backward left. No allocator can do
-with less, so a plan whose floor exceeds the device cannot fit. tests/laws holds floor ≤ peak_allocated_bytes.
+events that the full simulation replays), and meanwhile what the first layer's backward takes; at the optimizer, the
+gradients that the backward left. No allocator can do with less, so a plan whose floor exceeds the device cannot fit.
+tests/laws holds floor ≤ peak_allocated_bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.memory import capacity_bytes, outside_torch_bytes
 from simulator.memory.saved import Saved, saved_of
-from simulator.model import Model
 from simulator.ops import uses_autocast
 from simulator.ops.setting import Setting
 from simulator.pipeline import peak_in_flight
 from simulator.plan import Plan
-from simulator.search.blocks import BlockShapes, block_key
+from simulator.search.blocks import BlockShapes, Shape
 from simulator.search.nouns import Nouns
 from simulator.search.shares import Shares
+from simulator.search.stage_memory import WHOLE, StageMemories, StageMemory
 from simulator.share import Share
-from simulator.zero import gathered_sizes, gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
-
-_WHOLE: Final = ("gpipe", "1f1b", "interleaved")  # schedules whose backwards are never split
 
 
 @dataclass(slots=True)
@@ -36,137 +33,169 @@ class MemoryFloor:
     nouns: Nouns
     shares: Shares
     shapes: BlockShapes
-    _resident: dict[object, tuple[int, int]] = field(default_factory=dict)
-    _gathered_bytes: dict[object, int] = field(default_factory=dict)
-    _reducing_bytes: dict[object, int] = field(default_factory=dict)
+    _stages: StageMemories = field(init=False)
+    _inputs: dict[int, Saved] = field(default_factory=dict)
     _saved: dict[object, Saved] = field(default_factory=dict)
+    _flying: dict[object, tuple[int, bool]] = field(default_factory=dict)
+    _alive: dict[object, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._stages = StageMemories(self.nouns, self.shares)
 
     def fits(self, plan: Plan) -> bool:
         """False where no allocator could make the plan fit."""
         device = self.nouns.cluster.device
         outside = outside_torch_bytes(device, plan)
-        return self.num_bytes(plan) + outside <= capacity_bytes(device, plan, outside)
+        room = capacity_bytes(device, plan, outside) - outside
+        return self.num_bytes(plan, room) <= room
 
-    def num_bytes(self, plan: Plan) -> int:
-        """At most the bytes of live tensors at the peak that predict() finds."""
+    def num_bytes(self, plan: Plan, enough: int | None = None) -> int:
+        """At most the bytes of live tensors at the peak that predict() finds.
+
+        enough: a floor above that may be any such (None: above the device).
+        """
+        enough = self.nouns.cluster.device.memory_bytes if enough is None else enough
         stages = (0,) if plan.pp == 1 else (0, plan.pp - 1)
-        between = [self._between(plan, stage) for stage in stages]
-        floor = max(resident + gradients for resident, gradients in between)
-        if plan.offload.activations != "none":
+        held = self._stages.of(plan, stages)
+        floor = max(each.resident + each.gradients for each in held)
+        if floor > enough or plan.offload.activations != "none":
             return floor
+        again = plan.pp == 1 and plan.num_micro_batches > 1  # a second micro-batch beside the gradients of the first
+        shape = self.shapes.of(plan)
         # inputs of layers are saved whatever else is: where they are too much already, no tape is recorded
-        for saved in (self._inputs, self._of_blocks):
-            if floor > self.nouns.cluster.device.memory_bytes:
-                break
-            held = saved(plan)
-            alive = [r + self._alive(plan, stage, held) for (r, _), stage in zip(between, stages, strict=True)]
-            floor = max(floor, *alive)
+        for find in (self._of_inputs, self._of_blocks):
+            saved = find(plan, shape)
+            for stage, each in zip(stages, held, strict=True):
+                base = each.resident + (each.gradients if again else 0)
+                floor = max(floor, base + self._while_alive(plan, stage, each, saved))
+                if floor > enough:
+                    return floor
         return floor
 
-    def _inputs(self, plan: Plan) -> Saved:
+    def _of_inputs(self, plan: Plan, shape: Shape) -> Saved:
+        found = self._inputs.get(id(shape))  # shapes live as long as their BlockShapes
+        if found is None:
+            found = self._inputs[id(shape)] = self._only_inputs(plan)
+        return found
+
+    def _only_inputs(self, plan: Plan) -> Saved:
         nouns = self.nouns
         setting = Setting(model=nouns.model, stack=nouns.stack, plan=plan, autocast=uses_autocast(nouns.stack, plan))
         size = setting.stream_tokens * nouns.model.d_model * DTYPE_BYTES[setting.stream_dtype]
-        each: dict[str, int] = dict.fromkeys(nouns.model.body, size)
-        return Saved(embedding=0, plain=each, checkpointed=each, head_peak=0, message=size)
+        each, none = (dict.fromkeys(nouns.model.body, value) for value in (size, 0))
+        return Saved(
+            embedding=0,
+            plain=each,
+            checkpointed=each,
+            head_peak=0,
+            head_rise=0,
+            head_gradients=0,
+            message=size,
+            plain_rise=none,
+            checkpointed_rise=none,
+        )
 
-    def _between(self, plan: Plan, stage: int) -> tuple[int, int]:
-        """(bytes between steps, those of gradients at the optimizer) on a stage."""
-        share = self.shares.of(plan, stage)
-        key = (*_states(plan), self.shares.content(share))
-        found = self._resident.get(key)
-        if found is None:
-            resident = sum(resident_bytes(share, plan).values())
-            # hand-fused blocks leave no gradients of their own where nothing shards them
-            whole = plan.implementation in ("ddp", "zero_redundancy") and self.nouns.stack.blocks == "fused"
-            gradients = 0 if whole else sum(gradient_tensors(share, plan))
-            found = self._resident[key] = resident, gradients
-        return found
-
-    def _of_blocks(self, plan: Plan) -> Saved:
-        key = (*block_key(plan, self.nouns, self.shares), plan.recompute, plan.implementation)
+    def _of_blocks(self, plan: Plan, shape: Shape) -> Saved:
+        key = (id(shape), plan.recompute, plan.implementation)
         found = self._saved.get(key)
         if found is None:
-            found = self._saved[key] = saved_of(self.shapes.of(plan).blocks, plan, self.nouns.stack)
+            found = self._saved[key] = saved_of(shape.blocks, plan, self.nouns.stack)
         return found
 
-    def _alive(self, plan: Plan, stage: int, saved: Saved) -> int:
-        """What forwards in flight hold on a stage. Two micro-batches a stage stand for any number, as in `memory`."""
-        share = self.shares.of(plan, stage)
-        head_peak = saved.head_peak
-        if plan.pp == 1:
-            held = self._gathered(plan, share) + saved.embedding + _layers(plan, self.shares.body(share), saved)
-        else:
-            assert isinstance(share, Share)
-            held = self._in_flight(plan, stage, share, saved)
-            # what is in flight is most right behind a forward; interleaved, the last stage's is of the chunk with the head
-            head_peak = (
-                0 if share.head_chunk is None or plan.pipeline_schedule in ("dualpipe", "dualpipe_v") else head_peak
-            )
-        return held + max(head_peak, self._reducing(plan, share, saved))
+    def _while_alive(self, plan: Plan, stage: int, held: StageMemory, saved: Saved) -> int:
+        """What forwards in flight hold on a stage, and the most that comes besides.
 
-    def _in_flight(self, plan: Plan, stage: int, share: Share, saved: Saved) -> int:
-        """What a pipeline stage holds when its first backward begins, or at any other moment with as much in flight."""
-        schedule, chunks = plan.pipeline_schedule, plan.virtual_stages
-        count = min(plan.num_micro_batches, 2 * plan.pp)
-        # a pair of expert_overlap grows by a layer as it shrinks by another: nothing above the forwards before it
-        if schedule not in _WHOLE:
-            flying = peak_in_flight(schedule, plan.pp, count, stage, chunks)
-            return flying * min(self._chunks(plan, share, saved))
-        flying_by_chunk = self.shares.flying(schedule, plan.pp, count, stage, chunks)
-        held = sum(
-            flying * size for flying, size in zip(flying_by_chunk, self._chunks(plan, share, saved), strict=True)
-        )
-        # of an interleaved schedule, once all chunks have run, FSDP2 keeps what it gathered
-        return held + (self._gathered(plan, share) if all(flying_by_chunk) else 0)
-
-    def _chunks(self, plan: Plan, share: Share, saved: Saved) -> Iterator[int]:
-        """What a micro-batch in flight holds in each chunk: its input, what the layers add, not what has been sent on."""
-        for index, kinds in enumerate(self.shares.chunks(share)):
-            given = saved.embedding if index == share.embedding_chunk else saved.message
-            sent = 0 if index == share.head_chunk else saved.message
-            yield max(0, given + _layers(plan, kinds, saved) - sent)
-
-    def _reducing(self, plan: Plan, share: Model, saved: Saved) -> int:
-        """What FSDP2 has besides when the first layer's backward ends: its gradients, and a copy that is reduced.
-
-        What the layer saved is gone by then, and its parameters; those of the layer before it are gathered already.
+        Two micro-batches a stage stand for any number, as in `memory`.
         """
-        if not self._fsdp2(plan, share) or not plan.syncs_every_micro_batch:
-            return 0
-        ends_with_layer = not isinstance(share, Share) or bool(self.shares.chunks(share)[-1])
-        found = self._of_one_layer(plan, share) if ends_with_layer else 0
-        return max(0, found - max(saved.plain["layer"], saved.checkpointed["layer"])) if found else 0
-
-    def _of_one_layer(self, plan: Plan, share: Model) -> int:
-        """Bytes of that, but for what the layer saved; 0 where not all layers are alike."""
-        key = (*_states(plan), self.shares.content(share))
-        found = self._reducing_bytes.get(key)
+        count = min(plan.num_micro_batches, 2 * plan.pp)
+        key = (id(saved), id(held), count, plan.recompute)
+        found = self._alive.get(key)
         if found is None:
-            layer, kept = units(share, plan)[-1], keeps_layers(plan)
-            wide, narrow = DTYPE_BYTES[plan.gradient_dtype], DTYPE_BYTES[plan.compute_dtype]
-            parameters = sum(gathered_sizes(layer, plan))
-            ahead = parameters if plan.backward_prefetch and share.num_layers > 1 else 0
-            found = layer.numel * narrow + layer.padded_numel * wide + (-parameters if kept else ahead)
-            found = self._reducing_bytes[key] = found if set(share.body) == {"layer"} else 0
+            flying, all_chunks = self._in_flight(plan, stage, held, saved, count)
+            most = max(_of_head(plan, held, saved), _rising(plan, held, saved), _reducing(plan, held, saved))
+            # of an interleaved schedule, once all chunks have run, FSDP2 keeps what it gathered
+            found = self._alive[key] = flying + (held.gathered if all_chunks else 0) + most
         return found
 
-    def _fsdp2(self, plan: Plan, share: Model) -> bool:
-        """What FSDP2 gathers and reduces is known: whole backwards, and no experts."""
-        return plan.implementation == "fsdp2" and plan.pipeline_schedule in _WHOLE and share.experts is None
-
-    def _gathered(self, plan: Plan, share: Model) -> int:
-        """Whole parameters that FSDP2 keeps from the forward to the backward."""
-        if not self._fsdp2(plan, share):
-            return 0
-        key = (*_states(plan), self.shares.content(share))
-        found = self._gathered_bytes.get(key)
+    def _in_flight(self, plan: Plan, stage: int, held: StageMemory, saved: Saved, count: int) -> tuple[int, bool]:
+        """What is saved when the first backward begins, or at any other moment with as much in flight; of all chunks."""
+        if plan.pp == 1:
+            return saved.embedding + _layers(plan, held.kinds, saved), True
+        schedule, chunks = plan.pipeline_schedule, plan.virtual_stages
+        key = (id(saved), id(held.share), count, stage, schedule, plan.recompute)
+        found = self._flying.get(key)
         if found is None:
-            root, *layers = units(share, plan)
-            kept = [*([root] if keeps_root(plan) else []), *(layers if keeps_layers(plan) else [])]
-            found = sum(sum(gathered_sizes(unit, plan)) for unit in kept)
-            self._gathered_bytes[key] = found
+            sizes = _chunks(plan, held, saved)
+            # a pair of expert_overlap grows by a layer as it shrinks by another: nothing above the forwards before it
+            if schedule not in WHOLE:
+                found = peak_in_flight(schedule, plan.pp, count, stage, chunks) * min(sizes), False
+            else:
+                flying = self.shares.flying(schedule, plan.pp, count, stage, chunks)
+                found = sum(n * size for n, size in zip(flying, sizes, strict=True)), all(flying)
+            self._flying[key] = found
         return found
+
+
+def _chunks(plan: Plan, held: StageMemory, saved: Saved) -> Iterator[int]:
+    """What a micro-batch in flight holds in each chunk: its input, what the layers add, not what has been sent on."""
+    share = held.share
+    assert isinstance(share, Share)
+    for index, kinds in enumerate(held.chunks):
+        given = saved.embedding if index == share.embedding_chunk else saved.message
+        sent = 0 if index == share.head_chunk else saved.message
+        yield max(0, given + _layers(plan, kinds, saved) - sent)
+
+
+def _of_head(plan: Plan, held: StageMemory, saved: Saved) -> int:
+    """What is in flight is most right behind a forward; interleaved, the last stage's is of the chunk with the head."""
+    if held.sends_output or (plan.pp > 1 and plan.pipeline_schedule in ("dualpipe", "dualpipe_v")):
+        return 0
+    return saved.head_rise if plan.pipeline_schedule in WHOLE and not plan.expert_overlap else saved.head_peak
+
+
+def _rising(plan: Plan, held: StageMemory, saved: Saved) -> int:
+    """What comes in the first layer's backward, whose gradient is in the place of its output.
+
+    FSDP2 gathers that layer, and the one before it into a buffer. A stage that is not the last has sent the output on,
+    and gets the gradient.
+    """
+    if plan.expert_overlap or plan.pipeline_schedule not in WHOLE or not all(held.chunks):
+        return 0
+    gathered = 0
+    if held.layer is not None and not held.whole_layers:
+        gathered = held.layer.parameters * (1 + (plan.backward_prefetch > 0 and held.share.num_layers > 1))
+    given = saved.message if held.sends_output else 0
+    return given + _rise(plan, held, saved) + gathered + _waiting(plan, held, saved)
+
+
+def _reducing(plan: Plan, held: StageMemory, saved: Saved) -> int:
+    """What FSDP2 has besides while the first layer's gradients are reduced.
+
+    At first these, and a copy that is reduced, and the parameters of the layer before it; then that layer's backward
+    instead, beside the copy. What the first layer saved is gone by then, and its parameters.
+    """
+    layer, length, deep = held.layer, held.length, plan.backward_prefetch > 0
+    if layer is None or not plan.syncs_every_micro_batch or not length:
+        return 0
+    gone = max(saved.plain["layer"], saved.checkpointed["layer"])
+    left = layer.parameters if deep and held.share.num_layers > 1 else 0
+    most = layer.gradients + (-layer.parameters if held.whole_layers else left)
+    if length > 1 and not plan.expert_overlap:
+        opened = layer.parameters * (1 + (deep and held.share.num_layers > 2))
+        most = max(most, (-layer.parameters if held.whole_layers else opened) + _rise(plan, held, saved))
+    return max(0, layer.reduced + most - gone) + _waiting(plan, held, saved)
+
+
+def _rise(plan: Plan, held: StageMemory, saved: Saved) -> int:
+    """What a layer's backward adds, its parameters aside."""
+    plain = [saved.plain_rise[kind] for kind in held.kinds] if plan.recompute in ("none", "every_k") else []
+    again = [saved.checkpointed_rise[kind] for kind in held.kinds] if plan.recompute != "none" else []
+    return min(plain + again)
+
+
+def _waiting(plan: Plan, held: StageMemory, saved: Saved) -> int:
+    """Gradients of the head that FSDP2 reduces with the embedding's, at the end."""
+    return saved.head_gradients if plan.pp == 1 and held.layer is not None else 0
 
 
 def _layers(plan: Plan, kinds: Mapping[str, int], saved: Saved) -> int:
@@ -176,9 +205,3 @@ def _layers(plan: Plan, kinds: Mapping[str, int], saved: Saved) -> int:
     if plan.recompute != "every_k":
         return sum(count * saved.checkpointed[kind] for kind, count in kinds.items())
     return sum(count * min(saved.plain[kind], saved.checkpointed[kind]) for kind, count in kinds.items())
-
-
-def _states(plan: Plan) -> tuple[object, ...]:
-    offload = (plan.offload.optimizer, plan.offload.parameters)
-    whose = (plan.implementation, plan.zero, plan.pp > 1)
-    return (*whose, plan.tp, plan.cp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard, *offload)

@@ -3,7 +3,8 @@
 Whatever the overlap, a stage's compute stream runs one op after another, and some waits no schedule can hide: the first
 gather of parameters, collectives between the products of a block (tensor and context parallelism), a pipeline's filling
 and emptying, messages that a synchronous schedule waits for, the last reduction of gradients, and gathers behind the
-optimizer. Collectives that do run beside compute slow it: with compute C, waits E, and a stream that moves bytes for T
+optimizer. Where parameters are sharded one stream reduces and gathers: a forward or backward behind a backward waits for
+that one's last gradients and then for its own first parameters. Collectives that do run beside compute slow it: with compute C, waits E, and a stream that moves bytes for T
 while it takes a share r of the device,
 
     step ≥ C + E + r · max(0, T − E)
@@ -15,61 +16,26 @@ collectives is quicker than their sum, and no host quicker than its launches. te
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from simulator.collectives import bill, copies, interference, link_capacities
 from simulator.kernels import DTYPE_BYTES
 from simulator.lower.fabric import Fabric
 from simulator.lower.pipelined import waits_for_messages
 from simulator.lower.stragglers import slowdown
-from simulator.mesh import GroupShape, Mesh
+from simulator.mesh import Mesh
 from simulator.ops import Exchange
 from simulator.pipeline import num_positions, position, splits_backward, turns
 from simulator.plan import Plan
 from simulator.search.blocks import GRID, BlockShapes, Chain, Clocks, Use, grid_below
 from simulator.search.nouns import Nouns
+from simulator.search.pricing import Prices, Pricing, Traffic
 from simulator.search.shares import Shares
-from simulator.search.traffic import Passes, Units, grouped, held, passes_of
+from simulator.search.traffic import Passes, grouped, held, passes_of
 from simulator.share import Share
-from simulator.zero import UnitComm
 
 _ROUNDING: Final = 1 - 1e-9  # sums of the same seconds in another order
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """One collective alone: seconds until it is over, seconds in which it moves bytes, the share of compute it takes."""
-
-    alone_s: float = 0.0
-    moving_s: float = 0.0
-    slows: float = 0.0
-
-    def times(self, count: float) -> Price:
-        return Price(count * self.alone_s, count * self.moving_s, self.slows)
-
-
-_FREE: Final = Price()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """A stage's data-parallel collectives: by stream, those of every micro-batch, of every reduction, of a step.
-
-    first_s: before the first compute; last_s: after the last backward; late_s: after the optimizer; turn_s: between a
-    backward and a forward behind it.
-    """
-
-    every: dict[str, list[Price]]
-    reductions: dict[str, list[Price]]
-    once: dict[str, list[Price]]
-    first_s: float
-    last_s: float
-    late_s: float
-    turn_s: float
-    passes: Passes
 
 
 @dataclass(slots=True)
@@ -80,15 +46,13 @@ class TimeFloor:
     shares: Shares
     clocks: Clocks = field(init=False)
     shapes: BlockShapes = field(init=False)
+    prices: Prices = field(init=False)
     pace: float = field(init=False)  # of the slowest GPU's compute
-    _prices: dict[object, Price] = field(default_factory=dict)
-    _groups: dict[object, GroupShape] = field(default_factory=dict)
     _traffic: dict[object, Traffic] = field(default_factory=dict)
     _passes: dict[object, Passes] = field(default_factory=dict)
     steps: dict[object, int] = field(default_factory=dict)
     leasts: dict[object, float] = field(default_factory=dict)
     passed: dict[object, Counter[str]] = field(default_factory=dict)
-    _capacities: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         nouns = self.nouns
@@ -96,8 +60,7 @@ class TimeFloor:
         ideal = nouns.calibration.kind == "ideal"
         self.pace = 1.0 + (0.0 if ideal else slowdown(nouns.cluster.num_devices))
         self.shapes = BlockShapes(nouns, self.shares, self.pace)
-        found = link_capacities(nouns.cluster, nouns.curves)
-        self._capacities = {name: float(capacity) for name, capacity in found.items()}
+        self.prices = Prices(nouns)
 
     def seconds(self, plan: Plan) -> float:
         """At most what predict() says of the plan's step."""
@@ -106,38 +69,6 @@ class TimeFloor:
     def least_s(self, plan: Plan) -> float:
         """A lower and quicker floor: compute, and collectives inside blocks, of the mean pipeline stage."""
         return _Floor(self, plan).least_s() * _ROUNDING
-
-    def group(self, mesh: Mesh, axis: str) -> GroupShape:
-        """How the groups of an axis, or the ends of a message, lie on the nodes."""
-        key = (tuple(mesh.axes.values()), axis)
-        found = self._groups.get(key)
-        if found is None:
-            found = mesh.pair_shape(0, 1) if axis == "message" else mesh.group_shape(axis)
-            self._groups[key] = found
-        return found
-
-    def price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool = False) -> Price:
-        """A collective alone, or the copies that stand for it."""
-        if size_bytes == 0 or shape.num_ranks == 1:
-            return _FREE
-        key = (kind, size_bytes, shape, copied)
-        found = self._prices.get(key)
-        if found is None:
-            found = self._prices[key] = self._price(kind, size_bytes, shape, copied=copied)
-        return found
-
-    def _price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool) -> Price:
-        nouns = self.nouns
-        nccl, weight = nouns.stack.software(), nouns.calibration.interference.hbm_weight
-        slows = 0.0
-        if copied:
-            one, slows = copies(kind, size_bytes, shape, nouns.cluster, nouns.curves, memory_weight=weight)
-        else:
-            one = bill(kind, size_bytes, shape, nouns.cluster, curves=nouns.curves, nccl=nccl)
-        if kind != "send_recv" and not copied:
-            slows = float(interference(kind, shape, nouns.cluster, nouns.curves, memory_weight=weight, nccl=nccl))
-        moving = max((float(size) / self._capacities[link] for link, size in one.link_bytes.items()), default=0.0)
-        return Price(float(one.latency_s) + moving, moving, slows)
 
     def all_passes(self, plan: Plan) -> Passes:
         """Of the first stage's share with both ends of the model: what `lower.power` counts."""
@@ -154,8 +85,10 @@ class TimeFloor:
         key = (*_shards(plan), self.shares.content(share))
         found = self._traffic.get(key)
         if found is None:
-            units = held(share, grouped(share, plan))
-            found = self._traffic[key] = _Pricing(self, plan, fabric).traffic(units, passes_of(share, plan, units))
+            all_units = grouped(share, plan)
+            units, layers = held(share, all_units), all_units[1:-1]
+            pricing = Pricing(self.prices, plan, fabric)
+            found = self._traffic[key] = pricing.traffic(units, layers, passes_of(share, plan, units))
         return found
 
 
@@ -163,82 +96,6 @@ def _shards(plan: Plan) -> tuple[object, ...]:
     whose = (plan.implementation, plan.zero, plan.offload.optimizer != "none")
     parts = (plan.tp, plan.cp, plan.pp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard)
     return (*whose, *parts, plan.num_micro_batches > 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pricing:
-    """Prices of one plan's roles."""
-
-    base: TimeFloor
-    plan: Plan
-    fabric: Fabric
-
-    def one(self, kind: str, role: str, size_bytes: int, count: int = 1) -> Price:
-        if size_bytes == 0:
-            return _FREE
-        shape = self.base.group(self.fabric.mesh, self.fabric.axis(role))
-        price = self.base.price(kind, size_bytes // count, shape)
-        return price if count == 1 else price.times(count)
-
-    def traffic(self, units: tuple[Units, ...], passes: Passes) -> Traffic:
-        plan, edge = self.plan, units[0].comm  # of the first unit, which the backward reduces last
-        every: dict[str, list[Price]] = {"shard": [], "reshard": []}
-        reductions: dict[str, list[Price]] = {"shard": [], "replicate": []}
-        once: dict[str, list[Price]] = {"shard": []}
-        again = "shard" if plan.reshard_ranks is None else "reshard"
-        joined = self.fabric.stack.all_reduce_combine > 0  # into calls of other sizes
-        for unit in units:
-            comm, n = unit.comm, unit.count
-            if plan.gathers and not plan.hierarchical_gather:  # two stages may be quicker than one
-                near = again if plan.zeropp.secondary_ranks > 1 else "shard"  # ZeRO++'s later forwards
-                size = comm.all_gather_backward_bytes if near == again else comm.all_gather_forward_bytes
-                every[near].append(self.one("all_gather", near, size).times(n))
-                every[again].append(self.one("all_gather", again, comm.all_gather_backward_bytes).times(n))
-            elif comm.parameter_gather_bytes:
-                once["shard"].append(self._late(comm).times(n))
-            reductions["shard"].append(self.one("reduce_scatter", "shard", comm.reduce_scatter_bytes).times(n))
-            if not joined and not comm.late_all_reduce:  # MiCS sums with the last micro-batch alone
-                reductions["replicate"].append(self._all_reduce(comm).times(n))
-        last_s = self.one("reduce_scatter", "shard", edge.reduce_scatter_bytes).alone_s
-        behind = not plan.gathers and plan.implementation != "megatron"
-        return Traffic(
-            every=every,
-            reductions=reductions,
-            once=once,
-            first_s=self._first_s(edge),
-            last_s=last_s + (0.0 if joined else self._all_reduce(edge).alone_s),
-            late_s=sum(price.alone_s for price in once["shard"]) if behind else 0.0,
-            turn_s=self._turn_s([unit.comm for unit in units]),
-            passes=passes,
-        )
-
-    def _turn_s(self, comms: Sequence[UnitComm]) -> float:
-        """Sharded parameters: one stream reduces a backward's last gradients, then gathers the next forward's first unit."""
-        plan = self.plan
-        if not plan.gathers or not plan.syncs_every_micro_batch or plan.hierarchical_gather:
-            return 0.0
-        firsts = comms[:1] if plan.pp == 1 else comms  # any that a chunk may begin with
-        reduced = min(comm.reduce_scatter_bytes for comm in firsts)
-        gathered = min(comm.all_gather_forward_bytes for comm in firsts)
-        if not reduced or not gathered:
-            return 0.0
-        return self.one("reduce_scatter", "shard", reduced).alone_s + self.one("all_gather", "shard", gathered).alone_s
-
-    def _first_s(self, edge: UnitComm) -> float:
-        if self.plan.gathers:
-            size = 0 if self.plan.hierarchical_gather else edge.all_gather_forward_bytes
-            return self.one("all_gather", "shard", size).alone_s
-        if self.plan.implementation == "megatron":
-            return self.one("all_gather", "shard", edge.parameter_gather_bytes).alone_s
-        return 0.0
-
-    def _late(self, comm: UnitComm) -> Price:
-        if comm.num_broadcasts:
-            return self.one("broadcast", "shard", comm.parameter_gather_bytes, comm.num_broadcasts)
-        return self.one("all_gather", "shard", comm.parameter_gather_bytes)
-
-    def _all_reduce(self, comm: UnitComm) -> Price:
-        return self.one("all_reduce", "replicate", comm.all_reduce_bytes, comm.num_buckets)
 
 
 @dataclass(slots=True)
@@ -348,7 +205,8 @@ class _Floor:
             ends_s = max(0.0, after_s - work.weights_s)
         else:
             ends_s = max(after_s, traffic.last_s if stage == 0 else 0.0)
-        idle_s = max(traffic.first_s, before_s) + ends_s + traffic.late_s + self._turns(stage) * traffic.turn_s
+        idle_s = max(traffic.first_s, before_s) + ends_s + traffic.late_s
+        idle_s += self._turns(stage) * traffic.turn_s + self._returns(stage) * traffic.return_s
         slowed_s, stream_s = self._streams(traffic, work.waits_s + idle_s)
         return max(work.compute_s + idle_s + slowed_s, stream_s, work.host_s)
 
@@ -360,6 +218,17 @@ class _Floor:
         if plan.pp == 1:
             return plan.num_micro_batches - 1
         return turns(self.schedule, plan.pp, plan.num_micro_batches, stage, plan.virtual_stages)
+
+    def _returns(self, stage: int) -> int:
+        """Backwards of a pipeline right behind another, but for those that may begin with the head: it is kept gathered."""
+        plan, share = self.plan, self.base.shares.of(self.plan, stage)
+        if plan.pp == 1 or self.splits or plan.expert_overlap or waits_for_messages(plan):
+            return 0
+        assert isinstance(share, Share)
+        if not all(share.body_chunks):
+            return 0
+        behind = plan.num_micro_batches * plan.virtual_stages - 1 - self._turns(stage)
+        return max(0, behind - (plan.num_micro_batches if share.holds_head else 0))
 
     def _work(self, stage: int, passes: Passes) -> _Work:
         """Compute of a step on a stage: blocks, passes over memory around collectives, the optimizer."""
@@ -437,14 +306,14 @@ class _Floor:
         parts = plan.tp if plan.sequence_parallel or plan.implementation in ("megatron", "deepspeed") else 1
         tokens = plan.micro_batch_size * plan.seq_len // plan.cp
         size = tokens * self.base.nouns.model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
-        return self.base.price("send_recv", size, self.base.group(self.mesh, "message")).alone_s
+        return self.base.prices.price("send_recv", size, self.base.prices.group(self.mesh, "message")).alone_s
 
     def _alone(self, exchange: Exchange) -> float:
-        shape = self.base.group(self.mesh, self.fabric.axis(exchange.axis))
+        shape = self.base.prices.group(self.mesh, self.fabric.axis(exchange.axis))
         if self.plan.expert_overlap and exchange.axis == "ep":
             return 0.0  # beside another micro-batch
         copied = exchange.copied and not shape.spans_domain
-        return self.base.price(exchange.kind, self.fabric.sent_bytes(exchange), shape, copied=copied).alone_s
+        return self.base.prices.price(exchange.kind, self.fabric.sent_bytes(exchange), shape, copied=copied).alone_s
 
     def _streams(self, traffic: Traffic, idle_s: float) -> tuple[float, float]:
         """(what the collectives beside compute slow it at least, the longest stream of them) over a step."""
