@@ -22,9 +22,11 @@ _LATER_MICRO_BATCHES: Final = (2, 4)
 def choices(row: RunRow, rule: FrameworkRule) -> tuple[RunRow, ...]:
     """The row with its blanks filled, once a way: less sharded and less recomputed first. Never empty.
 
-    What has one answer (a product of degrees, a documented default) is filled in all of them.
+    What has one answer, a documented default, is filled in all of them.
     """
-    row = _counted(row, rule)
+    row = replace(row, micro_batch=row.micro_batch or rule.micro_batch)
+    if rule.layer_a_stage and row.vpp is None and row.n_layers and (row.pp or 1) > 1:
+        row = replace(row, vpp=-(-row.n_layers // (row.pp or 1)))
     ways = product(_micro_batches(row), _shardings(row, rule), _recomputations(row, rule))
     return tuple(
         _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again)) for size, word, again in ways
@@ -35,13 +37,6 @@ def described(way: RunRow, ways: Sequence[RunRow]) -> str:
     """How a way fills the columns that the ways differ in: `zero_or_fsdp ddp, act_ckpt full`."""
     open_columns = [name for name in _OPEN if len({getattr(each, name) for each in ways}) > 1]
     return ", ".join(f"{name} {getattr(way, name)}" for name in open_columns)
-
-
-def _counted(row: RunRow, rule: FrameworkRule) -> RunRow:
-    """GPUs from the degrees, a micro-batch of the framework's default, 16 bits as the device has them."""
-    degrees = (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
-    gpus = row.n_gpus or (degrees * row.dp if row.dp else None)
-    return replace(row, n_gpus=gpus, micro_batch=row.micro_batch or rule.micro_batch)
 
 
 def _ranks(row: RunRow) -> int:

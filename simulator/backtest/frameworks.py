@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
+from simulator.calibration import Calibration
+from simulator.device import Device
 from simulator.plan import DataParallel
 from simulator.readers.runs_table import RunRow
 from simulator.stack import AttentionBackend, Stack
@@ -33,6 +36,7 @@ class FrameworkRule:
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
     master_dtype: of parameters and optimizer states, where a run in 16 bits keeps none in fp32.
     flop_convention: what the framework's own TFLOP/s count.
+    layer_a_stage: a blank vpp in a pipeline means a layer a virtual stage.
     counts_ends: layers that do not divide over the stages do so with embedding and loss, or the run would not start.
     splits_experts: experts are cut by tp too (Megatron-Core before expert tensor parallelism had a degree of its own).
     """
@@ -54,6 +58,7 @@ class FrameworkRule:
     optimizer_impl: OptimizerImpl = "fused"
     flop_convention: FlopConvention = "full_attention"
     splits_experts: bool = False
+    layer_a_stage: bool = False
     counts_ends: bool = False
 
     def matches(self, row: RunRow) -> bool:
@@ -189,14 +194,17 @@ OTHERS: tuple[FrameworkRule, ...] = (
         replicated="deepspeed",
         optimizer_impl="foreach",
     ),
-    # arXiv 2407.21783, section 3.3.2: gradients gathered and summed in fp32, no recomputation at 8K tokens
+    # arXiv 2407.21783, section 3.3.2: gradients gathered and summed in fp32, no recomputation at 8K tokens, interleaved
+    # stages with a layer less in the first and the last, which the embedding and the head even out
     FrameworkRule(
-        pattern=r"\bmeta\b|llama.?3",
+        pattern=r"^(?!.*fsdp).*(\bmeta\b|llama.?3)",
         eager="torch-2.6-eager",
         compiled="torch-2.11-compiled",
         sequence_parallel=True,
         recompute="none",
         reduce_dtype="fp32",
+        layer_a_stage=True,
+        counts_ends=True,
     ),
 )
 FRAMEWORKS: tuple[FrameworkRule, ...] = (
@@ -257,6 +265,8 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         sharded="deepspeed",
         replicated="deepspeed",
     ),
+    _megatron(r"megatron.*\b20(19|2[0-2])\b", "megatron-2021", sequence_parallel=False),
+    _megatron(r"megatron.*\b202[34]\b", "nemo-24", reduce_dtype="fp32", splits_experts=True),
     # docs/source_en/Megatron-SWIFT/Command-line-parameters.md: sequence_parallel and overlap_grad_reduce are off by default,
     # micro_batch_size is 1
     _megatron(r"megatron.*swift|swift.*megatron", "megatron-core-2025-exposed", sequence_parallel=False, micro_batch=1),
@@ -308,16 +318,34 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
 )
 
 
-_FLASH_2 = "2023-07"  # its first release
+def with_attention(stack: Stack, *, flash: str | None, device: Device) -> Stack:
+    """The stack with unfused attention where a row says n, a tiled kernel where it says y.
 
-
-def with_attention(stack: Stack, *, flash: str | None) -> Stack:
-    """The stack with unfused attention where a row says n, with its time's tiled kernel where it says y."""
-    tiled = stack.attention.kernel != "math"
-    if flash is None or tiled == (flash == "y"):
+    A tiled kernel whose speed nobody measured on the device is taken as flash-attention 2.
+    """
+    attention = stack.attention
+    tiled = attention.kernel != "math" if flash is None else flash == "y"
+    if not tiled:
+        kernel = "math"
+    elif attention.kernel == "math" or not _measured(attention, device):
+        kernel = "flash2"
+    else:
         return stack
-    kernel = "math" if tiled else "flash1" if stack.date < _FLASH_2 else "flash2"
+    if kernel == attention.kernel:
+        return stack
     return stack.model_copy(update={"attention": AttentionBackend.model_validate({"kernel": kernel})})
+
+
+def _measured(attention: AttentionBackend, device: Device) -> bool:
+    stated = attention.forward_efficiency or attention.backward_efficiency
+    if stated:
+        return device.architecture in stated
+    return any(attention.kernel in curve.kernels for curve in _calibration(device.name).attention)
+
+
+@cache
+def _calibration(device: str) -> Calibration:
+    return Calibration.for_device(Device.load(device))
 
 
 def framework_rule(row: RunRow) -> FrameworkRule:

@@ -101,19 +101,22 @@ class _Way:
 
 
 def _predicted(row: RunRow, start: Outcome) -> Outcome:
-    """What is predicted in the first way that fits, or in the last; the interval spans all that fit."""
+    """What is predicted in the first way that fits, or in the last; the interval spans all that may have run."""
     ways = _ways(row)
     fitting = [way for way in ways if way.prediction.fits]
     way = (fitting or ways[-1:])[0]
     run, prediction = way.run, way.prediction
     measured = measured_step_s(run)
-    fits, hangs_on = _verdict(run, prediction) if len(ways) == 1 else _open_verdict(way, ways, fitting)
+    if len(ways) == 1:
+        fits, hangs_on, spanned = _verdict(way)
+    else:
+        (fits, hangs_on), spanned = _open_verdict(way, ways, fitting), fitting or [way]
     return replace(
         start,
         status="calibration" if row.id in run.stack.calibration_runs else "ok",
         predicted_step_s=way.seconds(prediction.step_s),
-        low_step_s=min(each.seconds(each.prediction.low_s) for each in fitting or [way]),
-        high_step_s=max(each.seconds(each.prediction.high_s) for each in fitting or [way]),
+        low_step_s=min(each.seconds(each.prediction.low_s) for each in spanned),
+        high_step_s=max(each.seconds(each.prediction.high_s) for each in spanned),
         measured_step_s=measured,
         predicted_memory_bytes=_memory(run, prediction.memory),
         fits=fits,
@@ -148,15 +151,21 @@ def _open_verdict(way: _Way, ways: Sequence[_Way], fitting: Sequence[_Way]) -> t
     return (True if len(fitting) == len(ways) else None), taken + more
 
 
-def _verdict(run: Run, prediction: Prediction) -> tuple[bool | None, str]:
-    """Whether it fits, and what that hangs on. Where a row does not say what was recomputed, all that could be may be."""
+def _verdict(way: _Way) -> tuple[bool | None, str, list[_Way]]:
+    """Whether it fits, what that hangs on, and ways that may have run.
+
+    Where a row does not say what was recomputed, all that could be may be.
+    """
+    run, prediction = way.run, way.prediction
     stated = run.row.act_ckpt or published_recipe(run.row)
     if prediction.fits or stated or run.plan.recompute == "full":
-        return prediction.fits, ""
-    least = predict(run.model, run.plan.model_copy(update={"recompute": "full"}), run.cluster, stack=run.stack)
+        return prediction.fits, "", [way]
+    plan = run.plan.model_copy(update={"recompute": "full"})
+    least = predict(run.model, plan, run.cluster, stack=run.stack)
     if not least.fits:
-        return False, ""
-    return None, f"recomputation is not stated: too much with {run.plan.recompute}, fits with full"
+        return False, "", [way]
+    hangs_on = f"recomputation is not stated: too much with {run.plan.recompute}, fits with full"
+    return None, hangs_on, [way, _Way(replace(run, plan=plan), least)]
 
 
 def _memory(run: Run, fullest: MemoryUse) -> int:

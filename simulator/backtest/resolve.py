@@ -10,6 +10,7 @@ from math import ceil, prod
 from typing import Any
 
 from simulator.backtest import arguments
+from simulator.backtest.beyond import beyond_models
 from simulator.backtest.choices import choices
 from simulator.backtest.frameworks import FrameworkRule, framework_rule, with_attention
 from simulator.backtest.published import is_hybrid
@@ -26,6 +27,7 @@ from simulator.backtest.rules import (
     overlaps_experts,
     rack_gpus,
 )
+from simulator.device import Device
 from simulator.errors import ModelError, PlanError
 from simulator.model import Model
 from simulator.plan import Plan
@@ -40,6 +42,7 @@ _SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
 _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32", "fp32 grad accumulation": "fp32"}
 _STATE_SPACE = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)
+_MUON = re.compile(r"\bmuon\b(?!-)", re.IGNORECASE)
 _ASYNC_TP = re.compile(r"\basync ?TP\b", re.IGNORECASE)
 _ROWS_SCALED = re.compile(r"\bfp8-rowwise\b", re.IGNORECASE)
 _SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
@@ -102,7 +105,7 @@ def resolve(row: RunRow) -> Run:
         model=_model(row),
         plan=plan,
         cluster=cluster,
-        stack=_stack_of(row, plan),
+        stack=_stack_of(row, plan, cluster.device),
         micro_batches=micro_batches,
     )
 
@@ -146,9 +149,9 @@ def _cluster_of(row: RunRow) -> Cluster:
 _stack = cache(Stack.load)
 
 
-def _stack_of(row: RunRow, plan: Plan) -> Stack:
+def _stack_of(row: RunRow, plan: Plan, device: Device) -> Stack:
     """The plan's stack with the attention that the row states; in pieces, where its tensor parallelism is asynchronous."""
-    stack = with_attention(_stack(plan.stack), flash=row.flash_attn)
+    stack = with_attention(_stack(plan.stack), flash=row.flash_attn, device=device)
     if plan.tp == 1 or stack.blocks != "compiled" or not _ASYNC_TP.search(row.notes):
         return stack
     return stack.model_copy(update={"tp_overlap": "symmetric_memory"})
@@ -167,6 +170,7 @@ def _preset(name: str, num_devices: int) -> Cluster:
 
 def _inexpressible(row: RunRow, *, stated: bool) -> Iterator[tuple[str, str]]:
     """What a plan of today has no word for. stated: the row's own options say what its layers are."""
+    yield from beyond_models(row)
     if (row.ep or 1) > 1 and (row.n_experts or 1) == 1:
         yield "expert parallelism without experts", f"ep = {row.ep}"
     if not stated and not is_hybrid(row) and _STATE_SPACE.search(row.notes):
@@ -231,6 +235,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "seq_len": row.seq_len,
         **_precision(row),
         "optimizer_impl": rule.optimizer_impl,
+        **({"optimizer": "sgd_momentum"} if _MUON.search(f"{row.framework} {row.notes}") else {}),
         **({"master_dtype": rule.master_dtype, "optimizer_dtype": rule.master_dtype} if rule.master_dtype else {}),
         "stack": rule.stack(row),
         **ends_as_layers(row, rule),
@@ -263,7 +268,8 @@ def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> di
     groups = _GROUPS.fullmatch(word)
     shard = int(groups[1]) if groups else per_node // ((row.cp or 1) * (row.tp or 1)) if word == "hsdp" else ranks
     if word == "ddp" or row.n_gpus == 1:
-        return {"zero": 0, "data_parallel": rule.replicated or "ddp", "dp_replicate": ranks, "dp_shard": 1}
+        plain = "ddp" if rule.partitioned else rule.replicated or "ddp"  # who has both runs torch's own
+        return {"zero": 0, "data_parallel": plain, "dp_replicate": ranks, "dp_shard": 1}
     if not shard or ranks % shard:
         raise RefusedError(("groups do not divide the ranks", f"{word}: groups of {shard} among {ranks} ranks"))
     stage = 1 if groups else {"zero1": 1, "zero2": 2, "fsdp_grad_op": 2}.get(word, 3)

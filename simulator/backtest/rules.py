@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from simulator.backtest.frameworks import FrameworkRule
 from simulator.backtest.published import published, structure, with_published_sizes
+from simulator.backtest.sizes import with_counts
 from simulator.device import Device
 from simulator.model import Model
 from simulator.readers.runs_table import RunRow
@@ -108,7 +109,7 @@ def filled(row: RunRow) -> RunRow:
     noted = _NOTED_VOCABULARY.search(row.notes)
     vocab = int(noted[1]) * 1000 if noted else _named(VOCABULARIES, row.model_name)
     row = with_published_sizes(replace(row, vocab=row.vocab or vocab))
-    return replace(row, mlp_kind=row.mlp_kind or _named(MLPS, row.model_name) or "")
+    return with_counts(replace(row, mlp_kind=row.mlp_kind or _named(MLPS, row.model_name) or ""))
 
 
 def _named(known: tuple[tuple[str, _Value], ...], name: str) -> _Value | None:

@@ -217,7 +217,22 @@ def test_attention_is_what_the_row_states() -> None:
         return resolve(replace(ROW, framework=framework, flash_attn=flash, zero_or_fsdp="zero1")).stack.attention.kernel
 
     assert [kernel("PyTorch", flash) for flash in (None, "y", "n")] == ["flash2", "flash2", "math"]
-    assert [kernel("GPT-NeoX", flash) for flash in (None, "y", "n")] == ["math", "flash1", "math"]
+    assert [kernel("GPT-NeoX", flash) for flash in (None, "y", "n")] == ["math", "flash2", "math"]
+
+
+def test_a_kernel_that_nobody_measured_there_is_flash_attention_2() -> None:
+    """InternEvo's own speeds are of Ampere, the Triton kernel of 2022 has curves of some GPUs."""
+
+    def kernel(**changes: Any) -> str:
+        return resolve(replace(ROW, **changes)).stack.attention.kernel
+
+    assert [kernel(framework="InternEvo", gpu=gpu) for gpu in ("A800", "H800", "L40S")] == [
+        "flash1",
+        "flash2",
+        "flash2",
+    ]
+    mpt = {"framework": "llm-foundry", "model_name": "mpt-x", "mlp_kind": "gelu"}
+    assert [kernel(**mpt, gpu=gpu) for gpu in ("A100-40GB", "V100")] == ["flash1_triton", "flash2"]
 
 
 def test_what_nobody_says_is_filled_in_every_way() -> None:
@@ -334,6 +349,51 @@ def test_gpus_that_fill_no_nodes_are_spread_evenly() -> None:
     assert nodes(n_gpus=12) == (2, 6)
     assert nodes(n_gpus=5) == (1, 5)
     assert nodes(n_gpus=20, gpus_per_node=None) == (4, 5)
+
+
+def test_data_parallel_ranks_may_be_counted_otherwise() -> None:
+    """With cp's ranks among them, or beside those of ep: 16 GPUs all the same."""
+    assert (plan_of(cp=2, tp=2, dp=8)["cp"], plan_of(cp=2, tp=2, dp=8)["dp_shard"]) == (2, 4)
+    mixture = {"framework": "Megatron-Bridge", "n_experts": 8, "top_k": 2, "ep": 4, "zero_or_fsdp": ""}
+    assert plan_of(**mixture, tp=2, dp=2)["dp_shard"] == 8
+
+
+def test_a_blank_precision_is_16_bits_that_the_gpu_has() -> None:
+    assert plan_of(precision="")["precision"] == "bf16"
+    assert plan_of(precision="", gpu="V100")["precision"] == "fp16"
+
+
+def test_layers_that_make_the_size_in_a_name() -> None:
+    """195 billion, at 12 d² a layer beside 250,000 × d: 77 layers on 11 stages (bigscience's chronicles print 77)."""
+    wide: dict[str, Any] = {"d_model": 14_400, "n_heads": 120, "d_ff": 57_600, "mlp_kind": "gelu", "vocab": 250_000}
+    row = replace(ROW, model_name="gpt-195B", framework="Megatron-DeepSpeed", zero_or_fsdp="zero1", **wide)
+    assert resolve(replace(row, n_layers=None, tp=8, pp=11, n_gpus=352)).model.num_layers == 77
+    assert "n_layers blank" in kinds(model_name="ours", n_layers=None)
+
+
+def test_llama_3s_own_stages_hold_a_layer_each() -> None:
+    """arXiv 2407.21783: 126 layers in 16 stages, one less in the first and the last."""
+    plan = plan_of(framework="Meta (internal)", model_name="Llama 3 405B", n_layers=126, n_gpus=256, tp=8, pp=16)
+    assert (plan["virtual_stages"], plan["embedding_as_layer"], plan["head_as_layer"]) == (8, True, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"model_name": "MiniMax-Text-01"}, "layers without attention"),
+        ({"model_name": "Qwen3-Next-80B-A3B"}, "layers without attention"),
+        ({"model_name": "rwkv-7b"}, "layers without attention"),
+        ({"model_name": "bert-large"}, "no decoder"),
+        ({"model_name": "llama3-8b-LoRA"}, "adapters"),
+        ({"notes": "QLoRA r=16"}, "adapters"),
+    ],
+)
+def test_what_no_model_has_a_word_for_is_refused(changes: dict[str, Any], kind: str) -> None:
+    assert kind in kinds(**changes)
+
+
+def test_ranks_of_latent_attention_are_no_adapters() -> None:
+    assert resolve(replace(ROW, notes="MLA (q_lora 1536, kv_lora 512); --kv-lora-rank 512"))
 
 
 def test_degrees_must_multiply_to_the_gpus() -> None:
