@@ -10,6 +10,7 @@ from pathlib import Path
 
 from simulator.backtest.baselines import baselines
 from simulator.backtest.outcome import Outcome
+from simulator.backtest.published import is_hybrid
 from simulator.backtest.rules import filled
 from simulator.backtest.scores import StepScore, step_score
 from simulator.backtest.text import percent
@@ -45,7 +46,7 @@ change no number.
 class Target:
     """A set of rows by what they state, and what it must reach; None: no such condition, or no target.
 
-    split: tensor, pipeline or context parallelism. experts: a mixture.
+    split: tensor, pipeline or context parallelism. experts: a mixture. hybrid: state-space layers.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Target:
     gpu: str = ""
     precisions: tuple[str, ...] = ()
     experts: bool | None = None
+    hybrid: bool | None = None
     split: bool | None = None
     min_gpus: int = 0
     max_gpus: int = 1 << 30
@@ -66,6 +68,7 @@ class Target:
             and row.gpu.startswith(self.gpu)
             and (not self.precisions or row.precision in self.precisions)
             and self.experts in (None, (filled(row).n_experts or 1) > 1)
+            and self.hybrid in (None, is_hybrid(filled(row)))
             and self.split in (None, prod((row.tp or 1, row.pp or 1, row.cp or 1)) > 1)
             and self.min_gpus <= (row.n_gpus or 1) <= self.max_gpus
         )
