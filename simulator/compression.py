@@ -72,6 +72,7 @@ def compression_faults(plan: Plan, place: str) -> Iterator[Fault]:
     yield from _mics_faults(plan, place)
     yield from _hook_faults(plan, place)
     yield from _local_faults(plan, place)
+    yield from _ends_faults(plan, place)
     yield from _fp8_faults(plan, place)
 
 
@@ -161,6 +162,12 @@ def _local_faults(plan: Plan, place: str) -> Iterator[Fault]:
             yield Fault(place=where, problem=f"local steps beside {name} = {other} are not modelled", remedy=remedy)
 
 
+def _ends_faults(plan: Plan, place: str) -> Iterator[Fault]:
+    if plan.first_layers_bf16 + plan.last_layers_bf16 and not plan.narrow:
+        problem = f"layers stay in bf16 where the others' products are narrower, and the precision is {plan.precision}"
+        yield Fault(place=f"{place}: first_layers_bf16", problem=problem, remedy='precision = "fp8" or "nvfp4", or 0')
+
+
 def _fp8_faults(plan: Plan, place: str) -> Iterator[Fault]:
     if plan.precision != "fp8":
         for name, given in (("fp8_recipe", plan.fp8_recipe is not None), ("fp8_all_gather", plan.fp8_all_gather)):
@@ -169,10 +176,15 @@ def _fp8_faults(plan: Plan, place: str) -> Iterator[Fault]:
                 yield Fault(place=f"{place}: {name}", problem=problem, remedy=f'precision = "fp8", or no {name}')
         return
     if plan.fp8_recipe == "rowwise" and plan.implementation == "megatron":
-        remedy = 'fp8_recipe = "delayed", "tensorwise" or "mxfp8"'
+        remedy = 'fp8_recipe = "delayed", "tensorwise", "blockwise" or "mxfp8"'
         yield Fault(place=f"{place}: fp8_recipe", problem="Transformer Engine scales no rows", remedy=remedy)
     if not plan.fp8_all_gather:
         return
+    if plan.first_layers_bf16 + plan.last_layers_bf16:
+        problem = "layers of another precision among those gathered in fp8 are not modelled"
+        yield Fault(
+            place=f"{place}: fp8_all_gather", problem=problem, remedy="fp8_all_gather = false, or no such layers"
+        )
     where = f"{place}: fp8_all_gather"
     if (plan.implementation, plan.zero) not in (("fsdp2", 2), ("fsdp2", 3), ("megatron", 1)):
         problem = f"{plan.implementation} with zero = {plan.zero} gathers no fp8"
@@ -180,6 +192,6 @@ def _fp8_faults(plan: Plan, place: str) -> Iterator[Fault]:
     if plan.implementation == "fsdp2" and plan.fp8_recipe not in (None, "tensorwise"):
         problem = f"FSDP2 gathers fp8 that is scaled by tensor, not {plan.fp8_recipe}"
         yield Fault(place=where, problem=problem, remedy='fp8_recipe = "tensorwise"')
-    elif plan.fp8_recipe == "mxfp8":
-        problem = "MXFP8 needs copies along rows and columns, so Megatron gathers 16 bits and casts them on arrival"
+    elif plan.fp8_recipe in ("mxfp8", "blockwise"):
+        problem = f"{plan.fp8_recipe} needs copies along rows and columns, so Megatron gathers 16 bits and casts them on arrival"
         yield Fault(place=where, problem=problem, remedy="fp8_all_gather = false")

@@ -37,6 +37,7 @@ class PeakFlop(Strict):
     bf16: FlopPerS = Field(ge=0, default=0)
     fp16: FlopPerS = Field(ge=0, default=0)
     fp8: FlopPerS = Field(ge=0, default=0)
+    fp4: FlopPerS = Field(ge=0, default=0)
 
 
 class Device(Strict):

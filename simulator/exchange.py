@@ -201,6 +201,8 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
     found |= _acting_pipeline(plan, model) | _acting_offload(plan) | _acting_gathers(plan)
     if plan.precision == "fp8":
         found["fp8_recipe"] = plan.fp8_recipe or ("delayed" if kind == "megatron" else "tensorwise")
+    if not plan.narrow:
+        found |= {"first_layers_bf16": 0, "last_layers_bf16": 0}
     found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
     experts = model.experts is not None
     idle = {

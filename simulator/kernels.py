@@ -10,11 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Dtype = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
 Layout = Literal["tn", "nn", "nt"]
 Direction = Literal["forward", "backward"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int64": 8}
+FP4_BLOCK = 16  # elements of NVFP4 that share a scale of one byte
+
+
+def fp4_bytes(numel: int) -> int:
+    """Bytes of one NVFP4 copy: half a byte an element, and the blocks' scales (arXiv 2509.25149, section 2)."""
+    return -(-numel // 2) + -(-numel // FP4_BLOCK)
+
 
 # What a stream over memory does; calibration gives each its own fraction of the memory's speed.
 StreamOp = Literal[
@@ -53,6 +60,7 @@ class Gemm:
     layout: tn is y = x Wᵀ (forward), nn the data gradient, nt the weight gradient (cuBLAS names, row-major inputs).
     accumulate_fp32: the output is added to an fp32 buffer (Megatron's fused weight gradient).
     grouped: the products of a rank's experts, whose rows may differ; launches: as one kernel, or one each.
+    by_blocks: fp8 operands have a scale for each 128 elements, which the sums meet every 128 products.
     """
 
     m: int
@@ -64,6 +72,7 @@ class Gemm:
     accumulate_fp32: bool = False
     grouped: bool = False
     launches: int = 1
+    by_blocks: bool = False
 
     @property
     def flop(self) -> int:
@@ -71,10 +80,11 @@ class Gemm:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes read and written once each, outputs in bf16 for fp8 inputs."""
-        e = DTYPE_BYTES[self.dtype]
+        """Bytes read and written once each, outputs in bf16 for narrower inputs."""
+        read = self.m * self.k + self.k * self.n
+        e = 1 if self.dtype == "fp4" else DTYPE_BYTES[self.dtype]
         out = 8 if self.accumulate_fp32 else max(2, e)
-        return self.batch * (e * (self.m * self.k + self.k * self.n) + out * self.m * self.n)
+        return self.batch * ((fp4_bytes(read) if self.dtype == "fp4" else e * read) + out * self.m * self.n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import difflib
 from collections import Counter
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Self, TypeGuard
+from typing import Any, Final, Literal, Self, TypeGuard, cast
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,9 @@ from simulator.schema import Strict, read_toml
 Mlp = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "swiglu", "geglu"]
 # dense_layer: without experts, in a model that has some; the others: layers of one branch, of hybrids
 LayerKind = Literal["layer", "dense_layer"] | HybridKind
-BodyKind = LayerKind | Literal["mtp"]  # what stands between embedding and head
+# Layers whose products stay in bf16, where those of the others are narrower
+WideKind = Literal["layer_bf16", "dense_layer_bf16", "mamba_bf16", "attention_bf16", "mlp_bf16", "moe_bf16"]
+BodyKind = LayerKind | WideKind | Literal["mtp"]  # what stands between embedding and head
 Unit = BodyKind | Literal["embedding", "head"]
 Shape = tuple[int, ...]
 Parameter = tuple[str, Shape]
@@ -194,17 +196,17 @@ class Model(Strict):
 
     def parameter_shapes(self, unit: Unit) -> tuple[Parameter, ...]:
         """(name, shape) of every parameter of one `unit`, in registration order. Weights are (out, in) as in torch."""
-        match unit:
+        match plain(unit):
             case "embedding":
                 return self._embedding()
             case "head":
                 return self._head()
             case "mtp":
                 return self._mtp()
-            case "layer" | "dense_layer":
-                return self._layer(dense=unit == "dense_layer")
-            case _:
-                return (*self._norm_of("norm", self.d_model), *self._branch(unit))
+            case "layer" | "dense_layer" as layer:
+                return self._layer(dense=layer == "dense_layer")
+            case "mamba" | "attention" | "mlp" | "moe" as branch:
+                return (*self._norm_of("norm", self.d_model), *self._branch(branch))
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -438,6 +440,19 @@ class Model(Strict):
 
             return read_hf_config(path)
         raise ModelError(_unknown(text))
+
+
+WIDE: Final = "_bf16"
+
+
+def wide(kind: LayerKind) -> WideKind:
+    """The same layer with products in bf16."""
+    return cast("WideKind", f"{kind}{WIDE}")
+
+
+def plain(unit: Unit) -> LayerKind | Literal["embedding", "mtp", "head"]:
+    """A unit by what it holds, whatever its products are in."""
+    return cast("LayerKind", unit.removesuffix(WIDE))
 
 
 def preset_names() -> tuple[str, ...]:

@@ -13,14 +13,15 @@ from pydantic import Field, field_validator, model_validator
 
 from simulator.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus, compression_faults
 from simulator.errors import Fault, PlanError
+from simulator.kernels import Dtype
 from simulator.pipeline import Schedule, Split
 from simulator.schema import Strict, nearest, read_toml
 from simulator.units import Bytes
 
 DataParallel = Literal["ddp", "fsdp1", "fsdp2", "zero_redundancy", "deepspeed", "megatron"]
 ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
-Fp8Recipe = Literal["delayed", "tensorwise", "rowwise", "mxfp8"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]
+Fp8Recipe = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8"]
 
 AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # torch's DeviceMesh, outermost first
 
@@ -135,11 +136,15 @@ class Plan(Strict):
     vocab_parallel: bool = True  # tp splits the embedding and the LM head too, by vocabulary
 
     precision: Precision = "bf16"
-    # How fp8 products are scaled: by tensor from past maxima or this one's, by row, or by blocks of 32; None: the stack's habit
+    # How fp8 products are scaled: by tensor from past maxima or this one's, by row, by blocks of 128 (weights 128 × 128), or by
+    # blocks of 32; None: the stack's habit
     fp8_recipe: Fp8Recipe | None = None
     fp8_all_gather: bool = (
         False  # matrices of layers are gathered in fp8 (torchao with FSDP2; Megatron's fp8-param-gather)
     )
+    # Layers at the ends of the model whose products stay in bf16, where the others' are narrower
+    first_layers_bf16: int = Field(ge=0, le=MAX_COUNT, default=0)
+    last_layers_bf16: int = Field(ge=0, le=MAX_COUNT, default=0)
     master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum", "adam8bit"] = "adamw"
@@ -339,8 +344,18 @@ class Plan(Strict):
         )
 
     @property
+    def narrow(self) -> bool:
+        """Products of layers have operands of 8 or 4 bits, cast from 16."""
+        return self.precision in ("fp8", "nvfp4")
+
+    @property
+    def product_dtype(self) -> Dtype:
+        """Of the operands of layers' products: what the device's peaks are called by."""
+        return "fp4" if self.precision == "nvfp4" else self.precision
+
+    @property
     def compute_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
-        """Dtype of activations and of gathered parameters (fp8 products keep bf16 activations)."""
+        """Dtype of activations and of gathered parameters (narrower products keep bf16 activations)."""
         if self.precision in ("fp32", "tf32"):
             return "fp32"
         return "fp16" if self.precision == "fp16" else "bf16"

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from simulator.experts import Experts
 from simulator.hybrid import Mamba
-from simulator.model import BodyKind, Model, Parameter
+from simulator.model import BodyKind, LayerKind, Model, Parameter, wide
 from simulator.pipeline import num_positions, position, stage_layers
 from simulator.plan import Plan
 
@@ -36,13 +36,14 @@ class Share(Model):
     """What one rank holds of a model. Its sizes are the rank's own; d_model and head_dim are the whole model's.
 
     ranks_per_kv_head: ranks of tp that attend to one key-value head and hold a part each of the weights that make it.
-    chunks: layer numbers of its pipeline chunks. embedding_chunk, head_chunk: which of them holds the ends; None: none.
+    wide: numbers of the layers whose products stay in bf16. chunks: layer numbers of its pipeline chunks. embedding_chunk, head_chunk: which of them holds the ends; None: none.
     """
 
     chunks: tuple[tuple[int, ...], ...]
     ranks_per_kv_head: int
     embedding_chunk: int | None
     head_chunk: int | None
+    wide: frozenset[int] = frozenset()
 
     @property
     def holds_embedding(self) -> bool:
@@ -65,14 +66,17 @@ class Share(Model):
     @property
     def body_chunks(self) -> tuple[tuple[BodyKind, ...], ...]:
         """Kinds of what each chunk holds between the model's ends."""
-        kinds = iter(self.layer_kinds)
-        layers = [[next(kinds) for _ in chunk] for chunk in self.chunks]
+        kinds = iter(zip(self.layer_numbers, self.layer_kinds, strict=True))
+        layers: list[list[BodyKind]] = [[self._marked(*next(kinds)) for _ in chunk] for chunk in self.chunks]
         if self.head_chunk is None:
             return tuple(map(tuple, layers))
         modules: list[list[BodyKind]] = [
             ["mtp"] * self.mtp_layers if i == self.head_chunk else [] for i in range(len(layers))
         ]
         return tuple((*mine, *more) for mine, more in zip(layers, modules, strict=True))
+
+    def _marked(self, number: int, kind: LayerKind) -> BodyKind:
+        return wide(kind) if number in self.wide else kind
 
     @property
     @override
@@ -90,7 +94,7 @@ class Share(Model):
 
 def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
     """The part of `model` on one rank of a stage; the model itself where nothing splits it, and for a `Share`."""
-    if plan.tp * plan.pp * plan.ep == 1 or isinstance(model, Share):
+    if isinstance(model, Share) or (plan.tp * plan.pp * plan.ep == 1 and not wide_layers(model, plan)):
         return model
     schedule, pp, chunks = plan.pipeline_schedule, plan.pp, plan.virtual_stages
     held = stage_layers(model.num_layers, pp, chunks, split=plan.split, schedule=schedule)[stage]
@@ -109,9 +113,29 @@ def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
         "tied_embeddings": model.tied_embeddings and pp == 1,
         "chunks": tuple(map(tuple, held)),
         "embedding_chunk": places.index(0) if 0 in places else None,
+        "wide": wide_layers(model, plan),
         "head_chunk": places.index(last) if last in places else None,
     }
     return Share.model_construct(**(dict(model) | fields))
+
+
+def wide_layers(model: Model, plan: Plan) -> frozenset[int]:
+    """Numbers of the layers whose products stay in bf16 (Megatron-LM, core/fp8_utils.py: is_first_last_bf16_layer)."""
+    if not plan.narrow:
+        return frozenset()
+    numbers, count = range(model.num_layers), model.num_layers
+    return frozenset((*numbers[: plan.first_layers_bf16], *numbers[max(0, count - plan.last_layers_bf16) :]))
+
+
+def whole_body(model: Model, plan: Plan) -> tuple[BodyKind, ...]:
+    """What stands between the ends of the whole model, under the plan's precisions."""
+    marked = wide_layers(model, plan)
+    if not marked:
+        return model.body
+    kinds = (
+        (wide(k) if number in marked else k) for number, k in zip(model.layer_numbers, model.layer_kinds, strict=True)
+    )
+    return (*kinds, *model.body[len(model.layer_kinds) :])
 
 
 def body_names(share: Model) -> tuple[str, ...]:

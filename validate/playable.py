@@ -81,8 +81,8 @@ def _plan_faults(plan: Plan) -> Iterator[Fault]:
     if [axis for axis, size in degrees.items() if size > 1] != [axis for axis in AXES if degrees[axis] > 1]:
         problem = f"{plan.rank_order} is not the order of torch's device mesh"
         yield Fault(place="plan: rank_order", problem=problem, remedy="tp-cp-ep-dp-pp; `predict` takes any")
-    if plan.precision == "fp8":
-        yield Fault(place="plan: precision", problem="fp8 products need more than torch", remedy="bf16")
+    if plan.narrow:
+        yield Fault(place="plan: precision", problem=f"{plan.precision} products need more than torch", remedy="bf16")
     if plan.optimizer == "adam8bit":
         yield Fault(place="plan: optimizer", problem="adam8bit needs bitsandbytes", remedy="adamw")
     if plan.optimizer.startswith("sgd") and plan.optimizer_impl == "fused" and plan.implementation == "fsdp2":

@@ -74,6 +74,8 @@ def _columns(row: RunRow, options: Options, rule: FrameworkRule) -> Iterator[tup
     for name, switch in _switches(row, options, rule).items():
         if switch:
             yield name, True
+    if row.precision == "nvfp4":
+        yield "--fp4-format", "e2m1"
     if row.precision == "fp8":
         yield "--fp8-format", "hybrid"
     if row.zero_or_fsdp == "fsdp_full":
@@ -116,7 +118,7 @@ def _switches(row: RunRow, options: Options, rule: FrameworkRule) -> dict[str, b
         "--squared-relu": row.mlp_kind == "squared_relu",
         "--use-distributed-optimizer": row.zero_or_fsdp == "zero1",
         "--use-megatron-fsdp": row.zero_or_fsdp == "fsdp_full",
-        "--bf16": row.precision in ("bf16", "fp8"),
+        "--bf16": row.precision in ("bf16", "fp8", "fp8_mx", "nvfp4"),
         "--fp16": row.precision == "fp16",
         "--recompute-activations": selective,
         "--account-for-embedding-in-pipeline-split": bool(ends),

@@ -44,7 +44,16 @@ _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp
 _STATE_SPACE = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)
 _MUON = re.compile(r"\bmuon\b(?!-)", re.IGNORECASE)
 _ASYNC_TP = re.compile(r"\basync ?TP\b", re.IGNORECASE)
-_ROWS_SCALED = re.compile(r"\bfp8-rowwise\b", re.IGNORECASE)
+# How fp8 is scaled, in the words of notes: current scaling, sub-channels or blocks (DeepSeek's 128 × 128), delayed scaling
+_SCALED = tuple(
+    (re.compile(pattern, re.IGNORECASE), recipe)
+    for pattern, recipe in (
+        (r"\bfp8-rowwise\b", "rowwise"),
+        (r"\bfp8[-_]cs\b|\bcurrent scaling\b", "tensorwise"),
+        (r"\bfp8[-_](sc|bs)\b|\bblock-?wise\b|\bsub-?channel\b", "blockwise"),
+        (r"\bfp8[-_]ds\b|\bdelayed scaling\b", "delayed"),
+    )
+)
 _SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
 
 
@@ -177,8 +186,6 @@ def _inexpressible(row: RunRow, *, stated: bool) -> Iterator[tuple[str, str]]:
         yield "layers without attention", "a state-space model by its notes, of no published pattern"
     if _OFFLOAD.search(row.notes):
         yield "offload", "stated in the notes"
-    if row.precision == "nvfp4":
-        yield "block-scaled precision", row.precision
 
 
 def _blanks(row: RunRow) -> Iterator[tuple[str, str]]:
@@ -253,13 +260,12 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
 def _precision(row: RunRow) -> dict[str, Any]:
     if row.precision == "fp8_mx":
         return {"precision": "fp8", "fp8_recipe": "mxfp8"}
-    if row.precision == "fp8" and _ROWS_SCALED.search(row.notes):
-        return {"precision": "fp8", "fp8_recipe": "rowwise"}
+    if row.precision != "fp8":
+        return {"precision": row.precision}
+    stated = next((recipe for pattern, recipe in _SCALED if pattern.search(row.notes)), None)
     # NeMo and Megatron-Bridge train hybrids so (recipes/nemotronh_56b.py, bf16_with_fp8_mixed_current_scaling)
-    return {
-        "precision": row.precision,
-        **({"fp8_recipe": "tensorwise"} if row.precision == "fp8" and is_hybrid(row) else {}),
-    }
+    recipe = stated or ("tensorwise" if is_hybrid(row) else None)
+    return {"precision": "fp8", **({} if recipe is None else {"fp8_recipe": recipe})}
 
 
 def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> dict[str, Any]:

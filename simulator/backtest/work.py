@@ -11,6 +11,7 @@ from simulator.backtest.resolve import RefusedError, Run
 from simulator.kernels import Attention, Gemm, Kernel, Scan
 from simulator.ops import Block, build_blocks, recompute_ops
 from simulator.plan import Plan
+from simulator.share import whole_body
 from simulator.zero import UnitComm, communication, shard_ranks
 
 _Amounts = Counter[str]
@@ -32,7 +33,7 @@ def work_of(run: Run) -> Work:
     """The amounts of one step of `run` on one GPU; of a pipeline, on the last stage, with its even share of the layers."""
     plan, model = run.plan, run.model
     blocks = build_blocks(model, run.stack, plan)
-    counts, step = Counter(model.body), _block(blocks.embedding) + _block(blocks.head)
+    counts, step = Counter(whole_body(model, plan)), _block(blocks.embedding) + _block(blocks.head)
     for block in blocks.body:
         count = -(-counts[block.name] // plan.pp)  # type: ignore[index]
         again = _kernels(k for op in recompute_ops(block, plan, run.stack) for k in op.forward)
@@ -44,7 +45,7 @@ def work_of(run: Run) -> Work:
         attention_flop=step["attention"] * run.micro_batches,
         stream_bytes=step["stream"] * run.micro_batches,
         communication_bytes=sum(_received(comm, plan, run.micro_batches) for comm in communication(model, plan)),
-        ideal_s=flop_per_device / run.cluster.device.peak(plan.precision),
+        ideal_s=flop_per_device / run.cluster.device.peak(plan.product_dtype),
     )
 
 

@@ -129,7 +129,7 @@ class GemmCurve(Strict):
         """Factor on the compute term for layout, fp32 accumulation and misaligned rows."""
         factor = self.layout.get(kernel.layout, 1.0) * (self.accumulate_fp32 if kernel.accumulate_fp32 else 1.0)
         strides = (kernel.m, kernel.n) if kernel.layout == "nt" else (kernel.n, kernel.k)
-        aligned = 16 // DTYPE_BYTES[kernel.dtype]
+        aligned = 32 if kernel.dtype == "fp4" else 16 // DTYPE_BYTES[kernel.dtype]
         worst = min(s & -s for s in strides)
         if worst >= aligned or not self.misaligned:
             return factor
@@ -251,8 +251,8 @@ def blend(a: float, b: float, p: float | None) -> float:
 
 
 def curve_dtype(dtype: Dtype, available: frozenset[str]) -> str | None:
-    """Which dtype's curve serves `dtype`: its own, bf16's for fp16 and the other way round, else bf16 by peak ratio."""
-    for candidate in (dtype, {"fp16": "bf16", "bf16": "fp16"}.get(dtype, "bf16"), "fp16"):
+    """Which dtype's curve serves `dtype`: its own, bf16's for fp16 and the other way round, fp8's for fp4, else bf16 by peak ratio."""
+    for candidate in (dtype, {"fp16": "bf16", "bf16": "fp16", "fp4": "fp8"}.get(dtype, "bf16"), "bf16", "fp16"):
         if candidate in available:
             return candidate
     return None

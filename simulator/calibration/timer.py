@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
+from simulator.calibration.narrow import BLOCKS, FP4
 from simulator.calibration.scan import FRACTION, SHORTER, kin
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
@@ -76,6 +77,8 @@ class Timer:
         if rate is None:
             rate = self._gemm_rates[kernel.dtype] = self._gemm_rate(kernel.dtype)
         curve, flop_per_s = rate
+        if kernel.by_blocks and self.device.architecture == "hopper" and self.calibration.kind != "ideal":
+            flop_per_s *= BLOCKS
         return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
 
     def _scan_s(self, kernel: Scan) -> float:
@@ -107,13 +110,14 @@ class Timer:
             return curve, curve.sustained_flop_per_s(peak, self._power)
         # another dtype's curve: its fractions, of this dtype's peak
         own = self.device.peak(source) or curve.peak_flop_per_s
-        return curve, curve.sustained_flop_per_s(own, self._power) * (peak / own)
+        prior = FP4 if dtype == "fp4" and self.calibration.kind != "ideal" else 1.0
+        return curve, curve.sustained_flop_per_s(own, self._power) * (peak / own) * prior
 
     def peak(self, dtype: str) -> float:
         """Dense peak of `dtype`; a device without such units is an error that names what it has."""
         peak = self.device.peak(dtype)
         if peak <= 0:
-            has = [d for d in ("fp32", "tf32", "bf16", "fp16", "fp8") if self.device.peak(d) > 0]
+            has = [d for d in ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4") if self.device.peak(d) > 0]
             raise self._missing(f"{self.device.name} has no {dtype} matrix units", f"one of {', '.join(has)}")
         return peak
 
@@ -121,7 +125,9 @@ class Timer:
         if kernel.flop == 0:
             return 0.0
         # fp8 training keeps attention in bf16; fp32 attention runs on tf32 units where there are any
-        dtype = {"fp8": "bf16", "fp32": "tf32" if self.device.peak("tf32") else "fp32"}.get(kernel.dtype, kernel.dtype)
+        dtype = {"fp8": "bf16", "fp4": "bf16", "fp32": "tf32" if self.device.peak("tf32") else "fp32"}.get(
+            kernel.dtype, kernel.dtype
+        )
         peak = self.peak(dtype)
         given = self._given_efficiency(kernel)
         if given is not None:

@@ -237,7 +237,7 @@ def legal(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> None:
         partial(_refuse_unmodelled, model, plan, stack),
         partial(_refuse_no_host, plan, cluster),
         partial(_refuse_no_peer, plan, cluster),
-        partial(_refuse_no_blocks, plan, cluster),
+        partial(_refuse_no_blocks, plan, cluster, stack),
         partial(_refuse_far_copies, plan, cluster, stack),
         partial(_refuse_uneven_offload, plan, cluster),
     ):
@@ -376,12 +376,36 @@ def _refuse_no_peer(plan: Plan, cluster: Cluster) -> None:
         raise PlanError(Fault(place="plan: offload.activations", problem=problem, remedy=remedy))
 
 
-def _refuse_no_blocks(plan: Plan, cluster: Cluster) -> None:
-    """Products of block-scaled operands need tensor cores that read the scales."""
+def _refuse_no_blocks(plan: Plan, cluster: Cluster, stack: Stack) -> None:
+    """Products of block-scaled operands need tensor cores that read the scales, and kernels that write them."""
+    _refuse_no_fp4(plan, cluster, stack)
+    if plan.fp8_recipe == "blockwise" and cluster.device.architecture not in ("hopper", "blackwell"):
+        problem = f"Transformer Engine has no products of fp8 by blocks of 128 on {cluster.device.name}"
+        remedy = 'a Hopper or Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"'
+        raise PlanError(Fault(place="plan: fp8_recipe", problem=problem, remedy=remedy))
+    if plan.fp8_recipe == "blockwise" and stack.blocks != "fused":
+        problem = f"blocks of 128 are Transformer Engine's, and {stack.name} has torch's own products"
+        remedy = 'stack = "megatron-core-2025", or fp8_recipe = "tensorwise" or "rowwise"'
+        raise PlanError(Fault(place="plan: fp8_recipe", problem=problem, remedy=remedy))
     if plan.fp8_recipe == "mxfp8" and cluster.device.architecture != "blackwell":
         problem = f"{cluster.device.name} has no tensor cores for block-scaled fp8"
         remedy = 'a Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"'
         raise PlanError(Fault(place="plan: fp8_recipe", problem=problem, remedy=remedy))
+
+
+def _refuse_no_fp4(plan: Plan, cluster: Cluster, stack: Stack) -> None:
+    """NVFP4 is trained by Transformer Engine, on GPUs that have the units."""
+    if plan.precision != "nvfp4":
+        return
+    faults = []
+    if not cluster.device.peak("fp4"):
+        problem = f"{cluster.device.name} has no fp4 matrix units"
+        faults.append(Fault(place="plan: precision", problem=problem, remedy='a Blackwell GPU, or precision = "fp8"'))
+    if stack.blocks != "fused":
+        problem = f"nvfp4 products are Transformer Engine's, and {stack.name} has torch's own"
+        faults.append(Fault(place="plan: precision", problem=problem, remedy='stack = "megatron-core-2025", or "fp8"'))
+    if faults:
+        raise PlanError(faults)
 
 
 def _refuse_far_copies(plan: Plan, cluster: Cluster, stack: Stack) -> None:

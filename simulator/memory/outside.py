@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulator.device import Device
-from simulator.kernels import DTYPE_BYTES
+from simulator.kernels import DTYPE_BYTES, fp4_bytes
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.stack import Stack
@@ -66,8 +66,8 @@ def window_bytes(model: Model, plan: Plan, stack: Stack) -> int:
     numel = plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model
     wide = DTYPE_BYTES[plan.compute_dtype]
     if stack.tp_overlap == "userbuffers" and stack.blocks == "fused":
-        narrow = 1 if plan.precision == "fp8" else wide
-        return numel * (_GATHER_WINDOWS * narrow + _SCATTER_WINDOWS * wide)
+        gathered = fp4_bytes(numel) if plan.precision == "nvfp4" else numel * (1 if plan.precision == "fp8" else wide)
+        return _GATHER_WINDOWS * gathered + numel * _SCATTER_WINDOWS * wide
     symmetric = stack.tp_overlap == "symmetric_memory" and stack.blocks == "compiled"
     return 2 * numel * wide // plan.tp if symmetric else 0
 

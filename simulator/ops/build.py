@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from simulator.hybrid import HybridKind
 from simulator.kernels import DTYPE_BYTES
-from simulator.model import BodyKind, LayerKind, Model
+from simulator.model import BodyKind, LayerKind, Model, wide
 from simulator.ops.attention import attention
 from simulator.ops.core import Block, ModelBlocks
 from simulator.ops.cuda_graphs import with_graphs
@@ -23,7 +23,7 @@ from simulator.ops.norm import norm
 from simulator.ops.setting import Setting, uses_autocast
 from simulator.ops.tensor_parallel import Split, enter, gather, leave, part
 from simulator.plan import Plan
-from simulator.share import share_of
+from simulator.share import share_of, whole_body
 from simulator.stack import Stack
 
 Feed = Callable[[Graph, Setting, Value], Value]
@@ -35,18 +35,35 @@ def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
     Under tensor parallelism the shapes are those of the rank's share of the model.
     """
     setting = Setting(model=share_of(model, plan), stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
-    found = set(model.body)
+    found = set(whole_body(model, plan))
     return ModelBlocks(
         embedding=_embedding(setting),
-        body=tuple(with_graphs(_body(setting, kind), plan.cuda_graphs) for kind in _ORDER if kind in found),
+        body=tuple(block for kind in _ORDER for block in _precisions(setting, kind, found)),
         head=_head(setting),
     )
 
 
-_ORDER: Final[tuple[BodyKind, ...]] = ("layer", "dense_layer", "mamba", "attention", "mlp", "moe", "mtp")
+_ORDER: Final[tuple[LayerKind | Literal["mtp"], ...]] = (
+    "layer",
+    "dense_layer",
+    "mamba",
+    "attention",
+    "mlp",
+    "moe",
+    "mtp",
+)
 
 
-def _body(s: Setting, kind: BodyKind) -> Block:
+def _precisions(s: Setting, kind: LayerKind | Literal["mtp"], found: set[BodyKind]) -> Iterator[Block]:
+    """The blocks of a kind: as the plan has it, and with products in bf16."""
+    if kind in found:
+        yield with_graphs(_body(s, kind), s.plan.cuda_graphs)
+    if kind != "mtp" and (name := wide(kind)) in found:
+        plan = s.plan.model_copy(update={"precision": "bf16", "fp8_recipe": None})
+        yield replace(with_graphs(_body(replace(s, plan=plan), kind), plan.cuda_graphs), name=name)
+
+
+def _body(s: Setting, kind: LayerKind | Literal["mtp"]) -> Block:
     """A block of a kind."""
     match kind:
         case "mtp":

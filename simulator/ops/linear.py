@@ -1,4 +1,4 @@
-"""Linear layers: three products (forward, data gradient, weight gradient), casts under autocast, quantisation in fp8.
+"""Linear layers: three products (forward, data gradient, weight gradient), casts under autocast, quantisation to fp8 and fp4.
 
 Legend: T tokens, N columns out, K columns in, E experts of the rank.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Layout
 from simulator.ops.graph import Graph, Value, stream
-from simulator.ops.quantise import Quantiser
+from simulator.ops.quantise import Quantiser, copy_bytes
 from simulator.ops.setting import Setting
 from simulator.ops.tensor_parallel import Course, Split
 
@@ -39,23 +39,23 @@ def linear(  # noqa: PLR0913  a product has that many facts
     dtype = s.wide_dtype if head else s.gemm_dtype
     weight = _parameters(g, s, name, n * k)
     x = x if x.dtype == "fp8" else g.cast(x, s.dtype, f"{name}.input")
-    quantise = Quantiser(g, s, name, (t * k, n * k, t * n)) if dtype == "fp8" else None
+    quantise = Quantiser(g, s, name, (t * k, n * k, t * n)) if dtype in ("fp8", "fp4") else None
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n // (s.plan.tp if course.scatters_output else 1), s.dtype)
     casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
     if quantise is not None and (x.dtype == "fp8" or course.casts_gradient) and s.stack.blocks != "fused":
         casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=course.gradient_parts)
-    whole_input, whole_output = t * k * DTYPE_BYTES[x.dtype], t * n * s.element_bytes
+    whole_input, whole_output = _whole_bytes(s, x, t * k), t * n * s.element_bytes
     g.op(
         name,
         "gemm",
         inputs=(x, *weight),
         outputs=(y,),
-        forward=(*casts, _product(t, n, k, dtype, course.pieces), *course.sums(whole_output)),
+        forward=(*casts, *_scaled(s, _product(t, n, k, dtype, course.pieces)), *course.sums(whole_output)),
         backward=(
             *casts_back,
-            *_backward(s, dtype, t, n, k, bias=bias, pieces=course.backward_pieces),
+            *_scaled(s, *_backward(s, dtype, t, n, k, bias=bias, pieces=course.backward_pieces)),
             *course.ordered(s.batch, whole_output),
         ),
         saved=(x, *weight) if keeps_input else weight,
@@ -68,6 +68,20 @@ def linear(  # noqa: PLR0913  a product has that many facts
         selective_save=True,
     )
     return y
+
+
+def _whole_bytes(s: Setting, x: Value, numel: int) -> int:
+    """Bytes of the whole input as it is gathered; scales of small blocks travel with their elements."""
+    if x.dtype == "fp8" and s.recipe in ("nvfp4", "blockwise"):
+        return copy_bytes(s.recipe, numel)
+    return numel * DTYPE_BYTES[x.dtype]
+
+
+def _scaled(s: Setting, *kernels: Kernel) -> tuple[Kernel, ...]:
+    """Products of fp8 operands that have a scale for each block, where the recipe says so."""
+    if s.gemm_dtype != "fp8" or s.recipe != "blockwise":
+        return kernels
+    return tuple(replace(k, by_blocks=True) if isinstance(k, Gemm) and k.dtype == "fp8" else k for k in kernels)
 
 
 def _product(t: int, n: int, k: int, dtype: Dtype, pieces: int, layout: Layout = "tn") -> Gemm:
@@ -99,7 +113,7 @@ def grouped_linear(g: Graph, s: Setting, name: str, x: Value, widths: tuple[int,
     weight = _parameters(g, s, name, held * n * k)
     launches = 1 if s.stack.grouped_gemm == "one" else held
     numels = t * k, held * n * k, t * n
-    quantise = Quantiser(g, s, name, numels, launches) if s.gemm_dtype == "fp8" else None
+    quantise = Quantiser(g, s, name, numels, launches) if s.plan.narrow else None
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n, s.dtype)
@@ -116,8 +130,8 @@ def grouped_linear(g: Graph, s: Setting, name: str, x: Value, widths: tuple[int,
         "gemm",
         inputs=(x, *weight),
         outputs=(y,),
-        forward=(*casts, one),
-        backward=(*casts_back, *backward),
+        forward=(*casts, *_scaled(s, one)),
+        backward=(*casts_back, *_scaled(s, *backward)),
         saved=(x, *weight),
         grads=(x, *weight),
         parameter_numel=(held * n if bias else 0) + (0 if weight else held * n * k),

@@ -1,18 +1,21 @@
-"""Casts to fp8 around linear layers, by recipe: how scales are found, and which copies are written.
+"""Casts to fp8 and fp4 around linear layers, by recipe: how scales are found, and which copies are written.
 
-Transformer Engine 2 (pytorch/tensor/float8_tensor.py, mxfp8_tensor.py), torchao (float8/float8_linear.py, mx_formats/mx_linear.py),
-OCP Microscaling Formats 1.0 (one 8-bit scale for 32 elements along the product's inner dimension).
+Transformer Engine 2 (pytorch/tensor/float8_tensor.py, float8_blockwise_tensor.py, mxfp8_tensor.py, nvfp4_tensor.py; common/recipe),
+torchao (float8/float8_linear.py, mx_formats/mx_linear.py), OCP Microscaling Formats 1.0 (one 8-bit scale for 32 elements along
+the product's inner dimension).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from simulator.kernels import Kernel
+from simulator.kernels import Kernel, fp4_bytes
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
 
 MX_BLOCK: Final = 32  # elements that share a scale of one byte
+SQUARE: Final = 128  # elements, and of weights rows too, that share a scale of fp32 (arXiv 2412.19437, section 3.3.2)
+_BY_BLOCKS: Final = ("mxfp8", "blockwise", "nvfp4")  # copies along rows and columns differ in their scales
 
 
 def mx_bytes(numel: int) -> int:
@@ -20,12 +23,31 @@ def mx_bytes(numel: int) -> int:
     return numel + -(-numel // MX_BLOCK)
 
 
+def copy_bytes(recipe: str, numel: int, *, square: bool = False) -> int:
+    """Bytes of one narrow copy with its scales; square: of weights, whose blocks are as high as wide where the recipe has it so.
+
+    A square block's scale is written once for a copy of NVFP4 by rows of 16, and 128 times rarer than a row's of fp8.
+    """
+    match recipe:
+        case "mxfp8":
+            return mx_bytes(numel)
+        case "nvfp4":
+            return fp4_bytes(numel)
+        case "blockwise":
+            return numel + 4 * -(-numel // (SQUARE * SQUARE if square else SQUARE))
+        case _:
+            return numel
+
+
 class Quantiser:
-    """Casts to fp8 around one linear layer.
+    """Casts to fp8 or fp4 around one linear layer.
 
     delayed: scales are of the last steps' maxima, so one read of 16 bits does. tensorwise: the maximum is found first, one
     more read. rowwise: the same for each row; a gradient is cast along rows and along columns. mxfp8: a block's maximum is found as the block is cast; copies along rows and columns differ in their scales,
-    so both are written at once.
+    so both are written at once. blockwise: the same by 128 elements, of weights 128 × 128. nvfp4: blocks of 16 under a scale of
+    the tensor, whose maximum is found first, one more read; what the weight's gradient reads (input and gradient along columns)
+    passes a random Hadamard transform of 16 elements as it is cast, in a kernel of its own that reads 16 bits again; gradients
+    are rounded stochastically, in the same kernels. Weights are cast by squares of 16 × 16 and not transformed.
 
     Hand-fused stacks write both copies in one kernel, keep the fp8 input, and cast weights once a step. Others cast for
     one product at a time, keep the 16-bit input and cast it, and the weight, again backward.
@@ -35,14 +57,14 @@ class Quantiser:
         """numels: of what the products read, of their weights, and of their result; launches: casts of rows, an expert each."""
         self._read, self._weight, self._written = numels
         self._g, self._name, self._fused, self._launches = g, name, s.stack.blocks == "fused", launches
-        self._micro_batches, self._recipe = s.plan.num_micro_batches, s.fp8_recipe
+        self._micro_batches, self._recipe = s.plan.num_micro_batches, s.recipe
         self._gathered = s.plan.fp8_all_gather  # weights come in fp8 already
 
     def input(self, x: Value) -> Value:
         """What the product reads and saves."""
         if not self._fused:
             return x
-        numel = mx_bytes(x.numel) if self._recipe == "mxfp8" else x.numel
+        numel = copy_bytes(self._recipe, x.numel)
         quantised = self._g.value(f"{self._name}.fp8", numel, "fp8")
         self._g.op(
             f"{self._name}.fp8",
@@ -59,14 +81,14 @@ class Quantiser:
             numel = self._weight // self._micro_batches
             if self._gathered:  # the transpose alone, of what came
                 return (stream("quantise", numel, numel),)
-            return self._both(numel, 2 * numel)
+            return self._both(numel, 2 * numel, square=True)
         return (self._one(self._read), *self._of_weight())
 
     def backward(self) -> tuple[Kernel, ...]:
         if self._fused:
             return self._both(self._written, 2 * self._written, self._launches)
         gradients = (self._one(self._written),) * (
-            2 if self._recipe in ("mxfp8", "rowwise") else 1
+            2 if self._recipe in (*_BY_BLOCKS, "rowwise") else 1
         )  # along rows and columns
         return (*gradients, *self._of_weight(), self._one(self._read))
 
@@ -82,16 +104,19 @@ class Quantiser:
     def _of_weight(self) -> tuple[Kernel, ...]:
         return () if self._gathered else (self._one(self._weight),)
 
-    def _both(self, numel: int, read_bytes: int, launches: int = 1) -> tuple[Kernel, ...]:
+    def _both(self, numel: int, read_bytes: int, launches: int = 1, *, square: bool = False) -> tuple[Kernel, ...]:
         """Hand-written: the tensor and its transpose, or the copies along rows and columns."""
-        if self._recipe == "mxfp8":
-            return (stream("quantise", read_bytes, 2 * mx_bytes(numel), launches),)
-        cast = stream("quantise", read_bytes, 2 * numel, launches)
-        return (cast,) if self._recipe == "delayed" else (stream("reduce", read_bytes, 4 * launches, launches), cast)
+        written = 2 * copy_bytes(self._recipe, numel, square=square)
+        found = stream("reduce", read_bytes, 4 * launches, launches)
+        if self._recipe == "nvfp4" and not square:
+            half = stream("quantise", read_bytes, written // 2, launches)
+            return found, half, half
+        cast = stream("quantise", read_bytes, written, launches)
+        return (cast,) if self._recipe in ("delayed", "mxfp8", "blockwise") else (found, cast)
 
     def _one(self, numel: int) -> Kernel:
         """The framework's own: one copy."""
-        if self._recipe == "mxfp8":
-            return stream("quantise", 2 * numel, mx_bytes(numel))
+        if self._recipe in _BY_BLOCKS:
+            return stream("quantise", 2 * numel, copy_bytes(self._recipe, numel))
         reads = 1 if self._recipe == "delayed" else 2
         return stream("cast", 2 * reads * numel, numel, reads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from simulator.kernels import DTYPE_BYTES, Dtype
 from simulator.model import Model
@@ -65,7 +66,7 @@ class Setting:
     @property
     def casts_before_gathers(self) -> bool:
         """The tensor-parallel styles of torchao cast tokens to fp8 before they gather them, where one scale stands for a tensor."""
-        by_tensor = self.gemm_dtype == "fp8" and self.fp8_recipe == "tensorwise"
+        by_tensor = self.gemm_dtype == "fp8" and self.recipe == "tensorwise"
         return by_tensor and self.sequence_parallel and self.stack.blocks != "fused"
 
     @property
@@ -123,17 +124,19 @@ class Setting:
 
     @property
     def gemm_dtype(self) -> Dtype:
-        return self.plan.precision
+        return self.plan.product_dtype
 
     @property
-    def fp8_recipe(self) -> Fp8Recipe:
-        """How fp8 products are scaled: as the plan says, else by past maxima where blocks are hand-fused."""
+    def recipe(self) -> Fp8Recipe | Literal["nvfp4"]:
+        """How narrow products are scaled: as the plan says, else by past maxima where blocks are hand-fused."""
+        if self.plan.precision == "nvfp4":
+            return "nvfp4"
         return self.plan.fp8_recipe or ("delayed" if self.stack.blocks == "fused" else "tensorwise")
 
     @property
     def wide_dtype(self) -> Dtype:
-        """Of products that stay wide when the layers' run in fp8: attention and the LM head."""
-        return "bf16" if self.plan.precision == "fp8" else self.plan.precision
+        """Of products that stay wide when the layers' are narrow: attention and the LM head."""
+        return "bf16" if self.plan.narrow else self.plan.product_dtype
 
     @property
     def expand_kv(self) -> bool:

@@ -130,7 +130,7 @@ def _paces(trials: Trials, choice: Choice, kinds: Kinds) -> list[float]:
     for rank in range(lowering.mesh.num_ranks):
         kind = kinds.kinds[kinds.number(lowering.whole.gpu_of(rank))]
         stage = lowering.mesh.coordinates(rank)["pp"]
-        found[stage] = min(found[stage], kinds.devices[kind.device].peak(plan.precision) * kind.speed)
+        found[stage] = min(found[stage], kinds.devices[kind.device].peak(plan.product_dtype) * kind.speed)
     return found
 
 

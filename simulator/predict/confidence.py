@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from simulator.calibration.narrow import SIGMA as NARROW_SIGMA
 from simulator.collectives import Links, calibrated
 from simulator.collectives import sigma as collective_sigma
 from simulator.collectives import source as links_source
@@ -35,9 +36,17 @@ def spread(lowering: Lowering, played: Played) -> dict[str, float]:
         if category in TRANSFER_SIGMA:
             one = TRANSFER_SIGMA[category]
         else:
-            one = _communication_sigma(lowering, played) if category == _LINKS else lowering.calibration.sigma(category)
+            one = _communication_sigma(lowering, played) if category == _LINKS else _kernel_sigma(lowering, category)
         found[category] = weight * one
     return found
+
+
+def _kernel_sigma(lowering: Lowering, category: str) -> float:
+    """The calibration's; products that nobody measured have that of their prior beside it."""
+    one, plan = lowering.calibration.sigma(category), lowering.plan
+    blocks = plan.fp8_recipe == "blockwise" and lowering.device.architecture == "hopper"
+    prior = plan.precision == "nvfp4" or blocks
+    return math.hypot(one, NARROW_SIGMA) if category == "gemm" and prior and one else one
 
 
 def _communication_sigma(lowering: Lowering, played: Played) -> float:

@@ -82,7 +82,7 @@ def kind_uses(lowering: Lowering, played: Played, held: Mapping[str, Remembered]
 
 def mean_peak_flop_per_s(lowering: Lowering) -> float:
     """Data-sheet peak of a device, the mean over all of them."""
-    precision, cast = lowering.plan.precision, lowering.cast
+    precision, cast = lowering.plan.product_dtype, lowering.cast
     if cast is None:
         return lowering.device.peak(precision)
     peaks = [cast.kinds.devices[kind.device].peak(precision) for kind in cast.kinds.kinds]

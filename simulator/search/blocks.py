@@ -155,7 +155,9 @@ def block_key(plan: Plan, nouns: Nouns, shares: Shares) -> tuple[object, ...]:
     whose = uses_autocast(nouns.stack, plan), plan.implementation in ("megatron", "deepspeed")
     parts = (plan.tp, plan.cp, plan.ep, plan.etp, plan.expert_overlap, plan.sequence_parallel, plan.micro_batch_size)
     casts = (
-        (plan.num_micro_batches, plan.fp8_recipe, plan.fp8_all_gather) if plan.precision == "fp8" else ()
+        (plan.num_micro_batches, plan.fp8_recipe, plan.fp8_all_gather, plan.first_layers_bf16, plan.last_layers_bf16)
+        if plan.narrow
+        else ()
     )  # of weights, once a step
     return (*whose, *parts, casts, plan.pp > 1 and model.tied_embeddings, layers)
 

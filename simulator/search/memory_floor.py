@@ -23,7 +23,7 @@ from simulator.search.blocks import BlockShapes, Shape
 from simulator.search.nouns import Nouns
 from simulator.search.shares import Shares
 from simulator.search.stage_memory import WHOLE, StageMemories, StageMemory
-from simulator.share import Share
+from simulator.share import Share, whole_body
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class MemoryFloor:
         nouns = self.nouns
         setting = Setting(model=nouns.model, stack=nouns.stack, plan=plan, autocast=uses_autocast(nouns.stack, plan))
         size = setting.stream_tokens * nouns.model.d_model * DTYPE_BYTES[setting.stream_dtype]
-        each, none = (dict[str, int](dict.fromkeys(nouns.model.body, value)) for value in (size, 0))
+        each, none = (dict[str, int](dict.fromkeys(whole_body(nouns.model, plan), value)) for value in (size, 0))
         return Saved(
             embedding=0,
             plain=each,

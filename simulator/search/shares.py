@@ -27,9 +27,11 @@ class Shares:
 
     def of(self, plan: Plan, stage: int = 0) -> Model:
         """As `share_of`."""
-        if plan.tp * plan.pp * plan.ep == 1:
+        wide = (plan.first_layers_bf16, plan.last_layers_bf16) if plan.narrow else (0, 0)
+        if plan.tp * plan.pp * plan.ep == 1 and not any(wide):
             return self.model
         key = (
+            *wide,
             plan.tp,
             plan.pp,
             plan.ep,

@@ -33,7 +33,7 @@ from simulator.search.nouns import Nouns
 from simulator.search.pricing import Prices, Pricing, Traffic
 from simulator.search.shares import Shares
 from simulator.search.traffic import Passes, grouped, held, passes_of
-from simulator.share import Share
+from simulator.share import Share, whole_body
 
 _ROUNDING: Final = 1 - 1e-9  # sums of the same seconds in another order
 
@@ -155,7 +155,7 @@ class _Floor:
 
     def _micro_batch_s(self) -> float:
         """Through the whole model and back; what recomputes each k-th layer of a stage, without that."""
-        body: Counter[str] = Counter(self.base.nouns.model.body)
+        body: Counter[str] = Counter(whole_body(self.base.nouns.model, self.plan))
         total_s = 0.0
         for name, count in (("embedding", 1), *body.items(), ("head", 1)):
             total_s += count * (self._chain(name, "forward").chain_s + self._chain(name, "backward").chain_s)

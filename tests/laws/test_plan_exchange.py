@@ -31,13 +31,13 @@ def _fp8(draw: st.DrawFn, precision: str, recipes: tuple[str, ...], *, gathers: 
     recipe = draw(st.sampled_from((None, *recipes)))
     return {
         "fp8_recipe": recipe,
-        "fp8_all_gather": gathers and recipe not in ("mxfp8", "rowwise") and draw(st.booleans()),
+        "fp8_all_gather": gathers and recipe not in ("mxfp8", "rowwise", "blockwise") and draw(st.booleans()),
     }
 
 
 @st.composite
 def megatron_plans(draw: st.DrawFn) -> Plan:
-    zero, precision = draw(st.sampled_from((0, 1, 3))), draw(st.sampled_from(("bf16", "fp16", "fp8", "fp32")))
+    zero, precision = draw(st.sampled_from((0, 1, 3))), draw(st.sampled_from(("bf16", "fp16", "fp8", "nvfp4", "fp32")))
     tp, pp, cp = draw(powers), draw(powers), draw(powers)
     fields = _common(draw)
     if pp > 1 and draw(st.booleans()):
@@ -53,9 +53,11 @@ def megatron_plans(draw: st.DrawFn) -> Plan:
                 )
             )
         )
+    ends = draw(st.integers(0, 3)) if precision in ("fp8", "nvfp4") else 0
+    fields |= {"first_layers_bf16": ends, "last_layers_bf16": ends // 2}
     narrow = draw(st.booleans())
-    wide = {"bf16": "fp32", "fp8": "fp32", "fp16": "fp32", "fp32": None}[precision]
-    same = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "fp32": None}[precision]
+    wide = {"bf16": "fp32", "fp8": "fp32", "nvfp4": "fp32", "fp16": "fp32", "fp32": None}[precision]
+    same = {"bf16": "bf16", "fp8": "bf16", "nvfp4": "bf16", "fp16": "fp16", "fp32": None}[precision]
     return Plan(
         data_parallel="megatron",
         zero=zero,
@@ -67,7 +69,7 @@ def megatron_plans(draw: st.DrawFn) -> Plan:
         cp_exchange=draw(st.sampled_from(("ring", "all_to_all"))),
         sequence_parallel=draw(st.booleans()),
         precision=precision,
-        **_fp8(draw, precision, ("delayed", "tensorwise", "mxfp8"), gathers=zero == 1),
+        **_fp8(draw, precision, ("delayed", "tensorwise", "blockwise", "mxfp8"), gathers=zero == 1 and not ends),
         reduce_dtype=same if narrow else wide,
         optimizer=draw(st.sampled_from(("adamw", "sgd", "sgd_momentum"))),
         optimizer_dtype=draw(st.sampled_from(("fp32", "bf16"))),

@@ -14,6 +14,7 @@ from simulator.lower import lower
 from simulator.model import Model
 from simulator.ops import Op, build_blocks
 from simulator.plan import Plan
+from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.zero import communication
@@ -124,3 +125,106 @@ def test_bad_input(fields: dict[str, object], words: list[str]) -> None:
         Plan.model_validate({"precision": "fp8", **fields}).check()
     for word in words:
         assert word in str(told.value)
+
+
+# -- blocks of 128, and NVFP4 ------------------------------------------------------------------------------------
+
+
+def test_blocks_of_128_have_a_scale_of_four_bytes() -> None:
+    """arXiv 2412.19437, section 3.3.2: 1 × 128 of tokens, 128 × 128 of weights; rows and columns have scales of their own."""
+    forward, backward = cast_bytes("blockwise", FUSED)
+    one, weights = T * K + 4 * T * K // 128, N * K + 4 * N * K // 128**2
+    assert forward == 2 * (T * K + N * K) + 2 * one + 2 * weights
+    assert backward == 2 * T * N + 2 * (T * N + 4 * T * N // 128)
+
+
+def fp4_plan(**fields: object) -> Plan:
+    return Plan.model_validate({"precision": "nvfp4", "seq_len": T, "data_parallel": "megatron", "zero": 1, **fields})
+
+
+def fp4_projection(**fields: object) -> list[Op]:
+    ops = build_blocks(MODEL, FUSED, fp4_plan(**fields)).layer.ops
+    return [op for op in ops if op.name in ("out", "out.fp8")]
+
+
+def test_nvfp4_products_and_casts() -> None:
+    """arXiv 2509.25149: three products in fp4; half a byte an element and a byte for 16. The tensor's maximum first, then rows,
+    then columns through the Hadamard transform; weights by squares, both copies at once."""
+    ops = fp4_projection()
+    products = [k for op in ops for k in (*op.forward, *op.backward) if isinstance(k, Gemm)]
+    assert [k.dtype for k in products] == ["fp4"] * 3
+    copy = T * K // 2 + T * K // 16
+    weight = N * K // 2 + N * K // 16
+    forward = sum(k.num_bytes for op in ops for k in op.forward if isinstance(k, Stream))
+    backward = sum(k.num_bytes for op in ops for k in op.backward if isinstance(k, Stream))
+    assert forward == 3 * 2 * T * K + 2 * copy + 4 + 2 * 2 * N * K + 2 * weight + 4
+    assert backward == 3 * 2 * T * N + 2 * copy + 4
+    (kept,) = (v for op in ops for v in op.outputs if v.name == "out.fp8")
+    assert kept.num_bytes == copy
+
+
+def test_nvfp4_tokens_are_gathered_with_their_scales() -> None:
+    """A product by columns gathers T × D tokens of 9/16 bytes, forward and again backward."""
+    plan = fp4_plan(tp=2, sequence_parallel=True)
+    ops = {op.name: op for op in build_blocks(MODEL, FUSED, plan).layer.ops}
+    sent = [
+        e.num_bytes for e in (*ops["qkv"].forward_exchanges, *ops["qkv"].backward_exchanges) if e.kind == "all_gather"
+    ]
+    assert sent == [T * 256 * 9 // 16] * 2
+
+
+def test_an_fp4_product_reads_nine_sixteenths_of_a_byte() -> None:
+    one = Gemm(m=64, n=32, k=128, dtype="fp4")
+    assert one.num_bytes == (64 * 128 + 128 * 32) * 9 // 16 + 2 * 64 * 32
+    assert one.flop == 2 * 64 * 32 * 128
+
+
+def test_fp4_sustains_a_stated_part_of_what_fp8_does() -> None:
+    """0.87 of its fraction of peak, and an interval that is wider (docs/background/ops.md)."""
+    cluster = Cluster.load("hgx-b200-8")
+    device, calibration = cluster.device, Calibration.for_device(cluster.device)
+    timer = calibration.timer(device)
+    big = {"m": 2**16, "n": 2**14, "k": 2**14}
+    reached = {d: 2 * 2**44 / timer.kernel_s(Gemm(**big, dtype=d)) / device.peak(d) for d in ("fp8", "fp4")}
+    assert reached["fp4"] / reached["fp8"] == pytest.approx(0.87, rel=0.02)
+    ideal = Calibration.ideal().timer(device)
+    assert ideal.kernel_s(Gemm(**big, dtype="fp4")) == pytest.approx(2 * 2**44 / device.peak("fp4"))
+
+
+def test_hopper_scales_sums_of_blocks_beside_its_tensor_cores() -> None:
+    for cluster, part in (("hgx-h100-8", 0.85), ("hgx-b200-8", 1.0)):
+        device = Cluster.load(cluster).device
+        timer = Calibration.for_device(device).timer(device)
+        plain = Gemm(m=2**16, n=2**14, k=2**14, dtype="fp8")
+        blocks = Gemm(m=2**16, n=2**14, k=2**14, dtype="fp8", by_blocks=True)
+        assert timer.kernel_s(plain) / timer.kernel_s(blocks) == pytest.approx(part, rel=0.02)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_layers_at_the_ends_stay_in_bf16(tp: int) -> None:
+    plan = fp4_plan(tp=tp, first_layers_bf16=1)
+    built = build_blocks(MODEL, FUSED, plan)
+    assert [block.name for block in built.body] == ["layer", "layer_bf16"]
+    dtypes = [{k.dtype for op in b.ops for k in op.forward if isinstance(k, Gemm)} for b in built.body]
+    assert dtypes == [{"fp4"}, {"bf16"}]
+    share = share_of(MODEL, plan)
+    assert share.body == ("layer_bf16", "layer")
+    assert tp > 1 or share.num_parameters == MODEL.num_parameters
+
+
+def test_who_cannot_multiply_fp4_or_blocks_is_told() -> None:
+    def refused(gpus: str, stack: str, **fields: object) -> str:
+        one = Plan.model_validate({"dp_shard": 8, "stack": stack, **fields})
+        cluster = Cluster.load(gpus)
+        with pytest.raises(PlanError) as caught:
+            lower(MODEL, one, cluster, Stack.load(stack), Calibration.for_device(cluster.device), default_curves())
+        return str(caught.value)
+
+    text = refused("hgx-h100-8", "torch-2.6-eager", precision="nvfp4")
+    assert "no fp4 matrix units" in text
+    assert "Transformer Engine's" in text
+    fields = {"precision": "fp8", "fp8_recipe": "blockwise"}
+    assert "torch's own products" in refused("hgx-h100-8", "torch-2.6-eager", **fields)
+    assert "by blocks of 128" in refused("pcie-l40s-8", "torch-2.6-eager", **fields)
+    with pytest.raises(PlanError, match="the precision is bf16"):
+        Plan(first_layers_bf16=1).check()

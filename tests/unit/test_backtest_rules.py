@@ -258,9 +258,29 @@ def test_networks() -> None:
 
 
 def test_what_a_plan_cannot_say_is_refused_with_every_reason() -> None:
-    text = kinds(ep=4, dp=4, precision="nvfp4", notes="offload_activations=1")
-    for reason in ("without experts", "offload", "block-scaled"):
+    text = kinds(ep=4, dp=4, notes="offload_activations=1")
+    for reason in ("without experts", "offload"):
         assert reason in text
+
+
+@pytest.mark.parametrize(
+    ("precision", "notes", "expected"),
+    [
+        ("fp8", "precision label FP8-CS", ("fp8", "tensorwise")),
+        ("fp8", "precision label FP8-SC", ("fp8", "blockwise")),
+        ("fp8", "FP8 blockwise", ("fp8", "blockwise")),
+        ("fp8", "FP8_DS", ("fp8", "delayed")),
+        ("fp8", "", ("fp8", None)),
+        ("fp8_mx", "", ("fp8", "mxfp8")),
+        ("nvfp4", "", ("nvfp4", None)),
+        ("bf16", "blockwise", ("bf16", None)),
+    ],
+)
+def test_the_notes_say_how_narrow_products_are_scaled(
+    precision: str, notes: str, expected: tuple[str, str | None]
+) -> None:
+    plan = plan_of(precision=precision, notes=notes, gpu="B200", framework="Megatron-Core")
+    assert (plan["precision"], plan["fp8_recipe"]) == expected
 
 
 def test_exchanges_beside_another_micro_batch_and_asynchronous_tensor_parallelism_are_in_the_notes() -> None:

@@ -250,15 +250,46 @@ def _overlap(r: Reading, fields: Mapping[str, Any], stack: dict[str, tuple[objec
 
 def _fp8(r: Reading, fields: dict[str, Any]) -> None:
     recipe = r.text("--fp8-recipe") or "delayed"
-    fields["fp8_recipe"] = recipe if recipe in ("delayed", "tensorwise", "mxfp8") else "tensorwise"
+    fields["fp8_recipe"] = recipe if recipe in ("delayed", "tensorwise", "blockwise", "mxfp8") else "tensorwise"
     if fields["fp8_recipe"] != recipe:
-        r.unmodelled("--fp8-recipe", "products scaled by other blocks have no known speed: taken as scaled by tensor")
+        r.unmodelled("--fp8-recipe", "another recipe's casts and speed are not known: taken as scaled by tensor")
     if not r.flag("--fp8-param-gather"):
         return
     if r.flag("--use-distributed-optimizer") and recipe in ("delayed", "tensorwise"):
         fields["fp8_all_gather"] = True
     else:
         r.unmodelled("--fp8-param-gather", "weights are gathered in bf16 here")
+
+
+def _fp4(r: Reading, *, bf16: bool, fp8: bool) -> bool:
+    """Products of layers run in NVFP4."""
+    on = r.choice("--fp4-format", ("e2m1",)) is not None
+    recipe = r.text("--fp4-recipe") or "nvfp4"
+    if on and fp8:
+        r.fault("--fp4-format", "contradicts --fp8-format", "keep one")
+    if on and not bf16:
+        r.fault("--fp4-format", "needs bf16 activations", "add --bf16")
+    if on and recipe != "nvfp4":
+        r.unmodelled("--fp4-recipe", "another recipe's casts and speed are not known: taken as nvfp4")
+    if r.flag("--fp4-param-gather"):
+        r.unmodelled("--fp4-param-gather", "weights are gathered in bf16 here")
+    return on
+
+
+def _ends_in_bf16(r: Reading, fields: dict[str, Any], *, narrow: bool) -> None:
+    """Layers at the ends whose products stay in bf16: one each unless their numbers are given (arguments.py)."""
+    on = bool(r.flag("--first-last-layers-bf16"))
+    names = {"first_layers_bf16": "--num-layers-at-start-in-bf16", "last_layers_bf16": "--num-layers-at-end-in-bf16"}
+    counts = {field: r.integer(name, least=0) for field, name in names.items()}
+    if not on:
+        for field, name in names.items():
+            if counts[field] not in (None, 1):
+                r.overruled(name, "without --first-last-layers-bf16 no layer stays in bf16")
+        return
+    if not narrow:
+        r.overruled("--first-last-layers-bf16", "all layers are in bf16 or wider")
+        return
+    fields |= {field: 1 if count is None else count for field, count in counts.items()}
 
 
 def _precision(r: Reading, fields: dict[str, Any]) -> None:
@@ -270,7 +301,11 @@ def _precision(r: Reading, fields: dict[str, Any]) -> None:
         r.fault("--fp8-format", "needs bf16 activations", "add --bf16")
     if fp8 is not None:
         _fp8(r, fields)
-    fields["precision"] = "fp8" if fp8 is not None else "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    fp4 = _fp4(r, bf16=bf16, fp8=fp8 is not None)
+    _ends_in_bf16(r, fields, narrow=fp4 or fp8 is not None)
+    fields["precision"] = (
+        "nvfp4" if fp4 else "fp8" if fp8 is not None else "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    )
     wide, narrow = bool(r.flag("--accumulate-allreduce-grads-in-fp32")), bool(r.flag("--grad-reduce-in-bf16"))
     main = r.choice("--main-grads-dtype", ("fp32", "bf16"))
     if wide and narrow:
@@ -386,7 +421,7 @@ KNOWN: Final = frozenset(
         "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag", "--disable-tp-comm-overlap-rs", "--cp-comm-type",
         "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--moe-token-dispatcher-type", "--moe-enable-deepep", "--overlap-moe-expert-parallel-comm", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer", "--use-torch-fsdp2", "--use-megatron-fsdp",
         "--data-parallel-sharding-strategy", "--torch-fsdp2-no-reshard-after-forward", "--overlap-grad-reduce",
-        "--overlap-param-gather", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp8-param-gather",
+        "--overlap-param-gather", "--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp8-param-gather", "--fp4-format", "--fp4-recipe", "--fp4-param-gather", "--first-last-layers-bf16", "--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16",
         "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16", "--main-grads-dtype", "--optimizer",
         "--sgd-momentum", "--use-precision-aware-optimizer", "--exp-avg-dtype", "--exp-avg-sq-dtype",
         "--main-params-dtype", "--recompute-activations", "--recompute-granularity", "--recompute-method",

@@ -218,7 +218,11 @@ def _dtypes(plan: Plan) -> Iterator[str]:
     """Precision of products, gradients and the optimizer."""
     if plan.precision != "fp32":
         fp8 = f"--bf16 --fp8-format hybrid --fp8-recipe {plan.fp8_recipe or 'delayed'}"
-        yield {"bf16": "--bf16", "fp16": "--fp16"}.get(plan.precision, fp8)
+        fp4 = "--bf16 --fp4-format e2m1 --fp4-recipe nvfp4"
+        yield {"bf16": "--bf16", "fp16": "--fp16", "nvfp4": fp4}.get(plan.precision, fp8)
+    if plan.narrow and plan.first_layers_bf16 + plan.last_layers_bf16:
+        yield "--first-last-layers-bf16"
+        yield f"--num-layers-at-start-in-bf16 {plan.first_layers_bf16} --num-layers-at-end-in-bf16 {plan.last_layers_bf16}"
     if plan.fp8_all_gather:
         yield "--fp8-param-gather"
     if plan.compute_dtype == "bf16" and plan.gradient_dtype == "bf16":
