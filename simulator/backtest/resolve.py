@@ -26,6 +26,7 @@ from simulator.backtest.rules import (
     network_bytes_per_s,
     overlaps_experts,
     rack_gpus,
+    sequence_parallel,
 )
 from simulator.device import Device
 from simulator.errors import ModelError, PlanError
@@ -235,7 +236,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "tp": tp,
         "pp": pp,
         "virtual_stages": (row.vpp or (2 if overlaps_experts(row) else 1)) if pp > 1 else 1,
-        "sequence_parallel": tp > 1 and (row.seq_parallel == "y" if row.seq_parallel else rule.sequence_parallel),
+        "sequence_parallel": sequence_parallel(row, rule),
         "cp_exchange": "all_to_all" if _SWAPPED_HEADS.search(row.notes) else "ring",
         "micro_batch_size": micro_batch,
         "num_micro_batches": ceil(micro_batches),

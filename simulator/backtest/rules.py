@@ -148,6 +148,11 @@ def overlaps_experts(row: RunRow) -> bool:
     return bool(_EXPERT_OVERLAP.search(row.notes))
 
 
+def sequence_parallel(row: RunRow, rule: FrameworkRule) -> bool:
+    """Ranks of tp hold parts of the tokens between the regions that they split."""
+    return (row.tp or 1) > 1 and (row.seq_parallel == "y" if row.seq_parallel else rule.sequence_parallel)
+
+
 def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
     """How experts are placed and filled."""
     if (row.n_experts or 1) <= 1:
@@ -155,7 +160,8 @@ def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
     capacity = _CAPACITY.search(row.notes)
     return {
         "ep": row.ep or 1,
-        "etp": (row.tp or 1) if rule.splits_experts else 1,
+        # ranks that all hold the same tokens would compute the same experts
+        "etp": (row.tp or 1) if rule.splits_experts or not sequence_parallel(row, rule) else 1,
         "expert_overlap": overlaps_experts(row),
         **({"expert_capacity_factor": float(capacity[1])} if capacity else {}),
         **_layout(row),

@@ -384,7 +384,7 @@ def test_a_blank_precision_is_16_bits_that_the_gpu_has() -> None:
 
 
 def test_layers_that_make_the_size_in_a_name() -> None:
-    """195 billion, at 12 d² a layer beside 250,000 × d: 77 layers on 11 stages (bigscience's chronicles print 77)."""
+    """195 billion less 250,000 × d, over 12 d² a layer: 76.9, and 77 is what 11 stages share evenly."""
     wide: dict[str, Any] = {"d_model": 14_400, "n_heads": 120, "d_ff": 57_600, "mlp_kind": "gelu", "vocab": 250_000}
     row = replace(ROW, model_name="gpt-195B", framework="Megatron-DeepSpeed", zero_or_fsdp="zero1", **wide)
     assert resolve(replace(row, n_layers=None, tp=8, pp=11, n_gpus=352)).model.num_layers == 77
