@@ -30,6 +30,7 @@ _COEFFICIENTS = (
     "elementwise_factor",
     "grouped_factor",
     "step_overhead_s",
+    "experts_sigma",
 )
 _HOST_TIMES = ("host_launch_s", "host_module_s", "host_kernel_s", "host_collective_s", "host_unit_s")
 _MAX_CALIBRATION_RUNS = 6
@@ -134,6 +135,8 @@ class Stack(Strict):
     # lie 4 % (products, some 60 % of a step) and 35 % (elementwise kernels, some 12 %) around their priors, which makes
     # 0.05 of a step.
     sigma: float = Field(gt=0, default=0.05)
+    # The same of mixtures of experts, besides: what releases of the software differ by that are one stack here
+    experts_sigma: float = Field(ge=0, default=0.0)
     calibration_runs: tuple[str, ...] = Field(
         strict=False, default=()
     )  # at most 6 row ids the coefficients were fitted on; never scored

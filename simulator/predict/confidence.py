@@ -17,6 +17,7 @@ from simulator.predict.prediction import Source
 from simulator.program import Collective
 
 _LINKS = "communication"
+RELEASE = "release"
 
 
 def sigma(lowering: Lowering, played: Played) -> float:
@@ -30,8 +31,13 @@ def sigma(lowering: Lowering, played: Played) -> float:
 
 
 def spread(lowering: Lowering, played: Played) -> dict[str, float]:
-    """What each category's error makes of the step: one sigma, relative to the step. The stack's own is not among them."""
-    found: dict[str, float] = {}
+    """What each category's error makes of the step: one sigma, relative to the step. The stack's own is not among them.
+
+    A release of the software does to a mixture of experts what it does: to all its plans alike.
+    """
+    stack, found = lowering.stack, dict[str, float]()
+    if stack.experts_sigma and lowering.model.experts is not None:
+        found[f"{RELEASE} of {stack.name}"] = stack.experts_sigma
     for category, weight in _shares(played).items():
         if category in TRANSFER_SIGMA:
             one = TRANSFER_SIGMA[category]

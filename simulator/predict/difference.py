@@ -20,9 +20,10 @@ from typing import Final
 
 from simulator.plan import Plan
 from simulator.predict import Z90
+from simulator.predict.confidence import RELEASE
 
 _SENT: Final = ("communication", "bubble")  # what hangs on messages
-_COMMON: Final = ("imbalance",)  # of the data, whatever the plan
+_COMMON: Final = ("imbalance", RELEASE)  # of the data and of the software, whatever the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,4 +88,4 @@ def difference(step: Timed, other: Timed) -> Difference:
 def _variance(category: str, one: float, another: float, step: Timed, other: Timed) -> float:
     """What is left of a category's two contributions."""
     same = step.traffic == other.traffic if category in _SENT else step.kernels == other.kernels
-    return (one - another) ** 2 if same or category in _COMMON else one**2 + another**2
+    return (one - another) ** 2 if same or category.startswith(_COMMON) else one**2 + another**2
