@@ -128,6 +128,7 @@ class Stream:
     """A kernel that streams over memory: bytes it must read and bytes it must write.
 
     numel: elements of its result, which SMs limit where a kernel handles them one by one (0: not such a kernel).
+    transposed_bytes: of what it writes, a second copy that tensor cores need which take fp8 in one layout only (Hopper's).
     """
 
     op: StreamOp
@@ -135,6 +136,7 @@ class Stream:
     write_bytes: int
     launches: int = 1
     numel: int = 0
+    transposed_bytes: int = 0
 
     @property
     def flop(self) -> int:

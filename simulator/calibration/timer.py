@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
@@ -55,6 +56,8 @@ class Timer:
     def _compute(self, kernel: Kernel) -> float:
         speed = self.calibration.speed
         if isinstance(kernel, Stream):
+            if kernel.transposed_bytes and self.device.architecture == "blackwell":  # its tensor cores take any layout
+                kernel = replace(kernel, write_bytes=kernel.write_bytes - kernel.transposed_bytes, transposed_bytes=0)
             sms = self.device.num_sms * self._clock
             seconds = self._stream(kernel.op).seconds(kernel, self.device.memory_bytes_per_s, sms)
             return seconds / speed.get("elementwise", 1)

@@ -7,6 +7,7 @@ the product's inner dimension).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from simulator.kernels import Kernel, fp4_bytes
@@ -15,6 +16,14 @@ from simulator.ops.setting import Setting
 
 MX_BLOCK: Final = 32  # elements that share a scale of one byte
 SQUARE: Final = 128  # elements, and of weights rows too, that share a scale of fp32 (arXiv 2412.19437, section 3.3.2)
+_BEHIND_NORMS: Final = (
+    "qkv",
+    "gate_up",
+    "up",
+    "in_proj",
+    "q_up",
+    "kv_up",
+)  # products in one module with the norm they read
 _BY_BLOCKS: Final = ("mxfp8", "blockwise", "nvfp4")  # copies along rows and columns differ in their scales
 
 
@@ -43,7 +52,7 @@ class Quantiser:
     """Casts to fp8 or fp4 around one linear layer.
 
     delayed: scales are of the last steps' maxima, so one read of 16 bits does. tensorwise: the maximum is found first, one
-    more read. rowwise: the same for each row; a gradient is cast along rows and along columns. mxfp8: a block's maximum is found as the block is cast; copies along rows and columns differ in their scales,
+    more read; hand-fused norms find that of their result (Transformer Engine 2.7, pull request 2013). rowwise: the same for each row; a gradient is cast along rows and along columns. mxfp8: a block's maximum is found as the block is cast; copies along rows and columns differ in their scales,
     so both are written at once. blockwise: the same by 128 elements, of weights 128 × 128. nvfp4: blocks of 16 under a scale of
     the tensor, whose maximum is found first, one more read; what the weight's gradient reads (input and gradient along columns)
     passes a random Hadamard transform of 16 elements as it is cast, in a kernel of its own that reads 16 bits again; gradients
@@ -55,6 +64,7 @@ class Quantiser:
 
     def __init__(self, g: Graph, s: Setting, name: str, numels: tuple[int, int, int], launches: int = 1) -> None:
         """numels: of what the products read, of their weights, and of their result; launches: casts of rows, an expert each."""
+        self._found = name in _BEHIND_NORMS
         self._read, self._weight, self._written = numels
         self._g, self._name, self._fused, self._launches = g, name, s.stack.blocks == "fused", launches
         self._micro_batches, self._recipe = s.plan.num_micro_batches, s.recipe
@@ -71,7 +81,7 @@ class Quantiser:
             "elementwise",
             inputs=(x,),
             outputs=(quantised,),
-            forward=self._both(x.numel, x.num_bytes, self._launches),
+            forward=self._both(x.numel, x.num_bytes, self._launches, found=self._found),
             aliases=(x,),
         )
         return quantised
@@ -104,15 +114,21 @@ class Quantiser:
     def _of_weight(self) -> tuple[Kernel, ...]:
         return () if self._gathered else (self._one(self._weight),)
 
-    def _both(self, numel: int, read_bytes: int, launches: int = 1, *, square: bool = False) -> tuple[Kernel, ...]:
-        """Hand-written: the tensor and its transpose, or the copies along rows and columns."""
+    def _both(
+        self, numel: int, read_bytes: int, launches: int = 1, *, square: bool = False, found: bool = False
+    ) -> tuple[Kernel, ...]:
+        """Hand-written: the tensor and its transpose, or the copies along rows and columns. found: with its maximum."""
         written = 2 * copy_bytes(self._recipe, numel, square=square)
-        found = stream("reduce", read_bytes, 4 * launches, launches)
+        maximum = stream("reduce", read_bytes, 4 * launches, launches)
         if self._recipe == "nvfp4" and not square:
             half = stream("quantise", read_bytes, written // 2, launches)
-            return found, half, half
+            return maximum, half, half
         cast = stream("quantise", read_bytes, written, launches)
-        return (cast,) if self._recipe in ("delayed", "mxfp8", "blockwise") else (found, cast)
+        if self._recipe not in _BY_BLOCKS:
+            cast = replace(cast, transposed_bytes=numel)
+        if self._recipe in ("delayed", "mxfp8", "blockwise") or (found and self._recipe == "tensorwise"):
+            return (cast,)
+        return maximum, cast
 
     def _one(self, numel: int) -> Kernel:
         """The framework's own: one copy."""

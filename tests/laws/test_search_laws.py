@@ -1,10 +1,14 @@
 """A floor never exceeds what it stands for, whatever the plan."""
 
+from collections.abc import Callable
+
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.calibration import Calibration
 from simulator.errors import EngineError, InputError
+from simulator.experts import Experts
+from simulator.hybrid import Mamba
 from simulator.lower import legal
 from simulator.model import Model
 from simulator.pipeline import SCHEDULES
@@ -26,6 +30,14 @@ MODEL = Model(
     d_ff=5632,
     vocab_size=32768,
     max_positions=1024,
+)
+HYBRID = MODEL.model_copy(
+    update={
+        "name": "hybrid",
+        "pattern": "M-M*EM-E",
+        "mamba": Mamba(num_heads=64, head_dim=64, num_groups=8, state_dim=128),
+        "experts": Experts(num_experts=8, top_k=2, d_ff=1024),
+    }
 )
 CLUSTERS = {nodes: Cluster.load("hgx-h100-8", nodes) for nodes in (1, 4)}
 STACKS = {name: Stack.load(name) for name in ("torch-2.6-eager", "torch-2.11-compiled", "megatron-core-2025")}
@@ -129,18 +141,30 @@ def test_floors_of_sharded_pipelines_are_below_the_prediction(data: st.DataObjec
     _check(data.draw(sharded(CLUSTERS[nodes].num_devices)), CLUSTERS[nodes])
 
 
-def _check(plan: Plan, cluster: Cluster) -> None:
+@settings(max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.data(), st.sampled_from((plans, sharded)))
+def test_floors_of_hybrids_are_below_the_prediction(
+    data: st.DataObject, kind: Callable[[int], st.SearchStrategy[Plan]]
+) -> None:
+    """Stages and layers of unequal content; some plans with layers at the ends in bf16."""
+    plan = data.draw(kind(CLUSTERS[1].num_devices))
+    if plan.narrow and data.draw(st.booleans()):
+        plan = plan.model_copy(update={"first_layers_bf16": 1, "last_layers_bf16": 2, "fp8_all_gather": False})
+    _check(plan, CLUSTERS[1], HYBRID)
+
+
+def _check(plan: Plan, cluster: Cluster, model: Model = MODEL) -> None:
     try:
-        legal(MODEL, plan, cluster, STACKS[plan.stack])
+        legal(model, plan, cluster, STACKS[plan.stack])
     except InputError:
         assume(condition=False)
     nouns = Nouns(
-        model=MODEL, cluster=cluster, stack=STACKS[plan.stack], calibration=Calibration.for_device(cluster.device)
+        model=model, cluster=cluster, stack=STACKS[plan.stack], calibration=Calibration.for_device(cluster.device)
     )
-    time = TimeFloor(nouns, Shares(MODEL))
+    time = TimeFloor(nouns, Shares(model))
     memory = MemoryFloor(nouns, time.shares, time.shapes)
     try:
-        prediction = predict(MODEL, plan, cluster, stack=nouns.stack)
+        prediction = predict(model, plan, cluster, stack=nouns.stack)
     except (
         EngineError
     ):  # DualPipeV's messages in one order can wait for each other: the search counts such plans as failed

@@ -228,3 +228,26 @@ def test_who_cannot_multiply_fp4_or_blocks_is_told() -> None:
     assert "by blocks of 128" in refused("pcie-l40s-8", "torch-2.6-eager", **fields)
     with pytest.raises(PlanError, match="the precision is bf16"):
         Plan(first_layers_bf16=1).check()
+
+
+def test_a_fused_norm_finds_the_maximum_of_its_result() -> None:
+    """Transformer Engine 2.7: the product in one module with a norm reads its input once; others, and gradients, twice."""
+
+    def read(recipe: str, name: str) -> int:
+        ops = build_blocks(MODEL, FUSED, plan(recipe)).layer.ops
+        return sum(k.read_bytes for op in ops for k in op.forward if op.name == name and isinstance(k, Stream))
+
+    assert read("tensorwise", "qkv.fp8") == read("delayed", "qkv.fp8")
+    assert read("tensorwise", "out.fp8") == 2 * read("delayed", "out.fp8")
+
+
+def test_blackwell_writes_no_transpose() -> None:
+    """Transformer Engine's is_non_tn_fp8_gemm_supported: of 2 bytes read and 1 + 1 written the last is left out."""
+    (cast,) = (k for op in projection("delayed", FUSED) for k in op.backward if isinstance(k, Stream))
+    assert cast.transposed_bytes == T * N
+    big = Stream(op="quantise", read_bytes=2 * 2**30, write_bytes=2 * 2**30, transposed_bytes=2**30)
+    less = Stream(op="quantise", read_bytes=2 * 2**30, write_bytes=2**30)
+    for cluster, same in (("hgx-b200-8", True), ("hgx-h100-8", False)):
+        device = Cluster.load(cluster).device
+        timer = Calibration.for_device(device).timer(device)
+        assert (timer.kernel_s(big) == timer.kernel_s(less)) is same
