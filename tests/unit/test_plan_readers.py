@@ -182,6 +182,27 @@ class TestMegatron:
         plan = plan_of(read_plan(written(tmp_path, text)), 8)
         assert (plan.micro_batch_size, plan.precision, plan.seq_len) == (2, "bf16", 2048)
 
+    @pytest.mark.parametrize(
+        ("condition", "micro_batch"),
+        [
+            ('[[ "$A" == MOCK ]] || [[ "$B" == MOCK ]] || [[ -z "$A" ]]', 1),
+            ('[[ "$A" == x && "$B" == MOCK ]]', 2),
+            ('[[ "$A" == x || "$B" == MOCK ]]', 1),
+            ('[ "$A" = MOCK ] && [ "$B" = y ]', 2),
+            ('[ "$A" = MOCK ] && [ "$B" = MOCK ] && test -n "$A"', 1),
+        ],
+    )
+    def test_tests_joined_by_and_and_or(self, tmp_path: Path, condition: str, micro_batch: int) -> None:
+        text = f"""A=${{1:-MOCK}}; B=MOCK
+        if {condition}; then MBS=1; else MBS=2; fi
+        python t.py --micro-batch-size $MBS --seq-length 2048"""
+        assert plan_of(read_plan(written(tmp_path, text)), 8).micro_batch_size == micro_batch
+
+    def test_a_condition_of_both_signs_in_brackets_is_left_open(self, tmp_path: Path) -> None:
+        text = """A=x; if [[ $A == x || $A == y && $A == z ]]; then MBS=1; else MBS=2; fi
+        python t.py --micro-batch-size $MBS --seq-length 2048"""
+        assert "MBS" in faults(read_plan(written(tmp_path, text)))
+
     def test_a_condition_on_logging_is_harmless(self, tmp_path: Path) -> None:
         text = """LOG=( --log-interval 1 )
         if [ -n "$KEY" ]; then
@@ -565,3 +586,22 @@ def test_parts_of_the_tensor_parallel_overlap_are_switched_off_one_by_one(tmp_pa
     assert draft.stack_changes["tp_overlap"][0] == "userbuffers"
     assert draft.stack_changes["tp_whole"][0] == ["reduce_scatter"]
     assert not draft.named("not modelled") or all("tp-comm" not in str(one) for one in draft.named("not modelled"))
+
+
+def test_windows_sinks_and_clamps_are_megatrons_words_for_gpt_oss(tmp_path: Path) -> None:
+    text = """python t.py --num-layers 24 --hidden-size 2880 --num-attention-heads 64 --kv-channels 64 --vocab-size 200064
+    --micro-batch-size 1 --seq-length 4096 --swiglu --window-size 127,0 --window-attn-skip-freq 2
+    --softmax-type learnable --activation-func-clamp-value 7.0""".replace("\n", " ")
+    model = read_plan(written(tmp_path, text)).model
+    assert isinstance(model, Model)
+    preset = Model.load("gpt-oss-20b")
+    for name in ("sliding_window", "global_every", "attention_sinks", "gate_clamp", "mlp"):
+        assert getattr(model, name) == getattr(preset, name), name
+    wrong = text.replace("127,0", "wide")
+    assert "no window of past keys" in faults(read_plan(written(tmp_path, wrong)))
+
+
+def test_a_pattern_of_layers_that_hangs_on_the_environment_is_told(tmp_path: Path) -> None:
+    text = """python t.py --hidden-size 512 --num-attention-heads 8 --num-layers 4 --hybrid-layer-pattern $PATTERN
+    --micro-batch-size 1 --seq-length 1024 --vocab-size 1024""".replace("\n", " ")
+    assert "PATTERN" in faults(read_plan(written(tmp_path, text)))

@@ -24,6 +24,7 @@ NO_EFFECT: Final = frozenset(
         f"{_ZERO}load_from_fp32_weights", f"{_ZERO}elastic_checkpoint", f"{_ZERO}ignore_unused_parameters",
         f"{_ZERO}stage3_gather_16bit_weights_on_model_save", f"{_ZERO}stage3_gather_fp16_weights_on_model_save",
         f"{_ZERO}gather_16bit_weights_on_model_save", f"{_ZERO}stage3_max_live_parameters",
+        f"{_ZERO}max_live_parameters", f"{_ZERO}max_reuse_distance", f"{_ZERO}model_persistence_threshold",
         f"{_ZERO}stage3_max_reuse_distance", f"{_ZERO}stage3_model_persistence_threshold",
         f"{_ZERO}override_module_apply", f"{_ZERO}log_trace_cache_warnings", f"{_ZERO}enable_sanity_checks",
         f"{_ZERO}pipeline_loading_checkpoint", f"{_ZERO}offload_optimizer.nvme_path",

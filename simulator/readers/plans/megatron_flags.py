@@ -20,6 +20,7 @@ _LINES: Final = (
     "enable-cuda-graph enable-experimental enable-ft-package enable-full-sharding-in-hsdp eod-mask-loss",
     "exit-on-missing-checkpoint exit-signal-handler external-cuda-graph finetune first-last-layers-bf16 flash-decode",
     "fp16 fp16-lm-cross-entropy fp32-residual-connection fp4-param-gather fp8-param-gather fsdp-double-buffer full-validation",
+    "enable-gpt-oss fsdp-manual-registration quick-geglu",
     "grad-reduce-in-bf16 group-query-attention inference-dynamic-batching inference-rng-tracker",
     "init-method-xavier-uniform init-model-with-meta-device inprocess-empty-cuda-cache inprocess-restart",
     "is-hybrid-model keep-fp8-transpose-cache load-main-params-from-ckpt load-model-opt-format log-energy",

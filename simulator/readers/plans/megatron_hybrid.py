@@ -54,7 +54,10 @@ def read_hybrid(r: Reading, data: dict[str, Any], plan: dict[str, Any]) -> None:
         where = ratios[0] if ratios else "--is-hybrid-model"
         r.fault(where, "does not say which layer is what", "--hybrid-override-pattern, a letter for each layer")
         return
-    pattern, stages, modules = _parts(next(text for text in texts if text is not None))
+    text = next((text for text in texts if text is not None), None)
+    if text is None:
+        return  # it hangs on the script's environment, which `r` has told
+    pattern, stages, modules = _parts(text)
     data["pattern"] = pattern
     modules += [module] * int(data.get("mtp_layers", 0)) if module is not None and not modules else []
     for one in sorted({*modules} - {*_MODULES}):

@@ -19,10 +19,12 @@ MODEL_NAMES: Final = (
     "--tokenizer-type", "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size",
     "--moe-shared-expert-intermediate-size", "--moe-layer-freq", "--moe-router-score-function", "--moe-router-dtype",
     "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
-    "--v-head-dim", "--mtp-num-layers", "--moe-latent-size", *HYBRID_NAMES,
+    "--v-head-dim", "--mtp-num-layers", "--moe-latent-size", "--window-size", "--window-attn-skip-freq",
+    "--softmax-type", "--quick-geglu", "--glu-linear-offset", "--activation-func-clamp-value", "--rope-type", *HYBRID_NAMES,
 )  # fmt: skip
 _GPT2_VOCABULARY: Final = 50_257  # tokens of GPT2BPETokenizer
 _MULTIPLE: Final = 128  # --make-vocab-size-divisible-by
+_WINDOW: Final = re.compile(r"\(?(\d+),[01]\)?")
 _NEEDED: Final = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 
@@ -67,12 +69,29 @@ def _attention(r: Reading, data: dict[str, Any]) -> None:
     data["fused_qkv"] = True
     if r.flag("--qk-layernorm"):
         data["qk_norm"] = True
+    _windows(r, data)
     bias = not r.flag("--disable-bias-linear")
     data |= {"out_bias": bias, "mlp_bias": bias, "qkv_bias": bool(r.flag("--add-qkv-bias")) or bias}
 
 
+def _windows(r: Reading, data: dict[str, Any]) -> None:
+    """Keys that a token sees (`--window-size 127,0`: its own and 127 before), and the sink of each head's softmax."""
+    size, every = r.text("--window-size"), r.integer("--window-attn-skip-freq", least=0)
+    found = _WINDOW.fullmatch(size.replace(" ", "")) if size is not None else None
+    if size is not None and found is None:
+        r.fault("--window-size", f"{size!r} is no window of past keys", "--window-size 127,0")
+    if found is not None:
+        data |= {"sliding_window": int(found[1]) + 1, "global_every": every or 0}
+    kind = r.choice("--softmax-type", ("vanilla", "off-by-one", "learnable"))
+    data["attention_sinks"] = kind == "learnable"
+
+
 def _mlp(r: Reading, data: dict[str, Any], width: int | None) -> None:
-    gated, squared = bool(r.flag("--swiglu")), bool(r.flag("--squared-relu"))
+    quick = bool(r.flag("--quick-geglu"))  # x times its sigmoid, gated: what SwiGLU computes, but for a factor
+    gated, squared = bool(r.flag("--swiglu")) or quick, bool(r.flag("--squared-relu"))
+    r.number("--glu-linear-offset")
+    clamp = r.number("--activation-func-clamp-value")
+    data |= {"gate_clamp": clamp} if clamp else {}
     r.flag("--openai-gelu")
     if gated and squared:
         r.fault("--squared-relu", "contradicts --swiglu", "keep one")
@@ -99,6 +118,7 @@ def _rest(r: Reading, data: dict[str, Any], plan: dict[str, Any]) -> None:
     if share is not None:
         data["rotary_fraction"] = share
     r.flag("--rotary-interleaved")
+    r.choice("--rope-type", ("rope", "yarn"))
     longest = r.integer("--max-position-embeddings")
     if longest is not None and plan.get("seq_len", 0) > longest:
         problem = f"is {longest}, and --seq-length {plan['seq_len']}"

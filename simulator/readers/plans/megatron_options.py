@@ -17,7 +17,7 @@ NO_EFFECT: Final = re.compile(
     |pretrained-checkpoint|override-opt|decoupled|initial-loss|min-loss|loss-scale|hysteresis|rotary-(base|scaling)
     |rope-scaling|use-rope-scaling|norm-epsilon|mid-level|num-workers|num-dataset|object-storage|eod-mask|reset-
     |distributed-(backend|timeout)|local-rank|master|node-rank|rdzv|tee$|max-restarts|role$|manual-gc|rerun|error-inj
-    |result-rejected|iterations-to-skip|check-for|no-check-for|no-save|no-load|no-one-logger|no-log|no-mmap|no-bert
+    |result-rejected|iterations-to-skip|check-for|no-check-for|no-save|no-load|no-create-attention-mask|fsdp-manual-registration|no-one-logger|no-log|no-mmap|no-bert
     |no-initialization|no-strict|mock-data|bert-|ict-|biencoder|titles|query-in|evidence|block-data|embedding-path
     |indexer|retriever|img-|num-classes|num-channels|patch-dim|dino|vision|classes-fraction|mask-|short-seq|sample-rate
     |moe-(aux|z)-loss|moe-router-(enable-expert-bias|bias-update|topk-scaling|pre-softmax|num-groups|group-topk)

@@ -47,6 +47,7 @@ class Shell:
         self.line = 1
         self.spent = 0
         self.blocks: list[Block] = []
+        self.joins: dict[int, str] = {}  # commands behind && or ||
         if len(self.text) > MAX_CHARACTERS:
             raise self.refuse(f"more than {MAX_CHARACTERS} characters", "a script")
 
@@ -91,8 +92,8 @@ class Shell:
             if char == "\n" and listing:
                 self.next()
             elif char in "\n;&|":
-                self.next()
                 words = self._end(words)
+                self._join()
             elif char in "()":
                 self.next()
                 words = self._function_or_group(char, words)
@@ -105,6 +106,13 @@ class Shell:
                 words = self._keyword(words)
         self._end(words)
         return self.commands
+
+    def _join(self) -> None:
+        """What ends a command; && and || are kept for conditions."""
+        char = self.next()
+        if char in "&|" and self.peek() == char:
+            self.next()
+            self.joins[len(self.commands)] = 2 * char
 
     def _skip_blanks(self) -> None:
         while char := self.peek():
@@ -161,8 +169,10 @@ class Shell:
 
     def _arm(self, block: Block, word: str) -> None:
         if word == "then":
-            block.begin_arm(holds(self.commands[block.begun :]))
+            tests = range(block.begun + 1, len(self.commands))
+            block.begin_arm(holds(self.commands[block.begun :], [self.joins.get(at, "") for at in tests]))
             del self.commands[block.begun :]
+            self.joins.clear()
         elif word == "else":
             block.begin_else()
         else:

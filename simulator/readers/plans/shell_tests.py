@@ -47,24 +47,50 @@ class Block:
         self.live = False if self.settled else None if self.open else True
 
 
-def holds(commands: Sequence[Sequence[Word]]) -> bool | None:
-    """Whether a condition holds; None where it is more than one simple test of known words."""
-    if len(commands) != 1:
+def holds(commands: Sequence[Sequence[Word]], joins: Sequence[str] = ()) -> bool | None:
+    """Whether a condition holds: simple tests of known words, with && and || between them; None where it is more.
+
+    joins: what stands before each command behind the first; inside brackets too, where && would bind closer.
+    """
+    if not commands or len(joins) != len(commands) - 1 or not set(joins) <= {"&&", "||"}:
         return None
-    words = list(commands[0])
-    if not words or any(word.unknown for word in words):
-        return None
+    results, brackets = list[bool | None](), ""
+    for words in commands:
+        result, brackets = _test(words, brackets)
+        if brackets and len(set(joins)) > 1:
+            return None
+        results.append(result)
+    found = results[0]
+    for join, result in zip(joins, results[1:], strict=True):
+        found = _either(found, result) if join == "||" else _both(found, result)
+    return None if brackets else found
+
+
+def _test(words: Sequence[Word], opened: str) -> tuple[bool | None, str]:
+    """(value of one test, the bracket that stays open behind it)."""
     texts = [word.text for word in words]
-    if texts[0] == "test":
+    if not opened and texts[:1] == ["test"]:
         inside = texts[1:]
-    elif (texts[0], texts[-1]) in {("[", "]"), ("[[", "]]")}:
-        inside = texts[1:-1]
+    elif opened or texts[:1] in (["["], ["[["]):
+        opened, inside = opened or texts[0], texts if opened else texts[1:]
+        if inside[-1:] == [{"[": "]", "[[": "]]"}[opened]]:
+            opened, inside = "", inside[:-1]
     else:
-        return None
-    if inside and inside[0] == "!":
+        return None, ""
+    if any(word.unknown for word in words):
+        return None, opened
+    if inside[:1] == ["!"]:
         found = _simple(inside[1:])
-        return None if found is None else not found
-    return _simple(inside)
+        return (None if found is None else not found), opened
+    return _simple(inside), opened
+
+
+def _either(one: bool | None, two: bool | None) -> bool | None:  # noqa: FBT001  values of conditions
+    return True if one or two else None if None in (one, two) else False
+
+
+def _both(one: bool | None, two: bool | None) -> bool | None:  # noqa: FBT001
+    return False if one is False or two is False else None if None in (one, two) else True
 
 
 def _simple(texts: Sequence[str]) -> bool | None:

@@ -56,6 +56,7 @@ def _model(plan: Plan, model: Model) -> Iterator[str]:
         yield f"--rotary-percent {model.rotary_fraction}"
     yield f"--normalization {'RMSNorm' if model.norm == 'rms' else 'LayerNorm'}"
     yield from _flags(model)
+    yield from _windows(model)
     yield from _hybrid(plan, model)
     yield from _experts(model)
 
@@ -98,6 +99,17 @@ def _hybrid(plan: Plan, model: Model) -> Iterator[str]:
         mamba = model.mamba
         yield f"--mamba-num-heads {mamba.num_heads} --mamba-head-dim {mamba.head_dim}"
         yield f"--mamba-num-groups {mamba.num_groups} --mamba-state-dim {mamba.state_dim}"
+
+
+def _windows(model: Model) -> Iterator[str]:
+    if model.sliding_window is not None:
+        yield f"--window-size {model.sliding_window - 1},0"
+        if model.global_every:
+            yield f"--window-attn-skip-freq {model.global_every}"
+    if model.attention_sinks:
+        yield "--softmax-type learnable"
+    if model.gate_clamp:
+        yield f"--activation-func-clamp-value {model.gate_clamp}"
 
 
 def _experts(model: Model) -> Iterator[str]:
