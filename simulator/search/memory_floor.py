@@ -9,8 +9,10 @@ tests/laws holds floor ≤ peak_allocated_bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.memory import capacity_bytes, outside_torch_bytes
@@ -36,8 +38,7 @@ class MemoryFloor:
     _stages: StageMemories = field(init=False)
     _inputs: dict[int, Saved] = field(default_factory=dict)
     _saved: dict[object, Saved] = field(default_factory=dict)
-    _flying: dict[object, tuple[int, bool]] = field(default_factory=dict)
-    _alive: dict[object, int] = field(default_factory=dict)
+    _flights: dict[object, tuple[Flight, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._stages = StageMemories(self.nouns, self.shares)
@@ -63,7 +64,7 @@ class MemoryFloor:
         again = plan.pp == 1 and plan.num_micro_batches > 1  # a second micro-batch beside the gradients of the first
         shape = self.shapes.of(plan)
         # inputs of layers are saved whatever else is: where they are too much already, no tape is recorded
-        for find in (self._of_inputs, self._of_blocks):
+        for find in (self._of_blocks,) if self._recorded(plan, shape) else (self._of_inputs, self._of_blocks):
             saved = find(plan, shape)
             for stage, each in zip(stages, held, strict=True):
                 base = each.resident + (each.gradients if again else 0)
@@ -95,6 +96,9 @@ class MemoryFloor:
             checkpointed_rise=none,
         )
 
+    def _recorded(self, plan: Plan, shape: Shape) -> bool:
+        return (id(shape), plan.recompute, plan.implementation) in self._saved
+
     def _of_blocks(self, plan: Plan, shape: Shape) -> Saved:
         key = (id(shape), plan.recompute, plan.implementation)
         found = self._saved.get(key)
@@ -107,43 +111,62 @@ class MemoryFloor:
 
         Two micro-batches a stage stand for any number, as in `memory`.
         """
-        count = min(plan.num_micro_batches, 2 * plan.pp)
-        key = (id(saved), id(held), count, plan.recompute)
-        found = self._alive.get(key)
+        flights = self._in_flight(plan, stage, held, min(plan.num_micro_batches, 2 * plan.pp))
+        flying = min(_size(plan, flight, saved) for flight in flights)
+        most = max(_of_head(plan, held, saved), _rising(plan, held, saved), _reducing(plan, held, saved))
+        # of an interleaved schedule, once all chunks have run, FSDP2 keeps what it gathered
+        return flying + (held.gathered if flights[0].of_all_chunks else 0) + most
+
+    def _in_flight(self, plan: Plan, stage: int, held: StageMemory, count: int) -> tuple[Flight, ...]:
+        """What is saved when the first backward begins, or at any other moment with as much in flight: the least of these."""
+        key = (id(held.share), plan.pp, stage, plan.schedule, plan.virtual_stages, count)
+        found = self._flights.get(key)
         if found is None:
-            flying, all_chunks = self._in_flight(plan, stage, held, saved, count)
-            most = max(_of_head(plan, held, saved), _rising(plan, held, saved), _reducing(plan, held, saved))
-            # of an interleaved schedule, once all chunks have run, FSDP2 keeps what it gathered
-            found = self._alive[key] = flying + (held.gathered if all_chunks else 0) + most
+            found = self._flights[key] = self._flight(plan, stage, held, count)
         return found
 
-    def _in_flight(self, plan: Plan, stage: int, held: StageMemory, saved: Saved, count: int) -> tuple[int, bool]:
-        """What is saved when the first backward begins, or at any other moment with as much in flight; of all chunks."""
+    def _flight(self, plan: Plan, stage: int, held: StageMemory, count: int) -> tuple[Flight, ...]:
+        share, schedule, chunks = held.share, plan.pipeline_schedule, plan.virtual_stages
         if plan.pp == 1:
-            return saved.embedding + _layers(plan, held.kinds, saved), True
-        schedule, chunks = plan.pipeline_schedule, plan.virtual_stages
-        key = (id(saved), id(held.share), count, stage, schedule, plan.recompute)
-        found = self._flying.get(key)
-        if found is None:
-            sizes = _chunks(plan, held, saved)
-            # a pair of expert_overlap grows by a layer as it shrinks by another: nothing above the forwards before it
-            if schedule not in WHOLE:
-                found = peak_in_flight(schedule, plan.pp, count, stage, chunks) * min(sizes), False
-            else:
-                flying = self.shares.flying(schedule, plan.pp, count, stage, chunks)
-                found = sum(n * size for n, size in zip(flying, sizes, strict=True)), all(flying)
-            self._flying[key] = found
-        return found
+            return (Flight(1, 0, held.kinds, of_all_chunks=True),)
+        assert isinstance(share, Share)
+        # a pair of expert_overlap grows by a layer as it shrinks by another: nothing above the forwards before it
+        if schedule in WHOLE:
+            flying = self.shares.flying(schedule, plan.pp, count, stage, chunks)
+            return (_flight(share, held, flying, of_all_chunks=all(flying)),)
+        most = peak_in_flight(schedule, plan.pp, count, stage, chunks)
+        alone = ([most * (chunk == only) for chunk in range(chunks)] for only in range(chunks))
+        return tuple(_flight(share, held, flying, of_all_chunks=False) for flying in alone)
 
 
-def _chunks(plan: Plan, held: StageMemory, saved: Saved) -> Iterator[int]:
-    """What a micro-batch in flight holds in each chunk: its input, what the layers add, not what has been sent on."""
-    share = held.share
-    assert isinstance(share, Share)
-    for index, kinds in enumerate(held.chunks):
-        given = saved.embedding if index == share.embedding_chunk else saved.message
-        sent = 0 if index == share.head_chunk else saved.message
-        yield max(0, given + _layers(plan, kinds, saved) - sent)
+class Flight(NamedTuple):
+    """Micro-batches in flight on a stage, summed over its chunks.
+
+    embeddings: that hold what the embedding saves; messages: that hold another stage's output, less those whose output
+    has been sent on; kinds: layers that hold what they save.
+    """
+
+    embeddings: int
+    messages: int
+    kinds: Mapping[str, int]
+    of_all_chunks: bool
+
+
+def _flight(share: Share, held: StageMemory, flying: Sequence[int], *, of_all_chunks: bool) -> Flight:
+    """A micro-batch in flight holds a chunk's input, what the layers add, not what has been sent on."""
+    total = sum(flying)
+    embeddings = 0 if share.embedding_chunk is None else flying[share.embedding_chunk]
+    kept = 0 if share.head_chunk is None else flying[share.head_chunk]
+    kinds: Counter[str] = Counter()
+    for count, chunk in zip(flying, held.chunks, strict=True):
+        for kind, layers in chunk.items():
+            kinds[kind] += count * layers
+    return Flight(embeddings, (total - embeddings) - (total - kept), kinds, of_all_chunks)
+
+
+def _size(plan: Plan, flight: Flight, saved: Saved) -> int:
+    ends = flight.embeddings * saved.embedding + flight.messages * saved.message
+    return ends + _layers(plan, flight.kinds, saved)
 
 
 def _of_head(plan: Plan, held: StageMemory, saved: Saved) -> int:

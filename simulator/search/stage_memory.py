@@ -62,6 +62,7 @@ class StageMemories:
     shares: Shares
     _found: dict[object, StageMemory] = field(default_factory=dict)
     _resident: dict[object, tuple[int, int]] = field(default_factory=dict)
+    _gathered: dict[object, tuple[int, Layer]] = field(default_factory=dict)
 
     def of(self, plan: Plan, stages: tuple[int, ...]) -> list[StageMemory]:
         """Those stages of a plan."""
@@ -80,16 +81,25 @@ class StageMemories:
         resident, gradients = self._between(plan, share, states)
         body = shares.body(share)
         known = plan.implementation == "fsdp2" and plan.pipeline_schedule in WHOLE and share.experts is None
+        gathered, layer = self._whole(plan, share, states) if known else (0, None)
         return StageMemory(
             share=share,
             kinds=body,
             chunks=shares.chunks(share) if isinstance(share, Share) else (body,),
             resident=resident,
             gradients=gradients,
-            gathered=_gathered(plan, share) if known else 0,
-            layer=_layer(plan, share) if known and set(body) == {"layer"} else None,
+            gathered=gathered,
+            layer=layer if set(body) == {"layer"} else None,
             whole_layers=keeps_layers(plan),
         )
+
+    def _whole(self, plan: Plan, share: Model, states: tuple[object, ...]) -> tuple[int, Layer]:
+        """What FSDP2 keeps gathered, and a layer."""
+        key = (states, self.shares.content(share))
+        found = self._gathered.get(key)
+        if found is None:
+            found = self._gathered[key] = _gathered(plan, share)
+        return found
 
     def _between(self, plan: Plan, share: Model, states: tuple[object, ...]) -> tuple[int, int]:
         """(bytes between steps, those of gradients at the optimizer)."""
@@ -104,16 +114,13 @@ class StageMemories:
         return found
 
 
-def _gathered(plan: Plan, share: Model) -> int:
+def _gathered(plan: Plan, share: Model) -> tuple[int, Layer]:
     root, *layers = units(share, plan)
     kept = [*([root] if keeps_root(plan) else []), *(layers if keeps_layers(plan) else [])]
-    return sum(sum(gathered_sizes(unit, plan)) for unit in kept)
-
-
-def _layer(plan: Plan, share: Model) -> Layer:
-    last = units(share, plan)[-1]
     wide, narrow = DTYPE_BYTES[plan.gradient_dtype], DTYPE_BYTES[plan.compute_dtype]
-    return Layer(sum(gathered_sizes(last, plan)), last.numel * narrow, last.padded_numel * wide)
+    last = layers[-1] if layers else root
+    layer = Layer(sum(gathered_sizes(last, plan)), last.numel * narrow, last.padded_numel * wide)
+    return sum(sum(gathered_sizes(unit, plan)) for unit in kept), layer
 
 
 def _states(plan: Plan) -> tuple[object, ...]:

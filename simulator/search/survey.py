@@ -67,9 +67,10 @@ class Surveyor:
         """All legal plans of the branch; those whose value must exceed `limit` are too slow."""
         found, known = Survey(), bounded(branch)
         floors = self._of(branch)
+        leasts: dict[object, float] = {}
         for plan in self.study.space.plans(branch, found.killed):
             found.num_legal += 1
-            floor = self._floor(plan, *floors, limit) if known else 0.0
+            floor = self._floor(plan, *floors, limit, leasts) if known else 0.0
             if floor is None:
                 found.num_too_large += 1
             elif floor > limit:
@@ -78,19 +79,38 @@ class Surveyor:
                 found.prospects.append(Prospect(floor, key_of(plan, branch.cluster.num_nodes)))
         return found
 
-    def _floor(self, plan: Plan, nouns: Nouns, memory: MemoryFloor, time: TimeFloor, limit: float) -> float | None:
+    def _floor(
+        self,
+        plan: Plan,
+        nouns: Nouns,
+        memory: MemoryFloor,
+        time: TimeFloor,
+        limit: float,
+        leasts: dict[object, float],
+    ) -> float | None:
         """The least value of a plan, or something above `limit` that is no more; None where it cannot fit."""
         study = self.study
         if study.objective == "memory":
             used = memory.num_bytes(plan) + outside_torch_bytes(nouns.cluster.device, plan)
             return study.value(0.0, plan.num_devices, plan.tokens_per_step, used) if memory.fits(plan) else None
         if limit < math.inf:
-            least = study.value(time.least_s(plan), plan.num_devices, plan.tokens_per_step, 0)
+            least = study.value(self._least_s(plan, time, leasts), plan.num_devices, plan.tokens_per_step, 0)
             if least > limit:
                 return least
         if not memory.fits(plan):
             return None
-        return study.value(time.seconds(plan), plan.num_devices, plan.tokens_per_step, 0)
+        # no table asks for more than the steps that reach its limit
+        most_s = limit / study.value(1.0, plan.num_devices, plan.tokens_per_step, 0)
+        return study.value(time.seconds(plan, most_s), plan.num_devices, plan.tokens_per_step, 0)
+
+    @staticmethod
+    def _least_s(plan: Plan, time: TimeFloor, leasts: dict[object, float]) -> float:
+        """The same for all plans of a branch that differ in schedules and in what is sharded over which ranks."""
+        key = (plan.micro_batch_size, plan.recompute)
+        found = leasts.get(key)
+        if found is None:
+            found = leasts[key] = time.least_s(plan)
+        return found
 
     def _of(self, branch: Branch) -> tuple[Nouns, MemoryFloor, TimeFloor]:
         """The floors of a branch; those of another start are forgotten, as branches come in order."""

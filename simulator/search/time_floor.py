@@ -15,6 +15,7 @@ collectives is quicker than their sum, and no host quicker than its launches. te
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +26,7 @@ from simulator.lower.fabric import Fabric
 from simulator.lower.pipelined import waits_for_messages
 from simulator.lower.stragglers import slowdown
 from simulator.mesh import Mesh
+from simulator.model import Model
 from simulator.ops import Exchange
 from simulator.pipeline import num_positions, position, splits_backward, turns
 from simulator.plan import Plan
@@ -51,6 +53,7 @@ class TimeFloor:
     _traffic: dict[object, Traffic] = field(default_factory=dict)
     _passes: dict[object, Passes] = field(default_factory=dict)
     steps: dict[object, int] = field(default_factory=dict)
+    works: dict[object, _Work] = field(default_factory=dict)
     leasts: dict[object, float] = field(default_factory=dict)
     passed: dict[object, Counter[str]] = field(default_factory=dict)
 
@@ -62,9 +65,9 @@ class TimeFloor:
         self.shapes = BlockShapes(nouns, self.shares, self.pace)
         self.prices = Prices(nouns)
 
-    def seconds(self, plan: Plan) -> float:
-        """At most what predict() says of the plan's step."""
-        return _Floor(self, plan).seconds() * _ROUNDING
+    def seconds(self, plan: Plan, enough_s: float = math.inf) -> float:
+        """At most what predict() says of the plan's step. enough_s: a floor above that may be any such."""
+        return _Floor(self, plan).seconds(enough_s / _ROUNDING) * _ROUNDING
 
     def least_s(self, plan: Plan) -> float:
         """A lower and quicker floor: compute, and collectives inside blocks, of the mean pipeline stage."""
@@ -112,6 +115,9 @@ class _Work:
         self.waits_s += count * (chain.chain_s - chain.compute_s)
         self.host_s += count * chain.host_s
 
+    def times(self, count: float) -> _Work:
+        return _Work(count * self.compute_s, count * self.waits_s, count * self.weights_s, count * self.host_s)
+
 
 class _Floor:
     """One plan's floor."""
@@ -139,9 +145,10 @@ class _Floor:
             cluster=nouns.cluster, mesh=self.mesh, stack=nouns.stack, curves=nouns.curves, memory_weight=0, slowdown=0
         )
 
-    def seconds(self) -> float:
-        stages = (0,) if self.plan.pp == 1 else (0, self.plan.pp - 1)
-        return max(map(self._stage_s, stages))
+    def seconds(self, enough_s: float) -> float:
+        """The last stage first: it waits for the others, and has the head."""
+        found = self._stage_s(self.plan.pp - 1)
+        return found if self.plan.pp == 1 or found > enough_s else max(found, self._stage_s(0))
 
     def least_s(self) -> float:
         """No stage is quicker than the longest, nor the longest than their mean: the whole model over the stages."""
@@ -233,27 +240,46 @@ class _Floor:
     def _work(self, stage: int, passes: Passes) -> _Work:
         """Compute of a step on a stage: blocks, passes over memory around collectives, the optimizer."""
         plan, flows = self.plan, self.flows
-        places = [position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.virtual_stages)]
-        last = num_positions(self.schedule, plan.pp, plan.virtual_stages) - 1
-        shares = self.base.shares
-        total, share = _Work(), shares.of(plan, stage)
-        blocks: dict[str, int] = {"embedding": places.count(0), **shares.body(share), "head": places.count(last)}
-        for name, count in blocks.items():
-            if count:
-                total.add(self._chain(name, "forward"), count * flows)
-                total.add(self._chain(name, "backward"), count * flows)
-                if self.splits:
-                    total.weights_s += count * flows * self._chain(name, "weights").chain_s
-        if plan.recompute != "none":
-            for name, count in shares.body(share, self.every).items():
-                total.add(self._chain(name, "again"), count * flows)
+        total = self._blocks(stage).times(flows)
         total.compute_s += self._passes_s(passes)
         if plan.pp > 1 and waits_for_messages(plan):
-            ends = (places[0] > 0) + (places[0] < last)
+            places = self._places(stage)
+            ends = (places[0] > 0) + (places[0] < self._last_place)
             waits_s = (flows * ends - 1) * self._message_s()
             total.compute_s += waits_s
             total.waits_s += waits_s
         return total
+
+    def _blocks(self, stage: int) -> _Work:
+        """Of one micro-batch, the stage's blocks: the same however they are sharded, and how many micro-batches there are."""
+        plan, share = self.plan, self.base.shares.of(self.plan, stage)
+        key = (id(self.shape), self.step, plan.recompute, plan.schedule, plan.virtual_stages, plan.pp, stage)
+        found = self.base.works.get(key)
+        if found is None:
+            found = self.base.works[key] = self._made(share, self._places(stage))
+        return found
+
+    def _made(self, share: Model, places: list[int]) -> _Work:
+        plan, total, body = self.plan, _Work(), self.base.shares.body
+        blocks = {"embedding": places.count(0), **body(share), "head": places.count(self._last_place)}
+        for name, count in blocks.items():
+            if count:
+                total.add(self._chain(name, "forward"), count)
+                total.add(self._chain(name, "backward"), count)
+                if self.splits:
+                    total.weights_s += count * self._chain(name, "weights").chain_s
+        if plan.recompute != "none":
+            for name, count in body(share, self.every).items():
+                total.add(self._chain(name, "again"), count)
+        return total
+
+    def _places(self, stage: int) -> list[int]:
+        plan = self.plan
+        return [position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.virtual_stages)]
+
+    @property
+    def _last_place(self) -> int:
+        return num_positions(self.schedule, self.plan.pp, self.plan.virtual_stages) - 1
 
     def _passes_s(self, passes: Passes) -> float:
         flows, plan = self.flows, self.plan
