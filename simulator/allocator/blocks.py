@@ -51,6 +51,9 @@ def segment_bytes(block_bytes: int) -> int:
     return -(-block_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
 
 
+NO_STREAMS: frozenset[int] = frozenset()
+
+
 class Block:
     """A piece of a segment. Neighbours are linked; `mapped` is False for expandable address space without memory."""
 
@@ -62,7 +65,7 @@ class Block:
         self.pool = pool
         self.requested = 0
         self.used = False
-        self.uses: set[int] = set()  # other streams that still read it; not free before they are done
+        self.uses = NO_STREAMS  # others that still read it; not free before they are done
         self.mapped = True
         self.expandable = False
         self.born = 0  # number of searches when it entered its pool: its age for garbage collection
