@@ -260,6 +260,7 @@ def check(plan: Plan, model: Heads, cluster: Cluster) -> None:
         *_split_faults(plan, model),
         *_swap_faults(plan, model),
         *_mamba_faults(plan, model),
+        *_ends_faults(plan, model),
         *_expert_faults(plan, model),
     ]
     faults += pipeline_faults(
@@ -355,6 +356,17 @@ def _swap_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
             yield Fault(place="plan: cp_exchange", problem=problem, remedy='cp_exchange = "ring", or a smaller cp')
 
 
+_NARROW_MULTIPLE: Final = 16  # columns that fp8 products come in (Megatron-LM, core/ssm/mamba_mixer.py)
+
+
+def _ends_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
+    ends = plan.first_layers_bf16 + plan.last_layers_bf16
+    if ends > model.num_layers:
+        sizes = f"{plan.first_layers_bf16} + {plan.last_layers_bf16}"
+        problem = f"{sizes} layers in bf16, and the model has {model.num_layers}"
+        yield Fault(place="plan: first_layers_bf16", problem=problem, remedy=f"{model.num_layers} together at most")
+
+
 def _mamba_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
     """Mixers swap heads for tokens under context parallelism (Megatron-LM, core/ssm/mamba_context_parallel.py)."""
     if model.mamba is None:
@@ -362,6 +374,13 @@ def _mamba_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
     if plan.implementation != "megatron" and plan.tp * plan.cp > 1:
         problem = f"{plan.implementation} splits no Mamba mixers, and tp × cp = {plan.tp} × {plan.cp}"
         yield Fault(place="plan: tp", problem=problem, remedy='tp = 1, cp = 1, or data_parallel = "megatron"')
+    if plan.narrow and model.mamba.projected % _NARROW_MULTIPLE:
+        problem = (
+            f"the {model.mamba.projected} columns of a Mamba mixer's product are no multiple of {_NARROW_MULTIPLE}"
+        )
+        yield Fault(
+            place="plan: precision", problem=problem, remedy='precision = "bf16", or other heads, groups or states'
+        )
     parts = plan.cp * plan.tp
     if plan.cp == 1 or model.mamba.num_heads % plan.tp or model.mamba.num_groups % plan.tp:
         return  # nothing to swap; or told of already

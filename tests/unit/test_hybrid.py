@@ -216,3 +216,16 @@ def test_a_row_of_another_depth_is_refused() -> None:
 def test_notes_of_a_state_space_model_without_a_published_pattern_refuse_a_row() -> None:
     with pytest.raises(RefusedError, match="no published pattern"):
         resolve(replace(HYBRID_ROW, model_name="other", notes="Mamba-2 hybrid"))
+
+
+def test_narrow_products_of_mixers_come_in_sixteens() -> None:
+    """Megatron-LM, mamba_mixer.py: 2 I + 2 G N + H columns; here 2 * 8040 + 2 * 1024 + 120 = 18,248."""
+    model = Model.load("nemotron-h-8b")
+    assert model.mamba is not None
+    odd = model.model_copy(update={"mamba": model.mamba.model_copy(update={"num_heads": 120, "head_dim": 67})})
+    cluster = Cluster.load("dgx-h100-8")
+    with pytest.raises(PlanError, match="no multiple of 16"):
+        check(megatron(dp_shard=8, precision="fp8"), odd, cluster)
+    check(megatron(dp_shard=8, precision="fp8"), model, cluster)
+    with pytest.raises(PlanError, match="50 \\+ 3 layers in bf16, and the model has 52"):
+        check(megatron(dp_shard=8, precision="fp8", first_layers_bf16=50, last_layers_bf16=3), model, cluster)
