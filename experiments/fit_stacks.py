@@ -13,9 +13,10 @@ The fit is a maximum a posteriori with a soft-L1 loss: coefficients start from a
 where it was.
 
 Host times of Megatron-Core with Transformer Engine (`host_launch_s`, `host_module_s`, `host_collective_s`), and how much
-slower a Grace CPU runs it (`host_factor` of its devices), come from its own tests: models so small that the host decides.
-The runs are chosen by a rule too: every layout that ran on DGX H100, whose Xeon is the host of factor 1, and on as many
-GPUs beside Grace, with nothing that changes what the host does left unmodelled; of equal runs the first.
+slower other hosts run it than DGX H100's Xeon (`host_factor` of devices), come from its own tests: models so small that the
+host decides. The runs are chosen by a rule too: of the layouts that ran on as many H100s, GB200s and A100s with nothing that
+changes what the host does left unmodelled, the one with the fewest and the one with the most collectives a layer; of equal
+runs the first.
 """
 
 from __future__ import annotations
@@ -278,7 +279,8 @@ def _say(
 
 HOST_STACK = "megatron-core-2025"
 HOST_NOISE = 0.1  # equal tests of one suite differ by as much
-GRACE = "host_factor"
+GRACE, ROME = "host_factor.blackwell", "host_factor.ampere"  # beside GB200; DGX A100's EPYC
+SLOWER = {GRACE: ("gb200", "gb300"), ROME: ("a100-sxm4-40gb", "a100-sxm4-80gb", "a800-80gb")}
 STEP = (
     "step_overhead_s"  # of the tests: they log norms and zeros of every parameter. Fitted beside the others, not kept
 )
@@ -292,35 +294,47 @@ HOSTS = (
     Coefficient("host_collective_s", 50e-6, 0.7),
     Coefficient(STEP, 10e-3, 0.7),
     Coefficient(GRACE, 2.0, 0.5),
+    Coefficient(ROME, 1.2, 0.3),
 )
 
 
 def host_runs(runs: Sequence[Run]) -> list[Run]:
-    """Layouts that ran on both kinds of host, each run once on either."""
-    sides: dict[str, dict[str, Run]] = {}
+    """Two layouts, each run once on each of three kinds of host."""
+    found: dict[str, dict[str, Run]] = {}
     for run in sorted(runs, key=lambda run: run.row.id):
-        stated = stated_options(run.row) is not None and not HOST_OPTIONS & set(run.unmodelled)
-        grace, hopper = run.cluster.device.host_factor > 1, run.cluster.device.architecture == "hopper"
-        if stated and (grace or hopper):
-            layout = f"{run.plan.model_dump_json()} {run.model.num_layers} {run.model.d_model} {run.stack.loss}"
-            sides.setdefault(layout, {}).setdefault("grace" if grace else "x86", run)
-    return [run for both in sides.values() if len(both) == 2 for run in both.values()][:MOST_RUNS]
+        if stated_options(run.row) is None or HOST_OPTIONS & set(run.unmodelled):
+            continue
+        layout = f"{run.plan.model_dump_json()} {run.model.num_layers} {run.model.d_model} {run.stack.loss}"
+        found.setdefault(layout, {}).setdefault(run.cluster.device.architecture, run)
+    everywhere = [tuple(kinds.values()) for kinds in found.values() if len(kinds) == len(SLOWER) + 1]
+    everywhere.sort(key=lambda same: (_collectives(same[0]), same[0].row.id))
+    return [*everywhere[0], *everywhere[-1]]
+
+
+def _collectives(run: Run) -> int:
+    """Of a layer, both ways."""
+    ops = build_blocks(run.model, run.stack, run.plan).body[0].ops
+    return sum(len(op.forward_exchanges) + len(op.backward_exchanges) for op in ops)
 
 
 class _Hosted(_Measured):
     """A run whose host may be slower than its device says."""
 
     def under(self, values: Values) -> float:
-        """Seconds with these host times, Grace's as many times those of a Xeon."""
-        stated = self.run.cluster.device.host_factor
-        slower = values[GRACE] / stated if stated > 1 else 1.0
-        times = {name: slower * value for name, value in values.items() if name != GRACE}
+        """Seconds with these host times of the Xeon."""
+        device = self.run.cluster.device
+        factor = values.get(f"host_factor.{device.architecture}", 1.0)
+        slower = (
+            factor / device.host_factor
+        )  # the device's own comes on top of a stack's times, but not of this constant
+        times = {name: slower * value for name, value in values.items() if name not in SLOWER}
+        times[STEP] = factor * values[STEP]
         times["host_kernel_s"] = slower * self.run.stack.further_kernel_s()
         return self.predicted_s(self.run.stack.model_copy(update=times))
 
 
 def hosts(runs: Sequence[Run], *, write: bool) -> None:
-    """Fit the host times of HOST_STACK and Grace's factor, and write both."""
+    """Fit the host times of HOST_STACK and the factors of other hosts, and write both."""
     chosen = [_Hosted(run) for run in host_runs(runs)]
     measured = np.array([run.measured_s for run in chosen])
     values, errors = fit(HOSTS, [run.under for run in chosen], measured, HOST_NOISE)
@@ -329,14 +343,15 @@ def hosts(runs: Sequence[Run], *, write: bool) -> None:
     _say(f"{HOST_STACK}: hosts", values, errors, ids, after)
     if not write:
         return
-    kept = {name: value for name, value in values.items() if name not in (STEP, GRACE)}
+    kept = {name: value for name, value in values.items() if name != STEP and name not in SLOWER}
     _write(HOST_STACK, kept, errors, ids, None)
-    for device in ("gb200", "gb300"):
-        path = STACKS.parent / "devices" / f"{device}.toml"
-        text = re.sub(
-            r"^host_factor = [\d.]+$", f"host_factor = {values[GRACE]:.2f}", path.read_text(), flags=re.MULTILINE
-        )
-        path.write_text(text, encoding="utf-8")
+    for factor, devices in SLOWER.items():
+        for device in devices:
+            path = STACKS.parent / "devices" / f"{device}.toml"
+            line = f"host_factor = {values[factor]:.2f}"
+            path.write_text(
+                re.sub(r"^host_factor = [\d.]+$", line, path.read_text(), flags=re.MULTILINE), encoding="utf-8"
+            )
 
 
 # --- our own single-GPU steps

@@ -47,7 +47,7 @@ class Device(Strict):
     cuda_memory_bytes: what a process can get of it (cudaMemGetInfo's total), where a source states it.
     hypervisor_bytes: what a hypervisor or another tenant keeps of the memory.
     power_w: the board's power cap; sustained matrix speed follows it.
-    host_factor: time that Python takes on its host over an x86 server, where the CPU is part of the device.
+    host_factor: time that Python takes on its host over DGX H100's Xeon, where the CPU is part of the device or of its age.
     aliases: other names that tables and users give it.
     sources: where each number stands.
     """

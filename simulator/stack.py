@@ -171,7 +171,7 @@ class Stack(Strict):
         return Nccl.of(self.nccl, self.nccl_env)
 
     def on_host_of(self, device: Device) -> Self:
-        """The same on a device whose host is slower or faster than an x86 server."""
+        """The same on a device whose host is slower or faster than DGX H100's Xeon."""
         if device.host_factor == 1:
             return self
         stated = {name: value for name in _HOST_TIMES if (value := getattr(self, name)) is not None}
