@@ -21,6 +21,7 @@ from simulator.backtest.rules import (
     family_fields,
     filled,
     filled_node,
+    intra_kind,
     machine,
     mixture_fields,
     network_bytes_per_s,
@@ -38,7 +39,13 @@ from simulator.stack import Stack
 from simulator.topology import Cluster
 
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
-_OFFLOAD = re.compile(r"offload_activations=1|activation.offload|cpu.offload|optimizer.offload", re.IGNORECASE)
+_OFFLOAD = re.compile(
+    r"(?<!no )(?<!no-)(?<!without )offload(?!\w*\s*[=:]\s*(?:0|false|none|no|off|n)\b)", re.IGNORECASE
+)
+_STATES_OFFLOAD = re.compile(
+    r"(optimi[sz]er|cpu|zero|param(eter)?s?)[ _-]?offload|offload_(optimizer|param)", re.IGNORECASE
+)
+_PARAMETERS_OFFLOAD = re.compile(r"param(eter)?s?[ _-]?offload|offload_param|zero3_offload|infinity", re.IGNORECASE)
 _SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
 _EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
 _REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "mixed_precision=DEFAULT": "fp32", "fp32 grad accumulation": "fp32"}
@@ -149,7 +156,7 @@ def _cluster_of(row: RunRow) -> Cluster:
     """The machine that the row names, or the usual one of its GPU."""
     num_devices, preset = row.n_gpus or 0, machine(row)
     if preset is None:
-        cluster = _cluster(row.gpu, num_devices, filled_node(row), network_bytes_per_s(row))
+        cluster = _cluster(row.gpu, num_devices, filled_node(row), intra_kind(row), network_bytes_per_s(row))
     else:
         cluster = _preset(preset, num_devices)
     rack = rack_gpus(row)
@@ -168,8 +175,10 @@ def _stack_of(row: RunRow, plan: Plan, device: Device) -> Stack:
 
 
 @cache
-def _cluster(gpu: str, num_devices: int, gpus_per_node: int | None, bytes_per_s: float | None) -> Cluster:
-    return Cluster.synthesise(gpu, num_devices, gpus_per_node, inter_bytes_per_s_per_node=bytes_per_s)
+def _cluster(
+    gpu: str, num_devices: int, gpus_per_node: int | None, intra: str | None, bytes_per_s: float | None
+) -> Cluster:
+    return Cluster.synthesise(gpu, num_devices, gpus_per_node, intra, bytes_per_s)
 
 
 @cache
@@ -185,7 +194,7 @@ def _inexpressible(row: RunRow, *, stated: bool) -> Iterator[tuple[str, str]]:
         yield "expert parallelism without experts", f"ep = {row.ep}"
     if not stated and not is_hybrid(row) and _STATE_SPACE.search(row.notes):
         yield "layers without attention", "a state-space model by its notes, of no published pattern"
-    if _OFFLOAD.search(row.notes):
+    if _OFFLOAD.search(row.notes) and not _offload(row, framework_rule(row)):
         yield "offload", "stated in the notes"
 
 
@@ -250,12 +259,22 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         **expert_plan(row, rule),
         **_sharding(row, rule, ranks, cluster.gpus_per_node),
         **_recompute(row, rule),
+        **_offload(row, rule),
         **(recipe.plan_fields() if (recipe := published_recipe(row)) else {}),
         **_reduce_dtype(row, rule),
     }
     plan = Plan.parse(fields, f"line {row.line}", PlanError)
     plan.check(f"line {row.line}")
     return micro_batches, plan
+
+
+def _offload(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
+    """Optimizer states, and in stage 3 parameters, in host memory, where the notes say so of DeepSpeed."""
+    deepspeed = "deepspeed" in (rule.partitioned, rule.sharded) and row.zero_or_fsdp in ("zero1", "zero2", "zero3")
+    if not deepspeed or not (_OFFLOAD.search(row.notes) and _STATES_OFFLOAD.search(row.notes)):
+        return {}
+    parameters = row.zero_or_fsdp == "zero3" and _PARAMETERS_OFFLOAD.search(row.notes)
+    return {"offload": {"optimizer": "host", **({"parameters": "host"} if parameters else {})}}
 
 
 def _precision(row: RunRow) -> dict[str, Any]:

@@ -25,9 +25,32 @@ _Value = TypeVar("_Value", int, str)
 MACHINES: tuple[tuple[str, str], ...] = ((r"\bA3 VM", "gcp-a3-high"), (r"\bJean Zay A100", "jean-zay-a100-8"))
 
 
+# Amazon's instances of each GPU; only they have its network cards (EFA).
+_AMAZON = {
+    "a100-sxm4-40gb": "aws-p4d",
+    "a100-sxm4-80gb": "aws-p4de",
+    "h100-sxm5-80gb": "aws-p5",
+    "h200-sxm": "aws-p5en",
+    "b200-sxm": "aws-p6-b200",
+    "b300-sxm": "aws-p6-b300",
+}
+_EFA = re.compile(r"\bEFA\b|\bp[456](?:d|de|e|en)?\.48xlarge|\bp6-b[23]00\b")
+
+
 def machine(row: RunRow) -> str | None:
     """The preset cluster that a row's notes name, if any."""
-    return next((preset for pattern, preset in MACHINES if re.search(pattern, row.notes)), None)
+    named = next((preset for pattern, preset in MACHINES if re.search(pattern, row.notes)), None)
+    amazon = _AMAZON.get(Device.resolve(row.gpu)) if _EFA.search(f"{row.notes} {row.intra_link}") else None
+    return named or amazon
+
+
+def intra_kind(row: RunRow) -> str | None:
+    """The links between a node's GPUs where a row says that they are PCIe; None leaves them to the GPU's usual host."""
+    found = re.search(r"\bpcie ?-?(?:gen)? ?([3-6])?", row.intra_link, re.IGNORECASE)
+    if found is None or re.search(r"nvl|nvswitch|xgmi", row.intra_link, re.IGNORECASE):
+        return None
+    older = Device.load(row.gpu).architecture in ("volta", "ampere", "ada", "cdna2")
+    return "pcie4" if found[1] in ("3", "4") or (found[1] is None and older) else "pcie5"
 
 
 def network_bytes_per_s(row: RunRow) -> float | None:
@@ -140,6 +163,11 @@ def mixture_fields(row: RunRow) -> dict[str, object]:
 
 _OF_COLUMNS = ("d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "vocab_size", "experts")
 _EXPERT_OVERLAP = re.compile(r"A2A overlap=on")
+_EXPERT_RANKS = re.compile(r"\bETP ?=? ?(\d+)\b")
+_DISPATCHERS = (
+    (re.compile(r"dispatcher ?[=:] ?\S*(deep-?ep|hybrid-?ep|uccl|nvshmem)", re.IGNORECASE), "deep_ep"),
+    (re.compile(r"dispatcher ?[=:] ?all-?gather", re.IGNORECASE), "all_gather"),
+)
 _CAPACITY = re.compile(r"expert capacity ([0-9.]+) padded")
 
 
@@ -162,10 +190,19 @@ def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
         "ep": row.ep or 1,
         # ranks that all hold the same tokens would compute the same experts
         "etp": (row.tp or 1) if rule.splits_experts or not sequence_parallel(row, rule) else 1,
+        **_noted_experts(row),
         "expert_overlap": overlaps_experts(row),
         **({"expert_capacity_factor": float(capacity[1])} if capacity else {}),
         **_layout(row),
     }
+
+
+def _noted_experts(row: RunRow) -> dict[str, object]:
+    """Degree and dispatcher that the notes state."""
+    degree = _EXPERT_RANKS.search(row.notes)
+    dispatcher = next((word for pattern, word in _DISPATCHERS if pattern.search(row.notes)), None)
+    stated = {"etp": int(degree[1]) if degree else None, "dispatcher": dispatcher}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def _layout(row: RunRow) -> dict[str, object]:

@@ -257,6 +257,28 @@ def test_networks() -> None:
     assert network(gpu="A100-80GB-SXM", notes="Jean Zay A100 nodes") == pytest.approx(50e9)
 
 
+def test_links_and_machines_that_a_row_names() -> None:
+    def cluster(**changes: Any) -> Any:
+        return resolve(replace(ROW, **changes)).cluster
+
+    assert cluster(notes="forced balanced routing; EFA; mock data").name == "aws-p4de"
+    assert cluster(gpu="H100", notes="p5.48xlarge 32x EFA/node").inter.kind == "efa"
+    assert cluster(intra_link="PCIe 4.0").intra.kind == "pcie4"
+    assert cluster(gpu="H100", intra_link="PCIe").intra.kind == "pcie5"
+    assert cluster(intra_link="NVLink, host PCIe").intra.kind == "nvlink3"
+
+
+def test_how_experts_are_reached_and_what_is_offloaded_are_in_the_notes() -> None:
+    mixture = {"framework": "Megatron-Bridge", "n_experts": 8, "top_k": 2, "ep": 2, "zero_or_fsdp": "", "tp": 2}
+    assert plan_of(**mixture, notes="dispatcher=DeepEP(UCCL); ETP=2")["dispatcher"] == "deep_ep"
+    assert plan_of(**mixture, notes="dispatcher=alltoall; ETP2")["etp"] == 2
+    deepspeed = {"framework": "DeepSpeed", "zero_or_fsdp": "zero3"}
+    assert plan_of(**deepspeed, notes="ZeRO-Offload")["offload"]["optimizer"] == "host"
+    assert plan_of(**deepspeed, notes="offload_optimizer and offload_param")["offload"]["parameters"] == "host"
+    assert plan_of(**deepspeed, notes="no offload; cpu_offload=false")["offload"]["optimizer"] == "none"
+    assert "offload" in kinds(framework="torchtitan", notes="CPU offload")
+
+
 def test_what_a_plan_cannot_say_is_refused_with_every_reason() -> None:
     text = kinds(ep=4, dp=4, notes="offload_activations=1")
     for reason in ("without experts", "offload"):

@@ -112,6 +112,7 @@ EXPECTED: dict[str, tuple[float | None, str, str]] = {
     "odd-gpus": (3.21, "torch-2.6-eager", "h100-sxm5-80gb"),
     "mqa": (None, "megatron-core-2025", "h100-sxm5-80gb"),
     "ep-above-dp": (46.7, "megatron-core-2025", "h100-sxm5-80gb"),
+    "offload": (68.98, "deepspeed-0.14", "a100-sxm4-80gb"),
     "no-precision": (8.03, "megatron-core-2025", "h100-sxm5-80gb"),
     "muon": (15.96, "megatron-core-2025", "h800-sxm5-80gb"),
 }
@@ -119,7 +120,6 @@ REFUSED = {
     "plain-fsdp": "no decoder",
     "minimax-01": "lightning attention",
     "jamba": "state-space",
-    "offload": "offload",
     "lora": "adapters",
 }
 
@@ -180,4 +180,6 @@ def test_layouts() -> None:
     assert run_of("odd-batch").micro_batches == 126 / 12 / 4
     assert run_of("vescale").plan.etp == 4
     assert run_of("ep-above-dp").plan.num_expert_ranks == 16
+    assert run_of("offload").plan.offload.optimizer == "host"
+    assert run_of("aws-deepep").plan.dispatcher == "deep_ep"
     assert run_of("muon").plan.optimizer == "sgd_momentum"
