@@ -57,7 +57,7 @@ class Model(Strict):
     experts: of most layers, instead of the MLP; d_ff is then that of the layers without. latent: multi-head latent attention;
     head_dim is that of queries and keys. mtp_layers: modules that predict further tokens (arXiv 2412.19437, section
     2.2): two norms and a product that join the stream with the next embedding, a layer, a norm; embedding and head are
-    the model's own.
+    the model's own. mtp_passes: how often one such module is passed, a token further each time, with the same parameters.
 
     pattern: of a hybrid, a letter for each layer, which then is one branch: M a Mamba-2 mixer (mamba says of what shape),
     * attention, - an MLP, E experts. A module that predicts further tokens is attention and experts (an MLP, without any).
@@ -105,6 +105,7 @@ class Model(Strict):
     mamba: Mamba | None = None
     pattern: str | None = Field(min_length=1, max_length=10_000, default=None)
     mtp_layers: int = Field(ge=0, le=100, default=0)
+    mtp_passes: int = Field(ge=1, le=100, default=1)
     sources: dict[str, str] = {}
 
     @model_validator(mode="before")
@@ -143,6 +144,8 @@ class Model(Strict):
 
     def _wrong_parts(self) -> list[str]:
         wrong = []
+        if self.mtp_passes > 1 and self.mtp_layers != 1:
+            wrong.append(f"mtp_passes repeats one module, and mtp_layers is {self.mtp_layers}")
         if self.latent is not None:
             if self.num_kv_heads != self.num_heads:
                 wrong.append("latent attention has as many keys as heads: leave num_kv_heads out")
@@ -272,8 +275,11 @@ class Model(Strict):
 
         A convolution's taps are left out, as in Megatron-LM's count. Of the routed experts, those it is sent to. A module of multi-token prediction has the LM head once more.
         """
-        heads = (1 + self.mtp_layers) * self.vocab_size * self.d_model
-        return heads + sum(count * self._matmul_parameters_of(kind) for kind, count in Counter(self.body).items())
+        heads = (1 + self.mtp_layers * self.mtp_passes) * self.vocab_size * self.d_model
+        passes = {"mtp": self.mtp_passes}
+        return heads + sum(
+            count * passes.get(kind, 1) * self._matmul_parameters_of(kind) for kind, count in Counter(self.body).items()
+        )
 
     def _matmul_parameters_of(self, unit: Unit) -> int:
         matrices = ((name, shape) for name, shape in self.parameter_shapes(unit) if name.endswith(".weight"))
@@ -408,7 +414,7 @@ class Model(Strict):
         if self.mamba is not None:
             matmul += 3 * self.mamba.scan_flop_per_token * self.layer_kinds.count("mamba") * seq_len
         pairs = self.attention_pairs(seq_len, causal=causal)
-        more = self.mtp_layers * (seq_len * seq_len // 2 if causal else seq_len * seq_len)
+        more = self.mtp_layers * self.mtp_passes * (seq_len * seq_len // 2 if causal else seq_len * seq_len)
         return matmul + 6 * (self.q_width + self.o_width) * (pairs + more)
 
     def model_flop_per_token(self, seq_len: int, *, causal: bool = True) -> int:

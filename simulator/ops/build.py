@@ -169,14 +169,32 @@ def _one_branch(s: Setting, kind: HybridKind) -> Block:
 
 
 def _mtp(s: Setting) -> Block:
-    """A module of multi-token prediction: a layer on the stream joined with the next tokens' embeddings, and its loss.
+    """A module of multi-token prediction, passed as often as the model says.
 
     The stream goes on as it came (Megatron-LM, core/transformer/multi_token_prediction.py). Embedding and head are used
-    once more; their gradients are added to those of the first use.
+    once more in each pass; their gradients, and a repeated module's, are added to those of the first use.
     """
     m, d = s.model, s.model.d_model
     x = Value("input", s.stream_tokens * d, s.stream_dtype)
     g = Graph("mtp", x, fused=s.stack.blocks == "compiled")
+    losses = [_mtp_pass(g, s, x, number) for number in range(m.mtp_passes)]
+    passed = g.value("passed", x.numel, x.dtype)
+    g.op(
+        "passed",
+        "elementwise",
+        inputs=(x, *losses),
+        outputs=(passed,),
+        forward=(stream("copy", x.num_bytes, x.num_bytes),),
+        grads=losses,
+        aliases=(x,),
+    )
+    return _finished(g.block(passed, m.num_parameters_of("mtp")), s, x)
+
+
+def _mtp_pass(g: Graph, s: Setting, x: Value, number: int) -> Value:
+    """A layer on the stream joined with the next tokens' embeddings, and its loss."""
+    m, d = s.model, s.model.d_model
+    g.prefix = f"pass{number + 1}." if number else ""
     next_tokens = g.value("mtp.embedded", x.numel, x.dtype)
     size, table = x.num_bytes, m.vocab_size * d * DTYPE_BYTES[s.parameter_dtype]
     lookup = stream("embedding_forward", size, size)
@@ -197,17 +215,8 @@ def _mtp(s: Setting) -> Block:
     y = linear(g, s, "mtp.join", both, d, bias=False, split="none", tokens=s.stream_tokens)
     y = norm(g, s, "mtp.norm", _branches(g, s, y, dense=False), d)
     loss = _loss(g, s, y)
-    passed = g.value("passed", x.numel, x.dtype)
-    g.op(
-        "passed",
-        "elementwise",
-        inputs=(x, loss),
-        outputs=(passed,),
-        forward=(stream("copy", size, size),),
-        grads=(loss,),
-        aliases=(x,),
-    )
-    return _finished(g.block(passed, m.num_parameters_of("mtp")), s, x)
+    g.prefix = ""
+    return loss
 
 
 def _branches(g: Graph, s: Setting, x: Value, *, dense: bool) -> Value:

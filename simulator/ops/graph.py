@@ -48,16 +48,24 @@ def _needed(saved: Sequence[Value], x: Value) -> int:
 
 
 class Graph:
-    """Ops in the order in which they are added. `fused` graphs bill no sums: their kernels already take them in."""
+    """Ops in the order in which they are added. `fused` graphs bill no sums: their kernels already take them in.
+
+    prefix: what names of ops and tensors begin with from here on, where the same modules are passed once more.
+    """
 
     def __init__(self, name: str, input_value: Value, *, fused: bool = False) -> None:
         self._name, self._input, self._fused = name, input_value, fused
         self._ops: list[Op] = []
         self._values: dict[str, Value] = {input_value.name: input_value}
         self._uneven: set[str] = set()
+        self.prefix = ""
+
+    def _full(self, name: str) -> str:
+        return name if name.startswith(self.prefix) else f"{self.prefix}{name}"
 
     def value(self, name: str, numel: int, dtype: str) -> Value:
         """Declare an output. Names are unique in a block."""
+        name = self._full(name)
         if name in self._values:
             msg = f"{self._name} has two tensors called {name}"
             raise AssertionError(msg)
@@ -66,6 +74,7 @@ class Graph:
 
     def view(self, name: str, base: Value, numel: int) -> Value:
         """Declare a view: `numel` elements of `base`, with a gradient of its own."""
+        name = self._full(name)
         self._values[name] = Value(name, numel, base.dtype, view_of=base.base)
         return self._values[name]
 
@@ -92,7 +101,7 @@ class Graph:
     ) -> None:
         """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
         op = Op(
-            name=name,
+            name=self._full(name),
             category=category,
             forward=tuple(forward),
             backward=tuple(backward),

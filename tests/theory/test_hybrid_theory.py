@@ -105,7 +105,7 @@ def test_products_are_six_flop_a_parameter_and_token(name: str, stack: str) -> N
         found += counts[one.name] * [k for op in one.ops for k in (*op.forward, *op.backward)]
     tokens = plan.micro_batch_size * plan.seq_len
     assert sum(k.flop for k in found if isinstance(k, Gemm)) == 6 * model.num_matmul_parameters * tokens
-    layers = model.num_attention_layers + model.mtp_layers
+    layers = model.num_attention_layers + model.mtp_layers * model.mtp_passes
     pairs = plan.micro_batch_size * layers * model.num_heads * plan.seq_len**2 // 2
     assert sum(k.flop for k in found if isinstance(k, Attention)) == 7 * 2 * pairs * model.head_dim
 
@@ -290,3 +290,15 @@ def test_the_scans_prior_is_three_quarters_of_flash_attention_2() -> None:
     busy = Scan(flop=long.flop, read_bytes=1, write_bytes=1, dtype="bf16", head_dim=64, direction="backward")
     assert timer.kernel_s(long) / timer.kernel_s(busy) == pytest.approx(0.75, rel=0.01)
     assert calibration.sigma("scan") == 0.4
+
+
+def test_a_repeated_module_costs_its_passes_and_one_set_of_parameters() -> None:
+    base = TINY.model_copy(update={"mtp_layers": 1})
+    twice = base.model_copy(update={"mtp_passes": 2})
+    assert twice.num_parameters == base.num_parameters
+    plan = megatron(seq_len=1024)
+    once, again = (block(m, plan, "mtp") for m in (base, twice))
+    assert again.forward_flop == 2 * once.forward_flop
+    more = 6 * (TINY.vocab_size * TINY.d_model + base._matmul_parameters_of("mtp")) * 1024
+    attention = 6 * 2 * TINY.q_width * 1024 * 1024 // 2
+    assert twice.model_flop_per_sequence(1024) - base.model_flop_per_sequence(1024) == more + attention

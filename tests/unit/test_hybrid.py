@@ -229,3 +229,11 @@ def test_narrow_products_of_mixers_come_in_sixteens() -> None:
     check(megatron(dp_shard=8, precision="fp8"), model, cluster)
     with pytest.raises(PlanError, match="50 \\+ 3 layers in bf16, and the model has 52"):
         check(megatron(dp_shard=8, precision="fp8", first_layers_bf16=50, last_layers_bf16=3), model, cluster)
+
+
+def test_a_repeated_module_of_megatrons() -> None:
+    text = """pretrain_mamba.py --hidden-size 256 --num-attention-heads 8 --hybrid-layer-pattern="M-*E/*E/*E" --num-experts 4
+    --mamba-num-heads 16 --vocab-size 1024 --micro-batch-size 1 --seq-length 128 --mtp-use-repeated-layer --bf16 --mtp-num-layers 2"""
+    draft = read_megatron(" ".join(text.split()), "run.sh")
+    assert isinstance(draft.model, Model)
+    assert (draft.model.mtp_layers, draft.model.mtp_passes) == (1, 2)

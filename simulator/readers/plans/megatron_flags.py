@@ -29,7 +29,7 @@ _LINES: Final = (
     "moe-apply-probs-on-input moe-enable-deepep moe-extended-tp moe-grouped-gemm moe-layer-recompute",
     "moe-pad-expert-input-to-capacity moe-per-layer-logging moe-permute-fusion moe-router-enable-expert-bias",
     "moe-router-force-load-balancing moe-router-fusion moe-router-padding-for-fp8 moe-router-pre-softmax",
-    "moe-shared-expert-overlap moe-use-legacy-grouped-gemm moe-use-upcycling multi-latent-attention",
+    "moe-shared-expert-overlap moe-use-legacy-grouped-gemm moe-use-upcycling mtp-use-repeated-layer multi-latent-attention",
     "multiple-validation-sets nccl-all-reduce-for-prefill no-align-grad-reduce no-align-param-gather",
     "no-async-tensor-model-parallel-allreduce no-barrier-with-level-1-timing no-bias-dropout-fusion",
     "no-bias-gelu-fusion no-bias-swiglu-fusion no-check-for-nan-in-loss-and-grad no-ckpt-fully-parallel-save",

@@ -19,7 +19,7 @@ MODEL_NAMES: Final = (
     "--tokenizer-type", "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size",
     "--moe-shared-expert-intermediate-size", "--moe-layer-freq", "--moe-router-score-function", "--moe-router-dtype",
     "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
-    "--v-head-dim", "--mtp-num-layers", "--moe-latent-size", "--window-size", "--window-attn-skip-freq",
+    "--v-head-dim", "--mtp-num-layers", "--mtp-use-repeated-layer", "--moe-latent-size", "--window-size", "--window-attn-skip-freq",
     "--softmax-type", "--quick-geglu", "--glu-linear-offset", "--activation-func-clamp-value", "--rope-type", *HYBRID_NAMES,
 )  # fmt: skip
 _GPT2_VOCABULARY: Final = 50_257  # tokens of GPT2BPETokenizer
@@ -46,6 +46,8 @@ def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
     _experts(r, data)
     _latent(r, data)
     read_hybrid(r, data, plan)
+    if data.pop("mtp_repeated") and data.get("mtp_layers"):
+        data |= {"mtp_passes": data["mtp_layers"], "mtp_layers": 1}
     vocabulary = _vocabulary(r, plan)
     if None in sizes.values() or vocabulary is None or r.faults:
         return None
@@ -138,6 +140,7 @@ def _experts(r: Reading, data: dict[str, Any]) -> None:
     further = r.integer("--mtp-num-layers", least=0)
     if further:
         data["mtp_layers"] = further
+    data["mtp_repeated"] = bool(r.flag("--mtp-use-repeated-layer"))
     if not count:
         return
     found: dict[str, Any] = {"num_experts": count, "top_k": top or 2, "d_ff": width or data["d_ff"] or 0}

@@ -73,7 +73,9 @@ def _flags(model: Model) -> Iterator[str]:
     if not model.tied_embeddings:
         yield "--untie-embeddings-and-output-weights"
     if model.mtp_layers and model.pattern is None:
-        yield f"--mtp-num-layers {model.mtp_layers}"
+        yield f"--mtp-num-layers {model.mtp_layers * model.mtp_passes}"
+    if model.mtp_passes > 1:
+        yield "--mtp-use-repeated-layer"
 
 
 def _unified(plan: Plan, model: Model) -> bool:
@@ -92,7 +94,10 @@ def _hybrid(plan: Plan, model: Model) -> Iterator[str]:
     else:
         share, rest = divmod(model.num_layers, plan.pp * plan.virtual_stages)
         equal = tuple(share + (part < rest) for part in range(plan.pp * plan.virtual_stages))
-        letters, modules = iter(model.pattern), ("/*E" if model.experts else "/*-") * model.mtp_layers
+        letters, modules = (
+            iter(model.pattern),
+            ("/*E" if model.experts else "/*-") * model.mtp_layers * model.mtp_passes,
+        )
         stages = ("".join(islice(letters, count)) for count in plan.stage_layers or equal)
         yield f'--hybrid-layer-pattern="{"|".join(stages)}{modules}"'
     if model.mamba is not None:
