@@ -117,6 +117,9 @@ class Stack(Strict):
     nccl_env: dict[str, str] = {}
     # Share of collectives that the framework leaves exposed whatever the schedule would allow (1 = no overlap at all)
     overlap: bool = True
+    # Whole gradients are reduced behind the last backward, not as they appear (Megatron-LM before --overlap-grad-reduce of
+    # 2023, DeepSpeed's pipelines)
+    late_gradients: bool = False
     # What tensor-parallel collectives run beside: nothing; in the backward the product that does not need them
     # ("backward"); products cut in pieces that their own collective feeds or drains ("userbuffers", Transformer Engine;
     # "symmetric_memory", torch's asynchronous tensor parallelism on compiled blocks)

@@ -115,6 +115,11 @@ class Builder:
             self.hold(op.id)
         return op.id
 
+    @property
+    def reduces_late(self) -> bool:
+        """The stack reduces the gradients of all micro-batches once, behind the last backward."""
+        return self._fabric.stack.late_gradients
+
     def compute(self, label: str, work: Work, *after: int | None, join: bool = True, waits: bool = False) -> int:
         """Append `work` to the compute stream. join=False leaves what is held to the op behind it; waits: so does the host."""
         if join:

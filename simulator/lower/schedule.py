@@ -254,14 +254,21 @@ def replicated_forward(build: Builder, step: Step, index: int, *, first: bool) -
 
 
 def replicated_backward(build: Builder, step: Step, index: int, *, sync: bool, final: bool) -> list[int | None]:
-    """One micro-batch's backward; `sync`: gradients are reduced as they appear."""
+    """One micro-batch's backward; `sync`: gradients are reduced as they appear, or all of them behind it."""
     last: list[int | None] = []
-    hopping = Hopping(build)
+    hopping, late = Hopping(build), build.reduces_late
+
+    def reduce(unit: Unit, computed: int) -> None:
+        reduced = _reduce(build, step, unit, index, computed, hopping, final=final)
+        last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduced, final=final))
+
+    computed = -1
     for unit in reversed(step.units):
         computed = _accumulated(build, unit, index, _backward(build, step, unit, index))
-        if sync:
-            reduced = _reduce(build, step, unit, index, computed, hopping, final=final)
-            last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduced, final=final))
+        if sync and not late:
+            reduce(unit, computed)
+    for unit in reversed(step.units) if sync and late else ():
+        reduce(unit, computed)
     return last + hopping.drain()
 
 

@@ -168,6 +168,22 @@ def test_without_overlap_everything_runs_one_after_another() -> None:
     assert exposed == pytest.approx(collectives, rel=1e-9)
 
 
+def test_gradients_may_wait_for_the_last_backward() -> None:
+    """Megatron-LM until 2023 and DeepSpeed's pipelines: each reduction is issued behind the last layer's backward."""
+    plan = Plan(dp_replicate=8, zero=0, num_micro_batches=2)
+    programs = [
+        lowered(plan, stack=Stack.load("megatron-2021").model_copy(update={"late_gradients": late})).program(2)
+        for late in (False, True)
+    ]
+    assert sent_bytes(programs[0], "all_reduce") == sent_bytes(programs[1], "all_reduce") > 0
+    early = []
+    for program in programs:
+        last = next(op.id for op in program.ops if op.label == "backward embedding mb1")
+        early.append([op for op in program.ops if isinstance(op, Collective) and op.id < last])
+    assert early[0]
+    assert early[1] == []
+
+
 def test_a_single_device_sends_nothing_and_its_step_is_its_kernels() -> None:
     cluster = Cluster.load("hgx-h100-8", 1).model_copy(update={"gpus_per_node": 1})
     calibration = Calibration.ideal()
