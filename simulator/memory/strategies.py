@@ -13,7 +13,7 @@ from simulator.memory.step import ROOT, Strategy, Writer
 from simulator.memory.tape import DONE, FREE_LATER, GATHER, REDUCE
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.zero import pieces, shard_ranks, stepped_numels, units
+from simulator.zero import gradient_tensors, pieces, shard_ranks, stepped_numels, units
 
 
 class Replicated(Strategy):
@@ -325,6 +325,16 @@ class MegatronFsdp(DeepSpeed3):
 
 
 class Megatron(Strategy):
-    """Megatron's distributed optimizer: gradients are added straight into a persistent buffer."""
+    """Megatron's distributed optimizer: gradients are added straight into a persistent buffer.
+
+    Where that is not fp32, the optimizer casts its part's (distrib_optimizer.py: _copy_model_grads_to_main_grads), which
+    the next step's zero_grad lets go.
+    """
 
     keeps_gradients = False
+
+    @override
+    def optimizer(self, state: Callable[[], None]) -> None:
+        wide = [self.writer.alloc(size, "gradients") for size in gradient_tensors(self.model, self.plan)]
+        super().optimizer(state)
+        self.writer.free(*wide)

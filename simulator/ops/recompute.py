@@ -33,7 +33,7 @@ def _modules(block: Block, number: int) -> set[RecomputeModule]:
     """Megatron's modules that an op is part of (transformer_config.py, recompute_modules).
 
     core_attn: what an unfused kernel makes; layernorm: the norms of the stream; mla_up_proj: from the low ranks to queries,
-    keys and values; moe_act: the activation between the experts' products; mlp, moe: all between the second norm and the
+    keys and values; moe_act: the activation between the experts' products, and the clamps before it; mlp, moe: all between the second norm and the
     residual, of a layer without experts or with them.
     """
     op = block.ops[number]
@@ -46,7 +46,7 @@ def _modules(block: Block, number: int) -> set[RecomputeModule]:
     if op.name in _LATENT and "kv_up" in names:
         found.add("mla_up_proj")
     mixture = "router" in names
-    if mixture and op.name == "activation":
+    if mixture and op.name in ("clamped", "activation"):
         found.add("moe_act")
     if op.name.startswith("shared"):
         found.add("shared_experts")

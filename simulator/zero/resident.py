@@ -65,6 +65,8 @@ def gradient_tensors(model: Model, plan: Plan) -> list[int]:
         case "deepspeed" if plan.zero < 3:
             shard = 1 if plan.zero < 2 else shard_ranks(plan)
             return [-(-model.num_parameters // shard) * DTYPE_BYTES[plan.compute_dtype]]
+        case "megatron" if plan.zero < 3 and DTYPE_BYTES[plan.gradient_dtype] < 4:
+            return [stepped_numel(model, plan) * 4]  # fp32 copies of its part's, gone when the next step begins
         case _:
             return []
 
@@ -114,15 +116,12 @@ def _flat_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
     megatron, sharded = plan.implementation == "megatron", plan.zero == 3
     reduced = DTYPE_BYTES[plan.gradient_dtype]
     gradients = [shard * compute] if sharded else [whole * 4] if plan.sums_in_fp32 else []
-    copies: list[int] = []
     if megatron:
-        # Megatron-FSDP adds reduced gradients up in fp32 shards. The distributed optimizer keeps whole gradients, and an
-        # fp32 copy of its part only where they are not fp32 already
+        # Megatron-FSDP adds reduced gradients up in fp32 shards, the distributed optimizer keeps whole gradients
         gradients = [shard * 4] if sharded else [whole * reduced]
-        copies = [shard * 4] if reduced < 4 and not sharded else []
     return {
         "parameters": [(shard if sharded else whole) * compute],
-        "gradients": gradients + copies,
+        "gradients": gradients,
         "optimizer_state": [shard * 4, *optimizer_tensors(shard, plan)],
         "buckets": [plan.reduce_bucket_numel * compute] if sharded and not megatron else [],
     }

@@ -195,6 +195,8 @@ def test_recomputed_modules_are_not_kept() -> None:
     rows = t * 6
     size, flop = kept(model, "moe_act")
     assert (plain - size, flop) == (rows * 1536 * 2, 0)
+    oss = Model.load("gpt-oss-120b")  # whose gates are clamped before the activation
+    assert kept(oss, "core_attn")[0] - kept(oss, "moe_act")[0] == t * 4 * (2880 + 2 * 2880) * 2
     size, flop = kept(model, "mla_up_proj")
     made = 2 * t * (2 * 128 * 192 + 128 * 128 + 1536 + 512) + 2 * 4 * t  # queries, keys, values; two norms, statistics
     assert (plain - size, flop) == (made, 2 * t * (1536 * 128 * 192 + 512 * 128 * 256))

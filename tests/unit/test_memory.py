@@ -286,6 +286,16 @@ def test_deepspeeds_pipelines_add_bf16_gradients_up_in_fp32() -> None:
         assert live == pytest.approx((stays + 2) * share.num_parameters, rel=0.001)
 
 
+def test_megatron_casts_16_bit_gradients_for_the_optimizers_step_alone() -> None:
+    """2 bytes a parameter between steps, and 4 of this rank's part while the optimizer runs."""
+    stack, plan = Stack.load("megatron-core-2025"), Plan(zero=1, dp_shard=2, data_parallel="megatron", seq_len=64)
+    numel = SMALL.num_parameters
+    assert sum(resident_tensors(SMALL, plan)["gradients"]) == pytest.approx(2 * numel, rel=0.001)
+    made = [e for e in step_events(SMALL, plan, stack, build_blocks(SMALL, stack, plan)) if e.tag == "gradients"]
+    wide = [(e.kind, e.num_bytes, e.moment[0]) for e in made if e.moment[0] == "optimizer"]
+    assert wide == [("alloc", 4 * numel // 2, "optimizer"), ("free", 4 * numel // 2, "optimizer")]
+
+
 def test_transformer_engine_keeps_a_dummy_gradient_of_each_weight_shape() -> None:
     """Once for the head and once for all layers, made by the first backward, beside Megatron's own gradient buffer."""
     te = Stack.load("megatron-core-2025")
