@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import get_args
 
@@ -23,7 +24,7 @@ def render(report: BacktestReport) -> RenderableType:
         parts.append(_step_table(report))
     if any(group.memory for group in report.groups):
         parts.append(_memory_table(report))
-    parts += [Text(line) for line in (*_refusals(report), *_faulty(report))]
+    parts += [Text(line) for line in (*_refusals(report), *_unmodelled(report), *_faulty(report))]
     return Lines(*parts)
 
 
@@ -85,6 +86,15 @@ def _refusals(report: BacktestReport) -> Iterator[str]:
         yield "Refused, by the first reason of each row:"
     for kind, count in sorted(kinds.items(), key=lambda item: (-item[1], item[0])):
         yield f"  {count:5}  {kind}"
+
+
+def _unmodelled(report: BacktestReport) -> Iterator[str]:
+    """Options that predicted rows state and no prediction holds."""
+    counts = Counter(name for outcome in report.outcomes for name in outcome.unmodelled)
+    if counts:
+        yield "Stated by predicted rows, and in no prediction:"
+    for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        yield f"  {count:5}  {name}"
 
 
 def _faulty(report: BacktestReport) -> Iterator[str]:

@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from simulator.backtest.arguments import stated_options
 from simulator.backtest.judge import judge
+from simulator.backtest.report import make_report
 from simulator.backtest.resolve import RefusedError, resolve
+from simulator.backtest.text import render
 from simulator.errors import PlanError
 from simulator.readers.runs_table import RunRow
 
@@ -121,3 +124,16 @@ def test_the_last_rank_is_of_the_last_stage() -> None:
 def test_notes_without_options_hold_none() -> None:
     assert stated_options(row(notes="args: (none)")) is None
     assert stated_options(row(notes="args: {broken")) is None
+
+
+def test_the_report_names_what_it_does_not_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = [
+        judge(row({"--deterministic-mode": True, "--overlap-grad-reduce": True})),
+        judge(row({"--optimizer": "muon"})),
+    ]
+    report = make_report("table", outcomes)
+    assert report.as_json()["rows"][0]["unmodelled"] == ["--deterministic-mode"]
+    Console(width=200).print(render(report))
+    said = capsys.readouterr().out
+    assert "in no prediction" in said
+    assert "1  --deterministic-mode" in said
