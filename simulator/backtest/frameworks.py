@@ -6,7 +6,7 @@ docs/reference/runs-table.md states the list in words; a test holds the two toge
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -265,7 +265,10 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         sharded="deepspeed",
         replicated="deepspeed",
     ),
-    _megatron(r"megatron.*\b20(19|2[0-2])\b", "megatron-2021", sequence_parallel=False),
+    replace(
+        _megatron(r"megatron.*\b20(19|2[0-2])\b", "megatron-2021", sequence_parallel=False),
+        flop_convention="hardware_2021",
+    ),
     _megatron(r"megatron.*\b202[34]\b", "nemo-24", reduce_dtype="fp32", splits_experts=True),
     # docs/source_en/Megatron-SWIFT/Command-line-parameters.md: sequence_parallel and overlap_grad_reduce are off by default,
     # micro_batch_size is 1

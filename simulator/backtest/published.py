@@ -66,7 +66,7 @@ _ALSO: Final = (
 
 def published(row: RunRow) -> Model | None:
     """The published model that a row's name is of and its width agrees with; a blank width agrees with any."""
-    name = _plain(row.model_name)
+    name = plain_name(row.model_name)
     for pattern, preset in _patterns():
         if re.search(pattern, name):
             model = Model.load(preset)
@@ -131,6 +131,6 @@ def _pattern(preset: str) -> str:
 
 
 @cache
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Small letters, without the owner, words joined by `-`."""
     return re.sub(r"[\s_]+", "-", name.casefold().rpartition("/")[2])

@@ -9,8 +9,9 @@ import re
 from dataclasses import replace
 from typing import TypeVar
 
+from simulator.backtest.families import FAMILIES, GPT, LLAMA, MLPS, VOCABULARIES
 from simulator.backtest.frameworks import FrameworkRule
-from simulator.backtest.published import published, structure, with_published_sizes
+from simulator.backtest.published import plain_name, published, structure, with_published_sizes
 from simulator.backtest.sizes import with_counts
 from simulator.device import Device
 from simulator.model import Model
@@ -18,7 +19,7 @@ from simulator.readers.runs_table import RunRow
 from simulator.topology import Cluster
 from simulator.topology.hosts import usual_host
 
-_Value = TypeVar("_Value", int, str)
+_Value = TypeVar("_Value", int, str, dict[str, object])
 
 
 # Machines that the notes name, and the preset cluster each is.
@@ -79,49 +80,7 @@ def filled_node(row: RunRow) -> int | None:
     return max(size for size in range(1, usual + 1) if gpus % size == 0)
 
 
-# How a family is built, where the table's columns do not say; the first pattern found in model_name holds.
-_GPT_LIKE: dict[str, object] = {
-    "norm": "layer",
-    "norm_bias": True,
-    "qkv_bias": True,
-    "out_bias": True,
-    "mlp_bias": True,
-    "fused_qkv": True,
-    "positions": "learned",
-    "tied_embeddings": True,
-}
-FAMILIES: tuple[tuple[str, dict[str, object]], ...] = (
-    (r"^mpt", {**_GPT_LIKE, "family": "mpt"}),
-    (r"^gpt", {**_GPT_LIKE, "family": "gpt3"}),
-    (r"^nemotron", {"family": "nemotron", "norm": "layer", "norm_bias": True, "rotary_fraction": 0.5}),
-    (r"^qwen3", {"family": "qwen3", "qk_norm": True}),
-    (r"^qwen", {"family": "qwen2", "qkv_bias": True}),
-    (r"internlm", {"family": "internlm", "qkv_bias": True, "out_bias": True, "fused_qkv": True}),
-    (r"llama|mistral", {"family": "llama"}),
-)
-
-
-# Vocabularies of tokenizers that a family is known by, before padding; the first pattern found in model_name holds.
-_GPT2_BPE = 50_257
-VOCABULARIES: tuple[tuple[str, int], ...] = (
-    (r"^gpt-?3-\d|^megatron-\d", _GPT2_BPE),  # Megatron's papers pad it to 51,200 (arXiv 2104.04473, 2205.05198)
-    (r"^nemotron-?(?!3\D)\d", 256_000),  # SentencePiece of Nemotron-4 (arXiv 2402.16819)
-    (r"^grok-?1\b", 131_072),  # github.com/xai-org/grok-1
-    (r"llama-?2", 32_000),  # config.json of these and the next families, huggingface.co
-    (r"llama-?3", 128_256),
-    (r"deepseek-?v2", 102_400),
-    (r"deepseek-?v3", 129_280),
-    (r"kimi-?k2", 163_840),
-    (r"gpt-oss", 201_088),
-    (r"qwen-?3", 151_936),
-    (r"mistral|mixtral", 32_000),
-)
 _NOTED_VOCABULARY = re.compile(r"\bvocab ~?(\d+)k\b")
-MLPS: tuple[tuple[str, str], ...] = (
-    (r"^nemotron-?\d", "squared_relu"),  # arXiv 2402.16819
-    (r"^gpt-?3-\d|^megatron-\d", "gelu"),
-    (r"llama|mistral|mixtral|qwen|deepseek|kimi", "swiglu"),
-)
 
 
 def filled(row: RunRow) -> RunRow:
@@ -130,13 +89,14 @@ def filled(row: RunRow) -> RunRow:
     Other blanks stay.
     """
     noted = _NOTED_VOCABULARY.search(row.notes)
-    vocab = int(noted[1]) * 1000 if noted else _named(VOCABULARIES, row.model_name)
+    vocab = int(noted[1]) * 1000 if noted else _named(VOCABULARIES, row)
     row = with_published_sizes(replace(row, vocab=row.vocab or vocab))
-    return with_counts(replace(row, mlp_kind=row.mlp_kind or _named(MLPS, row.model_name) or ""))
+    return with_counts(replace(row, mlp_kind=row.mlp_kind or _named(MLPS, row) or ""))
 
 
-def _named(known: tuple[tuple[str, _Value], ...], name: str) -> _Value | None:
-    return next((value for pattern, value in known if re.search(pattern, name, re.IGNORECASE)), None)
+def _named(known: tuple[tuple[str, _Value], ...], row: RunRow) -> _Value | None:
+    name = plain_name(row.model_name)
+    return next((value for pattern, value in known if re.search(pattern, name)), None)
 
 
 def published_mixture(row: RunRow) -> Model | None:
@@ -234,9 +194,8 @@ def family_fields(row: RunRow) -> dict[str, object]:
     known = structure(row)
     if known is not None:
         return known
-    named = (fields for pattern, fields in FAMILIES if re.search(pattern, row.model_name, re.IGNORECASE))
-    fields = next(named, None)
+    fields = _named(FAMILIES, row)
     if fields is None:
-        fields = {"family": "llama"} if row.mlp_kind == "swiglu" else {**_GPT_LIKE, "family": "gpt3"}
+        fields = LLAMA if row.mlp_kind == "swiglu" else GPT
     tanh = fields["family"] == "gpt3" and row.mlp_kind == "gelu"
     return {**fields, "mlp": "gelu_tanh" if tanh else row.mlp_kind}

@@ -114,7 +114,17 @@ def test_every_rule_names_stacks_that_ship_and_every_stack_sources_its_choices()
 def test_rules_do_not_name_rows_or_sources() -> None:
     text = "".join(
         (ROOT / "simulator" / "backtest" / f"{name}.py").read_text()
-        for name in ("rules", "frameworks", "published", "resolve", "arguments")
+        for name in (
+            "rules",
+            "frameworks",
+            "published",
+            "families",
+            "choices",
+            "sizes",
+            "beyond",
+            "resolve",
+            "arguments",
+        )
     )
     ids = {row.id for row in read_runs(PUBLISHED)}
     words = set(re.findall(r"[\w.-]+", text))
@@ -361,6 +371,27 @@ def test_a_published_models_structure_is_its_own() -> None:
     assert (neox.parallel_residual, neox.positions, neox.tied_embeddings) == (True, "rope", False)
     small = resolve(replace(ROW, model_name="llama3.2-1b", d_model=2048, n_heads=32, vocab=None)).model
     assert small.tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "published"),
+    [
+        # layers, width, heads, MLP, activation, vocabulary; None: the family's. Counts of the models' pages
+        ("HuggingFaceTB/SmolLM-1.7B", (24, 2048, 32, 8192, "swiglu", None), 1_711_376_384),
+        ("EleutherAI/pythia-70m", (6, 512, 8, 2048, "", 50_304), 70_426_624),
+        ("bigscience/bloom-1b1", (24, 1536, 16, 6144, "", None), 1_065_314_304),
+    ],
+)
+def test_a_family_without_a_preset_of_that_size(name: str, sizes: tuple[Any, ...], published: int) -> None:
+    columns = dict(zip(("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab"), sizes, strict=True))
+    model = resolve(replace(ROW, model_name=name, **columns)).model
+    assert model.num_parameters == published
+
+
+def test_owners_and_dashes_do_not_hide_a_family() -> None:
+    assert resolve(replace(ROW, model_name="Qwen/Qwen-3-9B")).model.qk_norm
+    assert resolve(replace(ROW, model_name="internlm2_5-7b-ours")).model.qkv_bias is False
+    assert resolve(replace(ROW, model_name="google/gemma-3-9b", vocab=None)).model.vocab_size == 262_144
 
 
 def test_megatron_pads_it_as_its_papers_say() -> None:
