@@ -6,6 +6,7 @@ Its interval spans all that fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -15,6 +16,7 @@ from simulator.backtest.frameworks import FrameworkRule
 from simulator.readers.runs_table import RunRow
 
 _OPEN: Final = ("micro_batch", "zero_or_fsdp", "act_ckpt")
+_REMAT: Final = re.compile(r"remat[_ ]policy[=: ]+['\"]?(\w+)")
 _RECOMPUTE: Final = ("none", "full")
 _LATER_MICRO_BATCHES: Final = (2, 4)
 
@@ -63,10 +65,23 @@ def _shardings(row: RunRow, rule: FrameworkRule) -> Iterator[str]:
 
 
 def _recomputations(row: RunRow, rule: FrameworkRule) -> Iterator[str]:
-    if row.act_ckpt or rule.recompute:
+    if rule.recompute == "products" and row.act_ckpt in ("", "selective"):
+        yield from _remat(row)
+    elif row.act_ckpt or rule.recompute:
         yield row.act_ckpt
     else:
         yield from _RECOMPUTE
+
+
+def _remat(row: RunRow) -> tuple[str, ...]:
+    """MaxText's remat policies by the notes: `minimal…` keeps products, what keeps less is nearer to keeping nothing.
+
+    Where they name none, whichever fits: its configurations of small models keep products, base.yml nothing.
+    """
+    policy = _REMAT.search(row.notes)
+    if policy is None:
+        return "selective", "full"
+    return ("selective",) if policy[1].startswith("minimal") else ("full",)
 
 
 def _with_batch(row: RunRow) -> RunRow:

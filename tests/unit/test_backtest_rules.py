@@ -258,6 +258,18 @@ def test_what_nobody_says_is_filled_in_every_way() -> None:
     assert ways_of(replace(ROW, n_gpus=None, dp=8, tp=2))[0].n_gpus == 16
 
 
+def test_maxtexts_policies_are_in_the_notes() -> None:
+    row = replace(ROW, framework="MaxText (JAX/XLA)", act_ckpt="")
+
+    def ways(**changes: Any) -> list[str]:
+        return [resolve(way).plan.recompute for way in ways_of(replace(row, **changes))]
+
+    assert ways(notes="attention cudnn_flash_te, remat_policy minimal_with_context") == ["selective"]
+    assert ways(notes="remat_policy=save_qkv_proj") == ["full"]
+    assert ways() == ways(act_ckpt="selective") == ["selective", "full"]
+    assert ways(act_ckpt="full") == ["full"]
+
+
 def test_networks() -> None:
     def network(**changes: Any) -> float:
         return resolve(replace(ROW, **changes)).cluster.node_bytes_per_s
