@@ -130,11 +130,16 @@ class Space:
                     killed.add(_rule(fault), self._size(branch, ranks), str(fault))
 
     def plans(self, branch: Branch, killed: Killed) -> Iterator[Plan]:
-        """The legal plans of a branch, in order."""
+        """The legal plans of a branch, in order.
+
+        No rule reads both how micro-batches flow and what stands in a leaf. So where a flow is legal with some leaf, and
+        a leaf with some flow, the two are legal together, and nobody is asked (tests/unit/test_search.py).
+        """
         chosen = branch.fields
         ranks = branch.cluster.num_devices // (chosen["tp"] * chosen["cp"] * chosen["pp"])
-        flows = list(self._flows(branch))
-        below = [leaf for leaf in self._leaves(branch, ranks) if self._holds(branch, leaf, len(flows), killed)]
+        flows = list(self.flows(branch))
+        below = [leaf for leaf in self.leaves(branch, ranks) if self._holds(branch, leaf, len(flows), killed)]
+        held: set[int] = set()  # numbers of leaves that are legal with some flow
         for size, schedule, chunks in flows:
             count, rest = divmod(self.global_batch, ranks * size)
             if rest:
@@ -147,9 +152,16 @@ class Space:
             if fault is not None:
                 killed.add(_rule(fault), len(below), str(fault))
                 continue
-            for leaf in below:
-                plan = self._legal(branch, {**chosen, **flow, **leaf}, killed)
+            runs = False  # with some leaf
+            for number, leaf in enumerate(below):
+                fields = {**chosen, **flow, **leaf}
+                if runs and number in held:
+                    yield Plan(**fields)
+                    continue
+                plan = self._legal(branch, fields, killed)
                 if plan is not None:
+                    runs = True
+                    held.add(number)
                     yield plan
 
     def _holds(self, branch: Branch, leaf: Fields, num_flows: int, killed: Killed) -> bool:
@@ -182,7 +194,8 @@ class Space:
             return next((fault for fault in exc.faults if _rule(fault) in places), None)
         return None
 
-    def _flows(self, branch: Branch) -> Iterator[tuple[int, str | None, int]]:
+    def flows(self, branch: Branch) -> Iterator[tuple[int, str | None, int]]:
+        """(sequences of a micro-batch, schedule, chunks) that are tried."""
         for size in self._values("micro_batch_size", _divisors(self.global_batch)):
             for schedule in self._values("schedule", (None,) if branch.fields["pp"] == 1 else SCHEDULES):
                 for chunks in self._values("virtual_stages", self._chunks(schedule)):
@@ -194,7 +207,7 @@ class Space:
             return (2,)
         return _divisors(self.model.num_layers)[1:] if schedule == "interleaved" else (1,)
 
-    def _leaves(self, branch: Branch, ranks: int) -> list[Fields]:
+    def leaves(self, branch: Branch, ranks: int) -> list[Fields]:
         """What is sharded over which ranks, recomputed and offloaded."""
         chosen = branch.fields
         leaves: list[Fields] = []
@@ -214,7 +227,7 @@ class Space:
         chosen, ranks = branch.fields, max(ranks, 1)
         key = (branch.cluster.num_nodes, chosen["pp"] == 1, chosen["zero"], chosen["tp"] * chosen["cp"], ranks)
         if key not in self._sizes:
-            self._sizes[key] = sum(1 for _ in self._flows(branch)) * len(self._leaves(branch, ranks))
+            self._sizes[key] = sum(1 for _ in self.flows(branch)) * len(self.leaves(branch, ranks))
         return self._sizes[key]
 
     @cached_property

@@ -16,8 +16,10 @@ import pytest
 from simulator.cli import main
 from simulator.compression import CommHook
 from simulator.errors import InputError
+from simulator.experts import Experts
 from simulator.lower import legal
 from simulator.model import Model
+from simulator.pipeline import SCHEDULES
 from simulator.plan import Plan
 from simulator.predict.difference import Timed, difference, timed
 from simulator.search import Journal, Outcome, Processes, SearchStudy, Serial, Space, search
@@ -89,6 +91,43 @@ def test_the_space_is_what_the_plan_model_and_cluster_allow() -> None:
     assert set(found) == expected
     assert len(found) == len(set(found))
     assert found == _keys(space)
+
+
+EXPERTS = MODEL.model_copy(update={"experts": Experts(num_experts=8, top_k=2, d_ff=512)})
+
+
+@pytest.mark.parametrize(
+    ("model", "fixed"),
+    [
+        (MODEL, {"offload": ("none", "activations", "optimizer", "states")}),
+        (
+            MODEL,
+            {"stack": ("megatron-core-2025", "megatron-deepspeed-2022"), "recompute": ("none", "selective", "full")},
+        ),
+        (MODEL, {"sync_every_steps": (2,), "dp_replicate": (1, 2, 4, 8)}),
+        (MODEL, {"comm_hook": (CommHook(kind="fp16_compress"), CommHook(kind="powersgd", start_step=2))}),
+        (MODEL, {"data_parallel": ("deepspeed",), "hierarchical_gather": (False, True), "dp_replicate": (1, 2, 4)}),
+        (EXPERTS, {"expert_overlap": (False, True), "ep": (1, 2), "data_parallel": ("megatron", "fsdp2")}),
+    ],
+)
+def test_flows_and_leaves_are_legal_apart(model: Model, fixed: dict[str, tuple[object, ...]]) -> None:
+    """What the space says is what every single plan is asked: a rule that reads both would tell them apart."""
+    asked = {**FIXED, "schedule": (*SCHEDULES, None), "recompute": ("none", "full", "every_k"), **fixed}
+    asked = asked | {"pp": (1, 2), "tp": (1,), "micro_batch_size": (1,), "virtual_stages": (1, 2)}
+    space = Space(model=model, clusters=(CLUSTER,), global_batch=32, seq_len=512, fixed=asked)
+    expected = []
+    for branch in space.branches(Killed()):
+        ranks = 8 // branch.fields["tp"] // branch.fields["pp"]
+        for (size, schedule, chunks), leaf in product(space.flows(branch), space.leaves(branch, ranks)):
+            flow = {"micro_batch_size": size, "num_micro_batches": 32 // ranks // size}
+            plan = Plan(**branch.fields, **flow, schedule=schedule, virtual_stages=chunks, **leaf)
+            try:
+                legal(model, plan, CLUSTER, Stack.load(plan.stack))
+            except InputError:
+                continue
+            expected.append(key_of(plan, 1))
+    assert expected
+    assert _keys(space) == expected
 
 
 @pytest.mark.parametrize("objective", ["step", "memory"])
