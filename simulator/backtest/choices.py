@@ -17,6 +17,7 @@ from simulator.readers.runs_table import RunRow
 
 _OPEN: Final = ("micro_batch", "zero_or_fsdp", "act_ckpt")
 _REMAT: Final = re.compile(r"remat[_ ]policy[=: ]+['\"]?(\w+)")
+_INTERLEAVED: Final = re.compile(r"(?<!non-)(?<!non )\binterleaved", re.IGNORECASE)
 _RECOMPUTE: Final = ("none", "full")
 _LATER_MICRO_BATCHES: Final = (2, 4)
 
@@ -29,6 +30,7 @@ def choices(row: RunRow, rule: FrameworkRule) -> tuple[RunRow, ...]:
     row = replace(row, micro_batch=row.micro_batch or rule.micro_batch)
     if rule.layer_a_stage and row.vpp is None and row.n_layers and (row.pp or 1) > 1:
         row = replace(row, vpp=-(-row.n_layers // (row.pp or 1)))
+    row = _in_parts(row, rule)
     ways = product(_micro_batches(row), _shardings(row, rule), _recomputations(row, rule))
     return tuple(
         _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again)) for size, word, again in ways
@@ -44,6 +46,19 @@ def described(way: RunRow, ways: Sequence[RunRow]) -> str:
 def _ranks(row: RunRow) -> int:
     """Ranks that read different sequences."""
     return max(1, (row.n_gpus or 1) // ((row.tp or 1) * (row.pp or 1) * (row.cp or 1)))
+
+
+def _in_parts(row: RunRow, rule: FrameworkRule) -> RunRow:
+    """Stages and micro-batches of a pipeline whose row states the whole batch of a rank, and what its notes call interleaved."""
+    if (row.pp or 1) == 1:
+        return row
+    if row.vpp is None and _INTERLEAVED.search(row.notes):
+        row = replace(row, vpp=2)  # the least, and torchtitan's own
+    whole = row.micro_batch or 1
+    if rule.parts is None or row.global_batch != whole * _ranks(row):
+        return row
+    parts = row.pp if rule.parts == "stages" and whole % (row.pp or 1) == 0 else whole
+    return replace(row, micro_batch=whole // (parts or 1))
 
 
 def _micro_batches(row: RunRow) -> Iterator[int | None]:

@@ -36,6 +36,8 @@ class FrameworkRule:
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
     master_dtype: of parameters and optimizer states, where a run in 16 bits keeps none in fp32.
     flop_convention: what the framework's own TFLOP/s count.
+    parts: into what a pipeline cuts a rank's whole batch, where that is what stands as its micro-batch: as many as there are
+        stages, or single sequences.
     layer_a_stage: a blank vpp in a pipeline means a layer a virtual stage.
     counts_ends: layers that do not divide over the stages do so with embedding and loss, or the run would not start.
     splits_experts: experts are cut by tp too (Megatron-Core before expert tensor parallelism had a degree of its own).
@@ -58,6 +60,7 @@ class FrameworkRule:
     optimizer_impl: OptimizerImpl = "fused"
     flop_convention: FlopConvention = "full_attention"
     splits_experts: bool = False
+    parts: Literal["stages", "sequences"] | None = None
     layer_a_stage: bool = False
     counts_ends: bool = False
 
@@ -220,6 +223,7 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         eager="torchtitan-2024-04",
         compiled="torchtitan-2024-compiled",
         sharding="fsdp_full",  # data_parallel_shard_degree is -1: all ranks that no other degree takes
+        parts="stages",  # pipeline_parallel_microbatches is the degree unless given
         optimizer_impl="foreach",
     ),
     FrameworkRule(
@@ -227,6 +231,7 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         eager="torchtitan-2024-eager",
         compiled="torchtitan-2024-compiled",
         sharding="fsdp_full",  # data_parallel_shard_degree is -1: all ranks that no other degree takes
+        parts="stages",  # pipeline_parallel_microbatches is the degree unless given
         optimizer_impl="foreach",
     ),
     FrameworkRule(
@@ -234,6 +239,7 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         eager="torchtitan-2025-eager",
         compiled="torchtitan-2025-compiled",
         sharding="fsdp_full",
+        parts="sequences",  # pipeline_parallel_microbatch_size is 1 from April 2025 on
     ),
     _megatron(r"nemo 2[2-4]", "nemo-24", splits_experts=True),
     _megatron(r"megatron", "megatron-core-2025-exposed", flag=r"no comm overlap"),

@@ -258,6 +258,20 @@ def test_what_nobody_says_is_filled_in_every_way() -> None:
     assert ways_of(replace(ROW, n_gpus=None, dp=8, tp=2))[0].n_gpus == 16
 
 
+def test_torchtitan_cuts_a_ranks_batch_for_its_pipeline() -> None:
+    """Of 16 GPUs in 4 stages, four ranks have 32 sequences each."""
+    row = replace(ROW, n_layers=16, pp=4, micro_batch=32, global_batch=128)
+
+    def micro_batches(framework: str, **changes: Any) -> tuple[int, int, int]:
+        plan = resolve(replace(row, framework=framework, **changes)).plan
+        return plan.micro_batch_size, plan.num_micro_batches, plan.virtual_stages
+
+    assert micro_batches("torchtitan (FSDP2, 2024-12)") == (8, 4, 1)
+    assert micro_batches("torchtitan (2025-06)", notes="Interleaved 1F1B") == (1, 32, 2)
+    assert micro_batches("torchtitan (2025-06)", micro_batch=2, notes="1F1B non-interleaved") == (2, 16, 1)
+    assert micro_batches("somebody's") == (32, 1, 1)
+
+
 def test_maxtexts_policies_are_in_the_notes() -> None:
     row = replace(ROW, framework="MaxText (JAX/XLA)", act_ckpt="")
 
