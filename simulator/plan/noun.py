@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from functools import lru_cache
-from math import gcd
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from simulator.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus, compression_faults
-from simulator.errors import Fault, PlanError
+from simulator.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus
+from simulator.errors import PlanError
 from simulator.kernels import Dtype
 from simulator.pipeline import Schedule, Split
+from simulator.plan.faults import plan_faults
+from simulator.plan.offload import NOTHING_OFFLOADED, Offload
+from simulator.plan.order import AXES, MAX_COUNT, MAX_SIZE, ordered
 from simulator.schema import Strict, nearest, read_toml
 from simulator.units import Bytes
 
@@ -23,58 +23,12 @@ ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SH
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]
 Fp8Recipe = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8"]
 
-AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")  # torch's DeviceMesh, outermost first
-
 RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "moe", "shared_experts"]
 
 # What one CUDA graph holds of a layer, in Megatron's words (--cuda-graph-modules); or of a step, forward and backward
 CudaGraph = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess", "full_iteration"]
 
-MAX_COUNT = 2**31  # beyond any plan; keeps hostile integers out of float arithmetic
-MAX_SIZE = 2**40
-
 _STRATEGY_ZERO = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3}
-_LEGAL_ZERO: dict[str, tuple[int, ...]] = {
-    "ddp": (0,),
-    "fsdp1": (0, 2, 3),
-    "fsdp2": (2, 3),
-    "zero_redundancy": (1,),
-    "deepspeed": (0, 1, 2, 3),
-    "megatron": (0, 1, 3),  # 3: Megatron-FSDP with optim_grads_params
-}
-
-
-class Offload(Strict):
-    """What leaves HBM, and how it travels.
-
-    optimizer: master weights, moments and fp32 gradients, updated by CPU Adam. parameters: the shards that the blocks
-    are gathered from. activations: what a block saves for its backward; peer: to the memory of the node's idle GPUs.
-    prefetch: blocks that NVMe reads and activations come ahead of use; 0: on demand, parameters too. pinned: host
-    memory that copies reach directly; otherwise they are staged and nothing runs beside them. sub_group_numel: elements
-    that one round of stage 3's optimizer updates. buffer_count: fp32 buffers of a sub-group in host memory, where the
-    states are on NVMe; overlap keeps three sets of them, to read, update and write at once.
-    delayed: the CPU updates with the gradients of the step before, beside this step's forward and backward (ZeRO-Offload's
-    one-step delay); training differs by one stale update.
-    migration: how pages move: copies, or unified memory by faults or by prefetch.
-    """
-
-    optimizer: Literal["none", "host", "nvme"] = "none"
-    parameters: Literal["none", "host", "nvme"] = "none"
-    activations: Literal["none", "peer", "host"] = "none"
-    prefetch: int = Field(ge=0, le=MAX_COUNT, default=1)
-    pinned: bool = True
-    sub_group_numel: int = Field(gt=0, le=MAX_SIZE, default=10**9)
-    buffer_count: int = Field(ge=4, le=64, default=4)
-    overlap: bool = True
-    delayed: bool = False
-    migration: Literal["copy", "fault", "prefetch"] = "copy"
-
-    @property
-    def any(self) -> bool:
-        return {self.optimizer, self.parameters, self.activations} != {"none"}
-
-
-NOTHING_OFFLOADED = Offload()
 
 
 class Plan(Strict):
@@ -187,7 +141,7 @@ class Plan(Strict):
     @field_validator("rank_order")
     @classmethod
     def _names_axes_once(cls, value: str) -> str:
-        names = _ordered(value)
+        names = ordered(value)
         known = (*AXES, "dp", "ep")
         wrong = [name for name in value.split("-") if name not in known]
         if wrong:
@@ -229,7 +183,7 @@ class Plan(Strict):
     @property
     def axis_order(self) -> tuple[str, ...]:
         """The axes of the mesh, outermost first; those of one rank that the order leaves out come first."""
-        named = [name for name in reversed(_ordered(self.rank_order)) if name != "ep"]
+        named = [name for name in reversed(ordered(self.rank_order)) if name != "ep"]
         return (*(axis for axis in AXES if axis not in named), *named)
 
     @property
@@ -370,192 +324,5 @@ class Plan(Strict):
 
     def check(self, place: str = "plan") -> None:
         """Raise PlanError with every contradiction inside the plan itself."""
-        faults = [
-            *self._implementation_faults(place),
-            *self._order_faults(place),
-            *self._option_faults(place),
-            *self._expert_faults(place),
-            *self._offload_faults(place),
-            *compression_faults(self, place),
-            *self._graph_faults(place),
-        ]
-        if faults:
+        if faults := plan_faults(self, place):
             raise PlanError(faults)
-
-    def _implementation_faults(self, place: str) -> list[Fault]:
-        legal = _LEGAL_ZERO[self.implementation]
-        if self.zero in legal:
-            return []
-        stages = " or ".join(map(str, legal))
-        return [
-            Fault(
-                place=f"{place}: zero",
-                problem=f"{self.implementation} has no ZeRO stage {self.zero}",
-                remedy=f"zero = {stages}, or another data_parallel",
-            )
-        ]
-
-    def _graph_faults(self, place: str) -> list[Fault]:
-        """Scopes of CUDA graphs that go together only, or not at all."""
-        found, where = set(self.cuda_graphs), f"{place}: cuda_graphs"
-        faults: list[Fault] = []
-        if "full_iteration" in found and len(found) > 1:
-            problem = "full_iteration holds all others"
-            faults.append(Fault(place=where, problem=problem, remedy='cuda_graphs = ["full_iteration"]'))
-        if "moe_preprocess" in found and "moe_router" not in found:
-            problem = "moe_preprocess is captured with the router only"
-            faults.append(Fault(place=where, problem=problem, remedy="add moe_router"))
-        if "moe" in found and "moe_router" in found:
-            faults.append(Fault(place=where, problem="moe holds moe_router", remedy="one of them"))
-        return faults
-
-    def _order_faults(self, place: str) -> list[Fault]:
-        """Axes that the order leaves out, and experts anywhere but inside data parallelism."""
-        names, where = _ordered(self.rank_order), f"{place}: rank_order"
-        left = [axis for axis in (*AXES[::-1], "ep") if axis not in names and getattr(self, axis) > 1]
-        if left:
-            degrees = ", ".join(f"{axis} = {getattr(self, axis)}" for axis in left)
-            problem = f"{self.rank_order} does not say where {degrees} stands"
-            return [Fault(place=where, problem=problem, remedy="tp-cp-ep-dp-pp in any order")]
-        if self.ep == 1:
-            return []
-        inside = [name for name in names[: names.index("ep")] if name.startswith("dp") or name == "pp"]
-        outside = [name for name in names[names.index("ep") :] if name == "tp"]
-        if not inside and not outside:
-            return []
-        problem = (
-            f"{self.rank_order} puts experts {'outside ' + inside[0] if inside else 'inside tp'}, which is not modelled"
-        )
-        return [Fault(place=where, problem=problem, remedy="ep behind tp, before dp and pp: tp-cp-ep-dp-pp")]
-
-    def _option_faults(self, place: str) -> list[Fault]:
-        faults: list[Fault] = []
-        if self.zero > 0 and self.dp_shard == 1 and self.dp_replicate > 1:
-            faults.append(
-                Fault(
-                    place=f"{place}: dp_shard",
-                    problem=f"zero = {self.zero} shards over dp_shard, which is 1, while dp_replicate = {self.dp_replicate}",
-                    remedy=f"dp_shard = {self.dp_replicate}, dp_replicate = 1; or zero = 0",
-                )
-            )
-        if self.zero == 0 and self.dp_shard > 1:
-            faults.append(
-                Fault(
-                    place=f"{place}: dp_shard",
-                    problem=f"zero = 0 shards nothing, yet dp_shard = {self.dp_shard}",
-                    remedy=f"dp_replicate = {self.dp_shard * self.dp_replicate}, dp_shard = 1",
-                )
-            )
-        if self.seq_len % (2 * self.cp if self.cp > 1 else 1):
-            faults.append(
-                Fault(
-                    place=f"{place}: seq_len",
-                    problem=f"seq_len {self.seq_len} is not a multiple of 2 × cp = {2 * self.cp} (causal balance)",
-                    remedy=f"seq_len = {-(-self.seq_len // (2 * self.cp)) * 2 * self.cp}",
-                )
-            )
-        if self.sequence_parallel and self.seq_len // self.cp % self.tp:
-            parts = self.tp * self.cp
-            faults.append(
-                Fault(
-                    place=f"{place}: sequence_parallel",
-                    problem=f"the {self.seq_len // self.cp} tokens of a rank do not divide by tp = {self.tp}",
-                    remedy=f"seq_len = {-(-self.seq_len // (2 * parts)) * 2 * parts}, or sequence_parallel = false",
-                )
-            )
-        reshard = self.reshard_after_forward
-        if isinstance(reshard, int) and not isinstance(reshard, bool) and (reshard < 1 or self.dp_shard % reshard):
-            faults.append(
-                Fault(
-                    place=f"{place}: reshard_after_forward",
-                    problem=f"{reshard} does not divide dp_shard = {self.dp_shard}",
-                    remedy="a divisor of dp_shard, true or false",
-                )
-            )
-        return faults
-
-    def _expert_faults(self, place: str) -> list[Fault]:
-        """Degrees that do not fit, and what no implementation does. What needs the model is checked on meeting it."""
-        faults: list[Fault] = []
-        ranks, group = self.num_expert_ranks, self.ep * self.etp
-        if ranks % group:
-            inside = "dp_shard × cp × tp" if self.zero else "dp_replicate × dp_shard × cp × tp"
-            problem = f"ep × etp = {self.ep} × {self.etp} does not divide {inside} = {ranks}"
-            fits = ranks % self.etp == 0
-            remedy = f"ep = {gcd(ranks // self.etp, self.ep)}" if fits else "ep = 1, etp = 1"
-            faults.append(Fault(place=f"{place}: ep", problem=problem, remedy=remedy))
-        if self.etp not in (1, self.tp):
-            problem = f"etp = {self.etp} is neither 1 nor tp = {self.tp}"
-            faults.append(Fault(place=f"{place}: etp", problem=problem, remedy=f"etp = 1 or {self.tp}"))
-        if group > 1 and self.implementation not in ("megatron", "fsdp2"):
-            problem = f"{self.implementation} has no expert parallelism here"
-            faults.append(Fault(place=f"{place}: ep", problem=problem, remedy='data_parallel = "megatron" or "fsdp2"'))
-        faults += self._overlap_faults(place) if self.expert_overlap else ()
-        if self.expert_capacity_factor is not None and (self.expert_imbalance, self.expert_imbalance_sigma) != (
-            1.0,
-            0.0,
-        ):
-            problem = "experts padded to a capacity take the same rows on every rank"
-            remedy = "expert_imbalance = 1, expert_imbalance_sigma = 0; or no expert_capacity_factor"
-            faults.append(Fault(place=f"{place}: expert_imbalance", problem=problem, remedy=remedy))
-        return faults
-
-    def _overlap_faults(self, place: str) -> Iterator[Fault]:
-        """What exchanges beside another micro-batch need (Megatron-LM, arguments.py: overlap_moe_expert_parallel_comm)."""
-        where, again = f"{place}: expert_overlap", self.recompute in ("full", "every_k")
-        off = "or expert_overlap = false"
-        if self.ep == 1:
-            yield Fault(place=where, problem="ep = 1 exchanges nothing", remedy=f"ep = 2 or more, {off}")
-        if self.dispatcher == "all_gather":
-            problem = "it hides all-to-alls, and the dispatcher gathers"
-            yield Fault(place=where, problem=problem, remedy=f'dispatcher = "all_to_all" or "deep_ep", {off}')
-        if again or (self.recompute == "selective" and "moe" in self.recompute_modules):
-            problem = "recomputation would run the exchanges again"
-            yield Fault(place=where, problem=problem, remedy=f'recompute = "none", or modules without moe, {off}')
-        if self.pp > 1 and self.pipeline_schedule not in ("interleaved", "dualpipe", "dualpipe_v"):
-            problem = f"{self.pipeline_schedule} has no forward and backward of different micro-batches at once"
-            yield Fault(
-                place=where, problem=problem, remedy=f'virtual_stages = 2 or more, schedule = "dualpipe_v", {off}'
-            )
-        if self.gathers:
-            problem = "beside sharded parameters it is not modelled"
-            yield Fault(place=where, problem=problem, remedy=f"zero = 0 or 1, {off}")
-
-    def _offload_faults(self, place: str) -> list[Fault]:
-        """Who can offload what: FSDP2 all states to the host or none; DeepSpeed the optimizer, in stage 3 parameters too."""
-        states, parameters = self.offload.optimizer, self.offload.parameters
-        if states == parameters == "none" and not self.offload.delayed:
-            return []
-        where = f"{place}: offload"
-        faults: list[Fault] = []
-        match self.implementation:
-            case "fsdp2" if states != "host" or parameters != "host":
-                both = "FSDP2 offloads parameters, gradients and optimizer together, to the host"
-                faults.append(Fault(place=where, problem=both, remedy='optimizer = "host", parameters = "host"'))
-            case "fsdp2":
-                pass
-            case "deepspeed" if self.zero == 0:
-                faults.append(Fault(place=where, problem="stage 0 offloads nothing", remedy="zero = 1, 2 or 3"))
-            case "deepspeed" if self.zero < 3 and (parameters != "none" or states == "nvme"):
-                problem = f"stage {self.zero} offloads the optimizer to the host and nothing else"
-                faults.append(Fault(place=where, problem=problem, remedy='zero = 3, or optimizer = "host" alone'))
-            case "deepspeed":
-                pass
-            case other:
-                remedy = 'data_parallel = "deepspeed" or "fsdp2"'
-                faults.append(Fault(place=where, problem=f"{other} cannot offload states", remedy=remedy))
-        if self.offload.delayed and (states != "host" or self.implementation != "deepspeed"):
-            problem = "a delayed update is of DeepSpeed's optimizer in host memory"
-            remedy = 'data_parallel = "deepspeed", offload.optimizer = "host"; or delayed = false'
-            faults.append(Fault(place=f"{where}: delayed", problem=problem, remedy=remedy))
-        if states != "none" and self.optimizer not in ("adam", "adamw"):
-            problem = f"a CPU {self.optimizer} has no measured speed"
-            faults.append(Fault(place=f"{place}: optimizer", problem=problem, remedy='optimizer = "adamw"'))
-        return faults
-
-
-@lru_cache(maxsize=64)
-def _ordered(rank_order: str) -> tuple[str, ...]:
-    """The names of a rank order, innermost first, dp as its two axes."""
-    both = {"dp": ("dp_shard", "dp_replicate")}
-    return tuple(axis for name in rank_order.split("-") for axis in both.get(name, (name,)))
