@@ -33,7 +33,8 @@ def choices(row: RunRow, rule: FrameworkRule) -> tuple[RunRow, ...]:
     row = _in_parts(row, rule)
     ways = product(_micro_batches(row), _shardings(row, rule), _recomputations(row, rule))
     return tuple(
-        _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again)) for size, word, again in ways
+        _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again), rule.global_batch)
+        for size, word, again in ways
     )
 
 
@@ -99,8 +100,9 @@ def _remat(row: RunRow) -> tuple[str, ...]:
     return ("selective",) if policy[1].startswith("minimal") else ("full",)
 
 
-def _with_batch(row: RunRow) -> RunRow:
-    """A global batch without accumulation, where none is stated and no pipeline needs one."""
-    if row.global_batch or not row.micro_batch or (row.pp or 1) > 1:
+def _with_batch(row: RunRow, default: int | None) -> RunRow:
+    """The framework's global batch where none is stated; else one without accumulation, where no pipeline needs it."""
+    if row.global_batch or not row.micro_batch or ((row.pp or 1) > 1 and default is None):
         return row
-    return replace(row, global_batch=row.micro_batch * _ranks(row))
+    least = row.micro_batch * _ranks(row)
+    return replace(row, global_batch=-(-(default or 1) // least) * least)

@@ -30,8 +30,8 @@ class FrameworkRule:
     compiles: what a blank `compile` means.
     sharded, replicated: whose implementation plays FSDP words (fsdp_full, hsdp) and ddp / zero1.
     partitioned: whose plays zero2 and zero3; None: as FSDP words.
-    sharding, recompute, micro_batch: what a blank zero_or_fsdp, act_ckpt or micro_batch means by the framework's documents;
-        None: they say nothing. "products" keeps products and attention whatever a table's "selective" means for it.
+    sharding, recompute, micro_batch, global_batch: what a blank zero_or_fsdp, act_ckpt, micro_batch or global_batch means by
+        the framework's documents; None: they say nothing. "products" keeps products and attention whatever a table's "selective" means for it.
     sequence_parallel: what a blank seq_parallel means where tp > 1.
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
     master_dtype: of parameters and optimizer states, where a run in 16 bits keeps none in fp32.
@@ -53,6 +53,7 @@ class FrameworkRule:
     sharding: str | None = None
     recompute: Literal["none", "full", "products"] | None = None
     micro_batch: int | None = None
+    global_batch: int | None = None
     reduce_dtype: Literal["bf16", "fp32"] | None = None
     master_dtype: Literal["bf16"] | None = None
     sequence_parallel: bool = False
@@ -83,6 +84,7 @@ def _megatron(
     splits_experts: bool = False,
     sequence_parallel: bool = True,
     micro_batch: int | None = None,
+    global_batch: int | None = None,
 ) -> FrameworkRule:
     """Megatron and its children: fused blocks whatever `compile` says; a distributed optimizer where not stated."""
     return FrameworkRule(
@@ -96,6 +98,7 @@ def _megatron(
         recompute="none",
         sequence_parallel=sequence_parallel,  # most children's recipes switch it on wherever tp > 1
         micro_batch=micro_batch,
+        global_batch=global_batch,
         reduce_dtype=reduce_dtype,
         splits_experts=splits_experts,
         counts_ends=True,
@@ -186,6 +189,7 @@ OTHERS: tuple[FrameworkRule, ...] = (
         replicated="deepspeed",
         recompute="full",
         micro_batch=1,
+        global_batch=16,  # gradient_accumulation_steps reaches it unless given
         optimizer_impl="foreach",
     ),
     FrameworkRule(
@@ -278,7 +282,13 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
     _megatron(r"megatron.*\b202[34]\b", "nemo-24", reduce_dtype="fp32", splits_experts=True),
     # docs/source_en/Megatron-SWIFT/Command-line-parameters.md: sequence_parallel and overlap_grad_reduce are off by default,
     # micro_batch_size is 1
-    _megatron(r"megatron.*swift|swift.*megatron", "megatron-core-2025-exposed", sequence_parallel=False, micro_batch=1),
+    _megatron(
+        r"megatron.*swift|swift.*megatron",
+        "megatron-core-2025-exposed",
+        sequence_parallel=False,
+        micro_batch=1,
+        global_batch=16,
+    ),
     # Megatron-LM adds and sends gradients in fp32 unless told otherwise (training/arguments.py); NeMo's and Bridge's
     # recipes for speed send bf16
     _megatron(r"megatron-lm|megatron-core ci", "megatron-core-2025", reduce_dtype="fp32"),

@@ -218,7 +218,8 @@ def test_what_a_framework_documents_fills_a_blank() -> None:
     assert (tune.plan.master_dtype, tune.plan.optimizer_dtype, tune.plan.reduce_dtype) == ("bf16", "bf16", "bf16")
     ibm = plan_of(framework="fms-fsdp", zero_or_fsdp="", act_ckpt="")
     assert (ibm["data_parallel"], ibm["dp_shard"], ibm["dp_replicate"], ibm["recompute"]) == ("fsdp1", 8, 2, "none")
-    assert plan_of(framework="ms-swift", zero_or_fsdp="zero3")["data_parallel"] == "deepspeed"
+    swift = plan_of(framework="ms-swift", zero_or_fsdp="zero3", micro_batch=None, global_batch=None, n_gpus=8)
+    assert (swift["data_parallel"], swift["micro_batch_size"], swift["num_micro_batches"]) == ("deepspeed", 1, 2)
     assert plan_of(framework="ms-swift", zero_or_fsdp="fsdp_full")["data_parallel"] == "fsdp1"
 
 
