@@ -64,7 +64,19 @@ def shrunk(preset: str, **changes: Any) -> Model:
 
 @pytest.mark.parametrize(
     "preset",
-    ["llama3-8b", "gpt2", "mpt-1b", "falcon-7b", "pythia-1b", "gemma2-2b", "qwen3-0.6b", "qwen2-0.5b", "gpt3-175b"],
+    [
+        "llama3-8b",
+        "gpt2",
+        "mpt-1b",
+        "falcon-7b",
+        "pythia-1b",
+        "gemma2-2b",
+        "qwen3-0.6b",
+        "qwen2-0.5b",
+        "gpt3-175b",
+        "bloom-560m",
+        "opt-125m",
+    ],
 )
 def test_modules_have_the_models_parameters_in_its_order(preset: str) -> None:
     model = shrunk(preset)
