@@ -21,7 +21,7 @@ from simulator.search.space import Branch
 from simulator.search.study import SearchStudy, software_version
 from simulator.search.survey import Survey, Surveyor
 
-_COLLECT = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
+COLLECT = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
 _RETRIES = 5  # of a task whose process died
 
 
@@ -189,7 +189,7 @@ _HERE: dict[str, Any] = {}  # of a worker process
 def begin_worker() -> None:
     """What every process of a pool does first: leaves Ctrl-C to its parent, and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
-    gc.set_threshold(*_COLLECT)
+    gc.set_threshold(*COLLECT)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
 
 
