@@ -47,8 +47,8 @@ class Price(Strict):
     power_per_kwh: float | None = Field(gt=0, le=100, default=None)
     utilization: float = Field(gt=0, le=1, default=1.0)
     pue: float = Field(ge=1, le=5, default=1.0)
-    date: str
-    source: str = Field(min_length=1)
+    date: str = Field(description='the day of the price, as "2026-01-31"')
+    source: str = Field(min_length=1, description="where the price was read")
 
     @field_validator("date")
     @classmethod
@@ -91,7 +91,7 @@ class Price(Strict):
 class Prices(Strict):
     """A price file."""
 
-    currency: str = Field(min_length=1, max_length=8)
+    currency: str = Field(min_length=1, max_length=8, description='as "USD"')
     price: tuple[Price, ...] = Field(strict=False)
 
     @model_validator(mode="after")

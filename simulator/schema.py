@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from simulator.due import FEW, due_for, wrong_value
 from simulator.errors import Fault, InputError
 from simulator.units import FROM_FILE, UnitError
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 
@@ -53,12 +55,23 @@ def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None) -> F
         return Fault(
             place=where, problem="unknown key", remedy=nearest(str(loc[-1]), owner.model_fields if owner else ())
         )
+    field = _field_at(model, loc)
     if detail["type"] == "missing":
-        return Fault(place=where, problem="is missing")
+        return Fault(place=where, problem="is missing", remedy=due_for(field))
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, UnitError):
         return Fault(place=where, problem=cause.problem, remedy=cause.remedy)
+    wrong = wrong_value(detail, field)
+    if wrong is not None:
+        return Fault(place=where, problem=wrong[0], remedy=wrong[1])
     return Fault(place=where, problem=detail["msg"].removeprefix("Value error, "))
+
+
+def _field_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> FieldInfo | None:
+    """The field that `loc` ends in, or of which it names an item."""
+    names = [part for part in loc if isinstance(part, str)]
+    owner = model_at(model, names[:-1])
+    return owner.model_fields.get(names[-1]) if owner is not None and names else None
 
 
 def model_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> type[BaseModel] | None:
@@ -84,9 +97,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"known: {', '.join(names)}" if 0 < len(names) <= FEW else ""
-
-
-FEW = 12  # names that a reader takes in at one glance
 
 
 def _where(place: str, loc: tuple[int | str, ...]) -> str:
@@ -150,7 +160,15 @@ def _read_text(path: Path, error: type[InputError]) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise error(Fault(place=str(path), problem=f"cannot be read: {exc}")) from None
+        raise error(unreadable(path, exc)) from None
+
+
+def unreadable(path: Path, exc: OSError | UnicodeDecodeError) -> Fault:
+    """A file that cannot be opened, or that is no UTF-8."""
+    if isinstance(exc, OSError):
+        return Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}")
+    problem = f"cannot be read: byte {exc.start} is no UTF-8"
+    return Fault(place=str(path), problem=problem, remedy="save it as UTF-8")
 
 
 def _refuse_non_finite(data: object, place: str, error: type[InputError]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def command(
         try:
             subjects.append(subject_of(name, file, given, changes, listed))
         except InputError as exc:
-            faults += [fault for fault in exc.faults if fault not in faults]
+            told = (_at_variant(fault, name) if name in variants else fault for fault in exc.faults)
+            faults += [fault for fault in dict.fromkeys(told) if fault not in faults]
     if faults:
         raise InputError(faults)
     comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens)
@@ -95,6 +97,13 @@ def command(
     else:
         show(render(comparison), plain=plain, width=WIDTH)
     return ExitCode.OK
+
+
+def _at_variant(fault: Fault, variant: str) -> Fault:
+    """The fault of a column's own setting, placed at the option that gave it."""
+    flag = fault.place.removeprefix("--set ")
+    own = any(flag.startswith(setting.partition("=")[0].strip()) for setting in split_settings(variant))
+    return replace(fault, place=f"--what-if {flag}") if own and flag != fault.place else fault
 
 
 def _tokens(text: str | None, faults: list[Fault]) -> int | None:

@@ -52,11 +52,11 @@ class StudyFile(Strict):
     run: the long run that `shardwise goodput` plays; that verb judges it.
     """
 
-    model: str
-    cluster: str
+    model: str = Field(description="a preset's name as llama3-8b, a model's TOML file, or a config.json")
+    cluster: str = Field(description="a preset's name as hgx-h100-8, or a cluster's TOML file")
     nodes: int | None = Field(ge=1, default=None)
-    placement: str | None = None
-    calibration: str | None = None
+    placement: str | None = Field(description="a table's file", default=None)
+    calibration: str | None = Field(description="a preset's name, or a calibration's file", default=None)
     plan: Plan = Plan()
     checkpoint: Checkpoint | None = None
     run: dict[str, Any] | None = None
@@ -282,7 +282,9 @@ def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> S
 
 def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
     path = fault.place.removeprefix(": ")
-    flag = next((flag for key, flag in origins.items() if path == key or path.startswith(f"{key}.")), None)
+    flag = next((flag for key, flag in origins.items() if path == key or path.startswith((f"{key}.", f"{key}["))), None)
+    if fault.problem == "unknown key" and path in Plan.model_fields:
+        fault = replace(fault, remedy="it belongs under [plan]")
     return replace(fault, place=flag or f"{name}: {path}")
 
 

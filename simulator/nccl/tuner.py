@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from simulator.errors import Fault, InputError
+from simulator.schema import unreadable
 
 _COLLECTIVES: Final = {
     "broadcast": "broadcast",
@@ -76,7 +77,7 @@ def read_tuner(path: Path) -> tuple[TunerRule, ...]:
             raise InputError(Fault(place=str(path), problem="is larger than 1 MiB", remedy="a tuner's table"))
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc}")) from None
+        raise InputError(unreadable(path, exc)) from None
     rules: list[TunerRule] = []
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), start=1):

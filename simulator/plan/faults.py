@@ -144,7 +144,11 @@ def _expert_faults(plan: Plan, place: str) -> list[Fault]:
         faults.append(Fault(place=f"{place}: ep", problem=problem, remedy=remedy))
     if plan.etp not in (1, plan.tp):
         problem = f"etp = {plan.etp} is neither 1 nor tp = {plan.tp}"
-        faults.append(Fault(place=f"{place}: etp", problem=problem, remedy=f"etp = 1 or {plan.tp}"))
+        faults.append(
+            Fault(
+                place=f"{place}: etp", problem=problem, remedy=" or ".join(f"etp = {n}" for n in sorted({1, plan.tp}))
+            )
+        )
     if group > 1 and plan.implementation not in ("megatron", "fsdp2"):
         problem = f"{plan.implementation} has no expert parallelism here"
         faults.append(Fault(place=f"{place}: ep", problem=problem, remedy='data_parallel = "megatron" or "fsdp2"'))

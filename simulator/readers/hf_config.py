@@ -15,7 +15,7 @@ from typing import Any
 
 from simulator.errors import Fault, InputError, ModelError
 from simulator.model import MAX_FILE_BYTES, Model
-from simulator.schema import read_json
+from simulator.schema import read_json, unreadable
 
 _PLAIN = {
     "gelu": "gelu",
@@ -66,7 +66,7 @@ def _load(file: Path) -> object:
     except InputError:
         raise
     except OSError as exc:
-        raise ModelError(Fault(place=str(file), problem=f"cannot be read: {exc}")) from None
+        raise ModelError(unreadable(file, exc)) from None
     except (RecursionError, ValueError) as exc:  # nested too deep; an integer of thousands of digits
         raise ModelError(Fault(place=str(file), problem=f"not a configuration: {exc}")) from None
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from simulator.errors import Fault, PlanError
 from simulator.host import Host
-from simulator.schema import nearest
+from simulator.schema import nearest, unreadable
 from simulator.topology import Cluster
 from simulator.topology.seats import Seats, shortest
 
@@ -67,7 +67,7 @@ class _Table:
                 raise PlanError(Fault(place=str(self.path), problem=f"is larger than {_MAX_BYTES} bytes"))
             text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:
-            raise PlanError(Fault(place=str(self.path), problem=f"cannot be read: {exc}")) from None
+            raise PlanError(unreadable(self.path, exc)) from None
         return [line.split("\t") for line in text.splitlines()] or [[]]
 
     def _row(self, row: Mapping[str, str], place: str) -> Iterator[Fault]:

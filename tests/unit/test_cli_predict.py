@@ -191,8 +191,8 @@ def test_paths_in_a_file_are_relative_to_it(asked: Asked, tmp_path: Path, monkey
         (["--cluster", "hgx-h100-9"], "cluster", "hgx-h100-8"),
         (["--stack", "torch-2.6-eagre"], "stack", "torch-2.6-eager"),
         (["--bucket-bytes", "25"], "--bucket-bytes", "25B"),
-        (["--recompute", "fulll"], "--recompute", "'full'"),
-        (["--nodes", "0"], "--nodes", "greater than or equal to 1"),
+        (["--recompute", "fulll"], "--recompute", "did you mean full?"),
+        (["--nodes", "0"], "--nodes", "must be at least 1"),
         (["--data-parallel", "ddp"], "plan: zero", "zero = 0"),
     ],
 )

@@ -238,3 +238,13 @@ def test_what_a_plan_shares_with_itself_on_another_machine_cancels(capsys: pytes
 def test_bad_input_is_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *arguments]) == 3
     assert message in capsys.readouterr().err
+
+
+def test_a_fault_of_a_what_if_stands_at_the_what_if(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["compare", "--set", "plan.pp=x", "--what-if", "kernels.gem=2", "--what-if", "device.memory_bytes=9"]) == 3
+    )
+    told = capsys.readouterr().err
+    assert "--what-if kernels.gem: " in told
+    assert "--what-if device.memory_bytes: 9 has no unit" in told
+    assert told.count("--set plan.pp") == 1

@@ -605,3 +605,17 @@ def test_a_pattern_of_layers_that_hangs_on_the_environment_is_told(tmp_path: Pat
     text = """python t.py --hidden-size 512 --num-attention-heads 8 --num-layers 4 --hybrid-layer-pattern $PATTERN
     --micro-batch-size 1 --seq-length 1024 --vocab-size 1024""".replace("\n", " ")
     assert "PATTERN" in faults(read_plan(written(tmp_path, text)))
+
+
+def test_a_fault_names_its_setting_and_each_place_once(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 5}, "train_batch_size": 64}')
+    told = str(read_plan(tmp_path / "ds.json").faults[0])
+    assert told == f"{tmp_path}/ds.json: zero_optimization.stage: there is no stage 5 (0, 1, 2 or 3)"
+    script = tmp_path / "t.sh"
+    script.write_text(
+        "torchrun p.py --micro-batch-size 1 --tensor-model-parallel-size 3 --pipeline-model-parallel-size 5\n"
+    )
+    draft = read_plan(script)
+    with pytest.raises(PlanError) as caught:
+        plan_fields(draft, 16, {"pp": 7})
+    assert f"tp 3 × cp 1 × pp 7 = 21 does not divide 16 GPUs ({script}:1)" in str(caught.value)

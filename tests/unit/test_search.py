@@ -295,7 +295,7 @@ def test_the_command_prints_the_table_and_exports_it(capsys: pytest.CaptureFixtu
     [
         (["--fix", "dp_shard=8"], "follows from the others"),
         (["--fix", "tpp=8"], "no field of a plan"),
-        (["--fix", "tp=many"], "valid integer"),
+        (["--fix", "tp=many"], '"many" is text, and a whole number is due'),
         (["--fix", "tp"], "has no value"),
         (["--fix", "offload=moon"], "moon"),
         (["--nodes", "two"], "numbers of nodes"),

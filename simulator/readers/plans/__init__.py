@@ -13,7 +13,7 @@ from simulator.errors import Fault, PlanError
 from simulator.plan import Plan
 from simulator.readers.plans.draft import Draft, plan_fields
 from simulator.readers.plans.reading import Setting
-from simulator.schema import read_json
+from simulator.schema import read_json, unreadable
 
 __all__ = ["FORMATS", "Draft", "Setting", "detect", "plan_fields", "read_plan"]
 
@@ -106,7 +106,7 @@ def _text(path: Path) -> str:
             raise PlanError(Fault(place=str(path), problem=f"is larger than {MAX_BYTES} bytes", remedy="a plan's file"))
         return data.decode("utf-8").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as exc:
-        raise PlanError(Fault(place=str(path), problem=f"cannot be read: {exc}")) from None
+        raise PlanError(unreadable(path, exc)) from None
 
 
 def _json(path: Path) -> Mapping[str, Any]:

@@ -129,7 +129,8 @@ def _degrees(draft: Draft, fields: dict[str, Any], num_devices: int, given: Mapp
         equation = " × ".join(f"{name} {_count(fields, name)}" for name in ("tp", "cp", "pp"))
         below = num_devices // inner * inner
         near = " or ".join(str(n) for n in (below, below + inner) if n)
-        places = ", ".join(draft.places[n] for n in ("tp", "cp", "pp") if n in draft.places and _count(fields, n) > 1)
+        stated = [n for n in ("tp", "cp", "pp") if n in draft.places and n not in given and _count(fields, n) > 1]
+        places = ", ".join(dict.fromkeys(draft.places[n] for n in stated))
         problem = f"{equation} = {inner} does not divide {num_devices} GPUs" + (f" ({places})" if places else "")
         return [Fault(place=place, problem=problem, remedy=f"{near} GPUs, or other degrees")]
     ranks = num_devices // inner

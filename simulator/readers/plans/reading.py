@@ -82,7 +82,9 @@ class Reading:
 
     def fault(self, name: str, problem: str, remedy: str = "") -> None:
         """Something is wrong with this setting, which is named: a line may hold many."""
-        place = f"{self.place(name)}: {name}" if name in self.entries else self.place(name)
+        place = self.place(name)
+        if not place.endswith(f": {name}"):
+            place = f"{place}: {name}"
         self.faults.append(Fault(place=place, problem=problem, remedy=remedy))
 
     # -- taking a setting ----------------------------------------------------------------------------------------

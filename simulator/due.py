@@ -1,0 +1,143 @@
+"""A value that does not suit its field, in our words: what was given, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from datetime import date, time
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
+
+FEW: Final = 12  # names that a reader takes in at one glance
+_LONGEST: Final = 40  # characters of a value that a message repeats
+
+_KINDS: Final = {
+    "string_type": "text in quotes", "int_type": "a whole number", "int_parsing": "a whole number",
+    "int_from_float": "a whole number", "float_type": "a number", "float_parsing": "a number",
+    "bool_type": "true or false", "bool_parsing": "true or false", "model_type": "a table",
+    "model_attributes_type": "a table", "dict_type": "a table", "list_type": "a list", "tuple_type": "a list",
+    "date_type": "a date, as 2026-01-31 without quotes", "finite_number": "a finite number",
+}  # fmt: skip
+_LIMITS: Final = {
+    "greater_than_equal": ("ge", "at least {}"),
+    "greater_than": ("gt", "greater than {}"),
+    "less_than_equal": ("le", "at most {}"),
+    "less_than": ("lt", "less than {}"),
+}
+_PLAIN: Final[Mapping[object, str]] = {
+    str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false", date: "a date, as 2026-01-31",
+    dict: "a table", list: "a list", tuple: "a list",
+}  # fmt: skip
+
+
+def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str] | None:
+    """Problem and remedy of a value of the wrong type, beyond a limit, or that is none of a field's words.
+
+    field: what the value was for; its description, where it has one, is the remedy. None: pydantic's words say it best.
+    """
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    if kind in _LIMITS:
+        key, words = _LIMITS[kind]
+        return f"is {shown(value)}; it must be {words.format(_number(context[key]))}", ""
+    if kind == "literal_error":
+        words = _words(field.annotation if field else None) or re.findall(r"'([^']*)'", str(context["expected"]))
+        expected = ", ".join(shown(word) for word in words) or str(context["expected"])
+        return f"{shown(value)} is none of {expected}", _close(value, words)
+    if kind not in _KINDS:
+        return None
+    due = _KINDS[kind]
+    return f"{_given(value)}, and {due} is due", (field.description if field else None) or _unquoted(value, due)
+
+
+def due_for(field: FieldInfo | None) -> str:
+    """What a missing field would hold: its description, its words, or its type; empty where nothing plain says it."""
+    if field is None:
+        return ""
+    words = _words(field.annotation)
+    if field.description or words:
+        return field.description or f"one of {', '.join(str(word) for word in words)}"
+    if field.metadata:
+        return ""  # a quantity that is written with its unit, or the like
+    plain = [part for part in _parts(field.annotation) if part is not NoneType]
+    origin = get_origin(plain[0]) or plain[0]
+    if isinstance(origin, type) and issubclass(origin, BaseModel):
+        return _keys(origin)
+    return _PLAIN.get(origin, "")
+
+
+def shown(value: object) -> str:
+    """A value as it is written in TOML or JSON, cut where it is long."""
+    if isinstance(value, date | time):
+        return str(value)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _given(value: object) -> str:
+    """The value and what it is: `"3" is text`, `is a table`."""
+    match value:
+        case bool() | int() | float() | date() | time():
+            return f"is {shown(value)}"
+        case str():
+            return f"{shown(value)} is text"
+        case None:
+            return "is null"
+        case Mapping():
+            return "is a table"
+        case list() | tuple():
+            return f"is the list {shown(value)}"
+        case _:
+            return f"is a {type(value).__name__}"
+
+
+def _unquoted(value: object, due: str) -> str:
+    """A number or a truth value that was put in quotes, without them."""
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        return ""
+    wanted = {"a whole number": (int,), "a number": (int, float), "true or false": (bool,)}.get(due, ())
+    try:
+        inside = json.loads(value)
+    except (ValueError, RecursionError):
+        return ""
+    return f"{value.strip()} without quotes" if type(inside) in wanted else ""
+
+
+def _close(value: object, words: Iterable[object]) -> str:
+    close = difflib.get_close_matches(str(value).lower(), [str(word) for word in words], n=2, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def _number(limit: object) -> object:
+    return int(limit) if isinstance(limit, float) and limit.is_integer() and abs(limit) < 1e15 else limit
+
+
+def _parts(annotation: object) -> list[Any]:
+    """The alternatives of a union; of anything else itself."""
+    return list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
+
+
+def _words(annotation: object) -> list[object]:
+    """The words of a Literal, bare, optional, or the items of a list."""
+    found: list[object] = []
+    for part in _parts(annotation):
+        if get_origin(part) is Literal:
+            found += get_args(part)
+        elif get_origin(part) in (tuple, list):
+            found += [word for inner in get_args(part) for word in _words(inner)]
+    return found
+
+
+def _keys(model: type[BaseModel]) -> str:
+    names = list(model.model_fields)
+    return f"a table with {', '.join(names)}" if len(names) <= FEW else "a table"
