@@ -45,10 +45,12 @@ def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str
     """
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind in _LIMITS:
-        key, words = _LIMITS[kind]
-        return f"is {shown(value)}; it must be {words.format(_number(context[key]))}", ""
+        key, limit = _LIMITS[kind]
+        return f"is {shown(value)}; it must be {limit.format(_number(context[key]))}", ""
     if kind == "literal_error":
-        words = _words(field.annotation if field else None) or re.findall(r"'([^']*)'", str(context["expected"]))
+        words: list[object] = _words(field.annotation if field else None) or re.findall(
+            r"'([^']*)'", str(context["expected"])
+        )
         expected = ", ".join(shown(word) for word in words) or str(context["expected"])
         return f"{shown(value)} is none of {expected}", _close(value, words)
     if kind not in _KINDS:
