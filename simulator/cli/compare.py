@@ -62,7 +62,7 @@ def command(
 ) -> int:
     """Predict all, print them side by side."""
     run_tokens, plot, prices = options["run_tokens"], options["plot"], options["prices"]
-    given = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
+    given = {name: options[name] for name in ("model", "cluster", "nodes", "placement") if options[name] is not None}
     files: list[Path | None] = [*studies] if studies else [None]
     if len(files) + len(variants) < 2:
         problem, remedy = "there is nothing to compare with", "two studies, or --what-if KEY=VALUE"

@@ -5,6 +5,7 @@ Every value remembers who gave it, so that a fault is reported at the flag or th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -24,7 +25,7 @@ from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Source
 from simulator.readers.placement import read_placement
-from simulator.readers.plans import Draft, plan_fields
+from simulator.readers.plans import Draft, drafted_fields
 from simulator.schema import Strict, faults_of, read_toml
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -152,6 +153,7 @@ class _Asked:
 def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faults: _Faults) -> Study:
     """The plan, its software and its checkpoint, judged. Raises InputError with every fault, those so far among them."""
     raw, overrides, draft = asked.raw, asked.overrides, asked.draft
+    settled = draft is None or not faults
     study = faults.attempt(lambda: _checked(raw, asked.origins, draft.file if draft else asked.name))
     calibration = faults.attempt(lambda: _calibration(raw, cluster, _of(overrides, "kernels")))
     plan = _with_degrees(study.plan, cluster) if study is not None else None
@@ -164,10 +166,8 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
             *_of(overrides, "stack"),
         ]
         stack = faults.attempt(lambda: patched(Stack.load(preset), changes, StackError))
-        before = len(faults)
-        faults.attempt(plan.check)
-        if len(faults) > before and model is not None and cluster is not None:
-            faults.attempt(lambda: check(plan, model, cluster))  # what `predict` would tell next
+        found = _plan_faults(plan, model, cluster, others=bool(faults))
+        faults += found if settled else _standing(found, raw)
     saved, kept = _of(overrides, "checkpoint"), study.checkpoint if study is not None else None
     checkpoint = faults.attempt(lambda: patched(kept or Checkpoint(), saved, InputError)) if kept or saved else None
     if faults or study is None or model is None or cluster is None or plan is None:
@@ -188,6 +188,22 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
         checkpoint=checkpoint,
         draft=draft,
     )
+
+
+def _plan_faults(plan: Plan, model: Model | None, cluster: Cluster | None, *, others: bool) -> list[Fault]:
+    """The plan's own faults; where it or another input has any, those with model and cluster that would be told next."""
+    faults = _Faults()
+    faults.attempt(plan.check)
+    if (faults or others) and model is not None and cluster is not None:
+        faults.attempt(lambda: check(plan, model, cluster))
+    return faults
+
+
+def _standing(faults: Sequence[Fault], raw: Mapping[str, Any]) -> list[Fault]:
+    """Of a plan that another framework's file settles in part: the faults that stand whatever the rest becomes."""
+    known = {name for name in ("tp", "cp", "pp", "ep", "etp", "seq_len") if name in raw["plan"]}
+    unknown = re.compile("dp_shard|dp_replicate|micro_batch|devices")
+    return [f for f in faults if f.place.removeprefix("plan: ") in known and not unknown.search(f.problem)]
 
 
 def _model_of(draft: Draft, flags: Mapping[str, str], *, keep: bool) -> dict[str, Any]:
@@ -212,13 +228,10 @@ def _with_draft(
     if raw.get("model") is None and not (draft.faults and draft.format == "megatron"):
         faults.append(Fault(place=draft.file, problem="does not state the model", remedy="--model NAME or FILE"))
     plan: dict[str, Any] = {}
-    try:
-        if cluster is not None:
-            plan = plan_fields(draft, cluster.num_devices, given, model)
-        elif draft.faults:
-            faults.extend(draft.faults)
-    except InputError as exc:
-        faults.extend(exc.faults)
+    found = draft.faults
+    if cluster is not None:
+        plan, found = drafted_fields(draft, cluster.num_devices, given, model)
+    faults.extend(found)
     for override in _of(overrides, "plan"):
         plan = nested(plan, override.path, override.value)
     places = {f"plan.{name}": place for name, place in draft.places.items()}

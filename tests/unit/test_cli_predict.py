@@ -360,3 +360,33 @@ def test_a_job_that_is_no_whole_nodes(asked: Asked, tmp_path: Path, capsys: pyte
     assert "the job's 4 GPUs are no whole nodes of hgx-h100-8" in capsys.readouterr().err
     assert main(["predict", "--plan", str(file), "--set", "cluster.gpus_per_node=4"]) in (0, 4)
     assert asked.cluster.num_devices == 4
+
+
+def test_faults_of_an_imported_plan_come_with_those_of_its_degrees(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": "auto"}
+    zero = {"zero_optimization": {"stage": 5}, "bf16": {"enabled": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(config | zero))
+    given = ["--plan", str(tmp_path / "ds.json"), "--cluster", "hgx-h100-8", "--nodes", "2"]
+    assert main(["predict", *given]) == 3
+    told = capsys.readouterr().err
+    for part in (
+        "does not state the model",
+        "no stage 5",
+        "--seq-len",
+        "--recompute",
+        "micro-batch 3 × ranks 16 = 48 (48",
+    ):
+        assert part in told
+    assert "auto" not in told  # it follows from the other two
+    rest = ["--model", "llama3-8b", "--seq-len", "4095", "--recompute", "full", "--tp", "3", "--cp", "2"]
+    assert main(["predict", *given, *rest, "--prefetch-bucket-numel", "x"]) == 3
+    told = capsys.readouterr().err
+    for part in ("tp 3 × cp 2 × pp 1 = 6 does not divide 16 GPUs", "no stage 5", "whole number is due"):
+        assert part in told
+    assert main(["predict", *given, *rest]) == 3
+    told = capsys.readouterr().err
+    assert "4095 is not a multiple of 2 × cp" in told
+    assert "tp = 3 does not divide the model's 32 heads" in told
+    assert "sequences a step" not in told  # nobody knows the ranks

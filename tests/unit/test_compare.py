@@ -248,3 +248,9 @@ def test_a_fault_of_a_what_if_stands_at_the_what_if(capsys: pytest.CaptureFixtur
     assert "--what-if kernels.gem: " in told
     assert "--what-if device.memory_bytes: 9 has no unit" in told
     assert told.count("--set plan.pp") == 1
+
+
+def test_a_placement_is_read_and_never_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "nope.tsv"
+    assert main(["compare", "--what-if", "plan.tp=2", "--placement", str(missing)]) == 3
+    assert f"{missing}: cannot be read" in capsys.readouterr().err

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from simulator.errors import Fault, PlanError
 from simulator.plan import Plan
-from simulator.readers.plans.draft import Draft, plan_fields
+from simulator.readers.plans.draft import Draft, drafted_fields, plan_fields
 from simulator.readers.plans.reading import Setting
 from simulator.schema import read_json, unreadable
 
-__all__ = ["FORMATS", "Draft", "Setting", "detect", "plan_fields", "read_plan"]
+__all__ = ["FORMATS", "Draft", "Setting", "detect", "drafted_fields", "plan_fields", "read_plan"]
 
 FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan", "search")
 MAX_BYTES: Final = 2**20

@@ -108,6 +108,9 @@ def _implied(fields: Mapping[str, Any], total: int | None) -> int | None:
 
 def _batch(r: Reading, fields: dict[str, Any]) -> None:
     for name, field in tuple(_BATCH.items())[1:]:
+        if name in r and not _stated(r, name) and all(_stated(r, other) for other in _BATCH if other != name):
+            r.note(name, f"auto: {field} follows from the other two and the ranks")
+            continue
         value = r.integer(name, plan_field=field)
         if value is not None:
             fields[field] = value

@@ -84,6 +84,16 @@ def plan_fields(draft: Draft, num_devices: int, given: Mapping[str, Any], model:
 
     Raises PlanError with every fault: the file's own, degrees that do not divide, batches that do not add up.
     """
+    fields, faults = drafted_fields(draft, num_devices, given, model)
+    if faults:
+        raise PlanError(faults)
+    return fields
+
+
+def drafted_fields(
+    draft: Draft, num_devices: int, given: Mapping[str, Any], model: Model | None = None
+) -> tuple[dict[str, Any], tuple[Fault, ...]]:
+    """As `plan_fields`; where there are faults, the fields that are settled all the same beside them."""
     faults = list(draft.faults)
     fields = {**draft.fields, **given}
     for name, make in draft.by_model.items():
@@ -103,12 +113,10 @@ def plan_fields(draft: Draft, num_devices: int, given: Mapping[str, Any], model:
         )
         for name in missing
     ]
-    faults += _degrees(draft, fields, num_devices, given)
-    if not missing:
-        faults += _batch(draft, fields, given)
-    if faults:
-        raise PlanError(dict.fromkeys(faults))
-    return fields
+    wrong = _degrees(draft, fields, num_devices, given)
+    if not wrong and "micro_batch_size" not in missing:  # else nobody knows the ranks, or what each of them takes
+        wrong = _batch(draft, fields, given)
+    return fields, tuple(dict.fromkeys([*faults, *wrong]))
 
 
 def _inner(fields: Mapping[str, Any]) -> int:
