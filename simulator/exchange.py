@@ -16,7 +16,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from simulator.errors import Fault, InputError, PlanError
-from simulator.model import Model, preset_names
+from simulator.model import Model
+from simulator.model_files import preset_names
 from simulator.pipeline.layers import stage_layers
 from simulator.plan import Plan
 from simulator.readers.plans import FORMATS as READ

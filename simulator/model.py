@@ -8,7 +8,6 @@ Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L laye
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from math import prod
 from pathlib import Path
@@ -16,11 +15,12 @@ from typing import Any, Final, Literal, Self, TypeGuard, cast
 
 from pydantic import Field, model_validator
 
-from simulator.errors import Fault, ModelError
+from simulator.errors import ModelError
 from simulator.experts import Experts, Latent
 from simulator.hybrid import KINDS, HybridKind, Mamba, pattern_faults
 from simulator.hybrid import parameter_shapes as mamba_shapes
-from simulator.schema import Strict, read_toml
+from simulator.model_files import PRESETS, model_fields, preset_names, unknown_model
+from simulator.schema import Strict
 
 Mlp = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "swiglu", "geglu"]
 # dense_layer: without experts, in a model that has some; the others: layers of one branch, of hybrids
@@ -31,9 +31,6 @@ BodyKind = LayerKind | WideKind | Literal["mtp"]  # what stands between embeddin
 Unit = BodyKind | Literal["embedding", "head"]
 Shape = tuple[int, ...]
 Parameter = tuple[str, Shape]
-
-PRESETS = Path(__file__).resolve().parent.parent / "topologies" / "models"
-MAX_FILE_BYTES = 4 * 2**20  # a config.json has some kilobytes; what is larger is not one
 
 # Where a family registers its norms among a layer's parameters: buckets are filled in registration order.
 _NORMS_BETWEEN = ("gpt2", "gpt3", "mpt")  # ln_1, attention, ln_2, mlp
@@ -435,17 +432,21 @@ class Model(Strict):
         """
         text = str(name_or_path)
         if text in preset_names():
-            return _from_toml(PRESETS / f"{text}.toml")
+            return cls._from_toml(PRESETS / f"{text}.toml")
         path = Path(text)
         if path.is_dir():
             path = path / "config.json"
         if path.suffix == ".toml":
-            return _from_toml(path)
+            return cls._from_toml(path)
         if path.suffix == ".json" or path.is_file():
             from simulator.readers.hf_config import read_hf_config  # noqa: PLC0415  readers stand above the nouns
 
             return read_hf_config(path)
-        raise ModelError(_unknown(text))
+        raise ModelError(unknown_model(text))
+
+    @staticmethod
+    def _from_toml(path: Path) -> Model:
+        return Model.parse(model_fields(path), str(path), ModelError)
 
 
 WIDE: Final = "_bf16"
@@ -459,37 +460,6 @@ def wide(kind: LayerKind) -> WideKind:
 def plain(unit: Unit) -> LayerKind | Literal["embedding", "mtp", "head"]:
     """A unit by what it holds, whatever its products are in."""
     return cast("LayerKind", unit.removesuffix(WIDE))
-
-
-def preset_names() -> tuple[str, ...]:
-    """Names that `Model.load` knows, sorted."""
-    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
-
-
-def _unknown(name: str) -> Fault:
-    nearest = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
-    close = f"nearest: {', '.join(nearest)}; " if nearest else ""
-    remedy = f"{close}or the path of a config.json or .toml"
-    return Fault(place="model", problem=f"no preset and no file is called {name!r}", remedy=remedy)
-
-
-def _from_toml(path: Path) -> Model:
-    return Model.parse(_merged(path, depth=0), str(path), ModelError)
-
-
-def _merged(path: Path, depth: int) -> dict[str, Any]:
-    """The file's fields over those of the preset it is `like`. Its name defaults to the file's."""
-    if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
-        raise ModelError(Fault(place=str(path), problem=f"larger than {MAX_FILE_BYTES} bytes", remedy="a model file"))
-    data = {"name": path.stem, **read_toml(path, ModelError)}
-    like = data.pop("like", None)
-    if like is None:
-        return data
-    if not isinstance(like, str) or like not in preset_names() or depth > 3:
-        raise ModelError(Fault(place=f"{path}: like", problem=f"{like!r} is no preset", remedy="a preset's name"))
-    base = _merged(PRESETS / f"{like}.toml", depth + 1)
-    tables = {key: {**base[key], **data[key]} for key in data if isinstance(data[key], dict) and key in base}
-    return {**base, **data, **tables}
 
 
 def _filled_parts(data: dict[str, Any]) -> dict[str, Any]:

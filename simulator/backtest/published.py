@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Final
 
-from simulator.model import Model, preset_names
+from simulator.model import Model
+from simulator.model_files import preset_names
 from simulator.readers.runs_table import RunRow
 
 # Found in a name, first match first, before the presets' own names.

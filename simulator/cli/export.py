@@ -15,7 +15,8 @@ from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.study import Study
 from simulator.errors import Fault, InputError
 from simulator.exchange import FORMATS, Export, Job, export_plan
-from simulator.model import Model, preset_names
+from simulator.model import Model
+from simulator.model_files import preset_names
 from simulator.stack import Stack
 
 KIT = "launch-kit"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from simulator.kernels import Attention, Gemm
-from simulator.model import Model, preset_names
+from simulator.model import Model
+from simulator.model_files import preset_names
 from simulator.ops import ModelBlocks, Op, build_blocks
 from simulator.plan import Plan
 from simulator.stack import AttentionBackend, Stack

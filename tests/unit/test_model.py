@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ModelError
-from simulator.model import Model, preset_names
+from simulator.model import Model
+from simulator.model_files import preset_names
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import Fault, InputError, ModelError
-from simulator.model import MAX_FILE_BYTES, Model
+from simulator.model import Model
+from simulator.model_files import MAX_FILE_BYTES
 from simulator.readers.hf_config import dense, hybrids, mixtures
 from simulator.readers.hf_config.keys import Fields, Keys
 from simulator.schema import read_json, unreadable
