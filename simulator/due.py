@@ -23,7 +23,7 @@ _KINDS: Final = {
     "string_type": "text in quotes", "int_type": "a whole number", "int_parsing": "a whole number",
     "int_from_float": "a whole number", "float_type": "a number", "float_parsing": "a number",
     "bool_type": "true or false", "bool_parsing": "true or false", "model_type": "a table",
-    "model_attributes_type": "a table", "dict_type": "a table", "list_type": "a list", "tuple_type": "a list",
+    "model_attributes_type": "a table", "dict_type": "a table", "list_type": "a list in [ ]", "tuple_type": "a list in [ ]",
     "date_type": "a date, as 2026-01-31 without quotes", "finite_number": "a finite number",
 }  # fmt: skip
 _LIMITS: Final = {

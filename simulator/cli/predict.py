@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -14,10 +14,11 @@ from simulator.cli import ExitCode
 from simulator.cli.imported import PlanFile, warnings
 from simulator.cli.options import answer_options, placement_option, study_options
 from simulator.cli.study import Study, read_study
+from simulator.errors import Fault, InputError
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
 from simulator.readers.plans import FORMATS
-from simulator.schema import Strict
+from simulator.schema import Strict, check_writable
 from simulator.stack import Stack
 from simulator.units import format_bytes
 
@@ -154,7 +155,13 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
-    asked = study_of(study, flags, settings)
+    wrong = _unwritable({"--trace": trace, "--snapshot": snapshot}, {"--memory": memory, "--links": links})
+    try:
+        asked = study_of(study, flags, settings)
+    except InputError as exc:
+        raise InputError([*exc.faults, *wrong]) from None
+    if wrong:
+        raise InputError(wrong)
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, advise=True)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if asked.checkpoint is not None:
@@ -184,6 +191,20 @@ def command(
 
         show(render(prediction), plain=plain)
     return ExitCode.OK if prediction.fits else ExitCode.DOES_NOT_FIT
+
+
+def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | None]) -> list[Fault]:
+    """What would go wrong with the files that were asked for, told before the prediction."""
+    faults: list[Fault] = []
+    for flag, path in {**files, **pictures}.items():
+        if path is not None and flag in pictures and path.suffix not in (".png", ".svg"):
+            faults.append(Fault(place=f"{flag} {path}", problem="no picture format", remedy="ending in .png or .svg"))
+        elif path is not None:
+            try:
+                check_writable(path, flag)
+            except InputError as exc:
+                faults += exc.faults
+    return faults
 
 
 def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, snapshot: Path | None) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
 from typing import Final, Literal
@@ -68,11 +68,17 @@ class SensitivityStudy:
                     if self.figure in ("cost", "run-cost") and subject.prices is not None:
                         subject.prices.of(subject.cluster)
                 except InputError as exc:
-                    faults |= dict.fromkeys(exc.faults)
+                    faults |= dict.fromkeys(self._at_range(fault) for fault in exc.faults)
         faults |= dict.fromkeys(self._run_faults())
         if faults:
             raise InputError(faults)
         return tuple(found)
+
+    def _at_range(self, fault: Fault) -> Fault:
+        """The fault of a range's end, placed at the option that gave the range."""
+        leaf = fault.place.removeprefix("--set ")
+        varied = leaf != fault.place and leaf in {one.leaf for one in self.ranges}
+        return replace(fault, place=f"--vary {leaf}") if varied else fault
 
     def _run_faults(self) -> list[Fault]:
         try:

@@ -185,6 +185,10 @@ def _header(file: Path, cells: list[str] | str, columns: Sequence[str], required
     if isinstance(cells, str) or not cells:
         problem = cells if isinstance(cells, str) else "is blank"
         raise TableError(Fault(place=place, problem=problem, remedy="column names, comma separated"))
+    if any(
+        c == "\0" or "\udc80" <= c <= "\udcff" for cell in cells for c in cell
+    ):  # as bytes that do not decode are read
+        raise TableError(Fault(place=place, problem="is no UTF-8 text", remedy="save the table as UTF-8"))
     names = [c.strip() for c in cells]
     faults = [
         Fault(place=place, problem=f"unknown column {n!r}", remedy=nearest(n[:60], columns))

@@ -390,3 +390,31 @@ def test_faults_of_an_imported_plan_come_with_those_of_its_degrees(
     assert "4095 is not a multiple of 2 × cp" in told
     assert "tp = 3 does not divide the model's 32 heads" in told
     assert "sequences a step" not in told  # nobody knows the ranks
+
+
+def test_files_that_cannot_be_written_are_told_at_once_and_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = str(tmp_path / "gone" / "x")
+    arguments = [
+        "--trace",
+        gone,
+        "--snapshot",
+        gone + "y",
+        "--memory",
+        "m.txt",
+        "--links",
+        gone + ".svg",
+        "--pp",
+        "x",
+    ]
+    assert main(["predict", *arguments]) == 3
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("shardwise: 5 faults")
+    for part in (
+        f"--trace {gone}: there is no folder",
+        f"--snapshot {gone}y: there is no folder",
+        "--memory m.txt: no picture",
+    ):
+        assert part in told.err

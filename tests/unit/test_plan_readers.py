@@ -619,3 +619,10 @@ def test_a_fault_names_its_setting_and_each_place_once(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         plan_fields(draft, 16, {"pp": 7})
     assert f"tp 3 × cp 1 × pp 7 = 21 does not divide 16 GPUs ({script}:1)" in str(caught.value)
+
+
+def test_a_precision_that_is_unknown_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("distributed_type: MULTI_GPU\nmixed_precision: bf17\n")
+    draft = read_plan(tmp_path / "a.yaml")
+    assert "bf17 is unknown" in str(draft.faults[0])
+    assert "precision" not in draft.needed

@@ -240,3 +240,9 @@ def test_the_published_table_has_no_bad_row() -> None:
 def test_other_spellings_of_a_word(tmp_path: Path, column: str, cell: str, word: str) -> None:
     (row,) = read(tmp_path, line(**{column: cell}))
     assert getattr(row, column) == word
+
+
+def test_a_table_in_another_encoding_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "runs.csv").write_bytes(HEADER.encode("utf-16"))
+    with pytest.raises(TableError, match=r"header: is no UTF-8 text \(save the table as UTF-8\)"):
+        list(read_runs(tmp_path / "runs.csv"))

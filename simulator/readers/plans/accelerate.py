@@ -34,6 +34,8 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
     mixed = r.choice("mixed_precision", ("no", "fp16", "bf16", "fp8"))
     if mixed is not None:
         fields["precision"] = "fp32" if mixed == "no" else mixed
+    elif "mixed_precision" in r and r.faults:
+        fields["precision"] = "fp32"  # its word is a fault; the file does state it
     processes, machines = r.integer("num_processes"), r.integer("num_machines") or 1
     by_model: Mapping[str, Any] = {}
     leftover: Degree | None = "dp_replicate"
