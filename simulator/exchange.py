@@ -19,7 +19,7 @@ from simulator.errors import Fault, InputError, PlanError
 from simulator.model import Model
 from simulator.model_files import preset_names
 from simulator.pipeline.layers import stage_layers
-from simulator.plan import Plan
+from simulator.plan import Plan, idle_fields
 from simulator.readers.plans import FORMATS as READ
 from simulator.readers.plans import Draft, plan_fields
 from simulator.readers.plans.accelerate import read_accelerate
@@ -205,32 +205,10 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
     if not plan.narrow:
         found |= {"first_layers_bf16": 0, "last_layers_bf16": 0}
     found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
-    experts = model.experts is not None
-    idle = {
-        "ep": experts,
-        "etp": experts,
-        "expert_capacity_factor": experts,
-        "expert_imbalance": experts,
-        "expert_overlap": experts and plan.ep > 1,
-        "dispatcher": experts,
-        "recompute_modules": plan.recompute == "selective",
-        "cuda_graphs": bool(plan.cuda_graphs),
-        "gradient_as_bucket_view": kind in ("ddp", "zero_redundancy"),
-        "bucket_bytes": kind in ("ddp", "zero_redundancy"),
-        "reduce_bucket_numel": kind == "deepspeed" and plan.zero > 0,
-        "prefetch_bucket_numel": kind == "deepspeed" and plan.zero == 3,
-        "param_persistence_numel": kind == "deepspeed" and plan.zero == 3,
-        "forward_prefetch": kind in ("fsdp1", "fsdp2"),
-        "backward_prefetch": kind in ("fsdp1", "fsdp2"),
-        "limit_all_gathers": kind == "fsdp1",
-        "sequence_parallel": plan.tp > 1,
-        "vocab_parallel": plan.tp > 1,
-        "cp_exchange": plan.cp > 1,
-        "recompute_every": plan.recompute == "every_k" and plan.recompute_every > 1,
-    }
+    idle = idle_fields(plan, experts=model.experts is not None)
     if plan.recompute == "every_k" and plan.recompute_every == 1:
         found["recompute"] = "full"
-    return {name: value for name, value in found.items() if idle.get(name, True)}
+    return {name: value for name, value in found.items() if name not in idle and (name != "cuda_graphs" or value)}
 
 
 def _acting_pipeline(plan: Plan, model: Model) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from simulator.errors import Fault, InputError
 from simulator.inference import InferencePlan, Serving, serve, token_costs
 from simulator.inference import highest_rate as sought
 from simulator.predict import Source
+from simulator.units import format_number
 
 _HELP = """Serve a model under an inference plan to a stream of requests, on a simulated clock.
 
@@ -143,7 +144,7 @@ def _highest(asked: ServingStudy, *, interval: bool) -> Serving:
         return replace(asked, workload=workload, requests=workload.requests(), sources=(*asked.sources, found))
 
     def told(rate: float, holds: bool) -> None:  # noqa: FBT001  what was tried
-        click.echo(f"{rate:.3g} requests/s: {'within' if holds else 'above'}", err=True)
+        click.echo(f"{format_number(rate)} requests/s: {'within' if holds else 'above'}", err=True)
 
     tried: list[float] = []
 

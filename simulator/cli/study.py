@@ -22,7 +22,7 @@ from simulator.cli.overrides import Override, literal, parse_overrides, patched
 from simulator.errors import ClusterError, Fault, InputError, ModelError, StackError
 from simulator.mesh import check
 from simulator.model import Model
-from simulator.plan import Plan
+from simulator.plan import Plan, idle_fields
 from simulator.predict import Source
 from simulator.readers.placement import read_placement
 from simulator.readers.plans import Draft, drafted_fields
@@ -178,6 +178,8 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
         for o in overrides
         if o.root != "plan"
     )
+    if draft is None:  # whose reader tells of its own
+        sources += _without_effect(study.plan, plan, model)
     return Study(
         model=model,
         plan=plan,
@@ -187,6 +189,18 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
         sources=sources,
         checkpoint=checkpoint,
         draft=draft,
+    )
+
+
+_NOTHING = (False, None, 0, 1, "none")
+
+
+def _without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
+    """What was asked of the plan and does nothing beside the rest of it."""
+    idle = idle_fields(plan, experts=model.experts is not None)
+    named = [name for name in idle if name in asked.model_fields_set and getattr(plan, name) not in _NOTHING]
+    return tuple(
+        Source(what=f"plan.{name}", kind="given", detail=f"without effect: needs {idle[name]}") for name in named
     )
 
 

@@ -1,0 +1,34 @@
+"""Fields of a plan that do nothing beside the others are told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from simulator.cli import main
+from simulator.plan import Plan, idle_fields
+
+
+def test_a_field_is_idle_until_what_it_needs_is_there() -> None:
+    assert "recompute_modules" in idle_fields(Plan(), experts=False)
+    assert "recompute_modules" not in idle_fields(Plan(recompute="selective"), experts=False)
+    assert "sequence_parallel" in idle_fields(Plan(), experts=False)
+    assert "sequence_parallel" not in idle_fields(Plan(tp=2), experts=False)
+    assert "dispatcher" in idle_fields(Plan(), experts=False)
+    assert "dispatcher" not in idle_fields(Plan(), experts=True)
+
+
+def test_every_idle_field_is_a_field() -> None:
+    plans = (Plan(), Plan(data_parallel="deepspeed", zero=3), Plan(data_parallel="ddp", zero=0))
+    assert {name for plan in plans for name in idle_fields(plan, experts=False)} <= set(Plan.model_fields)
+
+
+def test_what_was_asked_for_in_vain_stands_among_the_inputs(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "llama3.2-1b", "--recompute-modules", "core_attn", "--recompute-every", "1"]
+    main(["predict", *flags, "--json"])
+    sources = {one["what"]: one["detail"] for one in json.loads(capsys.readouterr().out)["sources"]}
+    assert sources["plan.recompute_modules"] == 'without effect: needs recompute = "selective"'
+    assert "plan.recompute_every" not in sources
+    main(["predict", *flags, "--recompute", "selective", "--json"])
+    assert "without effect" not in capsys.readouterr().out
