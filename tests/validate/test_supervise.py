@@ -208,8 +208,10 @@ def test_unknown_exceptions_are_failures() -> None:
 
 # --- the parent itself
 
+# A shell without job control starts what runs in the background with SIGINT ignored, and children inherit that.
 PARENT = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {root!r})
 from validate.supervise import Deadlines, scratch_folder, supervise
 with scratch_folder() as folder:
