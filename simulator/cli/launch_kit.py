@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,9 +50,19 @@ def check_kit(asked: Study, job: Job, hosts: str | None, host: Host | None, fold
 
 
 def check_folder(folder: Path | None) -> None:
-    """Raise InputError where a kit cannot be written for what is there already."""
-    if folder is not None and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise InputError(Fault(place=str(folder), problem="is not empty", remedy="a new folder"))
+    """Raise InputError where a kit cannot be written for what is there already, or for who may write there."""
+    if folder is None:
+        return
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    problem = ""
+    if not above.is_dir():
+        problem = f"{above} is no folder"
+    elif folder.exists() and any(folder.iterdir()):
+        problem = "is not empty"
+    elif not os.access(above, os.W_OK | os.X_OK):
+        problem = f"{above} cannot be written"
+    if problem:
+        raise InputError(Fault(place=str(folder), problem=problem, remedy="a new folder where you may write"))
 
 
 def table_of(asked: Study, job: Job, host: Host | None) -> str:

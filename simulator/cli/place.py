@@ -16,6 +16,7 @@ from simulator.cli.export import head_of, job_of, write, write_files
 from simulator.cli.options import answer_options, study_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
+from simulator.schema import check_writable
 
 _HELP = """Find the GPU of each rank of a plan: groups that talk most on the fastest roads between GPUs.
 
@@ -63,6 +64,8 @@ def command(
     asked = study_of(study, flags, settings)
     host = host_of(topology)
     check_kit(asked, job_of(asked), hosts, host, kit)
+    if out is not None:
+        check_writable(out, "-o")
     nouns = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     with _progress() as tell:
         found = place(*nouns, across_nodes=across, deal_layers=layers, tell=tell)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from simulator import predict
 from simulator.calibration import Calibration
 from simulator.cli import ExitCode, main
+from simulator.cli.launch_kit import check_folder
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.collectives import bill
-from simulator.errors import ClusterError
+from simulator.errors import ClusterError, InputError
 from simulator.lower import lower
 from simulator.mesh import Mesh
 from simulator.model import Model
@@ -253,6 +254,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for words in ("is not empty", "2 hosts for 1 nodes", "= 6, the cluster has 4 devices"):
         assert words in err
     assert main(["place", *flags, "-o", str(tmp_path / "no" / "where.tsv")]) == ExitCode.BAD_INPUT
+
+
+def test_where_a_kit_cannot_be_written_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    check_folder(tmp_path / "new" / "kit")
+    with pytest.raises(InputError, match="is no folder"):
+        check_folder(file / "kit")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(InputError, match="cannot be written"):
+        check_folder(tmp_path / "new" / "kit")
 
 
 @pytest.mark.parametrize("cluster", [FOUR_PAIRS, DGX1, sixteen()], ids=lambda c: c.name)
