@@ -198,7 +198,8 @@ _NOTHING = (False, None, 0, 1, "none")
 def _without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
     """What was asked of the plan and does nothing beside the rest of it."""
     idle = idle_fields(plan, experts=model.experts is not None)
-    named = [name for name in idle if name in asked.model_fields_set and getattr(plan, name) not in _NOTHING]
+    given = {name: getattr(plan, name) for name in idle if name in asked.model_fields_set}
+    named = [name for name, value in given.items() if value is True or value not in _NOTHING]  # True equals 1
     return tuple(
         Source(what=f"plan.{name}", kind="given", detail=f"without effect: needs {idle[name]}") for name in named
     )

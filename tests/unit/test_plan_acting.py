@@ -26,9 +26,11 @@ def test_every_idle_field_is_a_field() -> None:
 
 def test_what_was_asked_for_in_vain_stands_among_the_inputs(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", "llama3.2-1b", "--recompute-modules", "core_attn", "--recompute-every", "1"]
+    flags += ["--sequence-parallel", "true", "--vocab-parallel", "false"]
     main(["predict", *flags, "--json"])
     sources = {one["what"]: one["detail"] for one in json.loads(capsys.readouterr().out)["sources"]}
     assert sources["plan.recompute_modules"] == 'without effect: needs recompute = "selective"'
-    assert "plan.recompute_every" not in sources
-    main(["predict", *flags, "--recompute", "selective", "--json"])
+    assert sources["plan.sequence_parallel"] == "without effect: needs tp above 1"
+    assert not {"plan.recompute_every", "plan.vocab_parallel"} & set(sources)
+    main(["predict", *flags, "--recompute", "selective", "--tp", "2", "--json"])
     assert "without effect" not in capsys.readouterr().out
