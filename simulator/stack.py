@@ -84,8 +84,11 @@ class Stack(Strict):
     # fused: Megatron's own where blocks are fused by hand; fp32_in_place: the same operator by operator, in one fp32
     # storage; in_place: one kernel leaves the gradient where the logits were
     loss: Literal["fp32_eager", "fp32_compiled", "fp32_in_place", "fused", "in_place"] = "fp32_eager"
-    # accumulated: products add into Megatron's gradient buffer, and autograd gets a dummy of each weight's shape, made once
-    weight_gradients: Literal["made", "accumulated"] = "made"
+    # accumulated: products add into Megatron's gradient buffer, and autograd gets a dummy of each weight's shape, made once;
+    # added: products write gradients of their own, which a kernel each adds to that buffer
+    weight_gradients: Literal["made", "accumulated", "added"] = "made"
+    # fused: one kernel each way; operators: ReLU and power by themselves, though other activations are one kernel (NeMo)
+    squared_relu: Literal["fused", "operators"] = "fused"
     # Training metrics that compute an eager fp32 cross-entropy of every micro-batch's logits once more, forward only
     loss_metrics: int = Field(ge=0, default=0)
     # Dropout behind attention's softmax (where it is unfused) and both branches of a layer: its masks are kept
@@ -120,6 +123,9 @@ class Stack(Strict):
     # Whole gradients are reduced behind the last backward, not as they appear (Megatron-LM before --overlap-grad-reduce of
     # 2023, DeepSpeed's pipelines)
     late_gradients: bool = False
+    # Megatron's distributed optimizer gathers all updated parameters before the next forward, not each beside the layers before
+    # it (no --overlap-param-gather)
+    late_parameters: bool = False
     # What tensor-parallel collectives run beside: nothing; in the backward the product that does not need them
     # ("backward"); products cut in pieces that their own collective feeds or drains ("userbuffers", Transformer Engine;
     # "symmetric_memory", torch's asynchronous tensor parallelism on compiled blocks)

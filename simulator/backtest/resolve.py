@@ -9,7 +9,7 @@ from functools import cache
 from math import ceil, prod
 from typing import Any
 
-from simulator.backtest import arguments
+from simulator.backtest import arguments, nemo
 from simulator.backtest.beyond import beyond_models
 from simulator.backtest.choices import choices
 from simulator.backtest.frameworks import FrameworkRule, framework_rule, with_attention
@@ -168,7 +168,10 @@ _stack = cache(Stack.load)
 
 def _stack_of(row: RunRow, plan: Plan, device: Device) -> Stack:
     """The plan's stack with the attention that the row states; in pieces, where its tensor parallelism is asynchronous."""
-    stack = with_attention(_stack(plan.stack), flash=row.flash_attn, device=device)
+    given = _stack(plan.stack)
+    if changes := nemo.stack_changes(row):
+        given = given.model_copy(update=changes)
+    stack = with_attention(given, flash=row.flash_attn, device=device)
     if plan.tp == 1 or stack.blocks != "compiled" or not _ASYNC_TP.search(row.notes):
         return stack
     return stack.model_copy(update={"tp_overlap": "symmetric_memory"})
@@ -283,8 +286,7 @@ def _precision(row: RunRow) -> dict[str, Any]:
     if row.precision != "fp8":
         return {"precision": row.precision}
     stated = next((recipe for pattern, recipe in _SCALED if pattern.search(row.notes)), None)
-    # NeMo and Megatron-Bridge train hybrids so (recipes/nemotronh_56b.py, bf16_with_fp8_mixed_current_scaling)
-    recipe = stated or ("tensorwise" if is_hybrid(row) else None)
+    recipe = stated or nemo.fp8_recipe(row)
     return {"precision": "fp8", **({} if recipe is None else {"fp8_recipe": recipe})}
 
 

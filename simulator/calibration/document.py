@@ -180,7 +180,7 @@ class Calibration(Strict):
         elif isinstance(kernel, Gemm):
             return self._extrapolated_gemm(kernel)
         elif isinstance(kernel, Scan):
-            return "scan: prior"
+            return "scan: borrowed"  # one of its kernels was measured, on Hopper
         elif backend is not None and backend.states_speed(kernel.direction):
             return f"attention {kernel.direction}: the stack's own efficiency"
         else:

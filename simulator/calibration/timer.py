@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
 from simulator.calibration.narrow import BLOCKS, FP4
-from simulator.calibration.scan import FRACTION, SHORTER, kin
+from simulator.calibration.scan import FRACTION, SPEED, kin
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
 from simulator.kernels import PARENT, Attention, Dtype, Gemm, Kernel, Scan, Stream, StreamOp
@@ -85,11 +85,12 @@ class Timer:
         return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
 
     def _scan_s(self, kernel: Scan) -> float:
-        """The longer of its products and its bytes, by the prior of `calibration.scan`."""
+        """Its bytes, then its products (`calibration.scan`); on an ideal machine the longer of the two."""
         moved = Stream(op="elementwise", read_bytes=kernel.read_bytes, write_bytes=kernel.write_bytes)
         sms = self.device.num_sms * self._clock
         memory_s = self._stream("elementwise").seconds(moved, self.device.memory_bytes_per_s, sms)
-        return max(kernel.flop / self._scan_flop_per_s(kernel), memory_s)
+        products_s = kernel.flop / self._scan_flop_per_s(kernel)
+        return max(products_s, memory_s) if self.calibration.kind == "ideal" else products_s + memory_s
 
     def _scan_flop_per_s(self, kernel: Scan) -> float:
         dtype: Dtype = "tf32" if kernel.dtype == "fp32" and self.device.peak("tf32") else kernel.dtype
@@ -99,7 +100,7 @@ class Timer:
         curve = kin(self.calibration.attention, kernel)
         if curve is None:
             return FRACTION * products
-        fraction = SHORTER * curve.peak_fraction(kernel.head_dim) * curve.sustained
+        fraction = SPEED * curve.peak_fraction(kernel.head_dim) * curve.sustained
         return fraction * self._attention_peak(curve, self.peak(dtype))
 
     def _gemm_rate(self, dtype: str) -> tuple[GemmCurve, float]:

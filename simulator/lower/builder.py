@@ -120,6 +120,11 @@ class Builder:
         """The stack reduces the gradients of all micro-batches once, behind the last backward."""
         return self._fabric.stack.late_gradients
 
+    @property
+    def gathers_late(self) -> bool:
+        """The stack gathers all updated parameters before the first forward."""
+        return self._fabric.stack.late_parameters
+
     def compute(self, label: str, work: Work, *after: int | None, join: bool = True, waits: bool = False) -> int:
         """Append `work` to the compute stream. join=False leaves what is held to the op behind it; waits: so does the host."""
         if join:

@@ -244,10 +244,12 @@ def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
 
 
 def replicated_forward(build: Builder, step: Step, index: int, *, first: bool) -> int:
-    """One micro-batch's forward; `first` in a step: Megatron gathers each unit's new parameters before it."""
-    end = -1
+    """One micro-batch's forward; `first` in a step: Megatron gathers each unit's new parameters before it, or all of them."""
+    end, gathers = -1, first and step.plan.implementation == "megatron"
+    for unit in step.units if gathers and build.gathers_late else ():
+        _gather_updated(build, unit)
     for unit in step.units:
-        if first and step.plan.implementation == "megatron":
+        if gathers and not build.gathers_late:
             _gather_updated(build, unit)
         end = _forward(build, step, unit, index)
     return end

@@ -238,7 +238,7 @@ class Clock:
         if not kernels:
             return NO_WORK
         seconds = sum(map(self.seconds, kernels))
-        if op.category not in ("gemm", "attention", "scan") and not self._ideal:
+        if op.category not in ("gemm", "attention", "scan") and not op.by_torch and not self._ideal:
             seconds *= self._stack.elementwise_factor
         if op.captured:
             return Work(parts=((op.category, seconds),), host_s=0.0)

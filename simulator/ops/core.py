@@ -63,6 +63,7 @@ class Op:
     forward_exchanges, backward_exchanges: collectives among its kernels, in order of `at`.
     selective_save: the selective checkpointing policy keeps its outputs instead of running it again.
     captured: in a CUDA graph, which the host launches whole.
+    by_torch: its elementwise kernels are torch's own, one an operator, also where the stack's are written by hand.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Op:
     backward_exchanges: tuple[Exchange, ...] = ()
     selective_save: bool = False
     captured: bool = False
+    by_torch: bool = False
 
     @property
     def saves_only_inputs(self) -> bool:

@@ -98,6 +98,7 @@ class Graph:
         forward_exchanges: Sequence[Exchange] = (),
         backward_exchanges: Sequence[Exchange] = (),
         selective_save: bool = False,
+        by_torch: bool = False,
     ) -> None:
         """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
         op = Op(
@@ -118,6 +119,7 @@ class Graph:
             forward_exchanges=tuple(forward_exchanges),
             backward_exchanges=tuple(backward_exchanges),
             selective_save=selective_save,
+            by_torch=by_torch,
         )
         self._ops.append(op)
 

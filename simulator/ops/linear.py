@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Layout
+from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Layout, StreamOp
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.quantise import Quantiser, copy_bytes
 from simulator.ops.setting import Setting
@@ -57,6 +57,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
             *casts_back,
             *_scaled(s, *_backward(s, dtype, t, n, k, bias=bias, pieces=course.backward_pieces)),
             *course.ordered(s.batch, whole_output),
+            *_added(s, n * k),
         ),
         saved=(x, *weight) if keeps_input else weight,
         grads=(x, *weight),
@@ -94,11 +95,25 @@ def _backward(s: Setting, dtype: Dtype, t: int, n: int, k: int, *, bias: bool, p
     fused = s.stack.blocks == "fused"
     kernels: list[Kernel] = [
         _product(t, k, n, dtype, pieces, "nn"),
-        Gemm(m=n, n=k, k=t, dtype=dtype, layout="nt", accumulate_fp32=fused),
+        Gemm(m=n, n=k, k=t, dtype=dtype, layout="nt", accumulate_fp32=_accumulates(s)),
     ]
     if bias and not fused:
         kernels.append(stream("reduce", t * n * s.element_bytes, n * s.element_bytes))
     return tuple(kernels)
+
+
+def _accumulates(s: Setting) -> bool:
+    """Weight gradients are added to those of earlier micro-batches as they leave the product."""
+    return s.stack.blocks == "fused" and s.stack.weight_gradients != "added"
+
+
+def _added(s: Setting, numel: int, launches: int = 1) -> tuple[Kernel, ...]:
+    """What adds a weight's gradient to Megatron's buffer (core/distributed, a hook of each parameter), if its product does not."""
+    if s.stack.weight_gradients != "added" or s.plan.implementation != "megatron":
+        return ()
+    made, kept = s.element_bytes, DTYPE_BYTES[s.plan.gradient_dtype]
+    op: StreamOp = "widen" if kept > made else "elementwise"
+    return (stream(op, numel * (made + kept), numel * kept, launches, numel=numel),)
 
 
 def grouped_linear(g: Graph, s: Setting, name: str, x: Value, widths: tuple[int, int], *, bias: bool) -> Value:
@@ -121,10 +136,11 @@ def grouped_linear(g: Graph, s: Setting, name: str, x: Value, widths: tuple[int,
     one = Gemm(m=rows, n=n, k=k, dtype=s.gemm_dtype, layout="tn", batch=held, grouped=True, launches=launches)
     backward: list[Kernel] = [
         replace(one, n=k, k=n, layout="nn"),
-        replace(one, m=n, n=k, k=rows, layout="nt", accumulate_fp32=s.stack.blocks == "fused"),
+        replace(one, m=n, n=k, k=rows, layout="nt", accumulate_fp32=_accumulates(s)),
     ]
     if bias:
         backward.append(stream("reduce", y.num_bytes, held * n * s.element_bytes))
+    backward += _added(s, held * n * k, held)
     g.op(
         name,
         "gemm",

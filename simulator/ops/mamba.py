@@ -4,9 +4,12 @@ The scan is mamba_ssm's (ops/triton/ssd_combined.py, after arXiv 2405.21060, sec
 tokens. Inside a chunk it works as attention does, with a decay for the softmax; between chunks states are passed on. FLOP,
 for T tokens, I = H P inner channels, N states, G groups (masked products are computed below the diagonal):
 
-    forward   B xᵀ into states 2 T I N, C out of states 2 T I N, C Bᵀ 2 T Q G N, (C Bᵀ) x T Q I
+    forward   B xᵀ into states 2 T I N, C out of states 2 T I N, C Bᵀ 2 T Q G N, (C Bᵀ) x T (Q + R) I
     backward  C Bᵀ and the states again; gradients of states, x, B, C by way of states 8 T I N; of x, of C Bᵀ and of the decay
-              inside chunks 3 T Q I; of B and C inside chunks 4 T Q G N
+              inside chunks 3 T (Q + R) I; of B and C inside chunks 4 T Q G N
+
+R: rows of a tile, 64 of most tunings. Tiles that the diagonal crosses are multiplied whole, so masked squares cost Q + R where
+half of them were Q.
 
 Bytes are those that each kernel reads and writes once: states are written in fp32, read back, and kept in 16 bits for the
 last kernel; C Bᵀ is fp32.
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from simulator.hybrid import Mamba
 from simulator.kernels import Direction, Kernel, Scan
@@ -32,6 +36,12 @@ from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.setting import Setting
 from simulator.ops.tensor_parallel import FED, enter, leave
+
+_TILE_ROWS: Final = 64  # BLOCK_SIZE_M of most tunings (ssd_chunk_scan.py)
+# Kernels of torch around the scan's own on tensors of a number a head and token: decays from their logarithm, casts of D and of
+# dt's bias; backward dt's copy, zeros that atomics add to, sums over programs, flips and running sums (ssd_combined.py)
+_SMALL_FORWARD: Final = 6
+_SMALL_BACKWARD: Final = 20
 
 
 def mamba(g: Graph, s: Setting, x: Value) -> Value:
@@ -117,8 +127,9 @@ class _Sizes:
 
     @property
     def inside(self) -> int:
-        """FLOP of a product with the masked square of each chunk: T Q I."""
-        return self.padded * self.mamba.chunk_size * self.mamba.inner
+        """FLOP of a product with the masked square of each chunk, in whole tiles: T (Q + R) I."""
+        rows = min(_TILE_ROWS, self.mamba.chunk_size)
+        return self.padded * (self.mamba.chunk_size + rows) * self.mamba.inner
 
     @property
     def squares(self) -> int:
@@ -232,12 +243,15 @@ def _parts(s: Setting, scan: _Sizes, direction: Direction) -> _Part:
     return part
 
 
-def _chunks(s: Setting, scan: _Sizes, direction: Direction, *, kept: int) -> tuple[Kernel, ...]:
-    """Convolution, decays, states of chunks, their passing on, C Bᵀ. kept: bytes of an element of the states passed on."""
-    states, part = 4 * scan.states, _parts(s, scan, direction)
+def _chunks(s: Setting, scan: _Sizes, *, kept: int, small: int = 1) -> tuple[Kernel, ...]:
+    """Convolution, decays, states of chunks, their passing on, C Bᵀ.
+
+    kept: bytes of an element of the states passed on. small: launches that make the decays.
+    """
+    states, part = 4 * scan.states, _parts(s, scan, "forward")
     return (
         stream("activation", scan.convolved, scan.convolved),
-        stream("elementwise", scan.steps, scan.decays),
+        stream("elementwise", scan.steps, scan.decays, small),
         part(scan.by_state, scan.inner + scan.grouped + scan.decays, states),
         stream("elementwise", states, kept * scan.states),
         part(scan.squares, 2 * scan.grouped, scan.scores),
@@ -248,7 +262,7 @@ def _forward(s: Setting, scan: _Sizes, *, gate: int) -> tuple[Kernel, ...]:
     """gate: bytes of z, where the last kernel writes the gated result beside its own."""
     read = scan.scores + scan.inner + scan.grouped + scan.decays + scan.element * scan.states
     last = _parts(s, scan, "forward")(scan.by_state + scan.inside, read + gate, scan.inner + gate)
-    return (*_chunks(s, scan, "forward", kept=scan.element), last)
+    return (*_chunks(s, scan, kept=scan.element, small=_SMALL_FORWARD), last)
 
 
 def _backward(s: Setting, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
@@ -257,7 +271,7 @@ def _backward(s: Setting, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple[K
     wide, narrow = 4 * scan.states, scan.element * scan.states
     part = _parts(s, scan, "backward")
     return (
-        *_chunks(s, scan, "forward", kept=4),
+        *_chunks(s, scan, kept=4),
         *gradient,
         part(scan.by_state, inner + grouped + decays, wide),  # of the states
         stream("elementwise", 2 * wide, 2 * narrow),  # passed back; both cast for the products behind
@@ -268,7 +282,7 @@ def _backward(s: Setting, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple[K
         part(scan.squares, scan.scores + 3 * grouped, grouped),  # of B inside chunks
         part(scan.squares, scan.scores + 3 * grouped, grouped),  # of C
         part(scan.inside, 2 * inner + scan.scores + decays, decays),  # of the decays
-        stream("elementwise", 3 * decays, scan.steps),
+        stream("elementwise", 3 * decays, scan.steps, _SMALL_BACKWARD),
         stream("activation", 2 * scan.convolved, scan.convolved),  # of the convolution
     )
 

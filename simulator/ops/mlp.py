@@ -91,15 +91,49 @@ def _clamped(g: Graph, up: Value) -> Value:
 
 
 def _plain(g: Graph, s: Setting, x: Value, part: _Part) -> Value:
-    """GELU and its like: one kernel each way. Squared ReLU written out is two operators."""
+    """GELU and its like: one kernel each way."""
     p = part.prefix
     up = linear(g, s, f"{p}up", x, part.width, bias=part.bias, split="columns")
-    if s.model.mlp == "squared_relu" and s.stack.blocks == "eager":
-        relu = g.value(f"{p}relu", up.numel, up.dtype)
-        up = g.pointwise(relu.name, [up], relu, saved=[relu], grads=[up])
+    if s.model.mlp == "squared_relu" and (s.stack.blocks == "eager" or s.stack.squared_relu == "operators"):
+        return _squared_relu(g, up, p)
     hidden = g.value(f"{p}activation", up.numel, up.dtype)
     saved = [hidden] if s.model.mlp == "relu" else [up]
     return g.pointwise(hidden.name, [up], hidden, saved=saved, grads=[up], op="activation")
+
+
+def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
+    """torch.pow(relu(x), 2): two operators. The power's backward is a copy (x to the power 1), times 2, times the gradient.
+
+    torch 2.7, torch/csrc/autograd/FunctionsManual.cpp, pow_backward: grad * (exponent * self.pow(exponent - 1)).
+    """
+    size, numel = up.num_bytes, up.numel
+    relu, hidden = g.value(f"{prefix}relu", numel, up.dtype), g.value(f"{prefix}activation", numel, up.dtype)
+    once = stream("elementwise", size, size, numel=numel)
+    twice = stream("elementwise", 2 * size, size, numel=numel)
+    g.op(
+        relu.name,
+        "elementwise",
+        inputs=(up,),
+        outputs=(relu,),
+        forward=(once,),
+        backward=(twice,),
+        saved=(relu,),
+        grads=(up,),
+        by_torch=True,
+    )
+    g.op(
+        hidden.name,
+        "elementwise",
+        inputs=(relu,),
+        outputs=(hidden,),
+        forward=(once,),
+        backward=(stream("copy", size, size, numel=numel), once, twice),
+        saved=(relu,),
+        grads=(relu,),
+        backward_temporary_bytes=size,
+        by_torch=True,
+    )
+    return hidden
 
 
 def _gated(g: Graph, s: Setting, x: Value, part: _Part) -> Value:

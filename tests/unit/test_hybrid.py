@@ -160,7 +160,7 @@ def test_a_hybrids_step_names_its_scan_and_how_unsure_it_is() -> None:
     plan = megatron(tp=2, sequence_parallel=True, dp_shard=4, seq_len=4096, num_micro_batches=2)
     found = predict(Model.load("nemotron-h-8b"), plan, Cluster.load("dgx-h100-8"))
     assert found.breakdown["scan"] > 0
-    assert "scan: prior" in found.extrapolated
+    assert "scan: borrowed" in found.extrapolated
 
 
 def test_a_preset_may_be_cut_by_a_file(tmp_path: Path) -> None:
@@ -205,7 +205,42 @@ def test_a_row_of_a_published_hybrid_is_its_preset(name: str, layers: int, prese
     run = resolve(replace(HYBRID_ROW, model_name=name, n_layers=layers, tp=2, dp=16))
     ignored = {"name", "sources", "max_positions", "head_dim"}
     assert run.model.model_dump(exclude=ignored) == Model.load(preset).model_dump(exclude=ignored)
-    assert run.plan.fp8_recipe == "tensorwise"
+
+
+@pytest.mark.parametrize(
+    ("framework", "recipe", "overlap", "late", "gradients", "relu", "kernel"),
+    [
+        ("NeMo 25.04 (Megatron-Core)", "delayed", "backward", True, "added", "operators", "flash2"),
+        ("NeMo 25.07 (Megatron-Core)", "delayed", "userbuffers", False, "added", "operators", "flash2"),
+        ("NeMo 25.09 (Megatron-Core)", "tensorwise", "userbuffers", False, "added", "operators", "cudnn"),
+        ("Megatron-Bridge 26.02 NeMo Container", "tensorwise", "userbuffers", False, "added", "fused", "flash2"),
+        ("Megatron-Bridge 26.04 NeMo Container", "tensorwise", "userbuffers", False, "accumulated", "fused", "cudnn"),
+    ],
+)
+def test_a_row_runs_what_its_release_ran(
+    framework: str, recipe: str, overlap: str, late: object, gradients: str, relu: str, kernel: str
+) -> None:
+    run = resolve(replace(HYBRID_ROW, framework=framework))
+    stack = run.stack
+    assert (run.plan.fp8_recipe, stack.tp_overlap, stack.late_parameters) == (recipe, overlap, late)
+    assert (stack.weight_gradients, stack.squared_relu, stack.attention.kernel) == (gradients, relu, kernel)
+
+
+def test_experts_between_mixers_accumulate_in_their_products() -> None:
+    row = replace(
+        HYBRID_ROW, framework="Megatron-Bridge 26.02 NeMo Container", model_name="Nemotron 3 Nano", n_layers=52
+    )
+    assert resolve(replace(row, tp=2, dp=16)).stack.weight_gradients == "accumulated"
+
+
+def test_nemotron_4_of_nemo_2_has_its_activation_in_two_operators() -> None:
+    row = replace(
+        HYBRID_ROW, model_name="nemotron4-15b", n_layers=32, d_model=6144, n_heads=48, n_kv_heads=8, d_ff=24576,
+        vocab=256_000, mlp_kind="squared_relu", framework="NeMo 25.04 (Megatron-Core)",
+    )  # fmt: skip
+    new, old = resolve(row).stack, resolve(replace(row, framework="NeMo 24.09-24.12 (Megatron-Core)")).stack
+    assert (new.squared_relu, old.squared_relu) == ("operators", "fused")
+    assert (new.tp_overlap, new.weight_gradients) == ("userbuffers", "accumulated")
 
 
 def test_a_row_of_another_depth_is_refused() -> None:

@@ -184,6 +184,20 @@ def test_gradients_may_wait_for_the_last_backward() -> None:
     assert early[1] == []
 
 
+def test_updated_parameters_may_all_come_before_the_forward() -> None:
+    """Megatron's distributed optimizer without --overlap-param-gather: no forward begins before the last gather."""
+    plan = Plan(dp_shard=8, zero=1, data_parallel="megatron", num_micro_batches=2)
+    stack = Stack.load("megatron-core-2025")
+    beside, before = (
+        lowered(plan, stack=stack.model_copy(update={"late_parameters": late})).program(2) for late in (False, True)
+    )
+    assert sent_bytes(beside, "all_gather") == sent_bytes(before, "all_gather") > 0
+    for program, waits in ((beside, False), (before, True)):
+        gathers = [op.id for op in program.ops if isinstance(op, Collective) and op.kind == "all_gather"]
+        first = next(op.id for op in program.ops if op.label.startswith("forward"))
+        assert (max(gathers) < first) == waits
+
+
 def test_a_single_device_sends_nothing_and_its_step_is_its_kernels() -> None:
     cluster = Cluster.load("hgx-h100-8", 1).model_copy(update={"gpus_per_node": 1})
     calibration = Calibration.ideal()

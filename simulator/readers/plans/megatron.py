@@ -211,7 +211,7 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
         r.fault("--use-distributed-optimizer", "contradicts --deepspeed", "keep one")
     if r.flag("--checkpoint-activations"):
         fields["recompute"] = "full"
-    for name in ("tp_overlap", "tp_whole", "overlap", "loss", "weight_gradients"):
+    for name in ("tp_overlap", "tp_whole", "overlap", "late_parameters", "loss", "weight_gradients"):
         stack.pop(name, None)  # its kernels are those of Megatron-LM 2021
     return "dp_shard" if zero else "dp_replicate"
 
@@ -245,7 +245,7 @@ def _overlap(r: Reading, fields: Mapping[str, Any], stack: dict[str, tuple[objec
     elif not reduces:
         stack["overlap"] = (False, f"{r.file}: no --overlap-grad-reduce")
     elif sharded and not gathers:
-        r.default_unmodelled("--overlap-param-gather", "false", "the gather of parameters runs beside the forward here")
+        stack["late_parameters"] = (True, f"{r.file}: no --overlap-param-gather")
 
 
 def _fp8(r: Reading, fields: dict[str, Any]) -> None:
@@ -399,7 +399,7 @@ def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str
     if not fused:
         changes["loss"] = ("fp32_in_place", f"{r.file}: no --cross-entropy-loss-fusion")
     if unfused_gradients:
-        changes["weight_gradients"] = ("made", r.place("--no-gradient-accumulation-fusion"))
+        changes["weight_gradients"] = ("added", r.place("--no-gradient-accumulation-fusion"))
     if "--num-experts" in r and not r.flag("--moe-grouped-gemm"):
         changes["grouped_gemm"] = ("modules", f"{r.file}: no --moe-grouped-gemm")
     kernel = {"flash": "flash2", "fused": "cudnn", "unfused": "math", "local": "math"}.get(backend or "")

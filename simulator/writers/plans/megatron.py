@@ -184,7 +184,8 @@ def _data_parallel(plan: Plan, stack: Stack) -> Iterator[str]:
         if plan.dp_replicate > 1:
             yield f"--num-distributed-optimizer-instances {plan.dp_replicate}"
     if stack.overlap:
-        yield "--overlap-grad-reduce --overlap-param-gather" if plan.zero else "--overlap-grad-reduce"
+        gathers = plan.zero and not stack.late_parameters
+        yield "--overlap-grad-reduce --overlap-param-gather" if gathers else "--overlap-grad-reduce"
 
 
 def _stages(plan: Plan, model: Model) -> Iterator[str]:
