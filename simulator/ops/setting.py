@@ -58,6 +58,14 @@ class Setting:
         return self.sequence_parallel and compiled
 
     @property
+    def gathers_in_pieces(self) -> bool:
+        """Of those, gathers feed products too: not where tokens are cast to fp8 between the two, as for a scale a row.
+
+        torch/_inductor/fx_passes/micro_pipeline_tp.py follows what was gathered to products through reshapes only.
+        """
+        return self.symmetric_memory and (not self.plan.narrow or self.casts_before_gathers)
+
+    @property
     def userbuffers(self) -> bool:
         """The same of Transformer Engine's linear layers."""
         fused = self.stack.blocks == "fused" and self.stack.tp_overlap == "userbuffers"

@@ -21,7 +21,8 @@ g + (n - 1) max(g, c). Two streams take turns, so that a part's last wave runs b
   collectives beside whole products ("bulk").
 - symmetric_memory, torch 2.13 (_inductor/fx_passes/micro_pipeline_tp.py; distributed/_symmetric_memory): all-gathers with the
   products that read them, products with their reduce-scatter, tp parts each by copy engines. A reduce-scatter of the
-  backward's sum of several data gradients has no one product behind it, and stays NCCL's.
+  backward's sum of several data gradients has no one product behind it, and stays NCCL's; so does a gather whose tokens
+  are cast to fp8 before the product reads them (scales by row).
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _gather(
 ) -> Value:
     narrow = bool(feeds) and s.casts_before_gathers
     whole = g.value(name, x.numel * s.plan.tp, "fp8" if narrow else x.dtype)
-    in_pieces = bool(feeds) and s.symmetric_memory
+    in_pieces = bool(feeds) and s.gathers_in_pieces
     copied = 0 if in_pieces else _copied_bytes(s, whole)
     scattered = x.num_bytes * s.plan.tp if backward_exchanges else 0
     late = _copies(
@@ -208,10 +209,10 @@ class Course:
         self._columns = s.plan.tp > 1 and s.stack.blocks == "fused" and split == "columns"
         self._hides = s.stack.tp_overlap != "none"
         self._tp, self._ub, self._symmetric = s.plan.tp, s.userbuffers, s.symmetric_memory
-        self._cuts_gathers = s.symmetric_memory or (s.userbuffers and "all_gather" not in s.stack.tp_whole)
+        self._cuts_gathers = s.gathers_in_pieces or (s.userbuffers and "all_gather" not in s.stack.tp_whole)
         self._cuts_scatters = "reduce_scatter" not in s.stack.tp_whole
         self.gathers_input = self._columns and s.sequence_parallel
-        self._fed = s.symmetric_memory and split == "columns" and name.rpartition(".")[2] in FED
+        self._fed = s.gathers_in_pieces and split == "columns" and name.rpartition(".")[2] in FED
         self.scatters_output = (s.userbuffers or s.symmetric_memory) and split == "rows"
         # of the result's gradient, which is cast before it is gathered
         self._narrow = 2 if s.casts_before_gathers and self.scatters_output else 1

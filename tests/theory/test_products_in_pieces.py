@@ -140,6 +140,17 @@ def test_symmetric_memory_ends_with_the_nvlink_domain() -> None:
         )
 
 
+@pytest.mark.parametrize(("recipe", "pieces"), [("tensorwise", TP), ("rowwise", 1)])
+def test_a_cast_between_gather_and_product_keeps_them_apart(recipe: str, pieces: int) -> None:
+    ops = lowered(COMPILED, precision="fp8", fp8_recipe=recipe).blocks.layer.ops
+    gathers = [e for op in ops for e in (*op.forward_exchanges, *op.backward_exchanges) if e.kind == "all_gather"]
+    scatters = [e for op in ops for e in op.forward_exchanges if e.kind == "reduce_scatter"]
+    assert [e.pieces for e in gathers] == [pieces] * 4  # forward into both regions, backward out of both
+    assert [e.pieces for e in scatters] == [TP] * 2
+    read = [k.batch for op in ops if op.name in ("q", "up") for k in op.forward if isinstance(k, Gemm)]
+    assert read == [pieces] * 2
+
+
 def test_what_userbuffers_leave_whole_is_exposed() -> None:
     whole = Stack.model_validate({**FUSED.model_dump(exclude_unset=True), "tp_whole": ["all_gather", "reduce_scatter"]})
     lowering, cut = lowered(whole), lowered(FUSED)
