@@ -13,6 +13,9 @@ Hybrids (scripts/performance/llm/pretrain_nemotronh_56b.py, nemo/collections/llm
 - attention_backend is flash, which names no version: taken for flash-attention 2. `auto` in NeMo from 25.07.01 (9244b1e) on, and in
   Megatron-Bridge's recipe of Nemotron-H from 26.04 (v0.4.0) on; Nemotron 3's always said fused.
 
+NVFP4 of Nemotron 3 Super leaves the last 14 layers in bf16 (nemotron_3_super_bf16_with_nvfp4_mixed). That it leaves attention's products, the
+latent ones and multi-token prediction in bf16 too, and Mamba's out_proj in MXFP8 (te_quant.cfg), no plan has a word for.
+
 Squared ReLU is torch.pow(relu(x), 2) in NeMo 2 (a lambda in ssm.py; fn/activation.py for Nemotron-4, its @torch.jit.script commented
 out), one fused kernel in NeMo 1 and in Megatron-Core, whose function Bridge takes.
 """
@@ -22,7 +25,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from simulator.backtest.published import is_hybrid
+from simulator.backtest.published import is_hybrid, published
 from simulator.readers.runs_table import RunRow
 from simulator.stack import AttentionBackend
 
@@ -59,6 +62,12 @@ def fp8_recipe(row: RunRow) -> str | None:
     if not is_hybrid(row):
         return None
     return "delayed" if nemo is not None and nemo < _CURRENT_SCALING else "tensorwise"
+
+
+def wide_layers(row: RunRow) -> dict[str, int]:
+    """Fields of the plan for layers that NVFP4 leaves in 16 bits."""
+    model = published(row) if row.precision == "nvfp4" else None
+    return {"last_layers_bf16": 14} if model is not None and model.name == "nemotron-3-super-120b-a12b" else {}
 
 
 def _release(framework: re.Pattern[str], row: RunRow) -> _Release | None:

@@ -254,6 +254,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "num_micro_batches": ceil(micro_batches),
         "seq_len": row.seq_len,
         **_precision(row),
+        **nemo.wide_layers(row),
         "optimizer_impl": rule.optimizer_impl,
         **({"optimizer": "sgd_momentum"} if _MUON.search(f"{row.framework} {row.notes}") else {}),
         **({"master_dtype": rule.master_dtype, "optimizer_dtype": rule.master_dtype} if rule.master_dtype else {}),

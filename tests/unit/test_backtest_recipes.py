@@ -85,7 +85,7 @@ def test_every_recipe_names_what_ships_and_none_contradicts_another() -> None:
     for record in _records():
         assert Model.load(record["model"]).experts is not None
         assert Device.load(record["gpu"])
-        assert record["precision"] in ("bf16", "fp8", "fp8_mx")
+        assert record["precision"] in ("bf16", "fp8", "fp8_mx", "nvfp4")
         modules = tuple(record["recompute_modules"].split())
         graphs = tuple(record["cuda_graphs"].split())
         fields = {"dispatcher": record["dispatcher"], "cuda_graphs": graphs}

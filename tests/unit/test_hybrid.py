@@ -233,6 +233,19 @@ def test_experts_between_mixers_accumulate_in_their_products() -> None:
     assert resolve(replace(row, tp=2, dp=16)).stack.weight_gradients == "accumulated"
 
 
+def test_nemotron_3_of_megatron_bridge_takes_its_recipe() -> None:
+    """scripts/performance/configs/nemotronh of v0.4.0: HybridEP, four scopes of graphs; NVFP4 leaves the last 14 layers wide."""
+    row = replace(
+        HYBRID_ROW, framework="Megatron-Bridge 26.04 NeMo Container", model_name="Nemotron 3 Super", n_layers=88,
+        gpu="GB300", n_gpus=64, gpus_per_node=4, tp=1, dp=None, ep=64, micro_batch=1, global_batch=512, precision="nvfp4",
+        notes="act_ckpt/overlap/cuda-graph not in table (see recipe)",
+    )  # fmt: skip
+    plan = resolve(row).plan
+    assert (plan.dispatcher, plan.recompute, plan.last_layers_bf16) == ("deep_ep", "none", 14)
+    assert plan.cuda_graphs == ("attn", "mamba", "moe_router", "moe_preprocess")
+    assert resolve(replace(row, precision="bf16")).plan.last_layers_bf16 == 0
+
+
 def test_nemotron_4_of_nemo_2_has_its_activation_in_two_operators() -> None:
     row = replace(
         HYBRID_ROW, model_name="nemotron4-15b", n_layers=32, d_model=6144, n_heads=48, n_kv_heads=8, d_ff=24576,
