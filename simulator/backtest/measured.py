@@ -58,7 +58,10 @@ def _model_flop(row: RunRow, tokens: int, convention: FlopConvention, model: Mod
     """FLOP a step as the framework's own TFLOP/s count them.
 
     full_attention: 6 per matmul weight that a token passes, plus 12 L H C s for the full square of attention
-    (arXiv 2204.02311, appendix B, which MFU is defined by; MaxText until 2025-07, github.com/AI-Hypercomputer/maxtext/pull/1988).
+    (arXiv 2204.02311, appendix B, which MFU is defined by; MaxText from 2024-05-08, commit 353fb837c, until 2025-07,
+    github.com/AI-Hypercomputer/maxtext/pull/1988).
+    half_attention_all_weights: 6 a parameter, the embedding's too, plus half the square (MaxText before 2024-05-08,
+    maxtext_utils.py, calculate_tflops_training_per_device).
     hardware_2021: arXiv 2104.04473 eq. 3, recompute counted: 96 B s l h² (1 + s/6h + V/16lh).
     """
     s = row.seq_len or 0
@@ -66,6 +69,8 @@ def _model_flop(row: RunRow, tokens: int, convention: FlopConvention, model: Mod
         l, h, v = model.num_layers, model.d_model, model.vocab_size  # noqa: E741  the paper's letters
         return 96 * tokens * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h))
     square = 12 * model.num_layers * model.num_heads * model.head_dim * s
+    if convention == "half_attention_all_weights":
+        return tokens * (6 * model.num_parameters + square / 2)
     return float(tokens * (6 * model.num_matmul_parameters + square))
 
 
