@@ -11,7 +11,6 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from typing_extensions import override
 
-from simulator.calibration import datasheet
 from simulator.calibration.curves import AttentionCurve, GemmCurve, Power, StreamCurve
 from simulator.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
 from simulator.calibration.scan import CATEGORY as SCAN
@@ -110,12 +109,16 @@ class Calibration(Strict):
     @classmethod
     def ideal(cls) -> Self:
         """Efficiency 1, latency 0: t = max(FLOP / peak, bytes / bandwidth). What theory tests use."""
-        return cls(**datasheet.ideal())
+        from simulator.calibration.datasheet import ideal  # noqa: PLC0415  only what is asked for is loaded
+
+        return cls(**ideal())
 
     @classmethod
     def datasheet(cls, device: Device) -> Self:
         """Documented typical fractions of the device's architecture, with wide uncertainty."""
-        return cls(**datasheet.datasheet(device))
+        from simulator.calibration.datasheet import datasheet  # noqa: PLC0415  only what is asked for is loaded
+
+        return cls(**datasheet(device))
 
     @classmethod
     def for_device(cls, device: Device) -> Self:

@@ -5,6 +5,7 @@ stdout carries the answer, stderr progress and errors. Exit codes stand in `Exit
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from enum import IntEnum
 from importlib import import_module
@@ -45,6 +46,9 @@ VERBS = {
 }
 
 
+COLLECT = 50_000, 20, 50  # imports and predictions make many objects and few cycles: collect them less often
+
+
 class Verbs(click.Group):
     """A group whose verb `v` is the object `command` of the module `simulator.cli.v`."""
 
@@ -75,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned."""
     from simulator.errors import InputError  # noqa: PLC0415  keeps --help light
 
+    gc.set_threshold(*COLLECT)
     try:
         code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
     except click.ClickException as exc:

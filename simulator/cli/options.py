@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from simulator.errors import Fault, InputError
-from simulator.prices import KINDS, Prices
+
+if TYPE_CHECKING:
+    from simulator.prices import Prices
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -25,12 +27,6 @@ _PLACEMENT = click.option(
     "--placement",
     metavar="RANKS.tsv",
     help="The node and GPU of each rank, as `shardwise place -o` writes it. [rank by rank]",
-)
-_PRICES = (
-    click.option("--prices", type=click.Path(path_type=Path), metavar="PRICES.toml", help="What GPUs cost."),
-    click.option(
-        "--price-kind", type=click.Choice(KINDS), help="Only prices of this kind. [all; one answer: the cheapest]"
-    ),
 )
 _ANSWER = (
     click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md)."),
@@ -57,14 +53,19 @@ def study_options(function: _Command) -> _Command:
 
 def price_options(function: _Command) -> _Command:
     """--prices and --price-kind."""
-    for option in reversed(_PRICES):
-        function = option(function)
-    return function
+    from simulator.prices import KINDS  # noqa: PLC0415  only what is asked for is loaded
+
+    one_kind = "Only prices of this kind. [all; one answer: the cheapest]"
+    function = click.option("--price-kind", type=click.Choice(KINDS), help=one_kind)(function)
+    file = click.Path(path_type=Path)
+    return click.option("--prices", type=file, metavar="PRICES.toml", help="What GPUs cost.")(function)
 
 
 def loaded_prices(options: Mapping[str, Any]) -> Prices | None:
     """What these name, as the verb's options hold them; None without a file. Raises InputError."""
     if options["prices"] is not None:
+        from simulator.prices import Prices  # noqa: PLC0415  only what is asked for is loaded
+
         return Prices.load(options["prices"], options["price_kind"])
     if options["price_kind"] is not None:
         raise InputError(Fault(place="--price-kind", problem="there are no prices", remedy="--prices PRICES.toml"))

@@ -24,7 +24,6 @@ from simulator.mesh import check
 from simulator.model import Model
 from simulator.plan import Plan, idle_fields
 from simulator.predict import Source
-from simulator.readers.placement import read_placement
 from simulator.readers.plans import Draft, drafted_fields
 from simulator.schema import Strict, faults_of, read_toml
 from simulator.stack import Stack
@@ -334,6 +333,8 @@ def _cluster(
     cluster, table = _counted_cluster(raw, overrides, draft, given), raw.get("placement")
     if cluster is None or not isinstance(table, str):
         return cluster
+    from simulator.readers.placement import read_placement  # noqa: PLC0415  only what is asked for is loaded
+
     return cluster.seated(read_placement(Path(table), cluster))
 
 

@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
+from operator import itemgetter
 
 from simulator.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.device import Device
@@ -122,9 +124,14 @@ class History:
     steady: int
 
     @cached_property
+    def begins(self) -> list[int]:
+        """The event at which each mark's moment begins."""
+        return [mark[0] for mark in self.marks]
+
+    @cached_property
     def bounds(self) -> list[int]:
-        """Event indices between which nothing but one moment happens; all that precedes the steady step is one."""
-        return [0, *sorted({self.steady, len(self.events), *(m[0] for m in self.marks if m[0] > self.steady)})]
+        """Event indices of the steady step between which nothing but one moment happens."""
+        return sorted({self.steady, len(self.events), *(at for at in self.begins if at > self.steady)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +146,7 @@ class LiveCourse:
     @property
     def peak(self) -> tuple[int, int]:
         """(bytes, index of the event) of the first highest moment."""
-        return max(self.most, key=lambda item: item[0])
+        return max(self.most, key=itemgetter(0))
 
 
 def simulate_memory(
@@ -314,10 +321,10 @@ def live_course(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTE
     """Sum of live bytes over the steady step, each storage rounded up to `granularity_bytes`."""
     sizes = [0] * history.num_slots
     up = granularity_bytes - 1
-    live = resident = index = 0
+    live = 0
     most: list[tuple[int, int]] = []
     ends: list[int] = []
-    for start, end in zip(history.bounds, history.bounds[1:], strict=False):
+    for start, end in pairwise([0, *history.bounds]):
         highest, at = live, start
         for index, (slot, num_bytes, _, _) in enumerate(history.events[start:end], start):
             if num_bytes >= 0:
@@ -327,12 +334,9 @@ def live_course(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTE
                     highest, at = live, index
             elif num_bytes != DONE:
                 live -= sizes[slot]
-        if end == history.steady:
-            resident = live
-        if start >= history.steady:
-            most.append((highest, at))
-            ends.append(live)
-    return LiveCourse(most=most, ends=ends, resident=resident, final=live)
+        most.append((highest, at))
+        ends.append(live)
+    return LiveCourse(most=most[1:], ends=ends[1:], resident=ends[0], final=live)
 
 
 def live_by_category(history: History, at: int, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> dict[str, int]:
@@ -354,7 +358,7 @@ def reserved_course(history: History, allocator: CachingAllocator) -> list[int]:
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block] = {}
     reserved: list[int] = []
-    for start, end in zip(history.bounds, history.bounds[1:], strict=False):
+    for start, end in pairwise([0, *history.bounds]):
         for slot, num_bytes, stream, _ in history.events[start:end]:
             if num_bytes >= 0:
                 blocks[slot] = malloc(num_bytes, stream)
@@ -366,15 +370,13 @@ def reserved_course(history: History, allocator: CachingAllocator) -> list[int]:
                 free(block)
             else:
                 allocator.synchronize(stream)
-        if start >= history.steady:
-            reserved.append(allocator.reserved_bytes)
-    return reserved
+        reserved.append(allocator.reserved_bytes)
+    return reserved[1:]
 
 
 def moment_of(history: History, index: int) -> tuple[str, int, str, str]:
     """(phase, micro-batch, unit, op) of an event."""
-    at = bisect_right(history.marks, index, key=lambda mark: mark[0]) - 1
-    return history.marks[at][1:]
+    return history.marks[bisect_right(history.begins, index) - 1][1:]
 
 
 def label(moment: tuple[str, int, str, str]) -> str:

@@ -2,6 +2,5 @@
 
 from simulator.nccl.environment import Environment, assignments, read_environment
 from simulator.nccl.software import Nccl, parse_version
-from simulator.nccl.tuner import TunerRule, read_tuner
 
-__all__ = ["Environment", "Nccl", "TunerRule", "assignments", "parse_version", "read_environment", "read_tuner"]
+__all__ = ["Environment", "Nccl", "assignments", "parse_version", "read_environment"]

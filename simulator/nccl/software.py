@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from simulator.errors import Fault, InputError
 from simulator.nccl.environment import Environment, read_environment
-from simulator.nccl.tuner import TunerRule, read_tuner
+
+if TYPE_CHECKING:
+    from simulator.nccl.tuner import TunerRule
 
 NEWEST: Final = (2, 30)  # whose constants are used where no version is given
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-+ ].{0,40})?")
@@ -34,7 +36,11 @@ class Nccl:
     def of(cls, version: str = "", variables: Mapping[str, str] | None = None, *, place: str = "nccl") -> Nccl:
         """From words: a version, and variables by name. Raises InputError with every fault."""
         environment = read_environment(variables or {}, place)
-        rules = read_tuner(Path(environment.tuner_file)) if environment.tuner_file else ()
+        rules: tuple[TunerRule, ...] = ()
+        if environment.tuner_file:
+            from simulator.nccl.tuner import read_tuner  # noqa: PLC0415  only what is asked for is loaded
+
+            rules = read_tuner(Path(environment.tuner_file))
         return cls(version=parse_version(version, place), environment=environment, tuner=rules)
 
 

@@ -12,12 +12,10 @@ from simulator.model import BodyKind, LayerKind, Model, wide
 from simulator.ops.attention import attention
 from simulator.ops.core import Block, ModelBlocks
 from simulator.ops.cuda_graphs import with_graphs
-from simulator.ops.experts import experts
 from simulator.ops.fusion import fuse_residuals
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.loss import cross_entropy
-from simulator.ops.mamba import mamba
 from simulator.ops.mlp import mlp
 from simulator.ops.norm import norm
 from simulator.ops.setting import Setting, uses_autocast
@@ -150,11 +148,23 @@ def _layer(s: Setting, *, dense: bool) -> Block:
     return _finished(block, s, x)
 
 
+def _mamba(g: Graph, s: Setting, x: Value) -> Value:
+    from simulator.ops.mamba import mamba  # noqa: PLC0415  only what is asked for is loaded
+
+    return mamba(g, s, x)
+
+
+def _experts(g: Graph, s: Setting, x: Value) -> Value:
+    from simulator.ops.experts import experts  # noqa: PLC0415  only what is asked for is loaded
+
+    return experts(g, s, x)
+
+
 _BRANCHES: Final[dict[HybridKind, tuple[str, Feed]]] = {
-    "mamba": ("1", mamba),
+    "mamba": ("1", _mamba),
     "attention": ("1", attention),
     "mlp": ("2", mlp),
-    "moe": ("2", experts),
+    "moe": ("2", _experts),
 }
 
 
@@ -221,7 +231,7 @@ def _mtp_pass(g: Graph, s: Setting, x: Value, number: int) -> Value:
 
 def _branches(g: Graph, s: Setting, x: Value, *, dense: bool) -> Value:
     """What a layer makes of the stream."""
-    feed = mlp if dense or s.model.experts is None else experts
+    feed = mlp if dense or s.model.experts is None else _experts
     return _parallel(g, s, x, feed) if s.model.parallel_residual else _sequential(g, s, x, feed)
 
 

@@ -12,7 +12,6 @@ from simulator.memory import MemoryUse, simulate_memory
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict.confidence import extrapolated, sigma, sources, spread
-from simulator.predict.fitting import remedies
 from simulator.predict.kinds import Remembered, fits_least, held_by_device, kind_uses, mean_peak_flop_per_s
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import KindUse, Prediction, Remedy, Source, Verdict
@@ -88,7 +87,7 @@ def predicted(lowering: Lowering, held: Remembered, *, fold: bool = True, advise
     memory, verdict, cause = held.memory, held.verdict, held.cause
     played = play(lowering, fold=fold)
     looks = advise and verdict != "FITS" and lowering.cast is None
-    found = remedies(lowering, played.step_s, memory) if looks else None
+    found = _remedies(lowering, played.step_s, memory) if looks else None
     if verdict == "TIGHT":
         played, cause = with_stalls(played, cause, memory, lowering.calibrations.get(held.device, lowering.calibration))
     imbalance = _imbalance_sigma(lowering, played.step_s, fold=fold)
@@ -121,6 +120,13 @@ def predicted(lowering: Lowering, held: Remembered, *, fold: bool = True, advise
         stack_sigma=lowering.stack.sigma,
         kinds=kind_uses(lowering, played, held.by_device),
     )
+
+
+def _remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
+    """What would make the plan fit."""
+    from simulator.predict.fitting import remedies  # noqa: PLC0415  only what is asked for is loaded
+
+    return remedies(lowering, step_s, memory)
 
 
 def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from simulator.errors import Fault, PlanError
-from simulator.host import Host
 from simulator.schema import nearest, unreadable
 from simulator.topology import Cluster
 from simulator.topology.seats import Seats, shortest
+
+if TYPE_CHECKING:
+    from simulator.host import Host
 
 _MAX_BYTES: Final = 2**26
 _NO_ID: Final = ("", "-")

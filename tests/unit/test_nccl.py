@@ -11,7 +11,8 @@ from simulator.collectives.constants import constants_of
 from simulator.collectives.tuning import Fabric, Group, Pick, pick
 from simulator.errors import InputError, PlanError, StackError
 from simulator.mesh import GroupShape
-from simulator.nccl import Nccl, assignments, efa, read_environment, read_tuner
+from simulator.nccl import Nccl, assignments, efa, read_environment
+from simulator.nccl.tuner import read_tuner
 from simulator.nccl.variables import HARMLESS, HEARD, UNMODELLED
 from simulator.stack import Stack
 from simulator.topology import Cluster
