@@ -20,7 +20,7 @@ from simulator.model import Model
 from simulator.model_files import preset_names
 from simulator.pipeline.layers import stage_layers
 from simulator.plan import Plan, idle_fields
-from simulator.readers.plans import FORMATS as READ
+from simulator.readers import PLAN_FORMATS
 from simulator.readers.plans import Draft, plan_fields
 from simulator.readers.plans.accelerate import read_accelerate
 from simulator.readers.plans.deepspeed import read_deepspeed
@@ -38,7 +38,7 @@ from simulator.writers.plans.torchtitan import torchtitan_toml
 
 __all__ = ["FORMATS", "Export", "Job", "acting_fields", "export_plan"]
 
-FORMATS: Final = tuple(form for form in READ if form != "search")  # a search is read only
+FORMATS: Final = tuple(form for form in PLAN_FORMATS if form != "search")  # a search is read only
 
 # What a framework's users state in the training script, or nowhere: beside the file
 _BESIDE: Final[Mapping[str, frozenset[str]]] = {

@@ -11,13 +11,12 @@ import click
 
 from simulator.checkpoint import saving
 from simulator.cli import ExitCode
-from simulator.cli.imported import PlanFile, warnings
 from simulator.cli.options import answer_options, placement_option, study_options
-from simulator.cli.study import Study, read_study
+from simulator.cli.study import PlanFile, Study, read_study
 from simulator.errors import Fault, InputError
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
-from simulator.readers.plans import FORMATS
+from simulator.readers import PLAN_FORMATS
 from simulator.schema import Strict, check_writable
 from simulator.stack import Stack
 from simulator.units import format_bytes
@@ -74,7 +73,7 @@ def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
         click.option(
             "--define", multiple=True, metavar="NAME=VALUE", help="A variable of --plan's script; repeatable."
         ),
-        click.option("--plan-format", metavar="|".join(FORMATS), help="[by the file's content]"),
+        click.option("--plan-format", metavar="|".join(PLAN_FORMATS), help="[by the file's content]"),
         click.option("--plan", "plan_file", type=file, metavar="FILE", help=help_text),
     ):
         function = option(function)
@@ -91,8 +90,11 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
     plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
     nouns = {name: text for name, text in given.items() if name not in plan_flags}
     asked = read_study(study, nouns, plan_flags, settings, imported)
-    for line in warnings(asked.draft) if asked.draft else ():
-        click.echo(f"shardwise: {line}", err=True)
+    if asked.draft is not None:
+        from simulator.cli.study.imported import warnings  # noqa: PLC0415  only what is asked for is loaded
+
+        for line in warnings(asked.draft):
+            click.echo(f"shardwise: {line}", err=True)
     return asked
 
 

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from simulator.errors import InputError
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.readers.plans import FORMATS, plan_fields, read_plan
+from simulator.readers import PLAN_FORMATS
+from simulator.readers.plans import plan_fields, read_plan
 from simulator.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
 from simulator.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
 from simulator.readers.plans.megatron import KNOWN as MEGATRON_NAMES
@@ -82,7 +83,7 @@ def tables(names: frozenset[str]) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(st.sampled_from(sorted(names)), values, max_size=8)
 
 
-@given(damaged(), st.sampled_from((None, *FORMATS)))
+@given(damaged(), st.sampled_from((None, *PLAN_FORMATS)))
 @settings(max_examples=200, deadline=None)
 def test_a_damaged_file_is_answered(text: str, form: str | None) -> None:
     answered(text, form)

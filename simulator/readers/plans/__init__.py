@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from simulator.errors import Fault, PlanError
 from simulator.plan import Plan
+from simulator.readers import PLAN_FORMATS
 from simulator.readers.plans.draft import Draft, drafted_fields, plan_fields
 from simulator.readers.plans.reading import Setting
 from simulator.schema import read_json, unreadable
 
-__all__ = ["FORMATS", "Draft", "Setting", "detect", "drafted_fields", "plan_fields", "read_plan"]
+__all__ = ["Draft", "Setting", "detect", "drafted_fields", "plan_fields", "read_plan"]
 
-FORMATS: Final = ("toml", "megatron", "deepspeed", "accelerate", "torchtitan", "search")
 MAX_BYTES: Final = 2**20
 _DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
 _TORCHTITAN: Final = {"parallelism", "training", "activation_checkpoint", "job"}
@@ -28,7 +28,7 @@ _MEGATRON: Final = re.compile(r"--(micro-batch-size|num-layers|hidden-size|seq-l
 def read_plan(
     path: Path, form: str | None = None, given: Collection[str] = (), define: Mapping[str, str] | None = None
 ) -> Draft:
-    """The plan of a file in any of FORMATS. Raises PlanError where the file cannot be read as one at all.
+    """The plan of a file in any of PLAN_FORMATS. Raises PlanError where the file cannot be read as one at all.
 
     form: None: found out from the content. given: Plan's fields that the caller states beside the file.
     define: variables of a shell script that its environment would set.
@@ -64,7 +64,7 @@ def read_plan(
 
 
 def detect(text: str, file: str) -> str:
-    """Which of FORMATS a file is in. Raises PlanError where it is in none."""
+    """Which of PLAN_FORMATS a file is in. Raises PlanError where it is in none."""
     if text.lstrip().startswith("{"):
         return _detect_json(text)
     if _MEGATRON.search(text):
@@ -78,7 +78,9 @@ def detect(text: str, file: str) -> str:
     if any(re.search(rf"^{key}\s*:", text, re.MULTILINE) for key in _ACCELERATE):
         return "accelerate"
     problem = "is in no format that holds a plan"
-    raise PlanError(Fault(place=file, problem=problem, remedy=f"one of {', '.join(FORMATS)}; --plan-format forces one"))
+    raise PlanError(
+        Fault(place=file, problem=problem, remedy=f"one of {', '.join(PLAN_FORMATS)}; --plan-format forces one")
+    )
 
 
 def _detect_json(text: str) -> str:

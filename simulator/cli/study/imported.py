@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simulator.cli.overrides import Override
+from simulator.cli.study.tables import nested, of_root
 from simulator.errors import ClusterError, Fault, PlanError
+from simulator.model import Model
 from simulator.predict import Source
-from simulator.readers.plans import FORMATS, Draft, read_plan
+from simulator.readers import PLAN_FORMATS
+from simulator.readers.plans import Draft, drafted_fields, read_plan
 from simulator.schema import nearest
 from simulator.topology import Cluster
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFile:
-    """--plan, --plan-format and --define as given."""
-
-    path: Path
-    form: str | None = None
-    define: tuple[str, ...] = ()
+if TYPE_CHECKING:
+    from simulator.cli.study import PlanFile
 
 
 def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
     """The file's plan as far as it goes. given: what the command line states: Plan's fields, the model. Raises PlanError."""
-    if asked.form is not None and asked.form not in FORMATS:
+    if asked.form is not None and asked.form not in PLAN_FORMATS:
         problem = f"{asked.form!r} is no format"
-        remedy = nearest(asked.form, FORMATS) or f"one of {', '.join(FORMATS)}"
+        remedy = nearest(asked.form, PLAN_FORMATS) or f"one of {', '.join(PLAN_FORMATS)}"
         raise PlanError(Fault(place="--plan-format", problem=problem, remedy=remedy))
     variables, faults = {}, []
     for text in asked.define:
@@ -39,6 +34,38 @@ def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
     if faults:
         raise PlanError(faults)
     return read_plan(asked.path, asked.form, given, variables)
+
+
+def model_and_cluster(draft: Draft, flags: Mapping[str, str], *, keep: bool) -> dict[str, Any]:
+    """Model and cluster where the plan's file decides them: over the study's, under the flags'; no default model."""
+    found: dict[str, Any] = {"cluster": draft.cluster} if draft.cluster and "cluster" not in flags else {}
+    if "model" in flags or (draft.model is None and keep):
+        return found
+    return {**found, "model": draft.model.name if isinstance(draft.model, Model) else draft.model}
+
+
+def with_draft(
+    raw: Mapping[str, Any],
+    origins: Mapping[str, str],
+    draft: Draft,
+    cluster: Cluster | None,
+    model: Model | None,
+    given: Mapping[str, Any],
+    overrides: Sequence[Override],
+) -> tuple[dict[str, Any], dict[str, str], list[Fault]]:
+    """The study with the file's plan under the command line's, for the cluster's number of GPUs; origins; faults."""
+    faults: list[Fault] = []
+    if raw.get("model") is None and not (draft.faults and draft.format == "megatron"):
+        faults.append(Fault(place=draft.file, problem="does not state the model", remedy="--model NAME or FILE"))
+    plan: dict[str, Any] = {}
+    found = draft.faults
+    if cluster is not None:
+        plan, found = drafted_fields(draft, cluster.num_devices, given, model)
+    faults.extend(found)
+    for override in of_root(overrides, "plan"):
+        plan = nested(plan, override.path, override.value)
+    places = {f"plan.{name}": place for name, place in draft.places.items()}
+    return {**raw, "model": raw.get("model") or "", "plan": plan}, {**places, **origins}, faults
 
 
 def num_nodes(draft: Draft, cluster: Cluster, given: Mapping[str, Any]) -> int | None:
