@@ -215,6 +215,33 @@ def test_all_faults_of_all_inputs_are_told_together(tmp_path: Path, capsys: pyte
         assert any(found.startswith(place) for found in places)
 
 
+def test_a_field_of_the_wrong_type_hides_no_other_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What rests on the unknown field is not judged; the rest is."""
+    text = 'model = "llama3-8b"\ncluster = "hgx-h100-8"\n[plan]\ncp = 2\nseq_len = 4097\n'
+    wrong = study(tmp_path, text + 'tp = "3"\nvirtual_stages = 33\n')
+    told = " ".join(faults(capsys, wrong))
+    assert '"3" is text' in told
+    assert "4097 is not a multiple of 2 × cp" in told
+    assert "33" in told
+    assert "degrees" not in told  # tp may be anything
+    unknown = " ".join(faults(capsys, study(tmp_path, text + "ttp = 3\ndp_shard = 2\n")))
+    assert "did you mean tp" in unknown
+    assert "4097" in unknown
+    assert "degrees" not in unknown
+    assert "degrees" in " ".join(faults(capsys, study(tmp_path, text + 'recompute = "al"\ndp_shard = 2\n')))
+
+
+def test_a_noun_that_cannot_be_read_hides_no_fault_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    without_cluster = faults(capsys, "--cluster", "nosuch", "--tp", "3", "--pp", "33")
+    assert any("tp = 3 does not divide the model's 32 heads" in line for line in without_cluster)
+    assert any("pp = 33 for 32 layers" in line for line in without_cluster)
+    without_model = faults(capsys, "--model", "nosuch", "--tp", "3", "--dp-shard", "3")
+    assert any("= 9, the cluster has 8 devices" in line for line in without_model)
+    without_count = faults(capsys, "--nodes", "two", "--tp", "3", "--dp-shard", "3")
+    assert any("does not divide the model's 32 heads" in line for line in without_count)
+    assert not any("degrees" in line for line in without_count)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -390,6 +417,25 @@ def test_faults_of_an_imported_plan_come_with_those_of_its_degrees(
     assert "4095 is not a multiple of 2 × cp" in told
     assert "tp = 3 does not divide the model's 32 heads" in told
     assert "sequences a step" not in told  # nobody knows the ranks
+
+
+def test_what_degrees_do_not_divide_is_told_beside_a_script_s_other_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = (
+        "torchrun --nnodes 2 --nproc_per_node 8 t.py --micro-batch-size 1 --seq-length {} --bf16 --num-layers 8{}"
+        " --num-attention-heads 8 --max-position-embeddings 2048 --vocab-size 1000 --num-experts 8"
+        " --tensor-model-parallel-size {} --expert-model-parallel-size 3 --sequence-parallel"
+    )
+    for length, width, tp in ((2048, "", 2), ("x", " --hidden-size 512", 3)):
+        file = tmp_path / "line.sh"
+        file.write_text(line.format(length, width, tp))
+        assert main(["predict", "--plan", str(file), "--cluster", "hgx-h100-8"]) == ExitCode.BAD_INPUT
+        told = capsys.readouterr().err
+        assert "3 does not divide the model's 8 experts" in told
+        assert told.count("experts") == 1
+        assert ("is required and missing" in told) is (not width)
+        assert ("divide the model's 8 heads" in told) is (tp == 3)
 
 
 def test_files_that_cannot_be_written_are_told_at_once_and_first(

@@ -16,7 +16,7 @@ from simulator.calibration import Calibration
 from simulator.checkpoint import Checkpoint
 from simulator.cli.overrides import Override, literal, parse_overrides, patched
 from simulator.cli.study.nouns import calibration_named, calibration_of, cluster_of, loaded_cluster, model_of
-from simulator.cli.study.provenance import sources_of, without_effect
+from simulator.cli.study.provenance import set_by_hand, sources_of, without_effect
 from simulator.cli.study.standing import BY_DEVICES, plan_faults, standing, unknown_fields
 from simulator.cli.study.tables import (
     DEFAULT,
@@ -161,17 +161,12 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
         if settled and not unknown:
             faults += plan_faults(completed, model, cluster, others=bool(faults))
         else:
-            faults += _standing(completed, model, cluster, unknown | (BY_DEVICES - study.plan.model_fields_set), asked)
+            faults += _standing(completed, model, cluster, unknown, asked)
     saved, kept = of_root(overrides, "checkpoint"), study.checkpoint if study is not None else None
     checkpoint = faults.attempt(lambda: patched(kept or Checkpoint(), saved, InputError)) if kept or saved else None
     if faults or study is None or model is None or cluster is None or plan is None:
         raise InputError(dict.fromkeys(faults))
-    sources = sources_of(asked.name, raw, asked.origins, study.plan, plan, draft)
-    sources += tuple(
-        Source(what=o.flag.removeprefix("--set "), kind="given", detail=f"{o.text} (--set)")
-        for o in overrides
-        if o.root != "plan"
-    )
+    sources = (*sources_of(asked.name, raw, asked.origins, study.plan, plan, draft), *set_by_hand(overrides))
     if draft is None:  # whose reader tells of its own
         sources += without_effect(study.plan, plan, model)
     return Study(
@@ -221,19 +216,23 @@ _OF_A_DRAFT: Final = frozenset(
 )  # what a file with faults settles, if it states it
 
 
+_DATA_PARALLEL: Final = frozenset({"dp_shard", "dp_replicate"})
+
+
 def _standing(
     plan: Plan, model: Model | None, cluster: Cluster | None, unknown: frozenset[str], asked: _Asked
 ) -> list[Fault]:
     """Faults of a plan that is known in part, by another framework's file or its own."""
     if asked.draft is None:
-        return standing(plan, model, cluster, unknown)
+        stated = asked.raw["plan"].keys() & _DATA_PARALLEL
+        return standing(plan, model, cluster, unknown if stated else unknown | _DATA_PARALLEL)
     settled = {f"plan: {name}" for name in _OF_A_DRAFT & set(asked.raw["plan"])}
     return [fault for fault in standing(plan, model, cluster, unknown | BY_DEVICES) if fault.place in settled]
 
 
 def _with_degrees(plan: Plan, cluster: Cluster | None) -> Plan:
     """Where no data-parallel degree was given: all devices that the other degrees leave."""
-    if cluster is None or plan.model_fields_set & {"dp_shard", "dp_replicate"}:
+    if cluster is None or plan.model_fields_set & _DATA_PARALLEL:
         return plan
     size, rest = divmod(cluster.num_devices, plan.cp * plan.tp * plan.pp)
     return plan if rest else plan.model_copy(update={"dp_replicate" if plan.zero == 0 else "dp_shard": size})

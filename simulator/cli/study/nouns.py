@@ -57,7 +57,7 @@ def _counted_cluster(
 
 
 def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Cluster | None:
-    """The cluster that `cluster` and `nodes` name, under what was set of it and its device; None where none is named, or counted."""
+    """The cluster that `cluster` and `nodes` name, under what was set of it and its device; None where none is named."""
     name, nodes = raw.get("cluster"), raw.get("nodes")
     if not isinstance(name, str):
         return None
@@ -68,8 +68,7 @@ def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Clu
         device = cluster.device.model_copy(update={"cuda_memory_bytes": None})
         cluster = cluster.model_copy(update={"device": device})
     own = [each for one in of_root(overrides, "cluster") for each in _rewired(cluster, one)]
-    found = patched(cluster, [*own, *below], ClusterError)
-    return found if counted or nodes is None else None
+    return patched(cluster, [*own, *below], ClusterError)
 
 
 def _rewired(cluster: Cluster, one: Override) -> list[Override]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from simulator.cli.overrides import Override
 from simulator.cli.study.tables import DEFAULT_NAME
 from simulator.model import Model
 from simulator.plan import Plan, idle_fields
@@ -47,6 +48,15 @@ def sources_of(
         origins = {key: flag for key, flag in origins.items() if key not in places or flag.startswith("--")}
         name, assumed = draft.file, "given"
     return (*found, *_of_plan(name, assumed, raw["plan"], origins, asked, plan))
+
+
+def set_by_hand(overrides: Sequence[Override]) -> tuple[Source, ...]:
+    """What was set of anything but the plan."""
+    return tuple(
+        Source(what=one.flag.removeprefix("--set "), kind="given", detail=f"{one.text} (--set)")
+        for one in overrides
+        if one.root != "plan"
+    )
 
 
 def _of_plan(

@@ -6,13 +6,13 @@ a fault that rests on one of them is then gone, or says something else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
 
 from simulator.errors import Fault, InputError
-from simulator.mesh import check
+from simulator.mesh import degree_faults, model_faults
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.topology import Cluster
@@ -27,18 +27,15 @@ _OTHER: Final = 7919  # a prime beyond any degree: as another value of a count i
 
 def plan_faults(plan: Plan, model: Model | None, cluster: Cluster | None, *, others: bool) -> list[Fault]:
     """The plan's own faults; where it or another input has any, those with model and cluster that would be told next."""
-    faults = _faults_of(plan.check)
-    if (faults or others) and model is not None and cluster is not None:
-        faults += _faults_of(lambda: check(plan, model, cluster))
-    return faults
-
-
-def _faults_of(check: Callable[[], None]) -> list[Fault]:
+    faults: list[Fault] = []
     try:
-        check()
+        plan.check()
     except InputError as exc:
-        return list(exc.faults)
-    return []
+        faults += exc.faults
+    if faults or others:
+        faults += degree_faults(plan, cluster) if cluster is not None else []
+        faults += model_faults(plan, model) if model is not None else []
+    return faults
 
 
 def standing(plan: Plan, model: Model | None, cluster: Cluster | None, unknown: Collection[str]) -> list[Fault]:
@@ -64,6 +61,8 @@ def unknown_fields(details: Iterable[ErrorDetails]) -> frozenset[str] | None:
                 found.update(get_close_matches(name, Plan.model_fields))
             case ("plan", *_):
                 return None
+            case ("nodes", *_):
+                found |= {"dp_shard", "dp_replicate"}
             case _:
                 pass
     return frozenset(found)

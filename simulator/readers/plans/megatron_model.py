@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from math import gcd
 from typing import Any, Final
 
 from simulator.errors import Fault, InputError, ModelError
@@ -30,6 +32,7 @@ _NEEDED: Final = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
     """The model, None where the arguments do not state its size at all; faults go to `r`."""
+    before = len(r.faults)
     sizes = {name: r.integer(name) for name in _NEEDED}
     if "model" in r.given or not any(name in r for name in _NEEDED):
         for name in MODEL_NAMES:
@@ -49,7 +52,9 @@ def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
     if data.pop("mtp_repeated") and data.get("mtp_layers"):
         data |= {"mtp_passes": data["mtp_layers"], "mtp_layers": 1}
     vocabulary = _vocabulary(r, plan)
-    if None in sizes.values() or vocabulary is None or r.faults:
+    if None in sizes.values() or vocabulary is None or len(r.faults) > before:
+        counts = {"tp": (heads, "heads"), "ep": (data.get("experts", {}).get("num_experts"), "experts")}
+        _indivisible(r, plan, counts)
         return None
     data["vocab_size"] = vocabulary
     try:
@@ -57,6 +62,17 @@ def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
     except InputError as exc:
         r.faults += exc.faults
         return None
+
+
+_DEGREES: Final = {"tp": "--tensor-model-parallel-size", "ep": "--expert-model-parallel-size"}
+
+
+def _indivisible(r: Reading, plan: Mapping[str, Any], counts: Mapping[str, tuple[int | None, str]]) -> None:
+    """What the degrees do not divide of a model that cannot be built. Of any other the mesh tells it."""
+    for degree, (count, what) in counts.items():
+        parts = plan.get(degree, 1)
+        if count and count % parts and degree not in r.given:
+            r.fault(_DEGREES[degree], f"{parts} does not divide the model's {count} {what}", f"{gcd(count, parts)}")
 
 
 def _attention(r: Reading, data: dict[str, Any]) -> None:

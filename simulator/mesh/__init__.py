@@ -1,0 +1,15 @@
+"""Mesh: where a plan's ranks and their groups lie on a cluster, and which plans model and cluster allow."""
+
+from simulator.mesh.groups import EXPERT_AXES, GroupShape, Mesh, axis_names
+from simulator.mesh.legal import check, degree_faults, model_faults, shares_kv_heads
+
+__all__ = [
+    "EXPERT_AXES",
+    "GroupShape",
+    "Mesh",
+    "axis_names",
+    "check",
+    "degree_faults",
+    "model_faults",
+    "shares_kv_heads",
+]
