@@ -29,6 +29,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -81,7 +82,9 @@ FITS: dict[str, tuple[Coefficient, ...]] = {
     "llm-foundry-2023": (
         AMPERE,
         HOPPER,
-        ELEMENTWISE,
+        # A100's streams were measured, most of H100's are the H200's: one factor for both would move what one device lacks to the other
+        Coefficient("elementwise_factor.ampere", 1.0, 0.3),
+        Coefficient("elementwise_factor.hopper", 1.0, 0.3),
         Coefficient("speed_factor.ampere", 1.0, 0.15),
         Coefficient("speed_factor.hopper", 1.0, 0.15),
     ),
@@ -202,11 +205,13 @@ class _Measured:
 
 def changed(stack: Stack, values: dict[str, float]) -> Stack:
     """The stack with coefficients replaced."""
+    elementwise = stack.elementwise_factor
     tables: dict[str, dict[str, float]] = {
         "gemm_factor": dict(stack.gemm_factor),
+        "elementwise_factor": dict(elementwise) if isinstance(elementwise, dict) else {},
         "speed_factor": dict(stack.attention.speed_factor),
     }
-    plain: dict[str, float] = {}
+    plain: dict[str, Any] = {}
     for name, value in values.items():
         table, dot, architecture = name.partition(".")
         if dot:
@@ -214,6 +219,8 @@ def changed(stack: Stack, values: dict[str, float]) -> Stack:
         else:
             plain[name] = value
     attention = stack.attention.model_copy(update={"speed_factor": tables["speed_factor"]})
+    if tables["elementwise_factor"]:
+        plain["elementwise_factor"] = tables["elementwise_factor"]
     return stack.model_copy(update={**plain, "gemm_factor": tables["gemm_factor"], "attention": attention})
 
 

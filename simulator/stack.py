@@ -32,6 +32,7 @@ _COEFFICIENTS = (
     "step_overhead_s",
     "experts_sigma",
 )
+_Factor = Annotated[float, Field(gt=0)]
 _HOST_TIMES = ("host_launch_s", "host_module_s", "host_kernel_s", "host_collective_s", "host_unit_s")
 _MAX_CALIBRATION_RUNS = 6
 # Products inside whole eager steps of one H200 ran within 1 % of what the power cap leaves them there, colder caches and
@@ -136,8 +137,10 @@ class Stack(Strict):
     all_reduce_combine: Bytes = Field(ge=0, default=0)
     # Speed of products inside real steps over their sustained speed alone: by architecture ("hopper"), or for one dtype on
     # it ("hopper_fp8": a framework may ask for slower, exacter accumulation); IN_STEP where none is given
-    gemm_factor: dict[str, Annotated[float, Field(gt=0)]] = {}
-    elementwise_factor: float = Field(gt=0, default=1.0)  # time over the calibrated stream's time
+    gemm_factor: dict[str, _Factor] = {}
+    # Time over the calibrated stream's time; by architecture where the stack was fitted on several, for streams are measured on
+    # one and borrowed for another
+    elementwise_factor: _Factor | dict[str, _Factor] = 1.0
     step_overhead_s: Seconds = Field(ge=0, default=0.0)
     # One-sigma relative uncertainty of whole steps that the kernels' own does not explain. Of a fitted stack: what
     # experiments/fit_stacks.py measures on plans that it did not see. Else 0.05: the factors found for six fitted stacks
@@ -185,6 +188,11 @@ class Stack(Strict):
             return self
         stated = {name: value for name in _HOST_TIMES if (value := getattr(self, name)) is not None}
         return self.model_copy(update={name: value * device.host_factor for name, value in stated.items()})
+
+    def elementwise_factor_on(self, architecture: str) -> float:
+        """Time of kernels that stream over memory over the calibration's, on one architecture."""
+        factor = self.elementwise_factor
+        return factor.get(architecture, 1.0) if isinstance(factor, dict) else factor
 
     def without_host(self) -> Self:
         """The same where one launch starts the whole of forward and backward."""

@@ -225,11 +225,23 @@ _MAXTEXT = FrameworkRule(
     reduce_dtype="bf16",
 )
 FRAMEWORKS: tuple[FrameworkRule, ...] = (
+    # Its benchmark script writes the precision as it is told ("bf16") and PURE for the sweep of April 2023, in images of torch
+    # 1.13.1; "amp_bf16" and DEFAULT from October 2023 on
+    FrameworkRule(
+        pattern=r"llm-foundry|composer",
+        flag=r"^(?!.*amp_bf16).*(precision=bf16\b|mixed_precision=PURE)",
+        eager="llm-foundry-2023-04",
+        compiled="torch-2.11-compiled",
+        sharded="fsdp1",
+        reduce_dtype="bf16",  # DEFAULT sets no reduce_dtype before Composer 0.16, which is that of the parameters
+        optimizer_impl="loop",
+    ),
     FrameworkRule(
         pattern=r"llm-foundry|composer",
         eager="llm-foundry-2023",
         compiled="torch-2.11-compiled",
         sharded="fsdp1",
+        reduce_dtype="fp32",  # Composer 0.16's mixed_precision DEFAULT
         optimizer_impl="loop",
     ),
     FrameworkRule(

@@ -94,6 +94,7 @@ class StepCosts:
         self.model, self.plan, self.cluster, self.stack = model, plan, cluster, stack
         self._curves, self._ideal = curves, calibration.kind == "ideal"
         self._clock = Clock(cluster.device, calibration, stack)
+        self._elementwise = stack.elementwise_factor_on(cluster.device.architecture)
         self._clocks: dict[int, Clock] = {}
         self.shares = stage_shares(model, plan)
         self._nccl = stack.software()
@@ -228,7 +229,7 @@ class StepCosts:
         """A block's forward. narrow: its weights are stored as the plan says."""
         total = Cost()
         for category, kernels, exchanges in block.at(tokens):
-            factor = 1.0 if self._ideal or category == "gemm" else self.stack.elementwise_factor
+            factor = 1.0 if self._ideal or category == "gemm" else self._elementwise
             total += self._kernels(stored_as(kernels, self.plan.weights) if narrow else kernels, clock, factor)
             for exchange in exchanges:
                 total += Cost(exchange_s=self._exchange_s(exchange), host_s=self.stack.host_collective_s)

@@ -239,7 +239,7 @@ class Clock:
             return NO_WORK
         seconds = sum(map(self.seconds, kernels))
         if op.category not in ("gemm", "attention", "scan") and not op.by_torch and not self._ideal:
-            seconds *= self._stack.elementwise_factor
+            seconds *= self._stack.elementwise_factor_on(self._architecture)
         if op.captured:
             return Work(parts=((op.category, seconds),), host_s=0.0)
         module_s = self._module_s(kernels) * len(kernels) / of if op.category in _MODULES else 0.0

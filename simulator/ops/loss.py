@@ -34,7 +34,7 @@ def cross_entropy(g: Graph, s: Setting, logits: Value) -> Value:
     else:
         loss = _one_kernel(g, s, logits)
     for index in range(s.stack.loss_metrics):
-        _metric(g, logits, f"metric{index}")
+        _metric(g, s, logits, f"metric{index}")
     return loss
 
 
@@ -48,11 +48,27 @@ def _rows(s: Setting, num_kernels: int) -> tuple[Exchange, ...]:
     return (exchange("all_reduce", 4 * s.tokens, num_kernels),) * 3
 
 
-def _metric(g: Graph, logits: Value, name: str) -> None:
-    """A metric's cross-entropy: cast (6 B), log-softmax (16). It runs after the backward, when nothing else is alive."""
+def _metric(g: Graph, s: Setting, logits: Value, name: str) -> None:
+    """A metric's cross-entropy under autocast: log-softmax (8 B, short rows 6), cast of its result (6).
+
+    PyTorch's cross_entropy_loss names the logits' own dtype to log_softmax (aten/src/ATen/native/LossNLL.cpp), which autocast
+    leaves as it is (autocast_mode.h, set_opt_dtype); only nll_loss is cast to fp32. It runs after the backward, when
+    nothing else is alive.
+    """
     size, wide = logits.num_bytes, 4 * logits.numel
-    kernels = (stream("widen", size, wide, numel=logits.numel), stream("softmax", 3 * wide, wide))
-    g.op(name, "loss", inputs=(logits,), outputs=(), forward=kernels)
+    log_softmax = stream("softmax", _passes(s, logits) * size, size)
+    g.op(
+        name,
+        "loss",
+        inputs=(logits,),
+        outputs=(),
+        forward=(log_softmax, stream("widen", size, wide, numel=logits.numel)),
+    )
+
+
+def _passes(s: Setting, rows: Value) -> int:
+    """How often log-softmax reads its rows from memory."""
+    return 2 if rows.num_bytes <= SHORT_ROW_BYTES * s.tokens else 3
 
 
 def _eager(g: Graph, s: Setting, logits: Value) -> Value:
@@ -61,14 +77,13 @@ def _eager(g: Graph, s: Setting, logits: Value) -> Value:
     if s.vocab_parallel and s.stack.blocks != "fused":
         return _split(g, s, logits, wide)
     f = wide.num_bytes
-    passes = 2 if 4 * s.model.vocab_size <= SHORT_ROW_BYTES else 3
     log_probs = g.value("log_probabilities", wide.numel, "fp32")
     g.op(
         "log_softmax",
         "loss",
         inputs=(wide,),
         outputs=(log_probs,),
-        forward=(stream("softmax", passes * f, f),),
+        forward=(stream("softmax", _passes(s, wide) * f, f),),
         backward=(stream("softmax", 3 * f, f),),  # the gradient twice: its row sum comes first
         saved=(log_probs,),
         grads=(wide,),

@@ -62,6 +62,18 @@ def kinds(**changes: Any) -> str:
     ("framework", "notes", "compiled", "stack"),
     [
         ("llm-foundry/Composer (PyTorch FSDP1)", "", "n", "llm-foundry-2023"),
+        (
+            "llm-foundry/Composer (PyTorch FSDP1)",
+            "composer precision=amp_bf16, FSDP mixed_precision=DEFAULT",
+            "n",
+            "llm-foundry-2023",
+        ),
+        (
+            "llm-foundry/Composer (PyTorch FSDP1)",
+            "grad_accum=4; composer precision=bf16, FSDP mixed_precision=PURE",
+            "n",
+            "llm-foundry-2023-04",
+        ),
         ("torchtitan (2024-04, FSDP2)", "", None, "torchtitan-2024-04"),
         ("torchtitan (FSDP2, 2024-12)", "", "n", "torchtitan-2024-eager"),
         ("torchtitan (FSDP2, 2024-12)", "", "y", "torchtitan-2024-compiled"),
@@ -208,7 +220,14 @@ def test_recompute_words() -> None:
 
 def test_reduce_dtype_follows_the_notes() -> None:
     assert plan_of(notes="FSDP mixed_precision=PURE; …")["reduce_dtype"] == "bf16"
-    assert plan_of(notes="FSDP mixed_precision=DEFAULT; …")["reduce_dtype"] == "fp32"
+    composer = "llm-foundry/Composer (PyTorch FSDP1)"
+    later, earlier = (
+        "composer precision=amp_bf16, FSDP mixed_precision=DEFAULT",
+        "composer precision=bf16, FSDP mixed_precision=",
+    )
+    assert plan_of(framework=composer, notes=later)["reduce_dtype"] == "fp32"
+    assert plan_of(framework=composer, notes=earlier + "PURE")["reduce_dtype"] == "bf16"
+    assert plan_of(framework=composer, notes=earlier + "DEFAULT")["reduce_dtype"] == "bf16"
     assert plan_of()["reduce_dtype"] is None
 
 

@@ -19,7 +19,7 @@ TABLE = Path(__file__).parents[1] / "data" / "unseen_runs.csv"
 
 # row -> parameters in billions as printed (None: of no published model), stack, device
 EXPECTED: dict[str, tuple[float | None, str, str]] = {
-    "foundry-a100-40": (6.66, "llm-foundry-2023", "a100-sxm4-40gb"),
+    "foundry-a100-40": (6.66, "llm-foundry-2023-04", "a100-sxm4-40gb"),
     "foundry-grad-op": (None, "llm-foundry-2023", "a100-sxm4-40gb"),
     "titan-h200-tp-cp": (405.85, "torchtitan-2025-compiled", "h200-sxm"),
     "titan-h200-pp": (70.55, "torchtitan-2025-compiled", "h200-sxm"),

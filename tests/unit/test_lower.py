@@ -247,6 +247,20 @@ def test_an_ideal_machine_knows_no_losses_of_a_stack() -> None:
     assert play(one).step_s == play(other).step_s
 
 
+def test_a_stack_states_its_factor_on_elementwise_kernels_by_architecture() -> None:
+    stack = Stack.load("torch-2.6-eager")
+    sources = {**stack.sources, "elementwise_factor": "made up"}
+
+    def factor(value: object) -> list[float]:
+        made = Stack.model_validate(
+            {**stack.model_dump(exclude_unset=True), "elementwise_factor": value, "sources": sources}
+        )
+        return [made.elementwise_factor_on(name) for name in ("ampere", "hopper")]
+
+    assert factor(1.5) == [1.5, 1.5]
+    assert factor({"ampere": 0.5}) == [0.5, 1.0]  # the calibration's own where none is given
+
+
 def test_streams_over_memory_leave_products_more_of_the_power_cap() -> None:
     """The same product is faster in a step with more memory-bound work, and never slower than in a loop of products."""
     cluster, plan = Cluster.load("hgx-h200-8"), Plan(dp_shard=8, seq_len=2048)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -233,6 +234,9 @@ def test_a_compiled_llama_moves_about_half_the_bytes_of_an_eager_one() -> None:
         ({"loss": "fp32_eager"}, 128_000, 48),  # a third pass reads long rows from memory
         ({"loss": "fp32_compiled"}, 128_000, 8),  # read, read; read, write of 2 bytes
         ({"loss": "fused"}, 128_000, 8),
+        # beside its 8 twice log-softmax of bf16 (reads of 2 bytes, three where rows are long, write 2) and the result's cast (6)
+        ({"loss": "fused", "loss_metrics": 2}, 128_000, 8 + 2 * (8 + 6)),
+        ({"loss": "fused", "loss_metrics": 2}, 16_000, 8 + 2 * (6 + 6)),
         # cast 6, maximum 4, subtract 8, exponentiate 8, sum 4, divide 8; scale 8, cast 6
         ({"loss": "fp32_in_place", "blocks": "fused"}, 128_000, 52),
         ({"loss": "fused", "blocks": "fused"}, 128_000, 44),  # 7 times the ideal 6: measured on H100
@@ -243,6 +247,38 @@ def test_bytes_of_the_loss_a_logit(fields: dict[str, object], vocab: int, per_lo
     head = build_blocks(model, stack(**fields), PLAN).head
     total = sum(stream_bytes(head.ops, phase, "loss") for phase in ("forward", "backward"))
     assert total / (TOKENS * vocab) == pytest.approx(per_logit, abs=0.02)
+
+
+def test_autocast_leaves_log_softmax_of_a_cross_entropy_in_16_bits() -> None:
+    """What a metric's bytes rest on, seen in PyTorch's own dispatch: only the result is cast, for nll_loss."""
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
+
+    class Recorder(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append((func.__name__, args[0].dtype))
+            return func(*args, **(kwargs or {}))
+
+    seen: list[tuple[str, Any]] = []
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    try:
+        torch.set_autocast_enabled("cuda", True)  # noqa: FBT003 -- as torch.autocast would, if there were a GPU
+        torch.set_autocast_dtype("cuda", torch.bfloat16)
+        with FakeTensorMode(), torch.no_grad():
+            logits = torch.empty(4, 50368, dtype=torch.bfloat16, device="cuda")
+            targets = torch.empty(4, dtype=torch.int64, device="cuda")
+            with Recorder():
+                torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+    kernels = [(name, dtype) for name, dtype in seen if name.startswith(("_log_softmax", "_to_copy", "nll_loss"))]
+    assert kernels == [
+        ("_log_softmax.default", torch.bfloat16),
+        ("_to_copy.default", torch.bfloat16),
+        ("nll_loss_forward.default", torch.float32),
+    ]
 
 
 def test_autocast_casts_weights_and_keeps_the_casts() -> None:
