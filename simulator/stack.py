@@ -112,6 +112,8 @@ class Stack(Strict):
     # Host time of each further kernel that one call launches from C++: an expert's product, a piece of one. None: as any
     host_kernel_s: Seconds | None = Field(ge=0, default=None)
     host_blocking: bool = False
+    # The host reads the loss of each micro-batch before its backward (Megatron-LM's check for NaN), and so starts anew
+    reads_loss: bool = False
     host_collective_s: Seconds = Field(ge=0, default=5e-5)  # host time to issue one collective, its hooks and copies
     host_unit_s: Seconds = Field(
         ge=0, default=0.0

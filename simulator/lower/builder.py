@@ -116,6 +116,11 @@ class Builder:
         return op.id
 
     @property
+    def reads_loss(self) -> bool:
+        """The host waits for a micro-batch's loss before it goes on."""
+        return self._fabric.stack.reads_loss
+
+    @property
     def reduces_late(self) -> bool:
         """The stack reduces the gradients of all micro-batches once, behind the last backward."""
         return self._fabric.stack.late_gradients

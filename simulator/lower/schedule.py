@@ -110,7 +110,9 @@ def _forward_window(plan: Plan) -> int:
 
 def _forward(build: Builder, step: Step, unit: Unit, index: int) -> int:
     offloading.before_forward(build, step.moves, unit.name, index)
-    computed = _compute(build, step, f"forward {unit.name} mb{index}", unit.work.forward)
+    # plain pipelines wait at each message; of interleaved ones that the last stage's host waits is left out
+    read = build.reads_loss and step.plan.pp == 1 and unit is step.units[-1]
+    computed = _compute(build, step, f"forward {unit.name} mb{index}", unit.work.forward, waits=read)
     offloading.after_forward(build, step.moves, unit.name, index, computed)
     return computed
 
@@ -122,14 +124,15 @@ def _backward(build: Builder, step: Step, unit: Unit, index: int, *after: int | 
     return computed
 
 
-def _compute(build: Builder, step: Step, label: str, phase: Phase, *after: int | None) -> int:
-    """Append a block's phase. The last op of it: a collective, where one ends the phase."""
+def _compute(build: Builder, step: Step, label: str, phase: Phase, *after: int | None, waits: bool = False) -> int:
+    """Append a block's phase. The last op of it: a collective, where one ends the phase. waits: the host, for that compute."""
     if step.synchronous:
         return build.compute(label, build.folded(phase, synchronous=True), *after)
     end, before = -1, list[int | None]()  # before: ops that this segment waits for
     for number, segment in enumerate(phase.segments):
         if segment.work.parts or number == 0:
-            end = build.compute(label, segment.work, *after)
+            read = waits and number == len(phase.segments) - 1
+            end = build.compute(label, segment.work, *after, waits=read)
             after, before = (), [end]
         sent: list[int | None] = []
         for exchange in segment.exchanges:

@@ -31,11 +31,11 @@ def attention(g: Graph, s: Setting, x: Value) -> Value:
     if s.expand_kv:
         k, v = _expand(g, s, k, "k"), _expand(g, s, v, "v")
     if s.swaps_heads:
-        q, k, v = swap(g, "heads", q, k, v)
+        q, k, v = swap(g, "heads", q, k, v, by=_swaps(s))
     core = _core_math if s.stack.attention.kernel == "math" else _core_fused
     o = core(g, s, q, k, v)
     if s.swaps_heads:
-        (o,) = swap(g, "tokens", o)
+        (o,) = swap(g, "tokens", o, by=_swaps(s))
     out = linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias, split="rows")
     if s.stack.blocks == "eager":
         g.hold("attention.scope", [given, x, q, k, v, o])  # the caller's argument too
@@ -179,6 +179,15 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
 def _reorder(s: Setting) -> StreamOp:
     """How the stack copies a strided tensor into a contiguous one."""
     return "strided" if s.stack.blocks == "eager" else "copy"
+
+
+def _swaps(s: Setting) -> tuple[StreamOp, StreamOp]:
+    """Copies around an all-to-all of heads for tokens.
+
+    Transformer Engine's: torch's `contiguous` of a strided view, by heads, and one that its fuser compiles, by chunks of the
+    sequence (context_parallel.py, reorder_seq_chunks_for_a2a_before_attn, _after_attn).
+    """
+    return ("strided", "copy") if s.stack.blocks == "fused" else (_reorder(s), _reorder(s))
 
 
 def _dropped(g: Graph, name: str, x: Value, category: Category) -> Value:

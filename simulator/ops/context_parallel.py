@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
+from simulator.kernels import StreamOp
 from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
 
 
-def swap(g: Graph, name: str, *values: Value) -> list[Value]:
+def swap(g: Graph, name: str, *values: Value, by: tuple[StreamOp, StreamOp] = ("copy", "copy")) -> list[Value]:
     """A part of the tokens and all heads become all tokens and a part of the heads, or the other way round.
 
     Each tensor is laid out by receiver, sent, and put in order: two copies around the all-to-all, and a buffer that it
-    fills (transformer_engine/pytorch/attention/.../context_parallel.py: flash_attn_a2a_communicate).
+    fills (transformer_engine/pytorch/attention/.../context_parallel.py: flash_attn_a2a_communicate). by: what kind of copies.
     """
     outputs = [g.value(f"{x.name}.{name}", x.numel, x.dtype) for x in values]
-    size = sum(x.num_bytes for x in values)
-    copies = (stream("copy", size, size, len(values)),) * 2
+    size, numel = sum(x.num_bytes for x in values), sum(x.numel for x in values)
+    copies = tuple(stream(op, size, size, len(values), numel=numel) for op in by)
     exchange = (Exchange(kind="all_to_all", axis="cp", num_bytes=size, at=1),)
     g.op(
         f"swap to {name}",

@@ -125,6 +125,19 @@ def test_where_the_host_is_the_device_fsdp_waits_for_every_collective_and_ddp_fo
     assert not any(asynchronous)
 
 
+def test_a_host_that_reads_each_loss_starts_every_backward_anew() -> None:
+    """Megatron-LM's loss_func asks the loss whether it is NaN: the host waits for the forward, once a micro-batch."""
+    plan = Plan(dp_shard=8, zero=1, data_parallel="megatron", seq_len=256, num_micro_batches=3)
+    megatron = Stack.load("megatron-core-2025").model_copy(update={"host_launch_s": 1e-3})
+    programs = [
+        lowered(plan, stack=megatron.model_copy(update={"reads_loss": reads})).program(3) for reads in (True, False)
+    ]
+    waited = [[op.label for op in program.ops if op.blocking] for program in programs]
+    assert waited == [[f"forward head mb{index}" for index in range(3)], []]
+    reading, ahead = (play(lowered(plan, stack=megatron.model_copy(update={"reads_loss": r}))) for r in (True, False))
+    assert reading.step_s > ahead.step_s
+
+
 def test_fsdp2_gathers_at_most_three_units_ahead() -> None:
     """torch 2.13: the gather of unit i waits for the copy-out of unit i-2, so for the kernels of unit i-3."""
     program = lowered(Plan(dp_shard=8, seq_len=256)).program(1)
@@ -159,7 +172,9 @@ def test_every_kth_block_is_checkpointed() -> None:
 
 def test_without_overlap_everything_runs_one_after_another() -> None:
     exposed_stack = Stack.load("megatron-core-2025-exposed")  # on a host that never keeps the device waiting
-    exposed_stack = exposed_stack.model_copy(update={"host_module_s": 0.0, "host_collective_s": 0.0})
+    exposed_stack = exposed_stack.model_copy(
+        update={"host_module_s": 0.0, "host_collective_s": 0.0, "reads_loss": False}
+    )
     lowering = lowered(Plan(dp_shard=8, seq_len=2048), stack=exposed_stack)
     program = lowering.program(1)
     collectives = sum(collective_s(op, program) for op in program.ops if isinstance(op, Collective))

@@ -409,6 +409,10 @@ def test_swapping_heads_does_the_work_of_a_ring() -> None:
     sent = [e for op in swap.ops for e in op.forward_exchanges]
     assert {e.kind for e in sent} == {"all_to_all"}
     assert sum(e.num_bytes for e in sent) == 1024 * 2 * (8192 + 2 * 1024 + 8192)  # Q, K, V there, the output back
+    # Transformer Engine: torch's `contiguous` by heads, a compiled copy by chunks of the sequence, each way
+    copies = [k for op in swap.ops if op.name.startswith("swap to") for k in (*op.forward, *op.backward)]
+    assert [k.op for k in copies if isinstance(k, Stream)] == ["strided", "copy"] * 4
+    assert sum(k.numel for k in copies if isinstance(k, Stream)) == 4 * 1024 * (8192 + 2 * 1024 + 8192)
 
 
 def test_a_loss_in_place_makes_no_second_tensor() -> None:
