@@ -168,11 +168,12 @@ class Plan(Strict):
     @model_validator(mode="before")
     @classmethod
     def _strategy_is_an_alias(cls, data: object) -> object:
-        if not isinstance(data, dict) or data.get("sharding_strategy") not in _STRATEGY_ZERO:
+        word = data.get("sharding_strategy") if isinstance(data, dict) else None
+        if not isinstance(data, dict) or not isinstance(word, str) or word not in _STRATEGY_ZERO:
             return data
-        stage = _STRATEGY_ZERO[data["sharding_strategy"]]
+        stage = _STRATEGY_ZERO[word]
         if data.get("zero", stage) != stage:
-            msg = f"sharding_strategy {data['sharding_strategy']} means zero = {stage}, not {data['zero']}: give one"
+            msg = f"sharding_strategy {word} means zero = {stage}, not {data['zero']}: give one"
             raise ValueError(msg)
         return {**data, "zero": stage, "data_parallel": data.get("data_parallel") or "fsdp1"}
 

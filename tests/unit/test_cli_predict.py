@@ -231,6 +231,22 @@ def test_a_field_of_the_wrong_type_hides_no_other_fault(tmp_path: Path, capsys: 
     assert "degrees" in " ".join(faults(capsys, study(tmp_path, text + 'recompute = "al"\ndp_shard = 2\n')))
 
 
+@pytest.mark.parametrize("name", sorted(Plan.model_fields))
+def test_any_field_may_be_unknown(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An array of arrays is of no field's type."""
+    text = f'model = "llama3-8b"\ncluster = "hgx-h100-8"\n[plan]\n{name} = [[]]\ntpp = 1\n'
+    told = " ".join(faults(capsys, study(tmp_path, text)))
+    assert f"plan.{name}" in told
+    assert "tpp" in told
+
+
+def test_a_table_that_is_wrong_in_part(capsys: pytest.CaptureFixture[str]) -> None:
+    told = faults(capsys, "--set", "plan.offload.optimizer=cpu", "--set", "plan.offload.delayed=true", "--tp", "3")
+    assert any('"cpu" is none of' in line for line in told)
+    assert any("tp = 3 does not divide the model's 32 heads" in line for line in told)
+    assert not any("delayed" in line for line in told)  # it hangs on the optimizer's place
+
+
 def test_a_noun_that_cannot_be_read_hides_no_fault_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     without_cluster = faults(capsys, "--cluster", "nosuch", "--tp", "3", "--pp", "33")
     assert any("tp = 3 does not divide the model's 32 heads" in line for line in without_cluster)

@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
+
 from simulator.errors import Fault, InputError
 from simulator.mesh import degree_faults, model_faults
 from simulator.model import Model
@@ -68,9 +70,9 @@ def unknown_fields(details: Iterable[ErrorDetails]) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _other_value(plan: Plan, name: str) -> object:
-    """A legal value of the field that the plan does not have; None where there is no telling."""
-    info, value = Plan.model_fields[name], getattr(plan, name)
+def _other_value(noun: BaseModel, name: str) -> object:
+    """A legal value of the field that the noun does not have; the one it has where there is no telling (text, lists)."""
+    info, value = type(noun).model_fields[name], getattr(noun, name)
     kinds = _parts(info.annotation)
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     if words:
@@ -80,12 +82,19 @@ def _other_value(plan: Plan, name: str) -> object:
     if int in kinds:
         near = value if isinstance(value, int) else 0
         return next(number for number in (_OTHER, near + 1, near - 1) if number != value and _within(info, number))
-    return 0.5 if float in kinds else None
+    if float in kinds:
+        return next((number for number in (0.5, 1.5) if number != value and _within(info, number)), value)
+    if isinstance(value, BaseModel):
+        return value.model_copy(update={key: _other_value(value, key) for key in type(value).model_fields})
+    return value
 
 
-def _within(info: FieldInfo, number: int) -> bool:
+def _within(info: FieldInfo, number: float) -> bool:
     """Inside the field's limits."""
-    return all(getattr(one, "ge", number) <= number <= getattr(one, "le", number) for one in info.metadata)
+    limits = info.metadata
+    return all(getattr(one, "ge", number) <= number <= getattr(one, "le", number) for one in limits) and not any(
+        number <= getattr(one, "gt", number - 1) for one in limits
+    )
 
 
 def _parts(annotation: object) -> list[Any]:
