@@ -1,19 +1,29 @@
-"""Products whose operands are narrower than any that were measured: stated priors on the curve of fp8.
+"""Products whose operands are narrower than those of any calibration, on the curve of fp8.
 
-FP4: of the fraction of peak that fp8 products sustain on the same device. The narrower the operands, the more do results in 16
-bits, moving tiles and the power cap limit: on GB200, GB300 and B300 fp8 sustains 0.87 of the fraction that bf16 does (1.74
-times its speed at twice its peak), and fp4 is taken to lose as much once more.
+FP4_SPEED, FP4_EXPONENT: NVFP4 products run FP4_SPEED (peaks / 2) ** FP4_EXPONENT times as fast as fp8's under the same power cap, `peaks` being
+the ratio of the two peaks. The narrower the operands, the more do results in 16 bits, moving tiles and the cap limit, so a third
+more units give a tenth more speed. Fitted on published calls of cuBLAS and CUTLASS in TensorRT-LLM (experiments/fit_narrow.py):
+1.49 and 1.57 where peaks are 2 (B200; GB200, by short calls and by runs of up to a second), 1.67 and 1.76 where they are 3 (GB300, B300).
+Transformer Engine's own benchmark has 1.81 on a B300 (docs/background/ops.md).
+
+FP4_SIGMA: one sigma of that, relative: devices and shapes differ by as much.
 
 BLOCKS: of the speed of fp8 products scaled by tensor, on Hopper, whose tensor cores know no scales: sums are scaled on CUDA
-cores after every 128 products (arXiv 2412.19437, section 3.3.2). Blackwell runs such products as MXFP8.
-
-SIGMA: one sigma of such products, relative, beside the calibration's own.
+cores after every 128 products (arXiv 2412.19437, section 3.3.2). Blackwell runs such products as MXFP8. BLOCKS_SIGMA: of this prior.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
-FP4: Final = 0.87
+FP4_SPEED: Final = 1.53
+FP4_EXPONENT: Final = 0.3
+FP4_SIGMA: Final = 0.1
 BLOCKS: Final = 0.85
-SIGMA: Final = 0.2
+BLOCKS_SIGMA: Final = 0.2
+
+
+def fp4_fraction(peaks: float) -> float:
+    """Fraction of peak that fp4 products sustain, of that of fp8; `peaks`: fp4's peak over fp8's."""
+    return min(1.0, FP4_SPEED * math.pow(peaks / 2, FP4_EXPONENT) / peaks)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
-from simulator.calibration.narrow import BLOCKS, FP4
+from simulator.calibration.narrow import BLOCKS, fp4_fraction
 from simulator.calibration.scan import FRACTION, SPEED, kin
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
@@ -114,8 +114,9 @@ class Timer:
             return curve, curve.sustained_flop_per_s(peak, self._power)
         # another dtype's curve: its fractions, of this dtype's peak
         own = self.device.peak(source) or curve.peak_flop_per_s
-        prior = FP4 if dtype == "fp4" and self.calibration.kind != "ideal" else 1.0
-        return curve, curve.sustained_flop_per_s(own, self._power) * (peak / own) * prior
+        narrow = dtype == "fp4" and self.calibration.kind != "ideal"
+        narrower = fp4_fraction(peak / (self.device.peak("fp8") or own)) if narrow else 1.0
+        return curve, curve.sustained_flop_per_s(own, self._power) * (peak / own) * narrower
 
     def peak(self, dtype: str) -> float:
         """Dense peak of `dtype`; a device without such units is an error that names what it has."""

@@ -55,8 +55,8 @@ class Quantiser:
     more read; hand-fused norms find that of their result (Transformer Engine 2.7, pull request 2013). rowwise: the same for each row; a gradient is cast along rows and along columns. mxfp8: a block's maximum is found as the block is cast; copies along rows and columns differ in their scales,
     so both are written at once. blockwise: the same by 128 elements, of weights 128 × 128. nvfp4: blocks of 16 under a scale of
     the tensor, whose maximum is found first, one more read; what the weight's gradient reads (input and gradient along columns)
-    passes a random Hadamard transform of 16 elements as it is cast, in a kernel of its own that reads 16 bits again; gradients
-    are rounded stochastically, in the same kernels. Weights are cast by squares of 16 × 16 and not transformed.
+    passes a random Hadamard transform of 16 elements as it is cast, in a kernel of its own that reads 16 bits again (release 2.14
+    joins the two; the time of both stays, docs/background/ops.md); gradients are rounded stochastically, in the same kernels. Weights are cast by squares of 16 × 16 and not transformed.
 
     Hand-fused stacks write both copies in one kernel, keep the fp8 input, and cast weights once a step. Others cast for
     one product at a time, keep the 16-bit input and cast it, and the weight, again backward.

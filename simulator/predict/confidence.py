@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from simulator.calibration.narrow import SIGMA as NARROW_SIGMA
+from simulator.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA
 from simulator.collectives import Links, calibrated
 from simulator.collectives import sigma as collective_sigma
 from simulator.collectives import source as links_source
@@ -48,11 +48,12 @@ def spread(lowering: Lowering, played: Played) -> dict[str, float]:
 
 
 def _kernel_sigma(lowering: Lowering, category: str) -> float:
-    """The calibration's; products that nobody measured have that of their prior beside it."""
+    """The calibration's; products that it has no curve of have that of their factor beside it."""
     one, plan = lowering.calibration.sigma(category), lowering.plan
+    if category != "gemm" or not one:
+        return one
     blocks = plan.fp8_recipe == "blockwise" and lowering.device.architecture == "hopper"
-    prior = plan.precision == "nvfp4" or blocks
-    return math.hypot(one, NARROW_SIGMA) if category == "gemm" and prior and one else one
+    return math.hypot(one, FP4_SIGMA if plan.precision == "nvfp4" else BLOCKS_SIGMA if blocks else 0.0)
 
 
 def _communication_sigma(lowering: Lowering, played: Played) -> float:
