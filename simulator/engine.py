@@ -6,7 +6,7 @@
     collective            a rendezvous of its members, then a flow on `Network`
 
 An op starts when the op before it on its stream has ended, all ops of its `after` have ended, and the host has launched
-it. The host launches a program's ops in their order, `host_s` each, from time 0; it runs ahead of the device without
+it, or the first of its kernels. The host launches a program's ops in their order, `host_s` each, from time 0; it runs ahead of the device without
 limit, except that after launching a `blocking` op it waits for that op's end.
 
 While collectives of a program move bytes (not while they wait for members, nor during their latency), its compute runs
@@ -175,12 +175,13 @@ class _Player:
         """Launch times are sums, so the host takes an event only where it waits."""
         clock: Number = 0
         for op in self._program.ops:
+            first_s = op.first_s if isinstance(op, Compute) and op.first_s is not None else op.host_s
+            self._launched[op.id] = clock + first_s
             clock += op.host_s
-            self._launched[op.id] = clock
             if op.blocking:
                 self._wake_streams()
                 yield self._end_of(op.id)
-                clock = self._env.now
+                clock = max(clock, self._env.now)
         self._wake_streams()
 
     def _wake_streams(self) -> None:

@@ -49,6 +49,7 @@ class Compute:
 
     host_s: what the host needs to launch it; the host stream runs ahead of the device and never waits for it,
             except where `blocking` (the host waits until the work is done, as CUDA_LAUNCH_BLOCKING or .item() do).
+    first_s: of that, what passes before the first of its kernels is launched, and so before it starts; None: all of it.
     """
 
     id: int
@@ -58,6 +59,7 @@ class Compute:
     duration_s: Number
     parts: tuple[tuple[str, Number], ...] = ()
     host_s: Number = 0
+    first_s: Number | None = None
     blocking: bool = False
 
 
@@ -144,6 +146,7 @@ def _numbers(op: ProgramOp) -> Iterator[tuple[str, Number]]:
     yield "host_s", op.host_s
     if isinstance(op, Compute):
         yield "duration_s", op.duration_s
+        yield "first_s", op.first_s or 0
         yield from ((f"part {name}", number) for name, number in op.parts)
     else:
         yield "latency_s", op.bill.latency_s

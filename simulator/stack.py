@@ -79,6 +79,9 @@ class Stack(Strict):
     blocks: Literal["eager", "compiled", "fused"]
     norm: Literal["eager", "fused"] = "fused"  # eager: several kernels and fp32 temporaries; fused: one
     rope: Literal["half", "complex_fp32", "fused"] = "half"
+    # Latent attention's rotating channels: turned apart and joined to the others, or turned in place by Megatron's fused
+    # kernels (--apply-rope-fusion with --enable-experimental), which also split keys from values
+    latent_rope: Literal["joined", "in_place"] = "joined"
     # kernel: SiLU's backward is one; operators: written out, as PyTorch does on a device without kernels of its own
     activation_backward: Literal["kernel", "operators"] = "kernel"
     norm_dtype: Literal["fp32", "compute"] = "compute"
@@ -102,6 +105,9 @@ class Stack(Strict):
     # streams), or a module each (Megatron's SequentialMLP)
     grouped_gemm: Literal["one", "one_each", "modules"] = "one"
     grouped_factor: float = Field(gt=0, default=GROUPED)  # their speed over that of a batch of plain products
+    # The router's product in fp32: of operands cast to it; or of 16-bit operands into an fp32 result, and backward as tf32
+    # (Megatron-LM since June 2025, RouterGatingLinearFunction: Transformer Engine's general_gemm)
+    router_product: Literal["fp32", "mixed"] = "fp32"
     # Small kernels of a layer's router and dispatcher, each way: logits, top-k, maps, counts, losses
     routing_launches: int = Field(ge=0, default=30)
     early_stop: bool = True  # non-reentrant checkpointing stops the recompute once all saved tensors exist

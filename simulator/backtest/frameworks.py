@@ -41,6 +41,7 @@ class FrameworkRule:
     layer_a_stage: a blank vpp in a pipeline means a layer a virtual stage.
     counts_ends: layers that do not divide over the stages do so with embedding and loss, or the run would not start.
     splits_experts: experts are cut by tp too (Megatron-Core before expert tensor parallelism had a degree of its own).
+    expert_capacity: rows of an expert over its even share to which its recipes pad it, dropping the rest.
     """
 
     pattern: str
@@ -64,6 +65,7 @@ class FrameworkRule:
     parts: Literal["stages", "sequences"] | None = None
     layer_a_stage: bool = False
     counts_ends: bool = False
+    expert_capacity: float | None = None
 
     def matches(self, row: RunRow) -> bool:
         named = re.search(self.pattern, row.framework, re.IGNORECASE)
@@ -85,6 +87,7 @@ def _megatron(
     sequence_parallel: bool = True,
     micro_batch: int | None = None,
     global_batch: int | None = None,
+    expert_capacity: float | None = None,
 ) -> FrameworkRule:
     """Megatron and its children: fused blocks whatever `compile` says; a distributed optimizer where not stated."""
     return FrameworkRule(
@@ -102,6 +105,7 @@ def _megatron(
         reduce_dtype=reduce_dtype,
         splits_experts=splits_experts,
         counts_ends=True,
+        expert_capacity=expert_capacity,
     )
 
 
@@ -267,7 +271,10 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         sharding="fsdp_full",
         parts="sequences",  # pipeline_parallel_microbatch_size is 1 from April 2025 on
     ),
-    _megatron(r"nemo 2[2-4]", "nemo-24", splits_experts=True),
+    # recipes of mixtures for speed drop tokens: MegatronTokenDropCallback (NeMo, nemo/lightning/pytorch/callbacks), and
+    # dgxc-benchmarking, grok1/grok1_314b.yaml: moe_expert_capacity_factor 1.0, moe_pad_expert_input_to_capacity
+    _megatron(r"nemo 2[2-4]", "nemo-24", splits_experts=True, expert_capacity=1.0),
+    _megatron(r"nemo 25", "megatron-core-2025", expert_capacity=1.0),
     _megatron(r"megatron", "megatron-core-2025-exposed", flag=r"no comm overlap"),
     FrameworkRule(
         pattern=r"megatron-lm \(selene\)",
@@ -314,6 +321,9 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
     # Megatron-LM adds and sends gradients in fp32 unless told otherwise (training/arguments.py); NeMo's and Bridge's
     # recipes for speed send bf16
     _megatron(r"megatron-lm|megatron-core ci", "megatron-core-2025", reduce_dtype="fp32"),
+    _megatron(
+        r"megatron-bridge \d\d\.\d\d", "megatron-bridge-2025"
+    ),  # releases of NeMo's containers: recipes for speed
     _megatron(r"megatron|nemo|megascale|mindspeed", "megatron-core-2025"),
     FrameworkRule(
         pattern=r"internevo",

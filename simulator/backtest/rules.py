@@ -129,6 +129,8 @@ _DISPATCHERS = (
     (re.compile(r"dispatcher ?[=:] ?all-?gather", re.IGNORECASE), "all_gather"),
 )
 _CAPACITY = re.compile(r"expert capacity ([0-9.]+) padded")
+# Megatron-Bridge's apply_moe_token_drop (training/utils/moe_token_drop.py) pads to a capacity of 1 unless told otherwise
+_TOKENS_DROPPED = re.compile(r"\bvariant: tokendrop\b")
 
 
 def overlaps_experts(row: RunRow) -> bool:
@@ -146,13 +148,16 @@ def expert_plan(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
     if (row.n_experts or 1) <= 1:
         return {}
     capacity = _CAPACITY.search(row.notes)
+    noted = _noted_experts(row)
+    drops = 1.0 if _TOKENS_DROPPED.search(row.notes) else rule.expert_capacity
+    dropped = {} if drops is None or noted.get("dispatcher") == "deep_ep" else {"expert_capacity_factor": drops}
     return {
         "ep": row.ep or 1,
         # ranks that all hold the same tokens would compute the same experts
         "etp": (row.tp or 1) if rule.splits_experts or not sequence_parallel(row, rule) else 1,
-        **_noted_experts(row),
+        **noted,
         "expert_overlap": overlaps_experts(row),
-        **({"expert_capacity_factor": float(capacity[1])} if capacity else {}),
+        **({"expert_capacity_factor": float(capacity[1])} if capacity else dropped),
         **_layout(row),
     }
 

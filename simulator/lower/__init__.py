@@ -306,6 +306,7 @@ def _stage(
                 optimizer=optimizer,
                 moves=moved,
                 synchronous=waits_for_messages(plan),
+                turns=any(segment.waits for unit in units for segment in unit.work.forward.segments),
                 agreement=_hops(clock, agreement(share, plan)),
             )
             for chunk in _chunks(share, units)

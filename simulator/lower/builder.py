@@ -67,15 +67,15 @@ class Builder:
         """The next joining compute op waits for `op`, whatever else it waits for."""
         self._held.append(op)
 
-    def exchange(self, label: str, exchange: Exchange, *after: int | None) -> int | None:
-        """Append a collective inside a block; None where its group is one rank."""
+    def exchange(self, label: str, exchange: Exchange, *after: int | None, waits: bool = False) -> int | None:
+        """Append a collective inside a block; None where its group is one rank. waits: so does the host, for its end."""
         fabric, size, axis = self._fabric, self._fabric.sent_bytes(exchange), exchange.axis
-        if not exchange.copied and not exchange.captured:
-            return self.collective(label, exchange.kind, axis, size, *after)
         if size == 0 or fabric.shape(axis).num_ranks == 1:
             return None
         price = fabric.exchanged(exchange, self._among(axis))
-        return self._append(label, exchange.kind, axis, size, price, *after, host_s=_issued_s(exchange, fabric.stack))
+        hooks_s = fabric.stack.host_unit_s if fabric.sharded and not exchange.copied and not exchange.captured else 0.0
+        host_s = _issued_s(exchange, fabric.stack) + hooks_s
+        return self._append(label, exchange.kind, axis, size, price, *after, host_s=host_s, waits=waits)
 
     @property
     def last_compute(self) -> int | None:
@@ -130,8 +130,19 @@ class Builder:
         """The stack gathers all updated parameters before the first forward."""
         return self._fabric.stack.late_parameters
 
-    def compute(self, label: str, work: Work, *after: int | None, join: bool = True, waits: bool = False) -> int:
-        """Append `work` to the compute stream. join=False leaves what is held to the op behind it; waits: so does the host."""
+    def compute(
+        self,
+        label: str,
+        work: Work,
+        *after: int | None,
+        join: bool = True,
+        waits: bool = False,
+        early: bool = False,
+    ) -> int:
+        """Append `work` to the compute stream. join=False leaves what is held to the op behind it; waits: so does the host.
+
+        early: it starts with its first kernel, and what follows waits for the host to have launched the last.
+        """
         if join:
             after, self._held = (*after, *self._held), []
         if not self._fabric.stack.overlap:
@@ -145,7 +156,8 @@ class Builder:
             duration_s=work.duration_s,
             parts=work.parts,
             host_s=work.host_s,
-            blocking=waits or self._fabric.stack.host_blocking,
+            first_s=min(self._fabric.stack.host_launch_s, work.host_s) if early else None,
+            blocking=waits or work.level or self._fabric.stack.host_blocking,
         )
         self._ops.append(op)
         self._last_compute = op.id
@@ -175,6 +187,7 @@ class Builder:
         *after: int | None,
         host_s: float,
         count: int = 1,
+        waits: bool = False,
     ) -> int:
         fabric, (one, slows) = self._fabric, price
         if not fabric.stack.overlap:
@@ -193,7 +206,7 @@ class Builder:
             size_bytes=size_bytes,
             host_s=host_s,
             interference=slows,
-            blocking=fabric.synchronous,
+            blocking=waits or fabric.synchronous,
         )
         self._ops.append(op)
         self._last_collective = op.id
@@ -220,20 +233,38 @@ class Builder:
         synchronous: the host waits for the device before and after, so its time counts where it is the longer one.
         A host that waits for every kernel adds all of its time.
         """
-        total = NO_WORK
-        for phase in phases:
-            for segment in phase.segments:
-                work, beside = self._with_peers(segment.work), self._with_peers(segment.beside)
-                total += work + self._beside(replace(segment, beside=beside))
+        total = self.summed(*phases)
         blocking = self._fabric.stack.host_blocking
+        if any(segment.waits for phase in phases for segment in phase.segments) and not blocking:
+            return self._in_turns(phases)
         if not synchronous and not blocking:
             return total
         spare_s = total.host_s if blocking else total.host_s - total.duration_s
         return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
 
-    def alongside(self, exchange: Exchange, work: Work) -> Work:
-        """Finished work with a collective beside it that it does not need, on links that nobody else uses meanwhile."""
-        return self._beside(Segment(work=NO_WORK, exchanges=(exchange,), beside=work))
+    def summed(self, *phases: Phase) -> Work:
+        """Phases one after another, on links that nobody else uses meanwhile, and the host's time beside it."""
+        parts = (self._alone(segment) for phase in phases for segment in phase.segments)
+        return sum(parts, NO_WORK)
+
+    def _alone(self, segment: Segment) -> Work:
+        work, beside = self._with_peers(segment.work), self._with_peers(segment.beside)
+        return work + self._beside(replace(segment, beside=beside))
+
+    def _in_turns(self, phases: tuple[Phase, ...]) -> Work:
+        """The same where the host waits inside: neither is ahead of the other at the begin, nor behind each wait."""
+        total, issued_s, done_s = NO_WORK, 0.0, 0.0
+        for segment in (segment for phase in phases for segment in phase.segments):
+            one = self._alone(segment)
+            total += one
+            issued_s += one.host_s
+            done_s = max(done_s + one.duration_s, issued_s)  # its last kernel starts when it is issued
+            issued_s = done_s if segment.waits else issued_s
+        return levelled(total, done_s)
+
+    def alongside(self, exchanges: tuple[Exchange, ...], work: Work) -> Work:
+        """Finished work with collectives beside it that it does not need, on links that nobody else uses meanwhile."""
+        return self._beside(Segment(work=NO_WORK, exchanges=exchanges, beside=work))
 
     def _paced(self, work: Work) -> Work:
         """Kernels at the pace of the slowest GPU, if they are not yet; on a GPU that is known to be slow, at its own."""
@@ -417,6 +448,13 @@ class Builder:
             name = "rank" if self._stage is None else f"stage{self._stage}"
         exchanges = tuple((*one, count) for one, count in self._exchanged.items())
         return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links, exchanges=exchanges)
+
+
+def levelled(work: Work, end_s: float) -> Work:
+    """Work that ends at end_s with the host at its heels, because it had to wait for the host."""
+    spare_s = end_s - work.duration_s
+    parts = (*work.parts, ("host", spare_s)) if spare_s > 0 else work.parts
+    return Work(parts=parts, host_s=0.0, level=True)
 
 
 def _issued_s(exchange: Exchange, stack: Stack) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from simulator.lower.builder import Builder
+from simulator.lower.builder import Builder, levelled
 from simulator.lower.work import NO_WORK, Phase, Segment, Work
 from simulator.ops import Exchange
 
@@ -25,10 +25,11 @@ class _Way:
     """One direction of a layer with experts: compute, an exchange, compute, an exchange, compute."""
 
     before: Phase
-    there: Exchange
+    there: tuple[Exchange, ...]
     between: Phase
-    back: Exchange
+    back: tuple[Exchange, ...]
     after: Phase
+    waits: bool  # the host does, before the first exchange
 
 
 def paired(build: Builder, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> Work:
@@ -36,9 +37,10 @@ def paired(build: Builder, forwards: Sequence[Phase], backwards: Sequence[Phase]
     ways = [_way(phase) for phase in forwards], [_way(phase) for phase in backwards]
     phases = (*forwards, *backwards)
     plain = [phase for phase, way in zip(phases, (*ways[0], *ways[1]), strict=True) if way is None]
-    total = build.folded(*plain, synchronous=False) if plain else NO_WORK
+    total = build.summed(*plain)
     for f, b in zip_longest(*([way for way in mine if way is not None] for mine in ways)):
-        total += _pair(build, f, b)
+        pair = _pair(build, f, b)
+        total += levelled(pair, max(pair.duration_s, pair.host_s)) if f is not None and f.waits else pair
     return total
 
 
@@ -47,35 +49,40 @@ def _pair(build: Builder, f: _Way | None, b: _Way | None) -> Work:
     f_before, f_between, f_after = _folded(build, f)
     b_before, b_between, b_after = _folded(build, b)
     work = b_before
-    for exchange, beside in (
+    for exchanges, beside in (
         (b and b.there, f_before),
         (f and f.there, b_between),
         (b and b.back, f_between),
         (f and f.back, b_after),
     ):
-        work += build.alongside(exchange, beside) if exchange else beside
+        work += build.alongside(exchanges, beside) if exchanges else beside
     return work + f_after
 
 
 def _folded(build: Builder, way: _Way | None) -> tuple[Work, Work, Work]:
     if way is None:
         return NO_WORK, NO_WORK, NO_WORK
-    before, between, after = (build.folded(phase, synchronous=False) for phase in (way.before, way.between, way.after))
+    before, between, after = (build.summed(phase) for phase in (way.before, way.between, way.after))
     return before, between, after
+
+
+def _sends_rows(exchange: Exchange) -> bool:
+    return exchange.axis == "ep" and exchange.kind == "all_to_all"
 
 
 def _way(phase: Phase) -> _Way | None:
     """None where the phase has not the two exchanges of a layer with experts."""
     segments = phase.segments
-    at = [i for i, segment in enumerate(segments) if any(exchange.axis == "ep" for exchange in segment.exchanges)]
+    at = [i for i, segment in enumerate(segments) if any(_sends_rows(e) for e in segment.exchanges)]
     if len(at) != 2:
         return None
     first, second = at
     there, back = segments[first], segments[second]
     return _Way(
         before=Phase(segments=(*segments[:first], Segment(work=there.work))),
-        there=there.exchanges[0],
+        there=there.exchanges,
         between=Phase(segments=(Segment(work=there.beside), *segments[first + 1 : second], Segment(work=back.work))),
-        back=back.exchanges[0],
+        back=back.exchanges,
         after=Phase(segments=(Segment(work=back.beside), *segments[second + 1 :])),
+        waits=any(segment.waits for segment in segments),
     )

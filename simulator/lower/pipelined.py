@@ -102,7 +102,8 @@ def _together(build: Builder, stage: Stage, forward: Action, backward: Action) -
         _receive(build, stage, action)
     kind = forward.chunk, backward.chunk, backward.whole, backward.micro_batch == 0
     phases = _by_unit(stage, forward), _by_unit(stage, backward)
-    end = build.compute(f"{forward} with {backward}", build.once(kind, lambda: paired(build, *phases)))
+    work = build.once(kind, lambda: paired(build, *phases))
+    end = build.compute(f"{forward} with {backward}", work, early=stage.chunks[forward.chunk].turns)
     for action in (forward, backward):
         _send(build, stage, action, end)
 
@@ -140,7 +141,7 @@ def _folded(build: Builder, stage: Stage, action: Action) -> int:
     """A micro-batch through a chunk without data-parallel traffic: one op, the same in each but the first."""
     kind = action.chunk, action.kind, action.whole, action.micro_batch == 0
     work = build.once(kind, lambda: build.folded(*_phases(stage, action), synchronous=stage.waits_for_messages))
-    return build.compute(str(action), work)
+    return build.compute(str(action), work, early=stage.chunks[action.chunk].turns)
 
 
 def _phases(stage: Stage, action: Action) -> list[Phase]:

@@ -57,6 +57,7 @@ class Step:
     moves: Moves  # between HBM and the tiers below
     agreement: tuple[HopWork, ...] = ()  # after the optimizer, where replicas take steps alone
     synchronous: bool = False  # the host waits for the device between pieces of work
+    turns: bool = False  # and inside of them, so that it has no lead which hides when a piece's kernels are launched
 
 
 def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
@@ -132,16 +133,18 @@ def _compute(build: Builder, step: Step, label: str, phase: Phase, *after: int |
     for number, segment in enumerate(phase.segments):
         if segment.work.parts or number == 0:
             read = waits and number == len(phase.segments) - 1
-            end = build.compute(label, segment.work, *after, waits=read)
+            stops = read or (segment.waits and not segment.exchanges)
+            end = build.compute(label, segment.work, *after, waits=stops, early=step.turns)
             after, before = (), [end]
         sent: list[int | None] = []
         for exchange in segment.exchanges:
             name = f"{exchange.kind.replace('_', '-')} in {label}"
-            sent.append(build.exchange(name, exchange, *before))
+            stops = segment.waits and exchange is segment.exchanges[-1]
+            sent.append(build.exchange(name, exchange, *before, waits=stops))
             build.hold(sent[-1])
             end = end if sent[-1] is None else sent[-1]
         if segment.beside.parts:
-            end = build.compute(f"{label} beside", segment.beside, *before, join=False)
+            end = build.compute(f"{label} beside", segment.beside, *before, join=False, early=step.turns)
         before = [*sent, end]
     return end
 

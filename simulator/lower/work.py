@@ -14,21 +14,26 @@ from typing import Literal
 
 from simulator.calibration import Calibration
 from simulator.device import Device
-from simulator.kernels import Attention, Gemm, Kernel, Stream, launches
+from simulator.kernels import Attention, Gemm, Kernel, launches
 from simulator.ops import Block, Exchange, Op, recompute_ops
 from simulator.plan import Plan
 from simulator.stack import Stack
 
 Direction = Literal["forward", "backward", "inputs", "weights"]
 _MODULES = ("gemm", "attention")  # categories of ops that frameworks write as modules of their own
+# How often Python handles each expert's weight by product: (layout, narrow) -> times. Transformer Engine 2.9,
+# pytorch/module/grouped_linear.py: weights in prepare_for_saving and save_for_backward, get_weight_workspace of narrow ones;
+# handle_custom_ddp_from_mcore, AccumulateGrad and the data-parallel hook of gradients.
+_TIMES_HANDLED = {("tn", False): 1, ("tn", True): 2, ("nt", False): 1, ("nt", True): 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Seconds of device time by category, and the host's time to launch it."""
+    """Seconds of device time by category, and the host's time to launch it. level: at its end the host waits for the device."""
 
     parts: tuple[tuple[str, float], ...]
     host_s: float
+    level: bool = False
 
     @property
     def duration_s(self) -> float:
@@ -38,7 +43,8 @@ class Work:
         totals: dict[str, float] = {}
         for category, seconds in (*self.parts, *other.parts):
             totals[category] = totals.get(category, 0.0) + seconds
-        return Work(parts=tuple(totals.items()), host_s=self.host_s + other.host_s)
+        level = self.level or other.level
+        return Work(parts=tuple(totals.items()), host_s=self.host_s + other.host_s, level=level)
 
     def scaled(self, factor: float) -> Work:
         """A part of it."""
@@ -56,11 +62,12 @@ NO_WORK = Work(parts=(), host_s=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Compute, then collectives, and what runs beside them: the next segment waits for all of it."""
+    """Compute, then collectives, and what runs beside them: the next segment waits for all of it; waits: so does the host."""
 
     work: Work
     exchanges: tuple[Exchange, ...] = ()
     beside: Work = NO_WORK
+    waits: bool = False
 
     @property
     def in_pieces(self) -> Segment:
@@ -85,7 +92,7 @@ class Phase:
 
     def __add__(self, other: Phase) -> Phase:
         """One after the other; compute that meets at the seam is one op."""
-        if not self.segments or not other.segments or self.segments[-1].exchanges:
+        if not self.segments or not other.segments or self.segments[-1].exchanges or self.segments[-1].waits:
             return Phase(segments=self.segments + other.segments)
         first, *rest = other.segments
         seam = replace(first, work=self.segments[-1].work + first.work)
@@ -230,6 +237,11 @@ class Clock:
                 work, done = NO_WORK, until
                 fed = frozenset(name for exchange in together for name in exchange.feeds)
             work += self._op(op, kernels[done:], of)
+            if forward and op.waits:
+                if work.parts or not segments:
+                    segments.append(Segment(work=work))
+                    work = NO_WORK
+                segments[-1], fed = replace(segments[-1], waits=True), frozenset()
         last = (Segment(work=work),) if work.parts or not segments else ()
         return Phase(segments=(*(segment.in_pieces for segment in segments), *last))
 
@@ -243,7 +255,8 @@ class Clock:
         if op.captured:
             return Work(parts=((op.category, seconds),), host_s=0.0)
         module_s = self._module_s(kernels) * len(kernels) / of if op.category in _MODULES else 0.0
-        return Work(parts=((op.category, seconds),), host_s=self._host_s(kernels) + module_s)
+        host_s = self._host_s(kernels) + module_s + self._experts_s(kernels)
+        return Work(parts=((op.category, seconds),), host_s=host_s)
 
     @property
     def _graph_call(self) -> Work:
@@ -256,6 +269,17 @@ class Clock:
         experts = (k.launches for k in kernels if alone and isinstance(k, Gemm) and k.grouped)
         return self._stack.host_module_s * max(experts, default=1)
 
+    def _experts_s(self, kernels: tuple[Kernel, ...]) -> float:
+        """Host time of a grouped linear layer on each expert's weight: Python handles it as it would an operator.
+
+        Forward it is looked up and saved for the backward, narrow ones with their copy; backward its gradient's hook runs.
+        """
+        if self._stack.grouped_gemm != "one_each":
+            return 0.0
+        grouped = [k for k in kernels if isinstance(k, Gemm) and k.grouped and k.launches > 1]
+        handled = sum(k.launches * _TIMES_HANDLED.get((k.layout, k.dtype in ("fp8", "fp4")), 0) for k in grouped)
+        return self._stack.host_launch_s * handled
+
     def _host_s(self, kernels: tuple[Kernel, ...]) -> float:
         """Host time to launch kernels: a call each, and in C++ the further ones of a call."""
         further = sum(map(self._further, kernels))
@@ -263,6 +287,5 @@ class Clock:
         return self._stack.host_launch_s * calls + self._stack.further_kernel_s() * further
 
     def _further(self, kernel: Kernel) -> int:
-        """Kernels that one call launches behind its first: of products, and of casts, for several experts or pieces."""
-        looped = isinstance(kernel, Gemm) or (isinstance(kernel, Stream) and kernel.op == "quantise")
-        return launches(kernel) - 1 if looped and self._stack.grouped_gemm != "modules" else 0
+        """Products that one call launches behind its first, for several experts or pieces. A cast makes a tensor of each."""
+        return launches(kernel) - 1 if isinstance(kernel, Gemm) and self._stack.grouped_gemm != "modules" else 0

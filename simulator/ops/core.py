@@ -64,6 +64,7 @@ class Op:
     selective_save: the selective checkpointing policy keeps its outputs instead of running it again.
     captured: in a CUDA graph, which the host launches whole.
     by_torch: its elementwise kernels are torch's own, one an operator, also where the stack's are written by hand.
+    waits: the host waits for its forward's end, for it needs a number that the forward makes.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Op:
     selective_save: bool = False
     captured: bool = False
     by_torch: bool = False
+    waits: bool = False
 
     @property
     def saves_only_inputs(self) -> bool:

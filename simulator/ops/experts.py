@@ -20,10 +20,14 @@ from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, conversion, stream
 from simulator.ops.linear import grouped_linear, linear
 from simulator.ops.mlp import activation, shared_experts
+from simulator.ops.quantise import copy_bytes
 from simulator.ops.setting import Setting
 
 # Passes over the router's fp32 logits [t, E] and back: scores, top-k, the map of choices, the balance loss.
 _ROUTING_PASSES = 8
+# Transformer Engine's Triton kernels of a permutation (common/triton/permutation.py): three that find the rows' places, and
+# the copy; of a sort of pieces: one, and the copy
+_PERMUTE_LAUNCHES, _SORT_LAUNCHES = 4, 2
 
 
 def experts(g: Graph, s: Setting, x: Value) -> Value:
@@ -35,7 +39,8 @@ def experts(g: Graph, s: Setting, x: Value) -> Value:
     weights = _route(g, s, s.model.experts, x)
     scope: list[Value] = []
     rows = _dispatch(g, s, _latent(g, s, x), scope)
-    late = s.stack.blocks != "fused"  # hand-fused software weights rows inside the activation
+    # hand-fused software weights rows inside the activation, as do those that send a token's weights with it
+    late = s.stack.blocks != "fused" and not _sends_tokens(s)
     rows = _products(g, s, s.model.experts, rows, None if late else weights)
     out = _combine(g, s, rows, weights if late else None, scope)
     if s.model.experts.latent_dim:
@@ -99,12 +104,15 @@ def _route(g: Graph, s: Setting, experts: Experts, x: Value) -> Value:
     wide = dtype == "fp32" and x.dtype != "fp32"
     logits = g.value("router", t * e, "fp32" if dtype == "fp32" else s.dtype)
     casts: tuple[Kernel, ...] = (conversion(x.numel, x.dtype, "fp32"),) if wide else ()
+    forward: tuple[Kernel, ...] = (*casts, Gemm(m=t, n=e, k=d, dtype=dtype))
+    if wide and s.stack.router_product == "mixed":
+        forward, dtype = (Gemm(m=t, n=e, k=d, dtype=s.wide_dtype),), "tf32"
     g.op(
         "router",
         "gemm",
         inputs=(x,),
         outputs=(logits,),
-        forward=(*casts, Gemm(m=t, n=e, k=d, dtype=dtype)),
+        forward=forward,
         backward=(
             *casts,
             Gemm(m=t, n=d, k=e, dtype=dtype, layout="nn"),
@@ -113,7 +121,7 @@ def _route(g: Graph, s: Setting, experts: Experts, x: Value) -> Value:
         ),
         saved=(x,),
         grads=(x,),
-        forward_temporary_bytes=4 * x.numel if wide else 0,
+        forward_temporary_bytes=4 * x.numel if len(forward) > 1 else 0,
         backward_temporary_bytes=8 * x.numel if wide else 0,
         parameter_numel=d * e + (e if experts.router_bias else 0),
         selective_save=True,
@@ -134,14 +142,36 @@ def _route(g: Graph, s: Setting, experts: Experts, x: Value) -> Value:
         backward=(passes,),
         saved=(weights, choices),
         grads=(logits,),
+        forward_exchanges=_counts_exchange(s, experts.num_experts),
+        waits=s.plan.dispatcher != "all_gather" and _host_counts(s),
     )
     return weights
+
+
+def _counts_exchange(s: Setting, num_experts: int) -> tuple[Exchange, ...]:
+    """How many rows each rank sends each expert (int64), gathered before the all-to-all (token_dispatcher.py: preprocess)."""
+    dropless = s.stack.blocks == "fused" and s.plan.expert_capacity_factor is None
+    if s.plan.dispatcher != "all_to_all" or s.plan.ep == 1 or not dropless:
+        return ()
+    return (Exchange(kind="all_gather", axis="ep", num_bytes=8 * num_experts * s.plan.ep),)
+
+
+def _host_counts(s: Setting) -> bool:
+    """The host reads how many rows each expert has before it goes on: no capacity says it, and no graph holds the step.
+
+    Megatron-LM's dispatchers all do (token_dispatcher.py: d2h_event.synchronize, tokens_per_expert.cpu; DeepEP's and HybridEP's
+    dispatch wait in C++ for the rows they will receive).
+    """
+    dropless = s.plan.expert_capacity_factor is None and "full_iteration" not in s.plan.cuda_graphs
+    return dropless and s.stack.blocks == "fused"
 
 
 def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     """Each token's rows, by expert, on the ranks of their experts. scope: Python's locals, alive to the layer's end."""
     if s.plan.dispatcher == "all_gather":
         return _gathered(g, s, x, scope)
+    if _sends_tokens(s):
+        return _sent_once(g, s, x, scope)
     d, plan = _width(s), s.plan
     sent = sent_rows(s, x.numel // d)
     rows, places = g.value("permuted", sent * d, x.dtype), g.value("places", 2 * sent, "fp32")
@@ -151,7 +181,7 @@ def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
         "elementwise",
         inputs=(x,),
         outputs=(rows, places),
-        forward=(stream("copy", size, size, 2),),
+        forward=(stream("copy", size, size, _PERMUTE_LAUNCHES),),
         backward=(stream("copy", size, x.num_bytes),),
         saved=(places,),
         grads=(x,),
@@ -159,7 +189,8 @@ def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     scope.append(rows)
     if plan.ep > 1:
         received = g.value("dispatched", ceil(sent * plan.expert_imbalance) * d, x.dtype)
-        rows = _travel(g, "dispatch", rows, received, _exchange(s, received))
+        sent_with = _weights_exchange(s, received.numel // d)
+        rows = _travel(g, "dispatch", rows, received, _rows_exchange(s, received.num_bytes), beside=sent_with)
     if plan.etp > 1 and s.sequence_parallel:
         whole = g.value("gathered", rows.numel * plan.etp, x.dtype)
         gather = Exchange(kind="all_gather", axis="etp", num_bytes=whole.num_bytes)
@@ -167,6 +198,54 @@ def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
         rows = _travel(g, "gather", rows, whole, gather, back)
     scope.append(rows)
     return _sort(g, s, "sorted", rows)
+
+
+def _sends_tokens(s: Setting) -> bool:
+    """Tokens travel, once to each rank that has one of their experts, and become rows there (DeepEP, HybridEP)."""
+    return s.plan.dispatcher == "deep_ep" and s.plan.ep > 1 and s.plan.etp == 1
+
+
+def _token_places(s: Setting, rows: int) -> int:
+    """Tokens that arrive where `rows` rows do: k experts drawn evenly lie on n (1 - (1 - 1/n)^k) of n ranks."""
+    assert s.model.experts is not None
+    n, k = s.plan.ep, s.model.experts.top_k
+    return ceil(rows * n * (1 - (1 - 1 / n) ** k) / k)
+
+
+def _sent_once(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
+    """Tokens to the ranks of their experts, where one kernel makes rows of them, by expert (MoEFlexTokenDispatcher).
+
+    HybridEP does the same inside its own call (dispatch_with_permute).
+    """
+    d, plan = _width(s), s.plan
+    rows = ceil(sent_rows(s, x.numel // d) * plan.expert_imbalance)
+    came = g.value("dispatched", _token_places(s, rows) * d, x.dtype)
+    x = _travel(g, "dispatch", x, came, _rows_exchange(s, rows * d * s.element_bytes))
+    scope.append(x)
+    out, places = g.value("permuted", rows * d, x.dtype), g.value("places", 2 * rows, "fp32")
+    g.op(
+        "permute",
+        "elementwise",
+        inputs=(x,),
+        outputs=(out, places),
+        forward=(stream("copy", x.num_bytes, out.num_bytes, _PERMUTE_LAUNCHES),),
+        backward=(stream("copy", out.num_bytes, x.num_bytes),),
+        saved=(places,),
+        grads=(x,),
+    )
+    scope.append(out)
+    return out
+
+
+def _returned(g: Graph, s: Setting, rows: Value, scope: list[Value]) -> Value:
+    """The way back: a token's rows of a rank are summed there, and the ranks' sums where the token came from."""
+    d = _width(s)
+    back = g.value("unpermuted", _token_places(s, rows.numel // d) * d, rows.dtype)
+    there, here = (stream("copy", a.num_bytes, b.num_bytes) for a, b in ((rows, back), (back, rows)))
+    g.op(back.name, "elementwise", inputs=(rows,), outputs=(back,), forward=(there,), backward=(here,), grads=(rows,))
+    scope.append(back)
+    out = g.value("combined", s.stream_tokens * d, rows.dtype)
+    return _leave(g, s, _travel(g, "combine", back, out, _rows_exchange(s, rows.num_bytes)))
 
 
 def _gathered(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
@@ -186,7 +265,8 @@ def _gathered(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     scope.append(x)
     out = g.value("permuted", rows * d, x.dtype)
     kernels = (stream("copy", out.num_bytes, out.num_bytes, 2),)
-    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=kernels, backward=kernels[:1], grads=(x,))
+    once, waits = kernels[:1], _host_counts(s)
+    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=kernels, backward=once, grads=(x,), waits=waits)
     return out
 
 
@@ -206,25 +286,38 @@ def _scattered(g: Graph, s: Setting, rows: Value) -> Value:
     return _leave(g, s, whole)
 
 
-def _exchange(s: Setting, rows: Value) -> Exchange:
-    """The all-to-all of `rows` among the ranks of a layer's experts."""
+def _rows_exchange(s: Setting, num_bytes: int) -> Exchange:
+    """The all-to-all of rows of `num_bytes` in all among the ranks of a layer's experts."""
     assert s.model.experts is not None
-    copies = s.model.experts.top_k if s.plan.dispatcher == "deep_ep" else 1
-    return Exchange(kind="all_to_all", axis="ep", num_bytes=rows.num_bytes, copies=copies)
+    copies = s.model.experts.top_k if _sends_tokens(s) else 1
+    return Exchange(kind="all_to_all", axis="ep", num_bytes=num_bytes, copies=copies)
 
 
-def _travel(g: Graph, name: str, x: Value, out: Value, there: Exchange, back: Exchange | None = None) -> Value:
-    """Rows to other ranks, and their gradients back."""
+def _travel(
+    g: Graph,
+    name: str,
+    x: Value,
+    out: Value,
+    there: Exchange,
+    back: Exchange | None = None,
+    beside: tuple[Exchange, ...] = (),
+) -> Value:
+    """Rows to other ranks, and their gradients back; beside: small ones that follow either way."""
     g.op(
         name,
         "elementwise",
         inputs=(x,),
         outputs=(out,),
         grads=(x,),
-        forward_exchanges=(there,),
-        backward_exchanges=(back or there,),
+        forward_exchanges=(there, *beside),
+        backward_exchanges=(back or there, *beside),
     )
     return out
+
+
+def _weights_exchange(s: Setting, rows: int) -> tuple[Exchange, ...]:
+    """Each row's weight in fp32, an all-to-all of its own behind the rows' (token_dispatcher.py: global_probs)."""
+    return (_rows_exchange(s, 4 * rows),) if s.stack.blocks == "fused" else ()
 
 
 def _sort(g: Graph, s: Setting, name: str, rows: Value) -> Value:
@@ -240,11 +333,26 @@ def _products(g: Graph, s: Setting, experts: Experts, rows: Value, weights: Valu
     """The MLPs of the rank's experts."""
     d, f = _width(s), experts.d_ff
     into = 2 * f if s.model.gated else f  # gate and up are one product in every grouped implementation
-    up = grouped_linear(g, s, "experts.up", rows, (into, d), bias=experts.bias)
+    t = rows.numel // d
+    fused = s.fuses_experts and weights is not None
+    up = grouped_linear(g, s, "experts.up", rows, (into, d), bias=experts.bias, gradient_came=fused)
     if weights is not None:
-        weights = _row_weights(g, weights, rows.numel // d)
+        weights = _row_weights(g, weights, t)
+    if fused and weights is not None:
+        hidden = _inside_product(g, s, up, weights, t * f)
+        return grouped_linear(g, s, "experts.down", hidden, (d, f), bias=experts.bias, rows=t)
     hidden = activation(g, s, up, weights)
     return grouped_linear(g, s, "experts.down", hidden, (d, f), bias=experts.bias)
+
+
+def _inside_product(g: Graph, s: Setting, up: Value, weights: Value, numel: int) -> Value:
+    """The activation and its cast at the end of the first product's kernel; its derivative at the end of a backward one.
+
+    Transformer Engine, pytorch/ops/fused/grouped_mlp.py: kernels of cuDNN's front end in CuTe.
+    """
+    hidden = g.value("activation", copy_bytes(s.recipe, numel), "fp8")
+    g.op("activation", "elementwise", inputs=(up, weights), outputs=(hidden,), saved=(up, weights), grads=(up, weights))
+    return hidden
 
 
 def _row_weights(g: Graph, weights: Value, rows: int) -> Value:
@@ -259,6 +367,8 @@ def _combine(g: Graph, s: Setting, rows: Value, weights: Value | None, scope: li
     d, plan = _width(s), s.plan
     if plan.dispatcher == "all_gather":
         return _scattered(g, s, rows)
+    if _sends_tokens(s):
+        return _returned(g, s, rows, scope)
     rows = _sort(g, s, "unsorted", rows)
     scope.append(rows)
     if plan.etp > 1 and s.sequence_parallel:
@@ -269,7 +379,7 @@ def _combine(g: Graph, s: Setting, rows: Value, weights: Value | None, scope: li
     t = s.stream_tokens
     if plan.ep > 1:
         returned = g.value("combined", sent_rows(s, t) * d, rows.dtype)
-        rows = _travel(g, "combine", rows, returned, _exchange(s, rows))
+        rows = _travel(g, "combine", rows, returned, _rows_exchange(s, rows.num_bytes))
     out = g.value("unpermuted", t * d, rows.dtype)
     size = rows.num_bytes
     g.op(

@@ -99,6 +99,7 @@ class Graph:
         backward_exchanges: Sequence[Exchange] = (),
         selective_save: bool = False,
         by_torch: bool = False,
+        waits: bool = False,
     ) -> None:
         """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
         op = Op(
@@ -120,6 +121,7 @@ class Graph:
             backward_exchanges=tuple(backward_exchanges),
             selective_save=selective_save,
             by_torch=by_torch,
+            waits=waits,
         )
         self._ops.append(op)
 

@@ -7,6 +7,7 @@ the tokens, and what they make is gathered (Megatron-LM core/transformer/multi_l
 from __future__ import annotations
 
 from simulator.experts import Latent
+from simulator.kernels import Kernel
 from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
@@ -47,7 +48,14 @@ def _queries(g: Graph, s: Setting, latent: Latent, x: Value, tokens: int) -> Val
 
 
 def _rotated(g: Graph, s: Setting, q: Value, latent: Latent) -> Value:
-    """The rotating channels turned and joined to the others again."""
+    """The rotating channels turned and joined to the others again, or turned where they lie."""
+    if s.stack.latent_rope == "in_place":
+        part = q.num_bytes * latent.qk_rope_head_dim // latent.qk_head_dim
+        rotated = g.view("q.rotated", q, q.numel)
+        # pairs of channels lie beside each other, so the kernel reads and writes every second one
+        turn = (stream("strided", part, part, numel=part // s.element_bytes),)
+        g.op("q.rotated", "elementwise", inputs=(q,), aliases=(q,), views=(rotated,), forward=turn, backward=turn)
+        return rotated
     out = g.value("q.rotated", q.numel, q.dtype)
     turned = q.num_bytes * latent.qk_rope_head_dim // latent.qk_head_dim
     kernels = [stream("join", q.num_bytes, q.num_bytes, numel=q.numel)]
@@ -65,13 +73,26 @@ def _keys_and_values(g: Graph, s: Setting, latent: Latent, kv: Value, rope: Valu
     shared = rope.num_bytes
     whole = s.tokens * latent.qk_rope_head_dim * s.element_bytes
     gathers = s.sequence_parallel and s.stack.blocks == "fused"
+    forward: tuple[Kernel, ...] = (
+        stream("elementwise", shared, shared),
+        stream("join", kv.num_bytes + shared, size, 2, numel=k.numel),
+    )
+    backward: tuple[Kernel, ...] = (
+        stream("join", size, kv.num_bytes, 2, numel=k.numel),
+        stream("reduce", k.num_bytes // 3, shared),
+    )
+    if s.stack.latent_rope == "in_place":  # one kernel splits, turns and repeats; another sums the heads' parts back
+        forward, backward = (
+            (stream("copy", kv.num_bytes + shared, size),),
+            (stream("copy", size, kv.num_bytes + shared),),
+        )
     g.op(
         "keys and values",
         "elementwise",
         inputs=(kv, rope),
         outputs=(k, v),
-        forward=(stream("elementwise", shared, shared), stream("join", kv.num_bytes + shared, size, 2, numel=k.numel)),
-        backward=(stream("join", size, kv.num_bytes, 2, numel=k.numel), stream("reduce", k.num_bytes // 3, shared)),
+        forward=forward,
+        backward=backward,
         grads=(kv, rope),
         forward_exchanges=(Exchange(kind="all_gather", axis="tp", num_bytes=whole),) if gathers else (),
         backward_exchanges=(Exchange(kind="reduce_scatter", axis="tp", num_bytes=whole),) if gathers else (),

@@ -116,23 +116,35 @@ def _added(s: Setting, numel: int, launches: int = 1) -> tuple[Kernel, ...]:
     return (stream(op, numel * (made + kept), numel * kept, launches, numel=numel),)
 
 
-def grouped_linear(g: Graph, s: Setting, name: str, x: Value, widths: tuple[int, int], *, bias: bool) -> Value:
+def grouped_linear(
+    g: Graph,
+    s: Setting,
+    name: str,
+    x: Value,
+    widths: tuple[int, int],
+    *,
+    bias: bool,
+    rows: int = 0,
+    gradient_came: bool = False,
+) -> Value:
     """The products of the rank's experts: x is all their rows [T, K], by expert; the result is [T, N].
 
     widths: (N, K) of one expert. Each is a product of T / E rows, together one kernel or one each (Transformer Engine
-    on several streams). An expert's row counts differ; a mean expert's time stands for each.
+    on several streams). An expert's row counts differ; a mean expert's time stands for each. rows: T, where x came
+    narrow with its scales. gradient_came: that of the result comes narrow, so that nothing casts it.
     """
     assert s.model.experts is not None
     held, (n, k) = s.model.experts.num_held, widths
-    t, rows = x.numel // k, -(-x.numel // k // held)
+    t = rows or x.numel // k
     weight = _parameters(g, s, name, held * n * k)
-    launches = 1 if s.stack.grouped_gemm == "one" else held
+    launches = 1 if s.stack.grouped_gemm == "one" or s.fuses_experts else held
     numels = t * k, held * n * k, t * n
     quantise = Quantiser(g, s, name, numels, launches) if s.plan.narrow else None
-    if quantise is not None:
+    if quantise is not None and x.dtype != "fp8":
         x = quantise.input(x)
     y = g.value(name, t * n, s.dtype)
-    casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
+    casts, casts_back = (quantise.forward(), () if gradient_came else quantise.backward()) if quantise else ((), ())
+    rows = -(-t // held)
     one = Gemm(m=rows, n=n, k=k, dtype=s.gemm_dtype, layout="tn", batch=held, grouped=True, launches=launches)
     backward: list[Kernel] = [
         replace(one, n=k, k=n, layout="nn"),

@@ -114,6 +114,16 @@ class Setting:
         return 2 * model.attention_pairs(s) // (model.num_attention_layers * s)
 
     @property
+    def fuses_experts(self) -> bool:
+        """The experts' products, the activation between them and its casts are Transformer Engine's fused grouped MLP.
+
+        A graph of a whole step holds no row counts of the host, so only kernels that read them on the device can run the
+        products of experts without capacity; Megatron-Bridge's recipes set both together (cutedsl_fused_grouped_mlp).
+        """
+        graphed = "full_iteration" in self.plan.cuda_graphs and self.plan.expert_capacity_factor is None
+        return graphed and self.stack.blocks == "fused" and self.plan.narrow and self.recipe in ("mxfp8", "nvfp4")
+
+    @property
     def dtype(self) -> str:
         return self.plan.compute_dtype
 

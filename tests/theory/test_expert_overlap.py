@@ -23,7 +23,7 @@ from simulator.stack import Stack
 from simulator.topology import Cluster
 
 MIXTRAL, QWEN = Model.load("mixtral-8x7b"), Model.load("qwen3-30b-a3b")
-STACK = Stack.load("megatron-core-2025")
+STACK = Stack.load("megatron-core-2025").without_host()
 
 
 def lowered(model: Model = MIXTRAL, **fields: Any) -> Lowering:
@@ -37,14 +37,20 @@ def lowered(model: Model = MIXTRAL, **fields: Any) -> Lowering:
     return lower(model, plan, where, STACK, Calibration.ideal(), LinkCurves.ideal())
 
 
-def _cut(phase: Phase) -> tuple[list[float], list[int]]:
-    """Seconds of compute before, between and behind the two exchanges of a layer, and the bytes of these."""
+def _cut(phase: Phase, port: float) -> tuple[list[float], list[int]]:
+    """Seconds before, between and behind the two exchanges of a layer's rows, and the bytes of these.
+
+    The weights travel behind their rows; the rows' counts are gathered before.
+    """
     seconds, sizes = [0.0], []
     for segment in phase.segments:
         seconds[-1] += segment.work.duration_s
-        for exchange in segment.exchanges:
-            assert exchange.axis == "ep"
-            sizes.append(exchange.num_bytes)
+        moved = [exchange.num_bytes for exchange in segment.exchanges if exchange.kind == "all_to_all"]
+        counts = [exchange.num_bytes for exchange in segment.exchanges if exchange.kind != "all_to_all"]
+        assert all(exchange.axis == "ep" for exchange in segment.exchanges)
+        seconds[-1] += sum(counts) * 7 / 8 / port
+        if moved:
+            sizes.append(sum(moved))
             seconds.append(0.0)
         seconds[-1] += segment.beside.duration_s
     return seconds, sizes
@@ -55,8 +61,8 @@ def test_each_exchange_runs_beside_the_other_micro_batch() -> None:
     # dispatch b ‖ experts f; combine f ‖ attention b
     lowering = lowered()
     layer = lowering.step.units[1].work
-    (f, sent), (b, back) = _cut(layer.forward), _cut(layer.backward)
     port = lowering.cluster.intra.bytes_per_s
+    (f, sent), (b, back) = _cut(layer.forward, port), _cut(layer.backward, port)
 
     def exchange_s(num_bytes: int) -> float:
         return num_bytes * 7 / 8 / port  # to the seven others

@@ -10,7 +10,7 @@ import pytest
 
 from simulator.calibration import Calibration
 from simulator.collective_curves import default_curves
-from simulator.kernels import Attention, Gemm
+from simulator.kernels import Attention, Gemm, Stream
 from simulator.lower import lower
 from simulator.memory.tape import record
 from simulator.mesh import Mesh
@@ -64,15 +64,53 @@ def test_products_are_six_flop_an_active_parameter_and_token(name: str, stack: s
 @pytest.mark.parametrize(("ep", "top_k"), [(2, 1), (4, 2), (8, 8)])
 def test_an_all_to_all_sends_each_tokens_rows_to_the_ranks_of_its_experts(ep: int, top_k: int) -> None:
     """Four a layer (there and back, forward and backward), each of top_k · tokens · D elements of 16 bits; of them
-    (ep − 1)/ep leave the rank."""
+    (ep − 1)/ep leave the rank. Behind the rows their weights in fp32; before them how many go to each expert (int64)."""
     base = Model.load("qwen3-30b-a3b")
     assert base.experts is not None
     model = base.model_copy(update={"experts": base.experts.model_copy(update={"top_k": top_k})})
     plan = megatron(dp_shard=8, ep=ep, seq_len=1024, micro_batch_size=2)
     found = exchanges(build_blocks(model, STACK, plan).layer, "ep")
     rows = top_k * plan.micro_batch_size * plan.seq_len
-    assert [e.kind for e in found] == ["all_to_all"] * 4
-    assert {e.num_bytes for e in found} == {rows * model.d_model * 2}
+    size, weights = rows * model.d_model * 2, rows * 4
+    assert [(e.kind, e.num_bytes) for e in found] == [
+        ("all_gather", 8 * base.experts.num_experts * ep),
+        *[("all_to_all", size), ("all_to_all", weights)] * 2,
+        *[("all_to_all", size)] * 2,
+    ]
+
+
+@pytest.mark.parametrize(("ep", "top_k"), [(4, 2), (8, 8)])
+def test_tokens_that_travel_become_rows_where_their_experts_are(ep: int, top_k: int) -> None:
+    """A token reaches n (1 − (1 − 1/n)^k) of n ranks on average; one kernel there reads it once and writes all its rows."""
+    base = Model.load("qwen3-30b-a3b")
+    assert base.experts is not None
+    model = base.model_copy(update={"experts": base.experts.model_copy(update={"top_k": top_k})})
+    plan = megatron(dp_shard=8, ep=ep, seq_len=1024, dispatcher="deep_ep")
+    ops = {op.name: op for op in build_blocks(model, STACK, plan).layer.ops}
+    (kernel,) = ops["permute"].forward
+    assert isinstance(kernel, Stream)
+    token = 2 * model.d_model
+    assert kernel.read_bytes == pytest.approx(1024 * ep * (1 - (1 - 1 / ep) ** top_k) * token, rel=1e-3)
+    assert kernel.write_bytes == 1024 * top_k * token
+    assert {"sorted", "unsorted"}.isdisjoint(ops)
+
+
+def test_a_graph_of_the_whole_step_holds_the_experts_as_one_kernel_a_product() -> None:
+    """Activation and casts stand in the products' kernels (Transformer Engine, ops/fused/grouped_mlp.py): what reads and
+    writes memory beside them are the casts of what comes from outside, rows forward and their gradients backward."""
+    model = Model.load("qwen3-30b-a3b")
+    fields = {"dp_shard": 8, "ep": 8, "seq_len": 1024, "precision": "fp8", "fp8_recipe": "mxfp8"}
+
+    def counted(**more: object) -> tuple[int, int]:
+        ops = build_blocks(model, STACK, megatron(**fields, **more)).layer.ops
+        mine = [op for op in ops if op.name.startswith(("experts.up", "experts.down", "activation"))]
+        kernels = [k for op in mine for k in (*op.forward, *op.backward)]
+        return sum(isinstance(k, Stream) for k in kernels), sum(k.launches for k in kernels if isinstance(k, Gemm))
+
+    held = 128 // 8
+    # casts of rows, of both weights, of both products' gradients; the activation each way; three products twice
+    assert counted() == (2 + 2 + 2 + 2, 6 * held)
+    assert counted(cuda_graphs=("full_iteration",)) == (1 + 2 + 1, 6)
 
 
 def test_capacity_pads_every_expert_to_the_same_rows() -> None:

@@ -41,7 +41,7 @@ def _records() -> list[dict[str, str]]:
         ("26.02", "deep_ep"),
         ("26.01", "deep_ep"),  # between two: the later
         ("26.06", "deep_ep"),  # gone since: the last that had it
-        ("25.09", None),  # before the first
+        ("25.08", None),  # before the first
     ],
 )
 def test_the_recipe_of_the_release_then_the_next_then_the_last(release: str, dispatcher: str | None) -> None:

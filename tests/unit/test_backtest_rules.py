@@ -80,7 +80,7 @@ def kinds(**changes: Any) -> str:
         ("torchtitan (2025-06)", "", "y", "torchtitan-2025-compiled"),
         ("NeMo 24.09-24.12 (Megatron-Core)", "", None, "nemo-24"),
         ("NeMo 25.04 (Megatron-Core)", "", None, "megatron-core-2025"),
-        ("Megatron-Bridge 26.02 NeMo Container", "", None, "megatron-core-2025"),
+        ("Megatron-Bridge 26.02 NeMo Container", "", None, "megatron-bridge-2025"),
         ("Megatron-LM 23e00ed + TE 2.11", "NO comm overlap (…)", "n", "megatron-core-2025-exposed"),
         ("Megatron-LM (Selene)", "", "n", "megatron-2021"),
         ("Megatron-style GPT (…)", "", "n", "megatron-style-2023"),

@@ -360,8 +360,8 @@ def test_what_a_graph_holds_costs_the_host_one_call() -> None:
     )
     for direction in (0, 1):
         assert eager[direction] > routed[direction] > begun[direction] > whole[direction] == pytest.approx(call_s)
-    router = 1 + 1 + stack.routing_launches  # its norm, its product with the cast before it, what follows
-    captured = stack.host_module_s + (router + 1) * stack.host_launch_s
+    router = 1 + 1 + stack.routing_launches  # its norm, its product, what follows
+    captured = stack.host_module_s + router * stack.host_launch_s
     assert eager[0] - routed[0] == pytest.approx(captured - call_s)
     full = Plan(
         zero=1,
