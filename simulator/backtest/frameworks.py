@@ -87,7 +87,6 @@ def _megatron(
     sequence_parallel: bool = True,
     micro_batch: int | None = None,
     global_batch: int | None = None,
-    expert_capacity: float | None = None,
 ) -> FrameworkRule:
     """Megatron and its children: fused blocks whatever `compile` says; a distributed optimizer where not stated."""
     return FrameworkRule(
@@ -105,7 +104,6 @@ def _megatron(
         reduce_dtype=reduce_dtype,
         splits_experts=splits_experts,
         counts_ends=True,
-        expert_capacity=expert_capacity,
     )
 
 
@@ -273,8 +271,8 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
     ),
     # recipes of mixtures for speed drop tokens: MegatronTokenDropCallback (NeMo, nemo/lightning/pytorch/callbacks), and
     # dgxc-benchmarking, grok1/grok1_314b.yaml: moe_expert_capacity_factor 1.0, moe_pad_expert_input_to_capacity
-    _megatron(r"nemo 2[2-4]", "nemo-24", splits_experts=True, expert_capacity=1.0),
-    _megatron(r"nemo 25", "megatron-core-2025", expert_capacity=1.0),
+    replace(_megatron(r"nemo 2[2-4]", "nemo-24", splits_experts=True), expert_capacity=1.0),
+    replace(_megatron(r"nemo 25", "megatron-core-2025"), expert_capacity=1.0),
     _megatron(r"megatron", "megatron-core-2025-exposed", flag=r"no comm overlap"),
     FrameworkRule(
         pattern=r"megatron-lm \(selene\)",
