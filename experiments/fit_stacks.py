@@ -91,7 +91,13 @@ FITS: dict[str, tuple[Coefficient, ...]] = {
     # Transformer Engine accumulates fp8 gradients with split accumulators, slower than the fast ones of the calibration
     "nemo-24": (HOPPER, Coefficient("gemm_factor.hopper_fp8", IN_STEP, 0.1), ELEMENTWISE),
     "internevo-2023": (AMPERE, ELEMENTWISE),
-    "megatron-style-2023": (AMPERE, ELEMENTWISE, LAUNCH, Coefficient("host_collective_s", 50e-6, 0.7)),
+    "megatron-style-2023-by-layer": (
+        AMPERE,
+        ELEMENTWISE,
+        LAUNCH,
+        Coefficient("host_collective_s", 50e-6, 0.7),
+        Coefficient("collective_wait_s", 50e-6, 0.7),
+    ),
     "megatron-deepspeed-2022-blocking": (AMPERE, ELEMENTWISE, LAUNCH),
     "maxtext-2024": (Coefficient("gemm_factor.hopper", IN_STEP, 0.06), ELEMENTWISE),
 }

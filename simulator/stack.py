@@ -25,6 +25,7 @@ _COEFFICIENTS = (
     "host_module_s",
     "host_kernel_s",
     "host_collective_s",
+    "collective_wait_s",
     "host_unit_s",
     "gemm_factor",
     "elementwise_factor",
@@ -120,7 +121,12 @@ class Stack(Strict):
     host_blocking: bool = False
     # The host reads the loss of each micro-batch before its backward (Megatron-LM's check for NaN), and so starts anew
     reads_loss: bool = False
+    # The host waits for the device behind each block, each way, as where layers are timed one by one: no lead of the one over the
+    # other passes from block to block
+    host_waits_for_blocks: bool = False
     host_collective_s: Seconds = Field(ge=0, default=5e-5)  # host time to issue one collective, its hooks and copies
+    # What a collective inside a block waits on the device for the last of its ranks, each of which has a host of its own
+    collective_wait_s: Seconds = Field(ge=0, default=0.0)
     host_unit_s: Seconds = Field(
         ge=0, default=0.0
     )  # host time of FSDP's hooks around one collective of a unit, beside it

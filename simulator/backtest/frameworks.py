@@ -26,12 +26,14 @@ class FrameworkRule:
 
     pattern: found in the `framework` column, case ignored; the first rule that matches holds.
     flag: found in the notes too, if given.
+    one_node: only runs whose GPUs are one node's.
     eager, compiled: stack names, chosen by the `compile` column (blank: eager).
     compiles: what a blank `compile` means.
     sharded, replicated: whose implementation plays FSDP words (fsdp_full, hsdp) and ddp / zero1.
     partitioned: whose plays zero2 and zero3; None: as FSDP words.
     sharding, recompute, micro_batch, global_batch: what a blank zero_or_fsdp, act_ckpt, micro_batch or global_batch means by
         the framework's documents; None: they say nothing. "products" keeps products and attention whatever a table's "selective" means for it.
+    recomputes: what was recomputed, whatever act_ckpt says; the rule says how that is known.
     sequence_parallel: what a blank seq_parallel means where tp > 1.
     reduce_dtype: what gradients travel in where the notes do not say; None: the implementation's default.
     master_dtype: of parameters and optimizer states, where a run in 16 bits keeps none in fp32.
@@ -48,11 +50,13 @@ class FrameworkRule:
     eager: str
     compiled: str
     flag: str = ""
+    one_node: bool = False
     sharded: DataParallel = "fsdp2"
     replicated: DataParallel | None = None
     partitioned: DataParallel | None = None
     sharding: str | None = None
     recompute: Literal["none", "full", "products"] | None = None
+    recomputes: Literal["none"] | None = None
     micro_batch: int | None = None
     global_batch: int | None = None
     reduce_dtype: Literal["bf16", "fp32"] | None = None
@@ -68,6 +72,8 @@ class FrameworkRule:
     expert_capacity: float | None = None
 
     def matches(self, row: RunRow) -> bool:
+        if self.one_node and (row.n_gpus or 1) > (row.gpus_per_node or 1):
+            return False
         named = re.search(self.pattern, row.framework, re.IGNORECASE)
         return bool(named and re.search(self.flag, row.notes, re.IGNORECASE))
 
@@ -280,6 +286,16 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         compiled="megatron-2021",
         replicated="megatron",
         flop_convention="hardware_2021",
+    ),
+    # Sums of one layer's and the head's times, to the last digit linear in layers and micro-batches, of a layer that runs
+    # once each way: docs/background/host.md
+    FrameworkRule(
+        pattern=r"megatron-style gpt",
+        one_node=True,
+        eager="megatron-style-2023-by-layer",
+        compiled="megatron-style-2023-by-layer",
+        replicated="megatron",
+        recomputes="none",
     ),
     FrameworkRule(
         pattern=r"megatron-style gpt",

@@ -310,7 +310,7 @@ def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> di
 
 def _recompute(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
     """act_ckpt in the plan's words. Megatron's `selective` recomputes the attention core, which a fused kernel does."""
-    word = row.act_ckpt or rule.recompute
+    word = rule.recomputes or row.act_ckpt or rule.recompute
     if word == "products":
         return {"recompute": "selective"}
     if word != "selective":

@@ -305,7 +305,7 @@ def _stage(
                 units=chunk,
                 optimizer=optimizer,
                 moves=moved,
-                synchronous=waits_for_messages(plan),
+                synchronous=waits_for_messages(plan) or stack.host_waits_for_blocks,
                 turns=any(segment.waits for unit in units for segment in unit.work.forward.segments),
                 agreement=_hops(clock, agreement(share, plan)),
             )

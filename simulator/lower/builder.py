@@ -230,9 +230,11 @@ class Builder:
     def folded(self, *phases: Phase, synchronous: bool) -> Work:
         """Phases one after another as one op, on links that nobody else uses meanwhile.
 
-        synchronous: the host waits for the device before and after, so its time counts where it is the longer one.
-        A host that waits for every kernel adds all of its time.
+        synchronous: the host waits for the device before and after, so its time counts where it is the longer one. A host
+        that waits for every kernel adds all of its time; one that waits for blocks waits for each phase, if anything waits.
         """
+        if synchronous and self._fabric.stack.host_waits_for_blocks and len(phases) > 1:
+            return sum((self.folded(phase, synchronous=True) for phase in phases), NO_WORK)
         total = self.summed(*phases)
         blocking = self._fabric.stack.host_blocking
         if any(segment.waits for phase in phases for segment in phase.segments) and not blocking:

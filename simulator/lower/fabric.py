@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from simulator.collective_curves import LinkCurves
@@ -123,12 +123,18 @@ class Fabric:
         """The same of a collective inside a block. Copy engines reach the ranks of one NVLink domain; else NCCL carries it."""
         size, shape = self.sent_bytes(exchange), self.shape(exchange.axis)
         if not exchange.copied or shape.spans_domain:
-            return self.price(exchange.kind, exchange.axis, size, among)
+            return self._awaited(exchange.kind, exchange.axis, size, among)
         key = f"copied {exchange.kind}", exchange.axis, size, among
         if key not in self._prices:
             weight = self.memory_weight if among is None or self.cast is None else self.cast.memory_weight(among)
             self._prices[key] = copies(exchange.kind, size, shape, self.on(among), self.curves, memory_weight=weight)
         return self._prices[key]
+
+    def _awaited(self, kind: str, role: str, size_bytes: int, among: Among | None) -> tuple[Bill, float]:
+        """The price of a collective inside a block, whose ranks do not come at once."""
+        one, slows = self.price(kind, role, size_bytes, among)
+        wait_s = self.stack.collective_wait_s
+        return (replace(one, latency_s=one.latency_s + wait_s), slows) if wait_s else (one, slows)
 
     def message(self, pair: tuple[int, int], size_bytes: int, among: Among | None = None) -> Bill:
         """What one message between two pipeline stages costs."""

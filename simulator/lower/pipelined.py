@@ -140,7 +140,8 @@ def _act(build: Builder, stage: Stage, action: Action, *, first: bool, ends: boo
 def _folded(build: Builder, stage: Stage, action: Action) -> int:
     """A micro-batch through a chunk without data-parallel traffic: one op, the same in each but the first."""
     kind = action.chunk, action.kind, action.whole, action.micro_batch == 0
-    work = build.once(kind, lambda: build.folded(*_phases(stage, action), synchronous=stage.waits_for_messages))
+    synchronous = stage.chunks[action.chunk].synchronous
+    work = build.once(kind, lambda: build.folded(*_phases(stage, action), synchronous=synchronous))
     return build.compute(str(action), work, early=stage.chunks[action.chunk].turns)
 
 

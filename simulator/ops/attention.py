@@ -13,6 +13,8 @@ from simulator.ops.rope import rotate
 from simulator.ops.setting import Setting
 from simulator.ops.tensor_parallel import FED, enter, leave, whole_columns
 
+_SOFTMAX_MATRICES = 4  # of scores, that a thread block of Megatron's fused softmax takes
+
 
 def attention(g: Graph, s: Setting, x: Value) -> Value:
     """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
@@ -131,11 +133,11 @@ def _backward_temporary_bytes(s: Setting) -> int:
 
 
 def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
-    """Two batched products with a masked softmax between them (one fused kernel each way, in the compute dtype)."""
+    """Two batched products with a masked softmax between them."""
     sq, skv, c = s.attention_seq, s.plan.seq_len, s.model.head_dim
     cv = s.model.o_width // s.model.num_heads
     numel = s.batch * (s.model.num_heads // s.head_parts) * sq * skv
-    scores, probs = g.value("scores", numel, q.dtype), g.value("probabilities", numel, q.dtype)
+    scores = g.value("scores", numel, q.dtype)
     g.op(
         "scores",
         "attention",
@@ -148,17 +150,7 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
         forward_exchanges=ring(s, "all_gather"),
         backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
     )
-    p = probs.num_bytes
-    g.op(
-        "probabilities",
-        "attention",
-        inputs=(scores,),
-        outputs=(probs,),
-        forward=(stream("softmax", p, p),),
-        backward=(stream("softmax", 2 * p, p),),
-        saved=(probs,),
-        grads=(scores,),
-    )
+    probs = _softmax(g, s, scores)
     if s.stack.dropout:
         probs = _dropped(g, "probabilities", probs, "attention")
     o = g.value("o", s.tokens * s.model.o_width, q.dtype)
@@ -174,6 +166,50 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     )
     merged = g.value("o.merged", o.numel, o.dtype)  # the heads beside each other again: a copy
     return g.pointwise("o.merged", [o], merged, grads=[o], op=_reorder(s))
+
+
+def _softmax(g: Graph, s: Setting, scores: Value) -> Value:
+    """Scale, mask and softmax: one fused kernel each way in the compute dtype, or operators in fp32 where that cannot run.
+
+    Megatron's kernel takes four matrices of scores a thread block: heads of the rank times sequences must divide by 4
+    (NVIDIA/Megatron-LM and microsoft/Megatron-DeepSpeed, megatron/model/fused_softmax.py; NVIDIA/TransformerEngine,
+    transformer_engine/pytorch/softmax.py, is_kernel_available).
+    """
+    if s.stack.blocks == "fused" and (s.batch * s.model.num_heads // s.head_parts) % _SOFTMAX_MATRICES:
+        return _softmax_operators(g, scores)
+    probs = g.value("probabilities", scores.numel, scores.dtype)
+    p = probs.num_bytes
+    g.op(
+        "probabilities",
+        "attention",
+        inputs=(scores,),
+        outputs=(probs,),
+        forward=(stream("softmax", p, p),),
+        backward=(stream("softmax", 2 * p, p),),
+        saved=(probs,),
+        grads=(scores,),
+    )
+    return probs
+
+
+def _softmax_operators(g: Graph, scores: Value) -> Value:
+    """To fp32, times the scale, masked in place, softmax, and back: an operator each, each with a gradient of its own."""
+    wide = g.cast(scores, "fp32", "scores.float", "attention")
+    scaled = g.value("scores.scaled", wide.numel, wide.dtype)
+    g.pointwise("scores.scaled", [wide], scaled, grads=[wide], category="attention")
+    probs, f = g.value("probabilities.float", wide.numel, wide.dtype), wide.num_bytes
+    g.op(
+        "probabilities.float",
+        "attention",
+        inputs=(scaled,),
+        outputs=(probs,),
+        forward=(stream("elementwise", f, f), stream("softmax", f, f)),
+        backward=(stream("softmax", 2 * f, f), stream("elementwise", f, f)),
+        saved=(probs,),
+        grads=(scaled,),
+        backward_temporary_bytes=f,
+    )
+    return g.cast(probs, scores.dtype, "probabilities", "attention")
 
 
 def _reorder(s: Setting) -> StreamOp:

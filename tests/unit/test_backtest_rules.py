@@ -114,6 +114,13 @@ def test_the_framework_and_the_compile_column_choose_the_stack(
     assert framework_rule(row).stack(row) == stack
 
 
+def test_runs_of_one_node_in_megatrons_style_are_timed_layer_by_layer_and_recompute_nothing() -> None:
+    row = replace(ROW, framework="Megatron-style GPT (…)", zero_or_fsdp="ddp", act_ckpt="full", precision="fp16")
+    one, several = resolve(replace(row, n_gpus=8)), resolve(row)
+    assert (one.stack.name, one.plan.recompute) == ("megatron-style-2023-by-layer", "none")
+    assert (several.stack.name, several.plan.recompute) == ("megatron-style-2023", "full")
+
+
 def test_every_rule_names_stacks_that_ship_and_every_stack_sources_its_choices() -> None:
     named = {stack for rule in FRAMEWORKS for stack in (rule.eager, rule.compiled)}
     assert named <= set(Stack.names())

@@ -183,6 +183,38 @@ def test_without_overlap_everything_runs_one_after_another() -> None:
     assert exposed == pytest.approx(collectives, rel=1e-9)
 
 
+def one_gpu_step_s(stack: Stack, micro_batch_size: int, **plan: int) -> float:
+    """On as many GPUs as tp has, with a head that takes longer than the layers."""
+    cluster = Cluster.load("hgx-h100-8", 1).model_copy(update={"gpus_per_node": plan.get("tp", 1)})
+    made = Plan(zero=0, seq_len=1024, micro_batch_size=micro_batch_size, **plan)  # type: ignore[arg-type]
+    model = MODEL.model_copy(update={"vocab_size": 65536})
+    lowering = lower(model, made, cluster, stack, Calibration.datasheet(cluster.device), default_curves())
+    return float(play(lowering).step_s)
+
+
+def test_a_host_that_waits_for_blocks_takes_no_lead_from_one_to_the_next() -> None:
+    """Layers that the host decides and a head that the GPU decides: their sum, and not the longer of the two."""
+    free = Stack.load("megatron-2021").model_copy(update={"host_launch_s": 0.0, "host_collective_s": 0.0})
+    slow = free.model_copy(update={"host_launch_s": 60e-6})
+    waits = slow.model_copy(update={"host_waits_for_blocks": True})
+    gpu_s, leads_s, sum_s = (one_gpu_step_s(stack, 8) for stack in (free, slow, waits))
+    assert 1.2 * gpu_s < leads_s
+    assert 1.1 * leads_s < sum_s < gpu_s + leads_s
+    idle = free.model_copy(update={"host_waits_for_blocks": True})
+    assert one_gpu_step_s(idle, 8) == pytest.approx(gpu_s, rel=1e-9)
+
+
+def test_collectives_inside_blocks_wait_for_their_last_rank() -> None:
+    """Two a layer each way, and those around embedding and loss; nothing else changes where the host is quick."""
+    free = Stack.load("megatron-2021").model_copy(update={"host_launch_s": 0.0, "host_collective_s": 0.0})
+    waits = free.model_copy(update={"collective_wait_s": 1e-4})
+    more = one_gpu_step_s(waits, 1, tp=2) - one_gpu_step_s(free, 1, tp=2)
+    ends = round(more / 1e-4) - 4 * MODEL.num_layers
+    assert more == pytest.approx(1e-4 * (4 * MODEL.num_layers + ends), rel=1e-6)
+    assert 2 <= ends <= 6
+    assert one_gpu_step_s(waits, 1) == one_gpu_step_s(free, 1)
+
+
 def test_gradients_may_wait_for_the_last_backward() -> None:
     """Megatron-LM until 2023 and DeepSpeed's pipelines: each reduction is issued behind the last layer's backward."""
     plan = Plan(dp_replicate=8, zero=0, num_micro_batches=2)

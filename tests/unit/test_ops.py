@@ -207,6 +207,23 @@ def test_megatrons_selective_recomputation_is_the_core_of_unfused_attention() ->
         assert [op.name for op in recompute_ops(layer, plan, fused)] == names
 
 
+def test_the_fused_softmax_takes_matrices_of_scores_by_fours() -> None:
+    """Else: to fp32 6 B a score, scale 8, mask 8, softmax 8, back 6; backward 6, softmax 12, 8, 8, 6. The fp32 result is kept."""
+    model, fused = (
+        Model.load("gpt2").model_copy(update={"num_heads": 6, "num_kv_heads": 6}),
+        stack(blocks="fused", kernel="math"),
+    )
+    for batch, fits in ((1, False), (2, True)):
+        plan = PLAN.model_copy(update={"micro_batch_size": batch, "recompute": "none"})
+        layer = build_blocks(model, fused, plan).layer
+        ops = [op for op in layer.ops if op.category == "attention" and op.name not in ("scores", "o")]
+        numel = batch * 6 * plan.seq_len**2
+        moved = [stream_bytes(ops, direction) / numel for direction in ("forward", "backward")]
+        assert moved == ([4, 6] if fits else [36, 40])
+        kept = {t.name: t.num_bytes / numel for op in ops for t in op.outputs if t.name in op.saved}
+        assert kept == ({"probabilities": 2} if fits else {"probabilities.float": 4})
+
+
 def test_mpt_eager_streams_the_bytes_written_down_for_it() -> None:
     """In units of a [T, D] tensor. Forward: norms 2 × 2, sums 2 × 3, GELU 8. Backward: norms 2 × 5 (two passes),
     sums of gradients 2 × 3, bias gradients 9 (Wqkv 3, out 1, up 4, down 1), GELU 12, joining dQ, dK, dV 6."""
