@@ -297,11 +297,12 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
         replicated="megatron",
         recomputes="none",
     ),
+    # "All data points here are collected using Megatron-DeepSpeed": data/README.md of the authors
     FrameworkRule(
         pattern=r"megatron-style gpt",
-        eager="megatron-style-2023",
-        compiled="megatron-style-2023",
-        replicated="megatron",
+        eager="megatron-deepspeed-2022",
+        compiled="megatron-deepspeed-2022",
+        replicated="deepspeed",
     ),
     FrameworkRule(
         pattern=r"megatron-deepspeed",

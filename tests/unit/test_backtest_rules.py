@@ -83,7 +83,7 @@ def kinds(**changes: Any) -> str:
         ("Megatron-Bridge 26.02 NeMo Container", "", None, "megatron-bridge-2025"),
         ("Megatron-LM 23e00ed + TE 2.11", "NO comm overlap (…)", "n", "megatron-core-2025-exposed"),
         ("Megatron-LM (Selene)", "", "n", "megatron-2021"),
-        ("Megatron-style GPT (…)", "", "n", "megatron-style-2023"),
+        ("Megatron-style GPT (…)", "", "n", "megatron-deepspeed-2022"),
         ("Megatron-DeepSpeed", "", "n", "megatron-deepspeed-2022"),
         ("Megatron-DeepSpeed", "CUDA_LAUNCH_BLOCKING may be 1", "n", "megatron-deepspeed-2022-blocking"),
         ("InternEvo", "", None, "internevo-2023"),
@@ -118,7 +118,7 @@ def test_runs_of_one_node_in_megatrons_style_are_timed_layer_by_layer_and_recomp
     row = replace(ROW, framework="Megatron-style GPT (…)", zero_or_fsdp="ddp", act_ckpt="full", precision="fp16")
     one, several = resolve(replace(row, n_gpus=8)), resolve(row)
     assert (one.stack.name, one.plan.recompute) == ("megatron-style-2023-by-layer", "none")
-    assert (several.stack.name, several.plan.recompute) == ("megatron-style-2023", "full")
+    assert (several.stack.name, several.plan.recompute) == ("megatron-deepspeed-2022", "full")
 
 
 def test_every_rule_names_stacks_that_ship_and_every_stack_sources_its_choices() -> None:
