@@ -16,6 +16,13 @@ Hybrids (scripts/performance/llm/pretrain_nemotronh_56b.py, nemo/collections/llm
 NVFP4 of Nemotron 3 Super leaves the last 14 layers in bf16 (nemotron_3_super_bf16_with_nvfp4_mixed). That it leaves attention's products, the
 latent ones and multi-token prediction in bf16 too, and Mamba's out_proj in MXFP8 (te_quant.cfg), no plan has a word for.
 
+fp8. dgxc's launchers of NeMo 24.09 and 24.12 set model.fp8_params with fp8 (v24.11.1 and v25.03, */configure.sh), and Megatron-Bridge's recipes
+fp8_param_gather (training/mixed_precision.py, from 25.09 to 26.06): matrices of layers are kept and gathered in fp8. Of those, only what one
+scale of a tensor serves travels so here.
+
+Vocabulary. The same launchers train Llama 3.1 405B on mock data through GPT-2's tokenizer (llama3.1/configure.sh, llama3.1_405b.yaml), whose
+50,257 words are padded to a multiple of 128 × tp, whatever a table says of Llama; 8B and 70B read Llama's.
+
 Squared ReLU is torch.pow(relu(x), 2) in NeMo 2 (a lambda in ssm.py; fn/activation.py for Nemotron-4, its @torch.jit.script commented
 out), one fused kernel in NeMo 1 and in Megatron-Core, whose function Bridge takes.
 """
@@ -31,6 +38,8 @@ from simulator.stack import AttentionBackend
 
 _NEMO: Final = re.compile(r"\bnemo (2[5-9])\.(\d\d)", re.IGNORECASE)
 _BRIDGE: Final = re.compile(r"megatron-bridge (2[5-9])\.(\d\d)", re.IGNORECASE)
+_LAUNCHED: Final = re.compile(r"nemo 24\.(09|1[0-2])\b", re.IGNORECASE)  # by dgxc-benchmarking v24.11.1 to v25.03
+_GPT2_WORDS: Final = 50_257
 _OVERLAPS: Final = (25, 7)
 _CURRENT_SCALING: Final = (25, 9)
 _ACCUMULATES: Final = (26, 4)  # Megatron-Bridge
@@ -62,6 +71,24 @@ def fp8_recipe(row: RunRow) -> str | None:
     if not is_hybrid(row):
         return None
     return "delayed" if nemo is not None and nemo < _CURRENT_SCALING else "tensorwise"
+
+
+def keeps_fp8(row: RunRow) -> bool:
+    """Matrices of layers are parameters in fp8."""
+    return (
+        row.precision == "fp8"
+        and bool(_LAUNCHED.search(row.framework) or _release(_BRIDGE, row))
+        and not is_hybrid(row)
+    )
+
+
+def vocabulary(row: RunRow) -> int | None:
+    """Rows of the embedding where the run took another tokenizer than its model's; None: the model's own."""
+    model = published(row) if _LAUNCHED.search(row.framework) else None
+    if model is None or model.name != "llama3.1-405b":
+        return None
+    multiple = 128 * (row.tp or 1)
+    return -(-_GPT2_WORDS // multiple) * multiple
 
 
 def wide_layers(row: RunRow) -> dict[str, int]:

@@ -267,6 +267,8 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         **(recipe.plan_fields() if (recipe := published_recipe(row)) else {}),
         **_reduce_dtype(row, rule),
     }
+    if nemo.keeps_fp8(row) and (fields["data_parallel"], fields["zero"]) == ("megatron", 1):
+        fields["fp8_all_gather"] = fields.get("fp8_recipe") != "blockwise"
     plan = Plan.parse(fields, f"line {row.line}", PlanError)
     plan.check(f"line {row.line}")
     return micro_batches, plan

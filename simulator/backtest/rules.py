@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from typing import TypeVar
 
+from simulator.backtest import nemo
 from simulator.backtest.families import FAMILIES, GPT, LLAMA, MLPS, VOCABULARIES
 from simulator.backtest.frameworks import FrameworkRule
 from simulator.backtest.published import plain_name, published, structure, with_published_sizes
@@ -86,11 +87,13 @@ _NOTED_VOCABULARY = re.compile(r"\bvocab ~?(\d+)k\b")
 def filled(row: RunRow) -> RunRow:
     """The row with blank sizes as its notes, its model's name or the published model of that name state them.
 
+    A vocabulary that a published launcher changes is that one's.
+
     Other blanks stay.
     """
     noted = _NOTED_VOCABULARY.search(row.notes)
     vocab = int(noted[1]) * 1000 if noted else _named(VOCABULARIES, row)
-    row = with_published_sizes(replace(row, vocab=row.vocab or vocab))
+    row = with_published_sizes(replace(row, vocab=nemo.vocabulary(row) or row.vocab or vocab))
     return with_counts(replace(row, mlp_kind=row.mlp_kind or _named(MLPS, row) or ""))
 
 
