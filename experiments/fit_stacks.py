@@ -88,8 +88,7 @@ FITS: dict[str, tuple[Coefficient, ...]] = {
         Coefficient("speed_factor.ampere", 1.0, 0.15),
         Coefficient("speed_factor.hopper", 1.0, 0.15),
     ),
-    # Transformer Engine accumulates fp8 gradients with split accumulators, slower than the fast ones of the calibration
-    "nemo-24": (HOPPER, Coefficient("gemm_factor.hopper_fp8", IN_STEP, 0.1), ELEMENTWISE),
+    "nemo-24": (HOPPER, ELEMENTWISE),
     "internevo-2023": (AMPERE, ELEMENTWISE),
     "megatron-style-2023-by-layer": (
         AMPERE,

@@ -61,6 +61,7 @@ class Gemm:
     accumulate_fp32: the output is added to an fp32 buffer (Megatron's fused weight gradient).
     grouped: the products of a rank's experts, whose rows may differ; launches: as one kernel, or one each.
     by_blocks: fp8 operands have a scale for each 128 elements, which the sums meet every 128 products.
+    split_accumulator: fp8 sums leave the tensor cores for fp32 registers on the way (cuBLAS without fast accumulation).
     """
 
     m: int
@@ -73,6 +74,7 @@ class Gemm:
     grouped: bool = False
     launches: int = 1
     by_blocks: bool = False
+    split_accumulator: bool = False
 
     @property
     def flop(self) -> int:
@@ -128,7 +130,8 @@ class Stream:
     """A kernel that streams over memory: bytes it must read and bytes it must write.
 
     numel: elements of its result, which SMs limit where a kernel handles them one by one (0: not such a kernel).
-    transposed_bytes: of what it writes, a second copy that tensor cores need which take fp8 in one layout only (Hopper's).
+    transposed_bytes: of what it writes, a second copy that tensor cores need which take fp8 in one layout only (Hopper's); a kernel
+        that writes nothing else is not run elsewhere.
     """
 
     op: StreamOp

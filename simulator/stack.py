@@ -40,6 +40,10 @@ _MAX_CALIBRATION_RUNS = 6
 # all (experiments/fit_stacks.py, torch-2.11-eager). The prior for every stack that nobody calibrated.
 IN_STEP = 0.99
 
+# Host time of Transformer Engine's linear layers in fp8 over the same in bf16: scales, maxima, copies and their tensors are Python.
+# "More than 2x" on an H100's host (github.com/NVIDIA/TransformerEngine issue 761).
+NARROW_MODULE = 2.0
+
 # Speed of the products of several experts over the same as one batch: median of 48 that Transformer Engine ran on A100
 # (1.02) and B200 (0.86), 512 rows an expert or more (experiments/grouped_products.py).
 GROUPED = 0.89
@@ -102,6 +106,9 @@ class Stack(Strict):
     autocast: bool = False
     # What the selective policy keeps besides attention; torchtitan runs each second product of a block again
     selective_keeps: Literal["products", "every_second_product"] = "products"
+    # Transposes of weights that are kept in fp8: made at each use (Transformer Engine before 2: transpose_2d of a parameter fills
+    # no cache), or once a step
+    fp8_transposes: Literal["once", "each_use"] = "once"
     # The products of a rank's experts: one kernel for all, one each from one call (Transformer Engine: cuBLAS on several
     # streams), or a module each (Megatron's SequentialMLP)
     grouped_gemm: Literal["one", "one_each", "modules"] = "one"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
-from simulator.calibration.narrow import BLOCKS, fp4_fraction
+from simulator.calibration.narrow import BLOCKS, SPLIT, fp4_fraction
 from simulator.calibration.scan import FRACTION, SPEED, kin
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
@@ -57,6 +57,8 @@ class Timer:
         speed = self.calibration.speed
         if isinstance(kernel, Stream):
             if kernel.transposed_bytes and self.device.architecture == "blackwell":  # its tensor cores take any layout
+                if kernel.transposed_bytes == kernel.write_bytes:
+                    return 0.0
                 kernel = replace(kernel, write_bytes=kernel.write_bytes - kernel.transposed_bytes, transposed_bytes=0)
             sms = self.device.num_sms * self._clock
             seconds = self._stream(kernel.op).seconds(kernel, self.device.memory_bytes_per_s, sms)
@@ -80,8 +82,8 @@ class Timer:
         if rate is None:
             rate = self._gemm_rates[kernel.dtype] = self._gemm_rate(kernel.dtype)
         curve, flop_per_s = rate
-        if kernel.by_blocks and self.device.architecture == "hopper" and self.calibration.kind != "ideal":
-            flop_per_s *= BLOCKS
+        if self.device.architecture == "hopper" and self.calibration.kind != "ideal":
+            flop_per_s *= BLOCKS if kernel.by_blocks else SPLIT if kernel.split_accumulator else 1
         return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
 
     def _scan_s(self, kernel: Scan) -> float:

@@ -14,10 +14,10 @@ from typing import Literal
 
 from simulator.calibration import Calibration
 from simulator.device import Device
-from simulator.kernels import Attention, Gemm, Kernel, launches
+from simulator.kernels import Attention, Gemm, Kernel, Stream, launches
 from simulator.ops import Block, Exchange, Op, recompute_ops
 from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.stack import NARROW_MODULE, Stack
 
 Direction = Literal["forward", "backward", "inputs", "weights"]
 _MODULES = ("gemm", "attention")  # categories of ops that frameworks write as modules of their own
@@ -249,25 +249,31 @@ class Clock:
         """Some of an op's `of` kernels, with their share of the host's time around all of them."""
         if not kernels:
             return NO_WORK
-        seconds = sum(map(self.seconds, kernels))
-        if op.category not in ("gemm", "attention", "scan") and not op.by_torch and not self._ideal:
-            seconds *= self._stack.elementwise_factor_on(self._architecture)
+        plain = op.category in ("gemm", "attention", "scan") or op.by_torch or self._ideal
+        seconds = sum(self.seconds(kernel) * (1 if plain else self._stream_factor(kernel)) for kernel in kernels)
         if op.captured:
             return Work(parts=((op.category, seconds),), host_s=0.0)
-        module_s = self._module_s(kernels) * len(kernels) / of if op.category in _MODULES else 0.0
+        module_s = self._module_s(op, kernels) * len(kernels) / of if op.category in _MODULES else 0.0
         host_s = self._host_s(kernels) + module_s + self._experts_s(kernels)
         return Work(parts=((op.category, seconds),), host_s=host_s)
+
+    def _stream_factor(self, kernel: Kernel) -> float:
+        """The stack's time over a stream's; casts to fp8 were measured as they are written by hand."""
+        by_hand = isinstance(kernel, Stream) and kernel.op == "quantise"
+        return 1.0 if by_hand else self._stack.elementwise_factor_on(self._architecture)
 
     @property
     def _graph_call(self) -> Work:
         """The host's call of a captured graph: a module (Transformer Engine's graphed callables are), and its launch."""
         return Work(parts=(), host_s=self._stack.host_module_s + self._stack.host_launch_s)
 
-    def _module_s(self, kernels: tuple[Kernel, ...]) -> float:
+    def _module_s(self, op: Op, kernels: tuple[Kernel, ...]) -> float:
         """Host time of an op's module around its kernels; of one an expert, where they are modules of their own."""
         alone = self._stack.grouped_gemm == "modules"
         experts = (k.launches for k in kernels if alone and isinstance(k, Gemm) and k.grouped)
-        return self._stack.host_module_s * max(experts, default=1)
+        products = (k for k in op.forward if isinstance(k, Gemm) and not k.grouped)
+        narrow = NARROW_MODULE if any(k.dtype in ("fp8", "fp4") for k in products) else 1.0
+        return self._stack.host_module_s * narrow * max(experts, default=1)
 
     def _experts_s(self, kernels: tuple[Kernel, ...]) -> float:
         """Host time of a grouped linear layer on each expert's weight: Python handles it as it would an operator.

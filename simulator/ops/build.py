@@ -18,6 +18,7 @@ from simulator.ops.linear import linear
 from simulator.ops.loss import cross_entropy
 from simulator.ops.mlp import mlp
 from simulator.ops.norm import norm
+from simulator.ops.quantise import casts_in_norms
 from simulator.ops.setting import Setting, uses_autocast
 from simulator.ops.tensor_parallel import Split, enter, gather, leave, part
 from simulator.plan import Plan
@@ -244,11 +245,12 @@ def _finished(block: Block, s: Setting, x: Value) -> Block:
 
 def _sequential(g: Graph, s: Setting, x: Value, feed: Feed) -> Value:
     d = s.model.d_model
-    branch = attention(g, s, norm(g, s, "norm_1", x, d))
+    casts = casts_in_norms(s)
+    branch = attention(g, s, norm(g, s, "norm_1", x, d, casts=casts and s.model.latent is None))
     if s.model.post_norms:
         branch = norm(g, s, "post_norm_1", branch, d)
     x = _add(g, s, "residual_1", x, branch)
-    branch = feed(g, s, norm(g, s, "norm_2", x, d))
+    branch = feed(g, s, norm(g, s, "norm_2", x, d, casts=casts and feed is mlp))
     if s.model.post_norms:
         branch = norm(g, s, "post_norm_2", branch, d)
     return _add(g, s, "residual_2", x, branch)

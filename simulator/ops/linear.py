@@ -39,7 +39,8 @@ def linear(  # noqa: PLR0913  a product has that many facts
     dtype = s.wide_dtype if head else s.gemm_dtype
     weight = _parameters(g, s, name, n * k)
     x = x if x.dtype == "fp8" else g.cast(x, s.dtype, f"{name}.input")
-    quantise = Quantiser(g, s, name, (t * k, n * k, t * n)) if dtype in ("fp8", "fp4") else None
+    parts = s.plan.tp if course.gathers_input else 1, course.gradient_parts
+    quantise = Quantiser(g, s, name, (t * k, n * k, t * n), parts=parts) if dtype in ("fp8", "fp4") else None
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n // (s.plan.tp if course.scatters_output else 1), s.dtype)
@@ -55,7 +56,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
         forward=(*casts, *_scaled(s, _product(t, n, k, dtype, course.pieces)), *course.sums(whole_output)),
         backward=(
             *casts_back,
-            *_scaled(s, *_backward(s, dtype, t, n, k, bias=bias, pieces=course.backward_pieces)),
+            *_exact(s, *_scaled(s, *_backward(s, dtype, t, n, k, bias=bias, pieces=course.backward_pieces))),
             *course.ordered(s.batch, whole_output),
             *_added(s, n * k),
         ),
@@ -83,6 +84,17 @@ def _scaled(s: Setting, *kernels: Kernel) -> tuple[Kernel, ...]:
     if s.gemm_dtype != "fp8" or s.recipe != "blockwise":
         return kernels
     return tuple(replace(k, by_blocks=True) if isinstance(k, Gemm) and k.dtype == "fp8" else k for k in kernels)
+
+
+def _exact(s: Setting, *kernels: Kernel) -> tuple[Kernel, ...]:
+    """fp8 products of the backward, which accumulate with split accumulators: a gradient needs the bits.
+
+    So by default in Transformer Engine (pytorch/module/base.py, _2X_ACC_DGRAD, _2X_ACC_WGRAD; common/recipe, fp8_gemm_dgrad, _wgrad) and,
+    where one scale stands for a tensor, in torchao (float8/config.py, gemm_config_grad_input, _grad_weight).
+    """
+    if s.gemm_dtype != "fp8" or s.recipe == "rowwise":
+        return kernels
+    return tuple(replace(k, split_accumulator=True) if isinstance(k, Gemm) and k.dtype == "fp8" else k for k in kernels)
 
 
 def _product(t: int, n: int, k: int, dtype: Dtype, pieces: int, layout: Layout = "tn") -> Gemm:
@@ -159,7 +171,7 @@ def grouped_linear(
         inputs=(x, *weight),
         outputs=(y,),
         forward=(*casts, *_scaled(s, one)),
-        backward=(*casts_back, *_scaled(s, *backward)),
+        backward=(*casts_back, *_exact(s, *_scaled(s, *backward))),
         saved=(x, *weight),
         grads=(x, *weight),
         parameter_numel=(held * n if bias else 0) + (0 if weight else held * n * k),

@@ -10,14 +10,14 @@ from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.setting import Setting
 
 
-def norm(g: Graph, s: Setting, name: str, x: Value, width: int) -> Value:
-    """Normalise each row of `width` elements of x. The output has x's dtype."""
+def norm(g: Graph, s: Setting, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
+    """Normalise each row of `width` elements of x. The output has x's dtype; casts: it is written in fp8."""
     if s.stack.norm == "eager" and s.model.norm == "rms":
         return _operators(g, name, x, width)
     if s.stack.norm_dtype == "fp32" and s.stack.blocks == "eager" and x.dtype != "fp32":
         wide = g.cast(x, "fp32", f"{name}.float", "norm")
         return g.cast(_fused(g, s, f"{name}.wide", wide, width), x.dtype, name, "norm")
-    return _fused(g, s, name, x, width)
+    return _fused(g, s, name, x, width, casts=casts)
 
 
 def num_statistics(s: Setting) -> int:
@@ -25,7 +25,7 @@ def num_statistics(s: Setting) -> int:
     return 1 if s.model.norm == "rms" else 2
 
 
-def _fused(g: Graph, s: Setting, name: str, x: Value, width: int) -> Value:
+def _fused(g: Graph, s: Setting, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
     """Forward reads x and writes y. Backward reads dy and x twice, for dx and for the weight's column sums."""
     rows = x.numel // width
     out = g.value(name, x.numel, x.dtype)
@@ -38,7 +38,7 @@ def _fused(g: Graph, s: Setting, name: str, x: Value, width: int) -> Value:
         "norm",
         inputs=(x,),
         outputs=(out, statistics),
-        forward=(stream("norm_forward", size, size + small),),
+        forward=(stream("norm_forward", size, (x.numel if casts else size) + small),),
         backward=(
             stream("norm_backward", 2 * size + small, size),
             stream("norm_backward", 2 * size + small, weight * DTYPE_BYTES[x.dtype], 2),

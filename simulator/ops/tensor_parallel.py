@@ -214,8 +214,9 @@ class Course:
         self.gathers_input = self._columns and s.sequence_parallel
         self._fed = s.gathers_in_pieces and split == "columns" and name.rpartition(".")[2] in FED
         self.scatters_output = (s.userbuffers or s.symmetric_memory) and split == "rows"
-        # of the result's gradient, which is cast before it is gathered
-        self._narrow = 2 if s.casts_before_gathers and self.scatters_output else 1
+        self._casts = name != "" and self.scatters_output and (s.casts_before_gathers or (self._ub and s.plan.narrow))
+        # Bytes of 16-bit gradients over what is gathered of them: one copy, or one along rows and one along columns
+        self._narrow = 2 if self._casts and s.recipe in ("delayed", "tensorwise") else 1
 
     @property
     def pieces(self) -> int:
@@ -231,8 +232,8 @@ class Course:
 
     @property
     def casts_gradient(self) -> bool:
-        """The gradient of its result comes in fp8."""
-        return self._narrow > 1
+        """The gradient of its result comes narrow."""
+        return self._casts
 
     @property
     def gradient_parts(self) -> int:
