@@ -157,7 +157,7 @@ class Stack(Strict):
     # Gradients' all-reduces between replicas are joined until they hold this much (XLA's combiner); 0: one a unit
     all_reduce_combine: Bytes = Field(ge=0, default=0)
     # Speed of products inside real steps over their sustained speed alone: by architecture ("hopper"), or for one dtype on
-    # it ("hopper_fp8": a framework may ask for slower, exacter accumulation); IN_STEP where none is given
+    # it ("hopper_fp8"); IN_STEP where none is given
     gemm_factor: dict[str, _Factor] = {}
     # Time over the calibrated stream's time; by architecture where the stack was fitted on several, for streams are measured on
     # one and borrowed for another
