@@ -1,4 +1,4 @@
-"""What published launchers of NeMo and Megatron-Bridge say of fp8, vocabulary and loss."""
+"""What published launchers of NeMo and Megatron-Bridge say of fp8 and vocabulary."""
 
 from __future__ import annotations
 
