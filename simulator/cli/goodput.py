@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,9 +13,9 @@ import click
 from simulator.checkpoint import Checkpoint, loading_s, saving
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, loaded_prices, price_options, study_options
-from simulator.cli.overrides import literal
+from simulator.cli.overrides import literal, parse_overrides
 from simulator.cli.predict import plan_file_options, plan_options, study_of
-from simulator.cli.study import Study
+from simulator.cli.study import Study, nested
 from simulator.errors import Fault, InputError
 from simulator.goodput import Goodput, LongRun, goodput
 from simulator.predict import Prediction, predict
@@ -76,7 +76,7 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Any leaf of plan, model, cluster, device, stack or checkpoint. May be repeated.",
+    help="Any leaf of run, plan, model, cluster, device, stack or checkpoint. May be repeated.",
 )
 @answer_options
 def command(
@@ -93,8 +93,9 @@ def command(
     run_given = {name: flags.pop(name) for name in [n for n in flags if n.startswith("run__")]}
     run_flags = {name.removeprefix("run__"): text for name, text in run_given.items() if text is not None}
     faults: list[Fault] = []
-    asked = _tried(lambda: study_of(study, flags, settings), faults)
-    run = _tried(lambda: read_run(study, run_flags), faults)
+    of_run = [setting for setting in settings if setting.partition(".")[0].strip() == "run"]
+    asked = _tried(lambda: study_of(study, flags, tuple(one for one in settings if one not in of_run)), faults)
+    run = _tried(lambda: read_run(study, run_flags, of_run), faults)
     listed = _tried(lambda: _prices_of({"prices": prices, "price_kind": price_kind}, asked), faults)
     if asked is None or run is None or faults:
         raise InputError(dict.fromkeys(faults))
@@ -132,26 +133,30 @@ def _tried(make: Callable[[], _Made], faults: list[Fault]) -> _Made | None:
         return None
 
 
-def read_run(study: Path | None, flags: Mapping[str, str]) -> LongRun:
-    """The study's [run] table under the flags. Raises InputError; a fault of a flag names the flag."""
+def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[str] = ()) -> LongRun:
+    """The study's [run] table under the flags and `--set`s. Raises InputError; a fault of a flag names the flag."""
     table = read_toml(study, InputError).get("run", {}) if study is not None else {}
     if not isinstance(table, dict):
         raise InputError(Fault(place=f"{study}: run", problem="is no table", remedy="[run]"))
-    values = {name: literal(text) for name, text in flags.items()}
-    if "failures" in values:
-        values["failures"] = {"preset": values["failures"]}
-    if "tokens" in values or "steps" in values:  # a goal given here replaces the file's
+    overrides, wrong = parse_overrides(settings, ("run",))
+    given = [((name,), literal(text)) for name, text in flags.items()] + [(one.path, one.value) for one in overrides]
+    if {path[0] for path, _ in given} & {"tokens", "steps"}:  # a goal given here replaces the file's
         table = {name: value for name, value in table.items() if name not in ("tokens", "steps")}
+    for path, value in given:
+        table = nested(table, path, {"preset": value} if path == ("failures",) and isinstance(value, str) else value)
     name = "run" if study is None else f"{study}: run"
-    try:
-        return LongRun.parse({**table, **values}, name, InputError, from_file=True)
-    except InputError as exc:
-        raise InputError(_relabelled(fault, name, flags) for fault in exc.faults) from None
+    places = {one.path[0]: one.flag for one in overrides} | {field: _flag(field) for field in flags}
+    faults: list[Fault] = []
+    run = _tried(lambda: LongRun.parse(table, name, InputError, from_file=True), faults)
+    wrong += [_relabelled(fault, name, places) for fault in faults]
+    if run is None or wrong:
+        raise InputError(wrong)
+    return run
 
 
-def _relabelled(fault: Fault, name: str, flags: Mapping[str, str]) -> Fault:
+def _relabelled(fault: Fault, name: str, places: Mapping[str, str]) -> Fault:
     field = fault.place.removeprefix(name).strip(": .").partition(".")[0]
-    return replace(fault, place=_flag(field)) if field in flags else fault
+    return replace(fault, place=places.get(field, fault.place))
 
 
 def _played(asked: Study, prediction: Prediction, run: LongRun, prices: Prices | None) -> Goodput:

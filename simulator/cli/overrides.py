@@ -132,7 +132,7 @@ def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
         return []  # below a plain table: the noun's own validation decides
     info = owner.model_fields.get(name)
     if info is None:
-        problem = f"{owner.__name__} has no {name!r}"
+        problem = f"{'.'.join((override.root, *override.path[:-1]))} has no {name!r}"
         return [Fault(place=override.flag, problem=problem, remedy=nearest(name, owner.model_fields))]
     if model_at(root, override.path) is not None and not isinstance(override.value, list):
         return []  # a table set as a whole

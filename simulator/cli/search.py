@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from simulator.calibration import Calibration
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, price_options
 from simulator.cli.overrides import literal
+from simulator.cli.progress import StatusLine
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.study import calibration_named
 from simulator.cli.terminal import show
@@ -95,7 +95,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
     study = _study(options)
     if options["sizes"]:
         return run_front(
-            study, options | {"exported": exported}, journal, _engine, _teller(), as_json=as_json, plain=plain
+            study, options | {"exported": exported}, journal, _engine, _Teller(), as_json=as_json, plain=plain
         )
     refuse_without_front(options)
     if exported is not None:
@@ -106,7 +106,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
         _engine(study, options) as engine,
     ):
         try:
-            report = search(study, engine, kept, _teller())
+            report = search(study, engine, kept, _Teller())
         except Interrupted as stop:
             if stop.report is None:
                 return ExitCode.INTERRUPTED
@@ -242,24 +242,17 @@ def _value_faults(name: str, value: object, place: str) -> Sequence[Fault]:
 
 
 class _Teller:
-    """A line on stderr where that is a terminal: what is done, the rate, and at most how long it may still take."""
+    """What is done, the rate, and at most how long it may still take."""
 
     def __init__(self) -> None:
-        self._phase, self._since, self._told = "", 0.0, 0.0
+        self._line, self._phase, self._since = StatusLine(), "", 0.0
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
         if progress.phase != self._phase:
             self._phase, self._since = progress.phase, now
-        if now - self._told < 0.2 and progress.done < progress.total:
-            return
-        self._told = now
         rate = progress.done / max(now - self._since, 1e-9)
         left = (progress.total - progress.done) / rate if rate else 0.0
         best = f", best {progress.best:.6g}" if progress.best is not None else ""
         line = f"{progress.phase}: {progress.done:,} of at most {progress.total:,}, {rate:,.1f}/s, "
-        click.echo(f"\r\x1b[2K{line}at most {format_seconds(left)} left{best}", nl=False, err=True)
-
-
-def _teller() -> Any:  # noqa: ANN401  a function of Progress
-    return _Teller() if sys.stderr.isatty() else lambda _: None
+        self._line.tell(f"{line}at most {format_seconds(left)} left{best}")

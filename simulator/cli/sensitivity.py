@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from simulator.cli import ExitCode
 from simulator.cli.compare import name_of, split_settings
 from simulator.cli.goodput import read_run
 from simulator.cli.options import answer_options, loaded_prices, price_options
+from simulator.cli.progress import StatusLine
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
 from simulator.cli.terminal import show
 from simulator.errors import Fault, InputError
@@ -75,7 +75,7 @@ def command(
     flags = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
     study = _study(asked, flags, options)
     with Journal(journal, identity(study)) if journal is not None else nullcontext() as kept:
-        answer = study.answer(kept, jobs, _teller())
+        answer = study.answer(kept, jobs, _Teller())
     if as_json:
         click.echo(json.dumps(answer.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -170,19 +170,14 @@ def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> Lo
 
 
 class _Teller:
-    """A line on stderr: what is done, the rate, and how long the rest will take."""
+    """What is done, the rate, and how long the rest will take."""
 
     def __init__(self) -> None:
-        self._since = time.monotonic()
+        self._line, self._since = StatusLine(), time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         if done == 1:
             self._since = time.monotonic()
         rate = done / max(time.monotonic() - self._since, 1e-3)
         left = format_seconds((total - done) / rate)
-        line = f"\r\x1b[2K{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left"
-        click.echo(line, nl=done == total, err=True)
-
-
-def _teller() -> Any:  # noqa: ANN401  a function of two numbers
-    return _Teller() if sys.stderr.isatty() else lambda _done, _total: None
+        self._line.tell(f"{done:,} of {total:,} predictions, {rate:,.1f}/s, {left} left", last=done == total)

@@ -91,6 +91,7 @@ class StepCosts:
         curves: LinkCurves,
     ) -> None:
         _refuse_attention(stack)
+        stack = stack.on_host_of(cluster.device)
         self.model, self.plan, self.cluster, self.stack = model, plan, cluster, stack
         self._curves, self._ideal = curves, calibration.kind == "ideal"
         self._clock = Clock(cluster.device, calibration, stack)
@@ -118,7 +119,8 @@ class StepCosts:
     @property
     def overhead_s(self) -> float:
         """Host time before each step, while the devices wait. A machine without losses has none."""
-        return 0.0 if self._ideal else self.pace * self.stack.step_overhead_s
+        on_host = self.cluster.device.host_factor
+        return 0.0 if self._ideal else self.pace * on_host * self.stack.step_overhead_s
 
     def at_pace(self, pace: float) -> StepCosts:
         """The same prices, all of them `pace` times as long."""

@@ -92,6 +92,18 @@ def test_zb_h1_holds_fewer_inputs_and_more_gradients_towards_the_end(stage: int)
     assert max(before) == (p - stage, stage)
 
 
+@pytest.mark.parametrize(("p", "m"), [(2, 1), (4, 3), (8, 2), (8, 7), (8, 8)])
+def test_zb_h1_with_fewer_micro_batches_than_stages(p: int, m: int) -> None:
+    """As the authors' own test of 2 micro-batches on 8 stages runs it. No W stands between two backwards of the last stage.
+
+    The last backward reaches stage 0 after p - 1 forwards down, m pairs on the last stage and p - 1 backwards up. Only its
+    own W is left there: the others took the f between two backwards. Below, s more are left, and the backward came s b sooner.
+    """
+    f, b, w = Fraction(5), Fraction(7), Fraction(3)
+    assert step_s(shape("zb_h1", p, m, (f, b, w))) == (m + p - 1) * (f + b) + w
+    assert max(peak_in_flight("zb_h1", p, m, stage) for stage in range(p)) == m
+
+
 def test_zb_h1_has_a_third_of_the_bubble_of_1f1b_where_f_b_and_w_are_equal() -> None:
     # Qi et al., section 2.1
     p, m, times = 4, 12, TIMES[0]

@@ -435,6 +435,17 @@ def test_faults_of_an_imported_plan_come_with_those_of_its_degrees(
     assert "sequences a step" not in told  # nobody knows the ranks
 
 
+def test_a_flavor_that_is_no_preset_is_told_with_those_that_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[model]\nname = "llama3"\nflavor = "7B"\n[training]\nlocal_batch_size = 1\nseq_len = 512\n')
+    assert main(["predict", "--plan", str(file)]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "model.flavor: llama3 7B is no preset; of llama3 8B, 70B, 405B are (--model NAME or FILE)" in told
+    assert main(["predict", "--plan", str(file), "--model", "llama3-8b"]) in (ExitCode.OK, ExitCode.DOES_NOT_FIT)
+
+
 def test_what_degrees_do_not_divide_is_told_beside_a_script_s_other_faults(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

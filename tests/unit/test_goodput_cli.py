@@ -82,6 +82,18 @@ def test_every_fault_is_told_at_its_flag_or_key(study: str, capsys: pytest.Captu
         assert place in err
 
 
+def test_leaves_of_the_run_are_set_as_any_other(study: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--steps", "5000", "--replicas", "3", "--failures", "none", "--json"
+    settings = [part for pair in ("steps=5000", "replicas=3", "failures=none") for part in ("--set", f"run.{pair}")]
+    by_flag, by_setting = told(capsys, study, *flags), told(capsys, study, *settings, "--json")
+    assert by_flag == by_setting
+    assert json.loads(by_setting[1])["inputs"]["run"]["steps"] == 5000
+    code, out, err = told(capsys, study, "--set", "run.tokns=1B", "--set", "run.replicas=x", "--set", "plan.tpp=2")
+    assert (code, out) == (ExitCode.BAD_INPUT, "")
+    for line in ("--set run.tokns: unknown key (did you mean tokens?)", '--set run.replicas: "x" is text', "plan.tpp"):
+        assert line in err
+
+
 def test_a_goal_is_needed_and_only_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "either tokens or steps" in told(capsys)[2]
     assert "either tokens or steps" in told(capsys, "--tokens", "1B", "--steps", "5")[2]

@@ -56,6 +56,17 @@ def costs_of(model: Model, plan: InferencePlan, cluster: Cluster) -> StepCosts:
     return StepCosts(model, plan, cluster, Stack.load(plan.stack), calibration, default_curves())
 
 
+def test_a_slower_host_takes_longer_to_schedule_and_to_launch(llama: Model, h100: Cluster) -> None:
+    """Where the host decides, which it does of small steps without CUDA graphs, the whole step follows it."""
+    slow = h100.model_copy(update={"device": h100.device.model_copy(update={"host_factor": 100.0})})
+    slower = h100.model_copy(update={"device": h100.device.model_copy(update={"host_factor": 50.0})})
+    plan, batch = InferencePlan(cuda_graphs=False), Batch(decodes=1, keys=(128,))
+    twice, once = costs_of(llama, plan, slow), costs_of(llama, plan, slower)
+    assert twice.overhead_s == pytest.approx(2 * once.overhead_s)
+    assert twice.stages_s(batch) == pytest.approx([2 * seconds for seconds in once.stages_s(batch)])
+    assert costs_of(llama, plan, h100).overhead_s == pytest.approx(twice.overhead_s / 100)
+
+
 def faults_of(model: Model, plan: InferencePlan, cluster: Cluster) -> str:
     with pytest.raises(PlanError) as caught:
         check(plan, model, cluster)

@@ -104,7 +104,7 @@ def test_people_read_the_decision_first(prices: str, capsys: pytest.CaptureFixtu
         (["--vary", "kernels.gemm"], "is no range"),
         (["--vary", "kernels.gemm=2..1"], "not below"),
         (["--vary", "link.inter.bytes_per_s=200Gb/s..40GB/s"], "two units"),
-        (["--vary", "kernels.gem=1..2"], "--vary kernels.gem: KernelSpeeds has no 'gem' (did you mean gemm"),
+        (["--vary", "kernels.gem=1..2"], "--vary kernels.gem: kernels has no 'gem' (did you mean gemm"),
         (["--vary", "price.per_gpu_hour=1..2"], "there are no prices"),
         (["--vary", "run.mtbf=x1..x2"], "no step depends on it"),
         (["--vary", "B:kernels.gemm=1..2"], "no such alternative"),

@@ -56,7 +56,9 @@ def with_draft(
     """The study with the file's plan under the command line's, for the cluster's number of GPUs; origins; faults."""
     faults: list[Fault] = []
     if raw.get("model") is None and not (draft.faults and draft.format == "megatron"):
-        faults.append(Fault(place=draft.file, problem="does not state the model", remedy="--model NAME or FILE"))
+        problem = draft.model_unknown or "does not state the model"
+        place = draft.places.get("model", draft.file)
+        faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE"))
     plan: dict[str, Any] = {}
     found = draft.faults
     if cluster is not None:

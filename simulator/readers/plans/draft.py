@@ -18,7 +18,7 @@ Degree = Literal["dp_shard", "dp_replicate"]
 class Draft:
     """What one file states.
 
-    fields: Plan's fields. places: where they stand. model: a shape, or a preset's name; None: the file states none. cluster: likewise.
+    fields: Plan's fields. places: where they stand. model: a shape, or a preset's name; None: the file states none, or names one that is no preset (model_unknown: which). cluster: likewise.
     num_devices: of the whole job; None: not stated. devices_fault: why its statement cannot be read. leftover: the data-parallel degree that takes what the others leave.
     global_batch_size: sequences a step, from which the number of micro-batches follows where that is not stated.
     num_data_parallel: ranks that read different sequences, where the file implies them.
@@ -35,6 +35,7 @@ class Draft:
     stack_why: str
     leftover: Degree | None
     model: Model | str | None = None
+    model_unknown: str = ""
     cluster: str | None = None
     num_devices: int | None = None
     devices_fault: Fault | None = None

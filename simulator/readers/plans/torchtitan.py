@@ -44,7 +44,7 @@ def read_torchtitan(data: Mapping[str, Any], file: str, given: Collection[str] =
     _precision(r, fields)
     _optimizer(r, fields)
     _recompute(r, fields)
-    model, preset = _model(r), _stack(r)
+    (model, unknown), preset = _model(r), _stack(r)
     r.sort_rest(NO_EFFECT, OFF, KNOWN)
     return Draft(
         format="torchtitan",
@@ -54,6 +54,7 @@ def read_torchtitan(data: Mapping[str, Any], file: str, given: Collection[str] =
         places={field: r.place(name) for field, name in _PLACES.items() if name in r},
         leftover=leftover,
         model=model,
+        model_unknown=unknown,
         global_batch_size=total,
         by_model=by_model,
         stack=preset,
@@ -71,6 +72,7 @@ _PLACES: Final = {
     "dp_shard": f"{_P}data_parallel_shard_degree",
     "dp_replicate": f"{_P}data_parallel_replicate_degree",
     "global_batch_size": "training.global_batch_size",
+    "model": "model.flavor",
 }
 
 
@@ -303,15 +305,20 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
         r.fault("activation_checkpoint.selective_ac_option", f"{option!r} is no option", 'a number, or "op"')
 
 
-def _model(r: Reading) -> str | None:
+def _model(r: Reading) -> tuple[str | None, str]:
+    """The preset that the file's model is; where it is none, what it was called and what would be one."""
     family = r.text("model.name") or "llama3"
     flavor = r.text("model.flavor")
     found = FLAVORS.get((family, flavor or ""))
+    if flavor is None:
+        return None, ""
     if found is not None:
         r.note("model.flavor", f"model {found}")
-    elif flavor is not None:
-        r.note("model.flavor", f"{family} {flavor} is no preset: --model")
-    return found
+        return found, ""
+    of_family = [known for name, known in FLAVORS if name == family]
+    hint = f"of {family} {', '.join(of_family)} are" if of_family else f"no {family} is"
+    r.note("model.flavor", f"{family} {flavor} is no preset")
+    return None, f"{family} {flavor} is no preset; {hint}"
 
 
 def _stack(r: Reading) -> str:

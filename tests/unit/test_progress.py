@@ -1,0 +1,45 @@
+"""The line on stderr that says that work goes on: rewritten on a terminal, now and then a new one in a log."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from simulator.cli import progress
+from simulator.cli.progress import StatusLine
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_gets_a_line_every_half_minute(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    line = StatusLine()
+    for done in range(1, 101):
+        clock[0] += 1.0
+        line.tell(f"{done} of 100", last=done == 100)
+    assert capsys.readouterr().err == "30 of 100\n60 of 100\n90 of 100\n"
+
+
+def test_quick_work_leaves_no_line_in_a_log(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    line = StatusLine()
+    clock[0] += 5
+    line.tell("1 of 1", last=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_s_line_is_rewritten_and_its_last_stays(
+    clock: list[float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    line = StatusLine()
+    for done in range(1, 11):
+        clock[0] += 0.1
+        line.tell(f"{done} of 10", last=done == 10)
+    assert capsys.readouterr().err.count("\r\x1b[2K") < 8
+    line.tell("10 of 10", last=True)
+    assert capsys.readouterr().err == "\r\x1b[2K10 of 10\n"
