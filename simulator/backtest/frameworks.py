@@ -282,6 +282,14 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
     _megatron(r"megatron", "megatron-core-2025-exposed", flag=r"no comm overlap"),
     FrameworkRule(
         pattern=r"megatron-lm \(selene\)",
+        flag=r"2205\.05198",  # its paper, with sequence parallelism; the other rows are of arXiv 2104.04473
+        eager="megatron-2022",
+        compiled="megatron-2022",
+        replicated="megatron",
+        flop_convention="hardware_2021",
+    ),
+    FrameworkRule(
+        pattern=r"megatron-lm \(selene\)",
         eager="megatron-2021",
         compiled="megatron-2021",
         replicated="megatron",

@@ -83,6 +83,7 @@ def kinds(**changes: Any) -> str:
         ("Megatron-Bridge 26.02 NeMo Container", "", None, "megatron-bridge-2025"),
         ("Megatron-LM 23e00ed + TE 2.11", "NO comm overlap (…)", "n", "megatron-core-2025-exposed"),
         ("Megatron-LM (Selene)", "", "n", "megatron-2021"),
+        ("Megatron-LM (Selene)", "transcription of arXiv 2205.05198 Table 5", "n", "megatron-2022"),
         ("Megatron-style GPT (…)", "", "n", "megatron-deepspeed-2022"),
         ("Megatron-DeepSpeed", "", "n", "megatron-deepspeed-2022"),
         ("Megatron-DeepSpeed", "CUDA_LAUNCH_BLOCKING may be 1", "n", "megatron-deepspeed-2022-blocking"),
