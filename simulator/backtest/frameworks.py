@@ -344,6 +344,7 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
     # Megatron-LM adds and sends gradients in fp32 unless told otherwise (training/arguments.py); NeMo's and Bridge's
     # recipes for speed send bf16
     _megatron(r"megatron-lm|megatron-core ci", "megatron-core-2025", reduce_dtype="fp32"),
+    _megatron(r"megatron-bridge 0\.\d", "megatron-bridge-package-2025"),
     _megatron(
         r"megatron-bridge \d\d\.\d\d", "megatron-bridge-2025"
     ),  # releases of NeMo's containers: recipes for speed

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.resources import files
 from itertools import groupby
 
-from simulator.backtest.rules import published_mixture
+from simulator.backtest.rules import overlaps_experts, published_mixture
 from simulator.readers.runs_table import RunRow
 
 _Release = tuple[int, ...]
@@ -70,6 +70,22 @@ def published_recipe(row: RunRow) -> Recipe | None:
         return *nearest, recipe.global_batch != row.global_batch
 
     return min(_recipes().get(layout, ()), key=rank, default=None)
+
+
+# Recipes that come with the package itself, and the models of which they recompute every layer: v0.4.2,
+# src/megatron/bridge/recipes/deepseek/deepseek_v3.py, deepseek_v3_pretrain_config_32nodes; Kimi K2 on the same in
+# awsome-distributed-ai (kimi-k2/benchmarks/bench_kimi_k2_pretrain.py). Experts' exchanges beside a micro-batch forbid it.
+_PACKAGE = re.compile(r"Megatron-Bridge 0\.\d", re.IGNORECASE)
+_RECOMPUTED = ("deepseek-v3", "kimi-k2")
+_PACKAGE_GPUS = 256
+
+
+def package_fields(row: RunRow) -> dict[str, object]:
+    """What a recipe of Megatron-Bridge's package says of a row that states no recomputation."""
+    model = published_mixture(row)
+    if row.act_ckpt or model is None or overlaps_experts(row) or not _PACKAGE.search(row.framework):
+        return {}
+    return {"recompute": "full"} if model.name in _RECOMPUTED and (row.n_gpus or 0) <= _PACKAGE_GPUS else {}
 
 
 @cache

@@ -14,7 +14,7 @@ from simulator.backtest.beyond import beyond_models
 from simulator.backtest.choices import choices
 from simulator.backtest.frameworks import FrameworkRule, framework_rule, with_attention
 from simulator.backtest.published import is_hybrid
-from simulator.backtest.recipes import published_recipe
+from simulator.backtest.recipes import package_fields, published_recipe
 from simulator.backtest.rules import (
     ends_as_layers,
     expert_plan,
@@ -264,7 +264,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         **_sharding(row, rule, ranks, cluster.gpus_per_node),
         **_recompute(row, rule),
         **_offload(row, rule),
-        **(recipe.plan_fields() if (recipe := published_recipe(row)) else {}),
+        **(recipe.plan_fields() if (recipe := published_recipe(row)) else package_fields(row)),
         **_reduce_dtype(row, rule),
     }
     if nemo.keeps_fp8(row) and (fields["data_parallel"], fields["zero"]) == ("megatron", 1):

@@ -47,7 +47,7 @@ EXPECTED: dict[str, tuple[float | None, str, str]] = {
     "moonlight-mem": (15.96, "megatron-core-2025", "h800-sxm5-80gb"),
     "internevo-mem": (7.32, "internevo-2023", "a800-80gb"),
     "internevo-20b": (20.1, "internevo-2023", "a800-80gb"),
-    "aws-deepep": (682.6, "megatron-core-2025", "b300-sxm"),
+    "aws-deepep": (682.6, "megatron-bridge-package-2025", "b300-sxm"),
     "nemo-long": (6.74, "nemo-24", "b200-sxm"),
     "simumax-moe": (None, "megatron-core-2025-exposed", "b200-sxm"),
     "nanotron-8b": (8.03, "nanotron-2024", "h100-sxm5-80gb"),
