@@ -189,6 +189,11 @@ def _format(value: float, scales: list[tuple[float, str]]) -> str:
     return f"{scaled:,.{decimals}f} {unit}"
 
 
+def counted(count: int, noun: str) -> str:
+    """How many of something: "1 token", "65,536 tokens"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_number(value: float) -> str:
     """Three significant digits and no exponent above one: 3.57, 357, 1,190."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from simulator.backtest.collectives import SIZE_CLASSES, CollectiveGroup, CollectivesReport, Status
 from simulator.backtest.text import percent
+from simulator.units import counted
 
 _MAX_LISTED = 20
 
@@ -71,12 +72,12 @@ def _left_out(report: CollectivesReport) -> Iterator[str]:
         if outcome.degraded:
             flagged[outcome.degraded] = flagged.get(outcome.degraded, 0) + 1
     for reason, count in flagged.items():
-        yield f"flagged, not scored: {count} rows: {reason}"
+        yield f"flagged, not scored: {counted(count, 'row')}: {reason}"
     repeated = sum(o.duplicate_of is not None for o in report.outcomes)
     if repeated:
-        yield f"not scored: {repeated} rows that repeat an earlier line exactly"
+        yield f"not scored: {counted(repeated, 'row')} that repeat an earlier line exactly"
     for kind, count in report.refused.items():
-        yield f"refused: {count} rows: {kind}"
+        yield f"refused: {counted(count, 'row')}: {kind}"
     logged, agree = report.logged
     if logged:
         yield f"algorithm as logged: {agree} of {logged} rows"

@@ -16,7 +16,7 @@ from simulator.errors import Fault, InputError
 from simulator.prices import Prices
 from simulator.search import Engine, Front, Interrupted, Progress, SearchStudy, front, render_front
 from simulator.search.front_text import WIDTH
-from simulator.units import UnitError, parse_count
+from simulator.units import UnitError, counted, parse_count
 from simulator.writers.front_plot import Point, check_picture, write_front_plot
 
 _OF_FRONT = {"prices": "--prices", "price_kind": "--price-kind", "run_tokens": "--run-tokens", "plot": "--plot"}
@@ -93,7 +93,7 @@ def _points(found: Front) -> list[Point]:
         assert o.step_s is not None
         assert o.low_s is not None
         assert o.high_s is not None
-        label = f"{o.num_devices:,} GPUs"
+        label = counted(o.num_devices, "GPU")
         points.append(
             Point(label=label, time=o.step_s, low=o.low_s, high=o.high_s, money=row.billion_tokens, best=row.on_front)
         )

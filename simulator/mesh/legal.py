@@ -12,6 +12,7 @@ from simulator.hybrid import Mamba
 from simulator.pipeline import faults as pipeline_faults
 from simulator.plan import AXES, Plan
 from simulator.topology import Cluster
+from simulator.units import counted
 
 
 class Heads(Protocol):
@@ -65,7 +66,7 @@ def degree_faults(plan: Plan, cluster: Cluster) -> list[Fault]:
     return [
         Fault(
             place="plan: degrees",
-            problem=f"{equation} = {plan.num_devices}, the cluster has {cluster.num_devices} devices ({layout})",
+            problem=f"{equation} = {plan.num_devices}, the cluster has {counted(cluster.num_devices, 'device')} ({layout})",
             remedy=_nearest_degrees(plan, cluster),
         )
     ]

@@ -14,7 +14,7 @@ from rich.text import Text
 from simulator.pipeline import stage_layers
 from simulator.place.decide import Placement, Road
 from simulator.predict.difference import Difference
-from simulator.units import format_rate, format_seconds
+from simulator.units import counted, format_rate, format_seconds
 
 WIDTH: Final = 130
 SCHEMA: Final = 1
@@ -30,7 +30,7 @@ def render(found: Placement) -> RenderableType:
 
 
 def _headline(found: Placement) -> str:
-    return f"{found.model} on {found.cluster.name}, {found.cluster.num_devices:,} GPUs"
+    return f"{found.model} on {found.cluster.name}, {counted(found.cluster.num_devices, 'GPU')}"
 
 
 def _verdict(found: Placement) -> str:

@@ -18,6 +18,7 @@ from simulator.readers.json_stream import Broken, JsonStream, open_text
 from simulator.readers.kernel_names import category_of, collective_of
 from simulator.readers.kineto_events import NAME_LENGTH, Events
 from simulator.trace import MemorySample, MemoryTrace, Span, Timeline
+from simulator.units import counted
 
 MAX_SPANS = 500_000  # of the step that is asked for
 _PROGRESS_EVENTS = 200_000
@@ -101,7 +102,7 @@ def read_kineto(path: Path, step: int | None = None, progress: Callable[[int], N
 def _trace(path: Path, events: Events, head: Mapping[str, Any], number: int | None) -> KinetoTrace:
     steps = _steps(events)
     step = _chosen(path, steps, number)
-    notes = [*events.notes, *(f"{count:,} events left out: {why}" for why, count in events.dropped.items())]
+    notes = [*events.notes, *(f"{counted(count, 'event')} left out: {why}" for why, count in events.dropped.items())]
     if step is None:
         notes.append("no ProfilerStep in it: all that was recorded is taken as one step")
     chosen = _window(events, step)

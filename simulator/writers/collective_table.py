@@ -17,7 +17,7 @@ from rich.text import Text
 from simulator.collectives import Choice
 from simulator.errors import Fault, InputError
 from simulator.topology.cards import CardsReached
-from simulator.units import format_bytes, format_rate
+from simulator.units import counted, format_bytes, format_rate
 
 SCHEMA_VERSION: Final = 1
 
@@ -156,7 +156,7 @@ def to_data(sweep: Sweep) -> dict[str, Any]:
 
 def render(sweep: Sweep) -> RenderableType:
     """An nccl-tests-like table for a rich console; a row that begins with > is the first of a new choice."""
-    head = f"{sweep.collective}: {sweep.num_ranks} ranks on {sweep.num_nodes} nodes of {sweep.cluster}"
+    head = f"{sweep.collective}: {counted(sweep.num_ranks, 'rank')} on {counted(sweep.num_nodes, 'node')} of {sweep.cluster}"
     table = Table(box=None, padding=(0, 2, 0, 0))
     measured = any(row.measured_time_s for row in sweep.rows)
     names = ["", "size (B)", "algorithm", "protocol", "time (us)", "algbw (GB/s)", "busbw (GB/s)"]
@@ -222,7 +222,9 @@ def plot(sweep: Sweep, path: Path) -> None:
         left.axvline(one.size_bytes, linestyle=":", color="grey")
         right.axvline(one.size_bytes, linestyle=":", color="grey")
         right.text(one.size_bytes, 0, f" {one.after}", rotation=90, fontsize="small", color="grey")
-    figure.suptitle(f"{sweep.collective}, {sweep.num_ranks} ranks on {sweep.num_nodes} nodes of {sweep.cluster}")
+    figure.suptitle(
+        f"{sweep.collective}, {counted(sweep.num_ranks, 'rank')} on {counted(sweep.num_nodes, 'node')} of {sweep.cluster}"
+    )
     try:
         figure.savefig(path)
     except (OSError, ValueError) as exc:

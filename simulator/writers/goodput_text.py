@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.goodput import Goodput
-from simulator.units import format_bytes, format_duration, format_number, format_seconds
+from simulator.units import counted, format_bytes, format_duration, format_number, format_seconds
 from simulator.writers import layout
 
 _SHOWN_CAUSES = 8
@@ -27,13 +27,16 @@ def render(g: Goodput) -> Group:
 def _head(g: Goodput) -> Table:
     d, share = g.days, g.goodput
     rows = [
-        (f"{format_number(d.p50)} days", f"{g.model} on {g.cluster}, {g.num_devices:,} devices: {g.tokens:,} tokens"),
+        (
+            f"{format_number(d.p50)} days",
+            f"{g.model} on {g.cluster}, {counted(g.num_devices, 'device')}: {counted(g.tokens, 'token')}",
+        ),
         (
             "",
             f"90 % of {g.replicas:,} runs take {format_number(d.p5)} to {format_number(d.p95)} days, the step's own interval in them",
         ),
         ("", f"goodput {share.p50:.1%} ({share.p5:.1%} to {share.p95:.1%}): training that counts, of all the time"),
-        ("", f"{g.steps:,} steps of {format_seconds(g.step_s)}"),
+        ("", f"{counted(g.steps, 'step')} of {format_seconds(g.step_s)}"),
     ]
     if g.dollars is not None:
         m = g.dollars

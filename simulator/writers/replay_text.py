@@ -10,7 +10,7 @@ from rich.text import Text
 
 from simulator.policies import POLICIES
 from simulator.replay import Demand, ReplayReport, Score, Sequence, Tally
-from simulator.units import format_bytes, format_seconds
+from simulator.units import counted, format_bytes, format_seconds
 
 _COMPARED = (
     ("allocations", "addresses handed out"),
@@ -23,7 +23,7 @@ _COMPARED = (
 
 def exact_text(report: ReplayReport) -> Group:
     """What was compared, what differed first, what the reader of the file had to say."""
-    head = Text(f"{'EXACT' if report.is_exact else 'DIFFERS'}  {report.name}: {report.num_events:,} events")
+    head = Text(f"{'EXACT' if report.is_exact else 'DIFFERS'}  {report.name}: {counted(report.num_events, 'event')}")
     head.stylize("bold green" if report.is_exact else "bold red", 0, 7)
     table = _table("lrl")
     for name, words in _COMPARED:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.inference import Latencies, Load, Serving, Spread
-from simulator.units import format_bytes, format_number, format_seconds
+from simulator.units import counted, format_bytes, format_number, format_seconds
 from simulator.writers import layout
 
 _COLORS = {"OK": "bold green", "OVERLOADED": "bold yellow", "OOM": "bold red"}
@@ -74,7 +74,7 @@ def _load(load: Load) -> Table:
     arriving = f"{load.arriving_per_s:.3g} arrive; " if load.arriving_per_s else ""
     between = f"90 % interval {load.low_capacity_per_s:.3g} to {load.high_capacity_per_s:.3g}"
     capacity = f"{arriving}{load.capacity_per_s:.3g} could be served, {between}"
-    lost = f"{load.recomputed_tokens:,} tokens computed again"
+    lost = f"{counted(load.recomputed_tokens, 'token')} computed again"
     rows = [
         ("requests", f"{load.requests_per_s:.3g}/s", capacity),
         ("answers", f"{load.output_tokens_per_s:,.0f} tokens/s", f"{load.sequences:.1f} tokens a step"),
@@ -90,9 +90,11 @@ def _load(load: Load) -> Table:
 def _decoding(s: Serving) -> Table:
     rows = []
     for step in s.decode_steps:
-        size = f"{step.sequences} sequence{'s' if step.sequences != 1 else ''}"
+        size = counted(step.sequences, "sequence")
         between = f"90 % interval {format_seconds(step.low_s)} to {format_seconds(step.high_s)}"
-        told = f"{between}; at {step.context:,} tokens each, {step.bandwidth_share:.0%} of the memory's bandwidth"
+        told = (
+            f"{between}; at {counted(step.context, 'token')} each, {step.bandwidth_share:.0%} of the memory's bandwidth"
+        )
         rows.append((size, format_seconds(step.step_s), told))
         where = [f"{name} {format_seconds(seconds)}" for name, seconds in step.parts.items() if seconds]
         rows.append(("", "", ", ".join(where)))
@@ -126,7 +128,7 @@ def _memory(s: Serving) -> Table:
         ("weights", format_bytes(m.weight_bytes), f"{m.model_fraction:.1%} of the model; {ends}"),
         ("activations", format_bytes(m.activation_bytes), "peak of the largest step"),
         ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
-        ("cache", format_bytes(m.kv_bytes), f"{m.kv_tokens:,} tokens in blocks of {m.block_size}; {longest}"),
+        ("cache", format_bytes(m.kv_bytes), f"{counted(m.kv_tokens, 'token')} in blocks of {m.block_size}; {longest}"),
         ("used", format_bytes(m.used_bytes), f"the plan allows {format_bytes(m.budget_bytes)} and the CUDA context"),
         ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
     ]

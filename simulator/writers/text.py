@@ -11,7 +11,7 @@ from rich.text import Text
 
 from simulator.checkpoint import Saving
 from simulator.predict import Prediction
-from simulator.units import format_bytes, format_flop_per_s, format_seconds
+from simulator.units import counted, format_bytes, format_flop_per_s, format_seconds
 from simulator.writers import layout
 
 _COLORS = {"FITS": "bold green", "TIGHT": "bold yellow", "OOM": "bold red"}
@@ -64,7 +64,7 @@ def _verdict(p: Prediction) -> Table:
     margin = (
         f"{format_bytes(abs(spare))} ({abs(spare) / m.capacity_bytes:.0%}) {'to spare' if spare >= 0 else 'too much'}"
     )
-    devices = f"{p.num_devices:,} device{'s' if p.num_devices != 1 else ''}"
+    devices = counted(p.num_devices, "device")
     needed = f"{format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)} needed, {margin}"
     table = layout.table([(p.verdict, f"{p.model} on {p.cluster}, {devices}: {needed}"), ("", p.cause)], "ll")
     table.columns[0].style = _COLORS[p.verdict]
@@ -79,7 +79,11 @@ def _speed(p: Prediction) -> Table:
     return layout.table(
         [
             ("step", format_seconds(p.step_s), f"{interval}; {bounds}"),
-            ("throughput", f"{p.tokens_per_s:,.0f} tokens/s", f"{per_device}; {p.tokens_per_step:,} tokens a step"),
+            (
+                "throughput",
+                f"{p.tokens_per_s:,.0f} tokens/s",
+                f"{per_device}; {counted(p.tokens_per_step, 'token')} a step",
+            ),
             ("MFU", f"{p.mfu:.1%}", peak),
             ("HFU", f"{p.hfu:.1%}", "the same, recomputation counted too"),
         ],

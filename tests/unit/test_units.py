@@ -17,6 +17,7 @@ from simulator.units import (
     FlopPerS,
     Seconds,
     UnitError,
+    counted,
     format_bytes,
     format_flop_per_s,
     format_number,
@@ -181,3 +182,8 @@ def test_numbers_for_people_have_no_exponent_above_one() -> None:
         "1,190",
         "1,234,567",
     ]
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 tokens"), (1, "1 token"), (65536, "65,536 tokens")])
+def test_one_is_no_plural(count: int, text: str) -> None:
+    assert counted(count, "token") == text

@@ -8,6 +8,7 @@ from typing import Final
 from simulator.host import nearest_cards
 from simulator.plan import AXES
 from simulator.predict.transfers import Schedule
+from simulator.units import counted
 from simulator.writers.launch_kit.parts import Kit, Seat, make_kit
 from simulator.writers.launch_kit.scripts import env_sh, job_slurm, kubernetes_yaml, launch_sh
 
@@ -108,7 +109,7 @@ def _readme(kit: Kit, files: Mapping[str, str], refused: Mapping[str, Sequence[s
     lines = [
         f"# {kit.job.model.name} on {kit.num_nodes} × {kit.cluster.gpus_per_node} of {kit.cluster.name}",
         "",
-        f"{len(kit.seats)} ranks: {degrees}. Global batch {plan.global_batch_size} of {plan.seq_len} tokens.",
+        f"{counted(len(kit.seats), 'rank')}: {degrees}. Global batch {plan.global_batch_size} of {plan.seq_len} tokens.",
         "",
         "- By hand: copy this folder to every node; on each `NODE_RANK=N MASTER_ADDR=HOST ./launch.sh`.",
         "- SLURM: `sbatch job.slurm`, from this folder on a shared file system.",
