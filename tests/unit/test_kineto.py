@@ -227,7 +227,7 @@ def test_odd_events_are_left_out_and_counted(tmp_path: Path) -> None:
     trace = read_kineto(write(tmp_path / "a.json", odd))
     assert {span.label for span in trace.timeline.spans} == {"a", "d"}
     assert "3 events left out: without a time" in trace.notes
-    assert "1 events left out: no objects" in trace.notes
+    assert "1 event left out: no objects" in trace.notes
 
 
 def test_names_in_no_encoding_are_read(tmp_path: Path) -> None:
