@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -51,7 +51,7 @@ def published_recipe(row: RunRow) -> Recipe | None:
 
     It is the one of the row's own release, else of the next later (tables appear before the release that ships their
     recipe), else of the last before; among several in a release the one of the row's global batch. Releases before the
-    first one listed had recipes of another form.
+    first one listed had recipes of another form. Where no release has the layout, another of the row's own release says what it can.
     """
     named = _FRAMEWORK.search(row.framework)
     model = published_mixture(row)
@@ -69,7 +69,22 @@ def published_recipe(row: RunRow) -> Recipe | None:
         nearest = min((known.index(at) < position, abs(known.index(at) - position)) for at in recipe.releases)
         return *nearest, recipe.global_batch != row.global_batch
 
-    return min(_recipes().get(layout, ()), key=rank, default=None)
+    return min(_recipes().get(layout, ()), key=rank, default=None) or _of_another_layout(layout, release)
+
+
+def _of_another_layout(layout: _Layout, release: _Release) -> Recipe | None:
+    """What the row's own release sets for the model on these GPUs in this precision, whatever the layout, but for overlap,
+    which asks for one. Of several layouts the one that shares most with the row's.
+    """
+    machine = _LAYOUT.index("n_gpus") + 1
+    same = [r for all_of in _recipes().values() for r in all_of if r.layout[:machine] == layout[:machine]]
+    own = [recipe for recipe in same if release in recipe.releases]
+
+    def shared(recipe: Recipe) -> int:
+        return sum(mine == its for mine, its in zip(layout, recipe.layout, strict=True))
+
+    nearest = max(own, key=shared, default=None)
+    return nearest and replace(nearest, overlap=False)
 
 
 # Recipes that come with the package itself, and the models of which they recompute every layer: v0.4.2,

@@ -121,10 +121,13 @@ def mixture_fields(row: RunRow) -> dict[str, object]:
     dense = min(known.experts.first_dense_layers, (row.n_layers or 1) - 1)
     experts = {**known.experts.model_dump(), **columns, "first_dense_layers": dense}
     sizes = {"d_ff": known.d_ff, "vocab_size": row.vocab or known.vocab_size}
+    if _NO_MTP.search(row.notes):
+        sizes |= {"mtp_layers": 0, "mtp_passes": 1}
     return {**fields, "experts": experts, **sizes, **({"head_dim": known.head_dim} if known.latent is None else {})}
 
 
 _OF_COLUMNS = ("d_model", "num_heads", "num_kv_heads", "head_dim", "d_ff", "vocab_size", "experts")
+_NO_MTP = re.compile(r"\bw/o MTP\b")
 _EXPERT_OVERLAP = re.compile(r"A2A overlap=on")
 _EXPERT_RANKS = re.compile(r"\bETP ?=? ?(\d+)\b")
 _DISPATCHERS = (

@@ -62,13 +62,34 @@ def test_of_two_recipes_in_a_release_the_one_of_the_global_batch(batch: int) -> 
         {"notes": ""},
         {"act_ckpt": "full"},
         {"framework": "NeMo 25.11"},
-        {"ep": 16},
+        {"n_gpus": 16, "gpu": "A100-80GB-SXM"},
         {"model_name": "Qwen3-someone's"},
         {"n_experts": None, "top_k": None},
     ],
 )
 def test_a_row_that_points_nowhere_or_states_it_itself_has_none(fields: dict[str, Any]) -> None:
     assert published_recipe(replace(QWEN, **fields)) is None
+
+
+def test_a_layout_of_no_recipe_takes_what_the_release_sets_for_another() -> None:
+    found = published_recipe(replace(QWEN, ep=16))
+    assert found is not None
+    assert (found.dispatcher, found.overlap, found.cuda_graphs) == ("deep_ep", False, ("moe_router", "moe_preprocess"))
+    assert published_recipe(replace(QWEN, ep=16, framework="Megatron-Bridge 26.01 NeMo Container")) is None
+
+
+def test_recipes_of_the_package_recompute_deepseeks_layers_unless_exchanges_overlap() -> None:
+    mixture = {
+        "framework": "Megatron-Bridge 0.4.2 / Core 0.17.1 (NeMo 26.04.01)", "model_name": "deepseek-v3", "n_layers": 61,
+        "d_model": 7168, "n_heads": 128, "d_ff": 2048, "vocab": 129_280, "n_experts": 256, "top_k": 8, "gpu": "B300-SXM",
+        "n_gpus": 256, "tp": 8, "pp": 8, "ep": 32, "n_kv_heads": None, "vpp": None, "global_batch": 256,
+    }  # fmt: skip
+    row = replace(QWEN, **mixture)  # type: ignore[arg-type]
+    assert resolve(row).plan.recompute == "full"
+    assert resolve(replace(row, act_ckpt="none")).plan.recompute == "none"
+    assert resolve(replace(row, n_gpus=1024, global_batch=1024)).plan.recompute == "none"
+    plain = replace(row, framework="Megatron-Bridge 26.04 NeMo Container", notes=f"{QWEN.notes}; variant: w/o MTP")
+    assert resolve(plain).model.mtp_layers == 0 < resolve(row).model.mtp_layers
 
 
 def test_a_plan_is_what_its_recipe_states() -> None:
