@@ -73,8 +73,9 @@ def published_recipe(row: RunRow) -> Recipe | None:
 
 
 def _of_another_layout(layout: _Layout, release: _Release) -> Recipe | None:
-    """What the row's own release sets for the model on these GPUs in this precision, whatever the layout, but for overlap,
-    which asks for one. Of several layouts the one that shares most with the row's.
+    """What the row's own release sets for another layout of the model on these GPUs in this precision.
+
+    The one that shares most with the row's; overlap asks for a layout, and is left out.
     """
     machine = _LAYOUT.index("n_gpus") + 1
     same = [r for all_of in _recipes().values() for r in all_of if r.layout[:machine] == layout[:machine]]
