@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.kernels import Attention, Gemm, Layout, StreamOp
+from simulator.kernels import Attention, Gemm, Kernel, Layout, StreamOp
 from simulator.ops.context_parallel import ring, ring_backward_bytes, ring_forward_bytes, swap
 from simulator.ops.core import Category
 from simulator.ops.graph import Graph, Value, stream
@@ -58,8 +58,19 @@ def _projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
     q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_width), ("k", m.kv_width), ("v", m.kv_width)))
     numel, size = sum(v.numel for v in (q, k, v)), sum(v.num_bytes for v in (q, k, v))
     joined = stream("join" if s.stack.blocks == "eager" else "copy", size, size, numel=numel)
-    g.op("split", "elementwise", inputs=(qkv,), backward=(joined,), grads=(qkv,), views=(q, k, v))
+    apart = _groups_apart(s, q)
+    g.op("split", "elementwise", inputs=(qkv,), forward=apart, backward=(joined,), grads=(qkv,), views=(q, k, v))
     return q, k, v
+
+
+def _groups_apart(s: Setting, q: Value) -> tuple[Kernel, ...]:
+    """Megatron's joint columns go by group of heads: its queries, its key, its value (core/transformer/attention.py).
+
+    Where a rank has several groups of several queries, its queries are no view of [s, b, heads, head_dim]: `reshape` copies them.
+    """
+    m = s.model
+    several = 1 < m.num_kv_heads < m.num_heads and s.stack.blocks == "fused" and s.plan.implementation == "megatron"
+    return (stream("strided", q.num_bytes, q.num_bytes, numel=q.numel),) if several else ()
 
 
 def _expand(g: Graph, s: Setting, x: Value, name: str) -> Value:

@@ -24,6 +24,7 @@ from simulator.ops import (
     recompute_ops,
 )
 from simulator.plan import Plan
+from simulator.share import share_of
 from simulator.stack import AttentionBackend, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -414,6 +415,16 @@ def test_a_layer_of_transformer_engine_keeps_each_tensor_once() -> None:
     assert kept_a_token(Plan(seq_len=8192)) == pytest.approx(once, abs=0.01)
     assert kept_a_token(Plan(cp=8, seq_len=8192)) == pytest.approx(once, abs=0.03)
     assert kept_a_token(swapped) == pytest.approx(once + 2 * d, abs=0.03)  # the output by heads, and by tokens
+
+
+@pytest.mark.parametrize(("tp", "copied"), [(1, 8192), (4, 2048), (8, 0)])
+def test_megatron_copies_queries_out_of_their_groups(tp: int, copied: int) -> None:
+    """Joint columns go by group; the queries of several groups of a rank are no view, those of one group are."""
+    model = Model.load("llama3-70b")
+    plan = Plan(seq_len=4096, tp=tp, sequence_parallel=tp > 1, zero=1, data_parallel="megatron", dp_shard=8 // tp)
+    layer = build_blocks(share_of(model, plan), Stack.load("megatron-core-2025"), plan).layer
+    (split,) = (op for op in layer.ops if op.name == "split")
+    assert sum(k.numel for k in split.forward if isinstance(k, Stream)) == 4096 * copied
 
 
 def test_swapping_heads_does_the_work_of_a_ring() -> None:
