@@ -12,6 +12,7 @@ from _devices import Subject
 
 from simulator.calibration import GemmCurve, Quality
 from simulator.calibration.datasheet import TILES
+from simulator.device import Device
 from simulator.kernels import DTYPE_BYTES
 from validate.fit.gemm import STARTS, Products, seconds
 from validate.fit.robust import Array, Fitted, Start, fit, held, quantile, rounded
@@ -25,6 +26,21 @@ def products(rows: list[Any], *, unit_s: float) -> Products:
     time = "time_us" if unit_s < 1 else "time_s"
     table = np.array([[float(r["m"]), float(r["n"]), float(r["k"]), float(r[time]) * unit_s] for r in rows])
     return Products(*table.reshape(-1, 4).T)
+
+
+CAST_COLUMNS, CAST_NUMEL = 256, 5e7  # calls with so few columns of so large an operand are spent on casting it
+
+
+def cast_line(device: Device, calls: Products, element: float) -> tuple[float, float]:
+    """(seconds, seconds an element) that calls of few columns spend on narrowing their first operand to `element` bytes.
+
+    Their products read it once and are bound by that: 0.8 of the data sheet's memory speed.
+    """
+    memory = 0.8 * device.memory_bytes_per_s
+    few = calls.where((calls.n <= CAST_COLUMNS) & (calls.m * calls.k >= CAST_NUMEL))
+    product_s = (element * (few.m + few.n) * few.k + 2 * few.m * few.n) / memory
+    slope, floor = np.polyfit(few.m * few.k, few.time_s - product_s, 1, w=1 / few.time_s)
+    return float(floor), float(slope)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import _tables
 import numpy as np
 from _devices import Subject
-from _gemm import LONG_S, GemmFit, curve_of, fit_factor, fit_sweep, products, sweep_quality
+from _gemm import LONG_S, GemmFit, cast_line, curve_of, fit_factor, fit_sweep, products, sweep_quality
 
 from simulator.calibration import GemmCurve, Quality
 from simulator.device import Device
@@ -235,13 +235,16 @@ def _by_power(device: Subject, relative: GemmCurve, dtype: str) -> float:
 def _fp8(
     device: Subject, bf16: GemmCurve, values: Mapping[str, float], table: list[_tables.Row], report: Report
 ) -> GemmCurve:
-    """Per-tensor scaled products: bf16's shape, own speeds. The calls quantise one operand first, which is taken out.
+    """Per-tensor scaled products: bf16's shape, own speeds. The calls find one operand's maximum and cast it, which is taken out.
 
     Without runs at the cap, e_sust is that of bursts until `lend_fp8`.
     """
     rows = [r for r in _tables.select(table, gpu=device.gpu, dtype="fp8") if _is_large(r)]
-    bursts = _unquantised(device, [r for r in rows if _tables.watts(r) is None and _flop(r) >= LONG_FLOP])
-    runs = _unquantised(device, _at_the_cap(device, table, "fp8"))
+    calls = products(_tables.select(table, gpu=device.gpu, dtype="fp8"), unit_s=1e-6)
+    cast = cast_line(device.device, calls, 1)
+    report.lines.append(f"  fp8 casts: {cast[0] * 1e6:.0f} us and {cast[1] * 1e15:.2f} fs an element")
+    bursts = _unquantised([r for r in rows if _tables.watts(r) is None and _flop(r) >= LONG_FLOP], cast)
+    runs = _unquantised(_at_the_cap(device, table, "fp8"), cast)
     burst = sustained = _fp8_speed(device, values, bursts, report, "calls")
     if len(runs.m):
         sustained = _fp8_speed(device, values, runs, report, "runs of 0.3 to 1 s at the logged cap")
@@ -269,11 +272,11 @@ def _fp8_speed(device: Subject, shape: Mapping[str, float], rows: Products, repo
     return found.values["e_sust"]
 
 
-def _unquantised(device: Subject, rows: list[_tables.Row]) -> Products:
-    """Calls less the pass that quantises the first operand (16 bits read, 8 written); those where it matters left out."""
+def _unquantised(rows: list[_tables.Row], cast: tuple[float, float]) -> Products:
+    """Calls less what casting the first operand takes, by calls that do little else; those where it is above a fifth left out."""
     found = products(rows, unit_s=1e-6)
-    quantise_s = 3 * found.m * found.k / (0.8 * device.device.memory_bytes_per_s)
-    few = quantise_s < 0.1 * found.time_s
+    quantise_s = cast[0] + cast[1] * found.m * found.k
+    few = quantise_s < 0.2 * found.time_s
     return Products(found.m, found.n, found.k, found.time_s - quantise_s).where(few)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
-from simulator.calibration.narrow import BLOCKS, SPLIT, fp4_fraction
+from simulator.calibration.narrow import BLOCKS, MX_BLOCKS, SPLIT, fp4_fraction
 from simulator.calibration.scan import FRACTION, SPEED, kin
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
@@ -84,6 +84,8 @@ class Timer:
         curve, flop_per_s = rate
         if self.device.architecture == "hopper" and self.calibration.kind != "ideal":
             flop_per_s *= BLOCKS if kernel.by_blocks else SPLIT if kernel.split_accumulator else 1
+        elif kernel.by_blocks and self.calibration.kind != "ideal":
+            flop_per_s *= MX_BLOCKS
         return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
 
     def _scan_s(self, kernel: Scan) -> float:

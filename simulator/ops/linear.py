@@ -81,7 +81,7 @@ def _whole_bytes(s: Setting, x: Value, numel: int) -> int:
 
 def _scaled(s: Setting, *kernels: Kernel) -> tuple[Kernel, ...]:
     """Products of fp8 operands that have a scale for each block, where the recipe says so."""
-    if s.gemm_dtype != "fp8" or s.recipe != "blockwise":
+    if s.gemm_dtype != "fp8" or s.recipe not in ("blockwise", "mxfp8"):
         return kernels
     return tuple(replace(k, by_blocks=True) if isinstance(k, Gemm) and k.dtype == "fp8" else k for k in kernels)
 
