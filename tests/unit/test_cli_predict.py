@@ -247,6 +247,21 @@ def test_a_table_that_is_wrong_in_part(capsys: pytest.CaptureFixture[str]) -> No
     assert not any("delayed" in line for line in told)  # it hangs on the optimizer's place
 
 
+def test_a_study_without_a_noun_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert any("model: is missing" in line for line in faults(capsys, study(tmp_path, 'cluster = "hgx-h100-8"\n')))
+    told = " ".join(faults(capsys, study(tmp_path, "[plan]\ntp = 1\n")))
+    assert "model: is missing" in told
+    assert "cluster: is missing" in told
+
+
+def test_a_list_where_a_word_is_due_is_shown_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"zero_optimization": {"stage": [3]}, "train_batch_size": [], "bf16": {"enabled": [true]}}')
+    told = " ".join(faults(capsys, "--plan", str(file)))
+    for words in ("stage: [3] is no whole number", "train_batch_size: [] is no", "enabled: [true] is neither"):
+        assert words in told
+
+
 def test_a_noun_that_cannot_be_read_hides_no_fault_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     without_cluster = faults(capsys, "--cluster", "nosuch", "--tp", "3", "--pp", "33")
     assert any("tp = 3 does not divide the model's 32 heads" in line for line in without_cluster)

@@ -188,8 +188,7 @@ def _checked(asked: _Asked, faults: list[Fault]) -> tuple[StudyFile | None, froz
         return StudyFile.model_validate(raw, context=FROM_FILE), frozenset()
     except ValidationError as exc:
         name, details = asked.draft.file if asked.draft else asked.name, exc.errors(include_url=False)
-        found = [fault for fault in faults_of(exc, "", StudyFile) if raw.get("model") or "model" not in fault.place]
-        faults += [relabelled(fault, asked.origins, name) for fault in found]
+        faults += [relabelled(fault, asked.origins, name) for fault in faults_of(exc, "", StudyFile)]
     unknown = unknown_fields(details)
     if unknown is None:
         return None, frozenset()

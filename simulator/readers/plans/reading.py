@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from simulator.due import shown
 from simulator.errors import Fault
 from simulator.schema import nearest
 
@@ -114,7 +115,7 @@ class Reading:
             return None
         number = _number(value)
         if number is None or number != int(number) or number < least:
-            self.fault(name, f"{_shown(value)} is no whole number of {least} or more")
+            self.fault(name, f"{_wrong(value)} is no whole number of {least} or more")
             return None
         return int(number)
 
@@ -123,7 +124,7 @@ class Reading:
         value = self.raw(name)
         number = None if value is None else _number(value)
         if value is not None and number is None:
-            self.fault(name, f"{_shown(value)} is no number")
+            self.fault(name, f"{_wrong(value)} is no number")
         return number
 
     def flag(self, name: str, *, plan_field: str = "") -> bool | None:
@@ -134,7 +135,7 @@ class Reading:
         word = str(value).strip().lower()
         if word in _TRUE | _FALSE:
             return word in _TRUE
-        self.fault(name, f"{_shown(value)} is neither true nor false")
+        self.fault(name, f"{_wrong(value)} is neither true nor false")
         return None
 
     def text(self, name: str) -> str | None:
@@ -144,7 +145,7 @@ class Reading:
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
-        self.fault(name, f"{_shown(value)} is no text")
+        self.fault(name, f"{_wrong(value)} is no text")
         return None
 
     def choice(self, name: str, words: Collection[str], *, plan_field: str = "") -> str | None:
@@ -154,7 +155,7 @@ class Reading:
             return None
         found = {word.lower(): word for word in words}.get(str(value).strip().lower())
         if found is None:
-            self.fault(name, f"{_shown(value)} is unknown", f"one of {', '.join(words)}")
+            self.fault(name, f"{_wrong(value)} is unknown", f"one of {', '.join(words)}")
         return found
 
     def note(self, name: str, what: str) -> None:
@@ -257,6 +258,11 @@ def _below(name: str, off: Mapping[str, Off]) -> Off | None:
 def _parents(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
+
+
+def _wrong(value: object) -> str:
+    """A value that a message refuses: lists and tables as they are written, brackets and all."""
+    return shown(value) if isinstance(value, list | tuple | dict) else _shown(value)
 
 
 def _shown(value: object) -> str:
