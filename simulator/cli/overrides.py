@@ -71,7 +71,9 @@ def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list
         flag = f"--set {key}"
         if not equals:
             faults.append(Fault(place=f"--set {setting}", problem="has no value", remedy="--set key=value"))
-        elif root not in roots or not path:
+        elif root in roots and not path:
+            faults.append(Fault(place=flag, problem="is a table", remedy=f"--set {root}.KEY=VALUE"))
+        elif root not in roots:
             known = nearest(root, roots) or f"known: {', '.join(roots)}"
             faults.append(Fault(place=flag, problem=f"a key begins with one of {', '.join(roots)}", remedy=known))
         elif key in keys and not _FACTOR.fullmatch(text):

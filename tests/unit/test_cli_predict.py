@@ -247,6 +247,10 @@ def test_a_table_that_is_wrong_in_part(capsys: pytest.CaptureFixture[str]) -> No
     assert not any("delayed" in line for line in told)  # it hangs on the optimizer's place
 
 
+def test_a_whole_noun_is_not_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert faults(capsys, "--set", "plan=3") == ["--set plan: is a table (--set plan.KEY=VALUE)"]
+
+
 def test_a_study_without_a_noun_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert any("model: is missing" in line for line in faults(capsys, study(tmp_path, 'cluster = "hgx-h100-8"\n')))
     told = " ".join(faults(capsys, study(tmp_path, "[plan]\ntp = 1\n")))
