@@ -58,6 +58,7 @@ class Graph:
         self._ops: list[Op] = []
         self._values: dict[str, Value] = {input_value.name: input_value}
         self._uneven: set[str] = set()
+        self._quantised: set[str] = set()
         self.prefix = ""
 
     def _full(self, name: str) -> str:
@@ -71,6 +72,12 @@ class Graph:
             raise AssertionError(msg)
         self._values[name] = Value(name, numel, dtype)
         return self._values[name]
+
+    def quantised_before(self, x: Value) -> bool:
+        """Whether x has been cast to fp8 for another product already: compilers join equal casts, eager code repeats them."""
+        before = x.name in self._quantised
+        self._quantised.add(x.name)
+        return self._fused and before
 
     def view(self, name: str, base: Value, numel: int) -> Value:
         """Declare a view: `numel` elements of `base`, with a gradient of its own."""

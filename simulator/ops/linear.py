@@ -40,7 +40,9 @@ def linear(  # noqa: PLR0913  a product has that many facts
     weight = _parameters(g, s, name, n * k)
     x = x if x.dtype == "fp8" else g.cast(x, s.dtype, f"{name}.input")
     parts = s.plan.tp if course.gathers_input else 1, course.gradient_parts
-    quantise = Quantiser(g, s, name, (t * k, n * k, t * n), parts=parts) if dtype in ("fp8", "fp4") else None
+    quantise = None
+    if dtype in ("fp8", "fp4"):
+        quantise = Quantiser(g, s, name, (t * k, n * k, t * n), parts=parts, shared=g.quantised_before(x))
     if quantise is not None:
         x = quantise.input(x)
     y = g.value(name, t * n // (s.plan.tp if course.scatters_output else 1), s.dtype)

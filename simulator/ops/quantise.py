@@ -63,7 +63,8 @@ class Quantiser:
 
     Hand-fused stacks write both copies in one kernel, keep the fp8 input, and cast weights once a step. What is gathered under one
     scale is cast by parts, along rows only, and turned when it is whole; so is what a norm has cast. Others cast for one product at a
-    time, keep the 16-bit input and cast it, and the weight, again backward.
+    time, keep the 16-bit input and cast it, and the weight, again backward; a compiler joins equal casts of what several products
+    read (PyTorch, torch/_functorch/compile_utils.py, fx_graph_cse).
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class Quantiser:
         launches: int = 1,
         *,
         parts: tuple[int, int] = (1, 1),
+        shared: bool = False,
     ) -> None:
         """numels: of what the products read, of their weights, and of their result; launches: casts of rows, an expert each.
 
         parts: ranks that cast a part each of what is read, and of the gradient of the result, before the others' comes.
+        shared: another product has cast what is read.
         """
         self._found = name in BEHIND_NORMS
         self._read, self._weight, self._written = numels
@@ -88,6 +91,7 @@ class Quantiser:
         self._turns_often = s.stack.fp8_transposes == "each_use"
         self._by_tensor = s.recipe in BY_TENSOR
         self._parts = parts
+        self._shared = shared
         self._cast = casts_in_norms(s) and self._found
         self._late = self._by_tensor and (parts[0] > 1 or self._cast)
 
@@ -120,7 +124,7 @@ class Quantiser:
             if self._gathered:
                 return () if self._turns_often else (_turned(numel),)
             return self._both(numel, 2 * numel, square=True)
-        return (self._one(self._read), *self._of_weight())
+        return (*self._of_read(), *self._of_weight())
 
     def backward(self) -> tuple[Kernel, ...]:
         if self._fused:
@@ -129,7 +133,7 @@ class Quantiser:
         gradients = (self._one(self._written),) * (
             2 if self._recipe in (*_BY_BLOCKS, "rowwise") else 1
         )  # along rows and columns
-        return (*gradients, *self._of_weight(), self._one(self._read))
+        return (*gradients, *self._of_weight(), *self._of_read())
 
     def _of_gradient(self) -> tuple[Kernel, ...]:
         part = self._written // self._parts[1]
@@ -142,9 +146,13 @@ class Quantiser:
 
         input_came: in fp8, of which the backward turns a copy. gradient_parts: ranks that cast a part of the gradient each.
         """
-        read = stream("copy", self._read, self._read) if input_came else self._one(self._read)
-        forward = (*(() if input_came else (self._one(self._read),)), *self._of_weight())
-        return forward, (self._one(self._written // gradient_parts), *self._of_weight(), read)
+        turned = stream("copy", self._read, self._read)
+        read = self._of_read(turned if input_came else None)
+        forward = (*(() if input_came else read), *self._of_weight())
+        return forward, (self._one(self._written // gradient_parts), *self._of_weight(), *read)
+
+    def _of_read(self, kernel: Kernel | None = None) -> tuple[Kernel, ...]:
+        return () if self._shared else (kernel or self._one(self._read),)
 
     def _of_weight(self) -> tuple[Kernel, ...]:
         return () if self._gathered else (self._one(self._weight),)

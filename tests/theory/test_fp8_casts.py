@@ -95,6 +95,24 @@ def test_weights_kept_in_fp8_are_turned_once_a_step_or_at_each_use() -> None:
     assert often == (base[0] - 4 * WEIGHTS // MB, base[1] + 2 * WEIGHTS)
 
 
+def test_a_compiler_joins_equal_casts_of_what_several_products_read() -> None:
+    """q, k and v read one tensor, gate and up another: four casts of inputs a layer each way, where seven products cast seven.
+
+    A cast under a current scale reads 16 bits twice and writes a byte. Both ways, one of each weight and of each gradient.
+    """
+    stack = Stack.load("torchtitan-2025-compiled")
+
+    def casts(recipe: str | None, *, backward: bool) -> int:
+        layer = ops(recipe, stack, tp=1, sequence_parallel=False, data_parallel="fsdp2", zero=3, dp_shard=8)
+        kernels = (k for op in layer for k in (op.backward if backward else op.forward))
+        return sum(k.num_bytes for k in kernels if isinstance(k, Stream) and k.op == "cast")
+
+    inputs, weights = T * (3 * D + FF), D * (4 * D + 3 * FF)
+    results = T * (4 * D + D + 2 * FF)
+    assert casts("tensorwise", backward=False) - casts(None, backward=False) == 5 * (inputs + weights)
+    assert casts("tensorwise", backward=True) - casts(None, backward=True) == 5 * (inputs + weights + results)
+
+
 def test_only_the_backward_splits_its_accumulators() -> None:
     """pytorch/module/base.py: _2X_ACC_FPROP False, _2X_ACC_DGRAD and _WGRAD True; so in torchao, but for scales by row."""
 
