@@ -22,7 +22,7 @@ from simulator.predict import predict
 from simulator.prices import Prices
 from simulator.search.text import words
 from simulator.topology import Cluster
-from simulator.units import parse_count
+from simulator.units import counted, parse_count
 
 
 def main() -> None:
@@ -58,9 +58,17 @@ def main() -> None:
         found.append(played)
         print(f"{nodes:4d} nodes: {_line(played)}   {words(row)}")
     enough = [nodes for nodes, one in zip(sizes, found, strict=True) if one.days.p95 <= options.days]
-    print(f"\n{min(enough)} nodes are enough." if enough else "\nNo size that was asked for is enough.")
+    print(f"\n{_verdict(enough)}")
     if found:
         picture(options.folder / "days.svg", lambda axes: _draw(axes, sizes, found, options.days))
+
+
+def _verdict(enough: Sequence[int]) -> str:
+    """The smallest size that is done in time."""
+    if not enough:
+        return "No size that was asked for is enough."
+    least = min(enough)
+    return f"{counted(least, 'node')} {'is' if least == 1 else 'are'} enough."
 
 
 def _line(one: Goodput) -> str:

@@ -22,6 +22,7 @@ from simulator.nccl.environment import TUNER_FILE
 from simulator.schema import nearest
 from simulator.stack import Stack
 from simulator.topology import Cluster
+from simulator.topology.parts import MAX_NODES
 from simulator.units import UnitError, parse_bytes
 from simulator.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 
@@ -38,7 +39,7 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 @click.command("collective", help=_HELP)
 @click.argument("collective", metavar="COLLECTIVE")
 @click.option("--cluster", default="hgx-h100-8", show_default=True, metavar="NAME|FILE", help="A preset or a .toml.")
-@click.option("--nodes", type=click.IntRange(min=1), help="How many of the cluster's nodes. [the file's]")
+@click.option("--nodes", type=click.IntRange(1, MAX_NODES), help="How many of the cluster's nodes. [the file's]")
 @click.option("--group", type=click.IntRange(min=2), metavar="N", help="Ranks of the group, the first N. [all]")
 @click.option(
     "--per-node", type=click.IntRange(min=1), metavar="K", help="Groups of K ranks on every node, all at once."

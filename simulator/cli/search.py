@@ -44,6 +44,7 @@ from simulator.search.export import check_export, export
 from simulator.search.space import DERIVED, OFFLOADS
 from simulator.search.text import WIDTH
 from simulator.topology import Cluster
+from simulator.topology.parts import MAX_NODES
 from simulator.units import format_seconds
 
 _HELP = """Find the best plan of a model on a cluster for one global batch.
@@ -203,8 +204,9 @@ def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cl
         counts = [2**power for power in range(limit.bit_length()) if 2**power <= limit]
     else:
         parts = nodes.split(",")
-        if not all(part.strip().isdecimal() and int(part) for part in parts):
-            raise InputError(Fault(place="--nodes", problem=f"{nodes!r}", remedy="numbers of nodes, as 8 or 8,16,32"))
+        if not all(part.strip().isdecimal() and len(part) < 10 and 0 < int(part) <= MAX_NODES for part in parts):
+            remedy = f"numbers of nodes up to {MAX_NODES}, as 8 or 8,16,32"
+            raise InputError(Fault(place="--nodes", problem=f"{nodes!r}", remedy=remedy))
         counts = sorted({int(part) for part in parts})
     return tuple(cluster.with_nodes(count) for count in counts)
 

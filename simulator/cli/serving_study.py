@@ -20,6 +20,7 @@ from simulator.predict import Source
 from simulator.schema import Strict, faults_of, read_toml
 from simulator.stack import Stack
 from simulator.topology import Cluster
+from simulator.topology.parts import MAX_NODES
 from simulator.units import FROM_FILE, Seconds
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class ServingFile(Strict):
 
     model: str
     cluster: str
-    nodes: int | None = Field(ge=1, default=None)
+    nodes: int | None = Field(ge=1, le=MAX_NODES, default=None)
     calibration: str | None = None
     inference: InferencePlan = InferencePlan()
     workload: Workload = Workload()

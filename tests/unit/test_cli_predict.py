@@ -193,6 +193,7 @@ def test_paths_in_a_file_are_relative_to_it(asked: Asked, tmp_path: Path, monkey
         (["--bucket-bytes", "25"], "--bucket-bytes", "25B"),
         (["--recompute", "fulll"], "--recompute", "did you mean full?"),
         (["--nodes", "0"], "--nodes", "must be at least 1"),
+        (["--nodes", "99999999999999999999"], "--nodes", "must be at most 65536"),
         (["--data-parallel", "ddp"], "plan: zero", "zero = 0"),
     ],
 )
@@ -463,6 +464,18 @@ def test_a_flavor_that_is_no_preset_is_told_with_those_that_are(
     told = capsys.readouterr().err
     assert "model.flavor: llama3 7B is no preset; of llama3 8B, 70B, 405B are (--model NAME or FILE)" in told
     assert main(["predict", "--plan", str(file), "--model", "llama3-8b"]) in (ExitCode.OK, ExitCode.DOES_NOT_FIT)
+
+
+def test_a_flavor_that_cannot_be_read_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[model]\nname = "llama3"\nflavor = []\n[training]\nlocal_batch_size = 1\nseq_len = 512\n')
+    assert main(["predict", "--plan", str(file)]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "1 fault in the input" in told
+    assert "model.flavor: [] is no text" in told
+    file.write_text('[model]\nname = "llama3"\n[training]\nlocal_batch_size = []\nseq_len = 512\n')
+    assert main(["predict", "--plan", str(file)]) == ExitCode.BAD_INPUT
+    assert "does not state the model (--model NAME or FILE)" in capsys.readouterr().err
 
 
 def test_what_degrees_do_not_divide_is_told_beside_a_script_s_other_faults(

@@ -130,12 +130,12 @@ def test_the_job_s_files_are_whole() -> None:
 @pytest.mark.parametrize(
     ("hosts", "seats", "words"),
     [
-        (("a",), None, "1 hosts for 2 nodes"),
+        (("a",), None, "1 host for 2 nodes"),
         (("a", "a"), None, "a stands twice"),
         (("a", "b;rm"), None, "is no host's name"),
         ((), [Seat(0, 0)] * 16, "two ranks have the same GPU"),
         ((), [Seat(0, 8), *(Seat(1, 0) for _ in range(15))], "node 0 has no GPU 8"),
-        ((), [Seat(0, 0)], "1 GPUs for 16 ranks"),
+        ((), [Seat(0, 0)], "1 GPU for 16 ranks"),
     ],
 )
 def test_faults(hosts: tuple[str, ...], seats: list[Seat] | None, words: str) -> None:

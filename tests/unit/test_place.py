@@ -251,7 +251,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ):
         assert main(["place", *flags, *wrong]) == ExitCode.BAD_INPUT
     err = capsys.readouterr().err
-    for words in ("is not empty", "2 hosts for 1 nodes", "= 6, the cluster has 4 devices"):
+    for words in ("is not empty", "2 hosts for 1 node (", "= 6, the cluster has 4 devices"):
         assert words in err
     assert main(["place", *flags, "-o", str(tmp_path / "no" / "where.tsv")]) == ExitCode.BAD_INPUT
 

@@ -68,6 +68,6 @@ def test_hdr_or_ndr(run, tmp_path: Path) -> None:  # noqa: ANN001
 def test_nodes_in_time(run, tmp_path: Path) -> None:  # noqa: ANN001
     asked = ("--nodes", "1,2", "--global-batch", "16", "--seq-len", "256", "--replicas", "20", "--tokens", "100B")
     out = run("nodes_for_70b", *asked, "--days", "1000")
-    assert "1 nodes are enough" in out
+    assert "1 node is enough" in out
     assert "million USD" in out
     assert (tmp_path / "out" / "days.svg").is_file()

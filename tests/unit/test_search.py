@@ -299,6 +299,7 @@ def test_the_command_prints_the_table_and_exports_it(capsys: pytest.CaptureFixtu
         (["--fix", "tp"], "has no value"),
         (["--fix", "offload=moon"], "moon"),
         (["--nodes", "two"], "numbers of nodes"),
+        (["--nodes", "99999999999999999999"], "numbers of nodes up to 65536"),
         (["--export", "table.xls"], "no format"),
         (["--export", "/nowhere/table.csv"], "there is no folder /nowhere"),
         (["--front", "--plot", "/nowhere/front.svg"], "there is no folder /nowhere"),

@@ -58,7 +58,10 @@ def with_draft(
     if raw.get("model") is None and not (draft.faults and draft.format == "megatron"):
         problem = draft.model_unknown or "does not state the model"
         place = draft.places.get("model", draft.file)
-        faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE"))
+        if not any(
+            fault.place == place for fault in draft.faults
+        ):  # else what stands there cannot be read, and is told
+            faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE"))
     plan: dict[str, Any] = {}
     found = draft.faults
     if cluster is not None:

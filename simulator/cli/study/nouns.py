@@ -17,6 +17,7 @@ from simulator.model import Model
 from simulator.schema import Strict
 from simulator.topology import Cluster
 from simulator.topology.hosts import other_intra
+from simulator.topology.parts import MAX_NODES
 
 if TYPE_CHECKING:
     from simulator.readers.plans import Draft
@@ -61,7 +62,7 @@ def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Clu
     name, nodes = raw.get("cluster"), raw.get("nodes")
     if not isinstance(name, str):
         return None
-    counted = isinstance(nodes, int) and not isinstance(nodes, bool) and nodes >= 1
+    counted = isinstance(nodes, int) and not isinstance(nodes, bool) and 1 <= nodes <= MAX_NODES
     cluster = Cluster.load(name, nodes if counted else None)
     below = [replace(o, path=("device", *o.path)) for o in of_root(overrides, "device")]
     if any(o.path == ("device", "memory_bytes") for o in below):  # CUDA's total was that of the device as it was

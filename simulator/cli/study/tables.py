@@ -14,6 +14,7 @@ from simulator.cli.overrides import Override, literal
 from simulator.errors import Fault
 from simulator.plan import Plan
 from simulator.schema import Strict
+from simulator.topology.parts import MAX_NODES
 
 # One node of 8 H100 and the length Llama 3 was trained with; everything else is what PyTorch's FSDP2 does by itself.
 DEFAULT: Final[Mapping[str, Any]] = {
@@ -35,7 +36,7 @@ class StudyFile(Strict):
 
     model: str = Field(description="a preset's name as llama3-8b, a model's TOML file, or a config.json")
     cluster: str = Field(description="a preset's name as hgx-h100-8, or a cluster's TOML file")
-    nodes: int | None = Field(ge=1, default=None)
+    nodes: int | None = Field(ge=1, le=MAX_NODES, default=None)
     placement: str | None = Field(description="a table's file", default=None)
     calibration: str | None = Field(description="a preset's name, or a calibration's file", default=None)
     plan: Plan = Plan()

@@ -11,6 +11,7 @@ from simulator.errors import Fault, PlanError
 from simulator.host import Host
 from simulator.mesh import Mesh
 from simulator.topology import Cluster
+from simulator.units import counted
 from simulator.writers.plans import Job
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
@@ -100,8 +101,10 @@ def _host_faults(hosts: Sequence[str], cluster: Cluster) -> list[Fault]:
     place = "--hosts"
     faults = []
     if len(hosts) != cluster.num_nodes:
-        problem = f"{len(hosts)} hosts for {cluster.num_nodes} nodes"
-        faults.append(Fault(place=place, problem=problem, remedy=f"{cluster.num_nodes} hosts, or --nodes {len(hosts)}"))
+        problem = f"{counted(len(hosts), 'host')} for {counted(cluster.num_nodes, 'node')}"
+        faults.append(
+            Fault(place=place, problem=problem, remedy=f"{counted(cluster.num_nodes, 'host')}, or --nodes {len(hosts)}")
+        )
     if twice := sorted({host for host in hosts if hosts.count(host) > 1}):
         faults.append(Fault(place=place, problem=f"{', '.join(twice[:3])} stands twice", remedy="each host once"))
     if wrong := [host for host in hosts if _NAME.fullmatch(host) is None]:
@@ -113,12 +116,12 @@ def _host_faults(hosts: Sequence[str], cluster: Cluster) -> list[Fault]:
 def _seat_faults(seats: Sequence[Seat], job: Job, cluster: Cluster) -> list[Fault]:
     place = "placement"
     if len(seats) != job.plan.num_devices:
-        problem = f"{len(seats)} GPUs for {job.plan.num_devices} ranks"
+        problem = f"{counted(len(seats), 'GPU')} for {counted(job.plan.num_devices, 'rank')}"
         return [Fault(place=place, problem=problem, remedy="one for each rank")]
     outside = [s for s in seats if not (0 <= s.node < cluster.num_nodes and 0 <= s.gpu < cluster.gpus_per_node)]
     if outside:
         problem = f"node {outside[0].node} has no GPU {outside[0].gpu}"
-        layout = f"{cluster.num_nodes} nodes of {cluster.gpus_per_node}"
+        layout = f"{counted(cluster.num_nodes, 'node')} of {cluster.gpus_per_node}"
         return [Fault(place=place, problem=problem, remedy=layout)]
     if len(set(seats)) < len(seats):
         return [Fault(place=place, problem="two ranks have the same GPU", remedy="each GPU once")]
