@@ -11,9 +11,9 @@ from simulator.inference.highest_rate import highest_rate
 from simulator.inference.memory import ServingMemory, serving_memory
 from simulator.inference.plan import InferencePlan, check
 from simulator.inference.remedies import Remedy
-from simulator.inference.report import Attainment, DecodeStep, Latencies, Load, Serving, Slo, Spread
+from simulator.inference.report import Attainment, DecodeStep, Latencies, Load, Serving, Slo, Spread, TokenCost
 from simulator.inference.serving import serve
-from simulator.inference.token_costs import TokenCost, token_costs
+from simulator.inference.token_costs import token_costs
 from simulator.inference.workload import Choice, Lognormal, Request, Uniform, Workload
 
 __all__ = [

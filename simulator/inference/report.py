@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from simulator.inference.memory import ServingMemory
 from simulator.inference.remedies import Remedy
 from simulator.inference.scheduler import Job
 from simulator.predict.prediction import Source
-
-if TYPE_CHECKING:
-    from simulator.inference.token_costs import TokenCost
 
 Verdict = Literal["OK", "OVERLOADED", "OOM"]
 
@@ -87,6 +84,26 @@ class Load:
     in_system: float
     preemptions: int
     recomputed_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCost:
+    """Money at one price. million_*: of so many tokens at the load that was played; at_capacity: if the queue never emptied.
+
+    low_, high_at_capacity: 90 % interval. An output token bears its prompt; `million_tokens` shares among both.
+    """
+
+    kind: str
+    currency: str
+    date: str
+    source: str
+    gpu_hour: float
+    request: float
+    million_output_tokens: float
+    million_tokens: float
+    million_output_tokens_at_capacity: float
+    low_at_capacity: float
+    high_at_capacity: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from simulator.inference.report import Load
+from simulator.inference.report import Load, TokenCost
 from simulator.prices import Prices, cost
 from simulator.topology import Cluster
 
 MILLION = 1e6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCost:
-    """Money at one price. million_*: of so many tokens at the load that was played; at_capacity: if the queue never emptied.
-
-    low_, high_at_capacity: 90 % interval. An output token bears its prompt; `million_tokens` shares among both.
-    """
-
-    kind: str
-    currency: str
-    date: str
-    source: str
-    gpu_hour: float
-    request: float
-    million_output_tokens: float
-    million_tokens: float
-    million_output_tokens_at_capacity: float
-    low_at_capacity: float
-    high_at_capacity: float
 
 
 def token_costs(load: Load, num_devices: int, cluster: Cluster, prices: Prices) -> tuple[TokenCost, ...]:
