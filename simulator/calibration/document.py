@@ -6,27 +6,24 @@ import json
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import PrivateAttr, ValidationError
 from typing_extensions import override
 
-from simulator.calibration.curves import AttentionCurve, GemmCurve, Power, StreamCurve
-from simulator.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
+from simulator.calibration.curve_set import CurveSet, SpeedOf
 from simulator.calibration.scan import CATEGORY as SCAN
 from simulator.calibration.scan import SIGMA as SCAN_SIGMA
-from simulator.calibration.timer import Timer, attention_faults
-from simulator.collective_curves import LinkCurves
+from simulator.calibration.timer import Timer
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
-from simulator.kernels import Direction, Dtype, Gemm, Kernel, Scan, Stream
-from simulator.schema import Strict, faults_of, read_json
+from simulator.kernels import Gemm, Kernel, Scan, Stream
+from simulator.schema import faults_of, read_json
 from simulator.stack import AttentionBackend
 
 SUFFIX = ".calibration.json"
 LINKS = "links"  # the curves of links stand beside the devices' and have a reader of their own
 FORMAT_VERSION = 1
-SpeedOf = Literal["gemm", "attention", "elementwise", "scan"]
 _SIGMA_OF = {"gemm": "gemm", "attention": "attention", "communication": "communication"}
 
 
@@ -40,45 +37,10 @@ class _Timers(dict[tuple[int, int], Timer]):
     __hash__ = None
 
 
-class Calibration(Strict):
-    """What a device achieves: curves, overheads, interference, and how sure each is.
-
-    kind: fitted (from microbenchmarks), datasheet (typical fractions of its architecture), ideal (efficiency 1).
-    gemms: by dtype. attention: one curve a direction and kernel generation; the first of a direction is the default.
-    streams: one curve a StreamOp. uncertainty: category -> one-sigma relative systematic uncertainty.
-    power: the cap that the matrix speeds were reached at, null if none applies.
-    links: the machine's own collectives where they were measured with it; null: the shipped curves.
-    speed: a what-if: kernels so many times as fast as the curves say; no file of a measured machine has it.
-    """
-
-    format_version: Literal[1] = 1
-    name: str = Field(min_length=1)
-    kind: Literal["fitted", "datasheet", "ideal"]
-    power: Power | None = None
-    gemms: dict[Dtype, GemmCurve] = Field(min_length=1)
-    attention: tuple[AttentionCurve, ...]
-    streams: tuple[StreamCurve, ...]
-    overheads: Overheads
-    interference: Interference
-    memory: MemoryOverheads
-    uncertainty: dict[Literal["gemm", "attention", "elementwise", "communication"], float]
-    provenance: Provenance
-    links: LinkCurves | None = None
-    speed: dict[SpeedOf, float] = {}
+class Calibration(CurveSet, defer_build=False):
+    """A calibration as a document: where it comes from, what it is saved as, and the clocks that read its curves."""
 
     _timers: _Timers = PrivateAttr(default_factory=_Timers)
-
-    @model_validator(mode="after")
-    def _each_curve_once(self) -> Self:
-        ops = [curve.op for curve in self.streams]
-        problems = [f"streams: {op} stands twice" for op in sorted({op for op in ops if ops.count(op) > 1})]
-        problems += [f"attention: {text}" for text in attention_faults(self.attention)]
-        missing = {"gemm", "attention", "elementwise", "communication"} - set(self.uncertainty)
-        problems += [f"uncertainty: {name} is missing" for name in sorted(missing)]
-        problems += [f"speed: {name} is not above 0" for name, factor in self.speed.items() if factor <= 0]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Self:
@@ -157,22 +119,6 @@ class Calibration(Strict):
         if category == SCAN:
             return 0.0 if self.kind == "ideal" else SCAN_SIGMA
         return self.uncertainty[_SIGMA_OF.get(category, "elementwise")]  # type: ignore[index]
-
-    def attention_curve(self, direction: Direction, backend: AttentionBackend | None = None) -> AttentionCurve:
-        """The curve of a backend's kernel in a direction; without a backend the file's first of that direction."""
-        curves = [curve for curve in self.attention if curve.direction == direction]
-        for curve in curves:
-            if backend is None or backend.kernel in curve.kernels:
-                return curve
-        kernel = backend.kernel if backend else "fused attention"
-        has = ", ".join(sorted({name for curve in curves for name in curve.kernels})) or "none"
-        raise CalibrationError(
-            Fault(
-                place=self.name,
-                problem=f"attention: no {direction} curve for {kernel}; it has {has}",
-                remedy=f"a stack with one of these kernels, or {direction}_efficiency in its attention section",
-            )
-        )
 
     def extrapolated(self, kernel: Kernel, backend: AttentionBackend | None = None) -> str | None:
         """Why this kernel's time is not backed by a measurement near it; None if it is."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from simulator.calibration.curve_set import CurveSet
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
 from simulator.calibration.narrow import BLOCKS, MX_BLOCKS, SPLIT, fp4_fraction
 from simulator.calibration.scan import FRACTION, SPEED, kin
@@ -13,9 +13,6 @@ from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
 from simulator.kernels import PARENT, Attention, Dtype, Gemm, Kernel, Scan, Stream, StreamOp
 from simulator.stack import AttentionBackend
-
-if TYPE_CHECKING:
-    from simulator.calibration.document import Calibration
 
 
 class Timer:
@@ -25,7 +22,7 @@ class Timer:
     """
 
     def __init__(
-        self, calibration: Calibration, device: Device, backend: AttentionBackend | None = None, use: float = 1.0
+        self, calibration: CurveSet, device: Device, backend: AttentionBackend | None = None, use: float = 1.0
     ) -> None:
         self.calibration, self.device, self.backend = calibration, device, backend
         power = calibration.power
@@ -167,16 +164,3 @@ class Timer:
 
     def _missing(self, problem: str, remedy: str) -> CalibrationError:
         return CalibrationError(Fault(place=self.calibration.name, problem=problem, remedy=remedy))
-
-
-def attention_faults(curves: Iterable[AttentionCurve]) -> list[str]:
-    """Backends that two curves claim in one direction."""
-    seen: set[tuple[str, str]] = set()
-    twice: list[str] = []
-    for curve in curves:
-        for name in curve.kernels:
-            key = (name, curve.direction)
-            if key in seen:
-                twice.append(f"{name} {curve.direction} has two curves")
-            seen.add(key)
-    return twice
