@@ -439,9 +439,10 @@ class Model(Strict):
         if path.suffix == ".toml":
             return cls._from_toml(path)
         if path.suffix == ".json" or path.is_file():
-            from simulator.readers.hf_config import read_hf_config  # noqa: PLC0415  readers stand above the nouns
+            from simulator.hf_config import file_fields  # noqa: PLC0415  only what is asked for is loaded
 
-            return read_hf_config(path)
+            fields, place = file_fields(path)
+            return Model.parse(fields, place, ModelError)
         raise ModelError(unknown_model(text))
 
     @staticmethod

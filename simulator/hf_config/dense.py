@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.readers.hf_config.keys import Fields, Keys, common_shape
+from simulator.hf_config.keys import Fields, Keys, common_shape
 
 
 def llama(keys: Keys) -> Fields:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulator.readers.hf_config.keys import Fields, Keys, common_shape, short
+from simulator.hf_config.keys import Fields, Keys, common_shape, short
 
 _BLOCKS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}  # layers_block_type
 

@@ -1,4 +1,4 @@
-"""Hugging Face `config.json` -> Model. It is read as data: code that `auto_map` names is never fetched or run.
+"""Hugging Face `config.json` -> fields of a Model. It is read as data: code that `auto_map` names is never fetched or run.
 
 What a family's configuration class would fill in when a key is missing is filled in here too (its documented
 default); keys without a default are required. Every fault of the file is reported at once.
@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import Fault, InputError, ModelError
-from simulator.model import Model
+from simulator.hf_config import dense, hybrids, mixtures
+from simulator.hf_config.keys import Fields, Keys
 from simulator.model_files import MAX_FILE_BYTES
-from simulator.readers.hf_config import dense, hybrids, mixtures
-from simulator.readers.hf_config.keys import Fields, Keys
 from simulator.schema import read_json, unreadable
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
-def read_hf_config(path: str | Path) -> Model:
-    """The model of a config.json. Raises ModelError with every fault; nested `text_config` is followed."""
+def file_fields(path: str | Path) -> tuple[Fields, str]:
+    """A model's fields of a config.json, and the place that faults of theirs have. Raises ModelError with every fault of the file.
+
+    A nested `text_config` is followed.
+    """
     file = Path(path)
     data = _object(_load(file), str(file))
     name = data.get("_name_or_path")
@@ -31,11 +33,11 @@ def read_hf_config(path: str | Path) -> Model:
         name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
     nested = data.get("text_config")
     place = str(file) if nested is None else f"{file}: text_config"
-    return model_from_config(data if nested is None else _object(nested, place), place, name[:200])
+    return config_fields(data if nested is None else _object(nested, place), place, name[:200]), place
 
 
-def model_from_config(config: Mapping[str, Any], place: str, name: str) -> Model:
-    """A model from the configuration's keys. Raises ModelError with every fault, each with `place` and its key."""
+def config_fields(config: Mapping[str, Any], place: str, name: str) -> Fields:
+    """A model's fields from the configuration's keys. Raises ModelError with every fault, each with `place` and its key."""
     keys = Keys(config, place)
     family = config.get("model_type")
     reader = _FAMILIES.get(family) if isinstance(family, str) else None
@@ -48,7 +50,7 @@ def model_from_config(config: Mapping[str, Any], place: str, name: str) -> Model
     fields = {"name": name, "family": str(family).removesuffix("_text"), **reader(keys)}
     if keys.faults:
         raise ModelError(dict.fromkeys(keys.faults))
-    return Model.parse(fields, place, ModelError)
+    return fields
 
 
 def _load(file: Path) -> object:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from simulator.readers.hf_config.dense import mistral, qwen2, qwen3
-from simulator.readers.hf_config.keys import Fields, Keys, common_shape
+from simulator.hf_config.dense import mistral, qwen2, qwen3
+from simulator.hf_config.keys import Fields, Keys, common_shape
 
 
 def mixtral(keys: Keys) -> Fields:
