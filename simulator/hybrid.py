@@ -8,19 +8,14 @@ Legend: D d_model, H heads, P head_dim, G groups, N state_dim; I = H P inner cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from simulator.schema import Strict
 
-if TYPE_CHECKING:
-    from simulator.model import Model
-
 HybridKind = Literal["mamba", "attention", "mlp", "moe"]
 KINDS: Final[dict[str, HybridKind]] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_SHOWN: Final = 8  # places of wrong letters that an error lists
 
 
 class Mamba(Strict):
@@ -81,27 +76,3 @@ def parameter_shapes(mamba: Mamba, d_model: int) -> tuple[tuple[str, tuple[int, 
         ("mamba.norm.weight", (mamba.inner,)),
         ("mamba.out_proj.weight", (d_model, mamba.inner)),
     )
-
-
-def pattern_faults(model: Model) -> Iterator[str]:
-    """Everything in which a model's pattern, its parts and its other fields contradict one another."""
-    pattern = model.pattern
-    if pattern is None:
-        if model.mamba is not None:
-            yield "mamba needs a pattern that says which layers are mixers: M, with * - E for the others"
-        return
-    wrong = [(place, letter) for place, letter in enumerate(pattern) if letter not in KINDS]
-    if wrong:
-        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        listed = ", ".join(f"{letter!r} at {place}" for place, letter in wrong[:_SHOWN])
-        yield f"pattern has {listed}{more}: M (Mamba), * (attention), - (MLP) and E (experts) are known"
-    if len(pattern) != model.num_layers:
-        yield f"pattern has {len(pattern)} letters for {model.num_layers} layers"
-    for letter, part, given in (("M", "mamba", model.mamba), ("E", "experts", model.experts)):
-        if (letter in pattern) != (given is not None):
-            has = "has" if letter in pattern else "has no"
-            yield f"pattern {has} {letter}, and the model {'no ' if given is None else ''}{part}"
-    if model.experts is not None and (model.experts.first_dense_layers or model.experts.every != 1):
-        yield "the pattern says which layers have experts: leave first_dense_layers and every out"
-    fields = ("parallel_residual", "post_norms", "shared_input_norm", "global_every", "latent")
-    yield from (f"layers of one branch have no {name}" for name in fields if getattr(model, name))

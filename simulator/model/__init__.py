@@ -1,0 +1,22 @@
+"""Model: a decoder-only transformer's shape, its exact parameter count, and the FLOP a token costs.
+
+A `Model` is data: a preset in `topologies/models`, a Hugging Face `config.json`, or a TOML file of the same fields.
+Every parameter is listed with its shape, since sharding pads each one and buckets follow their order.
+"""
+
+from simulator.model.fields import Mlp
+from simulator.model.kinds import BodyKind, LayerKind, Parameter, Shape, Unit, WideKind, plain, wide
+from simulator.model.noun import Model
+
+__all__ = [
+    "BodyKind",
+    "LayerKind",
+    "Mlp",
+    "Model",
+    "Parameter",
+    "Shape",
+    "Unit",
+    "WideKind",
+    "plain",
+    "wide",
+]
