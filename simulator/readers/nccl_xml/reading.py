@@ -1,135 +1,47 @@
-"""Reader of NCCL's and RCCL's topology XML (`NCCL_TOPO_DUMP_FILE`, or a cloud's `NCCL_TOPO_FILE`) as a Host.
-
-The parser is the standard library's expat, and a document type is refused, so that no entity can be declared, expanded or
-fetched. Speeds are what NCCL makes of the file: PCIe by generation and width, NVLink by compute capability (NVIDIA/nccl
-src/graph/topo.h and topo.cc; xGMI: ROCm/rccl topo.h).
-"""
+"""From the tree of elements to a Host: what is a GPU, what a card, and how they are joined."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Final, NoReturn
-from xml.parsers import expat
+from typing import Final
 
 from simulator.errors import ClusterError, Fault
-from simulator.host import Cable, Card, Gpu, Host, Path, PcieLink
+from simulator.host import Cable, Card, Gpu, Host, Path
+from simulator.readers.nccl_xml.rates import (
+    PCIE_UNKNOWN,
+    TRANSFERS,
+    WHOLE,
+    cpu_rate,
+    link_rate,
+    pcie_link,
+    pcie_rate,
+    whole,
+)
+from simulator.readers.nccl_xml.tree import Element
 
-_MOST_ELEMENTS = 20_000
-_MOST_DEPTH = 32
 _MOST_DEVICES = 512
 _MOST_FAULTS = 20
-
-# 100 Mb/s a lane by transfer rate; bytes/s of a link are lanes × that / 80 × 1e9, as NCCL rounds them
-_LANE: Final = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
-_PCIE_UNKNOWN: Final = 12e9  # NCCL's PCI_BW
-_NVLINK_BY_SM: Final = ((60, 18.0), (70, 20.0), (80, 20.0), (86, 12.0), (90, 20.6), (100, 40.1))
-_XGMI_BY_GCN: Final = {"94": 48.0, "95": 48.0, "90a": 36.0, "910": 36.0}  # else Vega's
-_XGMI_VEGA: Final = 24.0
-_CPUS: Final = {"AuthenticAMD": 16.0, "GenuineIntel": 10.0, "CentaurHauls": 6.0, "  Shanghai  ": 6.0}
-_SKYLAKE, _SAPPHIRE = 85, 143  # Intel model ids from which NCCL assumes a faster socket link
-_TRANSFERS: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*GT/s")
-_WHOLE: Final = re.compile(r"[0-9]{1,9}")
 _SWITCH_CLASS, _BRIDGE_TO_CPU = "0x068000", "0x068001"
 _GPU_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 _CARD_CLASS: Final = "0x02"
 _AWS_SLOTS: Final = {"g5.48xlarge": ("00:16", "00:1d")}  # bus ids of its GPUs, where a file gives nothing but bus ids
 
 
-@dataclass(slots=True)
-class _Element:
-    """One element: its tag, attributes, where it stands, and what it holds."""
-
-    tag: str
-    attributes: dict[str, str]
-    line: int
-    parent: _Element | None
-    children: list[_Element] = field(default_factory=list)
-
-    def get(self, name: str) -> str:
-        return self.attributes.get(name, "").strip()
-
-    def inside(self, tag: str) -> Iterator[_Element]:
-        return (child for child in self.children if child.tag == tag)
-
-    @property
-    def above(self) -> list[_Element]:
-        """The element and everything around it, from the inside out."""
-        path: list[_Element] = [self]
-        while path[-1].parent is not None:
-            path.append(path[-1].parent)
-        return path
-
-
-def read_xml(data: bytes, place: str) -> Host:
-    """The host that the XML describes.
-
-    Raises ClusterError with every fault: a document type or entity, nesting or size beyond reason, a GPU outside every
-    CPU, links to themselves or with a count that differs by direction, speeds of zero.
-    """
-    root, comments = _parse(data, place)
-    return _Reading(root, comments, place).host()
-
-
-def _parse(data: bytes, place: str) -> tuple[_Element, str]:
-    parser = expat.ParserCreate()
-    stack: list[_Element] = []
-    roots: list[_Element] = []
-    comments: list[str] = []
-    count = 0
-
-    def refuse(problem: str, remedy: str = "") -> NoReturn:
-        where = f"{place}: line {parser.CurrentLineNumber}"
-        raise ClusterError(Fault(place=where, problem=problem, remedy=remedy))
-
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        nonlocal count
-        count += 1
-        if count > _MOST_ELEMENTS or len(stack) >= _MOST_DEPTH:
-            refuse(f"more than {_MOST_ELEMENTS} elements or {_MOST_DEPTH} levels", "one host's topology")
-        element = _Element(tag, attributes, parser.CurrentLineNumber, stack[-1] if stack else None)
-        (stack[-1].children if stack else roots).append(element)
-        stack.append(element)
-
-    def doctype(*_: object) -> NoReturn:
-        refuse("a document type, which could declare entities", "a topology file needs none: remove <!DOCTYPE …>")
-
-    parser.StartElementHandler = start
-    parser.EndElementHandler = lambda _tag: stack.pop()
-    parser.StartDoctypeDeclHandler = doctype
-    parser.EntityDeclHandler = doctype
-    parser.CommentHandler = comments.append
-    try:
-        parser.Parse(data, True)  # noqa: FBT003  expat's own signature
-    except (LookupError, ValueError) as exc:  # codecs that expat cannot use, as the declaration names them
-        first = f"{place}: line 1"
-        raise ClusterError(Fault(place=first, problem=f"unusable encoding: {exc}", remedy="UTF-8")) from None
-    except expat.ExpatError as exc:
-        where = f"{place}: line {exc.lineno}"
-        problem = f"not XML: {expat.ErrorString(exc.code)}"
-        raise ClusterError(Fault(place=where, problem=problem, remedy="the file as NCCL wrote it")) from None
-    if roots[0].tag != "system":
-        found = f"the root is <{roots[0].tag[:40]}>"
-        raise ClusterError(Fault(place=f"{place}: line 1", problem=found, remedy="NCCL's begins with <system>"))
-    return roots[0], "\n".join(comments)
-
-
-class _Reading:
+class Reading:
     """One file on its way to a Host."""
 
-    def __init__(self, root: _Element, comments: str, place: str) -> None:
+    def __init__(self, root: Element, comments: str, place: str) -> None:
         self.root, self.comments, self.place = root, comments, place
         self.faults: list[Fault] = []
         self.missing: list[str] = []
-        self.gpus: dict[str, _Element] = {}  # name -> its <pci>
-        self.cards: dict[str, tuple[_Element, Card]] = {}
+        self.gpus: dict[str, Element] = {}  # name -> its <pci>
+        self.cards: dict[str, tuple[Element, Card]] = {}
         self.by_bus: dict[str, str] = {}  # GPUs
         self.switched, self.links_listed, self.numbered = False, True, False
 
-    def fault(self, element: _Element, problem: str, remedy: str = "") -> None:
+    def fault(self, element: Element, problem: str, remedy: str = "") -> None:
         if len(self.faults) < _MOST_FAULTS:
             where = f"{self.place}: line {element.line}"
             self.faults.append(Fault(place=where, problem=problem, remedy=remedy))
@@ -165,7 +77,7 @@ class _Reading:
             missing=tuple(self.missing),
         )
 
-    def devices(self, element: _Element) -> Iterator[_Element]:
+    def devices(self, element: Element) -> Iterator[Element]:
         """The <pci> elements that hold no other, in the file's order."""
         for child in element.children:
             if child.tag == "pci" and not any(child.inside("pci")):
@@ -173,14 +85,14 @@ class _Reading:
             else:
                 yield from self.devices(child)
 
-    def root_cards(self, element: _Element) -> Iterator[_Element]:
+    def root_cards(self, element: Element) -> Iterator[Element]:
         """<nic> elements that hang on a CPU, not on a PCI device: virtual ones."""
         for cpu in element.inside("cpu"):
             yield from cpu.inside("nic")
 
-    def classify(self, devices: list[_Element]) -> None:
+    def classify(self, devices: list[Element]) -> None:
         unknown, gpus = [], []
-        seen: dict[str, _Element] = {}
+        seen: dict[str, Element] = {}
         for pci in devices:
             bus = pci.get("busid").lower()
             if not bus or bus in seen:
@@ -196,7 +108,7 @@ class _Reading:
         gpus += self.by_platform(unknown)
         self.number(gpus)
 
-    def by_platform(self, unknown: list[_Element]) -> list[_Element]:
+    def by_platform(self, unknown: list[Element]) -> list[Element]:
         """GPUs among devices that have nothing but a bus id, if a comment names a machine whose slots are known."""
         if not unknown:
             return []
@@ -213,10 +125,10 @@ class _Reading:
         self.missing.append(text)
         return gpus
 
-    def number(self, gpus: list[_Element]) -> None:
+    def number(self, gpus: list[Element]) -> None:
         """Names by CUDA's number where the file tells it, else in the file's order (NCCL then asks the driver)."""
         told = [gpu.get("dev") for pci in gpus for gpu in pci.inside("gpu")]
-        self.numbered = len(told) == len(gpus) == len(set(told)) and all(map(_WHOLE.fullmatch, told))
+        self.numbered = len(told) == len(gpus) == len(set(told)) and all(map(WHOLE.fullmatch, told))
         if self.numbered:
             gpus = [pci for _, pci in sorted(zip(map(int, told), gpus, strict=True), key=lambda pair: pair[0])]
         for index, pci in enumerate(gpus):
@@ -225,33 +137,33 @@ class _Reading:
             if self.cpu(pci) is None:
                 self.fault(pci, f"GPU {pci.get('busid')} is outside every <cpu>: nothing joins it", "inside a <cpu>")
 
-    def add_cards(self, holder: _Element, bus: str) -> None:
+    def add_cards(self, holder: Element, bus: str) -> None:
         nics = [holder] if holder.tag == "nic" else list(holder.inside("nic"))
         nets = [net for nic in nics for net in nic.inside("net")]
         cpu = self.cpu(holder)
         numa = cpu.get("numaid") if cpu is not None else ""
         if not nets:
             name = f"NIC{len(self.cards)}"
-            self.cards[name] = (holder, Card(name=name, pci=bus, numa=numa, pcie=_link(holder)))
+            self.cards[name] = (holder, Card(name=name, pci=bus, numa=numa, pcie=pcie_link(holder)))
         for net in nets:
             name = net.get("name") or f"NIC{len(self.cards)}"
             name = name if name not in self.cards else f"{name}:{net.get('port') or len(self.cards)}"
-            card = Card(name=name, pci=bus, numa=numa, bytes_per_s=self.net_rate(net), pcie=_link(holder))
+            card = Card(name=name, pci=bus, numa=numa, bytes_per_s=self.net_rate(net), pcie=pcie_link(holder))
             self.cards[name] = (holder, card)
 
-    def net_rate(self, net: _Element) -> float | None:
+    def net_rate(self, net: Element) -> float | None:
         text = net.get("speed")
         if not text:
             return None
-        if not _whole(text):
+        if not whole(text):
             self.fault(net, f"speed {text[:20]!r}: no bandwidth", "Mb/s, above 0")
             return None
-        return _whole(text) * 1e6 / 8
+        return whole(text) * 1e6 / 8
 
-    def cpu(self, element: _Element) -> _Element | None:
+    def cpu(self, element: Element) -> Element | None:
         return next((e for e in element.above if e.tag == "cpu"), None)
 
-    def gpu(self, name: str, pci: _Element) -> Gpu:
+    def gpu(self, name: str, pci: Element) -> Gpu:
         inner = next(pci.inside("gpu"), None)
         cpu = self.cpu(pci)
         model = f"sm {inner.get('sm')}" if inner is not None and inner.get("sm") else ""
@@ -265,8 +177,8 @@ class _Reading:
             numa=numa,
             cpus=cpus,
             model=model,
-            pcie=_link(pci),
-            uplink=_link(above[-1]) if above else None,
+            pcie=pcie_link(pci),
+            uplink=pcie_link(above[-1]) if above else None,
         )
 
     def direct_paths(self) -> Iterator[tuple[tuple[str, str], Path]]:
@@ -276,7 +188,7 @@ class _Reading:
         for name, pci in self.gpus.items():
             for gpu in pci.inside("gpu"):
                 for link in (*gpu.inside("nvlink"), *gpu.inside("xgmi")):
-                    self.take_link(name, link, told, uplinks)
+                    self.takepcie_link(name, link, told, uplinks)
         for (a, b), path in told.items():
             back = told.get((b, a))
             if back != path:
@@ -289,9 +201,9 @@ class _Reading:
             yield (a, b) if self.index(a) < self.index(b) else (b, a), Path("NV", min(uplinks[a], uplinks[b]))
         self.switched = bool(uplinks)
 
-    def take_link(self, name: str, link: _Element, told: dict[tuple[str, str], Path], uplinks: Counter[str]) -> None:
+    def takepcie_link(self, name: str, link: Element, told: dict[tuple[str, str], Path], uplinks: Counter[str]) -> None:
         target, text = link.get("target").lower(), link.get("count")
-        if not _whole(text):
+        if not whole(text):
             self.fault(link, f"count {text[:20]!r}: no link, so no bandwidth", "at least 1")
             return
         kind = "XGMI" if link.tag == "xgmi" else "NV"
@@ -300,9 +212,9 @@ class _Reading:
             self.fault(link, f"{name} is linked to itself ({target})", "the bus id of another GPU or of a switch")
         elif peer is not None:
             before = told.get((name, peer))
-            told[name, peer] = Path(kind, _whole(text) + (before.count if before else 0))
+            told[name, peer] = Path(kind, whole(text) + (before.count if before else 0))
         elif link.get("tclass").lower().startswith(_SWITCH_CLASS):
-            uplinks[name] += _whole(text)
+            uplinks[name] += whole(text)
         elif not link.get("tclass").lower().startswith(_BRIDGE_TO_CPU):
             self.missing.append(f"the device at {target} that {name} is linked to: it is not in the file")
 
@@ -314,7 +226,7 @@ class _Reading:
         places = [*self.gpus.items(), *((name, element) for name, (element, _) in self.cards.items())]
         return {(a, b): self.meeting(x, y) for (a, x), (b, y) in combinations(places, 2)}
 
-    def meeting(self, x: _Element, y: _Element) -> Path:
+    def meeting(self, x: Element, y: Element) -> Path:
         """One switch: PIX; several: PXB; the CPU: PHB; two CPUs: SYS (NCCL knows no NODE)."""
         if x is y:
             return Path("PIX")
@@ -332,17 +244,17 @@ class _Reading:
         yield from self.pci_cables(self.root, names)
         cpus = list(self.root.inside("cpu"))
         for x, y in combinations(cpus, 2):
-            yield Cable(a=self.point(x, names), b=self.point(y, names), bytes_per_s=min(_cpu_rate(x), _cpu_rate(y)))
+            yield Cable(a=self.point(x, names), b=self.point(y, names), bytes_per_s=min(cpu_rate(x), cpu_rate(y)))
         for (a, b), path in direct.items():
-            rate = path.count * self.link_rate(a, path)
+            rate = path.count * link_rate(self.gpus[a], path.kind)
             if not self.switched:
                 yield Cable(a=a, b=b, bytes_per_s=rate)
         if self.switched:
             for name in dict.fromkeys(n for pair in direct for n in pair):
                 count = max(path.count for pair, path in direct.items() if name in pair)
-                yield Cable(a=name, b="nvswitch", bytes_per_s=count * self.link_rate(name, Path("NV", 1)))
+                yield Cable(a=name, b="nvswitch", bytes_per_s=count * link_rate(self.gpus[name], "NV"))
 
-    def pci_cables(self, element: _Element, names: dict[int, str]) -> Iterator[Cable]:
+    def pci_cables(self, element: Element, names: dict[int, str]) -> Iterator[Cable]:
         for child in element.children:
             if child.tag == "pci" and element.tag in ("pci", "cpu"):
                 ends = self.point(child, names), self.point(element, names)
@@ -350,34 +262,24 @@ class _Reading:
             if child.tag in ("pci", "cpu"):
                 yield from self.pci_cables(child, names)
 
-    def point(self, element: _Element, names: dict[int, str]) -> str:
+    def point(self, element: Element, names: dict[int, str]) -> str:
         return names.get(id(element)) or f"{element.tag} at line {element.line}"
 
-    def pcie_rate(self, pci: _Element) -> float:
+    def pcie_rate(self, pci: Element) -> float:
         """Bytes/s one way; NCCL's default where speed or width were not recorded (NCCL writes "" and 0 then)."""
         speed, width = pci.get("link_speed"), pci.get("link_width")
         if speed in ("", "Unknown speed") or (not width and not speed):
-            return _PCIE_UNKNOWN
-        found = _TRANSFERS.match(speed)
+            return PCIE_UNKNOWN
+        found = TRANSFERS.match(speed)
         if found is None or not float(found[1]):
             self.fault(pci, f"link_speed {speed[:20]!r}: no bandwidth", "as '16.0 GT/s PCIe'")
-            return _PCIE_UNKNOWN
-        if not _whole(width):
+            return PCIE_UNKNOWN
+        if not whole(width):
             self.fault(pci, f"link_width {width[:20]!r} at {speed}: no bandwidth", "1 to 16 lanes")
-            return _PCIE_UNKNOWN
-        return _whole(width) * _LANE.get(found[1].removesuffix(".0"), 60) / 80 * 1e9
+            return PCIE_UNKNOWN
+        return pcie_rate(found[1], whole(width))
 
-    def link_rate(self, name: str, path: Path) -> float:
-        """One NVLink or xGMI link, one way, as NCCL or RCCL assumes."""
-        inner = next(self.gpus[name].inside("gpu"), None)
-        if path.kind == "XGMI":
-            gcn = inner.get("gcn").removeprefix("gfx") if inner is not None else ""
-            return 1e9 * next((rate for head, rate in _XGMI_BY_GCN.items() if gcn.startswith(head)), _XGMI_VEGA)
-        text = inner.get("sm") if inner is not None else ""
-        sm = _whole(text) or 80
-        return 1e9 * max((pair for pair in _NVLINK_BY_SM if pair[0] <= sm), default=_NVLINK_BY_SM[0])[1]
-
-    def note_missing(self, devices: list[_Element], direct: dict[tuple[str, str], Path]) -> None:
+    def note_missing(self, devices: list[Element], direct: dict[tuple[str, str], Path]) -> None:
         if not direct and not any(True for pci in devices for _ in pci.inside("gpu")) and len(self.gpus) > 1:
             self.links_listed = False
             self.missing.append("NVLinks: the file lists none, and NCCL asks the driver for them when it runs")
@@ -386,32 +288,11 @@ class _Reading:
             self.missing.append(f"names and speeds of {unnamed} network card{'s' * (unnamed > 1)}")
         silent = sum(not pci.get("link_speed") for pci in devices)
         if silent:
-            self.missing.append(f"PCIe speeds of {silent} devices: NCCL's default, {_PCIE_UNKNOWN / 1e9:.0f} GB/s")
+            self.missing.append(f"PCIe speeds of {silent} devices: NCCL's default, {PCIE_UNKNOWN / 1e9:.0f} GB/s")
 
 
-def _link(pci: _Element) -> PcieLink | None:
-    """The PCIe link above a device; None where the file does not record it (what is malformed is a fault elsewhere)."""
-    speed, lanes = _TRANSFERS.match(pci.get("link_speed")), _whole(pci.get("link_width"))
-    return PcieLink(float(speed[1]), lanes) if speed is not None and float(speed[1]) and lanes else None
-
-
-def _whole(text: str) -> int:
-    """A whole number of a sane size; 0 for anything else."""
-    return int(text) if _WHOLE.fullmatch(text) else 0
-
-
-def _vendor(cpu: _Element | None) -> str:
+def _vendor(cpu: Element | None) -> str:
     if cpu is None:
         return ""
     names = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
     return {"ppc64": "power", "arm64": "arm"}.get(cpu.get("arch")) or names.get(cpu.get("vendor"), "")
-
-
-def _cpu_rate(cpu: _Element) -> float:
-    """Bytes/s between sockets, as NCCL assumes by vendor and, for Intel, by model."""
-    arch, vendor, model = cpu.get("arch"), cpu.attributes.get("vendor", ""), cpu.get("modelid")
-    if arch in ("ppc64", "arm64"):
-        return 32e9 if arch == "ppc64" else 6e9
-    if vendor == "GenuineIntel" and model:
-        return 22e9 if _whole(model) >= _SAPPHIRE else 10e9 if _whole(model) >= _SKYLAKE else 6e9
-    return 1e9 * _CPUS.get(vendor, 10.0)
