@@ -1,4 +1,4 @@
-"""Commands of a shell script, without running it: assignments, arrays, `+=`, continuations, quotes, `${X:-y}`, `$((…))`.
+"""Commands of a shell script, without running it: assignments, arrays, `+=`, functions, conditions, here-documents.
 
 Nothing is executed. What only a run knows (a command's output, an unset variable, an arm of a condition) stays in the
 words as a mark that says what it was and where it stands.
@@ -6,23 +6,16 @@ words as a mark that says what it was and where it stands.
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from simulator.errors import Fault, PlanError
+from simulator.readers.plans.shell_expansion import Expansion
 from simulator.readers.plans.shell_tests import Block, holds
-from simulator.readers.plans.shell_words import MARK, Chars, Unknown, Word, bare, fields, integer, kept, words_of
+from simulator.readers.plans.shell_words import Chars, Word, words_of
 
-MAX_CHARACTERS: Final = 2**20
-MAX_DEPTH: Final = 40
-_MAX_UNKNOWN: Final = 6000
 _MOST_NESTED: Final = 4
 
-_NAME: Final = re.compile(r"[A-Za-z_]\w*")
-_SPECIAL: Final = re.compile(r"[0-9@*#?$!-]")
 _ASSIGN: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _DECLARE: Final = {"export", "declare", "local", "readonly", "typeset"}
 _OPEN: Final = {"if": "fi", "while": "done", "until": "done", "for": "done", "case": "esac", "function": "}"}
@@ -30,62 +23,23 @@ _INNER: Final = {"then", "else", "elif", "do", "in"}
 
 
 @dataclass
-class Shell:
+class Shell(Expansion):
     """Reads one script. define: variables as the environment would set them."""
 
-    text: str
-    file: str
-    define: Mapping[str, str] = field(default_factory=dict)
     commands: list[list[Word]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.unknown: list[Unknown] = []
-        self.variables: dict[str, list[Chars]] = {}  # every variable is a list; a plain one has one element
-        self.defined = {name: [[(c, 0) for c in value]] for name, value in self.define.items()}
+        super().__post_init__()
         self.nested = 0
-        self.at = 0
-        self.line = 1
-        self.spent = 0
         self.blocks: list[Block] = []
         self.joins: dict[int, str] = {}  # commands behind && or ||
-        if len(self.text) > MAX_CHARACTERS:
-            raise self.refuse(f"more than {MAX_CHARACTERS} characters", "a script")
-
-    # -- characters ----------------------------------------------------------------------------------------------
-
-    def peek(self, count: int = 1) -> str:
-        return self.text[self.at : self.at + count]
-
-    def next(self) -> str:
-        char = self.text[self.at]
-        self.at += 1
-        self.line += char == "\n"
-        return char
-
-    def refuse(self, problem: str, remedy: str = "") -> PlanError:
-        return PlanError(Fault(place=f"{self.file}:{self.line}", problem=problem, remedy=remedy))
-
-    def mark(self, what: str, kind: str) -> Chars:
-        """A character that stands for something unknown."""
-        if len(self.unknown) >= _MAX_UNKNOWN:
-            raise self.refuse("too many variables that are not set", "a training script")
-        self.unknown.append(Unknown(what, kind, self.line))
-        return [(chr(MARK + len(self.unknown) - 1), self.line)]
-
-    def spend(self, chars: Chars) -> Chars:
-        self.spent += len(chars)
-        if self.spent > 4 * MAX_CHARACTERS:
-            raise self.refuse("its variables expand beyond all proportion", "a training script")
-        return chars
-
-    # -- statements ----------------------------------------------------------------------------------------------
 
     def read(self) -> list[list[Word]]:
         """Every simple command, in the file's order."""
         listing = re.match(r"(\s*(#[^\n]*)?\n)*\s*--[A-Za-z]", self.text) is not None
         words: list[Word] = []
         while self.at < len(self.text):
-            self._skip_blanks()
+            self.skip_blanks()
             char = self.peek()
             if not char:
                 break
@@ -102,7 +56,7 @@ class Shell:
             elif self._assigns(words):
                 pass
             else:
-                words += words_of(self._word(), self.unknown)
+                words += words_of(self.word(), self.unknown)
                 words = self._keyword(words)
         self._end(words)
         return self.commands
@@ -113,21 +67,6 @@ class Shell:
         if char in "&|" and self.peek() == char:
             self.next()
             self.joins[len(self.commands)] = 2 * char
-
-    def _skip_blanks(self) -> None:
-        while char := self.peek():
-            if char in " \t\r" or self.peek(2) == "\\\n":
-                self.at += 1
-                self.at += char == "\\"
-                self.line += char == "\\"
-            elif self.peek(3) == "\\\r\n":
-                self.at += 3
-                self.line += 1
-            elif char == "#":
-                while self.peek() and self.peek() != "\n":
-                    self.at += 1
-            else:
-                return
 
     def _end(self, words: list[Word]) -> list[Word]:
         if words and not any(block.live is False for block in self.blocks):
@@ -188,8 +127,8 @@ class Shell:
 
     def _redirect(self, sign: str) -> None:
         self.at += len(sign)
-        self._skip_blanks()
-        target = "".join(c for c, _ in self._word()) if self.peek() not in ("", "\n") else ""
+        self.skip_blanks()
+        target = "".join(c for c, _ in self.word()) if self.peek() not in ("", "\n") else ""
         if sign in ("<<", "<<-"):
             body = re.compile(rf"\n(.*?\n)??[\t]*{re.escape(target)}(?=\n|$)", re.DOTALL).search(self.text, self.at)
             if body is None:
@@ -206,9 +145,9 @@ class Shell:
         self.at = found.end()
         if self.peek() == "(":
             self.next()
-            value, is_array = self._array(), True
+            value, is_array = self.array(), True
         else:
-            value, is_array = [self._word()], False
+            value, is_array = [self.word()], False
         if name in self.defined:
             return True  # the caller's word stands
         if any(block.live is False for block in self.blocks):
@@ -232,178 +171,3 @@ class Shell:
         chars = self.mark(f"${name} depends on what begins at line {line}", "condition")
         self.unknown[-1] = replace(self.unknown[-1], options=frozenset(held))
         return [[(" ", self.line), *chars] if adds else chars]
-
-    def _array(self) -> list[Chars]:
-        elements: list[Chars] = []
-        while True:
-            self._skip_blanks()
-            char = self.peek()
-            if not char:
-                raise self.refuse("an array's parenthesis is not closed", ")")
-            if char in "\n)":
-                self.next()
-                if char == ")":
-                    return elements
-            else:
-                elements += fields(self._word())
-
-    def _word(self, depth: int = 0) -> Chars:
-        """Characters up to the next separator. Blanks that quotes protect come as codes of their own."""
-        chars: Chars = []
-        while (char := self.peek()) and char not in " \t\r\n;&|<>()":
-            if char == "'":
-                chars += self._single()
-            elif char == '"':
-                chars += self._double(depth)
-            elif char == "\\":
-                self.at += 1
-                if self.peek() == "\n":
-                    self.next()
-                elif self.peek():
-                    chars.append((kept(self.next()), self.line))
-            elif char in "$`":
-                chars += self._dollar(depth, quoted=False)
-            else:
-                chars.append((self.next(), self.line))
-        if not chars and self.peek() in ("(", ")"):
-            self.next()
-        return self.spend(chars)
-
-    def _single(self) -> Chars:
-        self.next()
-        chars: Chars = [("\x01", self.line)]
-        while self.peek() != "'":
-            if not self.peek():
-                raise self.refuse("a quote is not closed", "'")
-            chars.append((kept(self.next()), self.line))
-        self.next()
-        return chars
-
-    def _double(self, depth: int) -> Chars:
-        self.next()
-        chars: Chars = [("\x01", self.line)]
-        while (char := self.peek()) != '"':
-            if not char:
-                raise self.refuse("a quote is not closed", '"')
-            if char == "\\" and self.peek(2)[1:] in ("\n", '"', "\\", "$", "`"):
-                self.at += 1
-                char = self.next()
-                if char != "\n":
-                    chars.append((kept(char), self.line))
-            elif char in "$`":
-                chars += [(kept(c), line) for c, line in self._dollar(depth, quoted=True)]
-            else:
-                line = self.line
-                chars.append((kept(self.next()), line))
-        self.next()
-        return chars
-
-    def _dollar(self, depth: int, *, quoted: bool) -> Chars:
-        if depth > MAX_DEPTH:
-            raise self.refuse("expansions are nested too deeply")
-        if self.next() == "`":
-            return self._command("`")
-        ahead = self.peek(2)
-        if ahead.startswith("("):
-            return self._arithmetic() if ahead == "((" else self._command(")")
-        if ahead.startswith("{"):
-            return self._braces(depth, quoted=quoted)
-        if name := _NAME.match(self.text, self.at) or _SPECIAL.match(self.text, self.at):
-            self.at = name.end()
-            return self._value(name.group(), quoted=quoted)
-        return [("$", self.line)]
-
-    def _command(self, end: str) -> Chars:
-        """A command's output is not known."""
-        self.at += end == ")"
-        start, depth = self.at, 1
-        while depth:
-            if not self.peek():
-                raise self.refuse("a command's parenthesis is not closed", end)
-            char = self.next()
-            depth += (char == "(" and end == ")") - (char == end)
-        return self.mark(f"$({self.text[start : self.at - 1].strip()[:40]})", "command")
-
-    def _braces(self, depth: int, *, quoted: bool) -> Chars:
-        """`${NAME}`, `${NAME[@]}`, `${NAME:-word}` and its kin; other forms are not known."""
-        self.next()
-        start = self.at
-        name = _NAME.match(self.text, self.at) or re.compile(r"[0-9@*]").match(self.text, self.at)
-        if name is not None:
-            self.at = name.end()
-            if self.peek(3) in ("[@]", "[*]"):
-                self.at += 3
-            if self.peek() == "}":
-                self.next()
-                return self._value(name.group(), quoted=quoted)
-            if default := re.compile(r":?[-=]").match(self.text, self.at):
-                self.at = default.end()
-                word = self._until_brace(depth + 1)
-                held = self._held(name.group())
-                return [c for part in held for c in part] if held is not None else word
-        while self.peek() and self.peek() != "}":
-            self.next()
-        what = self.text[start : self.at]
-        if not self.peek():
-            raise self.refuse("a brace is not closed", "}")
-        self.next()
-        return self.mark(f"${{{what}}}", "command")
-
-    def _until_brace(self, depth: int) -> Chars:
-        chars: Chars = []
-        while (char := self.peek()) != "}":
-            if not char:
-                raise self.refuse("a brace is not closed", "}")
-            if char == '"':
-                chars += self._double(depth)
-            elif char == "'":
-                chars += self._single()
-            elif char in "$`":
-                chars += self._dollar(depth, quoted=False)
-            else:
-                chars.append((self.next(), self.line))
-        self.next()
-        return chars
-
-    def _held(self, name: str) -> list[Chars] | None:
-        return self.defined.get(name, self.variables.get(name))
-
-    def _value(self, name: str, *, quoted: bool) -> Chars:
-        held = self._held(name)
-        if held is None:
-            kind = "arguments" if name in "@*" else "variable"
-            return self.mark(f"${name}", kind)
-        chars: Chars = []
-        for index, part in enumerate(held):
-            if index:
-                chars.append((" ", part[0][1] if part else self.line))
-            protects = len(held) > 1 or quoted
-            chars += [(c if protects else bare(c), line) for c, line in part if c != "\x01"]
-            if not part:
-                chars.append(("\x01", self.line))
-        # an array's elements are words, whether its expansion is quoted or not; a plain quoted value is one word
-        return self.spend([(("\x02" if c == " " and quoted and len(held) > 1 else c), line) for c, line in chars])
-
-    def _arithmetic(self) -> Chars:
-        start, depth = self.at + 2, 2
-        self.at += 2
-        while depth and self.peek():
-            char = self.next()
-            depth += (char == "(") - (char == ")")
-        if depth:
-            raise self.refuse("$((… is not closed", "))")
-        return self._evaluated(self.text[start : self.at - 2])
-
-    def _evaluated(self, text: str) -> Chars:
-        line = self.line
-        for name in dict.fromkeys(re.findall(r"\$?\{?([A-Za-z_]\w*|\d+(?=\}))\}?", text)):
-            held = self._held(name)
-            value = "".join(bare(c) for part in held or [] for c, _ in part if c not in "\x01\x02")
-            if held is None or not re.fullmatch(r"\s*-?\d{1,18}\s*", value):
-                return self.mark(f"${name}" if held is None else f"$(({text.strip()}))", "variable")
-            text = re.sub(rf"\$\{{{name}\}}|\${name}\b|\b{name}\b", value.strip(), text)
-        try:
-            number = integer(ast.parse(text.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-            return self.mark(f"$(({text.strip()[:40]}))", "command")
-        return [(c, line) for c in str(number)]
