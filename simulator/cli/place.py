@@ -13,7 +13,7 @@ import click
 
 from simulator.cli import ExitCode
 from simulator.cli.export import head_of, job_of, write, write_files
-from simulator.cli.options import answer_options, study_options
+from simulator.cli.options import answer_options, placement_option, study_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
 from simulator.schema import check_writable
@@ -23,7 +23,8 @@ _HELP = """Find the GPU of each rank of a plan: groups that talk most on the fas
 The plan is a study's, --plan's and the flags', as for predict. Every placement of a node that symmetry leaves is priced by
 the roads that its groups get; where these are too many, quadratic assignment and exchanges of pairs look for the cheapest.
 The best are played as steps, and so is the order of ranks: what is printed as a gain was seen there. Where GPUs differ,
-ranks and (--layers) layers move to those that suit them.
+ranks and (--layers) layers move to those that suit them. A placement that is given (--placement, or the study's) is played
+beside them, and stays where none is better.
 
 -o writes the table that --placement of predict, compare and export reads; --launch-kit all that starts it.
 
@@ -36,6 +37,7 @@ Exit codes: 0 placed, 2 usage, 3 bad input."""
 @click.option("--launch-kit", "kit", type=click.Path(path_type=Path), metavar="DIR", help="As export --to launch-kit.")
 @click.option("--hosts", metavar="HOSTLIST", help="The nodes' names, for the launch kit, as node[1-8].")
 @click.option("--topology", metavar="SOURCE", help="One node, as for `shardwise topo`: its bus ids stand in the table.")
+@placement_option
 @click.option("--across-nodes", is_flag=True, help="Ranks may leave their node: other axes may fill the nodes.")
 @click.option("--layers", is_flag=True, help="Where GPUs differ, stages may hold other numbers of layers.")
 @plan_file_options
@@ -54,15 +56,15 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, a plan's file, and how to place
 ) -> int:
     """Place, confirm, print, write."""
-    from simulator.cli.launch_kit import check_kit, host_of, kit_files, table_of  # noqa: PLC0415  only what is asked for is loaded
+    from simulator.cli.launch_kit import check_kit, kit_files, placed, table_of  # noqa: PLC0415  only what is asked for is loaded
     from simulator.place import place  # noqa: PLC0415
     from simulator.place.text import WIDTH, as_json_text, render  # noqa: PLC0415
 
     hosts, topology, across, layers = (flags.pop(name) for name in ("hosts", "topology", "across_nodes", "layers"))
     if hosts is not None and kit is None:
         raise click.UsageError("--hosts is the launch kit's: --launch-kit DIR")
-    asked = study_of(study, flags, settings)
-    host = host_of(topology)
+    table = flags.pop("placement") if topology is not None else None  # whose bus ids are that node's
+    host, asked = placed(study_of(study, flags, settings), topology, Path(table) if table is not None else None)
     check_kit(asked, job_of(asked), hosts, host, kit)
     if out is not None:
         check_writable(out, "-o")

@@ -50,6 +50,8 @@ class Placement:
     """The answer. cluster: with its seats; plan: with its layers dealt anew, where that was asked for and helps.
 
     default, placed: a step in the order of ranks, with the plan as given, and as placed: equal where nothing is better.
+    own: a step on the seats that the cluster came with; None where it has none. It is `placed` itself where nothing is better.
+    own_crosses: these seats are no worse, and were not kept, as they put more of the loudest traffic on PCIe.
     rank_order: in which axes fill nodes. exact: every placement that symmetry leaves of a node was priced. num_priced,
     num_played: placements that were priced, and whose step was played. exhausted: no more steps were allowed. passed_over_s:
     a shorter step of a placement that crosses PCIe more, and was not chosen for that.
@@ -68,6 +70,8 @@ class Placement:
     num_played: int
     exhausted: bool
     passed_over_s: float | None = None
+    own: Prediction | None = None
+    own_crosses: bool = False
 
     @property
     def gain(self) -> float:
@@ -77,9 +81,17 @@ class Placement:
     @property
     def against_default(self) -> Difference:
         """The placed step over the default's: kernels are the same, and err alike; other links err on their own."""
+        return self._against(self.default)
+
+    @property
+    def against_own(self) -> Difference | None:
+        """The placed step over that of the seats that were given, likewise; None where none were, or where they stay."""
+        return None if self.own is None or self.own is self.placed else self._against(self.own)
+
+    def _against(self, other: Prediction) -> Difference:
         before, after = (
             replace(timed(p.step_s, p.spread, p.stack_sigma, self.given), traffic=name)
-            for name, p in (("in order", self.default), ("placed", self.placed))
+            for name, p in (("before", other), ("placed", self.placed))
         )
         return difference(*sharing(after, before))
 
@@ -99,13 +111,13 @@ def place(
     deal_layers: bool = False,
     tell: Tell = lambda _, __: None,
 ) -> Placement:
-    """The best seats found for a plan's ranks; the cluster's own are forgotten.
+    """The best seats found for a plan's ranks. The cluster's own are played too, and stay where none found is better.
 
     across_nodes: ranks may leave the node that their number gives them. deal_layers: where GPUs differ, the layers of
     stages may change. tell: hears how many placements were priced, and how many steps played. Only what a played step
     confirms is an answer. Raises InputError as `predict` does.
     """
-    cluster = cluster.seated(())
+    seats, cluster = shortest(cluster.seats, cluster.gpus_per_node), cluster.seated(())
     trials = Trials(
         model=model,
         cluster=cluster,
@@ -119,17 +131,31 @@ def place(
     best, found = _of_equal_nodes(trials, start, calls, across_nodes=across_nodes)
     best = on_their_rails(trials, best)
     best = suited(trials, best, deal=deal_layers)
-    return _answer(trials, start, default, best, calls, found)
+    own = Choice(plan, seats) if seats else None
+    return _answer(trials, start, default, best, own, calls, found)
 
 
 def _answer(
-    trials: Trials, start: Choice, default: Prediction, best: Choice, calls: tuple[Call, ...], found: _Found
+    trials: Trials,
+    start: Choice,
+    default: Prediction,
+    best: Choice,
+    own: Choice | None,
+    calls: tuple[Call, ...],
+    found: _Found,
 ) -> Placement:
     """The best choice beside the start, if whole predictions say that it is better: they know allocator's stalls too."""
+    given, crosses = trials.prediction(own) if own is not None else None, False
     short = shortest(best.seats, trials.cluster.gpus_per_node)
     placed = trials.prediction(Choice(best.plan, short)) if best != start else default
     if not is_better(_told(placed), _told(default)):
         best, short, placed = start, (), default
+    if own is not None and given is not None:
+        if (best.plan, short) == (own.plan, own.seats):
+            given = placed
+        elif not is_better(_told(placed), _told(given)):
+            crosses = _crosses_more(trials, start, own, calls)
+            best, short, placed = (best, short, placed) if crosses else (own, own.seats, given)
     return Placement(
         model=trials.model.name,
         plan=best.plan,
@@ -144,7 +170,16 @@ def _answer(
         num_played=len(trials.scores),
         exhausted=len(trials.scores) >= MOST_TRIALS,
         passed_over_s=_passed_over_s(trials, best, found),
+        own=given,
+        own_crosses=crosses,
     )
+
+
+def _crosses_more(trials: Trials, start: Choice, own: Choice, calls: tuple[Call, ...]) -> bool:
+    """Whether the loudest traffic has to cross PCIe more than in the order of ranks."""
+    gpus = range(trials.cluster.gpus_per_node)
+    order, given = (Roads(trials.lowering(start), calls, seats).judged(gpus).crossings for seats in ((), own.seats))
+    return given > order
 
 
 def _passed_over_s(trials: Trials, best: Choice, found: _Found) -> float | None:

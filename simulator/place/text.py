@@ -13,6 +13,7 @@ from rich.text import Text
 
 from simulator.pipeline import stage_layers
 from simulator.place.decide import Placement, Road
+from simulator.predict import Prediction
 from simulator.predict.difference import Difference
 from simulator.units import counted, format_rate, format_seconds
 
@@ -23,7 +24,8 @@ _MOST_NODES: Final = 16  # whose seats are printed
 
 def render(found: Placement) -> RenderableType:
     """The answer for a rich console."""
-    parts: list[RenderableType] = [Text(_headline(found), style="bold"), Text(_verdict(found)), Text(), _roads(found)]
+    parts: list[RenderableType] = [Text(_headline(found), style="bold"), Text(_verdict(found))]
+    parts += [*(Text(line) for line in _of_own(found)), Text(), _roads(found)]
     parts += [Text(), *(Text(line) for line in _seats(found)), Text()]
     parts += [Text(line) for line in _notes(found)]
     return Group(*parts)
@@ -37,13 +39,29 @@ def _verdict(found: Placement) -> str:
     before = f"{format_seconds(found.default.step_s)} a step in the order of ranks"
     if found.is_default:
         return f"{before}; no placement that was tried is better"
-    change = f"{abs(found.gain):.1%} {'less' if found.gain >= 0 else 'more'}"
-    return f"{before}, {format_seconds(found.placed.step_s)} placed: {change}, {_sure(found)} ({_fit(found)})"
+    sure = _sure(found.against_default)
+    fit = _fit(found.default, found.placed)
+    return f"{before}, {format_seconds(found.placed.step_s)} placed: {_change(found.gain)}, {sure} ({fit})"
 
 
-def _sure(found: Placement) -> str:
+def _of_own(found: Placement) -> Iterator[str]:
+    """What the seats that were given are beside the answer."""
+    if found.own is None:
+        return
+    before, against = f"{format_seconds(found.own.step_s)} as given", found.against_own
+    if against is None:
+        yield f"{before}, which stays: no placement that was tried is better"
+        return
+    passed_over = "; not kept, as it puts more traffic on PCIe" if found.own_crosses else ""
+    yield f"{before}, placed: {_change(1 - against.ratio)}, {_sure(against)} ({_fit(found.own, found.placed)}){passed_over}"
+
+
+def _change(gain: float) -> str:
+    return f"{abs(gain):.1%} {'less' if gain >= 0 else 'more'}"
+
+
+def _sure(against: Difference) -> str:
     """The gain's interval, or that it cannot be told from none."""
-    against = found.against_default
     changes = (
         (abs(1 - against.high), abs(1 - against.low))
         if against.distinguishable
@@ -53,10 +71,8 @@ def _sure(found: Placement) -> str:
     return reach if against.distinguishable else f"not distinguishable at 90 % ({reach})"
 
 
-def _fit(found: Placement) -> str:
-    if found.default.verdict == found.placed.verdict:
-        return "both steps played"
-    return f"{found.default.verdict} becomes {found.placed.verdict}"
+def _fit(before: Prediction, after: Prediction) -> str:
+    return "both steps played" if before.verdict == after.verdict else f"{before.verdict} becomes {after.verdict}"
 
 
 def _roads(found: Placement) -> Table:
@@ -125,6 +141,8 @@ def _plain(found: Placement) -> dict[str, Any]:
         "placed": _step(found.placed.step_s, found.placed.verdict),
         "gain": found.gain,
         "against_default": None if found.is_default else _difference(found.against_default),
+        "given": None if found.own is None else _step(found.own.step_s, found.own.verdict),
+        "against_given": None if found.against_own is None else _difference(found.against_own),
         "seats": [found.cluster.gpu_of(rank) for rank in range(found.cluster.num_devices)],
         "gpus_per_node": found.cluster.gpus_per_node,
         "plan_changes": changed,

@@ -22,16 +22,19 @@ from simulator.errors import ClusterError, InputError
 from simulator.lower import lower
 from simulator.mesh import Mesh
 from simulator.model import Model
-from simulator.place import place, place_node
+from simulator.place import decide, place, place_node
 from simulator.place.cost import Roads
 from simulator.place.local import Problem, greedy, two_opt
 from simulator.place.symmetry import distinct, free_lines, twin_classes
+from simulator.place.text import _of_own as lines_of_own
+from simulator.place.traffic import step_calls
 from simulator.place.trial import Choice, Trials
 from simulator.place.uneven import proportional
 from simulator.plan import Plan
 from simulator.readers.placement import read_placement
 from simulator.stack import Stack
 from simulator.topology import Cluster, Edge, Inter, Intra, Pcie
+from simulator.units import format_seconds
 from simulator.writers.cluster_toml import cluster_toml
 from tests.machines import bridged
 
@@ -254,6 +257,60 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for words in ("is not empty", "2 hosts for 1 node (", "= 6, the cluster has 4 devices"):
         assert words in err
     assert main(["place", *flags, "-o", str(tmp_path / "no" / "where.tsv")]) == ExitCode.BAD_INPUT
+
+
+def test_a_placement_that_is_given_is_told_beside_the_one_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two bridges, 0-3 and 1-2, and pairs that sit on none."""
+    (tmp_path / "pairs.toml").write_text(cluster_toml(TWO_PAIRS))
+    ranks = tmp_path / "ranks.tsv"
+    ranks.write_text("rank\tnode\tgpu\n0\t0\t0\n1\t0\t2\n2\t0\t1\n3\t0\t3\n")
+    flags = ["--cluster", str(tmp_path / "pairs.toml"), "--model", "llama3.2-1b", "--tp", "2", "--zero", "0"]
+    flags += ["--sequence-parallel", "true", "--micro-batch-size", "4", "--seq-len", "2048", "--placement", str(ranks)]
+    assert main(["predict", *flags, "--json"]) == ExitCode.OK
+    step_s = json.loads(capsys.readouterr().out)["step_s"]
+    assert main(["place", *flags, "--json"]) == ExitCode.OK
+    told = json.loads(capsys.readouterr().out)
+    assert told["given"]["step_s"] == step_s > told["placed"]["step_s"]
+    assert told["against_given"]["ratio"] == pytest.approx(told["placed"]["step_s"] / step_s)
+    assert main(["place", *flags]) == ExitCode.OK
+    assert f"{format_seconds(step_s)} as given, placed: " in capsys.readouterr().out
+    ranks.write_text("rank\tnode\tgpu\n0\t0\t0\n")
+    assert main(["place", *flags, "--precision", "fp7"]) == ExitCode.BAD_INPUT
+    err = capsys.readouterr().err
+    assert f"{ranks}: rank 1, 2, 3" in err
+    assert "--precision" in err
+
+
+@pytest.mark.parametrize("seats", [(0, 3, 1, 2), (1, 2, 0, 3)])
+def test_a_placement_that_nothing_beats_stays(seats: tuple[int, ...]) -> None:
+    """The one that is found, and another that symmetry makes as good."""
+    found = place(SMALL, Plan.model_validate({**BY_PAIRS, "dp_replicate": 2, "zero": 0}), TWO_PAIRS.seated(seats))
+    assert found.cluster.seats == seats
+    assert found.own is found.placed
+    assert found.against_own is None
+    assert found.gain > 0
+    assert "which stays" in next(iter(lines_of_own(found)))
+
+
+def test_a_placement_that_crosses_pcie_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan.model_validate({**BY_PAIRS, "dp_replicate": 2, "zero": 0})
+    on_bridges = bridged(4, [(0, 1), (2, 3)], sockets=((0, 1), (2, 3)))
+    for seats, more in (((0, 2, 1, 3), True), ((1, 0, 3, 2), False)):
+        trials = Trials(
+            model=SMALL,
+            cluster=on_bridges,
+            stack=Stack.load(plan.stack),
+            calibration=Calibration.for_device(on_bridges.device),
+        )
+        start = Choice(plan, ())
+        assert decide._crosses_more(trials, start, Choice(plan, seats), step_calls(trials.lowering(start))) == more
+    monkeypatch.setattr(decide, "_crosses_more", lambda *_: True)
+    found = place(SMALL, plan, TWO_PAIRS.seated((1, 2, 0, 3)))
+    assert found.own_crosses
+    assert found.cluster.seats == (0, 3, 1, 2)
+    assert "not kept, as it puts more traffic on PCIe" in next(iter(lines_of_own(found)))
 
 
 def test_where_a_kit_cannot_be_written_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
