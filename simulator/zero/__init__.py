@@ -5,7 +5,7 @@ Letters: Ψ parameters, N shard ranks. Sources: arXiv 1910.02054 (the stages), t
 `distributed/param_and_grad_buffer.py`; told in docs/background/memory.md.
 """
 
-from simulator.zero.communication import UnitComm, communication
+from simulator.zero.communication import communication
 from simulator.zero.hops import Hop
 from simulator.zero.local_steps import agreement
 from simulator.zero.resident import (
@@ -17,6 +17,7 @@ from simulator.zero.resident import (
     resident_tensors,
     stepped_numels,
 )
+from simulator.zero.unit_comm import UnitComm
 from simulator.zero.units import (
     Unit,
     expert_shard_ranks,

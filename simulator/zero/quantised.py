@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from simulator.kernels import DTYPE_BYTES, Stream
 from simulator.plan import Plan
 from simulator.zero.hops import Hop
+from simulator.zero.unit_comm import UnitComm
 from simulator.zero.units import Shape
-
-if TYPE_CHECKING:
-    from simulator.zero.communication import UnitComm
 
 SCALE_BYTES: Final = 4
 BLOCK_NUMEL: Final = 8000  # elements that share a scale at most: CUDAQuantizer.target_group_size
