@@ -22,6 +22,7 @@ from simulator.cli.study.tables import (
     DEFAULT,
     DEFAULT_NAME,
     ROOTS,
+    PlanFile,
     StudyFile,
     located,
     merged,
@@ -44,15 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["PlanFile", "Study", "calibration_named", "loaded_cluster", "nested", "read_study"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFile:
-    """--plan, --plan-format and --define as given."""
-
-    path: Path
-    form: str | None = None
-    define: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

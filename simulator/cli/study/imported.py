@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simulator.cli.overrides import Override
-from simulator.cli.study.tables import nested, of_root
+from simulator.cli.study.tables import PlanFile, nested, of_root
 from simulator.errors import ClusterError, Fault, PlanError
 from simulator.model import Model
 from simulator.predict import Source
@@ -14,9 +14,6 @@ from simulator.readers import PLAN_FORMATS
 from simulator.readers.plans import Draft, drafted_fields, read_plan
 from simulator.schema import nearest
 from simulator.topology import Cluster
-
-if TYPE_CHECKING:
-    from simulator.cli.study import PlanFile
 
 
 def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,15 @@ class StudyFile(Strict):
     plan: Plan = Plan()
     checkpoint: Checkpoint | None = None
     run: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """--plan, --plan-format and --define as given."""
+
+    path: Path
+    form: str | None = None
+    define: tuple[str, ...] = ()
 
 
 def located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
