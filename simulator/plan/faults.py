@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from math import gcd
 from typing import TYPE_CHECKING
 
-from simulator.compression import compression_faults
 from simulator.errors import Fault
 from simulator.plan.order import AXES, ordered
+from simulator.plan.precision_faults import precision_faults
+from simulator.plan.traffic_faults import traffic_faults
 
 if TYPE_CHECKING:
     from simulator.plan.noun import Plan
@@ -31,7 +32,8 @@ def plan_faults(plan: Plan, place: str) -> list[Fault]:
         *_option_faults(plan, place),
         *_expert_faults(plan, place),
         *_offload_faults(plan, place),
-        *compression_faults(plan, place),
+        *traffic_faults(plan, place),
+        *precision_faults(plan, place),
         *_graph_faults(plan, place),
     ]
 
