@@ -279,13 +279,16 @@ def test_fsdp_has_a_unit_a_layer() -> None:
 
 
 def test_experts_behind_a_projection_travel_at_its_width() -> None:
-    """Nemotron 3 Super: 22 rows a token of 1,024 channels each way; two more products of D × 1,024."""
+    """Nemotron 3 Super: 22 rows a token of 1,024 channels each way; two more products of D × 1,024.
+
+    Each row's weight travels in fp32 behind it, and before them each of 8 ranks tells its 8-byte count for each of 512 experts.
+    """
     model = Model.load("nemotron-3-super-120b-a12b")
     assert model.experts is not None
     plan = megatron(dp_shard=8, ep=8, seq_len=1024)
     found = block(model, plan, "moe")
     sent = {e.num_bytes for op in found.ops for e in (*op.forward_exchanges, *op.backward_exchanges)}
-    assert sent == {1024 * 22 * 1024 * 2}
+    assert sent == {1024 * 22 * 1024 * 2, 1024 * 22 * 4, 8 * 512 * 8}
     shapes = dict(model.parameter_shapes("moe"))
     assert prod(shapes["latent_down.weight"]) == prod(shapes["latent_up.weight"]) == 4096 * 1024
     assert shapes["experts.up.weight"] == (512, 2688, 1024)
