@@ -1,0 +1,72 @@
+"""The pages hold together: links lead somewhere, references know every field, and named files and presets exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from simulator.device import Device
+from simulator.model import Model
+from simulator.plan import Plan
+from simulator.stack import AttentionBackend, Stack
+from simulator.topology import Cluster
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = link.partition("#")
+        if link.startswith("http"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_of_the_project_that_are_named_exist(page: Path) -> None:
+    own = r"`((?:simulator|validate|experiments|tests|topologies|docs)/[\w./-]+)`"
+    assert [name for name in re.findall(own, page.read_text(encoding="utf-8")) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "noun"),
+    [
+        ("stack-file", Stack),
+        ("stack-file", AttentionBackend),
+        ("plan-file", Plan),
+        ("model-file", Model),
+        ("cluster-file", Cluster),
+        ("cluster-file", Device),
+    ],
+)
+def test_a_reference_knows_every_field(name: str, noun: type[BaseModel]) -> None:
+    words = set(re.findall(r"\w+", (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")))
+    assert [field for field in noun.model_fields if field not in words] == []
+
+
+def test_presets_in_commands_exist() -> None:
+    """--cluster, --model, --stack of README, tutorial and guides, unless it is a file of the reader's."""
+    known = {path.stem for path in (ROOT / "topologies").rglob("*.toml")}
+    for page in PAGES:
+        for _, name in re.findall(r"--(model|cluster|stack) ([a-z][\w.-]+)", page.read_text(encoding="utf-8")):
+            file = name.endswith((".toml", ".json")) or name == "path"
+            assert file or name.rstrip(".") in known, f"{page.name}: {name}"
