@@ -1,7 +1,7 @@
 """Mesh: where a plan's ranks and their groups lie on a cluster, and which plans model and cluster allow."""
 
 from simulator.mesh.groups import EXPERT_AXES, GroupShape, Mesh, axis_names
-from simulator.mesh.legal import check, degree_faults, model_faults, shares_kv_heads
+from simulator.mesh.legal import check, degree_faults, model_faults, nearest_divisor, shares_kv_heads
 
 __all__ = [
     "EXPERT_AXES",
@@ -11,5 +11,6 @@ __all__ = [
     "check",
     "degree_faults",
     "model_faults",
+    "nearest_divisor",
     "shares_kv_heads",
 ]

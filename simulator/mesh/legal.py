@@ -184,7 +184,7 @@ def _expert_faults(plan: Plan, model: Heads) -> Iterator[Fault]:
         return
     if experts.num_experts % plan.ep:
         problem = f"ep = {plan.ep} does not divide the model's {experts.num_experts} experts"
-        remedy = f"ep = {_nearest_divisor(experts.num_experts, plan.ep)}"
+        remedy = f"ep = {nearest_divisor(experts.num_experts, plan.ep)}"
         yield Fault(place="plan: ep", problem=problem, remedy=remedy)
     if plan.experts_apart and plan.implementation not in ("megatron", "fsdp2"):
         problem = f"{plan.implementation} has no groups of their own for experts"
@@ -202,5 +202,6 @@ def _divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def _nearest_divisor(number: int, wanted: int) -> int:
+def nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of `number` that is next to `wanted`, of two the smaller."""
     return min(_divisors(number), key=lambda d: (abs(d - wanted), d))

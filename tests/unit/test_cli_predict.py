@@ -491,7 +491,8 @@ def test_what_degrees_do_not_divide_is_told_beside_a_script_s_other_faults(
         file.write_text(line.format(length, width, tp))
         assert main(["predict", "--plan", str(file), "--cluster", "hgx-h100-8"]) == ExitCode.BAD_INPUT
         told = capsys.readouterr().err
-        assert "3 does not divide the model's 8 experts" in told
+        nearest = "ep = 2" if width else "2"  # the mesh tells it of a model that could be built
+        assert f"3 does not divide the model's 8 experts ({nearest})" in told
         assert told.count("experts") == 1
         assert ("is required and missing" in told) is (not width)
         assert ("divide the model's 8 heads" in told) is (tp == 3)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from math import gcd
 from typing import Any, Final
 
 from simulator.errors import Fault, InputError, ModelError
+from simulator.mesh import nearest_divisor
 from simulator.model import Model
 from simulator.readers.plans.megatron_hybrid import HYBRID_NAMES, read_hybrid
 from simulator.readers.plans.reading import Reading
@@ -72,7 +72,8 @@ def _indivisible(r: Reading, plan: Mapping[str, Any], counts: Mapping[str, tuple
     for degree, (count, what) in counts.items():
         parts = plan.get(degree, 1)
         if count and count % parts and degree not in r.given:
-            r.fault(_DEGREES[degree], f"{parts} does not divide the model's {count} {what}", f"{gcd(count, parts)}")
+            problem = f"{parts} does not divide the model's {count} {what}"
+            r.fault(_DEGREES[degree], problem, f"{nearest_divisor(count, parts)}")
 
 
 def _attention(r: Reading, data: dict[str, Any]) -> None:
