@@ -17,10 +17,11 @@ from typing import Literal, Self
 from pydantic import Field
 
 from simulator.errors import CalibrationError, Fault
+from simulator.presets import TOPOLOGIES
 from simulator.schema import Strict, read_json
 
 PORT_TOLERANCE = 1.15  # a port whose data sheet is within this ratio of a calibrated one counts as the same port
-DEFAULT_FILE = Path(__file__).resolve().parent.parent / "topologies" / "calibrations" / "links.calibration.json"
+DEFAULT_FILE = TOPOLOGIES / "calibrations" / "links.calibration.json"
 NO_COPIES = "FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1"  # a setting of the network's own software, among a call's traits
 REFIT = "python experiments/fit_collectives.py"
 

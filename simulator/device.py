@@ -12,12 +12,13 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field
 
 from simulator.errors import ClusterError, Fault
+from simulator.presets import TOPOLOGIES
 from simulator.schema import Strict, nearest, read_toml
 from simulator.units import Bytes, BytesPerS, FlopPerS
 
 Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cpu"]
 
-DEVICES: Final = Path(__file__).resolve().parents[1] / "topologies" / "devices"
+DEVICES: Final = TOPOLOGIES / "devices"
 
 _VENDORS = re.compile(r"\b(nvidia|amd|tesla|geforce|instinct)\b")
 # What a board's name may be dressed in without naming another one

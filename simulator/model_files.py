@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import Fault, ModelError
+from simulator.presets import TOPOLOGIES
 from simulator.schema import read_toml
 
-PRESETS = Path(__file__).resolve().parent.parent / "topologies" / "models"
+PRESETS = TOPOLOGIES / "models"
 MAX_FILE_BYTES = 4 * 2**20  # a config.json has some kilobytes; what is larger is not one
 
 

@@ -6,7 +6,6 @@ compiled blocks, and the precision of the loss (../docs/background). So a plan n
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +15,7 @@ from simulator.device import Device
 from simulator.errors import Fault, InputError, StackError
 from simulator.nccl import Nccl
 from simulator.nccl.environment import TUNER_FILE
+from simulator.presets import TOPOLOGIES
 from simulator.schema import Strict, nearest, read_toml
 from simulator.units import Bytes, Seconds
 
@@ -267,4 +267,4 @@ def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _shipped() -> Path:
-    return Path(str(files("topologies"))) / "stacks"
+    return TOPOLOGIES / "stacks"

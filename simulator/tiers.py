@@ -9,10 +9,11 @@ from typing import Any, Final, Self
 from pydantic import Field
 
 from simulator.errors import ClusterError
+from simulator.presets import TOPOLOGIES
 from simulator.schema import Strict, read_toml
 from simulator.units import Bytes, BytesPerS, Seconds
 
-TIERS: Final = Path(__file__).resolve().parents[1] / "topologies" / "tiers"
+TIERS: Final = TOPOLOGIES / "tiers"
 
 ADAM_BYTES_PER_NUMEL = 30  # CPU Adam reads g, p, m, v in fp32, writes p, m, v, and a 16-bit copy of p
 # Names of the links that transfers load; capacities by `HostTier.links`

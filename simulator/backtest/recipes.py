@@ -12,8 +12,8 @@ import re
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from itertools import groupby
+from pathlib import Path
 
 from simulator.backtest.rules import overlaps_experts, published_mixture
 from simulator.readers.runs_table import RunRow
@@ -106,7 +106,7 @@ def package_fields(row: RunRow) -> dict[str, object]:
 
 @cache
 def _recipes() -> dict[_Layout, tuple[Recipe, ...]]:
-    text = (files("simulator.backtest") / "megatron_bridge_recipes.csv").read_text()
+    text = Path(__file__).with_name("megatron_bridge_recipes.csv").read_text()
     recipes = sorted(map(_recipe, csv.DictReader(text.splitlines())), key=lambda recipe: recipe.layout)
     return {layout: tuple(same) for layout, same in groupby(recipes, lambda recipe: recipe.layout)}
 

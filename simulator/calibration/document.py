@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import PrivateAttr, ValidationError
 from typing_extensions import override
@@ -18,6 +17,7 @@ from simulator.calibration.timer import Timer
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
 from simulator.kernels import Gemm, Kernel, Scan, Stream
+from simulator.presets import TOPOLOGIES
 from simulator.schema import faults_of, read_json
 from simulator.stack import AttentionBackend
 
@@ -51,8 +51,7 @@ class Calibration(CurveSet, defer_build=False):
         known = calibration_names()
         if str(name_or_path) not in known:
             raise CalibrationError(_unknown(str(name_or_path), known))
-        with resources.as_file(_shipped() / f"{name_or_path}{SUFFIX}") as file:
-            return cls._read(file)
+        return cls._read(_shipped() / f"{name_or_path}{SUFFIX}")
 
     @classmethod
     def _read(cls, path: Path) -> Self:
@@ -159,8 +158,8 @@ def calibration_names() -> list[str]:
     return sorted(names - {LINKS})
 
 
-def _shipped() -> Any:  # noqa: ANN401  Traversable moved between Python versions
-    return resources.files("topologies") / "calibrations"
+def _shipped() -> Path:
+    return TOPOLOGIES / "calibrations"
 
 
 def _unknown(name: str, known: list[str]) -> Fault:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from simulator.cli import ExitCode
+from simulator.presets import TOPOLOGIES
 
 _PACKAGES = ("simulator", "validate", "topologies")
 _LIBRARIES = ("click", "networkx", "numpy", "pydantic", "rich", "scipy", "simpy", "torch", "matplotlib", "dask")
@@ -55,7 +56,7 @@ def _folder(package: str) -> Path | None:
 
 def _scattered(folders: dict[str, Path | None]) -> list[str]:
     """Our packages lie side by side; one that loads from elsewhere is somebody else's."""
-    home = Path(__file__).resolve().parents[2]
+    home = TOPOLOGIES.parent
     problems = []
     for name, folder in folders.items():
         if folder is None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from typing_extensions import override
 
 from simulator.device import Device
 from simulator.errors import ClusterError, Fault, InputError
+from simulator.presets import TOPOLOGIES
 from simulator.routing import Link
 from simulator.schema import Strict, faults_of, nearest, read_toml
 from simulator.tiers import HostTier, tier_defaults
@@ -23,8 +24,6 @@ from simulator.topology.structure import structure_faults
 
 if TYPE_CHECKING:
     import networkx as nx
-
-PRESETS: Final = Path(__file__).resolve().parents[2] / "topologies"
 
 
 class Cluster(Strict):
@@ -105,7 +104,7 @@ class Cluster(Strict):
             if Path(text).is_file():
                 known = f"a matrix or XML becomes one by `shardwise topo {text} --device GPU --save node.toml`"
             raise ClusterError(Fault(place="cluster", problem=f"no preset is called {text!r}", remedy=known))
-        path = Path(text) if is_path else PRESETS / f"{text}.toml"
+        path = Path(text) if is_path else TOPOLOGIES / f"{text}.toml"
         data = read_toml(path, ClusterError)
         asked = {} if num_nodes is None else {"num_nodes": num_nodes}  # exceptions name nodes of these
         return cls.parse({**data, **asked}, str(path), ClusterError, from_file=True)
@@ -238,4 +237,4 @@ class Cluster(Strict):
 @cache
 def cluster_names() -> tuple[str, ...]:
     """Names of all presets, sorted."""
-    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
+    return tuple(sorted(path.stem for path in TOPOLOGIES.glob("*.toml")))

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 from simulator.errors import ClusterError, Fault
+from simulator.presets import TOPOLOGIES
 from simulator.schema import nearest, read_toml
 from simulator.units import parse_bytes_per_s
-
-_PRESETS: Final = Path(__file__).resolve().parents[2] / "topologies"
 
 # Device -> the preset whose node it usually sits in.
 _USUAL: Final = {
@@ -100,7 +98,7 @@ def usual_links(device: str) -> tuple[str, float] | None:
     """
     if device not in _USUAL:
         return None
-    intra = read_toml(_PRESETS / f"{_USUAL[device]}.toml", ClusterError)["intra"]
+    intra = read_toml(TOPOLOGIES / f"{_USUAL[device]}.toml", ClusterError)["intra"]
     return (intra["kind"], parse_bytes_per_s(intra["bytes_per_s"])) if intra["shape"] == "switch" else None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from simulator.backtest import recipes
 from simulator.backtest.recipes import published_recipe
 from simulator.backtest.resolve import resolve
 from simulator.device import Device
@@ -30,7 +31,7 @@ GPT_OSS = replace(
 
 
 def _records() -> list[dict[str, str]]:
-    text = (files("simulator.backtest") / "megatron_bridge_recipes.csv").read_text()
+    text = Path(recipes.__file__).with_name("megatron_bridge_recipes.csv").read_text()
     return list(csv.DictReader(text.splitlines()))
 
 
