@@ -5,12 +5,13 @@ chunks in the order of their *position*, 0 to the last, and its gradients go bac
 v chunks a stage. Told with drawings in docs/background/pipeline.md.
 """
 
-from simulator.pipeline.actions import SCHEDULES, Action, Kind, Schedule, splits_backward
+from simulator.pipeline.actions import Action, Kind, splits_backward
 from simulator.pipeline.flow import Neighbours, held_at_first_backward, in_flight, neighbours, peak_in_flight, turns
-from simulator.pipeline.layers import Split, stage_layers
+from simulator.pipeline.layers import stage_layers
 from simulator.pipeline.legal import faults
 from simulator.pipeline.orders import order
 from simulator.pipeline.placement import micro_batches, num_positions, position
+from simulator.plan.schedules import SCHEDULES, Schedule, Split
 
 __all__ = [
     "SCHEDULES",

@@ -1,16 +1,15 @@
-"""What a stage can issue, and the names of the schedules."""
+"""What a stage can issue."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from typing_extensions import override
 
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zb_h1", "dualpipe", "dualpipe_v"]
-Kind = Literal["F", "B", "W"]
+from simulator.plan.schedules import Schedule
 
-SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
+Kind = Literal["F", "B", "W"]
 
 _SPLITTING: Final = ("zb_h1", "dualpipe", "dualpipe_v")
 

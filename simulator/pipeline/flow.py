@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.errors import PlanError
-from simulator.pipeline.actions import Action, Schedule
+from simulator.pipeline.actions import Action
 from simulator.pipeline.legal import schedule_faults
 from simulator.pipeline.orders import interleaved_warm_up
 from simulator.pipeline.placement import at_position, num_positions, position
+from simulator.plan.schedules import Schedule
 
 Where = tuple[int, Action]  # (stage, what it does there)
 

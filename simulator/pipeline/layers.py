@@ -3,39 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from simulator.errors import Fault, PlanError
-from simulator.pipeline.actions import Schedule
 from simulator.pipeline.placement import num_positions, position
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """How layers are dealt to stages. By default as equally as possible, the first positions getting one more.
-
-    first, last: layers of the first and the last stage, over all their chunks; the others share the rest equally
-        (Megatron's --decoder-first-pipeline-num-layers and --decoder-last-pipeline-num-layers).
-    explicit: layers of every position, in order (what --pipeline-model-parallel-layout amounts to); zeros are legal.
-    embedding_as_layer, head_as_layer: the first (last) position has one layer less, as if the embedding (the head and
-        loss) were a layer (--account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split).
-    even: refuse layers that do not divide equally, as Megatron-LM does.
-    """
-
-    first: int | None = None
-    last: int | None = None
-    explicit: tuple[int, ...] | None = None
-    embedding_as_layer: bool = False
-    head_as_layer: bool = False
-    even: bool = False
-
-    @property
-    def ends_as_layers(self) -> int:
-        """How many of embedding and head count as a layer."""
-        return self.embedding_as_layer + self.head_as_layer
-
-
-EQUAL = Split()
+from simulator.plan.schedules import EQUAL, Schedule, Split
 
 
 def stage_layers(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from simulator.errors import Fault
-from simulator.pipeline.actions import Schedule
-from simulator.pipeline.layers import EQUAL, Split, layer_faults
+from simulator.pipeline.layers import layer_faults
+from simulator.plan.schedules import EQUAL, Schedule, Split
 
 
 def faults(

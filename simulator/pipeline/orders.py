@@ -13,8 +13,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from simulator.errors import PlanError
-from simulator.pipeline.actions import Action, Schedule
+from simulator.pipeline.actions import Action
 from simulator.pipeline.legal import schedule_faults
+from simulator.plan.schedules import Schedule
 
 
 def order(

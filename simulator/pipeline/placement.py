@@ -7,7 +7,7 @@ stage 0 up, or through all chunks 1, from stage p - 1 down; the position is that
 
 from __future__ import annotations
 
-from simulator.pipeline.actions import Schedule
+from simulator.plan.schedules import Schedule
 
 
 def num_positions(schedule: Schedule, num_stages: int, num_chunks: int = 1) -> int:

@@ -11,10 +11,10 @@ from pydantic import Field, field_validator, model_validator
 from simulator.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus
 from simulator.errors import PlanError
 from simulator.kernels import Dtype
-from simulator.pipeline import Schedule, Split
 from simulator.plan.faults import plan_faults
 from simulator.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.plan.order import AXES, MAX_COUNT, MAX_SIZE, ordered
+from simulator.plan.schedules import Schedule, Split
 from simulator.schema import Strict, nearest, read_toml
 from simulator.units import Bytes
 
