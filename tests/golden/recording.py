@@ -95,7 +95,7 @@ def changes(old: Any, new: Any, place: str = "") -> Iterator[str]:
     for leaf in sorted(before.keys() | now.keys()):
         was, is_ = before.get(leaf, "(nothing)"), now.get(leaf, "(nothing)")
         if type(was) is not type(is_) or was != is_:
-            yield f"{leaf}: {was} -> {is_}{_moved(was, is_)}"
+            yield f"{leaf}: {was} → {is_}{_moved(was, is_)}"
 
 
 def _run(arguments: Sequence[str]) -> dict[str, Any]:
