@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 
 from simulator.backtest.baselines import baselines
-from simulator.backtest.outcome import Outcome
+from simulator.backtest.outcome import RowOutcome
 from simulator.backtest.published import is_hybrid
 from simulator.backtest.rules import filled
 from simulator.backtest.scores import StepScore, step_score
@@ -80,13 +80,13 @@ def targets() -> list[Target]:
     return [Target(**{**entry, "precisions": tuple(entry.get("precisions", ()))}) for entry in entries]
 
 
-def members(target: Target, outcomes: Sequence[Outcome], rows: Mapping[str, RunRow]) -> list[Outcome]:
+def members(target: Target, outcomes: Sequence[RowOutcome], rows: Mapping[str, RunRow]) -> list[RowOutcome]:
     """The scored rows of a set that have a step time."""
     scored = (o for o in outcomes if o.scored and o.step_error is not None)
     return [o for o in scored if o.id in rows and target.holds(rows[o.id])]
 
 
-def at_a_glance(outcomes: Sequence[Outcome], rows: Sequence[RunRow]) -> Iterator[str]:
+def at_a_glance(outcomes: Sequence[RowOutcome], rows: Sequence[RunRow]) -> Iterator[str]:
     """The table of sets."""
     by_id = {row.id: row for row in rows}
     yield HEAD
@@ -96,7 +96,7 @@ def at_a_glance(outcomes: Sequence[Outcome], rows: Sequence[RunRow]) -> Iterator
             yield f"| {' | '.join(_cells(target, found))} |"
 
 
-def _cells(target: Target, found: Sequence[Outcome]) -> Iterator[str]:
+def _cells(target: Target, found: Sequence[RowOutcome]) -> Iterator[str]:
     score = step_score(found)
     constant = next(b for b in baselines(found, seed=target.name) if b.name == "constant_mfu")
     beaten = (constant.median_abs_error or 0) > 0.04 and _above(score.median_abs_error, constant.median_abs_error)
@@ -144,12 +144,12 @@ def notes() -> list[Note]:
     return [Note(**{**entry, "rows": tuple(entry.get("rows", ()))}) for entry in entries]
 
 
-def why(outcomes: Sequence[Outcome], rows: Sequence[RunRow]) -> Iterator[str]:
+def why(outcomes: Sequence[RowOutcome], rows: Sequence[RunRow]) -> Iterator[str]:
     """A line for each set and cause."""
     by_id, known = {row.id: row for row in rows}, notes()
     yield WHY.format(far=percent(FAR))
     for target in targets():
-        causes: dict[str, list[Outcome]] = {}
+        causes: dict[str, list[RowOutcome]] = {}
         for one in members(target, outcomes, by_id):
             if abs(one.step_error or 0.0) > (target.p90 or FAR):
                 cause = next((note.why for note in known if note.covers(by_id[one.id])), NO_CAUSE)

@@ -19,7 +19,7 @@ from statistics import mean, stdev
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from simulator.calibration import Calibration
-from simulator.calibration.scan import kin
+from simulator.calibration.scan import tiled_attention_curve
 from simulator.device import Device
 from simulator.kernels import Scan, Stream
 
@@ -58,7 +58,7 @@ def main() -> None:
             seconds, kernel, held = work({name: float(value) for name, value in record.items()})
             moved = Stream(op="elementwise", read_bytes=kernel.read_bytes, write_bytes=kernel.write_bytes)
             speed = kernel.flop / (seconds - timer.kernel_s(moved))
-            curve = kin(calibration.attention, kernel)
+            curve = tiled_attention_curve(calibration.attention, kernel)
             assert curve is not None
             ratio = speed / (device.peak("bf16") * curve.peak_fraction(kernel.head_dim))
             fitted += [ratio] if held else []

@@ -20,9 +20,9 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median
 
-from simulator.backtest.judge import measured_step_s
+from simulator.backtest.evaluate import measured_step_s
 from simulator.backtest.measured import NoStepTimeError
-from simulator.backtest.outcome import Outcome
+from simulator.backtest.outcome import RowOutcome
 from simulator.backtest.resolve import RefusedError, resolve
 from simulator.errors import InputError
 from simulator.predict import predict
@@ -154,7 +154,7 @@ def report(regrets: Sequence[Regret], num_refused: int) -> None:
     )
 
 
-def section(outcomes: Iterable[Outcome], rows: Iterable[RunRow], least: int = 4) -> Iterator[str]:
+def section(outcomes: Iterable[RowOutcome], rows: Iterable[RunRow], least: int = 4) -> Iterator[str]:
     """Of docs/accuracy.md: the same of what a backtest has predicted already, without the pairs."""
     known = {o.id: o for o in outcomes if o.status == "ok" and o.predicted_step_s and o.measured_step_s}
     regrets = []
@@ -169,7 +169,7 @@ def section(outcomes: Iterable[Outcome], rows: Iterable[RunRow], least: int = 4)
     yield from large
 
 
-def _scored(outcome: Outcome) -> Point:
+def _scored(outcome: RowOutcome) -> Point:
     assert outcome.measured_step_s is not None
     assert outcome.predicted_step_s is not None
     timed_alone = Timed(step_s=outcome.predicted_step_s, spread={}, stack_sigma=0.0)

@@ -19,9 +19,9 @@ from simulator.errors import Fault, PlanError
 from simulator.kernels import DTYPE_BYTES
 from simulator.mesh import Mesh
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.plan import Plan
 from simulator.schema import Strict
-from simulator.share import share_of
 from simulator.topology import Cluster
 from simulator.units import BytesPerS
 from simulator.zero import units
@@ -146,7 +146,7 @@ def _gathering(
     shape = Mesh(plan, cluster).group_shape("dp_shard_cp")
     if shape.num_ranks == 1 or not any(per_numel):
         return 0.0, 0
-    sizes = [unit.padded_numel for unit in units(share_of(model, plan), plan)]
+    sizes = [unit.padded_numel for unit in units(shard_of(model, plan), plan)]
     seconds = sum(
         float(collective_s("all_gather", numel * size, shape, cluster, curves)) for numel in sizes for size in per_numel
     )

@@ -27,7 +27,7 @@ REFIT = "python experiments/fit_collectives.py"
 
 Family = Literal["nvlink", "pcie", "host"]
 # direct: GPU to GPU. host: both PCIe links and the memory of one socket between them. sockets: over both sockets' memory.
-Way = Literal["direct", "host", "sockets"]
+Transport = Literal["direct", "host", "sockets"]
 # Where nobody calibrated an algorithm: the one that loads links alike
 _RELATIVES = {
     "pat": "ring",
@@ -111,7 +111,7 @@ class PortCurves(LinkClass):
     """
 
     family: Family
-    way: Way = "direct"
+    way: Transport = "direct"
     bytes_per_s: float = Field(gt=0)
     num_channels: int = Field(gt=0)
     num_nvls_channels: int = Field(ge=0, default=0)
@@ -183,7 +183,7 @@ class LinkCurves(Strict):
         """Perfect links: the closed forms and nothing else."""
         return cls(name="ideal", ideal_links=True)
 
-    def port(self, kind: str, bytes_per_s: float, way: Way = "direct") -> PortCurves:
+    def port(self, kind: str, bytes_per_s: float, way: Transport = "direct") -> PortCurves:
         """The port of that name and way, or the nearest calibrated one of its family by data-sheet speed."""
         family = family_of(kind)
         mine = [p for p in self.ports if p.family == family]

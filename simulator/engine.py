@@ -51,8 +51,8 @@ def run(programs: Sequence[Program]) -> Timeline:
     links: dict[str, Number] = {}
     for program in programs:
         links.update(program.links)
-    hall = _Hall(env, Network(env, links))
-    players = [_Player(env, hall, program) for program in programs]
+    rendezvous = _Rendezvous(env, Network(env, links))
+    players = [_Player(env, rendezvous, program) for program in programs]
     for player in players:
         player.start()
     env.run()
@@ -64,7 +64,7 @@ def run(programs: Sequence[Program]) -> Timeline:
     return Timeline(spans=spans, step_s=max((span.end_s for span in spans), default=0))
 
 
-class _Meeting:
+class _PendingCollective:
     """One rendezvous: who has arrived, and the event that ends the collective for all of them."""
 
     __slots__ = ("arrived", "done", "joined_s", "nominal_s")
@@ -76,79 +76,79 @@ class _Meeting:
         self.nominal_s: Number = 0
 
 
-class _Hall:
+class _Rendezvous:
     """Where collectives meet. The last arrival starts the latency, then the flow."""
 
     def __init__(self, env: Environment, network: Network) -> None:
         self._env = env
         self._network = network
-        self._open: dict[str, _Meeting] = {}
+        self._open: dict[str, _PendingCollective] = {}
 
-    def join(self, player: _Player, op: Collective) -> _Meeting:
-        meeting = self._meeting(op)
-        meeting.arrived.append((player, op))
-        if len(meeting.arrived) == op.members:
+    def join(self, player: _Player, op: Collective) -> _PendingCollective:
+        pending = self._pending(op)
+        pending.arrived.append((player, op))
+        if len(pending.arrived) == op.members:
             self._open.pop(op.key, None)
-            meeting.joined_s = self._env.now
-            self._begin(meeting)
-        return meeting
+            pending.joined_s = self._env.now
+            self._begin(pending)
+        return pending
 
     def num_arrived(self, op: Collective) -> int:
-        meeting = self._open.get(op.key)
-        return len(meeting.arrived) if meeting else 0
+        pending = self._open.get(op.key)
+        return len(pending.arrived) if pending else 0
 
-    def _meeting(self, op: Collective) -> _Meeting:
+    def _pending(self, op: Collective) -> _PendingCollective:
         if op.members == 1:
-            return _Meeting(Event(self._env))
-        meeting = self._open.get(op.key)
-        if meeting is None:
-            meeting = self._open[op.key] = _Meeting(Event(self._env))
-        return meeting
+            return _PendingCollective(Event(self._env))
+        pending = self._open.get(op.key)
+        if pending is None:
+            pending = self._open[op.key] = _PendingCollective(Event(self._env))
+        return pending
 
-    def _begin(self, meeting: _Meeting) -> None:
-        latency: Any = max(op.bill.latency_s for _, op in meeting.arrived)
-        meeting.nominal_s = latency
+    def _begin(self, pending: _PendingCollective) -> None:
+        latency: Any = max(op.cost.latency_s for _, op in pending.arrived)
+        pending.nominal_s = latency
         if latency:
-            Timeout(self._env, latency, meeting).callbacks.append(self._latency_passed)
+            Timeout(self._env, latency, pending).callbacks.append(self._latency_passed)
         else:
-            self._move(meeting)
+            self._move(pending)
 
     def _latency_passed(self, timeout: Event) -> None:
-        meeting: _Meeting = timeout.value  # type: ignore[assignment]
-        self._move(meeting)
+        pending: _PendingCollective = timeout.value  # type: ignore[assignment]
+        self._move(pending)
 
-    def _move(self, meeting: _Meeting) -> None:
+    def _move(self, pending: _PendingCollective) -> None:
         """Load the links, and slow the members' compute until the bytes have arrived."""
-        usage, share_bytes = _joint_bill([op for _, op in meeting.arrived])
-        flow_s = self._network.start(usage, share_bytes, meeting.done)
-        meeting.nominal_s += flow_s
-        for player, op in meeting.arrived:
+        usage, share_bytes = _joint_cost([op for _, op in pending.arrived])
+        flow_s = self._network.start(usage, share_bytes, pending.done)
+        pending.nominal_s += flow_s
+        for player, op in pending.arrived:
             if op.interference and flow_s:
                 player.slow(op)
-                meeting.done.callbacks.append(partial(player.relieve, op))
+                pending.done.callbacks.append(partial(player.relieve, op))
 
 
-def _joint_bill(ops: Sequence[Collective]) -> tuple[Mapping[str, Number], Number]:
+def _joint_cost(ops: Sequence[Collective]) -> tuple[Mapping[str, Number], Number]:
     """(bytes by link, share_bytes) of the flow that all arrivals make together."""
     if len(ops) == 1:
-        return ops[0].bill.link_bytes, _share_bytes(ops[0])
+        return ops[0].cost.link_bytes, _share_bytes(ops[0])
     usage: dict[str, Number] = {}
     for op in ops:
-        for link, num_bytes in op.bill.link_bytes.items():
+        for link, num_bytes in op.cost.link_bytes.items():
             usage[link] = usage.get(link, 0) + num_bytes
     return usage, max(map(_share_bytes, ops))
 
 
 def _share_bytes(op: Collective) -> Number:
-    return op.bill.share_bytes or max(op.bill.link_bytes.values(), default=0)
+    return op.cost.share_bytes or max(op.cost.link_bytes.values(), default=0)
 
 
 class _Player:
     """One program being played: its host, its streams, and what they wait for."""
 
-    def __init__(self, env: Environment, hall: _Hall, program: Program) -> None:
+    def __init__(self, env: Environment, rendezvous: _Rendezvous, program: Program) -> None:
         self._env = env
-        self._hall = hall
+        self._rendezvous = rendezvous
         self._program = program
         self._launched: dict[int, Number] = {}  # op id -> when the host has launched it, as far as is known
         self._launches: Event | None = None  # succeeds when the host has got past a blocking op
@@ -246,8 +246,8 @@ class _Player:
 
     def _collective(self, op: Collective, cause: int | None) -> _Steps:
         start_s = self._env.now
-        meeting = self._hall.join(self, op)
-        yield meeting.done
+        pending = self._rendezvous.join(self, op)
+        yield pending.done
         span = Span(
             program=self._program.name,
             stream=op.stream,
@@ -256,8 +256,8 @@ class _Player:
             category=op.kind,
             start_s=start_s,
             end_s=self._env.now,
-            nominal_s=meeting.nominal_s,
-            joined_s=meeting.joined_s,
+            nominal_s=pending.nominal_s,
+            joined_s=pending.joined_s,
             cause=cause,
         )
         self._end(span)
@@ -310,7 +310,7 @@ class _Player:
         if op.id not in self._launched:
             return "waits for the host, which waits for a blocking op before it"
         if isinstance(op, Collective):
-            return f"collective {op.key!r} has {self._hall.num_arrived(op)} of {op.members} members"
+            return f"collective {op.key!r} has {self._rendezvous.num_arrived(op)} of {op.members} members"
         return "has not ended"
 
 

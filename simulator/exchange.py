@@ -19,7 +19,7 @@ from simulator.errors import Fault, InputError, PlanError
 from simulator.model import Model
 from simulator.model_files import preset_names
 from simulator.pipeline.layers import stage_layers
-from simulator.plan import Plan, idle_fields
+from simulator.plan import Plan, unused_fields
 from simulator.readers import PLAN_FORMATS
 from simulator.readers.plans import Draft, plan_fields
 from simulator.readers.plans.accelerate import read_accelerate
@@ -36,7 +36,7 @@ from simulator.writers.plans.megatron import megatron_script
 from simulator.writers.plans.study_toml import study_toml
 from simulator.writers.plans.torchtitan import torchtitan_toml
 
-__all__ = ["FORMATS", "Export", "Job", "acting_fields", "export_plan"]
+__all__ = ["FORMATS", "Export", "Job", "effective_fields", "export_plan"]
 
 FORMATS: Final = tuple(form for form in PLAN_FORMATS if form != "search")  # a search is read only
 
@@ -148,15 +148,15 @@ def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Ite
     except ValidationError as exc:
         yield from faults_of(exc, form, Plan)
         return
-    wanted, got = acting_fields(job.plan, job.model), acting_fields(back, job.model)
+    wanted, got = effective_fields(job.plan, job.model), effective_fields(back, job.model)
     differs = {name for name in wanted.keys() & got.keys() if wanted[name] != got[name]}
     if "pp" in differs:
         differs -= {"schedule", "stage_layers", "virtual_stages"}
     if differs & {"pp", "tp", "cp", "dp_shard", "dp_replicate"}:
         differs.discard("rank_order")
     for name in sorted(differs):  # what acts in one of them only follows from another difference
-        problem = f"{draft.software} cannot keep {name} = {_told(wanted[name])}"
-        remedy = f"{name} = {_told(got[name])} is what it would run"
+        problem = f"{draft.software} cannot keep {name} = {_as_text(wanted[name])}"
+        remedy = f"{name} = {_as_text(got[name])} is what it would run"
         yield Fault(place=f"{form}: {name}", problem=problem, remedy=remedy)
 
 
@@ -165,14 +165,14 @@ def _devices(plan: Plan, draft: Draft) -> int:
     return plan.num_data_parallel * prod(int(draft.fields.get(degree, 1)) for degree in ("tp", "cp", "pp"))
 
 
-def _told(value: object) -> str:
+def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def _model_faults(model: Model, back: Model, form: str) -> Iterator[Fault]:
     for name, wanted, got in _shape_differences(model, back):
-        problem = f"its arguments cannot state {name} = {_told(wanted)}"
-        yield Fault(place=f"{form}: model.{name}", problem=problem, remedy=f"{name} = {_told(got)}")
+        problem = f"its arguments cannot state {name} = {_as_text(wanted)}"
+        yield Fault(place=f"{form}: model.{name}", problem=problem, remedy=f"{name} = {_as_text(got)}")
 
 
 def _shape_differences(model: Model, other: Model) -> Iterator[tuple[str, object, object]]:
@@ -188,7 +188,7 @@ def _same_activation(name: str, one: object, two: object) -> bool:
     return name == "mlp" and {one, two} == {"gelu", "gelu_tanh"}
 
 
-def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
+def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
     """What of a plan acts, as it acts: defaults resolved, and what its implementation does not look at left out."""
     kind = plan.implementation
     found = plan.model_dump(
@@ -199,19 +199,19 @@ def acting_fields(plan: Plan, model: Model) -> dict[str, Any]:
     found |= {f"zeropp.{name}": value for name, value in plan.zeropp.model_dump().items()}
     found |= {"data_parallel": kind, "reduce_dtype": plan.gradient_dtype}
     found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None
-    found |= _acting_pipeline(plan, model) | _acting_offload(plan) | _acting_gathers(plan)
+    found |= _effective_pipeline(plan, model) | _effective_offload(plan) | _effective_gathers(plan)
     if plan.precision == "fp8":
         found["fp8_recipe"] = plan.fp8_recipe or ("delayed" if kind == "megatron" else "tensorwise")
     if not plan.narrow:
         found |= {"first_layers_bf16": 0, "last_layers_bf16": 0}
     found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
-    idle = idle_fields(plan, experts=model.experts is not None)
+    idle = unused_fields(plan, experts=model.experts is not None)
     if plan.recompute == "every_k" and plan.recompute_every == 1:
         found["recompute"] = "full"
     return {name: value for name, value in found.items() if name not in idle and (name != "cuda_graphs" or value)}
 
 
-def _acting_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
+def _effective_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
     dealt = ("first_stage_layers", "last_stage_layers", "stage_layers", "embedding_as_layer", "head_as_layer")
     off = dict.fromkeys(dealt)
     if plan.pp == 1:
@@ -229,7 +229,7 @@ def _acting_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
     }
 
 
-def _acting_offload(plan: Plan) -> dict[str, Any]:
+def _effective_offload(plan: Plan) -> dict[str, Any]:
     offload = plan.offload
     if not offload.any:
         return {f"offload.{name}": "none" for name in ("optimizer", "parameters", "activations")}
@@ -244,7 +244,7 @@ def _acting_offload(plan: Plan) -> dict[str, Any]:
     return {f"offload.{name}": value for name, value in found.items() if acts.get(name, True)}
 
 
-def _acting_gathers(plan: Plan) -> dict[str, Any]:
+def _effective_gathers(plan: Plan) -> dict[str, Any]:
     """FSDP2's stage 2 is stage 3 whose parameters stay gathered."""
     if plan.implementation != "fsdp2":
         return {"reshard_after_forward": None}

@@ -48,7 +48,7 @@ class Experts(Strict):
         return self
 
     @property
-    def num_held(self) -> int:
+    def num_local(self) -> int:
         """Experts whose parameters are here: all, or a rank's."""
         return self.num_experts
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.program import Bill, Collective, Number, Program
+from simulator.program import Collective, CollectiveCost, Number, Program
 
 Ints = NDArray[np.int64]
 Touch = tuple[int, int, Hashable]  # (rank, hub, how the rank touches it); a hub is a group or a link
@@ -29,7 +29,7 @@ def refine(
     """Classes of equal ranks, each in rank order, by their first rank.
 
     rank_labels: what a rank does by itself (its ops, its device, its links), by rank. groups: (label, ranks) of each
-    group in which ranks meet; the label is its bill and which op it is.
+    group in which ranks meet; the label is its cost and which op it is.
     """
     ranks = list(rank_labels) if isinstance(rank_labels, Mapping) else list(range(len(rank_labels)))
     labels = list(rank_labels.values()) if isinstance(rank_labels, Mapping) else list(rank_labels)
@@ -111,7 +111,7 @@ def fold_programs(programs: Sequence[Program]) -> list[Program]:
     """One program per class of equal ranks; the engine gives them the step time of the whole.
 
     programs: one a rank. A class is played by its first rank, on links that stand for all links of their class: the
-    bytes of a bill become those that all ranks of the class put on one such link, and each collective has as many
+    bytes of a cost become those that all ranks of the class put on one such link, and each collective has as many
     members as it has different arrivals. Ranks are equal only if their op ids are.
     """
     touches = _Touches(programs)
@@ -138,7 +138,7 @@ class _Touches:
             for op in (op for op in program.ops if isinstance(op, Collective)):
                 if op.members > 1:
                     self.meets.append((rank, self._hub(("key", op.key), op.members), op.id))
-                for link, num_bytes in op.bill.link_bytes.items():
+                for link, num_bytes in op.cost.link_bytes.items():
                     hub = self._hub(("link", link), self.links[link])
                     self.loads.setdefault((rank, hub), []).append((op.id, num_bytes))
 
@@ -167,7 +167,7 @@ def _own_label(program: Program) -> Hashable:
 
 def _alone(op: Collective) -> Hashable:
     launch = (op.id, op.stream, op.after, op.label, op.host_s)
-    return (*launch, op.kind, op.members, op.size_bytes, op.interference, op.bill.latency_s, op.bill.share_bytes)
+    return (*launch, op.kind, op.members, op.size_bytes, op.interference, op.cost.latency_s, op.cost.share_bytes)
 
 
 class _Folding:
@@ -191,21 +191,21 @@ class _Folding:
     def program(self, program: Program, number: int) -> Program:
         """`program`, the first rank's, speaking for class `number`."""
         ops = tuple(self._collective(op, number) if isinstance(op, Collective) else op for op in program.ops)
-        used = {link for op in ops if isinstance(op, Collective) for link in op.bill.link_bytes}
+        used = {link for op in ops if isinstance(op, Collective) for link in op.cost.link_bytes}
         links = {link: capacity for link, capacity in self._touches.links.items() if link in used}
         return replace(program, ops=ops, links=links)
 
     def _collective(self, op: Collective, number: int) -> Collective:
         hubs = self._touches.hubs
         link_bytes = {}
-        for link in op.bill.link_bytes:
+        for link in op.cost.link_bytes:
             hub = hubs["link", link]
             link_bytes[self._name[hub]] = self._load[number, hub, op.id]
-        share = op.bill.share_bytes
+        share = op.cost.share_bytes
         if share is None and link_bytes:
-            share = max(op.bill.link_bytes.values())
-        bill = Bill(latency_s=op.bill.latency_s, link_bytes=link_bytes, share_bytes=share)
+            share = max(op.cost.link_bytes.values())
+        cost = CollectiveCost(latency_s=op.cost.latency_s, link_bytes=link_bytes, share_bytes=share)
         if op.members == 1:
-            return replace(op, bill=bill)
+            return replace(op, cost=cost)
         hub = hubs["key", op.key]
-        return replace(op, key=self._name[hub], members=len(self._arrivals[hub]), bill=bill)
+        return replace(op, key=self._name[hub], members=len(self._arrivals[hub]), cost=cost)

@@ -28,11 +28,11 @@ _RELATIVE_TOLERANCE = 1e-9  # of sums of floats that should agree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bill:
+class CollectiveCost:
     """What one collective costs each of its ranks: bytes over each class of link, and a delay before they flow.
 
     latency_s: launch plus steps × per-step latency; the links are not loaded while it passes.
-    link_bytes: link name -> bytes that must cross it; all links of a bill drain together (the slowest decides).
+    link_bytes: link name -> bytes that must cross it; all links of a cost drain together (the slowest decides).
         The flow of several arrivals is the sum of their link_bytes, after the longest of their latencies.
     share_bytes: what stands for one rank's flow when flows divide a link: rates are fair in share_bytes per second.
         None: the most it puts on any link. Given where link_bytes are those of several ranks, as folding makes them.
@@ -78,7 +78,7 @@ class Collective:
     kind: str
     key: str
     members: int = 1
-    bill: Bill
+    cost: CollectiveCost
     size_bytes: int
     host_s: Number = 0
     interference: Number = 0
@@ -90,7 +90,7 @@ ProgramOp = Compute | Collective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The ops of one rank class in host launch order. `links` are the capacities its bills refer to, bytes/s.
+    """The ops of one rank class in host launch order. `links` are the capacities its costs refer to, bytes/s.
 
     exchanges: collectives inside folded compute, which no op names: (kind, role, size_bytes, how many of them).
     """
@@ -149,10 +149,10 @@ def _numbers(op: ProgramOp) -> Iterator[tuple[str, Number]]:
         yield "first_s", op.first_s or 0
         yield from ((f"part {name}", number) for name, number in op.parts)
     else:
-        yield "latency_s", op.bill.latency_s
+        yield "latency_s", op.cost.latency_s
         yield "interference", op.interference
-        yield "share_bytes", op.bill.share_bytes or 0
-        yield from ((f"bytes on {link}", number) for link, number in op.bill.link_bytes.items())
+        yield "share_bytes", op.cost.share_bytes or 0
+        yield from ((f"bytes on {link}", number) for link, number in op.cost.link_bytes.items())
 
 
 def _link_faults(programs: Sequence[Program]) -> Iterator[Fault]:
@@ -167,7 +167,7 @@ def _link_faults(programs: Sequence[Program]) -> Iterator[Fault]:
                 yield Fault(place=where, problem=f"capacity is {capacity} bytes/s here and {known} elsewhere")
     for program in programs:
         for op in program.ops:
-            used = op.bill.link_bytes if isinstance(op, Collective) else ()
+            used = op.cost.link_bytes if isinstance(op, Collective) else ()
             for link in (link for link in used if link not in capacities):
                 yield Fault(place=place(program, op), problem=f"link {link} has no capacity")
 

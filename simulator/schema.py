@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from simulator.due import FEW, due_for, wrong_value
 from simulator.errors import Fault, InputError
 from simulator.units import FROM_FILE, UnitError
+from simulator.value_errors import FEW, expected_for, wrong_value
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Strict(BaseModel):
-    """Base of the nouns that come from files and flags."""
+    """Base of the inputs that come from files and flags."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -57,7 +57,7 @@ def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None) -> F
         )
     field = _field_at(model, loc)
     if detail["type"] == "missing":
-        return Fault(place=where, problem="is missing", remedy=due_for(field))
+        return Fault(place=where, problem="is missing", remedy=expected_for(field))
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, UnitError):
         return Fault(place=where, problem=cause.problem, remedy=cause.remedy)

@@ -9,7 +9,7 @@ from fractions import Fraction
 from hypothesis import strategies as st
 
 from simulator.pipeline import SCHEDULES, Action, Schedule, neighbours, order
-from simulator.program import Bill, Collective, Compute, Program, ProgramOp
+from simulator.program import Collective, CollectiveCost, Compute, Program, ProgramOp
 
 Group = tuple[Action, ...]  # actions that run as one
 
@@ -125,7 +125,7 @@ def _message(source: tuple[int, Action], target: tuple[int, Action]) -> str:
 
 
 def _meeting(number: int, key: str, *after: int) -> Collective:
-    bill = Bill(latency_s=0, link_bytes={})
+    cost = CollectiveCost(latency_s=0, link_bytes={})
     return Collective(
-        id=number, stream=key, after=after, label=key, kind="p2p", key=key, members=2, bill=bill, size_bytes=0
+        id=number, stream=key, after=after, label=key, kind="p2p", key=key, members=2, cost=cost, size_bytes=0
     )

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from simulator.program import Bill, Collective, Compute, Number, Program, ProgramOp
+from simulator.program import Collective, CollectiveCost, Compute, Number, Program, ProgramOp
 
 seconds = st.builds(Fraction, st.integers(0, 6), st.sampled_from((1, 2, 3)))
 shares = st.sampled_from((Fraction(0), Fraction(0), Fraction(1, 4), Fraction(3, 5)))
@@ -48,7 +48,7 @@ def gather(
         kind=kind,
         key=key or f"alone {number}",
         members=members,
-        bill=Bill(latency_s=latency_s, link_bytes=num_bytes),
+        cost=CollectiveCost(latency_s=latency_s, link_bytes=num_bytes),
         size_bytes=1,
         interference=interference,
     )
@@ -149,7 +149,7 @@ class _Draft:
                         kind=kind,
                         key=f"{number}:{group[0]}",
                         members=len(group),
-                        bill=Bill(latency_s=latency_s, link_bytes={port: port_bytes, nic: nic_bytes}),
+                        cost=CollectiveCost(latency_s=latency_s, link_bytes={port: port_bytes, nic: nic_bytes}),
                         size_bytes=9,
                         host_s=host_s,
                         interference=interference,
@@ -172,7 +172,7 @@ class _Draft:
                         kind="shift",
                         key=f"{first}:{source} to next",
                         members=2,
-                        bill=Bill(latency_s=0, link_bytes={link: num_bytes}),
+                        cost=CollectiveCost(latency_s=0, link_bytes={link: num_bytes}),
                         size_bytes=num_bytes,
                     )
                 )
@@ -225,5 +225,5 @@ def _scaled(op: ProgramOp, factor: Fraction) -> ProgramOp:
     if isinstance(op, Compute):
         parts = tuple((name, factor * number) for name, number in op.parts)
         return replace(op, duration_s=factor * op.duration_s, parts=parts, host_s=factor * op.host_s)
-    bill = replace(op.bill, latency_s=factor * op.bill.latency_s)
-    return replace(op, bill=bill, host_s=factor * op.host_s)
+    cost = replace(op.cost, latency_s=factor * op.cost.latency_s)
+    return replace(op, cost=cost, host_s=factor * op.host_s)

@@ -111,7 +111,7 @@ def count_gpus() -> int:
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else 0
 
 
-def standing_jobs() -> list[Fault]:
+def running_jobs() -> list[Fault]:
     """Somebody else's work on the GPUs that would be measured: their processes, or memory in use without any."""
     faults = [
         Fault(place=f"GPU {row[0]}", problem=f"process {row[1]} ({row[2]}) holds {row[3]} MiB", remedy="wait for it")

@@ -16,10 +16,10 @@ from typing import IO, Any, Final
 
 from simulator.errors import Fault, InputError
 from validate.launch import Launch
-from validate.machine import KEEP_FREED_MEMORY, memory_limit, standing_jobs
+from validate.machine import KEEP_FREED_MEMORY, memory_limit, running_jobs
 from validate.phases import phases_of
 from validate.samples import machine_id, read_samples, sample_line
-from validate.stopwatch import DeviceKind, Setting
+from validate.stopwatch import DeviceKind, SessionSettings
 from validate.supervise import Deadlines, Verdict, scratch_folder, supervise
 
 START_S: Final = 120.0  # loading torch, joining the group
@@ -49,7 +49,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Outcome:
+class MeasureOutcome:
     """What came of it. verdict: complete, partial (a phase failed), or interrupted."""
 
     verdict: str = "complete"
@@ -58,14 +58,14 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def measure(job: Job, say: Say = lambda _: None) -> Outcome:
+def measure(job: Job, say: Say = lambda _: None) -> MeasureOutcome:
     """Run every phase; a phase that fails is named, kept out, and the rest goes on.
 
     Raises InputError before it starts, or where the file to resume turns out to be another machine's.
     """
     _refuse(job)
     done, machine = _resumed(job) if job.resume else ((), "")
-    outcome = Outcome()
+    outcome = MeasureOutcome()
     end_s = time.monotonic() + 60 * job.minutes
     phases = phases_of(job.device, job.num_ranks)
     try:
@@ -84,7 +84,7 @@ def measure(job: Job, say: Say = lambda _: None) -> Outcome:
 
 
 def _refuse(job: Job) -> None:
-    faults = standing_jobs() if job.device == "cuda" and Launch.of_environment().is_first_here else []
+    faults = running_jobs() if job.device == "cuda" and Launch.of_environment().is_first_here else []
     if job.out.exists() and job.out.stat().st_size and not job.resume:
         faults.append(Fault(place=str(job.out), problem="holds samples already", remedy="--resume, or another --out"))
     if not job.out.resolve().parent.is_dir():
@@ -114,7 +114,7 @@ def _resumed(job: Job) -> tuple[tuple[str, ...], str]:
     return tuple(sorted(key for key, have in ranks.items() if len(have) == every)), found.machine.id
 
 
-def _after(verdict: Verdict, phases: tuple[str, ...], outcome: Outcome, writer: _Writer) -> tuple[str, ...]:
+def _after(verdict: Verdict, phases: tuple[str, ...], outcome: MeasureOutcome, writer: _Writer) -> tuple[str, ...]:
     """The phases that are still to be played; trouble is told, and written as a line."""
     if verdict.ok:
         return ()
@@ -132,7 +132,7 @@ def _after(verdict: Verdict, phases: tuple[str, ...], outcome: Outcome, writer: 
 class _Writer:
     """Appends whole lines; counts what they are; refuses another machine's."""
 
-    def __init__(self, path: Path, file: IO[bytes], outcome: Outcome, machine: str, say: Say) -> None:
+    def __init__(self, path: Path, file: IO[bytes], outcome: MeasureOutcome, machine: str, say: Say) -> None:
         self._path, self._file, self._outcome, self._machine, self._say = path, file, outcome, machine, say
 
     def line(self, text: str) -> None:
@@ -172,7 +172,7 @@ def _attempt(job: Job, phases: tuple[str, ...], end_s: float, done: tuple[str, .
     total_s = job.start_s + max(0.0, end_s - time.monotonic()) + len(phases) * job.grace_s
     limits = Deadlines(by_phase_s={"start": job.start_s}, other_s=job.grace_s, total_s=total_s)
     with scratch_folder() as scratch:
-        setting = Setting(
+        setting = SessionSettings(
             device=job.device,
             rank=0,
             num_ranks=job.num_ranks,
@@ -199,7 +199,7 @@ def _attempt(job: Job, phases: tuple[str, ...], end_s: float, done: tuple[str, .
     return replace(verdict, rank=launch.rank) if launch.outside and verdict.rank is not None else verdict
 
 
-def _command(scratch: Path, setting: Setting) -> list[str]:
+def _command(scratch: Path, setting: SessionSettings) -> list[str]:
     """The setting travels in a file: what an interrupted run has done may be more than a command line holds."""
     path = scratch / f"setting-{setting.rank}.json"
     path.write_text(json.dumps(asdict(setting)), encoding="utf-8")

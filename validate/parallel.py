@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from simulator.model import Model
 from simulator.ops import uses_autocast
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 from simulator.plan import Plan
 from simulator.stack import Stack
 from validate.models import Decoder, Style, loss_fn
@@ -47,7 +47,7 @@ class Built:
 
 def style_of(model: Model, plan: Plan, stack: Stack, *, direct_flash: bool = False) -> Style:
     """How the modules of a plan are written."""
-    setting = Setting(model=model, stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
+    setting = OpContext(model=model, stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
     dtype = DTYPES[plan.master_dtype]
     return Style(stack=stack, dtype=dtype, seq_len=plan.seq_len, expand_kv=setting.expand_kv, direct_flash=direct_flash)
 

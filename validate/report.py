@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Report:
+class RankReport:
     """Writes the lines that `validate.supervise` reads. Without a parent (no descriptor) they go to stderr."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self.descriptor = descriptor if descriptor is not None else 2
 
     @classmethod
-    def to_parent(cls) -> Report:
+    def to_parent(cls) -> RankReport:
         """The report of a supervised process, which dies with its parent."""
         descriptor = os.environ.get("SHARDWISE_REPORT_FD")
         if descriptor is None:

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from simulator.errors import Fault, InputError, PlanError
 from validate.launch import Launch
-from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, standing_jobs
+from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, running_jobs
 from validate.playable import MAX_CPU_RANKS, played_otherwise, unplayable
-from validate.supervise import Deadlines, Outcome, Verdict, scratch_folder, supervise
+from validate.supervise import Deadlines, SupervisedOutcome, Verdict, scratch_folder, supervise
 from validate.task import Task
 
 SCHEMA_VERSION: Final = 1
@@ -74,7 +74,7 @@ def check(task: Task) -> None:
     if task.mode == "fake":
         return
     launch = Launch.of_environment()
-    busy = standing_jobs() if task.device == "cuda" and launch.is_first_here else []
+    busy = running_jobs() if task.device == "cuda" and launch.is_first_here else []
     faults = busy or _room_faults(task, launch)
     if faults:
         raise InputError(faults)
@@ -107,7 +107,7 @@ def _is_launched(task: Task) -> bool:
     return task.mode == "full" and Launch.of_environment().outside
 
 
-def _in_a_launched_job(task: Task, outcome: Outcome) -> Outcome:
+def _in_a_launched_job(task: Task, outcome: SupervisedOutcome) -> SupervisedOutcome:
     """A launcher ends every rank by SIGTERM when one has failed; and what is rank 0 here has its rank from the launcher."""
     verdict = outcome.verdict
     if not _is_launched(task) or verdict.ok:
@@ -141,7 +141,7 @@ def _environments(task: Task, scratch: Path) -> list[dict[str, str]]:
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
-def _keep_files(scratch: Path, stem: Path | None, outcome: Outcome) -> dict[str, str]:
+def _keep_files(scratch: Path, stem: Path | None, outcome: SupervisedOutcome) -> dict[str, str]:
     """Copy what ranks left in their folder to beside the record, under the stem's name."""
     kept: dict[str, str] = {}
     for name, beside in FILES.items():
@@ -163,7 +163,7 @@ def _keep_files(scratch: Path, stem: Path | None, outcome: Outcome) -> dict[str,
 
 def record(
     task: Task,
-    outcome: Outcome,
+    outcome: SupervisedOutcome,
     *,
     files: Mapping[str, str] | None = None,
     study: Mapping[str, Any] | None = None,
@@ -205,7 +205,7 @@ def record(
     }
 
 
-def _trouble(verdict: Verdict, outcome: Outcome) -> dict[str, Any]:
+def _trouble(verdict: Verdict, outcome: SupervisedOutcome) -> dict[str, Any]:
     lines = outcome.stderr.get(verdict.rank, "").strip().splitlines() if verdict.rank is not None else []
     return {"rank": verdict.rank, "phase": verdict.phase, "detail": verdict.detail, "stderr": lines[-5:]}
 

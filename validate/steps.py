@@ -19,11 +19,11 @@ PHASES = ("forward", "backward", "optimizer")
 Announce = Callable[[str], None]
 
 
-def _nobody(_phase: str) -> None:
+def _ignore_phase(_phase: str) -> None:
     pass
 
 
-class Step:
+class TrainingStep:
     """A batch and everything that one optimizer step does with it."""
 
     def __init__(self, built: Built, model: Model, plan: Plan, stack: Stack, device: torch.device) -> None:
@@ -36,7 +36,7 @@ class Step:
     def inputs(self) -> tuple[Tensor, Tensor]:
         return self.ids, self.labels
 
-    def run(self, announce: Announce = _nobody, num_micro_batches: int | None = None) -> None:
+    def run(self, announce: Announce = _ignore_phase, num_micro_batches: int | None = None) -> None:
         """All micro-batches, then the optimizer. `announce(phase)` is called as each phase begins, and with "end"."""
         count = num_micro_batches or self.plan.num_micro_batches
         optimizer = self.built.optimizer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from validate.report import Report
+from validate.report import RankReport
 from validate.samples import sample_key
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -21,7 +21,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class SessionSettings:
     """What a worker is told. tiny: the smallest shapes only, for tests of the machinery."""
 
     device: DeviceKind
@@ -46,9 +46,9 @@ class Session:
     where ranks sit on several machines.
     """
 
-    setting: Setting
+    setting: SessionSettings
     torch: Any
-    report: Report
+    report: RankReport
     control: Any = None
     host: str = ""
     phase: str = ""

@@ -44,7 +44,7 @@ class Moment:
 
 
 @dataclass(slots=True, kw_only=True)
-class MemoryCourse:
+class TrackedMemory:
     """A tracked step: the moments between its phases, and the peak of each phase.
 
     start: before the step. after_forward, after_backward: of the last micro-batch. peak_phase: where the peak fell.
@@ -130,9 +130,9 @@ class _Phases:
     def get_tracker_snapshot(self, type: str = "current") -> dict[torch.device, dict[Any, int]]:  # noqa: A002, ARG002
         return {device: dict(snapshot) for device, snapshot in self._curr_mem_snap.items()}
 
-    def course(self) -> MemoryCourse:
+    def tracked(self) -> TrackedMemory:
         """What was seen, after the step's "end"."""
-        return MemoryCourse(
+        return TrackedMemory(
             start=self.moments["start"],
             after_forward=self.moments["forward"],
             after_backward=self.moments["backward"],

@@ -33,7 +33,7 @@ from simulator.allocator.expandable import ADOPTED_SPAN_BYTES, ExpandableSegment
 from simulator.errors import ShardwiseError
 
 
-def _nobody(call: str, address: int, num_bytes: int) -> None:
+def _ignore_call(call: str, address: int, num_bytes: int) -> None:
     """Nobody wants to hear of the driver's calls."""
 
 
@@ -62,7 +62,7 @@ class CachingAllocator(ExpandableSegments):
         self.pools: dict[tuple[int, bool], Pool] = {}
         self.segments: dict[int, tuple[int, Block]] = {}  # address -> (bytes, first block)
         self._place = place or self._next_address
-        self._told = on_driver or _nobody
+        self._on_driver = on_driver or _ignore_call
         self._top = 2**40
         self._pending: list[Block] = []
         self.allocated_bytes = self.peak_allocated_bytes = 0
@@ -265,7 +265,7 @@ class CachingAllocator(ExpandableSegments):
         block = Block(self._place(num_bytes), num_bytes, pool)
         self.segments[block.address] = (num_bytes, block)
         self._reserve(num_bytes)
-        self._told("segment_alloc", block.address, num_bytes)
+        self._on_driver("segment_alloc", block.address, num_bytes)
         return block
 
     def _next_address(self, num_bytes: int) -> int:
@@ -305,7 +305,7 @@ class CachingAllocator(ExpandableSegments):
         block.pool.remove(block)
         del self.segments[block.address]
         self.reserved_bytes -= block.size
-        self._told("segment_free", block.address, block.size)
+        self._on_driver("segment_free", block.address, block.size)
 
     def _collect_garbage(self) -> None:
         """Return old, unsplit large segments while more than the threshold of the capacity is reserved."""

@@ -18,7 +18,7 @@ class ExpandableSegments(ABC):
     reserved_bytes: int
     segments: dict[int, tuple[int, Block]]
     _place: Callable[[int], int]
-    _told: Callable[[str, int, int], None]
+    _on_driver: Callable[[str, int, int], None]
 
     @abstractmethod
     def _reserve(self, num_bytes: int) -> None:
@@ -94,7 +94,7 @@ class ExpandableSegments(ABC):
             insort(pool.unmapped, (rest.address, rest))
         hole.mapped = True
         self._reserve(num_bytes)
-        self._told("segment_map", hole.address, hole.size)
+        self._on_driver("segment_map", hole.address, hole.size)
         return self._coalesce(hole)
 
     def unmap(self, block: Block) -> None:
@@ -117,7 +117,7 @@ class ExpandableSegments(ABC):
             pool.insert(split(block, last - block.address))
         block.mapped = False
         self.reserved_bytes -= block.size
-        self._told("segment_unmap", block.address, block.size)
+        self._on_driver("segment_unmap", block.address, block.size)
         block = merge(block, lambda b: pool.unmapped.remove((b.address, b)))
         if block.prev is None and block.next is None:
             del self.segments[block.address]  # nothing of it is mapped any more: the addresses go back as well

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from simulator.backtest import collectives, collectives_text, judge, text
+from simulator.backtest import collectives, collectives_text, evaluate, text
 from simulator.backtest.collectives import CollectivesReport
-from simulator.backtest.judge import Progress
+from simulator.backtest.evaluate import Progress
 from simulator.backtest.report import BacktestReport
 from simulator.readers.collectives_table import is_collectives_table
 
@@ -26,7 +26,7 @@ def run(path: str | Path, *, progress: Progress | None = None, jobs: int = 1) ->
     """Predict every row of the table at `path`, in its order; the header says of what it is (see `judge.run`)."""
     if is_collectives_table(path):
         return collectives.run(path, progress=progress)
-    return judge.run(path, progress=progress, jobs=jobs)
+    return evaluate.run(path, progress=progress, jobs=jobs)
 
 
 def render(report: BacktestReport | CollectivesReport) -> RenderableType:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from simulator.backtest.outcome import Outcome, Work
+from simulator.backtest.outcome import RowOutcome, Work
 from simulator.backtest.scores import error_score, quantile
 
 NUM_SPLITS = 20
@@ -32,7 +32,7 @@ class Baseline:
     reason: str | None
 
 
-def baselines(outcomes: Sequence[Outcome], seed: str) -> tuple[Baseline, ...]:
+def baselines(outcomes: Sequence[RowOutcome], seed: str) -> tuple[Baseline, ...]:
     """Both baselines on one group's scored rows. `seed` names the group, so that its splits never change."""
     samples = [
         (o.work, o.measured_step_s) for o in outcomes if o.work and o.measured_step_s and o.step_error is not None

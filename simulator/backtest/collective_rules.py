@@ -77,7 +77,7 @@ _SETTINGS: Final = (
     (r"FI_CXI_RX_MATCH_MODE=software", {"FI_CXI_RX_MATCH_MODE": "software"}),
 )
 _ASSIGNED: Final = re.compile(r"\b(NCCL_[A-Z0-9_]+)=([A-Za-z0-9,^:]+)")
-_HOST_CARD: Final = 1.25  # a machine's total with its host's card over that of the cards that serve GPUs, at most
+_HOST_NIC: Final = 1.25  # a machine's total with its host's NIC over that of the NICs that serve GPUs, at most
 _UNSET: Final = "unset"
 _BRIDGES: Final = {"a100-pcie-80gb": ("nvlink3", 300e9), "h100-nvl": ("nvlink4", 300e9), "a40": ("nvlink3", 56.25e9)}
 
@@ -150,12 +150,12 @@ def _network(notes: str) -> tuple[str, bool] | None:
 
 
 def _rate(row: CollectiveRow) -> float | None:
-    """Bytes/s of the cards that serve GPUs: a named machine's total may count its host's own card too (A3 Mega, 1.8 Tb/s)."""
+    """Bytes/s of the NICs that serve GPUs: a named machine's total may count its host's own NIC too (A3 Mega, 1.8 Tb/s)."""
     gbps, machine = row.inter_link_gbps_per_node, _machine(row.notes)
     if gbps is None:
         return None
     stated, cards = gbps * 1e9 / 8, Cluster.load(machine).node_bytes_per_s if machine else 0.0
-    return cards if cards < stated < _HOST_CARD * cards else stated
+    return cards if cards < stated < _HOST_NIC * cards else stated
 
 
 def _assumed(row: CollectiveRow, network: tuple[str, bool] | None, cluster: Cluster) -> str:

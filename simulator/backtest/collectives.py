@@ -141,7 +141,7 @@ def run(path: str | Path, *, progress: Callable[[int, int], None] | None = None)
     interrupted = False
     try:
         for row in rows:
-            outcomes.append(judge(row))
+            outcomes.append(evaluate_row(row))
             if progress is not None and len(outcomes) % 100 == 0:
                 progress(len(outcomes), len(rows))
     except KeyboardInterrupt:
@@ -149,7 +149,7 @@ def run(path: str | Path, *, progress: Callable[[int, int], None] | None = None)
     return make_report(str(path), rows, outcomes, interrupted=interrupted)
 
 
-def judge(row: CollectiveRow | BadRow) -> CollectiveOutcome:
+def evaluate_row(row: CollectiveRow | BadRow) -> CollectiveOutcome:
     """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
     if isinstance(row, BadRow):
         return CollectiveOutcome(line=row.line, status="bad", reason="; ".join(map(str, row.faults)))

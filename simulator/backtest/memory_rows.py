@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from simulator.backtest.outcome import Moment, Outcome
+from simulator.backtest.outcome import Moment, RowOutcome
 from simulator.backtest.resolve import RefusedError
 from simulator.errors import ModelError, PlanError
-from simulator.memory.moments import tracked_moments
+from simulator.memory.phase_bytes import tracked_phase_bytes
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.readers.memory_table import MemoryRow
@@ -40,9 +40,9 @@ class TrackedRun:
     stack: Stack
 
 
-def started(row: MemoryRow) -> Outcome:
+def started(row: MemoryRow) -> RowOutcome:
     """What is known of a row before it is predicted."""
-    return Outcome(
+    return RowOutcome(
         id=row.row,
         line=row.line,
         status="failed",
@@ -55,10 +55,10 @@ def started(row: MemoryRow) -> Outcome:
     )
 
 
-def judged(row: MemoryRow, start: Outcome) -> Outcome:
+def judged(row: MemoryRow, start: RowOutcome) -> RowOutcome:
     """The row predicted. Raises RefusedError, PlanError or ModelError."""
     run = resolve_memory(row)
-    predicted = tracked_moments(run.model, run.plan, run.stack, cuda=row.device == "cuda").as_dict()
+    predicted = tracked_phase_bytes(run.model, run.plan, run.stack, cuda=row.device == "cuda").as_dict()
     return replace(
         start,
         status="ok",
@@ -70,7 +70,7 @@ def judged(row: MemoryRow, start: Outcome) -> Outcome:
 def resolve_memory(row: MemoryRow) -> TrackedRun:
     """Model, plan and stack of a row, by the rules of docs/reference/memory-table.md.
 
-    Raises RefusedError with every reason found, or PlanError, ModelError where the nouns refuse.
+    Raises RefusedError with every reason found, or PlanError, ModelError where the inputs refuse.
     """
     reasons = list(_inexpressible(row))
     if reasons:

@@ -91,7 +91,7 @@ def vocabulary(row: RunRow) -> int | None:
     return -(-_GPT2_WORDS // multiple) * multiple
 
 
-def wide_layers(row: RunRow) -> dict[str, int]:
+def bf16_layers(row: RunRow) -> dict[str, int]:
     """Fields of the plan for layers that NVFP4 leaves in 16 bits."""
     model = published(row) if row.precision == "nvfp4" else None
     return {"last_layers_bf16": 14} if model is not None and model.name == "nemotron-3-super-120b-a12b" else {}

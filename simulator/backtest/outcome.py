@@ -38,7 +38,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RowOutcome:
     """One row: its status, why if it is not ok, and predicted beside measured; None where unknown.
 
     kind: what a refusal is counted as. duplicate_of: id of an earlier row with the same run and the same figures.

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from simulator.backtest.baselines import Baseline, baselines
-from simulator.backtest.outcome import Outcome, Status
+from simulator.backtest.outcome import RowOutcome, Status
 from simulator.backtest.scores import MemoryScore, StepScore, Verdicts, memory_scores, step_score, verdicts
 
 SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning; new keys do not raise it
@@ -45,7 +45,7 @@ class BacktestReport:
     table: str
     interrupted: bool
     groups: tuple[Group, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RowOutcome, ...]
 
     def count(self, status: Status) -> int:
         return sum(o.status == status for o in self.outcomes)
@@ -61,7 +61,7 @@ class BacktestReport:
         }
 
 
-def _row(o: Outcome) -> dict[str, Any]:
+def _row(o: RowOutcome) -> dict[str, Any]:
     return {
         "id": o.id,
         "line": o.line,
@@ -87,9 +87,9 @@ def _row(o: Outcome) -> dict[str, Any]:
     }
 
 
-def make_report(table: str, outcomes: Sequence[Outcome], *, interrupted: bool = False) -> BacktestReport:
+def make_report(table: str, outcomes: Sequence[RowOutcome], *, interrupted: bool = False) -> BacktestReport:
     """Group and score. Groups stand in the order of (source, GPU, precision); bad rows belong to none."""
-    grouped: dict[GroupKey, list[Outcome]] = {}
+    grouped: dict[GroupKey, list[RowOutcome]] = {}
     for outcome in outcomes:
         if outcome.status != "bad":
             grouped.setdefault((outcome.source, outcome.gpu, outcome.precision), []).append(outcome)
@@ -97,7 +97,7 @@ def make_report(table: str, outcomes: Sequence[Outcome], *, interrupted: bool = 
     return BacktestReport(table=table, interrupted=interrupted, groups=groups, outcomes=tuple(outcomes))
 
 
-def _group(key: GroupKey, members: Sequence[Outcome]) -> Group:
+def _group(key: GroupKey, members: Sequence[RowOutcome]) -> Group:
     scored = [o for o in members if o.scored]
     refused = Counter(o.kind for o in members if o.status == "refused")
     source, gpu, precision = key

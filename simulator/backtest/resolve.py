@@ -1,4 +1,4 @@
-"""A row of the table -> the nouns of a prediction, by the written rules; what they cannot express is refused by name."""
+"""A row of the table -> the inputs of a prediction, by the written rules; what they cannot express is refused by name."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ class Run:
 def resolve(row: RunRow) -> Run:
     """Model, plan, cluster and stack of a row, by the rules of docs/reference/runs-table.md.
 
-    Raises RefusedError with every reason found, or PlanError, ModelError, ClusterError where the nouns refuse.
+    Raises RefusedError with every reason found, or PlanError, ModelError, ClusterError where the inputs refuse.
     """
-    row = ways_of(row)[0]
+    row = variants_of(row)[0]
     rule = framework_rule(row)
     options = arguments.stated_options(row)
     draft = None if options is None else arguments.draft_of(row, options, rule)
@@ -127,7 +127,7 @@ def resolve(row: RunRow) -> Run:
     )
 
 
-def ways_of(row: RunRow) -> tuple[RunRow, ...]:
+def variants_of(row: RunRow) -> tuple[RunRow, ...]:
     """The row with its blanks filled, once for each way that its framework's documents leave open."""
     row = filled(row)
     return choices(row, framework_rule(row))
@@ -254,7 +254,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
         "num_micro_batches": ceil(micro_batches),
         "seq_len": row.seq_len,
         **_precision(row),
-        **nemo.wide_layers(row),
+        **nemo.bf16_layers(row),
         "optimizer_impl": rule.optimizer_impl,
         **({"optimizer": "sgd_momentum"} if _MUON.search(f"{row.framework} {row.notes}") else {}),
         **({"master_dtype": rule.master_dtype, "optimizer_dtype": rule.master_dtype} if rule.master_dtype else {}),

@@ -27,7 +27,7 @@ _Value = TypeVar("_Value", int, str, dict[str, object])
 MACHINES: tuple[tuple[str, str], ...] = ((r"\bA3 VM", "gcp-a3-high"), (r"\bJean Zay A100", "jean-zay-a100-8"))
 
 
-# Amazon's instances of each GPU; only they have its network cards (EFA).
+# Amazon's instances of each GPU; only they have its NICs (EFA).
 _AMAZON = {
     "a100-sxm4-40gb": "aws-p4d",
     "a100-sxm4-80gb": "aws-p4de",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from simulator.backtest.outcome import Outcome
+from simulator.backtest.outcome import RowOutcome
 
 _MIN_RANKED = 3  # two points always correlate perfectly
 
@@ -52,7 +52,7 @@ class Verdicts:
     open: int
 
 
-def verdicts(outcomes: Sequence[Outcome]) -> Verdicts:
+def verdicts(outcomes: Sequence[RowOutcome]) -> Verdicts:
     """The verdicts on the rows that were predicted and ran."""
     ran = [o for o in outcomes if o.status in ("ok", "calibration") and not o.measured_oom]
     return Verdicts(
@@ -108,7 +108,7 @@ def error_score(errors: Sequence[float]) -> ErrorScore:
     )
 
 
-def step_score(outcomes: Sequence[Outcome]) -> StepScore:
+def step_score(outcomes: Sequence[RowOutcome]) -> StepScore:
     """Score of the rows that have both a predicted and a measured step time."""
     both = [o for o in outcomes if o.step_error is not None]
     errors = error_score([o.step_error for o in both if o.step_error is not None])
@@ -125,18 +125,18 @@ def step_score(outcomes: Sequence[Outcome]) -> StepScore:
     )
 
 
-def _inside(outcome: Outcome) -> bool:
+def _inside(outcome: RowOutcome) -> bool:
     low, high, measured = outcome.low_step_s, outcome.high_step_s, outcome.measured_step_s
     return low is not None and high is not None and measured is not None and low <= measured <= high
 
 
-def memory_scores(outcomes: Sequence[Outcome]) -> tuple[MemoryScore, ...]:
+def memory_scores(outcomes: Sequence[RowOutcome]) -> tuple[MemoryScore, ...]:
     """A score a memory metric, in the order of first appearance."""
     metrics = dict.fromkeys(o.mem_metric for o in outcomes if o.mem_metric)
     return tuple(_memory_score(metric, [o for o in outcomes if o.mem_metric == metric]) for metric in metrics)
 
 
-def _memory_score(metric: str, outcomes: Sequence[Outcome]) -> MemoryScore:
+def _memory_score(metric: str, outcomes: Sequence[RowOutcome]) -> MemoryScore:
     errors = error_score([o.memory_error for o in outcomes if o.memory_error is not None])
     oom = [o for o in outcomes if o.measured_oom]
     return MemoryScore(

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.backtest.outcome import Outcome, Status
+from simulator.backtest.outcome import RowOutcome, Status
 from simulator.backtest.report import BacktestReport, Group
 
 _MAX_LISTED = 20
@@ -106,7 +106,7 @@ def _faulty(report: BacktestReport) -> Iterator[str]:
         yield f"… and {len(faulty) - _MAX_LISTED} more; --json lists all"
 
 
-def _fault_line(outcome: Outcome) -> str:
+def _fault_line(outcome: RowOutcome) -> str:
     return f"line {outcome.line}: {outcome.status}: {outcome.id or '(no id)'}: {outcome.reason}"
 
 

@@ -9,9 +9,9 @@ from simulator.backtest.measured import step_seconds
 from simulator.backtest.outcome import Work
 from simulator.backtest.resolve import RefusedError, Run
 from simulator.kernels import Attention, Gemm, Kernel, Scan
+from simulator.model_shard import whole_body
 from simulator.ops import Block, build_blocks, recompute_ops
 from simulator.plan import Plan
-from simulator.share import whole_body
 from simulator.zero import UnitComm, communication, shard_ranks
 
 _Amounts = Counter[str]

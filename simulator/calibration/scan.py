@@ -26,9 +26,9 @@ SPEED: Final = 0.64
 FRACTION: Final = 0.3  # middle of what SPEED amounts to: 0.1 to 0.2 on Blackwell, 0.2 to 0.3 on Hopper, 0.4 on A100
 SIGMA: Final = 0.3
 CATEGORY: Final = "scan"
-_KIN: Final = "flash2"
+_TILED_ATTENTION: Final = "flash2"
 
 
-def kin(curves: Iterable[AttentionCurve], kernel: Scan) -> AttentionCurve | None:
+def tiled_attention_curve(curves: Iterable[AttentionCurve], kernel: Scan) -> AttentionCurve | None:
     """The curve of the tiled attention that a scan's products run like."""
-    return next((c for c in curves if c.direction == kernel.direction and _KIN in c.kernels), None)
+    return next((c for c in curves if c.direction == kernel.direction and _TILED_ATTENTION in c.kernels), None)

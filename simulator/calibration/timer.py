@@ -8,7 +8,7 @@ from dataclasses import replace
 from simulator.calibration.curve_set import CurveSet
 from simulator.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
 from simulator.calibration.narrow import BLOCKS, MX_BLOCKS, SPLIT, fp4_fraction
-from simulator.calibration.scan import FRACTION, SPEED, kin
+from simulator.calibration.scan import FRACTION, SPEED, tiled_attention_curve
 from simulator.device import Device
 from simulator.errors import CalibrationError, Fault
 from simulator.kernels import PARENT, Attention, Dtype, Gemm, Kernel, Scan, Stream, StreamOp
@@ -98,7 +98,7 @@ class Timer:
         _, products = self._gemm_rate(dtype)
         if self.calibration.kind == "ideal":
             return products
-        curve = kin(self.calibration.attention, kernel)
+        curve = tiled_attention_curve(self.calibration.attention, kernel)
         if curve is None:
             return FRACTION * products
         fraction = SPEED * curve.peak_fraction(kernel.head_dim) * curve.sustained

@@ -14,7 +14,7 @@ from simulator.calibration import Calibration
 from simulator.cli import ExitCode
 from simulator.cli.terminal import show
 from simulator.collectives import KINDS, Choice, LinkCurves, choose, source
-from simulator.collectives.call import cards_of
+from simulator.collectives.call import nic_paths
 from simulator.errors import ClusterError, Fault, InputError, PlanError
 from simulator.mesh import GroupShape
 from simulator.nccl import Nccl, assignments
@@ -116,7 +116,7 @@ def command(  # noqa: PLR0913  one an option
         buckets=bucket_rows(rows, _bytes("--bucket", bucket), pick) if bucket else (),
         source=source(machine, curves, nccl=software),
         unmodelled=software.environment.unmodelled,
-        cards=cards_of(machine, shape, kind, software),
+        cards=nic_paths(machine, shape, kind, software),
     )
     if picture is not None:
         plot(sweep, picture)

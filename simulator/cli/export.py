@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from simulator.cli import ExitCode
-from simulator.cli.options import noun_options, placement_option
+from simulator.cli.options import input_options, placement_option
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.study import Study
 from simulator.errors import Fault, InputError
@@ -40,7 +40,7 @@ Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
 )
 @placement_option
 @plan_file_options
-@noun_options
+@input_options
 @plan_options
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict. May be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="The text and what stands beside it, as JSON.")
@@ -66,7 +66,7 @@ def command(
         raise click.UsageError("--hosts, --topology and --placement are the launch kit's: --to launch-kit")
     written = export_plan(job_of(asked), form, head_of(asked))
     for name, value in written.beside.items():
-        click.echo(f"shardwise: not in the file, for the training script: {name} = {_told(value)}", err=True)
+        click.echo(f"shardwise: not in the file, for the training script: {name} = {_as_text(value)}", err=True)
     if asked.cluster.seats:
         click.echo("shardwise: not in the file: the GPU of each rank; --to launch-kit writes it", err=True)
     text = json.dumps(_report(written), indent=2, ensure_ascii=False) + "\n" if as_json else written.text
@@ -120,7 +120,7 @@ def _report(written: Export) -> dict[str, Any]:
     return {"schema_version": 1, "format": written.format, "beside": dict(written.beside), "text": written.text}
 
 
-def _told(value: object) -> str:
+def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

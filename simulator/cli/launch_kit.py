@@ -76,7 +76,7 @@ def placed(asked: Study, topology: str | None, placement: Path | None) -> tuple[
     if placement is None:
         return host, asked
     seats = read_placement(placement, asked.cluster, host)
-    return host, replace(asked, cluster=asked.cluster.seated(seats))
+    return host, replace(asked, cluster=asked.cluster.with_rank_mapping(seats))
 
 
 def host_of(source: str | None) -> Host | None:

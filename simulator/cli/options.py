@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_NOUNS = (
+_INPUTS = (
     click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml."),
     click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml."),
     click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes."),
@@ -34,9 +34,9 @@ _ANSWER = (
 )
 
 
-def noun_options(function: _Command) -> _Command:
+def input_options(function: _Command) -> _Command:
     """--model, --cluster and --nodes, as text: a study's reader judges them with everything else."""
-    for option in reversed(_NOUNS):
+    for option in reversed(_INPUTS):
         function = option(function)
     return function
 
@@ -48,7 +48,7 @@ def placement_option(function: _Command) -> _Command:
 
 def study_options(function: _Command) -> _Command:
     """The nouns, and --calibration."""
-    return noun_options(_CALIBRATION(function))
+    return input_options(_CALIBRATION(function))
 
 
 def price_options(function: _Command) -> _Command:

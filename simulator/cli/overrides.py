@@ -18,7 +18,7 @@ from simulator.errors import Fault, InputError
 from simulator.schema import Strict, faults_of, model_at, nearest
 from simulator.units import FROM_FILE
 
-NounT = TypeVar("NounT", bound=Strict)
+InputT = TypeVar("InputT", bound=Strict)
 
 _FACTOR: Final = re.compile(r"[x×*]\s*(\d{1,12}(?:\.\d{1,12})?|\.\d{1,12})")
 _LINK: Final = "link"  # a root of its own, wherever there is a cluster
@@ -90,35 +90,35 @@ def _override(root: str, path: tuple[str, ...], text: str, flag: str) -> Overrid
     return Override(root=root, path=path, text=text, flag=flag)
 
 
-def patched(noun: NounT, overrides: Iterable[Override], error: type[InputError]) -> NounT:
-    """`noun` with the leaves replaced and validated anew. Raises `error` with every fault."""
+def patched(target: InputT, overrides: Iterable[Override], error: type[InputError]) -> InputT:
+    """`target` with the leaves replaced and validated anew. Raises `error` with every fault."""
     overrides = list(overrides)
     if not overrides:
-        return noun
+        return target
     for number, override in enumerate(overrides):  # a multiple of what one before it has set
         if override.factor is not None and any(one.path == override.path for one in overrides[:number]):
-            return patched(patched(noun, overrides[:number], error), overrides[number:], error)
-    data = noun.model_dump(exclude_unset=True)
+            return patched(patched(target, overrides[:number], error), overrides[number:], error)
+    data = target.model_dump(exclude_unset=True)
     faults: list[Fault] = []
     for override in overrides:
         if override.factor is not None:
-            faults += _multiplied(noun, data, override)
+            faults += _multiplied(target, data, override)
         else:
-            faults += _leaf_faults(type(noun), override) or _put(data, override)
-        if "sources" in type(noun).model_fields and override.path[0] != "sources":
+            faults += _leaf_faults(type(target), override) or _put(data, override)
+        if "sources" in type(target).model_fields and override.path[0] != "sources":
             data["sources"] = {**data.get("sources", {}), override.path[0]: f"given: {override.flag}={override.text}"}
     if faults:
         raise error(faults)
-    return type(noun).parse(data, ", ".join(override.flag for override in overrides), error)
+    return type(target).parse(data, ", ".join(override.flag for override in overrides), error)
 
 
-def _multiplied(noun: Strict, data: dict[str, Any], override: Override) -> list[Fault]:
+def _multiplied(target: Strict, data: dict[str, Any], override: Override) -> list[Fault]:
     """Put a multiple of what the leaf is."""
-    here: object = noun
+    here: object = target
     for part in override.path:
         here = here.get(part) if isinstance(here, dict) else getattr(here, part, None)
     if isinstance(here, bool) or not isinstance(here, int | float):
-        known = _leaf_faults(type(noun), override) if here is None else []
+        known = _leaf_faults(type(target), override) if here is None else []
         problem = f"{override.text} multiplies a number, and this is {'not set' if here is None else 'none'}"
         return known[:1] or [Fault(place=override.flag, problem=problem, remedy="a value of its own")]
     assert override.factor is not None

@@ -68,9 +68,9 @@ def command(
     check_kit(asked, job_of(asked), hosts, host, kit)
     if out is not None:
         check_writable(out, "-o")
-    nouns = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    inputs = (asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     with _progress() as tell:
-        found = place(*nouns, across_nodes=across, deal_layers=layers, tell=tell)
+        found = place(*inputs, across_nodes=across, deal_layers=layers, tell=tell)
     asked = replace(asked, plan=found.plan, cluster=found.cluster)
     if as_json:
         click.echo(as_json_text(found, asked.inputs()), nl=False)

@@ -88,8 +88,8 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
     imported = _plan_file_of(flags)
     given = {name: text for name, text in flags.items() if text is not None}
     plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
-    nouns = {name: text for name, text in given.items() if name not in plan_flags}
-    asked = read_study(study, nouns, plan_flags, settings, imported)
+    inputs = {name: text for name, text in given.items() if name not in plan_flags}
+    asked = read_study(study, inputs, plan_flags, settings, imported)
     if asked.draft is not None:
         from simulator.cli.study.imported import warnings  # noqa: PLC0415  only what is asked for is loaded
 

@@ -14,7 +14,7 @@ from simulator.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
 from simulator.calibration import Calibration
 from simulator.cli import ExitCode
 from simulator.errors import Fault, InputError
-from simulator.policies import BLOCK_BYTES, POLICIES, Needs
+from simulator.policies import BLOCK_BYTES, POLICIES, PoolInputs
 from simulator.readers.snapshot import read_snapshot
 from simulator.replay import DriverCosts, Sequence, compare, demand, of_history, of_recording, replay, varied
 from simulator.units import UnitError, parse_bytes
@@ -135,7 +135,7 @@ def _predicted(study: Path | None) -> tuple[Sequence, Calibration]:
     return of_history(history, str(study)), asked.calibration or Calibration.for_device(device)
 
 
-def _needs(options: dict[str, Any]) -> Needs:
+def _needs(options: dict[str, Any]) -> PoolInputs:
     """Raises InputError with every faulty size."""
     faults: list[Fault] = []
 
@@ -160,7 +160,7 @@ def _needs(options: dict[str, Any]) -> Needs:
     if faults:
         raise InputError(faults)
     settings = _merged(AllocatorSettings(), options)
-    return Needs(settings=settings, capacity_bytes=capacity, block_bytes=block or BLOCK_BYTES)
+    return PoolInputs(settings=settings, capacity_bytes=capacity, block_bytes=block or BLOCK_BYTES)
 
 
 def _merged(settings: AllocatorSettings, options: dict[str, Any]) -> AllocatorSettings:

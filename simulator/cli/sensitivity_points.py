@@ -12,7 +12,7 @@ from pathlib import Path
 from simulator.cli.compare import subject_of
 from simulator.errors import Fault, InputError
 from simulator.predict import predict
-from simulator.search import Journal, Outcome
+from simulator.search import Journal, PlanOutcome
 from simulator.search.engines import begin_worker
 
 Settings = tuple[str, ...]
@@ -29,10 +29,10 @@ class Known:
     ) -> None:
         self._alternatives, self._flags, self._journal = alternatives, flags, journal
         self._jobs = jobs or len(os.sched_getaffinity(0))
-        self._found: dict[str, Outcome] = dict(journal.outcomes()) if journal is not None else {}
+        self._found: dict[str, PlanOutcome] = dict(journal.outcomes()) if journal is not None else {}
         self._asked: set[str] = set()
 
-    def __getitem__(self, one: tuple[int, Settings]) -> Outcome:
+    def __getitem__(self, one: tuple[int, Settings]) -> PlanOutcome:
         return self._found[_key(*one)]
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ def _key(number: int, settings: Settings) -> str:
     return json.dumps([number, settings], ensure_ascii=False)
 
 
-def _simulated(tasks: Sequence[Task], jobs: int) -> Iterator[Outcome]:
+def _simulated(tasks: Sequence[Task], jobs: int) -> Iterator[PlanOutcome]:
     """Outcomes in the order of the tasks, on several processes where there is much to do."""
     if jobs == 1 or len(tasks) <= 4:
         yield from map(_evaluated, tasks)
@@ -73,17 +73,17 @@ def _simulated(tasks: Sequence[Task], jobs: int) -> Iterator[Outcome]:
             raise
 
 
-def _evaluated(task: Task) -> Outcome:
+def _evaluated(task: Task) -> PlanOutcome:
     key, (name, file, settings), flags = task
     try:
         simulated = [one for one in settings if not one.strip().startswith("price.")]
         subject = subject_of(name, file, flags, (*simulated, *json.loads(key)[1]), None)
         prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)
     except InputError as exc:
-        return Outcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
+        return PlanOutcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
     if not prediction.fits:
-        return Outcome(key=key, status="oom", reason=prediction.cause, num_devices=prediction.num_devices)
-    return Outcome(
+        return PlanOutcome(key=key, status="oom", reason=prediction.cause, num_devices=prediction.num_devices)
+    return PlanOutcome(
         key=key,
         status="fits" if prediction.verdict == "FITS" else "tight",
         num_devices=prediction.num_devices,

@@ -23,7 +23,7 @@ from simulator.errors import Fault, InputError
 from simulator.goodput import LongRun, expected_run_s
 from simulator.goodput.failures import DAY_S, JobSize
 from simulator.prices import Prices
-from simulator.search import Journal, Outcome
+from simulator.search import Journal, PlanOutcome
 from simulator.search.study import software_version
 from simulator.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed
 
@@ -142,7 +142,7 @@ class SensitivityStudy:
         """What of a point changes a simulation of an alternative."""
         return self._settings(number, self._moved(row), without=_NOT_SIMULATED)
 
-    def _errors(self, outcomes: Sequence[Outcome]) -> Iterator[Error]:
+    def _errors(self, outcomes: Sequence[PlanOutcome]) -> Iterator[Error]:
         """A category's error moves all alternatives alike, each by its share; what no kernel explains those of one software."""
         if not self.errors:
             return
@@ -158,7 +158,7 @@ class SensitivityStudy:
                 yield Error(key=f"unexplained of {chr(ord('A') + number)}", sigmas=sigmas)
             done |= alike
 
-    def _figure(self, outcome: Outcome, number: int, row: Sequence[float | None], inputs: Sequence[Input]) -> float:
+    def _figure(self, outcome: PlanOutcome, number: int, row: Sequence[float | None], inputs: Sequence[Input]) -> float:
         """What is compared, at a point whose simulation is known."""
         if outcome.step_s is None:
             return math.inf
@@ -214,7 +214,7 @@ class SensitivityStudy:
             raise InputError(faults)
         return patched(self.run, overrides, InputError) if self.run is not None else None, mtbf
 
-    def _run_s(self, number: int, outcome: Outcome, step_s: float, row: Sequence[float | None]) -> float:
+    def _run_s(self, number: int, outcome: PlanOutcome, step_s: float, row: Sequence[float | None]) -> float:
         run, mtbf = self._run_at(number, row)
         assert run is not None
         saved, load_s = self._checkpoints[number]
@@ -234,8 +234,8 @@ class SensitivityStudy:
         found = []
         for _, file, settings in self.alternatives:
             asked: Study = read_study(file, self.flags, {}, [one for one in settings if not one.startswith("price.")])
-            nouns = (asked.model, asked.plan, asked.cluster, asked.checkpoint or Checkpoint())
-            found.append((saving(*nouns), loading_s(*nouns)))
+            inputs = (asked.model, asked.plan, asked.cluster, asked.checkpoint or Checkpoint())
+            found.append((saving(*inputs), loading_s(*inputs)))
         return tuple(found)
 
 
@@ -246,10 +246,10 @@ def cost_of(gpu_hour: float, num_devices: int, seconds: float) -> float:
 
 def identity(study: SensitivityStudy) -> str:
     """A hash of everything that an outcome depends on, but for the point."""
-    nouns = [
+    inputs = [
         noun.model_dump(mode="json") if noun is not None else None
         for one in study.subjects
         for noun in (one.model, one.plan, one.cluster, one.calibration, one.stack)
     ]
-    text = json.dumps([software_version(), "sensitivity", nouns], sort_keys=True)
+    text = json.dumps([software_version(), "sensitivity", inputs], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

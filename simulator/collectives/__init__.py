@@ -3,7 +3,15 @@
 from simulator.collective_curves import LinkCurves, default_curves
 from simulator.collectives.call import Links
 from simulator.collectives.copies import copies
-from simulator.collectives.cost import Choice, bill, calibrated, choose, collective_s, link_capacities, renamed
+from simulator.collectives.cost import (
+    Choice,
+    calibrated,
+    choose,
+    collective_cost,
+    collective_s,
+    link_capacities,
+    renamed,
+)
 from simulator.collectives.effects import interference, sigma, source
 from simulator.collectives.host_traffic import HostTraffic, host_traffic
 from simulator.collectives.volumes import KINDS, Volume, minimum, volume
@@ -15,9 +23,9 @@ __all__ = [
     "LinkCurves",
     "Links",
     "Volume",
-    "bill",
     "calibrated",
     "choose",
+    "collective_cost",
     "collective_s",
     "copies",
     "default_curves",

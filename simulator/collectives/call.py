@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from simulator.collective_curves import Way, family_of
+from simulator.collective_curves import Transport, family_of
 from simulator.collectives.ports import patterns_of, port_of, through_memory
 from simulator.collectives.volumes import Kind
 from simulator.nccl import Nccl, efa
-from simulator.topology.cards import WORDS, CardRules, CardsReached, Pattern, Word, reached
+from simulator.topology.nics import PATH_TYPES, NicPaths, NicRules, PathType, Pattern, reached
 
 if TYPE_CHECKING:
     from simulator.mesh import GroupShape
@@ -26,8 +26,8 @@ _PEER_LEVELS = {
     "PHB": "PHB",
     "SYS": "SYS",
 }
-# The same for GPUDirect RDMA: how far a card may be from a GPU whose memory it reads and writes; below PIX, never
-_CARD_LEVELS: dict[str, Word | None] = {
+# The same for GPUDirect RDMA: how far a NIC may be from a GPU whose memory it reads and writes; below PIX, never
+_NIC_LEVELS: dict[str, PathType | None] = {
     **dict.fromkeys(("LOC", "NVL", "NVB", "C2C"), None),
     "PIX": "PIX",
     "PXB": "PIX",
@@ -43,23 +43,23 @@ _READS_FROM = (
     "ada",
     "hopper",
     "blackwell",
-)  # generations whose memory NCCL lets cards read without NVLink too
+)  # generations whose memory NCCL lets NICs read without NVLink too
 _FAR_LL128_FROM = ("hopper", "blackwell")  # NCCL sends LL128 by PXN and C2C from here on
 _TWO_SOCKETS_FROM = 8  # GPUs of a PCIe node from which it has two sockets, half of the GPUs on each
-_TCP = ("ethernet", "slingshot")  # kinds that NCCL reaches over TCP unless cards or a plugin do RDMA
-# Network software that cannot write GPU memory from the card, or cards beyond the GPUs' switches as far as published
+_TCP = ("ethernet", "slingshot")  # kinds that NCCL reaches over TCP unless NICs or a plugin do RDMA
+# Network software that cannot write GPU memory from the NIC, or NICs beyond the GPUs' switches as far as published
 # machines go (ALCF Polaris and Sirius: NCCL_NET_GDR_LEVEL=PHB is needed): NCCL keeps LL128 inside the node there.
-_FAR_CARDS = ("sockets", "slingshot")
+_FAR_NICS = ("sockets", "slingshot")
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Numbers of a cluster that bills use, hashable: part of the memo's key.
+    """Numbers of a cluster that costs use, hashable: part of the memo's key.
 
     port_link, port_kind, port_bytes_per_s, detour: the port that a group sees (ports.Port). in_memory: its bytes pass host
-    memory. host_bytes_per_s: a GPU's link to the host. islands: GPUs that share one NVLink domain. rdma: cards read and
-    write GPU memory (topology.Inter.rdma). cards: what the group gets of its node's cards by where they sit and what NCCL
-    may do; None where each GPU has its even share. levels: of switches (topology.Fabric.levels). on_rails: the n-th cards of all nodes share leaves of their own.
+    memory. host_bytes_per_s: a GPU's link to the host. islands: GPUs that share one NVLink domain. rdma: NICs read and
+    write GPU memory (topology.Inter.rdma). nics: what the group gets of its node's NICs by where they sit and what NCCL
+    may do; None where each GPU has its even share. levels: of switches (topology.Fabric.levels). on_rails: the n-th NICs of all nodes share leaves of their own.
     amd: the host's CPUs are AMD's.
     off_rail: part of the group's traffic that changes rails whatever NCCL does, as nodes are cabled otherwise.
     """
@@ -78,7 +78,7 @@ class Links:
     gpus_per_node: int
     islands: int
     rdma: bool = True
-    cards: CardsReached | None = None
+    nics: NicPaths | None = None
     on_rails: bool = False
     amd: bool = False
     off_rail: float = 0.0
@@ -112,7 +112,7 @@ class Links:
             cluster.gpus_per_node,
             max(cluster.nvlink_domain_size, cluster.gpus_per_node),
             network.rdma if network else True,
-            None if shape is None else cards_of(cluster, shape, kind, nccl or Nccl()),
+            None if shape is None else nic_paths(cluster, shape, kind, nccl or Nccl()),
             fabric.kind == "rail_optimised",
             _amd(cluster),
             0.0 if shape is None else shape.off_rail,
@@ -164,12 +164,12 @@ class Port:
 
     kind: str
     bytes_per_s: float
-    way: Way
+    way: Transport
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Everything a bill depends on but the curves: the memo's key."""
+    """Everything a cost depends on but the curves: the memo's key."""
 
     kind: Kind
     size_bytes: int
@@ -181,7 +181,7 @@ class Call:
     def port(self) -> Port:
         """NVLink or PCIe, or both PCIe links and the host's memory between them where NCCL may not go directly."""
         links = self.links
-        way = way_of(links, self.place, self.nccl)
+        way = transport_of(links, self.place, self.nccl)
         if way != "direct" and family_of(links.port_kind) == "nvlink":
             return Port("pcie4", links.host_bytes_per_s, way)
         return Port(links.port_kind, links.port_bytes_per_s, way)
@@ -192,13 +192,13 @@ class Call:
         return "sockets" if self.nccl.environment.sockets else network_of(self.links)
 
     @property
-    def far_cards(self) -> bool:
-        """The cards are beyond what NCCL lets LL128 cross: PXB before Hopper, PXN since, and nothing staged."""
-        cards, links = self.links.cards, self.links
-        if cards is None:
-            return self.network in _FAR_CARDS
+    def far_nics(self) -> bool:
+        """The NICs are beyond what NCCL lets LL128 cross: PXB before Hopper, PXN since, and nothing staged."""
+        nics, links = self.links.nics, self.links
+        if nics is None:
+            return self.network in _FAR_NICS
         c2c = self.nccl.environment.ll128_c2c and links.architecture in _FAR_LL128_FROM
-        return self.network == "sockets" or WORDS.index(cards.word) > WORDS.index("PXN" if c2c else "PIX")
+        return self.network == "sockets" or PATH_TYPES.index(nics.word) > PATH_TYPES.index("PXN" if c2c else "PIX")
 
     @property
     def traits(self) -> frozenset[str]:
@@ -211,11 +211,11 @@ class Call:
 
 
 def network_of(links: Links) -> str:
-    """The kind of network, as calibrations name it: TCP where neither cards nor a plugin do RDMA."""
+    """The kind of network, as calibrations name it: TCP where neither NICs nor a plugin do RDMA."""
     return "sockets" if links.network_kind in _TCP and not links.rdma else links.network_kind
 
 
-def way_of(links: Links, place: Placement, nccl: Nccl) -> Way:
+def transport_of(links: Links, place: Placement, nccl: Nccl) -> Transport:
     """How NCCL moves bytes inside a node: GPU to GPU where it may, else through the memory of one socket or of both.
 
     The wiring says whether peers reach each other (simulator/topology/wiring.py); published PCIe nodes with four GPUs of
@@ -229,7 +229,7 @@ def way_of(links: Links, place: Placement, nccl: Nccl) -> Way:
     return "sockets" if links.gpus_per_node >= _TWO_SOCKETS_FROM and 2 * r > links.gpus_per_node else "host"
 
 
-def heard_by(cluster: Cluster, nccl: Nccl) -> Cluster:
+def with_peer_access(cluster: Cluster, nccl: Nccl) -> Cluster:
     """The cluster with the peer access that NCCL_P2P_LEVEL and NCCL_P2P_DISABLE leave over PCIe."""
     environment, pcie = nccl.environment, cluster.pcie
     level = "none" if environment.no_peers else _PEER_LEVELS.get(environment.p2p_level)
@@ -238,42 +238,42 @@ def heard_by(cluster: Cluster, nccl: Nccl) -> Cluster:
     return cluster.model_copy(update={"pcie": pcie.model_copy(update={"p2p": level})})
 
 
-def cards_of(cluster: Cluster, shape: GroupShape, kind: str, nccl: Nccl) -> CardsReached | None:
-    """What `kind` in a group gets of the cards of a node; None: its even share.
+def nic_paths(cluster: Cluster, shape: GroupShape, kind: str, nccl: Nccl) -> NicPaths | None:
+    """What `kind` in a group gets of the NICs of a node; None: its even share.
 
-    So where nothing says where cards sit or what NCCL may not do, and on racks of trays, whose groups span several.
+    So where nothing says where NICs sit or what NCCL may not do, and on racks of trays, whose groups span several.
     """
     inter, environment = cluster.inter, nccl.environment
     if inter is None or shape.num_nodes == 1 or cluster.nvlink_domain_size > cluster.gpus_per_node:
         return None
-    level = _CARD_LEVELS.get(environment.gdr_level, "P2C")
+    level = _NIC_LEVELS.get(environment.gdr_level, "P2C")
     asked = environment.pxn_disable or environment.gdr_read == 0 or level is None
     by_rdma = inter.rdma and not environment.sockets  # what TCP takes is calibrated as it is
     if not inter.cards and not (by_rdma and asked):
         return None
-    rules = card_rules(cluster, shape, nccl)
+    rules = nic_rules(cluster, shape, nccl)
     pattern = _PATTERNS.get(kind, "ring")
     found = (reached(cluster, groups, rules, pattern) for groups in patterns_of(shape, cluster.gpus_per_node))
     return min(found, key=lambda one: one.bytes_per_s)
 
 
-def card_rules(cluster: Cluster, shape: GroupShape, nccl: Nccl) -> CardRules:
-    """What NCCL may do between GPUs and cards (src/graph/paths.cc: ncclTopoCheckGdr, ncclTopoComputePaths)."""
+def nic_rules(cluster: Cluster, shape: GroupShape, nccl: Nccl) -> NicRules:
+    """What NCCL may do between GPUs and NICs (src/graph/paths.cc: ncclTopoCheckGdr, ncclTopoComputePaths)."""
     environment, rdma = (
         nccl.environment,
         cluster.inter is not None and cluster.inter.rdma and not nccl.environment.sockets,
     )
-    direct = _CARD_LEVELS.get(environment.gdr_level, "P2C") if rdma else None
+    direct = _NIC_LEVELS.get(environment.gdr_level, "P2C") if rdma else None
     on_nvlink = cluster.intra.shape != "pcie" or shape.ranks_per_node == 1
     reads = environment.gdr_read
     if reads is None:
         reads = int(on_nvlink or cluster.device.architecture in _READS_FROM)
-    return CardRules(
+    return NicRules(
         direct=direct,
         direct_reads=bool(reads),
         pxn=not environment.pxn_disable and nccl.release >= _PXN_SINCE,
         cross=environment.cross_nic != 0,
-        same_card=environment.cross_nic == 0,
+        same_nic=environment.cross_nic == 0,
     )
 
 

@@ -1,9 +1,9 @@
 """The channels that NCCL's graph search finds, and the bandwidth that its cost model gives them. Not what a call reaches.
 
 Read in NVIDIA/nccl 2.18.6 to 2.30.7, src/graph/search.cc (ncclTopoCompute, ncclTopoDupChannels) and topo.h. The search
-tries speeds from the fastest and keeps what carries most: a card gives a channel for each whole speed it has, a port has
+tries speeds from the fastest and keeps what carries most: a NIC gives a channel for each whole speed it has, a port has
 room for so many. Channels of 25 GB/s and more are made twice at half the speed. Trees then get more inside a node, up to
-twice what crosses their cards: between two nodes a tree's card carries half of what its ports do. Units: GB/s.
+twice what crosses their nics: between two nodes a tree's NIC carries half of what its ports do. Units: GB/s.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _BETWEEN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """count of them, and what each carries inside a node (`near`) and over a card (`far`), GB/s."""
+    """count of them, and what each carries inside a node (`near`) and over a NIC (`far`), GB/s."""
 
     count: int
     near: float
     far: float
 
     def bus(self, num_nodes: int) -> float:
-        """What the cost model multiplies: up to two nodes what is inside, else what crosses the cards."""
+        """What the cost model multiplies: up to two nodes what is inside, else what crosses the NICs."""
         return self.count * (self.near if num_nodes <= 2 else self.far)
 
 
@@ -61,14 +61,14 @@ def inside(family: str, architecture: str, port: float) -> Channels:
 
 @lru_cache(maxsize=4096)
 def between(
-    architecture: str, room: float, card: float, num_cards: int, *, tree: bool, num_ranks_on_node: int, host: float
+    architecture: str, room: float, card: float, num_nics: int, *, tree: bool, num_ranks_on_node: int, host: float
 ) -> Channels:
     """Over nodes. room: of a GPU's port as the search has it; card: of one; host: a GPU's PCIe link, data sheet."""
     speeds, passes = _BETWEEN[_like(architecture)], num_ranks_on_node * _pcie(host)
     room = room * _ROUNDED if num_ranks_on_node > 1 else passes
 
     def fit(speed: float) -> int:
-        return min(num_cards * _fit(card, speed), _fit(room, speed), _fit(passes, speed), _MOST)
+        return min(num_nics * _fit(card, speed), _fit(room, speed), _fit(passes, speed), _MOST)
 
     count, far = _twice(*_best(speeds, fit, card), architecture)
     near = far

@@ -13,7 +13,7 @@ from simulator.collective_curves import LinkCurves, default_curves
 from simulator.collectives.call import Call
 from simulator.collectives.cost import call_of, link_capacities
 from simulator.collectives.effects import MEMORY_PASSES
-from simulator.program import Bill, Number
+from simulator.program import CollectiveCost, Number
 
 if TYPE_CHECKING:
     from simulator.mesh import GroupShape
@@ -40,8 +40,8 @@ def copies(
     curves: LinkCurves | None = None,
     *,
     memory_weight: float = 1.0,
-) -> tuple[Bill, float]:
-    """(bill, share of compute it takes meanwhile) of a group's `kind`, each rank fetching its n - 1 missing parts.
+) -> tuple[CollectiveCost, float]:
+    """(cost, share of compute it takes meanwhile) of a group's `kind`, each rank fetching its n - 1 missing parts.
 
     size_bytes: of the full tensor. The sums of a reduce-scatter are not among them.
     """
@@ -49,11 +49,13 @@ def copies(
     call = call_of(kind, size_bytes, shape, cluster)
     num_bytes = Fraction(shape.num_ranks - 1, shape.num_ranks) * size_bytes * call.links.detour
     if curves.ideal_links:
-        return Bill(latency_s=Fraction(0), link_bytes={call.links.port_link: num_bytes}), 0.0
+        return CollectiveCost(latency_s=Fraction(0), link_bytes={call.links.port_link: num_bytes}), 0.0
     seconds = float(num_bytes) / (ENGINE_EFFICIENCY * call.port.bytes_per_s)
     capacity: Number = link_capacities(cluster, curves)[call.links.port_link]
-    bill = Bill(latency_s=(shape.num_ranks - 1) * STEP_S, link_bytes={call.links.port_link: seconds * float(capacity)})
-    return bill, min(0.9, memory_weight * MEMORY_PASSES * _read_bytes_per_s(call) / cluster.device.memory_bytes_per_s)
+    cost = CollectiveCost(
+        latency_s=(shape.num_ranks - 1) * STEP_S, link_bytes={call.links.port_link: seconds * float(capacity)}
+    )
+    return cost, min(0.9, memory_weight * MEMORY_PASSES * _read_bytes_per_s(call) / cluster.device.memory_bytes_per_s)
 
 
 def _read_bytes_per_s(call: Call) -> float:

@@ -1,4 +1,4 @@
-"""Bills: what one collective of a group costs each of its ranks, on two classes of link.
+"""Costs: what one collective of a group costs each of its ranks, on two classes of link.
 
 "intra" is a GPU's port into its node, one way; "pcie" its link to the host, where groups that its cables do not join go
 that way (ports.py). "inter" is a GPU's even share of its node's NICs: if every GPU of a node
@@ -23,9 +23,9 @@ from simulator.collective_curves import (
     default_curves,
     pipeline_fill_s,
 )
-from simulator.collectives.call import Call, Links, Placement, heard_by, network_of, nic_share
+from simulator.collectives.call import Call, Links, Placement, network_of, nic_share, with_peer_access
 from simulator.collectives.ports import ports_of
-from simulator.collectives.posts import copied, crowd, fabric_of, group_of, posted_channels
+from simulator.collectives.proxy_messages import copied, crowd, fabric_of, group_of, posted_channels
 from simulator.collectives.settings import (
     buffer_weight,
     channel_weight,
@@ -38,14 +38,14 @@ from simulator.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind
 from simulator.errors import ClusterError, Fault, PlanError
 from simulator.nccl import Nccl
 from simulator.nccl.software import NEWEST
-from simulator.program import Bill, Number
+from simulator.program import CollectiveCost, Number
 
 if TYPE_CHECKING:
     from simulator.mesh import GroupShape
     from simulator.topology import Cluster
 
 LOOPS = ("ring", "hierarchical")  # each of their steps is a message on every edge
-_MOST_BILLS = 65536  # a search prices many plans; a bill is quickly made again
+_MOST_COSTS = 65536  # a search prices many plans; a cost is quickly made again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Choice:
     channels: int | None = None
 
 
-def bill(
+def collective_cost(
     kind: str,
     size_bytes: int,
     shape: GroupShape,
@@ -66,7 +66,7 @@ def bill(
     *,
     curves: LinkCurves | None = None,
     nccl: Nccl | None = None,
-) -> Bill:
+) -> CollectiveCost:
     """What one collective costs each rank: bytes over "intra" and "inter", and seconds before they flow.
 
     size_bytes: of the full tensor, nccl-tests' convention (all-gather and reduce-scatter: n times a shard; all-to-all:
@@ -74,13 +74,13 @@ def bill(
     Raises PlanError for an unknown kind or where the settings leave nothing to run, CalibrationError where a curve is
     missing.
     """
-    return _memo(curves or default_curves()).bill(call_of(kind, size_bytes, shape, cluster, nccl))
+    return _memo(curves or default_curves()).cost(call_of(kind, size_bytes, shape, cluster, nccl))
 
 
 def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, nccl: Nccl | None = None) -> Call:
     """The call in the cost model's units. Raises PlanError for an unknown kind."""
     nccl = nccl or Nccl()
-    links = Links.of(heard_by(cluster, nccl), shape, checked_kind(kind), nccl)
+    links = Links.of(with_peer_access(cluster, nccl), shape, checked_kind(kind), nccl)
     return Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl)
 
 
@@ -93,7 +93,7 @@ def choose(
     *,
     nccl: Nccl | None = None,
 ) -> Choice:
-    """The algorithm and protocol that NCCL picks, and the time of the call alone (see `bill` for arguments)."""
+    """The algorithm and protocol that NCCL picks, and the time of the call alone (see `collective_cost` for arguments)."""
     curves = curves or default_curves()
     call = call_of(kind, size_bytes, shape, cluster, nccl)
     chosen = choice_of(call, curves)
@@ -119,7 +119,7 @@ def collective_s(
 
 
 def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffix: str = "") -> dict[str, Number]:
-    """Achievable bytes/s of the links that bills of this cluster name.
+    """Achievable bytes/s of the links that costs of this cluster name.
 
     "intra": one GPU's port; "pcie": its link to the host, where groups may be bound by it; "inter": its share of the
     node's NICs.
@@ -133,10 +133,10 @@ def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffi
     return {f"{name}{suffix}": value for name, value in capacities.items()}
 
 
-def renamed(bill: Bill, suffix: str) -> Bill:
-    """The same bill on links named with `suffix`."""
-    names = {f"{name}{suffix}": value for name, value in bill.link_bytes.items()}
-    return replace(bill, link_bytes=names)
+def renamed(cost: CollectiveCost, suffix: str) -> CollectiveCost:
+    """The same cost on links named with `suffix`."""
+    names = {f"{name}{suffix}": value for name, value in cost.link_bytes.items()}
+    return replace(cost, link_bytes=names)
 
 
 def call_s(call: Call, curves: LinkCurves) -> Number:
@@ -145,19 +145,19 @@ def call_s(call: Call, curves: LinkCurves) -> Number:
 
 
 class _Memo:
-    """Bills and capacities of one set of curves, kept with it: hashing the curves would cost more than a bill."""
+    """Costs and capacities of one set of curves, kept with it: hashing the curves would cost more than the call."""
 
     def __init__(self, curves: LinkCurves) -> None:
         self.curves = curves
-        self.bills: dict[Call, Bill] = {}
+        self.costs: dict[Call, CollectiveCost] = {}
         self.capacities: dict[Links, dict[str, Number]] = {}
 
-    def bill(self, call: Call) -> Bill:
-        found = self.bills.get(call)
+    def cost(self, call: Call) -> CollectiveCost:
+        found = self.costs.get(call)
         if found is None:
-            if len(self.bills) >= _MOST_BILLS:
-                self.bills.clear()
-            found = self.bills[call] = _bill(call, self.curves)
+            if len(self.costs) >= _MOST_COSTS:
+                self.costs.clear()
+            found = self.costs[call] = _cost(call, self.curves)
         return found
 
     def capacity(self, links: Links) -> Mapping[str, Number]:
@@ -167,7 +167,7 @@ class _Memo:
         return found
 
     def time_s(self, call: Call) -> Number:
-        found, capacities = self.bill(call), self.capacity(call.links)
+        found, capacities = self.cost(call), self.capacity(call.links)
         return found.latency_s + max((b / capacities[k] for k, b in found.link_bytes.items()), default=0)
 
 
@@ -214,7 +214,7 @@ def form_of(call: Call, algorithm: Algorithm) -> Volume:
     return volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
 
 
-def _bill(call: Call, curves: LinkCurves) -> Bill:
+def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
     """Volume × size over each link, weighted by the mode's distance from the ring, and the delay before it."""
     if call.place.num_domains > 1 and not call.links.num_nics:
         problem = f"a {call.kind} spans {call.place.num_domains} nodes that no network joins"
@@ -224,7 +224,7 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
     port_bytes = form.port * call.size_bytes * call.links.detour
     nic_bytes = form.nic * call.size_bytes * nic_part(call) * _spine(algorithm, call)
     if curves.ideal_links:
-        return Bill(
+        return CollectiveCost(
             latency_s=Fraction(0), link_bytes=_drop_zero({call.links.port_link: port_bytes, "inter": nic_bytes})
         )
     port = port_curves(call, curves)
@@ -249,7 +249,7 @@ def _bill(call: Call, curves: LinkCurves) -> Bill:
     by_host = network is not None and copied(call, network)
     posted = posted_channels(call, algorithm, protocol)
     delay_s = latency_s(port, network, algorithm, protocol, form, transfer_s, copied=by_host, channels=posted)
-    return Bill(latency_s=delay_s, link_bytes=_drop_zero(weighted))
+    return CollectiveCost(latency_s=delay_s, link_bytes=_drop_zero(weighted))
 
 
 def port_curves(call: Call, curves: LinkCurves) -> PortCurves:
@@ -302,31 +302,31 @@ def nic_part(call: Call) -> Fraction:
     """One rank's part of its domain's NIC traffic, weighted to bytes over a GPU's even share of the NICs.
 
     A node with idle GPUs leaves their share to the busy ones, but a GPU cannot use more than the NICs on its side
-    (one at least): with one busy GPU of eight and eight NICs it has its own share only. Where the place of the cards
+    (one at least): with one busy GPU of eight and eight NICs it has its own share only. Where the place of the NICs
     counts (Links.cards), it is what the group reaches.
     """
     links, place = call.links, call.place
     if not links.num_nics:
         return Fraction(0)
-    if links.cards is not None:
-        return nic_share(links) / Fraction(links.cards.bytes_per_s)
+    if links.nics is not None:
+        return nic_share(links) / Fraction(links.nics.bytes_per_s)
     even = Fraction(links.num_nics, links.gpus_per_node)
     usable = min(even * links.islands / place.busy_per_domain, max(Fraction(1), even))
     return even / max(usable, even) / place.ranks_per_domain
 
 
 def _spine(algorithm: Algorithm, call: Call) -> Fraction:
-    """Slowdown by uplinks that are slower than the cards below them, of the worst level of switches.
+    """Slowdown by uplinks that are slower than the NICs below them, of the worst level of switches.
 
     A switch of n nodes sends up n/taper nodes' worth. Of its k nodes that are the cluster's, a ring (or a tree over
     consecutive nodes) leaves it once, with one node's traffic; groups whose nodes lie s apart share it s deep, and leave it
     with min(s, k). Of an all-to-all's traffic (N − k/s)/(N − 1) leaves the switch of its sender.
     """
-    links, nodes, stride, cards = call.links, call.place.num_domains, call.place.node_stride, call.links.cards
-    own_rail = algorithm.startswith(("nvls", "collnet"))  # every head of these has one card for both ways
-    if links.on_rails and cards is not None and cards.off_rail and not own_rail:  # another rail is another leaf
+    links, nodes, stride, nics = call.links, call.place.num_domains, call.place.node_stride, call.links.nics
+    own_rail = algorithm.startswith(("nvls", "collnet"))  # every head of these has one NIC for both ways
+    if links.on_rails and nics is not None and nics.off_rail and not own_rail:  # another rail is another leaf
         used, size, taper = links.levels[0]
-        return max(Fraction(1), Fraction(taper * cards.off_rail * used / size).limit_denominator(1024))
+        return max(Fraction(1), Fraction(taper * nics.off_rail * used / size).limit_denominator(1024))
     worst = Fraction(1)
     if links.on_rails and links.off_rail:
         used, size, taper = links.levels[0]

@@ -98,7 +98,7 @@ def sigma(
     added = (
         0.0 if calibrated(call.links, curves) else _scaled(size_bytes),
         _HOST_SIGMA if call.port.way != "direct" or call.links.port_link == PCIE else 0.0,
-        _HOST_SIGMA if call.links.cards is not None and call.links.cards.in_memory and call.links.rdma else 0.0,
+        _HOST_SIGMA if call.links.nics is not None and call.links.nics.in_memory and call.links.rdma else 0.0,
         _PRIOR_SIGMA if f"{algorithm}/{protocol}" in measured.priors else 0.0,
         _SET_SIGMA if was_set else 0.0,
     )

@@ -1,7 +1,7 @@
 """What a collective puts on the links that offload uses: a GPU's PCIe link each way, and its node's host memory.
 
-Cards hang on the PCIe switch beside their GPU, so all that enters or leaves a node crosses the GPU's own PCIe link, as copies
-to and from the host do. Cards without RDMA, and GPUs without peer access, pass host memory as well: written, then read.
+NICs hang on the PCIe switch beside their GPU, so all that enters or leaves a node crosses the GPU's own PCIe link, as copies
+to and from the host do. NICs without RDMA, and GPUs without peer access, pass host memory as well: written, then read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HostTraffic:
     """Bytes of one rank, one way: over its PCIe link (as many up as down), and through its node's memory.
 
     fastest_bytes_per_s: what the collective could put on the PCIe link at most, data sheet. port_bytes, network_bytes: what
-    it puts on the GPU's port into the node and on its part of the cards.
+    it puts on the GPU's port into the node and on its part of the NICs.
     """
 
     pcie_bytes: Fraction
@@ -45,7 +45,7 @@ def host_traffic(
     *,
     nccl: Nccl | None = None,
 ) -> HostTraffic:
-    """What one collective of a group loads there; see `bill` for size_bytes. Raises as `bill` does."""
+    """What one collective of a group loads there; see `collective_cost` for size_bytes. Raises as `collective_cost` does."""
     call, curves = call_of(kind, size_bytes, shape, cluster, nccl), curves or default_curves()
     links, place = call.links, call.place
     form = form_of(call, algorithm_of(call, curves)[0])
@@ -54,8 +54,8 @@ def host_traffic(
     own = form.port * size_bytes
     port = own if by_pcie else Fraction(0)
     memory = port * through_memory(cluster, shape, kind)
-    if links.cards is not None:
-        memory += network * Fraction(links.cards.in_memory).limit_denominator(1024)
+    if links.nics is not None:
+        memory += network * Fraction(links.nics.in_memory).limit_denominator(1024)
     elif cluster.inter is not None and not cluster.inter.rdma:
         memory += network
     fastest = max(links.port_bytes_per_s if port else 0.0, float(nic_share(links)) if network else 0.0)

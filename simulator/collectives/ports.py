@@ -1,7 +1,7 @@
 """The port that a group sees in its nodes: which class of link bounds it, and how much longer its bytes take there.
 
 Where every GPU reaches each other alike (a switch), that is the GPU's own port. On a mesh, a cube mesh, bridges or a PCIe
-tree it is what NCCL's roads leave, with all groups of the axis busy at once (simulator/topology/wiring.py).
+tree it is what NCCL's routes leave, with all groups of the axis busy at once (simulator/topology/wiring.py).
 """
 
 from __future__ import annotations

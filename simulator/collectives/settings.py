@@ -1,7 +1,7 @@
 """What channels and buffers that somebody set cost a call, beside the calibrated ones.
 
 Channels: NCCL's search fills a port with half of its channels (each is made twice for the two trees), so c of n channels
-carry c/(n/2) of it; what crosses the cards of a node is carried by the same channels. Buffers: a chunk is an eighth of
+carry c/(n/2) of it; what crosses the NICs of a node is carried by the same channels. Buffers: a chunk is an eighth of
 NCCL_BUFFSIZE; each costs a step of the protocol, so that its rate is t/(t + step) with t on the wire. Both are physics
 without a sweep to hold them against; docs/background/collectives.md.
 """
@@ -46,7 +46,7 @@ def channel_weight(call: Call, chosen: Pick, port: PortCurves, curves: LinkCurve
 
 
 def nic_channel_weight(call: Call, chosen: Pick, port: PortCurves, curves: LinkCurves) -> float:
-    """The same for what crosses a node's cards: c channels carry c of the port's parts, the cards may need fewer."""
+    """The same for what crosses a node's nics: c channels carry c of the port's parts, the NICs may need fewer."""
     count = channels_of(call, chosen, curves)
     usual = usual_channels(port, chosen.algorithm)
     if count is None or count >= usual:
@@ -68,7 +68,7 @@ def buffer_weight(call: Call, protocol: str, mode: Mode, bytes_per_s: float, cha
     return loss(size) / loss(DEFAULT_BUFFER_BYTES)
 
 
-# NCCL since 2.29 gives a peer over the network a channel for each 14 GB/s of its cards (src/graph/paths.cc), and halves
+# NCCL since 2.29 gives a peer over the network a channel for each 14 GB/s of its NICs (src/graph/paths.cc), and halves
 # that while a round of eight peers would need more channels than there are: four a GPU of the node. One carries 12.5
 # GB/s: ten H100 nodes with one and with two GPUs each send at 25.1 and 25.2 GB/s a GPU of 50, two nodes at 43.7 to 45.8.
 _CHANNELS_BY_RATE_SINCE = (2, 29)
@@ -81,8 +81,8 @@ def send_ceiling_bytes_per_s(call: Call) -> float:
     """What one GPU's channels to one peer on another node carry; infinite where NCCL does not count them so."""
     if call.kind != "send_recv" or call.nccl.release < _CHANNELS_BY_RATE_SINCE or call.network == "sockets":
         return math.inf
-    cards = float(nic_share(call.links)) / 1e9
-    wanted = _power_of_two(max(2, math.ceil(cards / _NCCL_CHANNEL_GB)))
+    nics = float(nic_share(call.links)) / 1e9
+    wanted = _power_of_two(max(2, math.ceil(nics / _NCCL_CHANNEL_GB)))
     there = min(_MOST_P2P_CHANNELS, _power_of_two(_CHANNELS_A_GPU * call.place.ranks_per_domain))
     rounds = -(-call.place.num_ranks // _PEERS_A_ROUND)
     while wanted > 1 and wanted * rounds > there:

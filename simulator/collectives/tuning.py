@@ -49,12 +49,12 @@ _PLATEAU_BYTES, _OLD_PLATEAU_BYTES = 64, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Fabric:
+class NcclFabric:
     """What NCCL's search sees: port speed of the data sheet and the NIC speed of a node (0 if alone), both GB/s.
 
-    far_cards: the cards are beyond the GPUs' PCIe switches (PHB, SYS), or nobody reads GPU memory but the GPU: no LL128
+    far_nics: the NICs are beyond the GPUs' PCIe switches (PHB, SYS), or nobody reads GPU memory but the GPU: no LL128
     over nodes. sharp: the network's switches reduce (InfiniBand), where NCCL_COLLNET_ENABLE asks for it. efa: the AWS
-    instance whose plugin has a tuner of its own, and reports a latency. num_cards: that the NIC speed is of.
+    instance whose plugin has a tuner of its own, and reports a latency. num_nics: that the NIC speed is of.
     host_gb_per_s: a GPU's PCIe link, data sheet; 0: no limit. amd: the host's CPUs are AMD's.
     """
 
@@ -62,10 +62,10 @@ class Fabric:
     architecture: str
     port_gb_per_s: float
     nic_gb_per_s: float
-    far_cards: bool = False
+    far_nics: bool = False
     sharp: bool = False
     efa: efa.Instance | None = None
-    num_cards: int = 8
+    num_nics: int = 8
     host_gb_per_s: float = 0.0
     amd: bool = False
 
@@ -76,8 +76,8 @@ class Fabric:
         return between(
             self.architecture,
             self.port_gb_per_s * GRAPH_SHARE.get(self.family, GRAPH_SHARE["pcie"]),
-            self.nic_gb_per_s / self.num_cards,
-            self.num_cards,
+            self.nic_gb_per_s / self.num_nics,
+            self.num_nics,
             tree=algorithm != "ring" and release >= _TREE_ON_TWO_SINCE,
             num_ranks_on_node=group.ranks_per_node,
             host=self.host_gb_per_s,
@@ -117,7 +117,7 @@ class Pick:
     channels: int | None = None
 
 
-def pick(kind: Kind, size_bytes: int, group: Group, fabric: Fabric, nccl: Nccl) -> Pick:
+def pick(kind: Kind, size_bytes: int, group: Group, fabric: NcclFabric, nccl: Nccl) -> Pick:
     """A tuner's rule if one matches and can run; the plugin's tuner; else the cheapest pair by NCCL's own formula.
 
     Raises PlanError where NCCL_ALGO and NCCL_PROTO leave nothing that could run.
@@ -158,7 +158,7 @@ def _nothing_left(kind: Kind, rows: tuple[Row, ...]) -> PlanError:
     return PlanError(Fault(place=f"nccl: {kind}", problem=problem, remedy=f"one of {names}"))
 
 
-def _time_us(row: Row, kind: Kind, size_bytes: int, group: Group, nccl: Nccl, fabric: Fabric) -> float:
+def _time_us(row: Row, kind: Kind, size_bytes: int, group: Group, nccl: Nccl, fabric: NcclFabric) -> float:
     algorithm, protocol, latency_us, gb_per_s = row
     if algorithm == "tree" and kind == "all_reduce":
         index = (size_bytes // 64).bit_length() - 1
@@ -169,7 +169,7 @@ def _time_us(row: Row, kind: Kind, size_bytes: int, group: Group, nccl: Nccl, fa
     return latency_us + size_bytes / (1000 * gb_per_s)
 
 
-def _plateau(size_bytes: int, group: Group, nccl: Nccl, fabric: Fabric) -> float:
+def _plateau(size_bytes: int, group: Group, nccl: Nccl, fabric: NcclFabric) -> float:
     """How much later than its steps NCCL thinks such a ring is."""
     generation = GENERATIONS.get(fabric.architecture, 1)
     if not constants_of(nccl.release).plateau_by_channel:
@@ -180,7 +180,7 @@ def _plateau(size_bytes: int, group: Group, nccl: Nccl, fabric: Fabric) -> float
     return late if size_bytes // (channels * group.num_ranks) >= _PLATEAU_BYTES else 1.0
 
 
-def _algorithms(kind: Kind, group: Group, fabric: Fabric, nccl: Nccl) -> Iterator[Algorithm]:
+def _algorithms(kind: Kind, group: Group, fabric: NcclFabric, nccl: Nccl) -> Iterator[Algorithm]:
     """What this release has for the collective, and the environment sets up."""
     yield "ring"
     environment = nccl.environment
@@ -203,7 +203,7 @@ def _algorithms(kind: Kind, group: Group, fabric: Fabric, nccl: Nccl) -> Iterato
 
 
 @lru_cache(maxsize=4096)
-def _table(kind: Kind, group: Group, fabric: Fabric, nccl: Nccl) -> tuple[Row, ...]:
+def _table(kind: Kind, group: Group, fabric: NcclFabric, nccl: Nccl) -> tuple[Row, ...]:
     """Every pair that exists here."""
     rows: list[Row] = []
     for algorithm in _algorithms(kind, group, fabric, nccl):
@@ -215,7 +215,9 @@ def _table(kind: Kind, group: Group, fabric: Fabric, nccl: Nccl) -> tuple[Row, .
     return tuple(rows)
 
 
-def _bandwidth(kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl) -> float:
+def _bandwidth(
+    kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Group, fabric: NcclFabric, nccl: Nccl
+) -> float:
     """GB/s of the full tensor, 0 where the pair does not exist."""
     if protocol == "ll128" and not _has_ll128(group, fabric, nccl):
         return 0.0
@@ -245,16 +247,16 @@ def _bandwidth(kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Grou
     return 0.5 * {"ll": min(capped / 3.8, low), "ll128": wide, "simple": capped}[protocol]
 
 
-def _has_ll128(group: Group, fabric: Fabric, nccl: Nccl) -> bool:
-    """By default: NVLink inside the node; over nodes, cards near the GPUs. NCCL_PROTO that names it turns it on."""
+def _has_ll128(group: Group, fabric: NcclFabric, nccl: Nccl) -> bool:
+    """By default: NVLink inside the node; over nodes, NICs near the GPUs. NCCL_PROTO that names it turns it on."""
     if any("ll128" in names and len(names) == 1 for _, names in nccl.environment.protocols):
         return True
-    near = group.num_nodes == 1 or not fabric.far_cards
+    near = group.num_nodes == 1 or not fabric.far_nics
     return fabric.family == "nvlink" and near and fabric.architecture in _LL128_SM
 
 
-def _nvls_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl) -> float:
-    """A channel for each GPU of the node. What crosses the cards is all of them together, twice between two nodes."""
+def _nvls_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabric: NcclFabric, nccl: Nccl) -> float:
+    """A channel for each GPU of the node. What crosses the NICs is all of them together, twice between two nodes."""
     generation, n, nodes = GENERATIONS.get(fabric.architecture, 1), group.num_ranks, group.num_nodes
     if protocol != "simple" or fabric.family != "nvlink" or group.ranks_per_node <= _NVLS_MORE_THAN:
         return 0.0
@@ -273,7 +275,7 @@ def _nvls_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabr
 
 
 def _old_nvls(constants: Constants, *, tree: bool, heads: int, channel: float, group: Group, nic: float) -> float:
-    """Before 2.28: fixed shares of the slower of a node's inside and its cards."""
+    """Before 2.28: fixed shares of the slower of a node's inside and its NICs."""
     nodes, near = group.num_nodes, heads * channel
     if constants.nvls == "inside":
         bus = near if nodes <= 2 else min(2 * near, nic)
@@ -282,7 +284,9 @@ def _old_nvls(constants: Constants, *, tree: bool, heads: int, channel: float, g
     return min(near, far / 2 if tree and nodes > 2 else far) * 5 / 6
 
 
-def _switched_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl) -> float:
+def _switched_bandwidth(
+    algorithm: Algorithm, protocol: Protocol, group: Group, fabric: NcclFabric, nccl: Nccl
+) -> float:
     """PAT, and all-reduce in the network's switches (SHARP); whole chunks only."""
     if protocol != "simple":
         return 0.0
@@ -298,7 +302,7 @@ def _switched_bandwidth(algorithm: Algorithm, protocol: Protocol, group: Group, 
 
 
 def _latency_us(
-    kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Group, fabric: Fabric, nccl: Nccl
+    kind: Kind, algorithm: Algorithm, protocol: Protocol, group: Group, fabric: NcclFabric, nccl: Nccl
 ) -> float:
     """Microseconds before the bytes: base plus steps."""
     constants, p = constants_of(nccl.release), PROTOCOLS.index(protocol)

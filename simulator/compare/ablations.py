@@ -73,7 +73,7 @@ def _faster(program: Program, which: Callable[[str], bool]) -> Program:
 def _zero_latency(program: Program) -> Program:
     """Collectives begin to move bytes at once, launches cost the host nothing."""
     ops = tuple(
-        replace(op, host_s=0, bill=replace(op.bill, latency_s=0))
+        replace(op, host_s=0, cost=replace(op.cost, latency_s=0))
         if isinstance(op, Collective)
         else replace(op, host_s=0)
         for op in program.ops

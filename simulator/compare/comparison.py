@@ -92,9 +92,9 @@ def compare(subjects: Sequence[Subject], *, ablate: bool = True, run_tokens: int
 
 
 def _gains(subject: Subject, prediction: Prediction) -> tuple[Gain, ...]:
-    nouns = subject.calibration or Calibration.for_device(subject.cluster.device)
+    inputs = subject.calibration or Calibration.for_device(subject.cluster.device)
     stack = subject.stack or Stack.load(subject.plan.stack)
-    return ablated(subject.model, subject.plan, subject.cluster, nouns, stack, prediction)
+    return ablated(subject.model, subject.plan, subject.cluster, inputs, stack, prediction)
 
 
 def compared(

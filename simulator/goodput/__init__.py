@@ -11,7 +11,7 @@ from simulator.goodput.answer import Goodput, Interval, Share, Spread, expected_
 from simulator.goodput.failures import Cause, Failures
 from simulator.goodput.interval import daly_s, expected_s, young_s
 from simulator.goodput.run import LongRun
-from simulator.goodput.timeline import Conditions, Played, play
+from simulator.goodput.timeline import Conditions, SimulatedRun, play
 
 __all__ = [
     "Cause",
@@ -20,8 +20,8 @@ __all__ = [
     "Goodput",
     "Interval",
     "LongRun",
-    "Played",
     "Share",
+    "SimulatedRun",
     "Spread",
     "daly_s",
     "expected_run_s",

@@ -16,7 +16,7 @@ from simulator.goodput.failures import DAY_S, JobSize
 from simulator.goodput.interval import daly_s, expected_s
 from simulator.goodput.run import ASSUMED, LongRun
 from simulator.goodput.spreads import slowest
-from simulator.goodput.timeline import PARTS, Conditions, Played, play
+from simulator.goodput.timeline import PARTS, Conditions, SimulatedRun, play
 from simulator.predict import Prediction, Source
 from simulator.prices import Price, Prices
 from simulator.topology import Cluster
@@ -216,16 +216,16 @@ def _interval_s(run: LongRun, saving: Saving, rate: float, step_s: float, work_s
 
 def _played(
     conditions: Conditions, run: LongRun, progress: Progress | None
-) -> tuple[list[Played], tuple[Interval, ...]]:
+) -> tuple[list[SimulatedRun], tuple[Interval, ...]]:
     """All runs with the interval, and the goodput of fewer with half and twice of it: the same failures strike each."""
     fewer = max(run.replicas // 4, 1)
     total = run.replicas + fewer * (len(_TRIED) - 1)
     tried: list[Interval] = []
     done = 0
-    played: list[Played] = []
+    played: list[SimulatedRun] = []
     for factor in _TRIED:
         here = _with_interval(conditions, factor)
-        found: list[Played] = []
+        found: list[SimulatedRun] = []
         for replica in range(run.replicas if factor == 1 else fewer):
             found.append(play(here, (run.seed, replica)))
             done += 1
@@ -248,7 +248,7 @@ def _cost(price: Price, currency: str, device_hours: NDArray[np.float64]) -> Run
     return RunCost(kind=one.kind, currency=currency, date=one.date, source=one.source, gpu_hour=one.gpu_hour, cost=cost)
 
 
-def _days(played: Sequence[Played], prediction: Prediction, seed: int, jitter: float) -> list[float]:
+def _days(played: Sequence[SimulatedRun], prediction: Prediction, seed: int, jitter: float) -> list[float]:
     """Days of each run at a step time drawn from the prediction's own interval: lognormal, the same for all its steps.
 
     jitter: one sigma of the mean of all steps.
@@ -268,7 +268,7 @@ def _spread(values: Sequence[float] | NDArray[np.float64]) -> Spread:
     return Spread(p5=p5, p50=p50, p95=p95, mean=float(np.mean(np.array(values))))
 
 
-def _parts(played: Sequence[Played], late: float) -> tuple[Share, ...]:
+def _parts(played: Sequence[SimulatedRun], late: float) -> tuple[Share, ...]:
     """late: what the slowest host of every step adds to it; of training, its part is told apart."""
     whole = sum(each.total_s for each in played)
     sums = {part: sum(each.seconds[part] for each in played) for part in PARTS}
@@ -277,7 +277,7 @@ def _parts(played: Sequence[Played], late: float) -> tuple[Share, ...]:
     return tuple(Share(part=p, seconds=s / len(played), share=s / whole) for p, s in sums.items() if s)
 
 
-def _interruptions(played: Sequence[Played]) -> tuple[tuple[str, float], ...]:
+def _interruptions(played: Sequence[SimulatedRun]) -> tuple[tuple[str, float], ...]:
     names = dict.fromkeys(name for each in played for name in each.interruptions)
     means = {name: sum(each.interruptions.get(name, 0) for each in played) / len(played) for name in names}
     return tuple(sorted(means.items(), key=lambda item: (-item[1], item[0])))

@@ -35,7 +35,7 @@ class JobSize:
 class Cause(Strict):
     """One kind of interruption: exponential times between failures, of each `per` by itself.
 
-    mtbf_s: mean time between failures of one GPU, network card, host, or of the job. replaces: the host is taken out and a spare, or a
+    mtbf_s: mean time between failures of one GPU, NIC, host, or of the job. replaces: the host is taken out and a spare, or a
     repaired one, takes its place; else the job restarts where it was. notice_s: warning before it strikes (spot
     preemption, planned maintenance): long enough for a checkpoint, nothing is lost.
     """

@@ -43,7 +43,7 @@ class Conditions:
 
 
 @dataclass(slots=True)
-class Played:
+class SimulatedRun:
     """Seconds of one run by part, and its interruptions by cause."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -87,7 +87,7 @@ class _Draws:
         return causes[-1][0]
 
 
-def play(conditions: Conditions, seed: Sequence[int]) -> Played:
+def play(conditions: Conditions, seed: Sequence[int]) -> SimulatedRun:
     """Play one run to its end. Its end needs no checkpoint."""
     return _Run(conditions, _Draws(seed)).play()
 
@@ -96,13 +96,13 @@ class _Run:
     def __init__(self, conditions: Conditions, draws: _Draws) -> None:
         self._c, self._draws = conditions, draws
         self._rate = sum(rate for _, rate in conditions.causes)
-        self._played = Played()
+        self._played = SimulatedRun()
         self._left_s = conditions.work_s  # not yet saved
         self._clock = 0.0
         self._spares = conditions.spare_hosts
         self._repairs: list[float] = []  # when hosts under repair are back
 
-    def play(self) -> Played:
+    def play(self) -> SimulatedRun:
         while True:
             up_s, cause = self._until_next()
             slow_after = self._draws.exponential(self._c.straggler_rate)

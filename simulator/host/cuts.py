@@ -46,7 +46,7 @@ def rated(host: Host, port_bytes_per_s: float, pcie_bytes_per_s: float, speeds: 
     """The same host with cables at stated speeds, for sources that count links only; bytes/s one way.
 
     port_bytes_per_s: all direct links of a GPU together (the best-joined GPU is taken to have them all).
-    pcie_bytes_per_s: of each GPU, and of each switch that GPUs or a card share, towards the CPUs; what joins the CPUs
+    pcie_bytes_per_s: of each GPU, and of each switch that GPUs or a NIC share, towards the CPUs; what joins the CPUs
     is unknown and left unlimited, so a cut over it is an upper bound.
     """
     found = islands(host)

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from simulator.host.parts import Host
-from simulator.host.structure import Island, idle_cards, islands, nearest_cards
+from simulator.host.structure import Island, idle_nics, islands, nearest_nics
 
 _BRIDGE_LINKS = 4  # of an RTX 3090's, A5000's or A6000's bridge (NVIDIA RTX A6000 data sheet: NVLink 112.5 GB/s)
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_MANY = 4  # GPUs and cards that no real host joins at one bridge
+_MANY = 4  # GPUs and NICs that no real host joins at one bridge
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """kind: nvlink_down, cards_on_one_socket, reversed_order, pci_order, hidden, idle_cards or narrow_link. text: a sentence."""
+    """kind: nvlink_down, cards_on_one_socket, reversed_order, pci_order, hidden, idle_nics or narrow_link. text: a sentence."""
 
     kind: str
     text: str
@@ -30,7 +30,7 @@ def findings(host: Host, *, expects_nvlink: bool = False) -> tuple[Finding, ...]
     found = islands(host)
     return (
         *_nvlink(host, found, expects_nvlink=expects_nvlink),
-        *_cards_far(host),
+        *_nics_far(host),
         *_order(host),
         *_hidden(host, found),
         *_idle(host),
@@ -68,18 +68,18 @@ def _below_the_rest(island: Island) -> Iterator[tuple[int, int]]:
             yield gpu, links
 
 
-def _cards_far(host: Host) -> Iterator[Finding]:
-    """GPUs that reach every card through the socket's border while others do not."""
-    if not host.cards:
+def _nics_far(host: Host) -> Iterator[Finding]:
+    """GPUs that reach every NIC through the socket's border while others do not."""
+    if not host.nics:
         return
     closest = {
         gpu.name: min(path.rank for path in paths)
         for gpu in host.gpus
-        if (paths := [p for card in host.cards if (p := host.path(gpu.name, card.name)) is not None])
+        if (paths := [p for nic in host.nics if (p := host.path(gpu.name, nic.name)) is not None])
     }
     far = [name for name, rank in closest.items() if rank == max(closest.values())]
     if len(far) < len(closest) and _crosses(host, far):
-        nearest = {one.gpu: one.via for one in nearest_cards(host)}
+        nearest = {one.gpu: one.via for one in nearest_nics(host)}
         helped = all(nearest[i] is not None for i, gpu in enumerate(host.gpus) if gpu.name in far)
         end = "; over NVLink, PXN reaches a card beside a peer" if helped else ""
         text = f"{_list(far)} reach{'es' * (len(far) == 1)} no card without crossing the CPUs' interconnect (SYS){end}"
@@ -88,7 +88,7 @@ def _cards_far(host: Host) -> Iterator[Finding]:
 
 def _crosses(host: Host, names: Sequence[str]) -> bool:
     return all(
-        path.kind == "SYS" for name in names for card in host.cards if (path := host.path(name, card.name)) is not None
+        path.kind == "SYS" for name in names for nic in host.nics if (path := host.path(name, nic.name)) is not None
     )
 
 
@@ -103,7 +103,7 @@ def _order(host: Host) -> Iterator[Finding]:
         order = ", ".join(host.gpus[i].name for i in sorted(range(len(buses)), key=lambda i: buses[i]))
         text = f"GPUs are not numbered by PCI bus; by bus they are {order} (CUDA_DEVICE_ORDER=PCI_BUS_ID)"
         yield Finding("pci_order", text)
-    aliases = [card.alias or card.name for card in host.cards]
+    aliases = [nic.alias or nic.name for nic in host.nics]
     numbers = [int(tail) for name in aliases if _NUMBER.fullmatch(tail := name.rpartition("_")[2])]
     if len(numbers) == len(aliases) and numbers != sorted(numbers):
         yield Finding("pci_order", f"network cards are not listed in the order of their names: {', '.join(aliases)}")
@@ -114,8 +114,8 @@ def _hidden(host: Host, found: Sequence[Island]) -> Iterator[Finding]:
     if len(numas) == 1 and len(host.gpus) > 1 and any(mark in next(iter(numas)) for mark in "-,"):
         text = f"every GPU names NUMA nodes {numas.pop()}: a virtual machine that hides where they sit"
         yield Finding("hidden", text)
-    to_cards = {str(host.path(g.name, c.name)) for g in host.gpus for c in host.cards}
-    if to_cards == {"PHB"} and len(host.gpus) >= _MANY <= len(host.cards):
+    to_cards = {str(host.path(g.name, c.name)) for g in host.gpus for c in host.nics}
+    if to_cards == {"PHB"} and len(host.gpus) >= _MANY <= len(host.nics):
         yield Finding("hidden", "every card is PHB from every GPU: a virtual machine that hides the PCIe tree")
     whole = (
         len(found) == 1 and found[0].shape == "switch" and host.format != "cluster file"
@@ -126,14 +126,14 @@ def _hidden(host: Host, found: Sequence[Island]) -> Iterator[Finding]:
 
 
 def _idle(host: Host) -> Iterator[Finding]:
-    idle = idle_cards(host)
-    if idle and len(idle) < len(host.cards):
+    idle = idle_nics(host)
+    if idle and len(idle) < len(host.nics):
         yield Finding("idle_cards", f"no GPU is nearest to {_list(idle)}: storage or management, usually")
 
 
 def _narrow(host: Host) -> Iterator[Finding]:
-    """GPUs and cards whose PCIe link is slower than that of most of their kind."""
-    for devices in (host.gpus, host.cards):
+    """GPUs and NICs whose PCIe link is slower than that of most of their kind."""
+    for devices in (host.gpus, host.nics):
         links = [(device.name, device.pcie) for device in devices if device.pcie is not None]
         if len(links) < 2:
             continue

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Final
 
 # Closer first (NCCL's order, nvidia-smi's words): NVLink or xGMI; NVLink to the CPU; one PCIe switch; several; by C2C to a
-# card of the GPU's own CPU; a host bridge; several host bridges of a NUMA node; between sockets.
+# NIC of the GPU's own CPU; a host bridge; several host bridges of a NUMA node; between sockets.
 PATHS: Final = ("NV", "XGMI", "C2C", "PIX", "PXB", "P2C", "PHB", "NODE", "SYS")
 DIRECT: Final = ("NV", "XGMI")
 
@@ -61,8 +61,8 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """One network card, or one port of it. alias: the other name that the source gives.
+class Nic:
+    """One NIC, or one port of it. alias: the other name that the source gives.
 
     bytes_per_s: its port, one way; pcie: its PCIe link; None where not told.
     """
@@ -98,7 +98,7 @@ class Host:
     source: str
     format: str
     gpus: tuple[Gpu, ...]
-    cards: tuple[Card, ...] = ()
+    nics: tuple[Nic, ...] = ()
     paths: Mapping[tuple[str, str], Path] = field(default_factory=dict)
     switched: bool = False
     cables: tuple[Cable, ...] = ()
@@ -110,7 +110,7 @@ class Host:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (*(g.name for g in self.gpus), *(c.name for c in self.cards))
+        return (*(g.name for g in self.gpus), *(c.name for c in self.nics))
 
     def path(self, a: str, b: str) -> Path | None:
         """The path between two devices, whichever is named first; None where the source leaves it open."""

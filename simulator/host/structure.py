@@ -1,4 +1,4 @@
-"""Islands of a host, its PCIe groups, and which network card is nearest to each GPU."""
+"""Islands of a host, its PCIe groups, and which NIC is nearest to each GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Final
 
-from simulator.host.parts import PATHS, Card, Host, Path
+from simulator.host.parts import PATHS, Host, Nic, Path
 from simulator.routing import components
 
 MOST_LINKS: Final = 18  # NVLinks of one GPU, up to and including Blackwell (nvidia-smi nvlink -s)
@@ -33,16 +33,16 @@ class Island:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """The cards nearest to a GPU. via: the GPU beside the card that NCCL's PXN sends through, None without PXN."""
+    """The NICs nearest to a GPU. via: the GPU beside the NIC that NCCL's PXN sends through, None without PXN."""
 
     gpu: int
-    cards: tuple[str, ...]
+    nics: tuple[str, ...]
     path: Path | None
     via: int | None = None
 
     @property
     def gpudirect(self) -> bool | None:
-        """The card reads and writes GPU memory by itself: NCCL's default up to PXB, or by a peer. None: no card."""
+        """The NIC reads and writes GPU memory by itself: NCCL's default up to PXB, or by a peer. None: no NIC."""
         return None if self.path is None else self.via is not None or _is_near(self.path)
 
     @property
@@ -104,14 +104,14 @@ def _narrowest_split(gpus: tuple[int, ...], pairs: Mapping[tuple[int, int], Path
 
 
 def pcie_groups(host: Host, reach: str) -> tuple[tuple[int, ...], ...]:
-    """GPUs that meet at `reach` (PIX, PXB, PHB or NODE) or closer on PCIe, directly or by way of a card beside both."""
+    """GPUs that meet at `reach` (PIX, PXB, PHB or NODE) or closer on PCIe, directly or by way of a NIC beside both."""
     near = {
         (i, j)
         for i, j, path in host.gpu_pairs()
         if path is not None and not path.is_direct and path.rank <= PATHS.index(reach)
     }
-    for card in host.cards:
-        beside = [i for i, gpu in enumerate(host.gpus) if _reaches(host.path(gpu.name, card.name), reach)]
+    for nic in host.nics:
+        beside = [i for i, gpu in enumerate(host.gpus) if _reaches(host.path(gpu.name, nic.name), reach)]
         near |= set(combinations(beside, 2))
     return components(len(host.gpus), near)
 
@@ -129,17 +129,17 @@ def domains(host: Host) -> tuple[tuple[int, ...], ...]:
     return next((groups for groups in levels if len(groups) > 1), tuple(island.gpus for island in found))
 
 
-def nearest_cards(host: Host) -> tuple[Nearest, ...]:
-    """For each GPU the cards at its closest path; PXN where the card is behind the CPU and a peer sits beside one.
+def nearest_nics(host: Host) -> tuple[Nearest, ...]:
+    """For each GPU the NICs at its closest path; PXN where the NIC is behind the CPU and a peer sits beside one.
 
-    NCCL sends through a peer on NVLink whose card is within PXB of it (GPUDirect's default reach without C2C).
+    NCCL sends through a peer on NVLink whose NIC is within PXB of it (GPUDirect's default reach without C2C).
     """
-    own = tuple(_closest(host, gpu, host.cards) for gpu in range(len(host.gpus)))
+    own = tuple(_closest(host, gpu, host.nics) for gpu in range(len(host.gpus)))
     peers = {gpu: island.gpus for island in islands(host) for gpu in island.gpus}
     return tuple(_with_peer(one, own, peers[one.gpu]) for one in own)
 
 
-def roads(host: Host) -> Mapping[tuple[int, int], str]:
+def gpu_paths(host: Host) -> Mapping[tuple[int, int], str]:
     """How NCCL sends between each pair of GPUs whose path is known, by its defaults.
 
     cable: NVLink or xGMI; relay: over a GPU joined to both; peer: PCIe, directly; memory: through the host's.
@@ -158,19 +158,19 @@ def roads(host: Host) -> Mapping[tuple[int, int], str]:
     return found
 
 
-def idle_cards(host: Host) -> tuple[str, ...]:
-    """Cards that no GPU is nearest to by a path within the PCIe tree: storage and management, usually."""
-    used = {name for one in nearest_cards(host) for name in one.cards}
-    within = {c.name for c in host.cards for g in host.gpus if _is_near(host.path(g.name, c.name))}
-    return tuple(c.name for c in host.cards if c.name not in used and c.name not in within)
+def idle_nics(host: Host) -> tuple[str, ...]:
+    """NICs that no GPU is nearest to by a path within the PCIe tree: storage and management, usually."""
+    used = {name for one in nearest_nics(host) for name in one.nics}
+    within = {c.name for c in host.nics for g in host.gpus if _is_near(host.path(g.name, c.name))}
+    return tuple(c.name for c in host.nics if c.name not in used and c.name not in within)
 
 
-def _closest(host: Host, gpu: int, cards: tuple[Card, ...]) -> Nearest:
-    paths = {card.name: path for card in cards if (path := host.path(host.gpus[gpu].name, card.name)) is not None}
+def _closest(host: Host, gpu: int, nics: tuple[Nic, ...]) -> Nearest:
+    paths = {nic.name: path for nic in nics if (path := host.path(host.gpus[gpu].name, nic.name)) is not None}
     if not paths:
-        return Nearest(gpu=gpu, cards=(), path=None)
+        return Nearest(gpu=gpu, nics=(), path=None)
     best = min(paths.values(), key=lambda path: path.rank)
-    return Nearest(gpu=gpu, cards=tuple(name for name, path in paths.items() if path.rank == best.rank), path=best)
+    return Nearest(gpu=gpu, nics=tuple(name for name, path in paths.items() if path.rank == best.rank), path=best)
 
 
 def _with_peer(one: Nearest, own: tuple[Nearest, ...], peers: tuple[int, ...]) -> Nearest:
@@ -179,9 +179,9 @@ def _with_peer(one: Nearest, own: tuple[Nearest, ...], peers: tuple[int, ...]) -
     beside = [own[peer] for peer in peers if _is_near(own[peer].path)]
     if not beside:
         return one
-    # peers take turns, so that GPUs without a card of their own do not all pass through one
+    # peers take turns, so that GPUs without a NIC of their own do not all pass through one
     chosen = beside[peers.index(one.gpu) % len(beside)]
-    return Nearest(gpu=one.gpu, cards=chosen.cards, path=chosen.path, via=chosen.gpu)
+    return Nearest(gpu=one.gpu, nics=chosen.nics, path=chosen.path, via=chosen.gpu)
 
 
 def _is_near(path: Path | None) -> bool:

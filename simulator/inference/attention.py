@@ -9,10 +9,10 @@ from simulator.experts import Latent
 from simulator.inference.batch import Batch, causal_pairs, padded
 from simulator.inference.kernels import CachedAttention
 from simulator.inference.plan import InferencePlan
-from simulator.inference.shares import cached_channels
+from simulator.inference.shards import cached_channels
 from simulator.kernels import DTYPE_BYTES, Gemm
 from simulator.lower.work import Clock
-from simulator.share import Share
+from simulator.model_shard import ModelShard
 
 KEYS_APART = 64  # a sequence, between the exact prices of decoding
 
@@ -20,7 +20,7 @@ KEYS_APART = 64  # a sequence, between the exact prices of decoding
 class AttentionCosts:
     """Prices of one GPU's heads. clock_of: the clock of a step of so many new tokens."""
 
-    def __init__(self, part: Share, plan: InferencePlan, clock_of: Callable[[int], Clock]) -> None:
+    def __init__(self, part: ModelShard, plan: InferencePlan, clock_of: Callable[[int], Clock]) -> None:
         self._part, self._plan, self._clock_of = part, plan, clock_of
         self._decodes: dict[tuple[int, int], float] = {}
 

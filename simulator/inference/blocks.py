@@ -12,22 +12,22 @@ from typing import Any, Self
 
 from simulator.experts import Experts
 from simulator.inference.plan import InferencePlan, Part
-from simulator.inference.shares import StageShare, experts_reached
+from simulator.inference.shards import StageShard, experts_reached
 from simulator.kernels import Attention, Gemm, Kernel
 from simulator.ops import Block, Category, build_blocks
 from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.norm import norm
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 from simulator.ops.tensor_parallel import Split
 from simulator.plan import Plan
 from simulator.stack import Stack
 
 
-def forward_blocks(share: StageShare, plan: InferencePlan, stack: Stack, tokens: int) -> dict[str, Block]:
+def forward_blocks(shard: StageShard, plan: InferencePlan, stack: Stack, tokens: int) -> dict[str, Block]:
     """The embedding and a layer of each kind, for `tokens` new tokens of any sequences."""
-    blocks = build_blocks(share.embedding, stack, _training(plan, tokens, "embedding"))
+    blocks = build_blocks(shard.embedding, stack, _training(plan, tokens, "embedding"))
     return {"embedding": blocks.embedding, **{block.name: block for block in blocks.body}}
 
 
@@ -65,7 +65,7 @@ class _Routed:
 
     def at(self, tokens: int) -> Gemm:
         """For so many tokens. A GPU that holds some of the experts has its part of the rows, the busiest more than that."""
-        share = self.experts.num_held / self.experts.num_experts
+        share = self.experts.num_local / self.experts.num_experts
         count = max(1, round(share * max(self.experts.top_k, experts_reached(self.experts, tokens))))
         rows = ceil(self.imbalance * share * tokens * self.experts.top_k / count)
         return replace(self.one, m=rows, batch=count, launches=min(self.one.launches, count))
@@ -108,22 +108,22 @@ def _sized(single: Kernel, double: Kernel, experts: Experts | None, imbalance: f
     return _Line.through(single, double)
 
 
-def forward_ops(share: StageShare, plan: InferencePlan, stack: Stack) -> dict[str, ForwardOps]:
+def forward_ops(shard: StageShard, plan: InferencePlan, stack: Stack) -> dict[str, ForwardOps]:
     """The embedding and a layer of each kind."""
-    single, double = (forward_blocks(share, plan, stack, tokens) for tokens in (1, 2))
-    experts, imbalance = share.part.experts, plan.expert_imbalance
+    single, double = (forward_blocks(shard, plan, stack, tokens) for tokens in (1, 2))
+    experts, imbalance = shard.part.experts, plan.expert_imbalance
     return {name: ForwardOps.of(single[name], double[name], experts, imbalance) for name in single}
 
 
-def head_ops(share: StageShare, plan: InferencePlan, stack: Stack) -> ForwardOps:
+def head_ops(shard: StageShard, plan: InferencePlan, stack: Stack) -> ForwardOps:
     """The head, by rows that sample."""
-    single, double = (head_block(share, plan, stack, rows) for rows in (1, 2))
+    single, double = (head_block(shard, plan, stack, rows) for rows in (1, 2))
     return ForwardOps.of(single, double)
 
 
-def head_block(share: StageShare, plan: InferencePlan, stack: Stack, rows: int) -> Block:
+def head_block(shard: StageShard, plan: InferencePlan, stack: Stack, rows: int) -> Block:
     """Final norm, LM head, gather, and sampling of `rows` sequences."""
-    s = Setting(model=share.head, stack=stack, plan=_training(plan, rows, "head"), autocast=False)
+    s = OpContext(model=shard.head, stack=stack, plan=_training(plan, rows, "head"), autocast=False)
     m = s.model
     x = Value("input", s.tokens * m.d_model, s.stream_dtype)
     g = Graph("head", x)

@@ -24,7 +24,7 @@ from simulator.inference.blocks import ForwardOps, forward_ops, head_ops
 from simulator.inference.groups import pipeline_shape, tensor_shape
 from simulator.inference.kernels import stored_as
 from simulator.inference.plan import InferencePlan
-from simulator.inference.shares import cached_channels, stage_shares
+from simulator.inference.shards import cached_channels, stage_shards
 from simulator.inference.windows import windows
 from simulator.kernels import DTYPE_BYTES, Gemm, Kernel, launches
 from simulator.lower.work import Clock
@@ -97,11 +97,11 @@ class StepCosts:
         self._clock = Clock(cluster.device, calibration, stack)
         self._elementwise = stack.elementwise_factor_on(cluster.device.architecture)
         self._clocks: dict[int, Clock] = {}
-        self.shares = stage_shares(model, plan)
+        self.shards = stage_shards(model, plan)
         self._nccl = stack.software()
         self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
         self._heads: dict[int, Cost] = {}
-        self.attention = AttentionCosts(self.shares[0].part, plan, lambda tokens: self._linear_of(tokens)[1])
+        self.attention = AttentionCosts(self.shards[0].part, plan, lambda tokens: self._linear_of(tokens)[1])
         self._exchanges: dict[tuple[str, int], float] = {}
         self._captured: dict[int, tuple[float, ...]] = {}
 
@@ -113,7 +113,7 @@ class StepCosts:
     @cached_property
     def layers_by_window(self) -> tuple[tuple[int, ...], ...]:
         """Layers of each stage with each window."""
-        found = (dict(windows(self.model, share.layers)) for share in self.shares)
+        found = (dict(windows(self.model, shard.layers)) for shard in self.shards)
         return tuple(tuple(each.get(window, 0) for window in self.windows) for each in found)
 
     @property
@@ -142,7 +142,7 @@ class StepCosts:
         count = batch.decodes
         bases = self._captured.get(count)
         if bases is None:
-            stages = range(len(self.shares))
+            stages = range(len(self.shards))
             bases = self._captured[count] = tuple(self._stage(n, padded(count), count).busy_s for n in stages)
         if len(batch.keys) == 1:
             each_s = self.attention.decode_s(count, batch.keys[0])
@@ -177,14 +177,14 @@ class StepCosts:
 
     def _stage(self, stage: int, tokens: int, rows: int) -> Cost:
         """All of a stage but attention."""
-        share = self.shares[stage]
+        shard = self.shards[stage]
         found = self._linear_of(tokens)[0]
         cost = Cost()
         for kind, count in self._kinds[stage]:
             cost += found[kind].times(count)
-        if share.holds_embedding:
+        if shard.holds_embedding:
             cost += found["embedding"]
-        if share.holds_head:
+        if shard.holds_head:
             cost += self._head(rows)
         else:
             cost += Cost(exchange_s=self._message_s(stage, tokens), host_s=self.stack.host_collective_s)
@@ -195,7 +195,7 @@ class StepCosts:
         found = self._linear.get(tokens)
         if found is None:
             clock = self._clock_of(self._forward["layer"], tokens)
-            channels = tokens * cached_channels(self.shares[0].part)
+            channels = tokens * cached_channels(self.shards[0].part)
             sizes = (channels * DTYPE_BYTES[dtype] for dtype in (self.plan.compute_dtype, self.plan.kv_dtype))
             store = self._kernels((stream("copy", *sizes),), clock)  # K and V into their blocks
             costs = {"embedding": self._ops(self._forward["embedding"], tokens, clock)}
@@ -215,17 +215,17 @@ class StepCosts:
     @cached_property
     def _forward(self) -> dict[str, ForwardOps]:
         """Of the whole model on one stage: it has layers of every kind."""
-        whole = stage_shares(self.model, self.plan.model_copy(update={"pp": 1}))[0]
+        whole = stage_shards(self.model, self.plan.model_copy(update={"pp": 1}))[0]
         return forward_ops(whole, self.plan, self.stack)
 
     @cached_property
     def _kinds(self) -> tuple[tuple[tuple[str, int], ...], ...]:
         """Layers of each kind on each stage."""
-        return tuple(tuple(Counter(share.part.layer_kinds).items()) for share in self.shares)
+        return tuple(tuple(Counter(shard.part.layer_kinds).items()) for shard in self.shards)
 
     @cached_property
     def _head_ops(self) -> ForwardOps:
-        return head_ops(self.shares[-1], self.plan, self.stack)
+        return head_ops(self.shards[-1], self.plan, self.stack)
 
     def _ops(self, block: ForwardOps, tokens: int, clock: Clock, *, narrow: bool = False) -> Cost:
         """A block's forward. narrow: its weights are stored as the plan says."""

@@ -12,7 +12,7 @@ from simulator.inference.batch import Batch
 from simulator.inference.costs import StepCosts
 from simulator.inference.groups import pipeline_shape, tensor_shape
 from simulator.inference.report import DecodeStep
-from simulator.inference.shares import idle_expert_bytes, kv_bytes_per_token, part_bytes, weight_bytes
+from simulator.inference.shards import idle_expert_bytes, kv_bytes_per_token, part_bytes, weight_bytes
 from simulator.kernels import DTYPE_BYTES
 
 Z90: Final = 1.6449  # two-sided 90 % of a normal distribution
@@ -89,8 +89,8 @@ def decode_step(
 
 def _read_bytes(costs: StepCosts, stage: int, batch: Batch) -> int:
     """Weights and cache that a GPU of a stage reads: all but a table that only looks tokens up and experts not reached."""
-    share, plan = costs.shares[stage], costs.plan
-    looked_up = 0 if share.part.tied_embeddings else part_bytes(share, plan, "embedding")
-    per_layer = kv_bytes_per_token(share, plan) // max(1, len(share.layers))
+    shard, plan = costs.shards[stage], costs.plan
+    looked_up = 0 if shard.part.tied_embeddings else part_bytes(shard, plan, "embedding")
+    per_layer = kv_bytes_per_token(shard, plan) // max(1, len(shard.layers))
     cached = sum(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True)) * per_layer
-    return weight_bytes(share, plan) - looked_up - idle_expert_bytes(share, plan, batch.tokens) + cached
+    return weight_bytes(shard, plan) - looked_up - idle_expert_bytes(shard, plan, batch.tokens) + cached

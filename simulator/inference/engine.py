@@ -14,7 +14,7 @@ from typing import Any
 import simpy
 
 from simulator.inference.costs import StepCosts
-from simulator.inference.scheduler import Job, Limits, Scheduler
+from simulator.inference.scheduler import Limits, RequestState, Scheduler
 from simulator.inference.workload import Request
 
 Progress = Callable[[int, int], None]  # requests finished, requests in all
@@ -42,10 +42,10 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class ServedRun:
     """Every request's job, in order of arrival, and what was counted."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[RequestState, ...]
     meter: Meter
     end_s: float
     preemptions: int
@@ -65,24 +65,24 @@ class Engine:
         self._env = simpy.Environment()
         self.meter = Meter(start_s=window[0], end_s=window[1])
         plan = costs.plan
-        self._jobs = tuple(Job(request=request, index=i) for i, request in enumerate(requests))
+        self._jobs = tuple(RequestState(request=request, index=i) for i, request in enumerate(requests))
         self._finished = 0
         self._inside, self._changed_s = 0, 0.0
-        self._told: Progress | None = None
+        self._report: Progress | None = None
         self._lanes: list[_Lane] = []
         for _ in range(plan.dp):
             stages = [simpy.Resource(self._env) for _ in range(plan.pp)]
             self._lanes += [_Lane(self, self._env, costs, Scheduler(limits), stages) for _ in range(plan.pp)]
 
-    def run(self, progress: Progress | None = None) -> Played:
+    def run(self, progress: Progress | None = None) -> ServedRun:
         """Play every request. progress is called after each hundredth of them."""
-        self._told = progress
+        self._report = progress
         self._env.process(self._arrive())
         for lane in self._lanes:
             self._env.process(lane.run())
         self._env.run()
         queues = [lane.scheduler for lane in self._lanes]
-        return Played(
+        return ServedRun(
             jobs=self._jobs,
             meter=self.meter,
             end_s=max((job.end_s or 0.0 for job in self._jobs), default=0.0),
@@ -104,15 +104,15 @@ class Engine:
             lane.scheduler.waiting.append(job)
             lane.wake()
 
-    def leave(self, finished: Sequence[Job]) -> None:
+    def leave(self, finished: Sequence[RequestState]) -> None:
         """Requests are answered."""
         self._count(-len(finished))
         before, self._finished = self._finished, self._finished + len(finished)
         if self.meter.start_s <= self._env.now <= self.meter.end_s:
             self.meter.finished += len(finished)
         total = len(self._jobs)
-        if self._told is not None and before * 100 // total != self._finished * 100 // total:
-            self._told(self._finished, total)
+        if self._report is not None and before * 100 // total != self._finished * 100 // total:
+            self._report(self._finished, total)
 
     def _count(self, change: int) -> None:
         self.meter.request_s += self._inside * (self._env.now - self._changed_s)

@@ -15,7 +15,7 @@ def within(served: Serving) -> bool:
 
 
 def highest_rate(
-    play: Callable[[float], Serving], first: Serving, told: Callable[[float, bool], None] | None = None
+    play: Callable[[float], Serving], first: Serving, progress: Callable[[float, bool], None] | None = None
 ) -> tuple[float, Serving | None]:
     """(requests a second, the answer there); (0, None) where not even the lowest rate that is tried holds.
 
@@ -30,8 +30,8 @@ def highest_rate(
         rate = (low + high) / 2
         served = play(rate)
         holds = within(served)
-        if told is not None:
-            told(rate, holds)
+        if progress is not None:
+            progress(rate, holds)
         if holds:
             low, best = rate, served
         else:

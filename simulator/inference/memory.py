@@ -15,7 +15,7 @@ from simulator.allocator import CachingAllocator
 from simulator.device import Device
 from simulator.inference.blocks import forward_blocks, head_block
 from simulator.inference.plan import InferencePlan
-from simulator.inference.shares import StageShare, kv_bytes_per_token, part_bytes, stage_shares, weight_bytes
+from simulator.inference.shards import StageShard, kv_bytes_per_token, part_bytes, stage_shards, weight_bytes
 from simulator.memory import outside_torch_bytes
 from simulator.memory.outside import workspace_bytes
 from simulator.model import Model
@@ -99,9 +99,9 @@ class ServingMemory:
 
 def serving_memory(model: Model, plan: InferencePlan, device: Device, stack: Stack) -> ServingMemory:
     """Memory of the stage with the fewest blocks."""
-    shares = stage_shares(model, plan)
-    whole = weight_bytes(stage_shares(model, plan.model_copy(update={"tp": 1, "pp": 1, "replicate": ()}))[0], plan)
-    found = (_stage(model, plan, device, stack, shares, stage, whole) for stage in range(plan.pp))
+    shards = stage_shards(model, plan)
+    whole = weight_bytes(stage_shards(model, plan.model_copy(update={"tp": 1, "pp": 1, "replicate": ()}))[0], plan)
+    found = (_stage(model, plan, device, stack, shards, stage, whole) for stage in range(plan.pp))
     return min(found, key=lambda each: (each.num_blocks, -each.missing_bytes, each.stage))
 
 
@@ -110,24 +110,24 @@ def _stage(
     plan: InferencePlan,
     device: Device,
     stack: Stack,
-    shares: Sequence[StageShare],
+    shards: Sequence[StageShard],
     stage: int,
     whole_bytes: int,
 ) -> ServingMemory:
-    share = shares[stage]
-    held = weight_bytes(share, plan)
-    activations = activation_bytes(model, share, plan, stack, device)
+    shard = shards[stage]
+    held = weight_bytes(shard, plan)
+    activations = activation_bytes(model, shard, plan, stack, device)
     outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp)))
     capacity = device.usable_bytes - device.hypervisor_bytes
     budget = int(capacity * plan.gpu_memory_utilization)
-    block = plan.block_size * kv_bytes_per_token(share, plan)
+    block = plan.block_size * kv_bytes_per_token(shard, plan)
     seen = _SEEN_BYTES + outside - outside_torch_bytes(device, Plan(), 0) if outside else 0
     left = budget - held - activations - seen
     return ServingMemory(
         stage=stage,
         weight_bytes=held,
-        embedding_bytes=part_bytes(share, plan, "embedding"),
-        head_bytes=part_bytes(share, plan, "head"),
+        embedding_bytes=part_bytes(shard, plan, "embedding"),
+        head_bytes=part_bytes(shard, plan, "head"),
         model_fraction=held / whole_bytes,
         activation_bytes=activations,
         outside_torch_bytes=outside,
@@ -142,14 +142,14 @@ def _stage(
     )
 
 
-def activation_bytes(model: Model, share: StageShare, plan: InferencePlan, stack: Stack, device: Device) -> int:
+def activation_bytes(model: Model, shard: StageShard, plan: InferencePlan, stack: Stack, device: Device) -> int:
     """Peak of the largest step on one GPU: max_batched_tokens new tokens, max_sequences of which sample."""
     tokens = plan.batched_tokens(model)
-    found = forward_blocks(share, plan, stack, tokens)
-    blocks = [found["embedding"]] if share.holds_embedding else []
-    for kind in dict.fromkeys(share.part.layer_kinds):
+    found = forward_blocks(shard, plan, stack, tokens)
+    blocks = [found["embedding"]] if shard.holds_embedding else []
+    for kind in dict.fromkeys(shard.part.layer_kinds):
         blocks += [found[kind]] * 2  # the second begins as all others do
-    head = head_block(share, plan, stack, min(plan.max_sequences, tokens)) if share.holds_head else None
+    head = head_block(shard, plan, stack, min(plan.max_sequences, tokens)) if shard.holds_head else None
     allocator = CachingAllocator()
     for size in workspace_bytes(device)[:1]:  # no second thread: there is no backward
         allocator.malloc(size)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from simulator.inference.memory import ServingMemory
 from simulator.inference.remedies import Remedy
-from simulator.inference.scheduler import Job
+from simulator.inference.scheduler import RequestState
 from simulator.predict.prediction import Source
 
 Verdict = Literal["OK", "OVERLOADED", "OOM"]
@@ -171,13 +171,13 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(p50_s=rank(0.5), p90_s=rank(0.9), p99_s=rank(0.99), mean_s=math.fsum(ordered) / n, max_s=ordered[-1])
 
 
-def ttft_s(job: Job) -> float:
+def ttft_s(job: RequestState) -> float:
     """Arrival to the end of the step that makes the first token."""
     assert job.first_s is not None
     return job.first_s - job.request.arrival_s
 
 
-def tpot_s(job: Job) -> float | None:
+def tpot_s(job: RequestState) -> float | None:
     """Mean time of the tokens behind the first; None where there are none."""
     assert job.first_s is not None
     assert job.end_s is not None
@@ -185,13 +185,13 @@ def tpot_s(job: Job) -> float | None:
     return (job.end_s - job.first_s) / more if more else None
 
 
-def latency_s(job: Job) -> float:
+def latency_s(job: RequestState) -> float:
     """Arrival to the last token."""
     assert job.end_s is not None
     return job.end_s - job.request.arrival_s
 
 
-def latencies(jobs: Sequence[Job]) -> Latencies:
+def latencies(jobs: Sequence[RequestState]) -> Latencies:
     """Of the requests that count."""
     paces = [pace for pace in map(tpot_s, jobs) if pace is not None]
     return Latencies(
@@ -201,7 +201,7 @@ def latencies(jobs: Sequence[Job]) -> Latencies:
     )
 
 
-def attained(jobs: Sequence[Job], slo: Slo, found: Latencies) -> tuple[tuple[Attainment, ...], float | None]:
+def attained(jobs: Sequence[RequestState], slo: Slo, found: Latencies) -> tuple[tuple[Attainment, ...], float | None]:
     """Each limit with the share of requests within it, and the share within all."""
     limits = (("ttft", slo.ttft_s, ttft_s, found.ttft), ("tpot", slo.tpot_s, tpot_s, found.tpot))
     rows: list[Attainment] = []

@@ -34,7 +34,7 @@ class Limits:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Job:
+class RequestState:
     """A request on its way. `cached` tokens and `done` tokens of its answer were true at decoding step `since`."""
 
     request: Request
@@ -86,18 +86,18 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.waiting: deque[Job] = deque()
-        self.running: dict[int, Job] = {}  # in order of admission
+        self.waiting: deque[RequestState] = deque()
+        self.running: dict[int, RequestState] = {}  # in order of admission
         self.free = limits.num_blocks
         self.preemptions = self.prefilled = self.decoded = self.recomputed = 0
         self._keys = tuple(_Keys(window) for window in limits.windows)
         self._need: Counter[int] = Counter()  # decoding step mod block_size -> sequences that then need a block
-        self._finish: dict[int, dict[int, Job]] = {}  # decoding step -> sequences whose last token it makes
+        self._finish: dict[int, dict[int, RequestState]] = {}  # decoding step -> sequences whose last token it makes
         self._step = 0
         self._decoding = 0
-        self._partial: Job | None = None
+        self._partial: RequestState | None = None
         self._decodes = 0
-        self._pieces: list[tuple[Job, Chunk]] = []
+        self._pieces: list[tuple[RequestState, Chunk]] = []
 
     @property
     def used_blocks(self) -> int:
@@ -126,9 +126,9 @@ class Scheduler:
         keys = tuple(each.total if self._decodes else 0 for each in self._keys)
         return Batch(decodes=self._decodes, keys=keys, chunks=tuple(chunk for _, chunk in self._pieces))
 
-    def complete(self, now_s: float) -> list[Job]:
+    def complete(self, now_s: float) -> list[RequestState]:
         """The step is over: every sequence in it has its tokens. Returns those that are finished."""
-        finished: list[Job] = []
+        finished: list[RequestState] = []
         if self._decodes:
             self.decoded += self._decodes
             for job in self._finish.pop(self._step, {}).values():
@@ -150,7 +150,7 @@ class Scheduler:
             del self.running[job.index]
         return finished
 
-    def _prefill_ends(self, job: Job, now_s: float, finished: list[Job]) -> None:
+    def _prefill_ends(self, job: RequestState, now_s: float, finished: list[RequestState]) -> None:
         job.done += 1
         job.first_s = now_s if job.first_s is None else job.first_s
         if job.done == job.request.output_tokens:
@@ -159,7 +159,7 @@ class Scheduler:
         else:
             self._join(job)
 
-    def _join(self, job: Job) -> None:
+    def _join(self, job: RequestState) -> None:
         """It decodes from the next decoding step on."""
         job.since = self._step
         self._decoding += 1
@@ -169,7 +169,7 @@ class Scheduler:
         for each in self._keys:
             each.change(job.cached, self._step, +1)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: RequestState) -> None:
         """It decodes no more. Its tokens are brought up to what they were before the decoding step that is next or now."""
         past = self._step - job.since
         job.cached, job.done = job.cached + past, job.done + past
@@ -223,7 +223,7 @@ class Scheduler:
             self.free -= blocks
             tokens -= self._compute(job, tokens)
 
-    def _compute(self, job: Job, tokens: int) -> int:
+    def _compute(self, job: RequestState, tokens: int) -> int:
         """A piece of the job's prompt, as long as may be; returns its length."""
         new = min(job.known - job.cached, tokens)
         if new:

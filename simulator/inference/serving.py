@@ -14,12 +14,12 @@ from simulator.errors import Fault, InputError
 from simulator.inference.batch import Batch, Chunk
 from simulator.inference.costs import StepCosts
 from simulator.inference.decoding import Z90, batch_of, decode_step, sigma_of
-from simulator.inference.engine import Engine, Played, Progress
+from simulator.inference.engine import Engine, Progress, ServedRun
 from simulator.inference.memory import ServingMemory, serving_memory
 from simulator.inference.plan import InferencePlan, check
 from simulator.inference.remedies import remedies
 from simulator.inference.report import Latencies, Load, Serving, Slo, Verdict, attained, latencies
-from simulator.inference.scheduler import Job, Limits
+from simulator.inference.scheduler import Limits, RequestState
 from simulator.inference.sources import assumptions, sources
 from simulator.inference.workload import Request
 from simulator.model import Model
@@ -39,7 +39,7 @@ _SETTLED = 10  # mean latencies that a measured time should have
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Setting:
+class _Deployment:
     """What every run of one serving question shares."""
 
     costs: StepCosts
@@ -61,7 +61,7 @@ class _Setting:
 
     def play(
         self, requests: Sequence[Request], window: Window, progress: Progress | None = None, pace: float = 1.0
-    ) -> Played:
+    ) -> ServedRun:
         """What happens to these requests. window: the time in which figures are counted. pace: a factor on all times."""
         costs = self.costs if pace == 1.0 else self.costs.at_pace(pace)
         return Engine(costs, self.limits, requests, window).run(progress)
@@ -102,7 +102,7 @@ def serve(  # noqa: PLR0913  one a noun
     _check_requests(model, plan, requests)
     costs = StepCosts(model, plan, cluster, stack, calibration, curves)
     memory = serving_memory(model, plan, cluster.device, stack)
-    setting = _Setting(costs=costs, memory=memory, calibration=calibration, curves=curves)
+    setting = _Deployment(costs=costs, memory=memory, calibration=calibration, curves=curves)
     setting.probe()
     said = sources(costs, calibration, cluster, curves)
     if not memory.fits:
@@ -132,11 +132,11 @@ class _Asked:
         return begin_s, end_s if end_s > begin_s else math.inf
 
 
-def _played(setting: _Setting, asked: _Asked, said: tuple[Source, ...]) -> Serving:
+def _played(setting: _Deployment, asked: _Asked, said: tuple[Source, ...]) -> Serving:
     """The answer of a plan that fits."""
     requests, costs = asked.requests, setting.costs
     queue = _full_queue(setting, requests)
-    told = _Told(asked.progress, (3 if asked.interval else 1) * len(requests) + len(queue))
+    told = _Progress(asked.progress, (3 if asked.interval else 1) * len(requests) + len(queue))
     played = setting.play(requests, asked.window, told.part(len(requests)))
     capacity = _capacity(queue, setting.play(queue, (0.0, math.inf), told.part(len(queue))))
     jobs = played.jobs[asked.num_warmup :]
@@ -171,7 +171,7 @@ def _played(setting: _Setting, asked: _Asked, said: tuple[Source, ...]) -> Servi
     )
 
 
-def _mean_step(costs: StepCosts, played: Played, jobs: Sequence[Job]) -> tuple[int, int]:
+def _mean_step(costs: StepCosts, played: ServedRun, jobs: Sequence[RequestState]) -> tuple[int, int]:
     """(sequences of a mean step, their tokens in the middle of a mean answer)."""
     meter = played.meter
     size = round(meter.output_tokens / max(1, meter.num_steps))
@@ -179,7 +179,7 @@ def _mean_step(costs: StepCosts, played: Played, jobs: Sequence[Job]) -> tuple[i
     return min(max(1, size), costs.plan.max_sequences), max(1, round(mean))
 
 
-class _Told:
+class _Progress:
     """Progress over several plays as one."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
@@ -231,7 +231,7 @@ def _shorter(model: Model, plan: InferencePlan, total: int) -> str:
     return f"shorter requests, or a model with more than {model.max_positions} positions"
 
 
-def _full_queue(setting: _Setting, requests: Sequence[Request]) -> list[Request]:
+def _full_queue(setting: _Deployment, requests: Sequence[Request]) -> list[Request]:
     """Requests of the same lengths, all there from the beginning: several times as many as run at once."""
     memory, plan = setting.memory, setting.costs.plan
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
@@ -241,7 +241,7 @@ def _full_queue(setting: _Setting, requests: Sequence[Request]) -> list[Request]
     return [replace(requests[i % len(requests)], arrival_s=0.0) for i in range(count)]
 
 
-def _capacity(queue: Sequence[Request], played: Played) -> float:
+def _capacity(queue: Sequence[Request], played: ServedRun) -> float:
     """Requests a second that the engines serve when the queue never empties."""
     ends = sorted(job.end_s or 0.0 for job in played.jobs)
     first, last = len(queue) // 4, 3 * len(queue) // 4
@@ -249,7 +249,7 @@ def _capacity(queue: Sequence[Request], played: Played) -> float:
     return (last - first) / between_s if between_s > 0 else len(queue) / ends[-1]
 
 
-def _does_not_fit(setting: _Setting, requests: Sequence[Request], said: tuple[Source, ...]) -> Serving:
+def _does_not_fit(setting: _Deployment, requests: Sequence[Request], said: tuple[Source, ...]) -> Serving:
     costs, m = setting.costs, setting.memory
     found = remedies(costs.model, costs.plan, costs.cluster, costs.stack, m)
     cause = (
@@ -280,7 +280,7 @@ def _does_not_fit(setting: _Setting, requests: Sequence[Request], said: tuple[So
     )
 
 
-def _common(setting: _Setting, said: tuple[Source, ...]) -> dict[str, Any]:
+def _common(setting: _Deployment, said: tuple[Source, ...]) -> dict[str, Any]:
     costs = setting.costs
     return {
         "model": costs.model.name,
@@ -292,7 +292,7 @@ def _common(setting: _Setting, said: tuple[Source, ...]) -> dict[str, Any]:
     }
 
 
-def _load(setting: _Setting, played: Played, skipped: int, capacity: tuple[float, float]) -> Load:
+def _load(setting: _Deployment, played: ServedRun, skipped: int, capacity: tuple[float, float]) -> Load:
     """capacity: requests a second, and the factor to the ends of its interval."""
     meter, plan, requests = played.meter, setting.costs.plan, played.jobs
     measured_s = min(meter.end_s, played.end_s) - meter.start_s
@@ -330,7 +330,7 @@ def _cause(verdict: Verdict, load: Load) -> str:
     return f"{load.arriving_per_s:.3g} of the {load.capacity_per_s:.3g} requests/s that could be served"
 
 
-def _suggestion(setting: _Setting, verdict: Verdict, load: Load, found: Latencies) -> str:
+def _suggestion(setting: _Deployment, verdict: Verdict, load: Load, found: Latencies) -> str:
     plan = setting.costs.plan
     if verdict == "OVERLOADED":
         engines = math.ceil(plan.dp * load.arriving_per_s / (0.8 * load.capacity_per_s))

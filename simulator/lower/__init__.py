@@ -1,4 +1,4 @@
-"""lower: (model, plan, cluster, stack, calibration) -> Program. The only place where all the nouns meet.
+"""lower: (model, plan, cluster, stack, calibration) -> Program. The only place where all the inputs meet.
 
 Equal ranks share a program. Under sharded data parallelism on equal nodes all ranks are equal: one class; a drawn
 cluster with unequal links goes through `fold`.
@@ -17,26 +17,26 @@ from simulator.device import Device
 from simulator.errors import Fault, PlanError
 from simulator.kernels import DTYPE_BYTES, Kernel
 from simulator.lower.builder import Builder
-from simulator.lower.cast import Cast
-from simulator.lower.fabric import EXPERT_ROLES, ROLES, Fabric
+from simulator.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
 from simulator.lower.hops import HopWork
 from simulator.lower.pipelined import Stage, pipelined_step, waits_for_messages
 from simulator.lower.power import shared_clock
-from simulator.lower.schedule import Step, Unit, replicated_step, sharded_step
+from simulator.lower.rank_classes import RankClasses
+from simulator.lower.schedule import ScheduledUnit, StageStep, replicated_step, sharded_step
 from simulator.lower.stragglers import slowdown
 from simulator.lower.work import NO_WORK, BlockWork, Clock, Work
 from simulator.memory import activation_bytes
 from simulator.mesh import Mesh, check
 from simulator.model import Model
+from simulator.model_shard import ModelShard, body_names, shard_of
 from simulator.offload import Moves, Transfers, UnitMoves, moves
 from simulator.ops import ModelBlocks, build_blocks, optimizer_kernels
 from simulator.pipeline import micro_batches, splits_backward
 from simulator.plan import Plan
 from simulator.program import Program
-from simulator.share import Share, body_names, share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
-from simulator.topology.exceptions import Deviation, Kinds
+from simulator.topology.exceptions import Deviation, GpuKinds
 from simulator.zero import Hop, UnitComm, agreement, communication, pieces, stepped_numel
 
 __all__ = ["Lowering", "legal", "lower"]
@@ -44,7 +44,7 @@ __all__ = ["Lowering", "legal", "lower"]
 
 @dataclass(frozen=True, kw_only=True)
 class Lowering:
-    """A plan made concrete: its nouns resolved, its mesh, its blocks; `program(n)` plays n micro-batches.
+    """A plan made concrete: its inputs resolved, its mesh, its blocks; `program(n)` plays n micro-batches.
 
     cluster: without its exceptions, if any; `whole` has them. kinds: of its GPUs, where they differ. others: stages on other devices.
     """
@@ -61,7 +61,7 @@ class Lowering:
     stages: tuple[Stage, ...]
     clock: Clock
     exceptions: tuple[Deviation, ...] = ()
-    kinds: Kinds | None = None
+    kinds: GpuKinds | None = None
     agrees: bool = True  # the step ends with replicas agreeing, where they take steps alone
     others: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)  # by device, where they differ
@@ -79,15 +79,15 @@ class Lowering:
         return per_rank * (plan.num_devices // plan.pp)
 
     @property
-    def step(self) -> Step:
+    def step(self) -> StageStep:
         """The first chunk of the first stage: everything, without pipeline parallelism."""
         return self.stages[0].chunks[0]
 
     @cached_property
-    def fabric(self) -> Fabric:
+    def fabric(self) -> MeshFabric:
         """What its collectives run on."""
         ideal = self.calibration.kind == "ideal"
-        return Fabric(
+        return MeshFabric(
             cluster=self.cluster,
             mesh=self.mesh,
             stack=self.stack,
@@ -96,7 +96,7 @@ class Lowering:
             slowdown=0.0 if ideal else slowdown(self.plan.num_devices),
             transfers=self.transfers,
             nccl=self.stack.software(),
-            cast=self.cast,
+            rank_classes=self.rank_classes,
             agrees=self.agrees,
         )
 
@@ -114,14 +114,14 @@ class Lowering:
         return (*ROLES, *(EXPERT_ROLES if self.model.experts else ()), *staged, *hops)
 
     @cached_property
-    def cast(self) -> Cast | None:
+    def rank_classes(self) -> RankClasses | None:
         """Who plays what where GPUs differ; None where all are equal."""
         if self.kinds is None:
             return None
-        even = Fabric(
+        even = MeshFabric(
             cluster=self.cluster, mesh=self.mesh, stack=self.stack, curves=self.curves, memory_weight=0.0, slowdown=0.0
         )
-        cast = Cast(
+        rank_classes = RankClasses(
             cluster=self.cluster,
             kinds=self.kinds,
             mesh=self.mesh,
@@ -129,10 +129,10 @@ class Lowering:
             memory_weights={name: one.interference.hbm_weight for name, one in self.calibrations.items()},
             ideal=self.calibration.kind == "ideal",
         )
-        if self.plan.pp > 1 and cast.mixed_devices:
+        if self.plan.pp > 1 and rank_classes.mixed_devices:
             problem = "different GPUs inside the tensor- or context-parallel groups of a pipeline are not modelled"
             raise PlanError(Fault(place="cluster: exceptions", problem=problem, remedy="groups of one GPU, or pp = 1"))
-        return cast
+        return rank_classes
 
     @property
     def transfers(self) -> Transfers | None:
@@ -143,7 +143,7 @@ class Lowering:
         return Transfers(
             tier=tier,
             gpus_per_node=self.cluster.gpus_per_node,
-            seats=self.cluster.seats,
+            rank_mapping=self.cluster.seats,
             num_ranks=plan.num_devices,
             offload=plan.offload,
             lent_bytes_per_s=_lent_bytes_per_s(self.cluster, plan),
@@ -159,13 +159,16 @@ class Lowering:
 
     def programs(self, num_micro_batches: int) -> tuple[Program, ...]:
         """One program a class of equal ranks: a pipeline stage is one, and more where GPUs differ."""
-        if self.cast is None:
+        if self.rank_classes is None:
             return tuple(self.program(num_micro_batches, stage=stage) for stage in range(self.plan.pp))
         return tuple(
             self._played(
-                Builder(self.fabric, None, self._stage(seat.stage), seat), num_micro_batches, seat.stage, seat.rank
+                Builder(self.fabric, None, self._stage(rank_class.stage), rank_class),
+                num_micro_batches,
+                rank_class.stage,
+                rank_class.rank,
             )
-            for seat in self.cast.seats
+            for rank_class in self.rank_classes.classes
         )
 
     def _stage(self, stage: int) -> int | None:
@@ -174,8 +177,8 @@ class Lowering:
     def _played(self, build: Builder, num_micro_batches: int, stage: int, rank: int | None) -> Program:
         """A stage's step on the device of `rank` (None: the cluster's own)."""
         stages = self.stages
-        if self.cast is not None and rank is not None:
-            stages = self.others.get(self.cast.kind(rank).device, stages)
+        if self.rank_classes is not None and rank is not None:
+            stages = self.others.get(self.rank_classes.kind(rank).device, stages)
         if self.plan.acts_in_order:
             pipelined_step(build, stages[stage], num_micro_batches)
         else:
@@ -192,7 +195,7 @@ def lower(
     calibration: Calibration,
     curves: LinkCurves,
 ) -> Lowering:
-    """Check that the nouns fit together and price every phase.
+    """Check that the inputs fit together and price every phase.
 
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
@@ -200,7 +203,7 @@ def lower(
     stack = stack.on_host_of(cluster.device)
     if "full_iteration" in plan.cuda_graphs:
         stack = stack.without_host()
-    exceptions, kinds = cluster.exceptions, Kinds.of(cluster) if cluster.exceptions else None
+    exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
     blocks = build_blocks(model, stack, plan)
     near = mesh.group_shape("dp_shard_cp").ranks_per_node
@@ -260,7 +263,7 @@ def _stages(
     model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, device: Device, calibration: Calibration, near: int
 ) -> tuple[Clock, tuple[Stage, ...]]:
     """The pipeline ranks on one device, and the clock that priced them. near: ranks of a shard group on one node."""
-    clock = shared_clock(Clock(device, calibration, stack), share_of(model, plan), plan, stack, blocks)
+    clock = shared_clock(Clock(device, calibration, stack), shard_of(model, plan), plan, stack, blocks)
     works = {block.name: clock.block(block, plan) for block in blocks.kinds}
     return clock, tuple(_stage(model, plan, stack, blocks, works, clock, near, index) for index in range(plan.pp))
 
@@ -286,46 +289,46 @@ def _stage(
     index: int,
 ) -> Stage:
     """A pipeline rank's chunks; without pipeline parallelism, the one stage there is."""
-    share = share_of(model, plan, index)
-    optimizer = _optimizer(share, plan, clock, stack)
-    units = _units(share, plan, works, clock, node_ranks)
+    shard = shard_of(model, plan, index)
+    optimizer = _optimizer(shard, plan, clock, stack)
+    units = _units(shard, plan, works, clock, node_ranks)
     if plan.pp == 1:
-        moved = moves(share, plan, activation_bytes(share, plan, stack, blocks))
+        moved = moves(shard, plan, activation_bytes(shard, plan, stack, blocks))
     else:
         names = tuple(unit.name for unit in units)
         moved = Moves(plan=plan, order=names, units=dict.fromkeys(names, UnitMoves()))
     wide = model.d_model * DTYPE_BYTES[plan.gradient_dtype]
-    tied = model.tied_embeddings and isinstance(share, Share) and share.holds_embedding != share.holds_head
+    tied = model.tied_embeddings and isinstance(shard, ModelShard) and shard.holds_embedding != shard.holds_head
     return Stage(
         index=index,
         plan=plan,
         chunks=tuple(
-            Step(
+            StageStep(
                 plan=plan,
                 units=chunk,
                 optimizer=optimizer,
                 moves=moved,
                 synchronous=waits_for_messages(plan) or stack.host_waits_for_blocks,
                 turns=any(segment.waits for unit in units for segment in unit.work.forward.segments),
-                agreement=_hops(clock, agreement(share, plan)),
+                agreement=_hops(clock, agreement(shard, plan)),
             )
-            for chunk in _chunks(share, units)
+            for chunk in _chunks(shard, units)
         ),
         message_bytes=_message_bytes(model, plan),
-        tied_bytes=share.vocab_size * wide if tied and plan.pp > 1 else 0,
+        tied_bytes=shard.vocab_size * wide if tied and plan.pp > 1 else 0,
     )
 
 
-def _chunks(share: Model, units: tuple[Unit, ...]) -> tuple[tuple[Unit, ...], ...]:
+def _chunks(shard: Model, units: tuple[ScheduledUnit, ...]) -> tuple[tuple[ScheduledUnit, ...], ...]:
     """A rank's units by the pipeline chunks it holds, its layers numbered as the model's."""
-    if not isinstance(share, Share):
+    if not isinstance(shard, ModelShard):
         return (units,)
     embedding, *layers, head = units
-    chunks: list[tuple[Unit, ...]] = []
-    for index, held in enumerate(share.body_chunks):
+    chunks: list[tuple[ScheduledUnit, ...]] = []
+    for index, held in enumerate(shard.body_chunks):
         mine, layers = layers[: len(held)], layers[len(held) :]
-        first = [embedding] if index == share.embedding_chunk else []
-        chunks.append((*first, *mine, *([head] if index == share.head_chunk else [])))
+        first = [embedding] if index == shard.embedding_chunk else []
+        chunks.append((*first, *mine, *([head] if index == shard.head_chunk else [])))
     return tuple(chunks)
 
 
@@ -434,10 +437,12 @@ def _refuse_no_host(plan: Plan, cluster: Cluster) -> None:
         raise PlanError(Fault(place="plan: offload", problem=problem, remedy="a [host] link in the cluster file"))
 
 
-def _units(share: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock, node_ranks: int) -> tuple[Unit, ...]:
+def _units(
+    shard: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock, node_ranks: int
+) -> tuple[ScheduledUnit, ...]:
     """Embedding, blocks and head of a rank's share in forward order, each with its communication."""
-    comms = {comm.unit: comm for comm in communication(share, plan, node_ranks)}
-    if isinstance(share, Share) and share.holds_head and not share.holds_embedding:
+    comms = {comm.unit: comm for comm in communication(shard, plan, node_ranks)}
+    if isinstance(shard, ModelShard) and shard.holds_head and not shard.holds_embedding:
         comms["head"] = replace(comms["embedding"], unit="head")  # FSDP's root, without the embedding
     every = plan.recompute_every if plan.recompute == "every_k" else 1
     layers = [
@@ -448,14 +453,14 @@ def _units(share: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock, 
             checkpointed=plan.recompute != "none" and index % every == 0,
             clock=clock,
         )
-        for index, (name, kind) in enumerate(zip(body_names(share), share.body, strict=True))
+        for index, (name, kind) in enumerate(zip(body_names(shard), shard.body, strict=True))
     ]
     embedding, head = (_unit(n, comms[n], works[n], checkpointed=False, clock=clock) for n in ("embedding", "head"))
     return embedding, *layers, head
 
 
-def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clock: Clock) -> Unit:
-    return Unit(
+def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clock: Clock) -> ScheduledUnit:
+    return ScheduledUnit(
         name=name,
         comm=comm,
         work=work,

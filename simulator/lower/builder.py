@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cached_property
 
-from simulator.collectives import bill, host_traffic, link_capacities, renamed
-from simulator.lower.cast import Among, Seat
-from simulator.lower.fabric import Fabric
+from simulator.collectives import collective_cost, host_traffic, link_capacities, renamed
+from simulator.lower.fabric import MeshFabric
+from simulator.lower.rank_classes import GroupKinds, RankClass
 from simulator.lower.work import NO_WORK, Phase, Segment, Work
 from simulator.mesh import GroupShape
 from simulator.ops import Exchange
-from simulator.program import COMPUTE_STREAM, Bill, Collective, Compute, Number, Program, ProgramOp
+from simulator.program import COMPUTE_STREAM, Collective, CollectiveCost, Compute, Number, Program, ProgramOp
 from simulator.stack import Stack
 
 # Categories of the breakdown: a GPU that the cluster says is slow, the slowest of equal ones, a slower peer inside a block
@@ -25,18 +25,18 @@ class Builder:
     """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored).
 
     rank: None builds the program of the class of all ranks (of a pipeline stage, if given); a number that of one rank, on
-    links of its own, meeting the other members of its groups. seat: a class of ranks where GPUs differ; it meets the other
+    links of its own, meeting the other members of its groups. rank_class: a class of ranks where GPUs differ; it meets the other
     classes of its groups.
     """
 
     def __init__(
-        self, fabric: Fabric, rank: int | None = None, stage: int | None = None, seat: Seat | None = None
+        self, fabric: MeshFabric, rank: int | None = None, stage: int | None = None, rank_class: RankClass | None = None
     ) -> None:
-        self._fabric, self._rank, self._stage, self._seat = fabric, rank, stage, seat
-        self._at = rank if seat is None else seat.rank
-        self._amongs: dict[str, Among] = {}
+        self._fabric, self._rank, self._stage, self._rank_class = fabric, rank, stage, rank_class
+        self._at = rank if rank_class is None else rank_class.rank
+        self._group_kinds_by_role: dict[str, GroupKinds] = {}
         self._meetings: dict[str, tuple[str, int]] = {}
-        self._reached: dict[Among | None, dict[str, Number]] = {}
+        self._reached: dict[GroupKinds | None, dict[str, Number]] = {}
         self._ops: list[ProgramOp] = []
         self._last_collective: int | None = None
         self._last_compute: int | None = None
@@ -72,7 +72,7 @@ class Builder:
         fabric, size, axis = self._fabric, self._fabric.sent_bytes(exchange), exchange.axis
         if size == 0 or fabric.shape(axis).num_ranks == 1:
             return None
-        price = fabric.exchanged(exchange, self._among(axis))
+        price = fabric.exchanged(exchange, self._group_kinds(axis))
         hooks_s = fabric.stack.host_unit_s if fabric.sharded and not exchange.copied and not exchange.captured else 0.0
         host_s = _issued_s(exchange, fabric.stack) + hooks_s
         return self._append(label, exchange.kind, axis, size, price, *after, host_s=host_s, waits=waits)
@@ -106,7 +106,7 @@ class Builder:
             label=label,
             kind=kind,
             key=f"{kind}:{len(self._ops)}{self._suffix}",
-            bill=transfers.bill(kind, amount, self._rank),
+            cost=transfers.cost(kind, amount, self._rank),
             size_bytes=amount,
             host_s=self._fabric.stack.host_launch_s,
         )
@@ -173,7 +173,7 @@ class Builder:
         fabric = self._fabric
         if size_bytes == 0 or fabric.shape(role).num_ranks == 1:
             return None
-        price = fabric.price(kind, role, size_bytes // count, self._among(role))
+        price = fabric.price(kind, role, size_bytes // count, self._group_kinds(role))
         host_s = count * fabric.stack.host_collective_s + (fabric.stack.host_unit_s if fabric.sharded else 0.0)
         return self._append(label, kind, role, size_bytes, price, *after, count=count, host_s=host_s)
 
@@ -183,7 +183,7 @@ class Builder:
         kind: str,
         role: str,
         size_bytes: int,
-        price: tuple[Bill, float],
+        price: tuple[CollectiveCost, float],
         *after: int | None,
         host_s: float,
         count: int = 1,
@@ -202,7 +202,7 @@ class Builder:
             kind=kind,
             key=f"{role}:{len(self._ops)}{group}",
             members=members,
-            bill=_times(one, count),
+            cost=_times(one, count),
             size_bytes=size_bytes,
             host_s=host_s,
             interference=slows,
@@ -212,8 +212,8 @@ class Builder:
         self._last_collective = op.id
         return op.id
 
-    def _beside_offload(self, one: Bill, kind: str, size_bytes: int, shape: GroupShape) -> Bill:
-        """A collective's bill with the bytes it has on links that it shares with offload's copies."""
+    def _beside_offload(self, one: CollectiveCost, kind: str, size_bytes: int, shape: GroupShape) -> CollectiveCost:
+        """A collective's cost with the bytes it has on links that it shares with offload's copies."""
         fabric = self._fabric
         if fabric.transfers is None:
             return one
@@ -281,24 +281,24 @@ class Builder:
 
     def _with_peers(self, work: Work) -> Work:
         """The same on all ranks of a block: where one of them is slower than this one, this one waits."""
-        work, cast = self._paced(work), self._fabric.cast
-        if cast is None or self._at is None or self._behind == 0:
+        work, rank_classes = self._paced(work), self._fabric.rank_classes
+        if rank_classes is None or self._at is None or self._lag == 0:
             return work
-        return Work(parts=(*work.parts, (WAITING, self._behind * work.duration_s)), host_s=work.host_s)
+        return Work(parts=(*work.parts, (WAITING, self._lag * work.duration_s)), host_s=work.host_s)
 
     @cached_property
-    def _behind(self) -> float:
+    def _lag(self) -> float:
         """How much longer the slowest rank of this one's blocks takes, as a fraction."""
-        cast = self._fabric.cast
-        return 0.0 if cast is None or self._at is None else cast.behind(self._at)
+        rank_classes = self._fabric.rank_classes
+        return 0.0 if rank_classes is None or self._at is None else rank_classes.lag(self._at)
 
     @cached_property
     def _pace(self) -> tuple[float, float]:
         """(speed of this GPU as a fraction of its device's, what the slowest of its equals is behind)."""
-        cast = self._fabric.cast
-        if cast is None or self._at is None:
+        rank_classes = self._fabric.rank_classes
+        if rank_classes is None or self._at is None:
             return 1.0, self._fabric.slowdown
-        return cast.kind(self._at).speed, cast.slowdown(cast.kinds.number(self._at))
+        return rank_classes.kind(self._at).speed, rank_classes.slowdown(rank_classes.kinds.number(self._at))
 
     def _beside(self, segment: Segment) -> Work:
         """A segment's collectives and the compute beside them, which they slow while their bytes move."""
@@ -309,10 +309,10 @@ class Builder:
         for exchange in segment.exchanges:
             if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
                 continue
-            among = self._among(exchange.axis)
-            one, slows = fabric.exchanged(exchange, among)
+            group_kinds = self._group_kinds(exchange.axis)
+            one, slows = fabric.exchanged(exchange, group_kinds)
             self._exchanged[exchange.kind, exchange.axis, exchange.num_bytes] += 1
-            capacities = self._capacities(among)
+            capacities = self._capacities(group_kinds)
             moving_s = max((float(size / capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
             free_s = max(end_s + float(one.latency_s) - (beside_s - left_s + lost_s), 0.0)
             left_s -= min(left_s, free_s)
@@ -327,26 +327,26 @@ class Builder:
         parts += [(f"exposed:{longest}", exposed_s)] if exposed_s else []
         return Work(parts=tuple(parts), host_s=host_s)
 
-    def _capacities(self, among: Among | None) -> dict[str, Number]:
-        if among not in self._reached:
-            self._reached[among] = link_capacities(self._fabric.on(among), self._fabric.curves)
-        return self._reached[among]
+    def _capacities(self, group_kinds: GroupKinds | None) -> dict[str, Number]:
+        if group_kinds not in self._reached:
+            self._reached[group_kinds] = link_capacities(self._fabric.on(group_kinds), self._fabric.curves)
+        return self._reached[group_kinds]
 
-    def _among(self, role: str) -> Among | None:
+    def _group_kinds(self, role: str) -> GroupKinds | None:
         """The kinds of GPUs in this rank's group of a role; None where all are equal."""
         fabric = self._fabric
-        if fabric.cast is None or self._at is None:
+        if fabric.rank_classes is None or self._at is None:
             return None
-        if role not in self._amongs:
-            self._amongs[role] = fabric.cast.among(fabric.axis(role), self._at)
-        return self._amongs[role]
+        if role not in self._group_kinds_by_role:
+            self._group_kinds_by_role[role] = fabric.rank_classes.group_kinds(fabric.axis(role), self._at)
+        return self._group_kinds_by_role[role]
 
-    def _pair(self, stages: tuple[int, ...]) -> Among | None:
+    def _pair(self, stages: tuple[int, ...]) -> GroupKinds | None:
         """The kinds of GPUs at this rank's place in some stages."""
-        cast = self._fabric.cast
-        return None if cast is None or self._at is None else cast.pair(self._at, stages)
+        rank_classes = self._fabric.rank_classes
+        return None if rank_classes is None or self._at is None else rank_classes.pair(self._at, stages)
 
-    def pass_on(
+    def send_message(
         self, label: str, message: str, size_bytes: int, pair: tuple[int, int], *after: int | None, lane: str = ""
     ) -> int:
         """Append this stage's end of a message of `size_bytes` from stage pair[0] to pair[1]; both ends meet.
@@ -354,25 +354,35 @@ class Builder:
         message: what tells it from the others between the same ranks. lane: messages of two lanes do not wait for each other. The sender's links are loaded, and where the two
         GPUs differ, the receiver's way in: the slower one decides.
         """
-        (source, target), among = pair, self._pair(pair)
+        (source, target), group_kinds = pair, self._pair(pair)
         sends = self._stage == source
-        one = mine = self._fabric.message(pair, size_bytes, among)
+        one = mine = self._fabric.message(pair, size_bytes, group_kinds)
         stream = f"nccl:pp {source} to {target}{lane}"
         if not sends:
-            comes_in = one.link_bytes if among is not None and len(among.members) > 1 else {}
-            mine = Bill(latency_s=0.0, link_bytes={f"{link}{_IN}": size for link, size in comes_in.items()})
-        return self._meet(label, stream, "send_recv", message, 2, mine, size_bytes, *after)
+            comes_in = one.link_bytes if group_kinds is not None and len(group_kinds.members) > 1 else {}
+            mine = CollectiveCost(latency_s=0.0, link_bytes={f"{link}{_IN}": size for link, size in comes_in.items()})
+        return self._joint(label, stream, "send_recv", message, 2, mine, size_bytes, *after)
 
-    def agree(self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None) -> int:
+    def all_reduce_stages(
+        self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None
+    ) -> int:
         """Append this stage's part of an all-reduce among the ranks that stand at the same place in `stages`."""
         fabric = self._fabric
         shape = fabric.mesh.pair_shape(stages[0], stages[-1]) if len(stages) == 2 else fabric.mesh.group_shape("pp")
         cluster = fabric.on(self._pair(stages))
-        one = bill("all_reduce", size_bytes, shape, cluster, curves=fabric.curves, nccl=fabric.nccl)
-        return self._meet(label, "nccl:pp", "all_reduce", message, len(stages), one, size_bytes, *after)
+        one = collective_cost("all_reduce", size_bytes, shape, cluster, curves=fabric.curves, nccl=fabric.nccl)
+        return self._joint(label, "nccl:pp", "all_reduce", message, len(stages), one, size_bytes, *after)
 
-    def _meet(
-        self, label: str, stream: str, kind: str, message: str, members: int, one: Bill, size: int, *after: int | None
+    def _joint(
+        self,
+        label: str,
+        stream: str,
+        kind: str,
+        message: str,
+        members: int,
+        one: CollectiveCost,
+        size: int,
+        *after: int | None,
     ) -> int:
         op = Collective(
             id=len(self._ops),
@@ -382,7 +392,7 @@ class Builder:
             kind=kind,
             key=f"pp:{message}{self._column}",
             members=members,
-            bill=renamed(one, self._suffix),
+            cost=renamed(one, self._suffix),
             size_bytes=size,
             host_s=self._fabric.stack.host_launch_s,
         )
@@ -392,46 +402,48 @@ class Builder:
     @property
     def _column(self) -> str:
         """What a rank has in common with those at its place in the other stages."""
-        if self._seat is not None:
-            return self._meeting("pp")[0]
+        if self._rank_class is not None:
+            return self._rendezvous("pp")[0]
         if self._rank is None:
             return ""
         return f":{self._fabric.mesh.group_of('pp', self._rank)[0]}"
 
     @property
     def _suffix(self) -> str:
-        if self._seat is not None:
-            return f":{self._seat.name}"
+        if self._rank_class is not None:
+            return f":{self._rank_class.name}"
         if self._rank is not None:
             return f":{self._rank}"
         return "" if self._stage is None else f":stage{self._stage}"
 
     def _group(self, role: str) -> tuple[str, int]:
         """What tells a rank's group from the others of the role, and how many programs meet in it."""
-        if self._seat is not None:
-            return self._meeting(self._fabric.axis(role))
+        if self._rank_class is not None:
+            return self._rendezvous(self._fabric.axis(role))
         if self._rank is None:
             return "", 1
         ranks = self._fabric.mesh.group_of(self._fabric.axis(role), self._rank)
         return f":{ranks[0]}", len(ranks)
 
-    def _meeting(self, axis: str) -> tuple[str, int]:
+    def _rendezvous(self, axis: str) -> tuple[str, int]:
         """The same of a class: groups in which the same classes meet are one."""
-        assert self._fabric.cast is not None
-        assert self._seat is not None
-        assert axis in (*self._fabric.cast.axes, "pp"), f"{axis}: ranks were not told apart by who they meet there"
+        assert self._fabric.rank_classes is not None
+        assert self._rank_class is not None
+        assert axis in (*self._fabric.rank_classes.axes, "pp"), (
+            f"{axis}: ranks were not told apart by who they meet there"
+        )
         if axis not in self._meetings:
-            classes = self._fabric.cast.meeting(axis, self._seat.rank)
+            classes = self._fabric.rank_classes.meeting_classes(axis, self._rank_class.rank)
             self._meetings[axis] = f":{'+'.join(map(str, classes))}", len(classes)
         return self._meetings[axis]
 
     def _links(self) -> dict[str, Number]:
         """Capacities of this program's own links; messages come in by their own where GPUs differ."""
-        cast, curves = self._fabric.cast, self._fabric.curves
-        if cast is None or self._at is None:
+        rank_classes, curves = self._fabric.rank_classes, self._fabric.curves
+        if rank_classes is None or self._at is None:
             return dict(link_capacities(self._fabric.cluster, curves, suffix=self._suffix))
-        own = cast.kinds.number(self._at)
-        out = link_capacities(cast.on(Among(frozenset({own}), own)), curves)
+        own = rank_classes.kinds.number(self._at)
+        out = link_capacities(rank_classes.on(GroupKinds(frozenset({own}), own)), curves)
         both = out | ({f"{name}{_IN}": rate for name, rate in out.items()} if self._stage is not None else {})
         return {f"{name}{self._suffix}": rate for name, rate in both.items()}
 
@@ -442,8 +454,8 @@ class Builder:
             links |= self._fabric.transfers.links(self._rank)
         plan = self._fabric.mesh.plan
         num_ranks = plan.num_devices // plan.pp if self._rank is None else 1
-        if self._seat is not None:
-            name, num_ranks = self._seat.name, self._seat.num_ranks
+        if self._rank_class is not None:
+            name, num_ranks = self._rank_class.name, self._rank_class.num_ranks
         elif self._rank is not None:
             name = f"rank{self._rank}"
         else:
@@ -466,12 +478,12 @@ def _issued_s(exchange: Exchange, stack: Stack) -> float:
     return 2 * exchange.pieces * stack.further_kernel_s() if exchange.copied else stack.host_collective_s
 
 
-def _times(one: Bill, count: int) -> Bill:
+def _times(one: CollectiveCost, count: int) -> CollectiveCost:
     if count == 1:
         return one
     share = one.share_bytes and count * one.share_bytes
     link_bytes = {link: count * size for link, size in one.link_bytes.items()}
-    return Bill(latency_s=count * one.latency_s, link_bytes=link_bytes, share_bytes=share)
+    return CollectiveCost(latency_s=count * one.latency_s, link_bytes=link_bytes, share_bytes=share)
 
 
 def _ids(after: tuple[int | None, ...]) -> tuple[int, ...]:

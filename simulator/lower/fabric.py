@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from simulator.collective_curves import LinkCurves
-from simulator.collectives import bill, copies, interference
-from simulator.lower.cast import Among, Cast
+from simulator.collectives import collective_cost, copies, interference
+from simulator.lower.rank_classes import GroupKinds, RankClasses
 from simulator.mesh import GroupShape, Mesh
 from simulator.nccl import Nccl
 from simulator.offload import Transfers
 from simulator.ops import Exchange
-from simulator.program import Bill
+from simulator.program import CollectiveCost
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
@@ -22,7 +22,7 @@ EXPERT_ROLES = ("expert_shard", "expert_replicate", "ep", "etp")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fabric:
+class MeshFabric:
     """What a collective's price depends on besides its size."""
 
     cluster: Cluster
@@ -34,12 +34,12 @@ class Fabric:
     transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
     nccl: Nccl = field(default_factory=Nccl)  # as the stack sets it up
     agrees: bool = True  # the step ends with replicas agreeing, where they take steps alone
-    cast: Cast | None = None  # where GPUs of the cluster differ
+    rank_classes: RankClasses | None = None  # where GPUs of the cluster differ
     _shapes: dict[str, GroupShape] = field(default_factory=dict, compare=False, repr=False)
-    _prices: dict[tuple[str, str, int, Among | None], tuple[Bill, float]] = field(
+    _prices: dict[tuple[str, str, int, GroupKinds | None], tuple[CollectiveCost, float]] = field(
         default_factory=dict, compare=False, repr=False
     )
-    _messages: dict[tuple[tuple[int, int], int, Among | None], Bill] = field(
+    _messages: dict[tuple[tuple[int, int], int, GroupKinds | None], CollectiveCost] = field(
         default_factory=dict, compare=False, repr=False
     )
 
@@ -102,45 +102,61 @@ class Fabric:
         places = shape.num_ranks if shape.num_nodes == 1 or not shape.spans_domain else shape.num_nodes
         return round(exchange.num_bytes * places * (1 - (1 - 1 / places) ** exchange.copies) / exchange.copies)
 
-    def on(self, among: Among | None) -> Cluster:
+    def on(self, group_kinds: GroupKinds | None) -> Cluster:
         """The uniform cluster on which a group of these kinds of GPUs runs as it does here; None: all are equal."""
-        return self.cluster if among is None or self.cast is None else self.cast.on(among)
+        return self.cluster if group_kinds is None or self.rank_classes is None else self.rank_classes.on(group_kinds)
 
-    def price(self, kind: str, role: str, size_bytes: int, among: Among | None = None) -> tuple[Bill, float]:
+    def price(
+        self, kind: str, role: str, size_bytes: int, group_kinds: GroupKinds | None = None
+    ) -> tuple[CollectiveCost, float]:
         """What one collective costs, and the share of compute it takes meanwhile."""
-        found = self._prices.get((kind, role, size_bytes, among))
+        found = self._prices.get((kind, role, size_bytes, group_kinds))
         if found is None:
-            shape, cluster, curves = self.shape(role), self.on(among), self.curves
-            weight = self.memory_weight if among is None or self.cast is None else self.cast.memory_weight(among)
+            shape, cluster, curves = self.shape(role), self.on(group_kinds), self.curves
+            weight = (
+                self.memory_weight
+                if group_kinds is None or self.rank_classes is None
+                else self.rank_classes.memory_weight(group_kinds)
+            )
             found = (
-                bill(kind, size_bytes, shape, cluster, curves=curves, nccl=self.nccl),
+                collective_cost(kind, size_bytes, shape, cluster, curves=curves, nccl=self.nccl),
                 float(interference(kind, shape, cluster, curves, memory_weight=weight, nccl=self.nccl)),
             )
-            self._prices[kind, role, size_bytes, among] = found
+            self._prices[kind, role, size_bytes, group_kinds] = found
         return found
 
-    def exchanged(self, exchange: Exchange, among: Among | None = None) -> tuple[Bill, float]:
+    def exchanged(self, exchange: Exchange, group_kinds: GroupKinds | None = None) -> tuple[CollectiveCost, float]:
         """The same of a collective inside a block. Copy engines reach the ranks of one NVLink domain; else NCCL carries it."""
         size, shape = self.sent_bytes(exchange), self.shape(exchange.axis)
         if not exchange.copied or shape.spans_domain:
-            return self._awaited(exchange.kind, exchange.axis, size, among)
-        key = f"copied {exchange.kind}", exchange.axis, size, among
+            return self._awaited(exchange.kind, exchange.axis, size, group_kinds)
+        key = f"copied {exchange.kind}", exchange.axis, size, group_kinds
         if key not in self._prices:
-            weight = self.memory_weight if among is None or self.cast is None else self.cast.memory_weight(among)
-            self._prices[key] = copies(exchange.kind, size, shape, self.on(among), self.curves, memory_weight=weight)
+            weight = (
+                self.memory_weight
+                if group_kinds is None or self.rank_classes is None
+                else self.rank_classes.memory_weight(group_kinds)
+            )
+            self._prices[key] = copies(
+                exchange.kind, size, shape, self.on(group_kinds), self.curves, memory_weight=weight
+            )
         return self._prices[key]
 
-    def _awaited(self, kind: str, role: str, size_bytes: int, among: Among | None) -> tuple[Bill, float]:
+    def _awaited(
+        self, kind: str, role: str, size_bytes: int, group_kinds: GroupKinds | None
+    ) -> tuple[CollectiveCost, float]:
         """The price of a collective inside a block, whose ranks do not come at once."""
-        one, slows = self.price(kind, role, size_bytes, among)
+        one, slows = self.price(kind, role, size_bytes, group_kinds)
         wait_s = self.stack.collective_wait_s
         return (replace(one, latency_s=one.latency_s + wait_s), slows) if wait_s else (one, slows)
 
-    def message(self, pair: tuple[int, int], size_bytes: int, among: Among | None = None) -> Bill:
+    def message(self, pair: tuple[int, int], size_bytes: int, group_kinds: GroupKinds | None = None) -> CollectiveCost:
         """What one message between two pipeline stages costs."""
-        found = self._messages.get((pair, size_bytes, among))
+        found = self._messages.get((pair, size_bytes, group_kinds))
         if found is None:
             shape = self.mesh.pair_shape(*pair)
-            found = bill("send_recv", size_bytes, shape, self.on(among), curves=self.curves, nccl=self.nccl)
-            self._messages[pair, size_bytes, among] = found
+            found = collective_cost(
+                "send_recv", size_bytes, shape, self.on(group_kinds), curves=self.curves, nccl=self.nccl
+            )
+            self._messages[pair, size_bytes, group_kinds] = found
         return found

@@ -26,7 +26,7 @@ class HopWork:
 
 
 @dataclass(slots=True)
-class _Going:
+class _HopProgress:
     label: str
     hops: Sequence[HopWork]
     last: int | None
@@ -37,31 +37,31 @@ class Hopping:
     """The reductions under way in one backward."""
 
     build: Builder
-    _going: list[_Going] = field(default_factory=list)
+    _in_progress: list[_HopProgress] = field(default_factory=list)
 
     def begin(self, label: str, hops: Sequence[HopWork], after: int) -> int | None:
         """Start a reduction once `after` is done, and take the older ones a hop further: its first collective."""
         self.advance()
-        one = _Going(label, hops, after)
+        one = _HopProgress(label, hops, after)
         self._hop(one)
         while one.hops and one.hops[0].blocking:
             self._hop(one)
-        self._going.append(one)
+        self._in_progress.append(one)
         return one.last
 
     def advance(self) -> None:
         """Every reduction goes one hop further."""
-        for one in self._going:
+        for one in self._in_progress:
             self._hop(one)
 
     def drain(self) -> list[int | None]:
         """All hops that are left; the last op of each reduction."""
-        while any(one.hops for one in self._going):
+        while any(one.hops for one in self._in_progress):
             self.advance()
-        done, self._going = [one.last for one in self._going], []
+        done, self._in_progress = [one.last for one in self._in_progress], []
         return done
 
-    def _hop(self, one: _Going) -> None:
+    def _hop(self, one: _HopProgress) -> None:
         if not one.hops:
             return
         hop, *one.hops = one.hops

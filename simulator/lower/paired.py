@@ -21,7 +21,7 @@ from simulator.ops import Exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
+class _PhasePieces:
     """One direction of a layer with experts: compute, an exchange, compute, an exchange, compute."""
 
     before: Phase
@@ -34,7 +34,7 @@ class _Way:
 
 def paired(build: Builder, forwards: Sequence[Phase], backwards: Sequence[Phase]) -> Work:
     """A chunk's forward and another micro-batch's backward: layers with experts in pairs, all else one after another."""
-    ways = [_way(phase) for phase in forwards], [_way(phase) for phase in backwards]
+    ways = [_phase_pieces(phase) for phase in forwards], [_phase_pieces(phase) for phase in backwards]
     phases = (*forwards, *backwards)
     plain = [phase for phase, way in zip(phases, (*ways[0], *ways[1]), strict=True) if way is None]
     total = build.summed(*plain)
@@ -44,7 +44,7 @@ def paired(build: Builder, forwards: Sequence[Phase], backwards: Sequence[Phase]
     return total
 
 
-def _pair(build: Builder, f: _Way | None, b: _Way | None) -> Work:
+def _pair(build: Builder, f: _PhasePieces | None, b: _PhasePieces | None) -> Work:
     """A layer each; one alone where the other chunk has fewer."""
     f_before, f_between, f_after = _folded(build, f)
     b_before, b_between, b_after = _folded(build, b)
@@ -59,7 +59,7 @@ def _pair(build: Builder, f: _Way | None, b: _Way | None) -> Work:
     return work + f_after
 
 
-def _folded(build: Builder, way: _Way | None) -> tuple[Work, Work, Work]:
+def _folded(build: Builder, way: _PhasePieces | None) -> tuple[Work, Work, Work]:
     if way is None:
         return NO_WORK, NO_WORK, NO_WORK
     before, between, after = (build.summed(phase) for phase in (way.before, way.between, way.after))
@@ -70,7 +70,7 @@ def _sends_rows(exchange: Exchange) -> bool:
     return exchange.axis == "ep" and exchange.kind == "all_to_all"
 
 
-def _way(phase: Phase) -> _Way | None:
+def _phase_pieces(phase: Phase) -> _PhasePieces | None:
     """None where the phase has not the two exchanges of a layer with experts."""
     segments = phase.segments
     at = [i for i, segment in enumerate(segments) if any(_sends_rows(e) for e in segment.exchanges)]
@@ -78,7 +78,7 @@ def _way(phase: Phase) -> _Way | None:
         return None
     first, second = at
     there, back = segments[first], segments[second]
-    return _Way(
+    return _PhasePieces(
         before=Phase(segments=(*segments[:first], Segment(work=there.work))),
         there=there.exchanges,
         between=Phase(segments=(Segment(work=there.beside), *segments[first + 1 : second], Segment(work=back.work))),

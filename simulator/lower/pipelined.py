@@ -16,8 +16,8 @@ from itertools import zip_longest
 from simulator.lower.builder import Builder
 from simulator.lower.paired import paired
 from simulator.lower.schedule import (
-    Step,
-    Unit,
+    ScheduledUnit,
+    StageStep,
     gather_late,
     inputs_backward,
     replicated_backward,
@@ -41,7 +41,7 @@ class Stage:
 
     index: int
     plan: Plan
-    chunks: tuple[Step, ...]
+    chunks: tuple[StageStep, ...]
     message_bytes: int
     tied_bytes: int = 0
     folds: bool = True
@@ -158,7 +158,7 @@ def _phases(stage: Stage, action: Action) -> list[Phase]:
             return [unit.inputs for unit in reversed(units)]
 
 
-def _kept(unit: Unit, action: Action) -> Phase:
+def _kept(unit: ScheduledUnit, action: Action) -> Phase:
     """What it takes to keep a unit's gradient for the micro-batches to come."""
     return Phase(segments=(Segment(work=unit.add if action.micro_batch else unit.keep),))
 
@@ -171,7 +171,7 @@ def _receive(build: Builder, stage: Stage, action: Action) -> None:
         source, _ = near.receives
         label = f"receive {action} from stage {source}"
         message, pair = _message(stage.index, action), (source, stage.index)
-        build.hold(build.pass_on(label, message, stage.message_bytes, pair, gate, lane=_lane(plan, action)))
+        build.hold(build.send_message(label, message, stage.message_bytes, pair, gate, lane=_lane(plan, action)))
 
 
 def _send(build: Builder, stage: Stage, action: Action, end: int) -> None:
@@ -181,7 +181,7 @@ def _send(build: Builder, stage: Stage, action: Action, end: int) -> None:
         target, then = near.sends
         label = f"send {then} to stage {target}"
         message, pair = _message(target, then), (stage.index, target)
-        sent = build.pass_on(label, message, stage.message_bytes, pair, end, lane=_lane(plan, then))
+        sent = build.send_message(label, message, stage.message_bytes, pair, end, lane=_lane(plan, then))
         if stage.waits_for_messages:
             build.hold(sent)
 
@@ -204,9 +204,9 @@ def _finish(build: Builder, stage: Stage, reduced: list[int | None]) -> None:
     plan, ready = stage.plan, [*reduced, build.last_compute]
     if stage.tied_bytes:
         ends = (0, plan.pp - 1)
-        ready.append(build.agree("all-reduce tied embeddings", "tied", stage.tied_bytes, ends, *ready))
+        ready.append(build.all_reduce_stages("all-reduce tied embeddings", "tied", stage.tied_bytes, ends, *ready))
     if plan.pp > 1:
-        ready = [build.agree("gradient norm", "norm", 4, tuple(range(plan.pp)), *ready)]
+        ready = [build.all_reduce_stages("gradient norm", "norm", 4, tuple(range(plan.pp)), *ready)]
     done = build.compute("optimizer", stage.chunks[0].optimizer, *ready)
     for step in stage.chunks:
         gather_late(build, step, done)

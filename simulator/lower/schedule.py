@@ -18,7 +18,7 @@ from simulator.zero import UnitComm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class ScheduledUnit:
     """One communication unit with its work: a transformer block, or a piece of the root at either end.
 
     gather_forward, gather_backward, gradient, keep, add: the full-size passes over memory that the implementation adds around
@@ -48,11 +48,11 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StageStep:
     """Everything a schedule needs: units in forward order (embedding, blocks, head) and the work at the end."""
 
     plan: Plan
-    units: tuple[Unit, ...]
+    units: tuple[ScheduledUnit, ...]
     optimizer: Work
     moves: Moves  # between HBM and the tiers below
     agreement: tuple[HopWork, ...] = ()  # after the optimizer, where replicas take steps alone
@@ -60,7 +60,7 @@ class Step:
     turns: bool = False  # and inside of them, so that it has no lead which hides when a piece's kernels are launched
 
 
-def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
+def sharded_step(build: Builder, step: StageStep, num_micro_batches: int) -> None:
     """FSDP1, FSDP2 and ZeRO-3: gather before use, reduce-scatter after the gradient."""
     last: list[int | None] = []
     early = offloading.delayed_updates(build, step.moves)
@@ -72,13 +72,13 @@ def sharded_step(build: Builder, step: Step, num_micro_batches: int) -> None:
     _agree(build, step, done)
 
 
-def _agree(build: Builder, step: Step, done: int) -> None:
+def _agree(build: Builder, step: StageStep, done: int) -> None:
     """Replicas that took steps alone, after the optimizer's last op."""
     if step.agreement and build.agrees:
         Hopping(build).begin("parameters of replicas", step.agreement, done)
 
 
-def sharded_forward(build: Builder, step: Step, index: int) -> int:
+def sharded_forward(build: Builder, step: StageStep, index: int) -> int:
     """One micro-batch's forward: each unit is gathered before it is used."""
     done: list[int] = []
     window = _forward_window(step.plan)
@@ -109,7 +109,7 @@ def _forward_window(plan: Plan) -> int:
     return 2 + plan.forward_prefetch if plan.limit_all_gathers else 1_000_000
 
 
-def _forward(build: Builder, step: Step, unit: Unit, index: int) -> int:
+def _forward(build: Builder, step: StageStep, unit: ScheduledUnit, index: int) -> int:
     offloading.before_forward(build, step.moves, unit.name, index)
     # plain pipelines wait at each message; of interleaved ones that the last stage's host waits is left out
     read = build.reads_loss and step.plan.pp == 1 and unit is step.units[-1]
@@ -118,14 +118,14 @@ def _forward(build: Builder, step: Step, unit: Unit, index: int) -> int:
     return computed
 
 
-def _backward(build: Builder, step: Step, unit: Unit, index: int, *after: int | None) -> int:
+def _backward(build: Builder, step: StageStep, unit: ScheduledUnit, index: int, *after: int | None) -> int:
     offloading.before_backward(build, step.moves, unit.name, index)
     computed = _compute(build, step, f"backward {unit.name} mb{index}", unit.backward, *after)
     build.remember("backward", unit.name, index, computed)
     return computed
 
 
-def _compute(build: Builder, step: Step, label: str, phase: Phase, *after: int | None, waits: bool = False) -> int:
+def _compute(build: Builder, step: StageStep, label: str, phase: Phase, *after: int | None, waits: bool = False) -> int:
     """Append a block's phase. The last op of it: a collective, where one ends the phase. waits: the host, for that compute."""
     if step.synchronous:
         return build.compute(label, build.folded(phase, synchronous=True), *after)
@@ -149,7 +149,7 @@ def _compute(build: Builder, step: Step, label: str, phase: Phase, *after: int |
     return end
 
 
-def sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, final: bool) -> list[int | None]:
+def sharded_backward(build: Builder, step: StageStep, index: int, *, sync: bool, final: bool) -> list[int | None]:
     """One micro-batch's backward: units are gathered again, and their gradients reduced if `sync`."""
     units = tuple(reversed(step.units))
     gathers: dict[int, int | None] = {}
@@ -184,7 +184,9 @@ def sharded_backward(build: Builder, step: Step, index: int, *, sync: bool, fina
     return last + hopping.drain()
 
 
-def _gather(build: Builder, step: Step, unit: Unit, label: str, *after: int | None, again: bool) -> int | None:
+def _gather(
+    build: Builder, step: StageStep, unit: ScheduledUnit, label: str, *after: int | None, again: bool
+) -> int | None:
     """A unit's parameters; again: from where they are after the first forward. In two stages if the plan says so."""
     plan, comm = step.plan, unit.comm
     size = comm.all_gather_backward_bytes if again else comm.all_gather_forward_bytes
@@ -195,14 +197,14 @@ def _gather(build: Builder, step: Step, unit: Unit, label: str, *after: int | No
     return build.collective(label, "all_gather", role, size, *after)
 
 
-def _accumulated(build: Builder, unit: Unit, index: int, after: int) -> int:
+def _accumulated(build: Builder, unit: ScheduledUnit, index: int, after: int) -> int:
     """The unit's gradient beside those of the micro-batches before, where whole gradients add up."""
     work = unit.add if index else unit.keep
     return build.compute(f"copy-in {unit.name} mb{index} kept", work, after) if work.parts else after
 
 
 def _reduce(
-    build: Builder, step: Step, unit: Unit, index: int, after: int, hopping: Hopping, *, final: bool
+    build: Builder, step: StageStep, unit: ScheduledUnit, index: int, after: int, hopping: Hopping, *, final: bool
 ) -> int | None:
     copied = build.compute(f"copy-in {unit.name} mb{index}", unit.gradient, after) if unit.gradient.parts else after
     if unit.hops:
@@ -225,14 +227,14 @@ def _reduce(
     return build.collective(f"all-reduce {label}", "all_reduce", "expert_replicate", size, ready) or scatter or reduced
 
 
-def _all_reduce(build: Builder, step: Step, unit: Unit, index: int, after: int) -> int | None:
+def _all_reduce(build: Builder, step: StageStep, unit: ScheduledUnit, index: int, after: int) -> int | None:
     """Between replicas: at once, or joined with the units before it until they hold enough (the last unit has all)."""
     size = build.combined(unit.comm.all_reduce_bytes, last=unit is step.units[0])
     label, count = f"all-reduce {unit.name} mb{index}", unit.comm.num_buckets
     return build.collective(label, "all_reduce", "replicate", size, after, count=count)
 
 
-def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
+def replicated_step(build: Builder, step: StageStep, num_micro_batches: int) -> None:
     """DDP and ZeRO-1/2: every rank holds the parameters; gradients are reduced as they appear.
 
     Parameters that the optimizer updates in shards travel back: Megatron gathers each before its next use, so the step
@@ -249,7 +251,7 @@ def replicated_step(build: Builder, step: Step, num_micro_batches: int) -> None:
     _agree(build, step, done)
 
 
-def replicated_forward(build: Builder, step: Step, index: int, *, first: bool) -> int:
+def replicated_forward(build: Builder, step: StageStep, index: int, *, first: bool) -> int:
     """One micro-batch's forward; `first` in a step: Megatron gathers each unit's new parameters before it, or all of them."""
     end, gathers = -1, first and step.plan.implementation == "megatron"
     for unit in step.units if gathers and build.gathers_late else ():
@@ -261,12 +263,12 @@ def replicated_forward(build: Builder, step: Step, index: int, *, first: bool) -
     return end
 
 
-def replicated_backward(build: Builder, step: Step, index: int, *, sync: bool, final: bool) -> list[int | None]:
+def replicated_backward(build: Builder, step: StageStep, index: int, *, sync: bool, final: bool) -> list[int | None]:
     """One micro-batch's backward; `sync`: gradients are reduced as they appear, or all of them behind it."""
     last: list[int | None] = []
     hopping, late = Hopping(build), build.reduces_late
 
-    def reduce(unit: Unit, computed: int) -> None:
+    def reduce(unit: ScheduledUnit, computed: int) -> None:
         reduced = _reduce(build, step, unit, index, computed, hopping, final=final)
         last.append(offloading.send_gradient(build, step.moves, unit.name, index, reduced, final=final))
 
@@ -280,7 +282,7 @@ def replicated_backward(build: Builder, step: Step, index: int, *, sync: bool, f
     return last + hopping.drain()
 
 
-def inputs_backward(build: Builder, step: Step, index: int) -> int:
+def inputs_backward(build: Builder, step: StageStep, index: int) -> int:
     """One micro-batch's backward without the weights' gradients."""
     end = -1
     for unit in reversed(step.units):
@@ -288,7 +290,7 @@ def inputs_backward(build: Builder, step: Step, index: int) -> int:
     return end
 
 
-def weights_backward(build: Builder, step: Step, index: int, *, sync: bool) -> tuple[int, list[int | None]]:
+def weights_backward(build: Builder, step: StageStep, index: int, *, sync: bool) -> tuple[int, list[int | None]]:
     """The weights' gradients of one micro-batch, and their reduction: (last op, reductions)."""
     end, reductions, hopping = -1, [], Hopping(build)
     for unit in reversed(step.units):
@@ -298,14 +300,14 @@ def weights_backward(build: Builder, step: Step, index: int, *, sync: bool) -> t
     return end, reductions + hopping.drain()
 
 
-def gather_late(build: Builder, step: Step, after: int) -> None:
+def gather_late(build: Builder, step: StageStep, after: int) -> None:
     """Parameters that shards updated, where the implementation gathers them inside optimizer.step()."""
     if step.plan.implementation != "megatron":
         for unit in step.units:
             _gather_updated(build, unit, after)
 
 
-def _gather_updated(build: Builder, unit: Unit, *after: int) -> None:
+def _gather_updated(build: Builder, unit: ScheduledUnit, *after: int) -> None:
     size, count = unit.comm.parameter_gather_bytes, unit.comm.num_broadcasts
     if count:
         build.collective(f"broadcast {unit.name}", "broadcast", "shard", size, *after, count=count)

@@ -19,34 +19,34 @@ from simulator.memory.choice import Library, strategy_of
 from simulator.memory.offloading import saved_bytes
 from simulator.memory.outside import capacity_bytes, outside_torch_bytes, window_bytes, workspace_bytes
 from simulator.memory.pressure import Pressure, under_pressure
-from simulator.memory.step import Mark, Step, layer_tape, record_tapes
+from simulator.memory.step import Mark, StepWriter, layer_tape, record_tapes
 from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.ops import ModelBlocks, build_blocks
 from simulator.plan import Plan
-from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.trace import MemorySample, MemoryTrace
 
 __all__ = [
     "History",
     "Library",
-    "LiveCourse",
     "MemoryEvent",
     "MemoryUse",
     "Pressure",
+    "StepLiveBytes",
     "activation_bytes",
     "capacity_bytes",
     "device_history",
     "label",
     "live_by_category",
-    "live_course",
     "memory_uses",
     "moment_of",
     "outside_torch_bytes",
-    "reserved_course",
     "simulate_memory",
     "step_events",
+    "step_live_bytes",
+    "step_reserved_bytes",
     "window_bytes",
     "write_history",
 ]
@@ -135,7 +135,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveCourse:
+class StepLiveBytes:
     """Live bytes over a steady step: the most of each moment and its event's index, what each leaves; before and after."""
 
     most: list[tuple[int, int]]
@@ -173,10 +173,10 @@ def simulate_memory(
     if use.fits_bare and not use.fits_surely:
         limit = use.capacity_bytes - use.outside_torch_bytes
         use = replace(use, pressure=under_pressure(history.events, history.steady, limit, settings))
-    course = () if quick else zip(live.most, reserved, strict=True)
+    per_moment = () if quick else zip(live.most, reserved, strict=True)
     samples = tuple(
         MemorySample(label=label(moment_of(history, index)), allocated_bytes=highest, reserved_bytes=held)
-        for (highest, index), held in course
+        for (highest, index), held in per_moment
     )
     peak_index = live.most.index(live.peak)
     return use, MemoryTrace(samples=samples, peak_index=peak_index, by_category=use.by_category)
@@ -204,11 +204,11 @@ def _fullest(
     blocks: ModelBlocks,
     device: Device,
     stages: Sequence[int] | None = None,
-) -> tuple[History, LiveCourse]:
+) -> tuple[History, StepLiveBytes]:
     """The history of the rank whose live bytes reach highest, among the pipeline's stages."""
     write = partial(write_history, model, plan, stack, blocks, workspace_bytes(device), library=_library(device))
     found = (write(stage=stage) for stage in _candidates(model, plan, stages))
-    return max(((one, live_course(one)) for one in found), key=lambda pair: pair[1].peak[0])
+    return max(((one, step_live_bytes(one)) for one in found), key=lambda pair: pair[1].peak[0])
 
 
 def _candidates(model: Model, plan: Plan, stages: Sequence[int] | None = None) -> list[int]:
@@ -220,13 +220,13 @@ def _candidates(model: Model, plan: Plan, stages: Sequence[int] | None = None) -
         return [0]
     among = sorted(stages) if stages else list(range(plan.pp))
     first, middle, last = among[0], among[1:-1], among[-1]
-    held = {stage: share_of(model, plan, stage).num_layers for stage in (first, *middle, last)}
+    held = {stage: shard_of(model, plan, stage).num_layers for stage in (first, *middle, last)}
     longest = max(held.values())
     inside = [stage for stage in middle if held[stage] == longest > held[first]]
     return list(dict.fromkeys([first, *inside[:1], last]))
 
 
-def _use(history: History, live: LiveCourse, reserved: int, plan: Plan, device: Device, outside: int) -> MemoryUse:
+def _use(history: History, live: StepLiveBytes, reserved: int, plan: Plan, device: Device, outside: int) -> MemoryUse:
     peak, at = live.peak
     return MemoryUse(
         peak_allocated_bytes=peak,
@@ -241,11 +241,11 @@ def _use(history: History, live: LiveCourse, reserved: int, plan: Plan, device: 
     )
 
 
-def _reserved(history: History, live: LiveCourse, settings: AllocatorSettings | None) -> list[int]:
+def _reserved(history: History, live: StepLiveBytes, settings: AllocatorSettings | None) -> list[int]:
     """What the allocator holds at the end of each moment. Beyond any address space it is not asked: what is alive."""
     if live.peak[0] > ADDRESS_SPACE_BYTES:
         return [most for most, _ in live.most]
-    return reserved_course(history, CachingAllocator(settings))
+    return step_reserved_bytes(history, CachingAllocator(settings))
 
 
 def activation_bytes(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> dict[str, int]:
@@ -295,7 +295,7 @@ def write_history(
     The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
     stand for any number: what a second one finds, the third finds too; of a pipeline, as many as fill it twice.
     """
-    step = Step(share_of(model, plan, stage), plan, stack, blocks, strategy_of(plan, library), stage)
+    step = StepWriter(shard_of(model, plan, stage), plan, stack, blocks, strategy_of(plan, library), stage)
     early = plan.implementation in ("deepspeed", "megatron")  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
     count = min(plan.num_micro_batches, 2 * plan.pp)
@@ -317,7 +317,7 @@ def _library(device: Device) -> Library:
     return "gloo" if device.architecture == "cpu" else "nccl"
 
 
-def live_course(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> LiveCourse:
+def step_live_bytes(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> StepLiveBytes:
     """Sum of live bytes over the steady step, each storage rounded up to `granularity_bytes`."""
     sizes = [0] * history.num_slots
     up = granularity_bytes - 1
@@ -336,7 +336,7 @@ def live_course(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTE
                 live -= sizes[slot]
         most.append((highest, at))
         ends.append(live)
-    return LiveCourse(most=most[1:], ends=ends[1:], resident=ends[0], final=live)
+    return StepLiveBytes(most=most[1:], ends=ends[1:], resident=ends[0], final=live)
 
 
 def live_by_category(history: History, at: int, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> dict[str, int]:
@@ -353,7 +353,7 @@ def live_by_category(history: History, at: int, granularity_bytes: int = CUDA_GR
     return {name: size for name, size in totals.items() if size}
 
 
-def reserved_course(history: History, allocator: CachingAllocator) -> list[int]:
+def step_reserved_bytes(history: History, allocator: CachingAllocator) -> list[int]:
     """Bytes the allocator has reserved at the end of each moment of the steady step."""
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block] = {}

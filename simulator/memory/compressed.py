@@ -12,8 +12,8 @@ from simulator.memory.step import ROOT, Writer
 from simulator.memory.strategies import DeepSpeed3, Replicated
 from simulator.memory.tape import GATHER
 from simulator.model import Model
+from simulator.model_shard import body_names
 from simulator.plan import Plan
-from simulator.share import body_names
 from simulator.zero import pieces
 from simulator.zero.hooks import compressed
 from simulator.zero.quantised import quantised_bytes

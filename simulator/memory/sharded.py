@@ -11,7 +11,7 @@ from simulator.memory.step import ROOT, Strategy, Writer
 from simulator.memory.tape import GATHER, REDUCE
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.zero import Unit, gathered_sizes, keeps_layers, keeps_root, units
+from simulator.zero import ParameterUnit, gathered_sizes, keeps_layers, keeps_root, units
 
 
 class Sharded(Strategy):
@@ -21,7 +21,7 @@ class Sharded(Strategy):
         super().__init__(writer, model, plan)
         self.compute, self.master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.master_dtype]
         self.reduced = DTYPE_BYTES[plan.gradient_dtype]
-        self.units: dict[int, Unit] = dict(enumerate(units(model, plan), start=ROOT))
+        self.units: dict[int, ParameterUnit] = dict(enumerate(units(model, plan), start=ROOT))
         self.parameters: dict[int, list[int]] = {}  # unit -> slots of its gathered parameters
         self.kept: dict[int, list[tuple[int, int]]] = {}  # unit -> gradients accumulated without a reduction
         self.shards: dict[int, int] = {}  # unit -> slot of its reduced gradient
@@ -90,7 +90,7 @@ class Fsdp2(Sharded):
         self._buffers[unit] = self.writer.alloc(num_bytes, "all_gather", GATHER)
         self.writer.free(*given)
 
-    def _given(self, piece: Unit) -> list[int]:
+    def _given(self, piece: ParameterUnit) -> list[int]:
         """What a gather reads beside the shards themselves: all of them cast at once, or, from the host, one by one."""
         alloc = self.writer.alloc
         if self.plan.offload.parameters == "none":
@@ -192,7 +192,7 @@ class Fsdp2(Sharded):
         self.writer.free(slot)
         return part
 
-    def scatter(self, piece: Unit) -> None:
+    def scatter(self, piece: ParameterUnit) -> None:
         """What the reduce-scatter itself holds meanwhile: NCCL's buffers are its own."""
 
     def _end_scatter(self) -> None:
@@ -211,6 +211,6 @@ class Fsdp2OverGloo(Fsdp2):
     """gloo scatters by an all-reduce of a copy of the input, of which each rank keeps its part (torch 2.13)."""
 
     @override
-    def scatter(self, piece: Unit) -> None:
+    def scatter(self, piece: ParameterUnit) -> None:
         if piece.shards > 1:
             self.writer.free(self.writer.alloc(piece.padded_numel * self.reduced, "reduce_scatter"))

@@ -18,10 +18,10 @@ from simulator.memory.offloading import Evictor
 from simulator.memory.outside import grouped_workspaces
 from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, ParameterGradients, Part, Tape, record
 from simulator.model import Model
+from simulator.model_shard import ModelShard, body_names
 from simulator.ops import ModelBlocks, cached_tensors, recompute_ops, uses_autocast
 from simulator.pipeline import order
 from simulator.plan import Plan
-from simulator.share import Share, body_names
 from simulator.stack import Stack
 from simulator.zero import resident_tensors
 
@@ -202,7 +202,7 @@ class _Part:
 
 def _parts(model: Model) -> tuple[_Part, ...]:
     """The whole model, or a pipeline stage's chunks."""
-    if not isinstance(model, Share):
+    if not isinstance(model, ModelShard):
         return (_Part(range(len(model.body))),)
     parts, begin = [], 0
     for chunk, held in enumerate(model.body_chunks):
@@ -213,7 +213,7 @@ def _parts(model: Model) -> tuple[_Part, ...]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Going:
+class _InFlight:
     """A micro-batch between its forward and its backward.
 
     stack: (unit, tape, base, input slot) of each unit that it passed; head: the same of the head, whose loss is `loss`.
@@ -228,7 +228,7 @@ class _Going:
     loss: int = 0
 
 
-class Step:
+class StepWriter:
     """Writes steps: `persistent` once, then `step` as often as one likes."""
 
     def __init__(
@@ -304,7 +304,7 @@ class Step:
 
     def _pipeline(self, num_micro_batches: int) -> None:
         """A stage's actions in its schedule's order. Activations live to the end of the weights' gradients."""
-        plan, going = self.plan, dict[tuple[int, int], _Going]()
+        plan, going = self.plan, dict[tuple[int, int], _InFlight]()
         actions = order(
             plan.pipeline_schedule,
             plan.pp,
@@ -314,7 +314,7 @@ class Step:
             paired=plan.expert_overlap,
         )
         last = {action.chunk: action for action in actions if action.kind != "F"}
-        ahead: tuple[tuple[int, int], Generator[None, None, _Going]] | None = None
+        ahead: tuple[tuple[int, int], Generator[None, None, _InFlight]] | None = None
         for action, then in zip_longest(actions, actions[1:]):
             key = action.micro_batch, action.chunk
             if action.kind == "F":
@@ -345,7 +345,7 @@ class Step:
         self.writer.num_slots += tape.num_slots
         return base
 
-    def _forward_by_layers(self, index: int, part: _Part) -> Generator[None, None, _Going]:
+    def _forward_by_layers(self, index: int, part: _Part) -> Generator[None, None, _InFlight]:
         """A micro-batch through a part of the model, up to the loss or to what the next stage receives.
 
         It halts before each layer, and once after the last.
@@ -354,7 +354,7 @@ class Step:
         adds = index > 0 and strategy.keeps_gradients and strategy.gradients
         tapes = self._adding if adds else self._tapes
         evictor = Evictor(writer.events.append, offload.prefetch) if offload.activations != "none" else None
-        going = _Going(index=index, part=part, tapes=tapes, evictor=evictor)
+        going = _InFlight(index=index, part=part, tapes=tapes, evictor=evictor)
         given = self._inputs if part.embedding else writer.alloc(self._message_bytes, "activations")
         if part.embedding:
             given = self._unit_forward(going, ROOT, "embedding", tapes.embedding, given)
@@ -381,7 +381,9 @@ class Step:
         writer.play(head.forward, base, given, 0, start=head.cut)
         return going
 
-    def _unit_forward(self, going: _Going, unit: int, name: str, tape: Tape, given: int, end: int | None = None) -> int:
+    def _unit_forward(
+        self, going: _InFlight, unit: int, name: str, tape: Tape, given: int, end: int | None = None
+    ) -> int:
         """One unit's forward: the slot of its result."""
         writer, base = self.writer, self._base(tape)
         writer.at("forward", going.index, name, "inputs")
@@ -394,7 +396,7 @@ class Step:
             going.evictor.forward(tape, base)
         return base + tape.output if tape.output >= 0 else given
 
-    def _backward_by_layers(self, going: _Going, *, sync: bool) -> Generator[None, None, None]:
+    def _backward_by_layers(self, going: _InFlight, *, sync: bool) -> Generator[None, None, None]:
         """A micro-batch back through its part of the model, from the loss or from the gradient it receives.
 
         It halts before each layer and before the embedding.
@@ -426,7 +428,7 @@ class Step:
         return _outside(head.gradient, base, given, ones)
 
     def _units_backward(
-        self, going: _Going, gradient: int, head: list[tuple[int, int]], *, sync: bool
+        self, going: _InFlight, gradient: int, head: list[tuple[int, int]], *, sync: bool
     ) -> Generator[None, None, None]:
         """The units' backwards. `head`: gradients that the head left, reduced with the embedding's where that is here."""
         writer, strategy, part = self.writer, self.strategy, going.part
@@ -467,7 +469,9 @@ class Step:
         return [(slot, numel) for slot, numel in gradients if numel not in tied]
 
 
-def _together(num_layers: int, forward: Generator[None, None, _Going], backward: Generator[None, None, None]) -> _Going:
+def _together(
+    num_layers: int, forward: Generator[None, None, _InFlight], backward: Generator[None, None, None]
+) -> _InFlight:
     """A forward and another micro-batch's backward, layer by layer: as one grows the other shrinks.
 
     In the order of Megatron-LM's TransformerModelChunkSchedulePlan.run: embedding, the other's head, a layer of each in

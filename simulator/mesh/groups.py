@@ -16,10 +16,10 @@ from math import gcd, lcm, prod
 from typing import TYPE_CHECKING, Final
 
 from simulator.errors import Fault, PlanError
+from simulator.group_layout import Pattern, layout, pairs_layout
 from simulator.lattice import Digit, Lattice
 from simulator.mesh.legal import degree_faults
 from simulator.plan import AXES, Plan
-from simulator.seating import Pattern, layout, pairs_layout
 from simulator.topology import Cluster
 from simulator.topology.wiring import Wiring
 
@@ -42,12 +42,12 @@ class GroupShape:
     """How the groups of one axis lie on the nodes; where groups differ, the worst of each.
 
     num_ranks: ranks of a group. num_nodes: nodes it touches. ranks_per_node: its ranks on its fullest node.
-    num_groups_per_node: groups of this axis that share one node, and its network cards, at the same time.
+    num_groups_per_node: groups of this axis that share one node, and its NICs, at the same time.
     spans_domain: a group reaches past one NVLink domain. local_stride: GPUs of a node from one rank of a group to the next.
     node_stride: nodes from one that a group touches to the next.
     local_blocks: where a group's ranks on a node have further strides: (how many blocks, GPUs from one to the next).
     patterns: the GPUs of each group on a node, where strides do not say them: one for each way that nodes look.
-    off_rail: part of what a group sends between nodes that changes rails, as their cards are cabled otherwise.
+    off_rail: part of what a group sends between nodes that changes rails, as their NICs are cabled otherwise.
     """
 
     num_ranks: int

@@ -5,18 +5,18 @@ Every parameter is listed with its shape, since sharding pads each one and bucke
 """
 
 from simulator.model.fields import Mlp
-from simulator.model.kinds import BodyKind, LayerKind, Parameter, Shape, Unit, WideKind, plain, wide
-from simulator.model.noun import Model
+from simulator.model.layer_kinds import Bf16Kind, BodyKind, LayerKind, ModelPart, Parameter, Shape, plain, wide
+from simulator.model.model import Model
 
 __all__ = [
+    "Bf16Kind",
     "BodyKind",
     "LayerKind",
     "Mlp",
     "Model",
+    "ModelPart",
     "Parameter",
     "Shape",
-    "Unit",
-    "WideKind",
     "plain",
     "wide",
 ]

@@ -12,7 +12,7 @@ from simulator.experts import Experts, Latent
 from simulator.hybrid import KINDS, HybridKind
 from simulator.hybrid import parameter_shapes as mamba_shapes
 from simulator.model.fields import ModelFields
-from simulator.model.kinds import BodyKind, LayerKind, Parameter, Unit, plain
+from simulator.model.layer_kinds import BodyKind, LayerKind, ModelPart, Parameter, plain
 
 # Where a family registers its norms among a layer's parameters: buckets are filled in registration order.
 _NORMS_BETWEEN = ("gpt2", "gpt3", "mpt")  # ln_1, attention, ln_2, mlp
@@ -22,7 +22,7 @@ _NORMS_FIRST = ("gpt_neox", "falcon")  # all norms, attention, mlp; every other 
 class ModelParameters(ModelFields, defer_build=True):
     """A model's layers, and the parameters of each."""
 
-    def parameter_shapes(self, unit: Unit) -> tuple[Parameter, ...]:
+    def parameter_shapes(self, unit: ModelPart) -> tuple[Parameter, ...]:
         """(name, shape) of every parameter of one `unit`, in registration order. Weights are (out, in) as in torch."""
         match plain(unit):
             case "embedding":
@@ -70,7 +70,7 @@ class ModelParameters(ModelFields, defer_build=True):
         """Layers with attention; modules of multi-token prediction are not among them."""
         return self.num_layers if self.pattern is None else self.layer_kinds.count("attention")
 
-    def num_parameters_of(self, unit: Unit) -> int:
+    def num_parameters_of(self, unit: ModelPart) -> int:
         """Parameters of one embedding, one layer, or the head (a tied head has only its norm)."""
         return sum(prod(shape) for _, shape in self.parameter_shapes(unit))
 
@@ -106,7 +106,7 @@ class ModelParameters(ModelFields, defer_build=True):
             count * passes.get(kind, 1) * self._matmul_parameters_of(kind) for kind, count in Counter(self.body).items()
         )
 
-    def _matmul_parameters_of(self, unit: Unit) -> int:
+    def _matmul_parameters_of(self, unit: ModelPart) -> int:
         matrices = ((name, shape) for name, shape in self.parameter_shapes(unit) if name.endswith(".weight"))
         top_k = 0 if self.experts is None else self.experts.top_k
         return sum(
@@ -205,7 +205,7 @@ class ModelParameters(ModelFields, defer_build=True):
 
     def _routed(self, experts: Experts) -> tuple[Parameter, ...]:
         one = self._dense("experts", experts.d_ff, bias=experts.bias, of=experts.latent_dim)
-        return tuple((name, (experts.num_held, *shape)) for name, shape in one)
+        return tuple((name, (experts.num_local, *shape)) for name, shape in one)
 
     def _norm_of(self, name: str, width: int) -> tuple[Parameter, ...]:
         weight: Parameter = (f"{name}.weight", (width,))

@@ -17,7 +17,7 @@ Border = tuple[float, str, str]  # up to these bytes: algorithm, protocol
 GPUS_PER_NODE: Final = 8
 LATENCY_US: Final[dict[Instance, float]] = {"p4d": 75.0, "p5": 75.0, "p5en": 35.0, "p6": 35.0}
 AMD_HOSTS: Final[tuple[Instance, ...]] = ("p5",)  # the others' CPUs are Intel's (AWS's pages of its instances)
-_NICS_P5: Final = 32  # cards of 100 Gb/s; p5en has 16 of 200
+_NICS_P5: Final = 32  # NICs of 100 Gb/s; p5en has 16 of 200
 _ANY: Final = math.inf
 _TREE_LL, _TREE, _RING, _RINGS, _NVLS = (
     ("tree", "ll"),
@@ -104,7 +104,7 @@ _TABLES: Final = {"all_reduce": _ALL_REDUCE, "all_gather": _ALL_GATHER, "reduce_
 
 
 def instance_of(architecture: str, num_nics: int) -> Instance:
-    """The generation of instances with these GPUs and cards."""
+    """The generation of instances with these GPUs and NICs."""
     if architecture == "blackwell":
         return "p6"
     if architecture == "hopper":

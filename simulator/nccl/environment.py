@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.errors import Fault, InputError
-from simulator.nccl.variables import HARMLESS, HEARD, KNOWN, UNMODELLED
+from simulator.nccl.variables import HARMLESS, KNOWN, MODELLED, UNMODELLED
 from simulator.schema import nearest
 
 ALGORITHMS: Final = {
@@ -116,7 +116,7 @@ class Environment:
 
     @property
     def sockets(self) -> bool:
-        """Bytes leave a node over TCP, whatever the cards could do."""
+        """Bytes leave a node over TCP, whatever the NICs could do."""
         return bool(self.ib_disable) or self.net.lower() == "socket"
 
 
@@ -190,12 +190,12 @@ class _Reader:
         """Read `value` into the field of `name`."""
         if name not in KNOWN:
             self.fault(name, "is no variable of NCCL or its plugins", nearest(name, KNOWN))
-        elif name not in HEARD:
+        elif name not in MODELLED:
             return
         else:
-            self._heard(name, value, fields)
+            self._modelled(name, value, fields)
 
-    def _heard(self, name: str, value: str, fields: dict[str, object]) -> None:
+    def _modelled(self, name: str, value: str, fields: dict[str, object]) -> None:
         if name in _LISTS:
             field, legal = _LISTS[name]
             fields[field] = self._names(name, value, legal)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 # Heard: environment.py says how each is read, docs/reference/stack-file.md what it does.
-HEARD: Final = frozenset(
+MODELLED: Final = frozenset(
     [
         "NCCL_ALGO",
         "NCCL_PROTO",
@@ -228,4 +228,4 @@ HARMLESS: Final = frozenset(
     ]
 )
 
-KNOWN: Final = HEARD | UNMODELLED | HARMLESS
+KNOWN: Final = MODELLED | UNMODELLED | HARMLESS

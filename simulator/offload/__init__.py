@@ -4,22 +4,22 @@ Letters: Ψ parameters, N shard ranks, S = Ψ/N. Sources: ZeRO-Offload (arXiv 21
 2104.07857), DeepSpeed `runtime/zero`, torch 2.13 `_fully_shard` (CPUOffloadPolicy); told in docs/background/offload.md.
 """
 
-from simulator.offload.held import Held, held
 from simulator.offload.hierarchy import Object, Tier, hierarchy, place
 from simulator.offload.moves import Moves, UnitMoves, moves
+from simulator.offload.tier_usage import TierUsage, tier_usage
 from simulator.offload.transfers import KINDS, SIGMA, Transfers
 
 __all__ = [
     "KINDS",
     "SIGMA",
-    "Held",
     "Moves",
     "Object",
     "Tier",
+    "TierUsage",
     "Transfers",
     "UnitMoves",
-    "held",
     "hierarchy",
     "moves",
     "place",
+    "tier_usage",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
-from simulator.offload.held import num_groups, shard_numel
+from simulator.offload.tier_usage import num_groups, shard_numel
 from simulator.plan import Plan
 from simulator.zero import keeps_layers, keeps_root, pieces, shard_ranks, units
 from simulator.zero.units import numel_of

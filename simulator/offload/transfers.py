@@ -1,4 +1,4 @@
-"""Transfers: what a copy between tiers, a swap or a CPU update loads, as bills on the node's links.
+"""Transfers: what a copy between tiers, a swap or a CPU update loads, as costs on the node's links.
 
 A GPU has its own link to the host; memory, cores and drives are the node's. One program stands for all equal ranks, so
 what one rank moves counts once on its own link and `ranks_per_node` times on what they share.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simulator.plan import Offload
-from simulator.program import Bill
+from simulator.program import CollectiveCost
 from simulator.tiers import (
     ADAM_BYTES_PER_NUMEL,
     BOTH,
@@ -29,7 +29,7 @@ from simulator.tiers import (
     SWITCH_UP,
     HostTier,
 )
-from simulator.topology.seats import gpu_at
+from simulator.topology.rank_mapping import gpu_at
 
 # One-sigma relative uncertainty, priors from the spread of published measurements: copies on PCIe 5 46.8 to 55 GB/s,
 # CPU Adam 1.4e9 to 1.8e9 parameters a second on machines that nobody described, NVMe by drive count.
@@ -64,7 +64,7 @@ class Transfers:
     switches: tuple[tuple[int, ...], ...] = ()
     uplink_bytes_per_s: float = 0.0
     lent_bytes_per_s: float = 0.0
-    seats: tuple[int, ...] = ()  # of ranks, as the cluster's
+    rank_mapping: tuple[int, ...] = ()  # of ranks, as the cluster's
     vectorised: bool = True  # CPU Adam: DeepSpeed's, or torch's fused one
 
     @property
@@ -85,16 +85,16 @@ class Transfers:
         """Nothing runs beside a copy: the host is busy staging it, or kernels stand still until their pages arrive."""
         return not self.offload.pinned or self.offload.migration == "fault"
 
-    def bill(self, kind: str, amount: int, rank: int | None = None) -> Bill:
+    def cost(self, kind: str, amount: int, rank: int | None = None) -> CollectiveCost:
         """What one rank's transfer of `amount` bytes costs (cpu_adam, cpu_add: elements)."""
         latency_s, link_amounts = self._loads(kind, amount)
         loads = {self._name(link, rank): size * self._sharing(link, rank) for link, size in link_amounts.items()}
-        return Bill(latency_s=latency_s, link_bytes=loads, share_bytes=link_amounts.get(HOST_MEMORY, amount))
+        return CollectiveCost(latency_s=latency_s, link_bytes=loads, share_bytes=link_amounts.get(HOST_MEMORY, amount))
 
     def beside(
-        self, bill: Bill, pcie_bytes: float, memory_bytes: float, fastest: float, rank: int | None = None
-    ) -> Bill:
-        """A collective's bill with what it puts on the links of transfers: pcie_bytes up and as many down.
+        self, cost: CollectiveCost, pcie_bytes: float, memory_bytes: float, fastest: float, rank: int | None = None
+    ) -> CollectiveCost:
+        """A collective's cost with what it puts on the links of transfers: pcie_bytes up and as many down.
 
         fastest: bytes/s of the collective at most. A copy reaches less of the PCIe link than the data sheet says; a
         collective that could go faster than copies is weighted, so that alone it is as fast as without offload.
@@ -102,8 +102,8 @@ class Transfers:
         node = self._sharing(HOST_MEMORY, rank)
         loads = {name: bytes_ for name, bytes_ in self._weighed(pcie_bytes, memory_bytes * node, fastest) if bytes_}
         named = {self._name(link, rank): amount for link, amount in loads.items()}
-        share = bill.share_bytes or max(bill.link_bytes.values(), default=0)
-        return Bill(latency_s=bill.latency_s, link_bytes={**bill.link_bytes, **named}, share_bytes=share)
+        share = cost.share_bytes or max(cost.link_bytes.values(), default=0)
+        return CollectiveCost(latency_s=cost.latency_s, link_bytes={**cost.link_bytes, **named}, share_bytes=share)
 
     def _weighed(self, pcie_bytes: float, memory_bytes: float, fastest: float) -> Iterator[tuple[str, float]]:
         for link, rate in ((H2D, self.tier.h2d_bytes_per_s), (D2H, self.tier.d2h_bytes_per_s)):
@@ -123,7 +123,7 @@ class Transfers:
     def _name(self, link: str, rank: int | None) -> str:
         if rank is None:
             return link
-        at = gpu_at(self.seats, rank)
+        at = gpu_at(self.rank_mapping, rank)
         if link in (SWITCH_UP, SWITCH_DOWN):
             node, gpu = divmod(at, self.gpus_per_node)
             switch = next((i for i, gpus in enumerate(self.switches) if gpu in gpus), f"of {gpu}")

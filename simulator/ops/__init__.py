@@ -9,9 +9,9 @@ Legend: T tokens of one micro-batch on one rank, D d_model, F d_ff, H heads, K k
 
 from simulator.ops.build import build_blocks
 from simulator.ops.core import Block, Category, Exchange, ModelBlocks, Op, Tensor, num_launches
+from simulator.ops.op_context import uses_autocast
 from simulator.ops.optimizer import optimizer_kernels
 from simulator.ops.recompute import cached_tensors, recompute_ops
-from simulator.ops.setting import uses_autocast
 
 __all__ = [
     "Block",

@@ -9,14 +9,14 @@ from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.latent import latent_projections
 from simulator.ops.linear import linear
 from simulator.ops.norm import norm
+from simulator.ops.op_context import OpContext
 from simulator.ops.rope import rotate
-from simulator.ops.setting import Setting
 from simulator.ops.tensor_parallel import FED, enter, leave, whole_columns
 
 _SOFTMAX_MATRICES = 4  # of scores, that a thread block of Megatron's fused softmax takes
 
 
-def attention(g: Graph, s: Setting, x: Value) -> Value:
+def attention(g: Graph, s: OpContext, x: Value) -> Value:
     """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
     given, x = x, enter(g, s, "attention.enter", x, FED)
     if s.model.latent is not None:
@@ -44,7 +44,7 @@ def attention(g: Graph, s: Setting, x: Value) -> Value:
     return leave(g, s, "attention.leave", out)
 
 
-def _projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
+def _projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value]:
     """Q, K, V. Where they come from one product they share its storage, and their gradients are joined by one copy."""
     m = s.model
     if not m.fused_qkv and s.stack.blocks != "fused":
@@ -63,7 +63,7 @@ def _projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
     return q, k, v
 
 
-def _groups_apart(s: Setting, q: Value) -> tuple[Kernel, ...]:
+def _groups_apart(s: OpContext, q: Value) -> tuple[Kernel, ...]:
     """Megatron's joint columns go by group of heads: its queries, its key, its value (core/transformer/attention.py).
 
     Where a rank has several groups of several queries, its queries are no view of [s, b, heads, head_dim]: `reshape` copies them.
@@ -73,7 +73,7 @@ def _groups_apart(s: Setting, q: Value) -> tuple[Kernel, ...]:
     return (stream("strided", q.num_bytes, q.num_bytes, numel=q.numel),) if several else ()
 
 
-def _expand(g: Graph, s: Setting, x: Value, name: str) -> Value:
+def _expand(g: Graph, s: OpContext, x: Value, name: str) -> Value:
     """K or V copied to all heads; backward sums the copies' gradients."""
     out = g.value(f"{name}.expanded", s.tokens * s.model.q_width, x.dtype)
     g.op(
@@ -88,7 +88,7 @@ def _expand(g: Graph, s: Setting, x: Value, name: str) -> Value:
     return out
 
 
-def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
+def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
     """Tiled attention. Saves Q, K, V, O, the log-sum-exp of each row in fp32, and dropout's random state."""
     m, b = s.model, s.batch
     o = g.value("o", s.tokens * m.o_width, q.dtype)
@@ -130,20 +130,20 @@ def _core_fused(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     return o
 
 
-def _rounded(s: Setting, seq: int) -> int:
+def _rounded(s: OpContext, seq: int) -> int:
     """Rows of the log-sum-exp: the 2022 Triton kernel pads to 128, the fp32 (memory-efficient) kernel to 32."""
     multiple = {"flash1_triton": 128}.get(s.stack.attention.kernel, 32 if s.dtype == "fp32" else 1)
     return -(-seq // multiple) * multiple
 
 
-def _backward_temporary_bytes(s: Setting) -> int:
+def _backward_temporary_bytes(s: OpContext) -> int:
     """FlashAttention-2's backward sums dQ in fp32, keeps Σ dO·O of each row, and expands dK and dV for shared heads."""
     m, rows = s.model, s.batch * s.seq_q
     expanded = 0 if s.expand_kv or m.num_kv_heads == m.num_heads else 2 * rows * m.q_width * s.element_bytes
     return rows * m.q_width * 4 + rows * m.num_heads * 4 + expanded
 
 
-def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
+def _core_math(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
     """Two batched products with a masked softmax between them."""
     sq, skv, c = s.attention_seq, s.plan.seq_len, s.model.head_dim
     cv = s.model.o_width // s.model.num_heads
@@ -179,7 +179,7 @@ def _core_math(g: Graph, s: Setting, q: Value, k: Value, v: Value) -> Value:
     return g.pointwise("o.merged", [o], merged, grads=[o], op=_reorder(s))
 
 
-def _softmax(g: Graph, s: Setting, scores: Value) -> Value:
+def _softmax(g: Graph, s: OpContext, scores: Value) -> Value:
     """Scale, mask and softmax: one fused kernel each way in the compute dtype, or operators in fp32 where that cannot run.
 
     Megatron's kernel takes four matrices of scores a thread block: heads of the rank times sequences must divide by 4
@@ -223,12 +223,12 @@ def _softmax_operators(g: Graph, scores: Value) -> Value:
     return g.cast(probs, scores.dtype, "probabilities", "attention")
 
 
-def _reorder(s: Setting) -> StreamOp:
+def _reorder(s: OpContext) -> StreamOp:
     """How the stack copies a strided tensor into a contiguous one."""
     return "strided" if s.stack.blocks == "eager" else "copy"
 
 
-def _swaps(s: Setting) -> tuple[StreamOp, StreamOp]:
+def _swaps(s: OpContext) -> tuple[StreamOp, StreamOp]:
     """Copies around an all-to-all of heads for tokens.
 
     Transformer Engine's: torch's `contiguous` of a strided view, by heads, and one that its fuser compiles, by chunks of the
@@ -253,6 +253,6 @@ def _dropped(g: Graph, name: str, x: Value, category: Category) -> Value:
     return out
 
 
-def _product(s: Setting, m: int, n: int, k: int, layout: Layout) -> Gemm:
+def _product(s: OpContext, m: int, n: int, k: int, layout: Layout) -> Gemm:
     """One product for each head of each sequence."""
     return Gemm(m=m, n=n, k=k, batch=s.batch * s.model.num_heads // s.head_parts, dtype=s.wide_dtype, layout=layout)

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from simulator.hybrid import HybridKind
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import BodyKind, LayerKind, Model, wide
+from simulator.model_shard import shard_of, whole_body
 from simulator.ops.attention import attention
 from simulator.ops.core import Block, ModelBlocks
 from simulator.ops.cuda_graphs import with_graphs
@@ -18,14 +19,13 @@ from simulator.ops.linear import linear
 from simulator.ops.loss import cross_entropy
 from simulator.ops.mlp import mlp
 from simulator.ops.norm import norm
+from simulator.ops.op_context import OpContext, uses_autocast
 from simulator.ops.quantise import casts_in_norms
-from simulator.ops.setting import Setting, uses_autocast
 from simulator.ops.tensor_parallel import Split, enter, gather, leave, part
 from simulator.plan import Plan
-from simulator.share import share_of, whole_body
 from simulator.stack import Stack
 
-Feed = Callable[[Graph, Setting, Value], Value]
+Feed = Callable[[Graph, OpContext, Value], Value]
 
 
 def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
@@ -33,7 +33,7 @@ def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
 
     Under tensor parallelism the shapes are those of the rank's share of the model.
     """
-    setting = Setting(model=share_of(model, plan), stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
+    setting = OpContext(model=shard_of(model, plan), stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
     found = set(whole_body(model, plan))
     return ModelBlocks(
         embedding=_embedding(setting),
@@ -53,7 +53,7 @@ _ORDER: Final[tuple[LayerKind | Literal["mtp"], ...]] = (
 )
 
 
-def _precisions(s: Setting, kind: LayerKind | Literal["mtp"], found: set[BodyKind]) -> Iterator[Block]:
+def _precisions(s: OpContext, kind: LayerKind | Literal["mtp"], found: set[BodyKind]) -> Iterator[Block]:
     """The blocks of a kind: as the plan has it, and with products in bf16."""
     if kind in found:
         yield with_graphs(_body(s, kind), s.plan.cuda_graphs)
@@ -62,7 +62,7 @@ def _precisions(s: Setting, kind: LayerKind | Literal["mtp"], found: set[BodyKin
         yield replace(with_graphs(_body(replace(s, plan=plan), kind), plan.cuda_graphs), name=name)
 
 
-def _body(s: Setting, kind: LayerKind | Literal["mtp"]) -> Block:
+def _body(s: OpContext, kind: LayerKind | Literal["mtp"]) -> Block:
     """A block of a kind."""
     match kind:
         case "mtp":
@@ -73,7 +73,7 @@ def _body(s: Setting, kind: LayerKind | Literal["mtp"]) -> Block:
             return _one_branch(s, kind)
 
 
-def _embedding(s: Setting) -> Block:
+def _embedding(s: OpContext) -> Block:
     """Token lookup, learned positions, scale. Backward: a zeroed gradient, sorted indices, one scatter."""
     m = s.model
     ids = Value("tokens", s.tokens, "int64")
@@ -107,7 +107,7 @@ def _embedding(s: Setting) -> Block:
     return g.block(x, m.num_parameters_of("embedding"))
 
 
-def _learned_positions(g: Graph, s: Setting, x: Value) -> Value:
+def _learned_positions(g: Graph, s: OpContext, x: Value) -> Value:
     """Rows of the position table looked up and added; backward sums over the batch, then scatters."""
     m = s.model
     rows = x.num_bytes // s.batch
@@ -140,7 +140,7 @@ def _keep_every_second_product(block: Block) -> Block:
     return replace(block, ops=ops)
 
 
-def _layer(s: Setting, *, dense: bool) -> Block:
+def _layer(s: OpContext, *, dense: bool) -> Block:
     """Norm, attention, residual; norm, MLP, residual; or both branches on one stream (parallel_residual)."""
     kind: LayerKind = "dense_layer" if dense else "layer"
     x = Value("input", s.stream_tokens * s.model.d_model, s.stream_dtype)
@@ -149,13 +149,13 @@ def _layer(s: Setting, *, dense: bool) -> Block:
     return _finished(block, s, x)
 
 
-def _mamba(g: Graph, s: Setting, x: Value) -> Value:
+def _mamba(g: Graph, s: OpContext, x: Value) -> Value:
     from simulator.ops.mamba import mamba  # noqa: PLC0415  only what is asked for is loaded
 
     return mamba(g, s, x)
 
 
-def _experts(g: Graph, s: Setting, x: Value) -> Value:
+def _experts(g: Graph, s: OpContext, x: Value) -> Value:
     from simulator.ops.experts import experts  # noqa: PLC0415  only what is asked for is loaded
 
     return experts(g, s, x)
@@ -169,7 +169,7 @@ _BRANCHES: Final[dict[HybridKind, tuple[str, Feed]]] = {
 }
 
 
-def _one_branch(s: Setting, kind: HybridKind) -> Block:
+def _one_branch(s: OpContext, kind: HybridKind) -> Block:
     """A hybrid's layer: norm, branch, residual. Its ops are called as those of the half of a layer that it amounts to."""
     x = Value("input", s.stream_tokens * s.model.d_model, s.stream_dtype)
     g = Graph(kind, x, fused=s.stack.blocks == "compiled")
@@ -179,7 +179,7 @@ def _one_branch(s: Setting, kind: HybridKind) -> Block:
     return _finished(block, s, x)
 
 
-def _mtp(s: Setting) -> Block:
+def _mtp(s: OpContext) -> Block:
     """A module of multi-token prediction, passed as often as the model says.
 
     The stream goes on as it came (Megatron-LM, core/transformer/multi_token_prediction.py). Embedding and head are used
@@ -202,7 +202,7 @@ def _mtp(s: Setting) -> Block:
     return _finished(g.block(passed, m.num_parameters_of("mtp")), s, x)
 
 
-def _mtp_pass(g: Graph, s: Setting, x: Value, number: int) -> Value:
+def _mtp_pass(g: Graph, s: OpContext, x: Value, number: int) -> Value:
     """A layer on the stream joined with the next tokens' embeddings, and its loss."""
     m, d = s.model, s.model.d_model
     g.prefix = f"pass{number + 1}." if number else ""
@@ -230,20 +230,20 @@ def _mtp_pass(g: Graph, s: Setting, x: Value, number: int) -> Value:
     return loss
 
 
-def _branches(g: Graph, s: Setting, x: Value, *, dense: bool) -> Value:
+def _branches(g: Graph, s: OpContext, x: Value, *, dense: bool) -> Value:
     """What a layer makes of the stream."""
     feed = mlp if dense or s.model.experts is None else _experts
     return _parallel(g, s, x, feed) if s.model.parallel_residual else _sequential(g, s, x, feed)
 
 
-def _finished(block: Block, s: Setting, x: Value) -> Block:
+def _finished(block: Block, s: OpContext, x: Value) -> Block:
     """The block as the stack runs and recomputes it."""
     if s.stack.selective_keeps == "every_second_product":
         block = _keep_every_second_product(block)
     return fuse_residuals(block, x.num_bytes) if s.stack.blocks == "compiled" else block
 
 
-def _sequential(g: Graph, s: Setting, x: Value, feed: Feed) -> Value:
+def _sequential(g: Graph, s: OpContext, x: Value, feed: Feed) -> Value:
     d = s.model.d_model
     casts = casts_in_norms(s)
     branch = attention(g, s, norm(g, s, "norm_1", x, d, casts=casts and s.model.latent is None))
@@ -256,7 +256,7 @@ def _sequential(g: Graph, s: Setting, x: Value, feed: Feed) -> Value:
     return _add(g, s, "residual_2", x, branch)
 
 
-def _parallel(g: Graph, s: Setting, x: Value, feed: Feed) -> Value:
+def _parallel(g: Graph, s: OpContext, x: Value, feed: Feed) -> Value:
     d = s.model.d_model
     first = norm(g, s, "norm_1", x, d)
     second = first if s.model.shared_input_norm else norm(g, s, "norm_2", x, d)
@@ -264,7 +264,7 @@ def _parallel(g: Graph, s: Setting, x: Value, feed: Feed) -> Value:
     return _add(g, s, "residual_2", x, _add(g, s, "residual_1", *branches))
 
 
-def _add(g: Graph, s: Setting, name: str, x: Value, branch: Value) -> Value:
+def _add(g: Graph, s: OpContext, name: str, x: Value, branch: Value) -> Value:
     """The sum, in the dtype of x. Gradients pass through; a narrower branch gets its own by a cast."""
     if s.stack.dropout:
         return _dropped(g, name, x, branch)
@@ -302,7 +302,7 @@ def _dropped(g: Graph, name: str, x: Value, branch: Value) -> Value:
     return out
 
 
-def _head(s: Setting) -> Block:
+def _head(s: OpContext) -> Block:
     """Final norm, LM head, loss."""
     m = s.model
     x = Value("input", s.stream_tokens * m.d_model, s.stream_dtype)
@@ -311,7 +311,7 @@ def _head(s: Setting) -> Block:
     return g.block(loss, m.num_parameters_of("head"))
 
 
-def _loss(g: Graph, s: Setting, x: Value) -> Value:
+def _loss(g: Graph, s: OpContext, x: Value) -> Value:
     """LM head and cross-entropy on normalised rows."""
     m = s.model
     x = enter(g, s, "head.enter", x) if s.vocab_parallel else gather(g, s, "head.gather", x)
@@ -322,7 +322,7 @@ def _loss(g: Graph, s: Setting, x: Value) -> Value:
     return cross_entropy(g, s, logits)
 
 
-def _softcap(g: Graph, s: Setting, logits: Value) -> Value:
+def _softcap(g: Graph, s: OpContext, logits: Value) -> Value:
     """Logits become cap × tanh(logits / cap): three operators, joined to the loss where that is compiled."""
     if s.stack.loss == "fp32_compiled":
         return logits

@@ -7,7 +7,7 @@ from typing import Literal
 from simulator.kernels import StreamOp
 from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 
 
 def swap(g: Graph, name: str, *values: Value, by: tuple[StreamOp, StreamOp] = ("copy", "copy")) -> list[Value]:
@@ -36,7 +36,7 @@ def swap(g: Graph, name: str, *values: Value, by: tuple[StreamOp, StreamOp] = ("
     return outputs
 
 
-def ring(s: Setting, *kinds: Literal["all_gather", "reduce_scatter"]) -> tuple[Exchange, ...]:
+def ring(s: OpContext, *kinds: Literal["all_gather", "reduce_scatter"]) -> tuple[Exchange, ...]:
     """Ring attention: keys and values of the whole sequence pass every rank of cp beside the kernel.
 
     Backward they pass once more, and their gradients come back.
@@ -47,11 +47,11 @@ def ring(s: Setting, *kinds: Literal["all_gather", "reduce_scatter"]) -> tuple[E
     return tuple(Exchange(kind=kind, axis="cp", num_bytes=size, beside=1) for kind in kinds)
 
 
-def _rings(s: Setting) -> bool:
+def _rings(s: OpContext) -> bool:
     return s.plan.cp > 1 and not s.swaps_heads
 
 
-def ring_forward_bytes(s: Setting, o: Value) -> int:
+def ring_forward_bytes(s: OpContext, o: Value) -> int:
     """What a ring's forward holds beside its results: keys and values of every rank, and what it sums results from.
 
     Transformer Engine keeps the 16-bit result of each of the cp steps (the last rank's are all whole); torch merges
@@ -63,7 +63,7 @@ def ring_forward_bytes(s: Setting, o: Value) -> int:
     return s.plan.cp * _kv_bytes(s) + results
 
 
-def ring_backward_bytes(s: Setting, o: Value) -> int:
+def ring_backward_bytes(s: OpContext, o: Value) -> int:
     """Of a ring's backward: two buffers of keys, values and their gradients, and one step's gradients.
 
     torch gathers all keys and values once more instead, and sums gradients in fp32.
@@ -76,6 +76,6 @@ def ring_backward_bytes(s: Setting, o: Value) -> int:
     return s.plan.cp * kv + 4 * (o.numel + kv // s.element_bytes)
 
 
-def _kv_bytes(s: Setting) -> int:
+def _kv_bytes(s: OpContext) -> int:
     """Keys and values of this rank's tokens."""
     return 2 * s.tokens * (s.model.q_width if s.expand_kv else s.model.kv_width) * s.element_bytes

@@ -20,8 +20,8 @@ from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, conversion, stream
 from simulator.ops.linear import grouped_linear, linear
 from simulator.ops.mlp import activation, shared_experts
+from simulator.ops.op_context import OpContext
 from simulator.ops.quantise import copy_bytes
-from simulator.ops.setting import Setting
 
 # Passes over the router's fp32 logits [t, E] and back: scores, top-k, the map of choices, the balance loss.
 _ROUTING_PASSES = 8
@@ -30,7 +30,7 @@ _ROUTING_PASSES = 8
 _PERMUTE_LAUNCHES, _SORT_LAUNCHES = 4, 2
 
 
-def experts(g: Graph, s: Setting, x: Value) -> Value:
+def experts(g: Graph, s: OpContext, x: Value) -> Value:
     """The mixture of one layer, [t, D] -> [t, D], without its norm and residual."""
     assert s.model.experts is not None
     x = g.cast(x, s.dtype, "experts.input")
@@ -53,7 +53,7 @@ def experts(g: Graph, s: Setting, x: Value) -> Value:
     return g.pointwise(total.name, [out, *shared], total, aliases=[out, *shared])
 
 
-def _latent(g: Graph, s: Setting, x: Value) -> Value:
+def _latent(g: Graph, s: OpContext, x: Value) -> Value:
     """What travels: tokens, or their projections to fewer channels, which every rank of tp makes of its own tokens."""
     assert s.model.experts is not None
     width = s.model.experts.latent_dim
@@ -62,13 +62,13 @@ def _latent(g: Graph, s: Setting, x: Value) -> Value:
     return linear(g, s, "latent_down", x, width, bias=False, split="none", tokens=s.stream_tokens)
 
 
-def _width(s: Setting) -> int:
+def _width(s: OpContext) -> int:
     """Channels of a row."""
     assert s.model.experts is not None
     return s.model.experts.latent_dim or s.model.d_model
 
 
-def _shared(g: Graph, s: Setting, experts: Experts, x: Value) -> list[Value]:
+def _shared(g: Graph, s: OpContext, experts: Experts, x: Value) -> list[Value]:
     """What the shared experts make, if there are any: before the routed ones, as in Megatron-LM."""
     if not experts.shared_d_ff:
         return []
@@ -76,7 +76,7 @@ def _shared(g: Graph, s: Setting, experts: Experts, x: Value) -> list[Value]:
     return [_gate(g, s, x, shared) if experts.shared_gate else shared]
 
 
-def sent_rows(s: Setting, tokens: int) -> int:
+def sent_rows(s: OpContext, tokens: int) -> int:
     """Rows that a rank sends, its own experts' among them."""
     assert s.model.experts is not None
     num_experts, top_k = s.model.experts.num_experts, s.model.experts.top_k
@@ -84,11 +84,11 @@ def sent_rows(s: Setting, tokens: int) -> int:
     return tokens * top_k if factor is None else num_experts * ceil(tokens * top_k * factor / num_experts)
 
 
-def _tokens(s: Setting, x: Value) -> int:
+def _tokens(s: OpContext, x: Value) -> int:
     return x.numel // s.model.d_model
 
 
-def _enter(g: Graph, s: Setting, x: Value) -> Value:
+def _enter(g: Graph, s: OpContext, x: Value) -> Value:
     """Ranks that hold the same tokens and slices of the experts sum what their slices leave of the gradient."""
     if s.plan.etp == 1 or s.sequence_parallel:
         return x
@@ -97,7 +97,7 @@ def _enter(g: Graph, s: Setting, x: Value) -> Value:
     return x
 
 
-def _route(g: Graph, s: Setting, experts: Experts, x: Value) -> Value:
+def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
     """Logits, and of them each token's experts with their weights; and the loss that balances them."""
     t, d, e = _tokens(s, x), s.model.d_model, experts.num_experts
     dtype: Dtype = s.wide_dtype if experts.router_dtype == "bf16" else "fp32"
@@ -148,7 +148,7 @@ def _route(g: Graph, s: Setting, experts: Experts, x: Value) -> Value:
     return weights
 
 
-def _counts_exchange(s: Setting, num_experts: int) -> tuple[Exchange, ...]:
+def _counts_exchange(s: OpContext, num_experts: int) -> tuple[Exchange, ...]:
     """How many rows each rank sends each expert (int64), gathered before the all-to-all (token_dispatcher.py: preprocess)."""
     dropless = s.stack.blocks == "fused" and s.plan.expert_capacity_factor is None
     if s.plan.dispatcher != "all_to_all" or s.plan.ep == 1 or not dropless:
@@ -156,7 +156,7 @@ def _counts_exchange(s: Setting, num_experts: int) -> tuple[Exchange, ...]:
     return (Exchange(kind="all_gather", axis="ep", num_bytes=8 * num_experts * s.plan.ep),)
 
 
-def _host_counts(s: Setting) -> bool:
+def _host_counts(s: OpContext) -> bool:
     """The host reads how many rows each expert has before it goes on: no capacity says it, and no graph holds the step.
 
     Megatron-LM's dispatchers all do (token_dispatcher.py: d2h_event.synchronize, tokens_per_expert.cpu; DeepEP's and HybridEP's
@@ -166,7 +166,7 @@ def _host_counts(s: Setting) -> bool:
     return dropless and s.stack.blocks == "fused"
 
 
-def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
+def _dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     """Each token's rows, by expert, on the ranks of their experts. scope: Python's locals, alive to the layer's end."""
     if s.plan.dispatcher == "all_gather":
         return _gathered(g, s, x, scope)
@@ -200,19 +200,19 @@ def _dispatch(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     return _sort(g, s, "sorted", rows)
 
 
-def _sends_tokens(s: Setting) -> bool:
+def _sends_tokens(s: OpContext) -> bool:
     """Tokens travel, once to each rank that has one of their experts, and become rows there (DeepEP, HybridEP)."""
     return s.plan.dispatcher == "deep_ep" and s.plan.ep > 1 and s.plan.etp == 1
 
 
-def _token_places(s: Setting, rows: int) -> int:
+def _token_places(s: OpContext, rows: int) -> int:
     """Tokens that arrive where `rows` rows do: k experts drawn evenly lie on n (1 - (1 - 1/n)^k) of n ranks."""
     assert s.model.experts is not None
     n, k = s.plan.ep, s.model.experts.top_k
     return ceil(rows * n * (1 - (1 - 1 / n) ** k) / k)
 
 
-def _sent_once(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
+def _sent_once(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     """Tokens to the ranks of their experts, where one kernel makes rows of them, by expert (MoEFlexTokenDispatcher).
 
     HybridEP does the same inside its own call (dispatch_with_permute).
@@ -237,7 +237,7 @@ def _sent_once(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     return out
 
 
-def _returned(g: Graph, s: Setting, rows: Value, scope: list[Value]) -> Value:
+def _returned(g: Graph, s: OpContext, rows: Value, scope: list[Value]) -> Value:
     """The way back: a token's rows of a rank are summed there, and the ranks' sums where the token came from."""
     d = _width(s)
     back = g.value("unpermuted", _token_places(s, rows.numel // d) * d, rows.dtype)
@@ -248,7 +248,7 @@ def _returned(g: Graph, s: Setting, rows: Value, scope: list[Value]) -> Value:
     return _leave(g, s, _travel(g, "combine", back, out, _rows_exchange(s, rows.num_bytes)))
 
 
-def _gathered(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
+def _gathered(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     """Every token of the group on every rank, and of them the rows of the rank's experts (MoEAllGatherTokenDispatcher)."""
     d, plan = _width(s), s.plan
     rows = ceil(sent_rows(s, x.numel // d) * plan.expert_imbalance)
@@ -270,7 +270,7 @@ def _gathered(g: Graph, s: Setting, x: Value, scope: list[Value]) -> Value:
     return out
 
 
-def _scattered(g: Graph, s: Setting, rows: Value) -> Value:
+def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
     """Rows summed into all tokens of the group, and these back to their ranks."""
     d, plan = _width(s), s.plan
     degrees: list[tuple[Literal["ep", "etp"], int]] = [("etp", plan.etp)] if s.sequence_parallel else []
@@ -286,7 +286,7 @@ def _scattered(g: Graph, s: Setting, rows: Value) -> Value:
     return _leave(g, s, whole)
 
 
-def _rows_exchange(s: Setting, num_bytes: int) -> Exchange:
+def _rows_exchange(s: OpContext, num_bytes: int) -> Exchange:
     """The all-to-all of rows of `num_bytes` in all among the ranks of a layer's experts."""
     assert s.model.experts is not None
     copies = s.model.experts.top_k if _sends_tokens(s) else 1
@@ -315,21 +315,21 @@ def _travel(
     return out
 
 
-def _weights_exchange(s: Setting, rows: int) -> tuple[Exchange, ...]:
+def _weights_exchange(s: OpContext, rows: int) -> tuple[Exchange, ...]:
     """Each row's weight in fp32, an all-to-all of its own behind the rows' (token_dispatcher.py: global_probs)."""
     return (_rows_exchange(s, 4 * rows),) if s.stack.blocks == "fused" else ()
 
 
-def _sort(g: Graph, s: Setting, name: str, rows: Value) -> Value:
+def _sort(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
     """What came by rank, by expert; or the other way round."""
     assert s.model.experts is not None
-    if s.plan.ep * s.plan.etp == 1 or s.model.experts.num_held == 1:
+    if s.plan.ep * s.plan.etp == 1 or s.model.experts.num_local == 1:
         return rows
     out = g.value(name, rows.numel, rows.dtype)
     return g.pointwise(name, [rows], out, grads=[rows], op="copy")
 
 
-def _products(g: Graph, s: Setting, experts: Experts, rows: Value, weights: Value | None) -> Value:
+def _products(g: Graph, s: OpContext, experts: Experts, rows: Value, weights: Value | None) -> Value:
     """The MLPs of the rank's experts."""
     d, f = _width(s), experts.d_ff
     into = 2 * f if s.model.gated else f  # gate and up are one product in every grouped implementation
@@ -345,7 +345,7 @@ def _products(g: Graph, s: Setting, experts: Experts, rows: Value, weights: Valu
     return grouped_linear(g, s, "experts.down", hidden, (d, f), bias=experts.bias)
 
 
-def _inside_product(g: Graph, s: Setting, up: Value, weights: Value, numel: int) -> Value:
+def _inside_product(g: Graph, s: OpContext, up: Value, weights: Value, numel: int) -> Value:
     """The activation and its cast at the end of the first product's kernel; its derivative at the end of a backward one.
 
     Transformer Engine, pytorch/ops/fused/grouped_mlp.py: kernels of cuDNN's front end in CuTe.
@@ -362,7 +362,7 @@ def _row_weights(g: Graph, weights: Value, rows: int) -> Value:
     return out
 
 
-def _combine(g: Graph, s: Setting, rows: Value, weights: Value | None, scope: list[Value]) -> Value:
+def _combine(g: Graph, s: OpContext, rows: Value, weights: Value | None, scope: list[Value]) -> Value:
     """Rows back on their tokens' ranks, summed (weighted, if not before) into [t, D]."""
     d, plan = _width(s), s.plan
     if plan.dispatcher == "all_gather":
@@ -395,7 +395,7 @@ def _combine(g: Graph, s: Setting, rows: Value, weights: Value | None, scope: li
     return _leave(g, s, out)
 
 
-def _leave(g: Graph, s: Setting, x: Value) -> Value:
+def _leave(g: Graph, s: OpContext, x: Value) -> Value:
     """Slices of the experts leave partial sums on ranks that hold the same tokens."""
     if s.plan.etp > 1 and not s.sequence_parallel:
         summed = Exchange(kind="all_reduce", axis="etp", num_bytes=x.num_bytes)
@@ -403,7 +403,7 @@ def _leave(g: Graph, s: Setting, x: Value) -> Value:
     return x
 
 
-def _gate(g: Graph, s: Setting, x: Value, shared: Value) -> Value:
+def _gate(g: Graph, s: OpContext, x: Value, shared: Value) -> Value:
     """A token's weight of the shared experts: a product with one column, read as a stream, and its sigmoid."""
     t, d = _tokens(s, x), s.model.d_model
     gate = g.value("shared_gate", t, x.dtype)

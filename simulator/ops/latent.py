@@ -12,10 +12,10 @@ from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
 from simulator.ops.norm import norm
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 
 
-def latent_projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Value]:
+def latent_projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value]:
     """Q, K [T, H, qk_head_dim] and V [T, H, v_head_dim], positions applied. x is the stream, or gathered already."""
     latent = s.model.latent
     assert latent is not None
@@ -39,7 +39,7 @@ def latent_projections(g: Graph, s: Setting, x: Value) -> tuple[Value, Value, Va
     return q, *_keys_and_values(g, s, latent, kv, rope)
 
 
-def _queries(g: Graph, s: Setting, latent: Latent, x: Value, tokens: int) -> Value:
+def _queries(g: Graph, s: OpContext, latent: Latent, x: Value, tokens: int) -> Value:
     if not latent.q_lora_rank:
         return linear(g, s, "q", x, s.model.q_width, bias=False, split="columns")
     low = linear(g, s, "q_down", x, latent.q_lora_rank, bias=False, split="none", tokens=tokens)
@@ -47,7 +47,7 @@ def _queries(g: Graph, s: Setting, latent: Latent, x: Value, tokens: int) -> Val
     return linear(g, s, "q_up", low, s.model.q_width, bias=False, split="columns")
 
 
-def _rotated(g: Graph, s: Setting, q: Value, latent: Latent) -> Value:
+def _rotated(g: Graph, s: OpContext, q: Value, latent: Latent) -> Value:
     """The rotating channels turned and joined to the others again, or turned where they lie."""
     if s.stack.latent_rope == "in_place":
         part = q.num_bytes * latent.qk_rope_head_dim // latent.qk_head_dim
@@ -65,7 +65,7 @@ def _rotated(g: Graph, s: Setting, q: Value, latent: Latent) -> Value:
     return out
 
 
-def _keys_and_values(g: Graph, s: Setting, latent: Latent, kv: Value, rope: Value) -> tuple[Value, Value]:
+def _keys_and_values(g: Graph, s: OpContext, latent: Latent, kv: Value, rope: Value) -> tuple[Value, Value]:
     """Keys get the rotating part that all heads share, turned; values become a tensor of their own."""
     m = s.model
     k, v = g.value("k", s.tokens * m.q_width, kv.dtype), g.value("v", s.tokens * m.o_width, kv.dtype)

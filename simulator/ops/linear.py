@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from simulator.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Layout, StreamOp
 from simulator.ops.graph import Graph, Value, stream
+from simulator.ops.op_context import OpContext
 from simulator.ops.quantise import Quantiser, copy_bytes
-from simulator.ops.setting import Setting
-from simulator.ops.tensor_parallel import Course, Split
+from simulator.ops.tensor_parallel import LayerCommunication, Split
 
 
 def linear(  # noqa: PLR0913  a product has that many facts
     g: Graph,
-    s: Setting,
+    s: OpContext,
     name: str,
     x: Value,
     width_out: int,
@@ -34,61 +34,61 @@ def linear(  # noqa: PLR0913  a product has that many facts
     makes it again for the weight's gradient.
     """
     t, n = tokens or s.tokens, width_out
-    course = Course(s, split, "" if head else name)
-    k = x.numel // (s.stream_tokens if course.gathers_input else t)
+    comm = LayerCommunication(s, split, "" if head else name)
+    k = x.numel // (s.stream_tokens if comm.gathers_input else t)
     dtype = s.wide_dtype if head else s.gemm_dtype
     weight = _parameters(g, s, name, n * k)
     x = x if x.dtype == "fp8" else g.cast(x, s.dtype, f"{name}.input")
-    parts = s.plan.tp if course.gathers_input else 1, course.gradient_parts
+    parts = s.plan.tp if comm.gathers_input else 1, comm.gradient_parts
     quantise = None
     if dtype in ("fp8", "fp4"):
         quantise = Quantiser(g, s, name, (t * k, n * k, t * n), parts=parts, shared=g.quantised_before(x))
     if quantise is not None:
         x = quantise.input(x)
-    y = g.value(name, t * n // (s.plan.tp if course.scatters_output else 1), s.dtype)
+    y = g.value(name, t * n // (s.plan.tp if comm.scatters_output else 1), s.dtype)
     casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
-    if quantise is not None and (x.dtype == "fp8" or course.casts_gradient) and s.stack.blocks != "fused":
-        casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=course.gradient_parts)
+    if quantise is not None and (x.dtype == "fp8" or comm.casts_gradient) and s.stack.blocks != "fused":
+        casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=comm.gradient_parts)
     whole_input, whole_output = _whole_bytes(s, x, t * k), t * n * s.element_bytes
     g.op(
         name,
         "gemm",
         inputs=(x, *weight),
         outputs=(y,),
-        forward=(*casts, *_scaled(s, _product(t, n, k, dtype, course.pieces)), *course.sums(whole_output)),
+        forward=(*casts, *_scaled(s, _product(t, n, k, dtype, comm.pieces)), *comm.sums(whole_output)),
         backward=(
             *casts_back,
-            *_exact(s, *_scaled(s, *_backward(s, dtype, t, n, k, bias=bias, pieces=course.backward_pieces))),
-            *course.ordered(s.batch, whole_output),
+            *_exact(s, *_scaled(s, *_backward(s, dtype, t, n, k, bias=bias, pieces=comm.backward_pieces))),
+            *comm.ordered(s.batch, whole_output),
             *_added(s, n * k),
         ),
         saved=(x, *weight) if keeps_input else weight,
         grads=(x, *weight),
         parameter_numel=(n if bias else 0) + (0 if weight else n * k),
-        forward_exchanges=course.forward(whole_input, whole_output, len(casts)),
-        backward_exchanges=course.backward(whole_input, t * k * s.element_bytes, whole_output, len(casts_back)),
-        forward_temporary_bytes=course.forward_temporary_bytes(whole_input, whole_output),
-        backward_temporary_bytes=course.backward_temporary_bytes(whole_input, t * k * s.element_bytes, whole_output),
+        forward_exchanges=comm.forward(whole_input, whole_output, len(casts)),
+        backward_exchanges=comm.backward(whole_input, t * k * s.element_bytes, whole_output, len(casts_back)),
+        forward_temporary_bytes=comm.forward_temporary_bytes(whole_input, whole_output),
+        backward_temporary_bytes=comm.backward_temporary_bytes(whole_input, t * k * s.element_bytes, whole_output),
         selective_save=True,
     )
     return y
 
 
-def _whole_bytes(s: Setting, x: Value, numel: int) -> int:
+def _whole_bytes(s: OpContext, x: Value, numel: int) -> int:
     """Bytes of the whole input as it is gathered; scales of small blocks travel with their elements."""
     if x.dtype == "fp8" and s.recipe in ("nvfp4", "blockwise"):
         return copy_bytes(s.recipe, numel)
     return numel * DTYPE_BYTES[x.dtype]
 
 
-def _scaled(s: Setting, *kernels: Kernel) -> tuple[Kernel, ...]:
+def _scaled(s: OpContext, *kernels: Kernel) -> tuple[Kernel, ...]:
     """Products of fp8 operands that have a scale for each block, where the recipe says so."""
     if s.gemm_dtype != "fp8" or s.recipe not in ("blockwise", "mxfp8"):
         return kernels
     return tuple(replace(k, by_blocks=True) if isinstance(k, Gemm) and k.dtype == "fp8" else k for k in kernels)
 
 
-def _exact(s: Setting, *kernels: Kernel) -> tuple[Kernel, ...]:
+def _exact(s: OpContext, *kernels: Kernel) -> tuple[Kernel, ...]:
     """fp8 products of the backward, which accumulate with split accumulators: a gradient needs the bits.
 
     So by default in Transformer Engine (pytorch/module/base.py, _2X_ACC_DGRAD, _2X_ACC_WGRAD; common/recipe, fp8_gemm_dgrad, _wgrad) and,
@@ -104,7 +104,7 @@ def _product(t: int, n: int, k: int, dtype: Dtype, pieces: int, layout: Layout =
     return Gemm(m=-(-t // pieces), n=n, k=k, dtype=dtype, layout=layout, batch=pieces, launches=pieces)
 
 
-def _backward(s: Setting, dtype: Dtype, t: int, n: int, k: int, *, bias: bool, pieces: int) -> tuple[Kernel, ...]:
+def _backward(s: OpContext, dtype: Dtype, t: int, n: int, k: int, *, bias: bool, pieces: int) -> tuple[Kernel, ...]:
     """Data gradient, weight gradient, and the bias gradient: column sums of dy (in the epilogue where fused)."""
     fused = s.stack.blocks == "fused"
     kernels: list[Kernel] = [
@@ -116,12 +116,12 @@ def _backward(s: Setting, dtype: Dtype, t: int, n: int, k: int, *, bias: bool, p
     return tuple(kernels)
 
 
-def _accumulates(s: Setting) -> bool:
+def _accumulates(s: OpContext) -> bool:
     """Weight gradients are added to those of earlier micro-batches as they leave the product."""
     return s.stack.blocks == "fused" and s.stack.weight_gradients != "added"
 
 
-def _added(s: Setting, numel: int, launches: int = 1) -> tuple[Kernel, ...]:
+def _added(s: OpContext, numel: int, launches: int = 1) -> tuple[Kernel, ...]:
     """What adds a weight's gradient to Megatron's buffer (core/distributed, a hook of each parameter), if its product does not."""
     if s.stack.weight_gradients != "added" or s.plan.implementation != "megatron":
         return ()
@@ -132,7 +132,7 @@ def _added(s: Setting, numel: int, launches: int = 1) -> tuple[Kernel, ...]:
 
 def grouped_linear(
     g: Graph,
-    s: Setting,
+    s: OpContext,
     name: str,
     x: Value,
     widths: tuple[int, int],
@@ -148,7 +148,7 @@ def grouped_linear(
     narrow with its scales. gradient_came: that of the result comes narrow, so that nothing casts it.
     """
     assert s.model.experts is not None
-    held, (n, k) = s.model.experts.num_held, widths
+    held, (n, k) = s.model.experts.num_local, widths
     t = rows or x.numel // k
     weight = _parameters(g, s, name, held * n * k)
     launches = 1 if s.stack.grouped_gemm == "one" or s.fuses_experts else held
@@ -182,7 +182,7 @@ def grouped_linear(
     return y
 
 
-def _parameters(g: Graph, s: Setting, name: str, numel: int) -> tuple[Value, ...]:
+def _parameters(g: Graph, s: OpContext, name: str, numel: int) -> tuple[Value, ...]:
     """Under autocast, the weight's cast: made at its first use in a micro-batch, kept for the data gradient."""
     if not s.autocast or s.parameter_dtype == s.dtype:
         return ()

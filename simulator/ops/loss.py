@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 from simulator.ops.tensor_parallel import exchange
 
 # PyTorch's log-softmax passes over a row three times (maximum, sum, result). Short rows are still in a cache at the last
@@ -21,7 +21,7 @@ SHORT_ROW_BYTES = 100_000
 _ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
 
 
-def cross_entropy(g: Graph, s: Setting, logits: Value) -> Value:
+def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
     if s.stack.loss == "fp32_eager":
         loss = _eager(g, s, logits)
@@ -38,7 +38,7 @@ def cross_entropy(g: Graph, s: Setting, logits: Value) -> Value:
     return loss
 
 
-def _rows(s: Setting, num_kernels: int) -> tuple[Exchange, ...]:
+def _rows(s: OpContext, num_kernels: int) -> tuple[Exchange, ...]:
     """Where the vocabulary is split: each row's maximum, its sum and its target's logit, among the ranks of tp.
 
     Megatron-LM, core/tensor_parallel/cross_entropy.py.
@@ -48,7 +48,7 @@ def _rows(s: Setting, num_kernels: int) -> tuple[Exchange, ...]:
     return (exchange("all_reduce", 4 * s.tokens, num_kernels),) * 3
 
 
-def _metric(g: Graph, s: Setting, logits: Value, name: str) -> None:
+def _metric(g: Graph, s: OpContext, logits: Value, name: str) -> None:
     """A metric's cross-entropy under autocast: log-softmax (8 B, short rows 6), cast of its result (6).
 
     PyTorch's cross_entropy_loss names the logits' own dtype to log_softmax (aten/src/ATen/native/LossNLL.cpp), which autocast
@@ -66,12 +66,12 @@ def _metric(g: Graph, s: Setting, logits: Value, name: str) -> None:
     )
 
 
-def _passes(s: Setting, rows: Value) -> int:
+def _passes(s: OpContext, rows: Value) -> int:
     """How often log-softmax reads its rows from memory."""
     return 2 if rows.num_bytes <= SHORT_ROW_BYTES * s.tokens else 3
 
 
-def _eager(g: Graph, s: Setting, logits: Value) -> Value:
+def _eager(g: Graph, s: OpContext, logits: Value) -> Value:
     """Cast (6 B), log-softmax (16, short rows 12), pick; backward zero-fill (4), log-softmax (16), cast (6)."""
     wide = g.cast(logits, "fp32", "logits.float", "loss")
     if s.vocab_parallel and s.stack.blocks != "fused":
@@ -105,7 +105,7 @@ def _eager(g: Graph, s: Setting, logits: Value) -> Value:
     return loss
 
 
-def _split(g: Graph, s: Setting, logits: Value, wide: Value) -> Value:
+def _split(g: Graph, s: OpContext, logits: Value, wide: Value) -> Value:
     """Torch's loss_parallel: the same operator by operator on this rank's columns (distributed/tensor/parallel/loss.py).
 
     Forward: maximum (4), subtract (8), exponentiate (8), sum (4), subtract (8). Backward: zero-fill (4), exponentiate (8),
@@ -153,7 +153,7 @@ def _split(g: Graph, s: Setting, logits: Value, wide: Value) -> Value:
     return loss
 
 
-def _one_kernel(g: Graph, s: Setting, logits: Value) -> Value:
+def _one_kernel(g: Graph, s: OpContext, logits: Value) -> Value:
     """One kernel each way on 16-bit logits: forward two passes for a row's maximum and sum, backward dlogits."""
     size = logits.num_bytes
     loss, sums = g.value("loss", 1, "fp32"), g.value("loss.logsumexp", 2 * s.tokens, "fp32")
@@ -172,7 +172,7 @@ def _one_kernel(g: Graph, s: Setting, logits: Value) -> Value:
     return loss
 
 
-def _in_place(g: Graph, s: Setting, logits: Value) -> Value:
+def _in_place(g: Graph, s: OpContext, logits: Value) -> Value:
     """Transformer Engine's: maxima and sums (2 B), then gradients over the logits (4); backward scales them (4).
 
     transformer_engine/pytorch/triton/cross_entropy.py up to 2.17; later ones keep an fp32 gradient beside the logits.
@@ -192,7 +192,7 @@ def _in_place(g: Graph, s: Setting, logits: Value) -> Value:
     return loss
 
 
-def _megatron(g: Graph, s: Setting, logits: Value) -> Value:
+def _megatron(g: Graph, s: OpContext, logits: Value) -> Value:
     """Megatron's vocab-parallel cross-entropy, jit-fused: 44 B a logit, near the 7 × ideal measured on H100.
 
     Forward: cast (6), maximum (4), subtract and exponentiate (8), sum (4), divide in place (8). Backward: scale in
@@ -227,7 +227,7 @@ def _megatron(g: Graph, s: Setting, logits: Value) -> Value:
 _ROW_LAUNCHES_FORWARD, _ROW_LAUNCHES_BACKWARD = 14, 6
 
 
-def _megatron_unfused(g: Graph, s: Setting, logits: Value) -> Value:
+def _megatron_unfused(g: Graph, s: OpContext, logits: Value) -> Value:
     """Megatron's vocab-parallel cross-entropy as plain operators: 52 B a logit in one fp32 storage.
 
     Forward: cast (6), maximum (4), then in place subtract (8), exponentiate (8), sum (4), divide (8); saves the quotients.

@@ -34,7 +34,7 @@ from simulator.kernels import Direction, Kernel, Scan
 from simulator.ops.context_parallel import swap
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 from simulator.ops.tensor_parallel import FED, enter, leave
 
 _TILE_ROWS: Final = 64  # BLOCK_SIZE_M of most tunings (ssd_chunk_scan.py)
@@ -44,7 +44,7 @@ _SMALL_FORWARD: Final = 6
 _SMALL_BACKWARD: Final = 20
 
 
-def mamba(g: Graph, s: Setting, x: Value) -> Value:
+def mamba(g: Graph, s: OpContext, x: Value) -> Value:
     """The mixer of one layer, [T, D] -> [T, D], without its norm and residual."""
     assert s.model.mamba is not None
     m, given = s.model.mamba, x
@@ -79,7 +79,7 @@ class _Sizes:
     element: int
 
     @classmethod
-    def of(cls, s: Setting, m: Mamba) -> _Sizes:
+    def of(cls, s: OpContext, m: Mamba) -> _Sizes:
         sequence = -(-s.plan.seq_len // m.chunk_size) * m.chunk_size
         padded = -(-s.batch * sequence // s.plan.cp)
         groups = max(m.num_groups, s.plan.cp)  # of all ranks of cp together: each has its part of the groups
@@ -137,7 +137,7 @@ class _Sizes:
         return 2 * self.padded * self.mamba.chunk_size * self.groups * self.mamba.state_dim
 
 
-def _heads_here(g: Graph, s: Setting, mixed: Value, scan: _Sizes) -> Value:
+def _heads_here(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
     """All tokens of a part of the heads, where context parallelism has a part of the tokens."""
     if s.plan.cp == 1:
         return mixed
@@ -159,14 +159,14 @@ def _heads_here(g: Graph, s: Setting, mixed: Value, scan: _Sizes) -> Value:
     return mixed
 
 
-def _ordered(g: Graph, s: Setting, name: str, x: Value) -> Value:
+def _ordered(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     """Megatron's stream has tokens first, the scan sequences: a copy where there are several."""
     if s.batch == 1 or s.stack.blocks != "fused":
         return x
     return g.pointwise(name, [x], g.value(name, x.numel, x.dtype), grads=[x], op="copy")
 
 
-def _scan_gated(g: Graph, s: Setting, mixed: Value, scan: _Sizes) -> Value:
+def _scan_gated(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
     """Convolution and scan, gated by z in the last kernel."""
     y, plain = _results(g, s, mixed, "scan", scan)
     inner = scan.inner
@@ -188,7 +188,7 @@ def _scan_gated(g: Graph, s: Setting, mixed: Value, scan: _Sizes) -> Value:
     return y
 
 
-def _scan_normed(g: Graph, s: Setting, mixed: Value, scan: _Sizes) -> Value:
+def _scan_normed(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
     """Convolution, scan and gated norm in one function; its backward makes the norm's result again for the product behind."""
     y, plain = _results(g, s, mixed, "scan", scan)
     rstd = g.value("scan.statistics", s.tokens * scan.groups, "fp32")
@@ -213,7 +213,7 @@ def _scan_normed(g: Graph, s: Setting, mixed: Value, scan: _Sizes) -> Value:
     return y
 
 
-def _results(g: Graph, s: Setting, mixed: Value, name: str, scan: _Sizes) -> tuple[Value, Value]:
+def _results(g: Graph, s: OpContext, mixed: Value, name: str, scan: _Sizes) -> tuple[Value, Value]:
     """What the product back reads (through a norm), and the scan's own result."""
     numel = s.tokens * scan.mamba.inner
     return g.value(f"{name}.out", numel, mixed.dtype), g.value(f"{name}.plain", numel, mixed.dtype)
@@ -227,7 +227,7 @@ def _small_parameters(m: Mamba) -> int:
 _Part = Callable[[int, int, int], Scan]  # of FLOP, bytes read, bytes written
 
 
-def _parts(s: Setting, scan: _Sizes, direction: Direction) -> _Part:
+def _parts(s: OpContext, scan: _Sizes, direction: Direction) -> _Part:
     """Makes kernels of the scan."""
 
     def part(flop: int, read: int, write: int) -> Scan:
@@ -243,7 +243,7 @@ def _parts(s: Setting, scan: _Sizes, direction: Direction) -> _Part:
     return part
 
 
-def _chunks(s: Setting, scan: _Sizes, *, kept: int, small: int = 1) -> tuple[Kernel, ...]:
+def _chunks(s: OpContext, scan: _Sizes, *, kept: int, small: int = 1) -> tuple[Kernel, ...]:
     """Convolution, decays, states of chunks, their passing on, C Bᵀ.
 
     kept: bytes of an element of the states passed on. small: launches that make the decays.
@@ -258,14 +258,14 @@ def _chunks(s: Setting, scan: _Sizes, *, kept: int, small: int = 1) -> tuple[Ker
     )
 
 
-def _forward(s: Setting, scan: _Sizes, *, gate: int) -> tuple[Kernel, ...]:
+def _forward(s: OpContext, scan: _Sizes, *, gate: int) -> tuple[Kernel, ...]:
     """gate: bytes of z, where the last kernel writes the gated result beside its own."""
     read = scan.scores + scan.inner + scan.grouped + scan.decays + scan.element * scan.states
     last = _parts(s, scan, "forward")(scan.by_state + scan.inside, read + gate, scan.inner + gate)
     return (*_chunks(s, scan, kept=scan.element, small=_SMALL_FORWARD), last)
 
 
-def _backward(s: Setting, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+def _backward(s: OpContext, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
     """gradient: what makes the gradient of the scan's own result."""
     inner, grouped, decays = scan.inner, scan.grouped, scan.decays
     wide, narrow = 4 * scan.states, scan.element * scan.states

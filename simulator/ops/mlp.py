@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 from simulator.ops.graph import Graph, Value, stream
 from simulator.ops.linear import linear
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 from simulator.ops.tensor_parallel import FED, enter, leave
 
 # SiLU's backward written out, σ(x) (1 + x (1 − σ(x))) dy, has six operators; five results die with the expression.
 _SILU_OPERATORS = 5
 
 
-def mlp(g: Graph, s: Setting, x: Value) -> Value:
+def mlp(g: Graph, s: OpContext, x: Value) -> Value:
     """The MLP of one layer, [T, D] -> [T, D], without its norm and residual."""
     return _mlp(g, s, x, _Part("", "mlp", s.model.d_ff, s.model.mlp_bias))
 
 
-def shared_experts(g: Graph, s: Setting, x: Value) -> Value:
+def shared_experts(g: Graph, s: OpContext, x: Value) -> Value:
     """The MLP that all tokens pass beside the routed experts."""
     assert s.model.experts is not None
     return _mlp(g, s, x, _Part("shared.", "shared", s.model.experts.shared_d_ff, s.model.experts.bias))
@@ -33,7 +33,7 @@ class _Part(NamedTuple):
     bias: bool
 
 
-def _mlp(g: Graph, s: Setting, x: Value, part: _Part) -> Value:
+def _mlp(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     given, x = x, enter(g, s, f"{part.name}.enter", x, tuple(f"{part.prefix}{name}" for name in FED))
     hidden = _gated(g, s, x, part) if s.model.gated else _plain(g, s, x, part)
     out = linear(g, s, f"{part.prefix}down", hidden, s.model.d_model, bias=part.bias, split="rows")
@@ -42,7 +42,7 @@ def _mlp(g: Graph, s: Setting, x: Value, part: _Part) -> Value:
     return leave(g, s, f"{part.name}.leave", out)
 
 
-def activation(g: Graph, s: Setting, up: Value, weights: Value | None = None) -> Value:
+def activation(g: Graph, s: OpContext, up: Value, weights: Value | None = None) -> Value:
     """The activation of rows that one product made, gate and up beside each other; weighted by row, if so.
 
     Hand-fused software keeps what it reads; the weights' gradients are one more reduction in the same kernel.
@@ -90,7 +90,7 @@ def _clamped(g: Graph, up: Value) -> Value:
     return out
 
 
-def _plain(g: Graph, s: Setting, x: Value, part: _Part) -> Value:
+def _plain(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     """GELU and its like: one kernel each way."""
     p = part.prefix
     up = linear(g, s, f"{p}up", x, part.width, bias=part.bias, split="columns")
@@ -136,7 +136,7 @@ def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
     return hidden
 
 
-def _gated(g: Graph, s: Setting, x: Value, part: _Part) -> Value:
+def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     """act(gate) × up: two operators, or one fused kernel (which keeps gate and up only)."""
     p, width = part.prefix, part.width
     if s.stack.blocks == "fused":

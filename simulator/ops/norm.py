@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.ops.graph import Graph, Value, stream
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 
 
-def norm(g: Graph, s: Setting, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
+def norm(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
     """Normalise each row of `width` elements of x. The output has x's dtype; casts: it is written in fp8."""
     if s.stack.norm == "eager" and s.model.norm == "rms":
         return _operators(g, name, x, width)
@@ -20,12 +20,12 @@ def norm(g: Graph, s: Setting, name: str, x: Value, width: int, *, casts: bool =
     return _fused(g, s, name, x, width, casts=casts)
 
 
-def num_statistics(s: Setting) -> int:
+def num_statistics(s: OpContext) -> int:
     """fp32 numbers a row that the backward needs: 1/rms, or mean and 1/std."""
     return 1 if s.model.norm == "rms" else 2
 
 
-def _fused(g: Graph, s: Setting, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
+def _fused(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
     """Forward reads x and writes y. Backward reads dy and x twice, for dx and for the weight's column sums."""
     rows = x.numel // width
     out = g.value(name, x.numel, x.dtype)

@@ -12,7 +12,7 @@ from typing import Final
 
 from simulator.kernels import Kernel, fp4_bytes
 from simulator.ops.graph import Graph, Value, stream
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 
 MX_BLOCK: Final = 32  # elements that share a scale of one byte
 SQUARE: Final = 128  # elements, and of weights rows too, that share a scale of fp32 (arXiv 2412.19437, section 3.3.2)
@@ -70,7 +70,7 @@ class Quantiser:
     def __init__(
         self,
         g: Graph,
-        s: Setting,
+        s: OpContext,
         name: str,
         numels: tuple[int, int, int],
         launches: int = 1,
@@ -188,7 +188,7 @@ class Quantiser:
         return stream("cast", 2 * reads * numel, numel, reads)
 
 
-def casts_in_norms(s: Setting) -> bool:
+def casts_in_norms(s: OpContext) -> bool:
     """Hand-fused norms write what the product behind them reads in fp8 (Transformer Engine: past maxima, no others)."""
     return s.stack.blocks == "fused" and s.gemm_dtype == "fp8" and s.recipe == "delayed"
 

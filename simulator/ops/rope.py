@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from simulator.kernels import DTYPE_BYTES, Stream
 from simulator.ops.graph import Graph, Value, stream
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 
 
-def rotate(g: Graph, s: Setting, values: list[Value]) -> list[Value]:
+def rotate(g: Graph, s: OpContext, values: list[Value]) -> list[Value]:
     """Q and K rotated by their positions; unchanged for models without rotary positions."""
     if s.model.positions != "rope":
         return values
@@ -28,7 +28,7 @@ def rotate(g: Graph, s: Setting, values: list[Value]) -> list[Value]:
     return [_half(g, s, x, tables) for x in values]
 
 
-def _tables(g: Graph, s: Setting) -> list[Value]:
+def _tables(g: Graph, s: OpContext) -> list[Value]:
     """Tables of cosines and sines in the compute dtype; the fp32 tables are buffers, so in fp32 nothing is made."""
     if s.dtype == "fp32":
         return []
@@ -42,7 +42,7 @@ def _tables(g: Graph, s: Setting) -> list[Value]:
     return tables
 
 
-def _half(g: Graph, s: Setting, x: Value, tables: list[Value]) -> Value:
+def _half(g: Graph, s: OpContext, x: Value, tables: list[Value]) -> Value:
     """Hugging Face's rotate-half, x cos + cat(-x₂, x₁) sin. Only cos and sin are saved: they need no gradient.
 
     x is a transposed view of a projection; after `cat` half of the terms lie in the order of heads. So the gradient that
@@ -95,7 +95,7 @@ def _scaled(g: Graph, x: Value, tables: list[Value]) -> Value:
     return out
 
 
-def _half_backward(s: Setting, one: Stream) -> tuple[Stream, ...]:
+def _half_backward(s: OpContext, one: Stream) -> tuple[Stream, ...]:
     """The product, and the copy that puts the gradient in order; where Q, K, V are one product, its join does that."""
     return (one,) if s.model.fused_qkv else (one, one)
 

@@ -33,7 +33,7 @@ from typing import Final, Literal
 from simulator.kernels import Kernel
 from simulator.ops.core import Exchange
 from simulator.ops.graph import Graph, Value, stream
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter"]
 Split = Literal["columns", "rows", "none"]
@@ -54,7 +54,7 @@ _SPLITS: Final = (
 )
 
 
-def enter(g: Graph, s: Setting, name: str, x: Value, feeds: tuple[str, ...] = ()) -> Value:
+def enter(g: Graph, s: OpContext, name: str, x: Value, feeds: tuple[str, ...] = ()) -> Value:
     """The region's input on whole tokens. Fused stacks: unchanged, their linear layers gather. feeds: the products it is for."""
     if s.plan.tp == 1 or s.stack.blocks == "fused":
         return x
@@ -72,14 +72,14 @@ def enter(g: Graph, s: Setting, name: str, x: Value, feeds: tuple[str, ...] = ()
     return _gather(g, s, name, x, backward_exchanges=scattered, feeds=feeds)
 
 
-def gather(g: Graph, s: Setting, name: str, x: Value) -> Value:
+def gather(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     """Whole tokens for what every rank computes alike: of their gradient, the same everywhere, each keeps its part."""
     return _gather(g, s, name, x) if s.sequence_parallel else x
 
 
 def _gather(
     g: Graph,
-    s: Setting,
+    s: OpContext,
     name: str,
     x: Value,
     backward_exchanges: tuple[Exchange, ...] = (),
@@ -114,7 +114,7 @@ def _gather(
     return whole
 
 
-def part(g: Graph, s: Setting, name: str, x: Value) -> Value:
+def part(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     """This rank's part of tokens that every rank has whole; backward, the parts' gradients are gathered."""
     if not s.sequence_parallel:
         return x
@@ -134,7 +134,7 @@ def part(g: Graph, s: Setting, name: str, x: Value) -> Value:
     return out
 
 
-def _copied_bytes(s: Setting, whole: Value) -> int:
+def _copied_bytes(s: OpContext, whole: Value) -> int:
     """What puts gathered parts in order: the ranks' parts of one sequence lie right as they come."""
     return whole.num_bytes if s.batch > 1 else 0
 
@@ -143,7 +143,7 @@ def _copies(num_bytes: int) -> tuple[Kernel, ...]:
     return (stream("copy", num_bytes, num_bytes),) if num_bytes else ()
 
 
-def leave(g: Graph, s: Setting, name: str, x: Value) -> Value:
+def leave(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     """The region's result, partial sums before, as the residual stream has it."""
     if s.plan.tp == 1 or (x.numel < s.tokens * s.model.d_model):  # its linear layer has scattered it already
         return x
@@ -179,7 +179,7 @@ def leave(g: Graph, s: Setting, name: str, x: Value) -> Value:
     return out
 
 
-def whole_columns(g: Graph, s: Setting, name: str, x: Value) -> Value:
+def whole_columns(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     """All columns of a product that was split by columns: gathered, and put side by side; backward, the way back."""
     whole = g.value(name, x.numel * s.plan.tp, x.dtype)
     copied = stream("join", whole.num_bytes, whole.num_bytes, numel=whole.numel)
@@ -199,13 +199,13 @@ def whole_columns(g: Graph, s: Setting, name: str, x: Value) -> Value:
     return whole
 
 
-class Course:
+class LayerCommunication:
     """What a linear layer itself sends, and when: a hand-fused one, or one cut in pieces. Elsewhere nothing.
 
     gathers_input: it reads its part of the tokens and gathers the rest; scatters_output: it writes a part.
     """
 
-    def __init__(self, s: Setting, split: Split, name: str = "") -> None:
+    def __init__(self, s: OpContext, split: Split, name: str = "") -> None:
         self._columns = s.plan.tp > 1 and s.stack.blocks == "fused" and split == "columns"
         self._hides = s.stack.tp_overlap != "none"
         self._tp, self._ub, self._symmetric = s.plan.tp, s.userbuffers, s.symmetric_memory

@@ -1,4 +1,4 @@
-"""The price of a placement: seconds a step that a GPU's links are busy, by the roads that its groups then have.
+"""The price of a placement: seconds a step that a GPU's links are busy, by the routes that its groups then have.
 
 Every call is priced alone, as the simulator prices it, with all groups of its axis at once (`ports`, `cards`); calls are
 added. What compute hides is not taken off: a step played tells, and decides in the end.
@@ -15,17 +15,17 @@ from typing import Final, NamedTuple
 from simulator.collectives.call import Call as NcclCall
 from simulator.collectives.cost import call_of, call_s
 from simulator.collectives.ports import PCIE
+from simulator.group_layout import Pattern
 from simulator.lower import Lowering
 from simulator.mesh import GroupShape, Mesh
 from simulator.place.traffic import Call, Where, step_calls
-from simulator.seating import Pattern
-from simulator.topology.seats import Seats
+from simulator.topology.rank_mapping import RankMapping
 
 _IN_ORDER: Final = "send_recv"  # of other kinds NCCL orders the GPUs of a group
 _LOUD: Final = 0.1  # of all bytes: who sends less does not decide who gets the cables
 
 
-class Judged(NamedTuple):
+class PlacementPrice(NamedTuple):
     """A placement. crossings: of each loud axis, how many of its sets of groups cross PCIe; prices_s: of each call.
 
     PCIe paths are crossed at their data sheet's speed in prices, which machines reach less surely than their cables'. So
@@ -40,39 +40,39 @@ class Judged(NamedTuple):
         return sum(self.prices_s)
 
 
-class Roads:
+class PlacementPricer:
     """The price of seating the ranks of every node's places 0, 1, … on its GPUs, alike on all nodes.
 
     blocks: the place of each rank, counted over the nodes; none: rank r has place r. calls: of the step.
     """
 
-    def __init__(self, lowering: Lowering, calls: Sequence[Call], blocks: Seats = ()) -> None:
+    def __init__(self, lowering: Lowering, calls: Sequence[Call], blocks: RankMapping = ()) -> None:
         self.cluster, self.curves, self.nccl = lowering.cluster, lowering.curves, lowering.fabric.nccl
         self.calls = tuple(calls)
         self.num_places = self.cluster.gpus_per_node
-        seats = blocks or tuple(range(self.num_places))
-        self.mesh = Mesh(lowering.plan, lowering.whole.model_copy(update={"seats": seats}))
+        rank_mapping = blocks or tuple(range(self.num_places))
+        self.mesh = Mesh(lowering.plan, lowering.whole.model_copy(update={"seats": rank_mapping}))
         self._seen: dict[tuple[Where, str, tuple[Pattern, ...]], int] = {}  # by where they lie: a kind of call
         self._numbers: dict[NcclCall, int] = {}
         self._kinds: list[NcclCall] = []
         self._over_pcie: list[bool] = []
-        self._seconds: dict[tuple[int, int], float] = {}  # by call and kind of call: few, as roads are alike
+        self._seconds: dict[tuple[int, int], float] = {}  # by call and kind of call: few, as routes are alike
 
     @classmethod
-    def of(cls, lowering: Lowering, blocks: Seats = ()) -> Roads:
-        """The roads of a lowered step."""
+    def of(cls, lowering: Lowering, blocks: RankMapping = ()) -> PlacementPricer:
+        """The routes of a lowered step."""
         return cls(lowering, step_calls(lowering), blocks)
 
     def price_s(self, order: Sequence[int]) -> float:
         """Seconds a step; order: the GPU of each place."""
-        return self.judged(order).price_s
+        return self.evaluated(order).price_s
 
-    def judged(self, order: Sequence[int]) -> Judged:
+    def evaluated(self, order: Sequence[int]) -> PlacementPrice:
         """What every call costs, and who crosses PCIe though the node has cables."""
         moved = {where: self.moved(where, order) for where in self.shapes}
         kinds = [self._kind(call, moved[call.where]) for call in self.calls]
         over = {call.where for call, kind in zip(self.calls, kinds, strict=True) if self._over_pcie[kind]}
-        return Judged(
+        return PlacementPrice(
             crossings=tuple(sum(where in over for where in wheres) for wheres in self._loud),
             prices_s=tuple(self._call_s(index, kind) for index, kind in enumerate(kinds)),
         )
@@ -107,7 +107,7 @@ class Roads:
         return self.mesh.pair_shape(*where) if isinstance(where, tuple) else self.mesh.group_shape(where)
 
     def _kind(self, call: Call, patterns: tuple[Pattern, ...]) -> int:
-        """Equal for calls that find equal roads."""
+        """Equal for calls that find equal routes."""
         kind = self._seen.get((call.where, call.kind, patterns))
         if kind is None:
             shape = replace(self.shapes[call.where], patterns=patterns)

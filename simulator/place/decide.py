@@ -8,7 +8,7 @@ from simulator.calibration import Calibration
 from simulator.collectives.ports import port_of
 from simulator.mesh import GroupShape
 from simulator.model import Model
-from simulator.place.cost import Roads
+from simulator.place.cost import PlacementPricer
 from simulator.place.local import Local, place_node
 from simulator.place.orders import blocks_of, composed
 from simulator.place.rails import on_their_rails
@@ -20,14 +20,14 @@ from simulator.predict import Prediction
 from simulator.predict.difference import Difference, difference, sharing, timed
 from simulator.stack import Stack
 from simulator.topology import Cluster
-from simulator.topology.seats import shortest
+from simulator.topology.rank_mapping import shortest
 
 _WORTH_TELLING = 1e-3  # of a step
 _Found = list[tuple[str, Choice, Local]]  # rank order, seats under it, and the node that they came from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Road:
+class GroupPath:
     """What one set of groups, or messages, finds. price_s: seconds a step, alone; bytes_per_s: of the slowest group, data sheet."""
 
     price_s: float
@@ -38,11 +38,11 @@ class Road:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """The roads of one axis, or of messages between stages, in the order of ranks and as placed."""
+    """The routes of one axis, or of messages between stages, in the order of ranks and as placed."""
 
     what: str
-    default: Road
-    placed: Road
+    default: GroupPath
+    placed: GroupPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def place(
     stages may change. tell: hears how many placements were priced, and how many steps played. Only what a played step
     confirms is an answer. Raises InputError as `predict` does.
     """
-    seats, cluster = shortest(cluster.seats, cluster.gpus_per_node), cluster.seated(())
+    rank_mapping, cluster = shortest(cluster.seats, cluster.gpus_per_node), cluster.with_rank_mapping(())
     trials = Trials(
         model=model,
         cluster=cluster,
@@ -131,7 +131,7 @@ def place(
     best, found = _of_equal_nodes(trials, start, calls, across_nodes=across_nodes)
     best = on_their_rails(trials, best)
     best = suited(trials, best, deal=deal_layers)
-    own = Choice(plan, seats) if seats else None
+    own = Choice(plan, rank_mapping) if rank_mapping else None
     return _answer(trials, start, default, best, own, calls, found)
 
 
@@ -146,21 +146,21 @@ def _answer(
 ) -> Placement:
     """The best choice beside the start, if whole predictions say that it is better: they know allocator's stalls too."""
     given, crosses = trials.prediction(own) if own is not None else None, False
-    short = shortest(best.seats, trials.cluster.gpus_per_node)
+    short = shortest(best.rank_mapping, trials.cluster.gpus_per_node)
     placed = trials.prediction(Choice(best.plan, short)) if best != start else default
     if not is_better(_told(placed), _told(default)):
         best, short, placed = start, (), default
     if own is not None and given is not None:
-        if (best.plan, short) == (own.plan, own.seats):
+        if (best.plan, short) == (own.plan, own.rank_mapping):
             given = placed
         elif not is_better(_told(placed), _told(given)):
             crosses = _crosses_more(trials, start, own, calls)
-            best, short, placed = (best, short, placed) if crosses else (own, own.seats, given)
+            best, short, placed = (best, short, placed) if crosses else (own, own.rank_mapping, given)
     return Placement(
         model=trials.model.name,
         plan=best.plan,
         given=start.plan,
-        cluster=trials.cluster.seated(short),
+        cluster=trials.cluster.with_rank_mapping(short),
         default=default,
         placed=placed,
         gains=_gains(trials, start, best, calls),
@@ -178,7 +178,10 @@ def _answer(
 def _crosses_more(trials: Trials, start: Choice, own: Choice, calls: tuple[Call, ...]) -> bool:
     """Whether the loudest traffic has to cross PCIe more than in the order of ranks."""
     gpus = range(trials.cluster.gpus_per_node)
-    order, given = (Roads(trials.lowering(start), calls, seats).judged(gpus).crossings for seats in ((), own.seats))
+    order, given = (
+        PlacementPricer(trials.lowering(start), calls, rank_mapping).evaluated(gpus).crossings
+        for rank_mapping in ((), own.rank_mapping)
+    )
     return given > order
 
 
@@ -200,13 +203,13 @@ def _of_equal_nodes(
     Of those that beat the start and cross PCIe no more than it, who does so least; of these, whose step is the shortest.
     """
     found: _Found = []
-    limit = Roads(trials.lowering(start), calls).judged(range(trials.cluster.gpus_per_node)).crossings
+    limit = PlacementPricer(trials.lowering(start), calls).evaluated(range(trials.cluster.gpus_per_node)).crossings
     ranked: list[tuple[tuple[int, ...], Score, int]] = []
     for name, blocks in blocks_of(start.plan, trials.cluster, across_nodes=across_nodes):
-        local = place_node(Roads(trials.lowering(start), calls, blocks), trials.tell)
+        local = place_node(PlacementPricer(trials.lowering(start), calls, blocks), trials.tell)
         for order, crossings in zip(local.orders, local.crossings, strict=True):
-            seats = composed(blocks, order, trials.cluster.num_devices)
-            choice = Choice(start.plan, shortest(seats, trials.cluster.gpus_per_node))
+            rank_mapping = composed(blocks, order, trials.cluster.num_devices)
+            choice = Choice(start.plan, shortest(rank_mapping, trials.cluster.gpus_per_node))
             score = trials.score(choice)
             if crossings <= limit and is_better(score, trials.score(start)):
                 ranked.append((crossings, score, len(found)))
@@ -216,47 +219,47 @@ def _of_equal_nodes(
 
 def _gains(trials: Trials, start: Choice, best: Choice, calls: tuple[Call, ...]) -> tuple[Gain, ...]:
     """Axis by axis, and all messages between stages together, the default's dearest first."""
-    before, after = (_roads(trials, choice, calls) for choice in (start, best))
-    gains = [Gain(what=what, default=road, placed=after[what]) for what, road in before.items()]
+    before, after = (_group_paths(trials, choice, calls) for choice in (start, best))
+    gains = [Gain(what=what, default=path, placed=after[what]) for what, path in before.items()]
     return tuple(sorted(gains, key=lambda gain: (-gain.default.price_s, gain.what)))
 
 
-def _roads(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dict[str, Road]:
-    """By axis; the calls are those of the plan as given, so that roads are compared and not plans."""
-    roads = Roads(trials.lowering(Choice(choice.plan, ())), calls, _all_seats(choice, trials.cluster))
-    prices = roads.judged(range(roads.num_places)).prices_s
-    found: dict[str, Road] = {}
+def _group_paths(trials: Trials, choice: Choice, calls: tuple[Call, ...]) -> dict[str, GroupPath]:
+    """By axis; the calls are those of the plan as given, so that routes are compared and not plans."""
+    pricer = PlacementPricer(trials.lowering(Choice(choice.plan, ())), calls, _all_seats(choice, trials.cluster))
+    prices = pricer.evaluated(range(pricer.num_places)).prices_s
+    found: dict[str, GroupPath] = {}
     for call, price in zip(calls, prices, strict=True):
-        name, road = _name(call.where), _road(trials.cluster, roads.shapes[call.where], call.kind, price)
+        name, path = _name(call.where), _group_path(trials.cluster, pricer.shapes[call.where], call.kind, price)
         known = found.get(name)
         if known is not None:
-            slowest = min(known, road, key=lambda one: one.bytes_per_s)
+            slowest = min(known, path, key=lambda one: one.bytes_per_s)
             total = known.price_s + price
-            road = Road(
+            path = GroupPath(
                 price_s=total,
                 link=slowest.link,
                 bytes_per_s=slowest.bytes_per_s,
-                num_nodes=max(known.num_nodes, road.num_nodes),
+                num_nodes=max(known.num_nodes, path.num_nodes),
             )
-        found[name] = road
+        found[name] = path
     return found
 
 
 def _all_seats(choice: Choice, cluster: Cluster) -> tuple[int, ...]:
-    return choice.seats or tuple(range(cluster.gpus_per_node))
+    return choice.rank_mapping or tuple(range(cluster.gpus_per_node))
 
 
 def _name(where: Where) -> str:
     return "messages between stages" if isinstance(where, tuple) else where
 
 
-def _road(cluster: Cluster, shape: GroupShape, kind: str, price_s: float) -> Road:
-    """The narrowest of a group's links: inside its nodes, or what its node's cards leave it."""
+def _group_path(cluster: Cluster, shape: GroupShape, kind: str, price_s: float) -> GroupPath:
+    """The narrowest of a group's links: inside its nodes, or what its node's NICs leave it."""
     port = port_of(cluster.usual, shape, kind)
-    inside = Road(price_s=price_s, link=port.kind, bytes_per_s=port.reached_bytes_per_s, num_nodes=shape.num_nodes)
+    inside = GroupPath(price_s=price_s, link=port.kind, bytes_per_s=port.reached_bytes_per_s, num_nodes=shape.num_nodes)
     if shape.num_nodes == 1 or cluster.inter is None or not shape.spans_domain:
         return inside
     share = cluster.node_bytes_per_s / max(1, shape.num_groups_per_node)
     if shape.ranks_per_node > 1 and inside.bytes_per_s < share:
         return inside
-    return Road(price_s=price_s, link=cluster.inter.kind, bytes_per_s=share, num_nodes=shape.num_nodes)
+    return GroupPath(price_s=price_s, link=cluster.inter.kind, bytes_per_s=share, num_nodes=shape.num_nodes)

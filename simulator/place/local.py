@@ -1,7 +1,7 @@
 """The seats of one node's places, alike on all nodes: all of them where symmetry leaves few, else assignment and exchange.
 
 The start is a quadratic assignment problem (Koopmans and Beckmann, Econometrica 25, 1957): bytes between places times
-seconds a byte between GPUs. A greedy one puts the pair that talks most on the fastest road; scipy's is FAQ (Vogelstein et
+seconds a byte between GPUs. A greedy one puts the pair that talks most on the fastest route; scipy's is FAQ (Vogelstein et
 al., PLOS ONE 10(4), 2015). From each start pairs of seats are exchanged while that lowers the price (2-opt; Croes,
 Operations Research 6, 1958; for assignment: Burkard, Dell'Amico, Martello, Assignment Problems, SIAM 2012, chapter 8). The price is not
 quadratic, as groups share roads: so it decides, and the assignment only starts.
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Final, Literal
 
-from simulator.place.cost import Judged, Roads
-from simulator.place.symmetry import count, distinct, free_lines, twin_classes
+from simulator.place.cost import PlacementPrice, PlacementPricer
+from simulator.place.symmetry import count, distinct, equal_gpus, free_lines
 from simulator.place.trial import Tell
 from simulator.topology.wiring import Wiring
 
@@ -35,7 +35,7 @@ _KEPT: Final = 8  # placements that are handed on to be simulated
 class Local:
     """Orders of a node's GPUs, the best first, each with other prices than the others.
 
-    crossings: of each, who crosses PCIe (`Judged`); price_s: of each. num_priced: how many were. exact: no other order of
+    crossings: of each, who crosses PCIe (`PlacementPrice`); price_s: of each. num_priced: how many were. exact: no other order of
     the node crosses less, or as little and is cheaper.
     """
 
@@ -46,16 +46,16 @@ class Local:
     exact: bool
 
 
-def place_node(roads: Roads, tell: Tell = lambda _, __: None) -> Local:
+def place_node(pricer: PlacementPricer, tell: Tell = lambda _, __: None) -> Local:
     """The cheapest seats of a node's places. tell: hears how many orders were priced."""
-    classes, lines = twin_classes(roads.cluster), free_lines(roads)
+    classes, lines = equal_gpus(pricer.cluster), free_lines(pricer)
     exact = count(classes, lines) <= MOST_EXACT
-    tried = distinct(classes, lines) if exact else _exchanged(roads, classes)
-    priced: dict[Judged, Order] = {}
+    tried = distinct(classes, lines) if exact else _exchanged(pricer, classes)
+    priced: dict[PlacementPrice, Order] = {}
     num = 0
     for order in tried:
         num += 1
-        priced.setdefault(_rounded(roads.judged(order)), order)
+        priced.setdefault(_rounded(pricer.evaluated(order)), order)
         if num % _TOLD == 0:
             tell("priced", num)
     kept = _kept(priced)
@@ -68,12 +68,12 @@ def place_node(roads: Roads, tell: Tell = lambda _, __: None) -> Local:
     )
 
 
-def _rounded(judged: Judged) -> Judged:
+def _rounded(evaluated: PlacementPrice) -> PlacementPrice:
     """Sums in another order differ in their last digits; a microsecond a day is nothing."""
-    return Judged(judged.crossings, tuple(float(f"{price:.9g}") for price in judged.prices_s))
+    return PlacementPrice(evaluated.crossings, tuple(float(f"{price:.9g}") for price in evaluated.prices_s))
 
 
-def _kept(priced: Iterable[Judged]) -> list[Judged]:
+def _kept(priced: Iterable[PlacementPrice]) -> list[PlacementPrice]:
     """The best, and those that none before them beats in every call: what hides behind compute is not known here.
 
     Half of those kept cross PCIe as little as can be; the others may be quicker nevertheless.
@@ -84,7 +84,7 @@ def _kept(priced: Iterable[Judged]) -> list[Judged]:
     return _front(sorted(ranked, key=lambda one: (one.price_s, one)), front, _KEPT)
 
 
-def _front(ranked: Iterable[Judged], front: list[Judged], most: int) -> list[Judged]:
+def _front(ranked: Iterable[PlacementPrice], front: list[PlacementPrice], most: int) -> list[PlacementPrice]:
     """`front` with those in order that nothing in it beats in every call, up to `most`."""
     for one in ranked:
         if len(front) == most:
@@ -94,12 +94,12 @@ def _front(ranked: Iterable[Judged], front: list[Judged], most: int) -> list[Jud
     return front
 
 
-def _exchanged(roads: Roads, classes: Sequence[int]) -> Iterator[Order]:
+def _exchanged(pricer: PlacementPricer, classes: Sequence[int]) -> Iterator[Order]:
     """From every start, exchanges while they lower the price; each local optimum, and the order as it is."""
-    problem = Problem.of(roads)
-    yield tuple(range(roads.num_places))
+    problem = Problem.of(pricer)
+    yield tuple(range(pricer.num_places))
     for start in _starts(problem):
-        yield two_opt(roads, problem, start, classes)
+        yield two_opt(pricer, problem, start, classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class Problem:
     distances: NDArray[np.float64]
 
     @classmethod
-    def of(cls, roads: Roads) -> Problem:
+    def of(cls, pricer: PlacementPricer) -> Problem:
         """Of a node's places and GPUs."""
-        return cls(flows_of(roads), distances_of(roads))
+        return cls(flows_of(pricer), distances_of(pricer))
 
     def cost_s(self, order: Sequence[int]) -> float:
         """Σ flow × distance."""
@@ -120,20 +120,20 @@ class Problem:
         return float((self.flows * self.distances[at][:, at]).sum())
 
 
-def two_opt(roads: Roads, problem: Problem, order: Order, classes: Sequence[int]) -> Order:
+def two_opt(pricer: PlacementPricer, problem: Problem, order: Order, classes: Sequence[int]) -> Order:
     """Exchange two seats while that crosses PCIe less, or lowers the price, or leaves it and lowers the assignment's cost.
 
     The price is that of the slowest group of an axis: most single exchanges leave it as it is.
     """
     at = list(order)
-    best, improved = (*_key(roads, at), problem.cost_s(at)), True
+    best, improved = (*_key(pricer, at), problem.cost_s(at)), True
     while improved:
         improved = False
         for a, b in combinations(range(len(at)), 2):
             if classes[at[a]] == classes[at[b]]:
                 continue
             at[a], at[b] = at[b], at[a]
-            crossings, price = _key(roads, at)
+            crossings, price = _key(pricer, at)
             same = crossings == best[0] and price <= best[1] * (1 + _TIE)
             cost = problem.cost_s(at) if same else float("inf")
             cheaper = crossings == best[0] and price < best[1] * (1 - _TIE)
@@ -144,18 +144,18 @@ def two_opt(roads: Roads, problem: Problem, order: Order, classes: Sequence[int]
     return tuple(at)
 
 
-def _key(roads: Roads, order: Sequence[int]) -> tuple[tuple[int, ...], float]:
-    judged = roads.judged(order)
-    return judged.crossings, judged.price_s
+def _key(pricer: PlacementPricer, order: Sequence[int]) -> tuple[tuple[int, ...], float]:
+    evaluated = pricer.evaluated(order)
+    return evaluated.crossings, evaluated.price_s
 
 
-def flows_of(roads: Roads) -> NDArray[np.float64]:
+def flows_of(pricer: PlacementPricer) -> NDArray[np.float64]:
     """Bytes a step between places of the first node: those of a group are spread over its pairs."""
     import numpy as np  # noqa: PLC0415  a tenth of a second, and many machines are even
 
-    flows = np.zeros((roads.num_places, roads.num_places))
-    for call in roads.calls:
-        for pattern in roads.shapes[call.where].patterns:
+    flows = np.zeros((pricer.num_places, pricer.num_places))
+    for call in pricer.calls:
+        for pattern in pricer.shapes[call.where].patterns:
             for group in pattern:
                 for a, b in combinations(group, 2):
                     flows[a, b] += call.count * call.size_bytes / (len(group) - 1)
@@ -163,15 +163,15 @@ def flows_of(roads: Roads) -> NDArray[np.float64]:
     return both
 
 
-def distances_of(roads: Roads) -> NDArray[np.float64]:
-    """Seconds a byte between any two GPUs of a node, while all that can share the links of their road do."""
+def distances_of(pricer: PlacementPricer) -> NDArray[np.float64]:
+    """Seconds a byte between any two GPUs of a node, while all that can share the links of their route do."""
     import numpy as np  # noqa: PLC0415  likewise
 
-    wiring, size = Wiring.of(roads.cluster), roads.num_places
+    wiring, size = Wiring.of(pricer.cluster), pricer.num_places
     found = np.zeros((size, size))
     if wiring.is_even:
-        return found + (1 - np.eye(size)) / roads.cluster.intra.bytes_per_s
-    ways = {(a, b): wiring.road(a, b, (a, b)).links for a, b in permutations(range(size), 2)}
+        return found + (1 - np.eye(size)) / pricer.cluster.intra.bytes_per_s
+    ways = {(a, b): wiring.route(a, b, (a, b)).links for a, b in permutations(range(size), 2)}
     ends: dict[str, tuple[set[int], set[int]]] = {}
     for (a, b), links in ways.items():
         for link in links:
@@ -203,10 +203,12 @@ def _starts(problem: Problem) -> Iterator[Order]:
 def greedy(problem: Problem) -> Order:
     """Place by place: the one that talks most with those seated, on the GPU that is nearest to them for its bytes."""
     flows, distances, size = problem.flows, problem.distances, len(problem.flows)
-    seats: dict[int, int] = {0: 0}
-    while len(seats) < size:
-        open_places = [place for place in range(size) if place not in seats]
-        place = max(open_places, key=lambda p: (sum(flows[p, q] for q in seats), -p))
-        free = [gpu for gpu in range(size) if gpu not in seats.values()]
-        seats[place] = min(free, key=lambda g: (sum(flows[place, q] * distances[g, h] for q, h in seats.items()), g))
-    return tuple(seats[place] for place in range(size))
+    rank_mapping: dict[int, int] = {0: 0}
+    while len(rank_mapping) < size:
+        open_places = [place for place in range(size) if place not in rank_mapping]
+        place = max(open_places, key=lambda p: (sum(flows[p, q] for q in rank_mapping), -p))
+        free = [gpu for gpu in range(size) if gpu not in rank_mapping.values()]
+        rank_mapping[place] = min(
+            free, key=lambda g: (sum(flows[place, q] * distances[g, h] for q, h in rank_mapping.items()), g)
+        )
+    return tuple(rank_mapping[place] for place in range(size))

@@ -8,10 +8,10 @@ from itertools import permutations
 from simulator.mesh import Mesh
 from simulator.plan import Plan
 from simulator.topology import Cluster
-from simulator.topology.seats import Seats
+from simulator.topology.rank_mapping import RankMapping
 
 
-def blocks_of(plan: Plan, cluster: Cluster, *, across_nodes: bool) -> Iterator[tuple[str, Seats]]:
+def blocks_of(plan: Plan, cluster: Cluster, *, across_nodes: bool) -> Iterator[tuple[str, RankMapping]]:
     """(rank order, seats): the plan's own first; across_nodes: every other order of its axes that differs."""
     yield plan.rank_order, ()
     if not across_nodes or cluster.num_nodes == 1:
@@ -22,14 +22,14 @@ def blocks_of(plan: Plan, cluster: Cluster, *, across_nodes: bool) -> Iterator[t
     for order in permutations(axes):
         name = "-".join(order)
         other = Mesh(plan.model_copy(update={"rank_order": name}), cluster)
-        seats = tuple(other.rank(mesh.coordinates(rank)) for rank in range(mesh.num_ranks))
-        if seats not in seen:
-            seen.add(seats)
-            yield name, seats
+        rank_mapping = tuple(other.rank(mesh.coordinates(rank)) for rank in range(mesh.num_ranks))
+        if rank_mapping not in seen:
+            seen.add(rank_mapping)
+            yield name, rank_mapping
 
 
-def composed(blocks: Seats, order: Seats, num_devices: int) -> Seats:
-    """Seats of all ranks: rank -> place by the blocks, place -> GPU by every node's order."""
+def composed(blocks: RankMapping, order: RankMapping, num_devices: int) -> RankMapping:
+    """Places of all ranks: rank -> place by the blocks, place -> GPU by every node's order."""
     size = len(order)
     places = blocks or range(num_devices)
     return tuple(place // size * size + order[place % size] for place in places)

@@ -1,4 +1,4 @@
-"""Nodes whose cards are cabled to other rails: their ranks change GPUs, so that a group keeps its rail from node to node."""
+"""Nodes whose NICs are cabled to other rails: their ranks change GPUs, so that a group keeps its rail from node to node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from simulator.place.trial import Choice, Trials, is_better
 from simulator.topology import Cluster
-from simulator.topology.cards import places_of
+from simulator.topology.nics import places_of
 
 
 def on_their_rails(trials: Trials, best: Choice) -> Choice:
@@ -15,7 +15,9 @@ def on_their_rails(trials: Trials, best: Choice) -> Choice:
     cluster = trials.cluster
     orders = {node: gpus for node, rails in cluster.rails.items() if (gpus := _by_rail(cluster, rails)) is not None}
     for nodes in (tuple(orders), *((node,) for node in orders)):
-        choice = Choice(best.plan, _exchanged(cluster.seated(best.seats), {node: orders[node] for node in nodes}))
+        choice = Choice(
+            best.plan, _exchanged(cluster.with_rank_mapping(best.rank_mapping), {node: orders[node] for node in nodes})
+        )
         if is_better(trials.score(choice), trials.score(best)):
             best = choice
     return best
@@ -25,7 +27,7 @@ def _by_rail(cluster: Cluster, rails: Sequence[int]) -> tuple[int, ...] | None:
     """Of each GPU the one on this node that is on its rail; None where rails do not serve equally many GPUs."""
     beside = [place.gpus for place in places_of(cluster)]
     found: dict[int, int] = {}
-    here = {rail: beside[card] for card, rail in enumerate(rails)}
+    here = {rail: beside[nic] for nic, rail in enumerate(rails)}
     for rail, gpus in enumerate(beside):
         if len(gpus) != len(here[rail]):
             return None
@@ -40,5 +42,5 @@ def _by_rail(cluster: Cluster, rails: Sequence[int]) -> tuple[int, ...] | None:
 def _exchanged(cluster: Cluster, orders: dict[int, tuple[int, ...]]) -> tuple[int, ...]:
     """The cluster's seats, with the GPUs of some nodes exchanged."""
     moved = defaultdict[int, tuple[int, ...]](lambda: tuple(range(cluster.gpus_per_node)), orders)
-    seats = (divmod(cluster.gpu_of(rank), cluster.gpus_per_node) for rank in range(cluster.num_devices))
-    return tuple(node * cluster.gpus_per_node + moved[node][gpu] for node, gpu in seats)
+    rank_mapping = (divmod(cluster.gpu_of(rank), cluster.gpus_per_node) for rank in range(cluster.num_devices))
+    return tuple(node * cluster.gpus_per_node + moved[node][gpu] for node, gpu in rank_mapping)

@@ -1,6 +1,6 @@
 """Which placements of a node are one and the same: GPUs that nothing tells apart, and ranks that may change places.
 
-GPUs are twins where swapping them leaves cables, sockets, switches and cards as they are. Along an axis of the mesh ranks
+GPUs are twins where swapping them leaves cables, sockets, switches and NICs as they are. Along an axis of the mesh ranks
 may be renumbered where that leaves all groups as they are; pipeline stages and rings of a fixed order may not.
 """
 
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import factorial, prod
 
-from simulator.place.cost import Roads
+from simulator.place.cost import PlacementPricer
 from simulator.plan import AXES
 from simulator.topology import Cluster
-from simulator.topology.cards import places_of, socket_of
-from simulator.topology.parts import CardPlace
+from simulator.topology.nics import places_of, socket_of
+from simulator.topology.parts import NicPlace
 from simulator.topology.wiring import Wiring
 
 
-def twin_classes(cluster: Cluster) -> tuple[int, ...]:
+def equal_gpus(cluster: Cluster) -> tuple[int, ...]:
     """Of each GPU of a node the first that is its twin."""
     found: list[int] = []
     for gpu in range(cluster.gpus_per_node):
@@ -37,7 +37,7 @@ def _are_twins(cluster: Cluster, a: int, b: int) -> bool:
     cables = {name: rate for name, rate in wiring.rates.items() if name.startswith("gpu")}
     renamed = {_renamed(name, swapped): rate for name, rate in cables.items()}
     return cables == renamed and (
-        not _told(cluster) or _places(cluster, wiring, {}) == _places(cluster, wiring, swapped)
+        not _states_nic_places(cluster) or _places(cluster, wiring, {}) == _places(cluster, wiring, swapped)
     )
 
 
@@ -46,15 +46,15 @@ def _renamed(name: str, swapped: dict[int, int]) -> str:
     return ">".join(f"gpu{swapped.get(n, n)}" for n in (int(end.removeprefix("gpu")) for end in (src, dst)))
 
 
-def _told(cluster: Cluster) -> bool:
+def _states_nic_places(cluster: Cluster) -> bool:
     return cluster.inter is not None and bool(cluster.inter.cards)
 
 
 def _places(cluster: Cluster, wiring: Wiring, swapped: dict[int, int]) -> Counter[tuple[tuple[int, ...], int]]:
-    """Cards by what they sit beside, whatever their number."""
+    """NICs by what they sit beside, whatever their number."""
 
-    def place(card: CardPlace) -> tuple[tuple[int, ...], int]:
-        return tuple(sorted(swapped.get(gpu, gpu) for gpu in card.gpus)), socket_of(wiring, card)
+    def place(nic: NicPlace) -> tuple[tuple[int, ...], int]:
+        return tuple(sorted(swapped.get(gpu, gpu) for gpu in nic.gpus)), socket_of(wiring, nic)
 
     return Counter(map(place, places_of(cluster)))
 
@@ -72,25 +72,25 @@ class Lines:
         return prod(factorial(len(line)) for line in self.lines)
 
 
-def free_lines(roads: Roads) -> Lines:
+def free_lines(pricer: PlacementPricer) -> Lines:
     """The axes of a node along which its ranks may be renumbered."""
-    at = _coordinates(roads)
+    at = _coordinates(pricer)
     axes = [axis for axis in range(len(AXES)) if len({where[axis] for where in at}) > 1]
     sizes = [len({where[axis] for where in at}) for axis in axes]
     if len(set(at)) != len(at) or prod(sizes) != len(at):
         return Lines((), (0,))
     place = {where: index for index, where in enumerate(at)}
-    free = [axis for axis in axes if _is_free(roads, at, place, axis)]
+    free = [axis for axis in axes if _is_free(pricer, at, place, axis)]
     first = at[0]
     lines = tuple(tuple(place[_with(first, axis, value)] for value in _values(at, axis)) for axis in free)
     layer = [place[w] for w in at if all(w[axis] == first[axis] for axis in range(len(AXES)) if axis not in free)]
     return Lines(lines, tuple(sorted(layer)))
 
 
-def _coordinates(roads: Roads) -> list[tuple[int, ...]]:
+def _coordinates(pricer: PlacementPricer) -> list[tuple[int, ...]]:
     """Of the rank at each place of the first node."""
-    mesh = roads.mesh
-    ranks = (mesh.cluster.rank_on(place) for place in range(roads.num_places))
+    mesh = pricer.mesh
+    ranks = (mesh.cluster.rank_on(place) for place in range(pricer.num_places))
     return [tuple(mesh.coordinates(rank)[axis] for axis in AXES) for rank in ranks]
 
 
@@ -104,14 +104,16 @@ def _with(where: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
     return (*where[:axis], value, *where[axis + 1 :])
 
 
-def _is_free(roads: Roads, at: Sequence[tuple[int, ...]], place: dict[tuple[int, ...], int], axis: int) -> bool:
+def _is_free(
+    pricer: PlacementPricer, at: Sequence[tuple[int, ...]], place: dict[tuple[int, ...], int], axis: int
+) -> bool:
     """Swapping any two indices of the axis leaves every group as it is."""
     values = _values(at, axis)
     still = tuple(range(len(at)))
     for a, b in pairwise(values):
         swap = {a: b, b: a}
         order = [place[_with(where, axis, swap.get(where[axis], where[axis]))] for where in at]
-        if any(roads.moved(where, order) != roads.moved(where, still) for where in roads.shapes):
+        if any(pricer.moved(where, order) != pricer.moved(where, still) for where in pricer.shapes):
             return False
     return True
 

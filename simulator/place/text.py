@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.pipeline import stage_layers
-from simulator.place.decide import Placement, Road
+from simulator.place.decide import GroupPath, Placement
 from simulator.predict import Prediction
 from simulator.predict.difference import Difference
 from simulator.units import counted, format_rate, format_seconds
@@ -25,7 +25,7 @@ _MOST_NODES: Final = 16  # whose seats are printed
 def render(found: Placement) -> RenderableType:
     """The answer for a rich console."""
     parts: list[RenderableType] = [Text(_headline(found), style="bold"), Text(_verdict(found))]
-    parts += [*(Text(line) for line in _of_own(found)), Text(), _roads(found)]
+    parts += [*(Text(line) for line in _of_own(found)), Text(), _paths(found)]
     parts += [Text(), *(Text(line) for line in _seats(found)), Text()]
     parts += [Text(line) for line in _notes(found)]
     return Group(*parts)
@@ -75,20 +75,20 @@ def _fit(before: Prediction, after: Prediction) -> str:
     return "both steps played" if before.verdict == after.verdict else f"{before.verdict} becomes {after.verdict}"
 
 
-def _roads(found: Placement) -> Table:
+def _paths(found: Placement) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     for name in ("who meets", "in order", "alone, a step", "placed", "alone, a step"):
         table.add_column(name, justify="right" if "alone" in name else "left")
     for gain in found.gains:
         before, after = gain.default, gain.placed
         prices = format_seconds(before.price_s), format_seconds(after.price_s)
-        table.add_row(gain.what, _road(before), prices[0], _road(after), prices[1])
+        table.add_row(gain.what, _group_path(before), prices[0], _group_path(after), prices[1])
     return table
 
 
-def _road(road: Road) -> str:
-    nodes = f", {road.num_nodes} nodes" if road.num_nodes > 1 else ""
-    return f"{road.link} {format_rate(road.bytes_per_s)}{nodes}"
+def _group_path(path: GroupPath) -> str:
+    nodes = f", {path.num_nodes} nodes" if path.num_nodes > 1 else ""
+    return f"{path.link} {format_rate(path.bytes_per_s)}{nodes}"
 
 
 def _seats(found: Placement) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _plain(found: Placement) -> dict[str, Any]:
         "plan_changes": changed,
         "rank_order": found.rank_order or None,
         "groups": [
-            {"axis": gain.what, "default": _road_json(gain.default), "placed": _road_json(gain.placed)}
+            {"axis": gain.what, "default": _path_json(gain.default), "placed": _path_json(gain.placed)}
             for gain in found.gains
         ],
         "exact": found.exact,
@@ -167,10 +167,10 @@ def _step(step_s: float, verdict: str) -> dict[str, Any]:
     return {"step_s": step_s, "verdict": verdict}
 
 
-def _road_json(road: Road) -> dict[str, Any]:
+def _path_json(path: GroupPath) -> dict[str, Any]:
     return {
-        "price_s": road.price_s,
-        "link": road.link,
-        "bytes_per_s": road.bytes_per_s,
-        "num_nodes": road.num_nodes,
+        "price_s": path.price_s,
+        "link": path.link,
+        "bytes_per_s": path.bytes_per_s,
+        "num_nodes": path.num_nodes,
     }

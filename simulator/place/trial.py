@@ -12,11 +12,11 @@ from simulator.errors import InputError
 from simulator.lower import Lowering, lower
 from simulator.model import Model
 from simulator.plan import Plan
-from simulator.predict import Prediction, predicted, remembered
+from simulator.predict import Prediction, memory_of, prediction_of
 from simulator.predict.play import play
 from simulator.stack import Stack
 from simulator.topology import Cluster
-from simulator.topology.seats import Seats
+from simulator.topology.rank_mapping import RankMapping
 
 Score = tuple[float, float]  # bytes that are too many, seconds of a step; the lower the better
 WORST: Score = (float("inf"), float("inf"))
@@ -29,19 +29,19 @@ class Choice:
     """A plan on seats."""
 
     plan: Plan
-    seats: Seats
+    rank_mapping: RankMapping
 
 
 @dataclass(slots=True, kw_only=True)
 class Trials:
-    """The nouns that all candidates share, and the scores of those that were played."""
+    """The inputs that all candidates share, and the scores of those that were played."""
 
     model: Model
     cluster: Cluster  # without seats
     stack: Stack
     calibration: Calibration
     tell: Tell = lambda _, __: None
-    scores: dict[tuple[str, Seats], Score] = field(default_factory=dict)
+    scores: dict[tuple[str, RankMapping], Score] = field(default_factory=dict)
 
     @property
     def curves(self) -> LinkCurves:
@@ -49,12 +49,12 @@ class Trials:
 
     def lowering(self, choice: Choice) -> Lowering:
         """Raises InputError as `predict` does."""
-        cluster = self.cluster.seated(choice.seats)
+        cluster = self.cluster.with_rank_mapping(choice.rank_mapping)
         return lower(self.model, choice.plan, cluster, self.stack, self.calibration, self.curves)
 
     def score(self, choice: Choice) -> Score:
         """One step played; the worst where the plan cannot run so."""
-        key = (_changes(choice.plan), choice.seats)
+        key = (_changes(choice.plan), choice.rank_mapping)
         if key not in self.scores:
             self.scores[key] = self._played(choice)
             self.tell("played", len(self.scores))
@@ -70,14 +70,14 @@ class Trials:
     def prediction(self, choice: Choice) -> Prediction:
         """All of it. Raises InputError as `predict` does."""
         lowering = self.lowering(choice)
-        return predicted(lowering, remembered(lowering))
+        return prediction_of(lowering, memory_of(lowering))
 
 
 def _excess_bytes(lowering: Lowering) -> float:
     """By how much the device that holds least is overfull; seats alone do not change what equal GPUs hold."""
-    if lowering.cast is None:
+    if lowering.rank_classes is None:
         return 0.0
-    held = remembered(lowering, quick=True)
+    held = memory_of(lowering, quick=True)
     memory = held.memory
     return max(1.0, float(memory.used_bytes - memory.capacity_bytes)) if held.verdict == "OOM" else 0.0
 

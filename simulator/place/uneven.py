@@ -1,4 +1,4 @@
-"""Seats and layers where GPUs differ: who sits on the slow ones, and how much a stage on them holds.
+"""Places and layers where GPUs differ: who sits on the slow ones, and how much a stage on them holds.
 
 Ranks that colour refinement does not tell apart are tried once (`simulator.fold`), so trials grow with the kinds of GPUs
 and the stages, not with the cluster.
@@ -13,8 +13,8 @@ from typing import Final
 
 from simulator.pipeline import stage_layers
 from simulator.place.trial import Choice, Trials, is_better
-from simulator.topology.exceptions import Kinds
-from simulator.topology.seats import Seats, gpu_at
+from simulator.topology.exceptions import GpuKinds
+from simulator.topology.rank_mapping import RankMapping, gpu_at
 
 MOST_TRIALS: Final = 120  # steps that are played for one answer
 _DEALT: Final = ("gpipe", "1f1b", "zb_h1")  # schedules whose stages hold one chunk each
@@ -23,7 +23,7 @@ Unit = tuple[tuple[int, ...], int]  # GPUs that change seats together, and which
 
 def suited(trials: Trials, start: Choice, *, deal: bool) -> Choice:
     """Better seats and layers than the start's, as steps played say."""
-    kinds = Kinds.of(trials.cluster)
+    kinds = GpuKinds.of(trials.cluster)
     if not kinds.of_rank:
         return start
     best = start
@@ -33,7 +33,7 @@ def suited(trials: Trials, start: Choice, *, deal: bool) -> Choice:
     return moved_layers(trials, best, kinds) if deal and _may_deal(best) else best
 
 
-def _better(trials: Trials, best: Choice, other: Choice, kinds: Kinds, *, deal: bool) -> Choice:
+def _better(trials: Trials, best: Choice, other: Choice, kinds: GpuKinds, *, deal: bool) -> Choice:
     """The best of these, the other also with its layers in proportion to the pace of its stages."""
     options = [other]
     if deal and _may_deal(other):
@@ -44,7 +44,7 @@ def _better(trials: Trials, best: Choice, other: Choice, kinds: Kinds, *, deal: 
     return best
 
 
-def _units(trials: Trials, kinds: Kinds) -> list[Unit]:
+def _units(trials: Trials, kinds: GpuKinds) -> list[Unit]:
     """Whole nodes where the GPUs of each are alike, else every GPU."""
     cluster, each = trials.cluster, trials.cluster.gpus_per_node
     labels = [kinds.number(gpu) for gpu in range(cluster.num_devices)]
@@ -54,7 +54,7 @@ def _units(trials: Trials, kinds: Kinds) -> list[Unit]:
     return [((gpu,), label) for gpu, label in enumerate(labels)]
 
 
-def _grouped(trials: Trials, start: Choice, kinds: Kinds) -> Iterator[Choice]:
+def _grouped(trials: Trials, start: Choice, kinds: GpuKinds) -> Iterator[Choice]:
     """As they sit; then units of one kind side by side, at every place where a stage begins."""
     yield start
     units, mesh = _units(trials, kinds), trials.lowering(start).mesh
@@ -66,15 +66,15 @@ def _grouped(trials: Trials, start: Choice, kinds: Kinds) -> Iterator[Choice]:
     for first in dict.fromkeys([*range(0, len(rest) + 1, width), len(rest)]):
         order = [*rest[:first], *odd, *rest[first:]]
         gpus = [gpu for unit, _ in order for gpu in unit]
-        yield Choice(start.plan, _on(start.seats, gpus, trials.cluster.num_devices))
+        yield Choice(start.plan, _on(start.rank_mapping, gpus, trials.cluster.num_devices))
 
 
-def _on(seats: Seats, gpus: Sequence[int], num_devices: int) -> Seats:
-    """Seats whose GPU g becomes gpus[g]."""
-    return tuple(gpus[gpu_at(seats, rank)] for rank in range(num_devices))
+def _on(rank_mapping: RankMapping, gpus: Sequence[int], num_devices: int) -> RankMapping:
+    """Places whose GPU g becomes gpus[g]."""
+    return tuple(gpus[gpu_at(rank_mapping, rank)] for rank in range(num_devices))
 
 
-def _swapped(trials: Trials, best: Choice, kinds: Kinds, *, deal: bool) -> Choice:
+def _swapped(trials: Trials, best: Choice, kinds: GpuKinds, *, deal: bool) -> Choice:
     """Exchange each odd unit with one rank of every class, while a step gets shorter (2-opt on the classes)."""
     units = _units(trials, kinds)
     odd = [unit for unit, label in units if label]
@@ -87,7 +87,7 @@ def _swapped(trials: Trials, best: Choice, kinds: Kinds, *, deal: bool) -> Choic
             gpus = list(range(trials.cluster.num_devices))
             for a, b in zip(unit, other, strict=True):
                 gpus[a], gpus[b] = b, a
-            choice = Choice(best.plan, _on(best.seats, gpus, len(gpus)))
+            choice = Choice(best.plan, _on(best.rank_mapping, gpus, len(gpus)))
             best = _better(trials, best, choice, kinds, deal=deal)
     return best
 
@@ -101,9 +101,9 @@ def _may_swap(trials: Trials, unit: tuple[int, ...], other: tuple[int, ...]) -> 
 def _one_of_each(trials: Trials, choice: Choice, units: Sequence[Unit]) -> list[tuple[int, ...]]:
     """A unit of every set of units whose ranks play the same classes."""
     lowering = trials.lowering(choice)
-    if lowering.cast is None:
+    if lowering.rank_classes is None:
         return []
-    colours, cluster = lowering.cast.colours, lowering.whole
+    colours, cluster = lowering.rank_classes.colours, lowering.whole
     found: dict[object, tuple[int, ...]] = {}
     for unit, label in units:
         found.setdefault((label, tuple(sorted(int(colours[cluster.rank_on(gpu)]) for gpu in unit))), unit)
@@ -118,12 +118,12 @@ def _may_deal(choice: Choice) -> bool:
     return plan.pp > 1 and plan.virtual_stages == 1 and plan.pipeline_schedule in _DEALT and free
 
 
-def in_proportion(trials: Trials, choice: Choice, kinds: Kinds) -> Choice:
+def in_proportion(trials: Trials, choice: Choice, kinds: GpuKinds) -> Choice:
     """Layers in proportion to the pace of each stage's slowest GPU (largest remainders), at least one each."""
     return _dealt(choice, proportional(trials.model.num_layers, _paces(trials, choice, kinds)))
 
 
-def _paces(trials: Trials, choice: Choice, kinds: Kinds) -> list[float]:
+def _paces(trials: Trials, choice: Choice, kinds: GpuKinds) -> list[float]:
     """FLOP/s at the peak of each stage's slowest GPU."""
     lowering, plan = trials.lowering(choice), choice.plan
     found = [float("inf")] * plan.pp
@@ -145,7 +145,7 @@ def proportional(num_layers: int, paces: Sequence[float]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def moved_layers(trials: Trials, best: Choice, kinds: Kinds) -> Choice:
+def moved_layers(trials: Trials, best: Choice, kinds: GpuKinds) -> Choice:
     """Single layers from stages that are behind to those that are ahead, while a step gets shorter or fits better."""
     improved = best.plan.pp > 1
     while improved:
@@ -159,7 +159,7 @@ def moved_layers(trials: Trials, best: Choice, kinds: Kinds) -> Choice:
     return best
 
 
-def _neighbours(trials: Trials, choice: Choice, kinds: Kinds) -> Iterator[Choice]:
+def _neighbours(trials: Trials, choice: Choice, kinds: GpuKinds) -> Iterator[Choice]:
     """One layer less on the slowest two stages or the last (the head's), one more on the quickest two or at either end.
 
     From every stage to every other where something does not fit: whose memory that is, no pace says.
@@ -178,4 +178,4 @@ def _neighbours(trials: Trials, choice: Choice, kinds: Kinds) -> Iterator[Choice
 
 
 def _dealt(choice: Choice, counts: tuple[int, ...]) -> Choice:
-    return Choice(choice.plan.model_copy(update={"stage_layers": counts}), choice.seats)
+    return Choice(choice.plan.model_copy(update={"stage_layers": counts}), choice.rank_mapping)

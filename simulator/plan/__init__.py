@@ -1,9 +1,9 @@
 """Plan: how a model is placed and run."""
 
-from simulator.plan.acting import idle_fields
-from simulator.plan.noun import CudaGraph, DataParallel, Fp8Recipe, Plan, RecomputeModule
 from simulator.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.plan.order import AXES, MAX_COUNT
+from simulator.plan.plan import CudaGraph, DataParallel, Fp8Recipe, Plan, RecomputeModule
+from simulator.plan.unused_fields import unused_fields
 
 __all__ = [
     "AXES",
@@ -15,5 +15,5 @@ __all__ = [
     "Offload",
     "Plan",
     "RecomputeModule",
-    "idle_fields",
+    "unused_fields",
 ]

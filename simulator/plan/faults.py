@@ -12,7 +12,7 @@ from simulator.plan.precision_faults import precision_faults
 from simulator.plan.traffic_faults import traffic_faults
 
 if TYPE_CHECKING:
-    from simulator.plan.noun import Plan
+    from simulator.plan.plan import Plan
 
 _LEGAL_ZERO: dict[str, tuple[int, ...]] = {
     "ddp": (0,),

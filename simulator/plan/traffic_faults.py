@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simulator.errors import Fault
 
 if TYPE_CHECKING:
-    from simulator.plan.noun import Plan
+    from simulator.plan.plan import Plan
 
 
 def traffic_faults(plan: Plan, place: str) -> Iterator[Fault]:

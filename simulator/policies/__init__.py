@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.allocator import AllocatorSettings
 from simulator.policies.arena import ArenaPool
-from simulator.policies.base import ACTIVATION, KINDS, PERSISTENT, TEMPORARY, OnDriver, Pool, nobody
+from simulator.policies.base import ACTIVATION, KINDS, PERSISTENT, TEMPORARY, OnDriver, Pool, ignore_call
 from simulator.policies.buffer import BufferPool, buffer_bytes
 from simulator.policies.caching import CachingPool, FirstFitAllocator
 from simulator.policies.fixed import BLOCK_BYTES, FixedPool
@@ -22,15 +22,15 @@ __all__ = [
     "PERSISTENT",
     "POLICIES",
     "TEMPORARY",
-    "Needs",
     "Pool",
+    "PoolInputs",
     "buffer_bytes",
     "make_pool",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class PoolInputs:
     """What the policies may ask for. checkpoints: (stream, bytes) of the buffer that holds all activations."""
 
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
@@ -39,37 +39,37 @@ class Needs:
     checkpoints: tuple[int, int] = (0, 0)
 
 
-Maker = Callable[[Needs, OnDriver], Pool[Any]]
+Maker = Callable[[PoolInputs, OnDriver], Pool[Any]]
 
 
-def _native(needs: Needs, on_driver: OnDriver) -> Pool[Any]:
+def _native(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
     return CachingPool(needs.settings, needs.capacity_bytes, on_driver)
 
 
-def _expandable(needs: Needs, on_driver: OnDriver) -> Pool[Any]:
+def _expandable(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
     settings = replace(needs.settings, expandable_segments=True)
     return CachingPool(settings, needs.capacity_bytes, on_driver)
 
 
-def _first_fit(needs: Needs, on_driver: OnDriver) -> Pool[Any]:
+def _first_fit(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
     settings = replace(needs.settings, expandable_segments=False)
     return CachingPool(settings, needs.capacity_bytes, on_driver, kind=FirstFitAllocator)
 
 
-def _arena(needs: Needs, on_driver: OnDriver) -> Pool[Any]:
+def _arena(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
     return ArenaPool(needs.capacity_bytes, on_driver)
 
 
-def _slab(needs: Needs, on_driver: OnDriver) -> Pool[Any]:
+def _slab(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
     return SlabPool(needs.capacity_bytes, on_driver)
 
 
-def _buffer(needs: Needs, on_driver: OnDriver) -> Pool[Any]:
+def _buffer(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
     stream, num_bytes = needs.checkpoints
     return BufferPool(num_bytes, stream, needs.settings, needs.capacity_bytes, on_driver)
 
 
-def _fixed(needs: Needs, on_driver: OnDriver) -> Pool[Any]:
+def _fixed(needs: PoolInputs, on_driver: OnDriver) -> Pool[Any]:
     return FixedPool(needs.capacity_bytes, on_driver, block_bytes=needs.block_bytes)
 
 
@@ -86,6 +86,6 @@ POLICIES: Mapping[str, tuple[Maker, str]] = MappingProxyType(
 )
 
 
-def make_pool(name: str, needs: Needs, on_driver: OnDriver = nobody) -> Pool[Any]:
+def make_pool(name: str, needs: PoolInputs, on_driver: OnDriver = ignore_call) -> Pool[Any]:
     """The pool of a policy by its name in `POLICIES`. Raises OutOfMemoryError where it cannot even begin."""
     return POLICIES[name][0](needs, on_driver)

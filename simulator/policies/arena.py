@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from simulator.allocator.blocks import LARGE_SEGMENT_BYTES
-from simulator.policies.base import OnDriver, OwnPool, nobody, rounded
-from simulator.policies.shelf import Shelf, Slot
+from simulator.policies.base import OnDriver, OwnPool, ignore_call, rounded
+from simulator.policies.first_fit import FirstFitRange, Slot
 
 PAGE_BYTES = LARGE_SEGMENT_BYTES  # what a region grows by, as expandable segments do
 _REGION_SPAN = 2**60
@@ -23,18 +23,18 @@ class Region:
 
     base: int
     mapped: int = 0
-    shelf: Shelf = field(default_factory=Shelf)
+    first_fit: FirstFitRange = field(default_factory=FirstFitRange)
 
     @property
     def end(self) -> int:
         """Where the highest block in use ends."""
-        return self.shelf.free[-1][0]
+        return self.first_fit.free[-1][0]
 
 
 class ArenaPool(OwnPool[tuple[Region, Slot]]):
     """Regions by stream and kind of request."""
 
-    def __init__(self, capacity_bytes: int | None = None, on_driver: OnDriver = nobody) -> None:
+    def __init__(self, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call) -> None:
         super().__init__(capacity_bytes, on_driver)
         self._regions: dict[tuple[int, int], Region] = {}
 
@@ -44,7 +44,7 @@ class ArenaPool(OwnPool[tuple[Region, Slot]]):
         if region is None:
             region = self._regions[stream, kind] = Region((1 + len(self._regions)) * _REGION_SPAN)
         size = rounded(num_bytes)
-        offset = region.shelf.put(size)
+        offset = region.first_fit.put(size)
         assert offset is not None  # a shelf has no end
         if offset + size > region.mapped:
             missing = rounded(offset + size - region.mapped, PAGE_BYTES)
@@ -62,7 +62,7 @@ class ArenaPool(OwnPool[tuple[Region, Slot]]):
     def complete_free(self, handle: tuple[Region, Slot]) -> None:
         region, slot = handle
         self._active -= slot[1]
-        region.shelf.take(slot)
+        region.first_fit.take(slot)
 
     @override
     def empty_cache(self) -> None:
@@ -78,7 +78,7 @@ class ArenaPool(OwnPool[tuple[Region, Slot]]):
             (
                 min(size, region.mapped - offset)
                 for region in self._regions.values()
-                for offset, size in region.shelf.free
+                for offset, size in region.first_fit.free
             ),
             default=0,
         )

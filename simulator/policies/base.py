@@ -19,7 +19,7 @@ HandleT = TypeVar("HandleT")
 OnDriver = Callable[[str, int, int], None]  # (call, address, bytes)
 
 
-def nobody(call: str, address: int, num_bytes: int) -> None:
+def ignore_call(call: str, address: int, num_bytes: int) -> None:
     """Nobody wants to hear of the driver's calls."""
 
 
@@ -78,10 +78,10 @@ class Pool(ABC, Generic[HandleT]):
 class OwnPool(Pool[HandleT]):
     """A pool that counts for itself what it takes from the driver."""
 
-    def __init__(self, capacity_bytes: int | None = None, on_driver: OnDriver = nobody) -> None:
+    def __init__(self, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call) -> None:
         self._allocated = self._active = self._reserved = 0
         self._capacity = UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
-        self._told = on_driver
+        self._on_driver = on_driver
 
     @property
     @override
@@ -110,8 +110,8 @@ class OwnPool(Pool[HandleT]):
             msg = f"{num_bytes} bytes do not fit: {self._reserved} of {self._capacity} are reserved"
             raise OutOfMemoryError(msg)
         self._reserved += num_bytes
-        self._told(call, address, num_bytes)
+        self._on_driver(call, address, num_bytes)
 
     def _give(self, call: str, address: int, num_bytes: int) -> None:
         self._reserved -= num_bytes
-        self._told(call, address, num_bytes)
+        self._on_driver(call, address, num_bytes)

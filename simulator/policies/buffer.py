@@ -12,26 +12,26 @@ from typing_extensions import override
 
 from simulator.allocator import AllocatorSettings, Block
 from simulator.allocator.blocks import SEGMENT_ROUND_BYTES
-from simulator.policies.base import ACTIVATION, OnDriver, OwnPool, nobody, rounded
+from simulator.policies.base import ACTIVATION, OnDriver, OwnPool, ignore_call, rounded
 from simulator.policies.caching import CachingPool
-from simulator.policies.shelf import Shelf, Slot
+from simulator.policies.first_fit import FirstFitRange, Slot
 
 _BASE = 2**60
 
 
 def buffer_bytes(requests: Iterable[tuple[bool, int, int]]) -> int:
     """What the buffer must hold: `requests` are (is an allocation, id, bytes) of the checkpoints, in order."""
-    shelf = Shelf()
+    first_fit = FirstFitRange()
     slots: dict[int, Slot] = {}
     for is_alloc, number, num_bytes in requests:
         if is_alloc:
             size = rounded(num_bytes)
-            offset = shelf.put(size)
+            offset = first_fit.put(size)
             assert offset is not None
             slots[number] = (offset, size)
         else:
-            shelf.take(slots.pop(number))
-    return shelf.highest
+            first_fit.take(slots.pop(number))
+    return first_fit.highest
 
 
 class BufferPool(OwnPool["Block | Slot"]):
@@ -43,7 +43,7 @@ class BufferPool(OwnPool["Block | Slot"]):
         stream: int,
         settings: AllocatorSettings,
         capacity_bytes: int | None = None,
-        on_driver: OnDriver = nobody,
+        on_driver: OnDriver = ignore_call,
     ) -> None:
         super().__init__(capacity_bytes, on_driver)
         self._buffer_bytes = -(-num_bytes // SEGMENT_ROUND_BYTES) * SEGMENT_ROUND_BYTES
@@ -51,13 +51,13 @@ class BufferPool(OwnPool["Block | Slot"]):
             self._take("segment_alloc", _BASE, self._buffer_bytes)
         rest = None if capacity_bytes is None else capacity_bytes - self._buffer_bytes
         self._rest = CachingPool(settings, rest, self._rest_call)
-        self._shelf = Shelf(self._buffer_bytes)
+        self._shelf = FirstFitRange(self._buffer_bytes)
         self._stream = stream
 
     def _rest_call(self, call: str, address: int, num_bytes: int) -> None:
         taken = call in ("segment_alloc", "segment_map")
         self._reserved += num_bytes if taken else -num_bytes
-        self._told(call, address, num_bytes)
+        self._on_driver(call, address, num_bytes)
 
     @override
     def malloc(self, num_bytes: int, stream: int, kind: int) -> Block | Slot:

@@ -10,7 +10,7 @@ from typing_extensions import override
 from simulator.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.allocator.blocks import UNLIMITED_BYTES
 from simulator.allocator.blocks import Pool as StreamPool
-from simulator.policies.base import OnDriver, Pool, nobody
+from simulator.policies.base import OnDriver, Pool, ignore_call
 
 
 class FirstFitAllocator(CachingAllocator):
@@ -40,7 +40,7 @@ class CachingPool(Pool[Block]):
         self,
         settings: AllocatorSettings,
         capacity_bytes: int | None = None,
-        on_driver: OnDriver = nobody,
+        on_driver: OnDriver = ignore_call,
         *,
         kind: type[CachingAllocator] = CachingAllocator,
         place: Callable[[int], int] | None = None,

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from simulator.allocator import AllocatorSettings, Block
 from simulator.allocator.blocks import SEGMENT_ROUND_BYTES, SMALL_BYTES
-from simulator.policies.base import OnDriver, OwnPool, nobody
+from simulator.policies.base import OnDriver, OwnPool, ignore_call
 from simulator.policies.caching import CachingPool
 
 BLOCK_BYTES = SEGMENT_ROUND_BYTES  # the smallest that the driver maps
@@ -22,7 +22,7 @@ class FixedPool(OwnPool["Block | Blocks"]):
     """block_bytes: of a block, a multiple of 2 MiB."""
 
     def __init__(
-        self, capacity_bytes: int | None = None, on_driver: OnDriver = nobody, *, block_bytes: int = BLOCK_BYTES
+        self, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call, *, block_bytes: int = BLOCK_BYTES
     ) -> None:
         super().__init__(capacity_bytes, on_driver)
         self._small = CachingPool(AllocatorSettings(), None, self._small_call)
@@ -54,7 +54,7 @@ class FixedPool(OwnPool["Block | Blocks"]):
         del free[-wanted:]
         reused = wanted - max(new, 0)
         if reused:
-            self._told("remap", taken[0], reused * self._block_bytes)
+            self._on_driver("remap", taken[0], reused * self._block_bytes)
         self._count(wanted * self._block_bytes)
         return stream, taken
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from simulator.allocator import segment_bytes
-from simulator.policies.base import OnDriver, OwnPool, nobody, rounded
+from simulator.policies.base import OnDriver, OwnPool, ignore_call, rounded
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class Slab:
 class SlabPool(OwnPool[tuple[Slab, int]]):
     """Slabs by stream and size (in steps of 512 bytes); a slab is as large as PyTorch's segment for that size."""
 
-    def __init__(self, capacity_bytes: int | None = None, on_driver: OnDriver = nobody) -> None:
+    def __init__(self, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call) -> None:
         super().__init__(capacity_bytes, on_driver)
         self._open: dict[tuple[int, int], list[Slab]] = {}  # slabs with a free slot
         self._slabs: dict[int, Slab] = {}

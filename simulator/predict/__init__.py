@@ -12,7 +12,7 @@ from simulator.memory import MemoryUse, simulate_memory
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict.confidence import extrapolated, sigma, sources, spread
-from simulator.predict.kinds import Remembered, fits_least, held_by_device, kind_uses, mean_peak_flop_per_s
+from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import KindUse, Prediction, Remedy, Source, Verdict
 from simulator.predict.tiers import with_lower_tiers
@@ -26,13 +26,13 @@ __all__ = [
     "MemoryUse",
     "Prediction",
     "Remedy",
-    "Remembered",
     "Source",
+    "StepMemory",
     "Verdict",
     "bounds",
+    "memory_of",
     "predict",
-    "predicted",
-    "remembered",
+    "prediction_of",
 ]
 
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
@@ -61,32 +61,32 @@ def predict(
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
     lowering = lower(model, plan, cluster, stack, calibration, curves)
-    return predicted(lowering, remembered(lowering), fold=fold, advise=advise)
+    return prediction_of(lowering, memory_of(lowering), fold=fold, advise=advise)
 
 
-def remembered(lowering: Lowering, *, quick: bool = False) -> Remembered:
+def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
     """The memory of a lowered plan, and the verdict on it: half a prediction, and all of it where nothing fits.
 
     quick: the peaks alone, and what is reserved does not matter where live tensors alone do not fit.
     """
-    if lowering.cast is not None:
-        held = held_by_device(lowering)
-        name, one = fits_least(held)
+    if lowering.rank_classes is not None:
+        held = memory_by_device(lowering)
+        name, one = worst_fit(held)
         cause = f"{name}: {one.cause}" if len(held) > 1 else one.cause
         return replace(one, cause=cause, by_device=held)
     plan, device = lowering.plan, lowering.device
     memory, trace = simulate_memory(lowering.model, plan, lowering.stack, lowering.blocks, device, quick=quick)
     memory = with_lower_tiers(memory, lowering)
     verdict, cause = verdict_of(memory)
-    return Remembered(memory=memory, trace=trace, verdict=verdict, cause=cause)
+    return StepMemory(memory=memory, trace=trace, verdict=verdict, cause=cause)
 
 
-def predicted(lowering: Lowering, held: Remembered, *, fold: bool = True, advise: bool = False) -> Prediction:
+def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, advise: bool = False) -> Prediction:
     """The prediction of a lowered plan whose memory is known."""
     model, plan, cluster = lowering.model, lowering.plan, lowering.cluster
     memory, verdict, cause = held.memory, held.verdict, held.cause
     played = play(lowering, fold=fold)
-    looks = advise and verdict != "FITS" and lowering.cast is None
+    looks = advise and verdict != "FITS" and lowering.rank_classes is None
     found = _remedies(lowering, played.step_s, memory) if looks else None
     if verdict == "TIGHT":
         played, cause = with_stalls(played, cause, memory, lowering.calibrations.get(held.device, lowering.calibration))
@@ -124,7 +124,7 @@ def predicted(lowering: Lowering, held: Remembered, *, fold: bool = True, advise
 
 def _remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
     """What would make the plan fit."""
-    from simulator.predict.fitting import remedies  # noqa: PLC0415  only what is asked for is loaded
+    from simulator.predict.remedy_search import remedies  # noqa: PLC0415  only what is asked for is loaded
 
     return remedies(lowering, step_s, memory)
 
@@ -136,5 +136,5 @@ def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
         return 0.0
     more = plan.expert_imbalance * (1 + plan.expert_imbalance_sigma)
     busier = plan.model_copy(update={"expert_imbalance": more})
-    nouns = (lowering.whole, lowering.stack, lowering.calibration, lowering.curves)
-    return float(play(lower(lowering.model, busier, *nouns), fold=fold).step_s / step_s - 1)
+    inputs = (lowering.whole, lowering.stack, lowering.calibration, lowering.curves)
+    return float(play(lower(lowering.model, busier, *inputs), fold=fold).step_s / step_s - 1)

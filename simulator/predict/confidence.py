@@ -12,7 +12,7 @@ from simulator.kernels import Kernel
 from simulator.lower import Lowering
 from simulator.mesh import GroupShape
 from simulator.offload import SIGMA as TRANSFER_SIGMA
-from simulator.predict.play import Played
+from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Source
 from simulator.program import Collective
 
@@ -20,7 +20,7 @@ _LINKS = "communication"
 RELEASE = "release"
 
 
-def sigma(lowering: Lowering, played: Played) -> float:
+def sigma(lowering: Lowering, played: SimulatedStep) -> float:
     """One-sigma relative uncertainty of the step.
 
     Errors within a category are taken as fully correlated (one curve prices them all), between categories as
@@ -30,7 +30,7 @@ def sigma(lowering: Lowering, played: Played) -> float:
     return math.sqrt(lowering.stack.sigma**2 + sum(one**2 for one in spread(lowering, played).values()))
 
 
-def spread(lowering: Lowering, played: Played) -> dict[str, float]:
+def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     """What each category's error makes of the step: one sigma, relative to the step. The stack's own is not among them.
 
     A release of the software does to a mixture of experts what it does: to all its plans alike.
@@ -56,7 +56,7 @@ def _kernel_sigma(lowering: Lowering, category: str) -> float:
     return math.hypot(one, FP4_SIGMA if plan.precision == "nvfp4" else BLOCKS_SIGMA if blocks else 0.0)
 
 
-def _communication_sigma(lowering: Lowering, played: Played) -> float:
+def _communication_sigma(lowering: Lowering, played: SimulatedStep) -> float:
     """The worst of the program's kinds of collective, at the size it is used."""
     worst = {(op.kind, op.stream): op for op in played.program.ops if isinstance(op, Collective)}
     fabric = lowering.fabric
@@ -73,7 +73,7 @@ def _shape(lowering: Lowering, stream: str) -> GroupShape:
     return lowering.mesh.pair_shape(0, 1) if role.startswith("pp") else lowering.fabric.shape(role)
 
 
-def _shares(played: Played) -> dict[str, float]:
+def _shares(played: SimulatedStep) -> dict[str, float]:
     shares: dict[str, float] = {}
     for name, seconds in played.breakdown.items():
         waiting = name.startswith("exposed") or name == "interference"

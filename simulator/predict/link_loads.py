@@ -1,4 +1,4 @@
-"""What a step puts on every link of a node, under a plan: the bytes of its collectives and copies, by the roads they take."""
+"""What a step puts on every link of a node, under a plan: the bytes of its collectives and copies, by the routes they take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from simulator.calibration import Calibration
 from simulator.collective_curves import default_curves
 from simulator.collectives import KINDS, host_traffic
-from simulator.collectives.call import cards_of
+from simulator.collectives.call import nic_paths
 from simulator.collectives.ports import loads_of
 from simulator.lower import Lowering, lower
 from simulator.mesh import GroupShape
@@ -19,7 +19,7 @@ from simulator.predict.play import play
 from simulator.program import Collective, Program
 from simulator.stack import Stack
 from simulator.topology import Cluster
-from simulator.topology.cards import places_of, socket_of
+from simulator.topology.nics import places_of, socket_of
 from simulator.topology.wiring import Wiring
 
 
@@ -124,14 +124,14 @@ class _Tally:
         self.network(kind, float(traffic.network_bytes), shape, members)
 
     def network(self, kind: str, bytes_each: float, shape: GroupShape, members: tuple[int, ...]) -> None:
-        """What each of these GPUs has of its node's cards."""
-        cards = cards_of(self.cluster, shape, kind, self.nccl) if bytes_each else None
-        if cards is None:
+        """What each of these GPUs has of its node's NICs."""
+        nics = nic_paths(self.cluster, shape, kind, self.nccl) if bytes_each else None
+        if nics is None:
             for gpu in members:
                 self.found[f"nic{gpu}"] += bytes_each  # type: ignore[assignment]
             return
         part = len(members) / self.cluster.gpus_per_node  # the groups of all stages were laid together
-        for name, load in cards.loads.items():
+        for name, load in nics.loads.items():
             self.found[name] += load * bytes_each * shape.ranks_per_node * part  # type: ignore[assignment]
 
     def message(self, role: str, stage: int, size_bytes: int, members: tuple[int, ...]) -> None:
@@ -148,12 +148,12 @@ class _Tally:
             elif cluster.intra.shape == "switch":
                 self.found[f"port{gpu}"] += size_bytes
             else:
-                for name in wiring.road(gpu, peer, (gpu, peer)).links:
+                for name in wiring.route(gpu, peer, (gpu, peer)).links:
                     self.found[name] += size_bytes
 
 
 def _links(cluster: Cluster) -> Iterator[NodeLink]:
-    """Both directions of a port are alike under collectives, so ports of a switch and cards are told once."""
+    """Both directions of a port are alike under collectives, so ports of a switch and NICs are told once."""
     wiring = Wiring.of(cluster)
     if cluster.intra.shape == "switch":
         for gpu in range(cluster.gpus_per_node):
@@ -162,25 +162,25 @@ def _links(cluster: Cluster) -> Iterator[NodeLink]:
         src, dst = _ends(wiring, name)
         yield NodeLink(name=name, src=src, dst=dst, bytes_per_s=rate)
     if cluster.inter is not None and cluster.inter.cards:
-        yield from _card_links(cluster, wiring)
+        yield from _nic_links(cluster, wiring)
     elif cluster.inter is not None:
         share, num = (
             cluster.node_bytes_per_s / cluster.gpus_per_node,
             min(cluster.inter.num_nics, cluster.gpus_per_node),
         )
         for gpu in range(cluster.gpus_per_node):
-            card = f"nic{gpu * num // cluster.gpus_per_node}"
-            yield NodeLink(name=f"nic{gpu}", src=f"gpu{gpu}", dst=card, bytes_per_s=share)
+            nic = f"nic{gpu * num // cluster.gpus_per_node}"
+            yield NodeLink(name=f"nic{gpu}", src=f"gpu{gpu}", dst=nic, bytes_per_s=share)
 
 
-def _card_links(cluster: Cluster, wiring: Wiring) -> Iterator[NodeLink]:
-    """Both ways of every card, where a file says what it sits beside."""
+def _nic_links(cluster: Cluster, wiring: Wiring) -> Iterator[NodeLink]:
+    """Both ways of every NIC, where a file says what it sits beside."""
     for number, place in enumerate(places_of(cluster)):
         switch = wiring.switch(place.gpus[0]) if place.gpus else None
         beside = f"gpu{place.gpus[0]}" if len(place.gpus) == 1 else f"cpu{socket_of(wiring, place)}"
-        beside, card = beside if switch is None else f"switch{switch}", f"nic{number}"
+        beside, nic = beside if switch is None else f"switch{switch}", f"nic{number}"
         assert cluster.inter is not None
-        for name, src, dst in ((f"{card} out", beside, card), (f"{card} in", card, beside)):
+        for name, src, dst in ((f"{nic} out", beside, nic), (f"{nic} in", nic, beside)):
             yield NodeLink(name=name, src=src, dst=dst, bytes_per_s=cluster.inter.nic_bytes_per_s)
 
 

@@ -18,7 +18,7 @@ _PLAYED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class SimulatedStep:
     """What the engine says of one step. `timeline` shows `num_played` micro-batches of the plan's.
 
     kinds: where GPUs differ, the breakdown of the busiest class of each kind.
@@ -35,7 +35,7 @@ class Played:
     kinds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
-def play(lowering: Lowering, *, fold: bool = True) -> Played:
+def play(lowering: Lowering, *, fold: bool = True) -> SimulatedStep:
     """Run the step.
 
     fold: equal ranks are one class, and only as many micro-batches are played as tell what one more adds. Without,
@@ -49,7 +49,7 @@ def play(lowering: Lowering, *, fold: bool = True) -> Played:
     )
 
 
-def _step(lowering: Lowering, *, fold: bool) -> Played:
+def _step(lowering: Lowering, *, fold: bool) -> SimulatedStep:
     """One step, with equal micro-batches folded or all of them played."""
     count = lowering.plan.num_micro_batches
     if not fold:
@@ -64,7 +64,7 @@ def _step(lowering: Lowering, *, fold: bool) -> Played:
     return _further(shorter, longer, more)
 
 
-def _further(shorter: Played, longer: Played, more: float) -> Played:
+def _further(shorter: SimulatedStep, longer: SimulatedStep, more: float) -> SimulatedStep:
     """`longer`, and `more` times what it has beyond `shorter`."""
     none = (0.0, 0.0)
     return replace(
@@ -102,7 +102,7 @@ def _extended(shorter: Mapping[str, float], longer: Mapping[str, float], more: f
     return {name: _extend(shorter.get(name, 0.0), longer.get(name, 0.0), more) for name in names}
 
 
-def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program] = ()) -> Played:
+def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program] = ()) -> SimulatedStep:
     programs = programs or lowering.programs(num_micro_batches)
     timeline = run(programs)
     busiest = max(programs, key=lambda each: (timeline.busy(each.name, COMPUTE_STREAM), each is programs[0]))
@@ -118,9 +118,9 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
         communication = {k: (exposed.get(k, 0.0), communication.get(k, (0.0, 0.0))[1]) for k in {**exposed, **kinds}}
     step_s = float(timeline.step_s)
     upper_s = float(sum(upper for _, upper in limits)) if lowering.plan.pp > 1 else float(limits[0][1])
-    if lowering.cast is not None:
+    if lowering.rank_classes is not None:
         upper_s = float(sum(_serial_s(each) for each in _by_stage(lowering, programs)))
-    return Played(
+    return SimulatedStep(
         step_s=step_s,
         lower_s=_but_for_rounding(float(max(lower for lower, _ in limits)), step_s),
         upper_s=_but_for_rounding(upper_s, step_s),
@@ -135,7 +135,7 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
 
 def _usual(lowering: Lowering, programs: Sequence[Program], busiest: Program) -> Program:
     """The program to report: the busiest, or where GPUs differ that of the most ranks in its stage, which shows who waits."""
-    if lowering.cast is None:
+    if lowering.rank_classes is None:
         return busiest
     mine = next(each for each in _by_stage(lowering, programs) if busiest in each)
     return max(mine, key=lambda each: each.num_ranks)
@@ -143,9 +143,13 @@ def _usual(lowering: Lowering, programs: Sequence[Program], busiest: Program) ->
 
 def _ranks(lowering: Lowering, programs: Sequence[Program]) -> Sequence[int]:
     """A rank that plays each program, where GPUs differ."""
-    assert lowering.cast is not None
-    folded = [seat.rank for seat in lowering.cast.seats]
-    return folded if [seat.name for seat in lowering.cast.seats] == [p.name for p in programs] else range(len(programs))
+    assert lowering.rank_classes is not None
+    folded = [rank_class.rank for rank_class in lowering.rank_classes.classes]
+    return (
+        folded
+        if [rank_class.name for rank_class in lowering.rank_classes.classes] == [p.name for p in programs]
+        else range(len(programs))
+    )
 
 
 def _by_stage(lowering: Lowering, programs: Sequence[Program]) -> list[list[Program]]:
@@ -174,11 +178,11 @@ def _work_s(program: Program) -> float:
 
 def _of_kinds(lowering: Lowering, programs: Sequence[Program], timeline: Timeline) -> dict[int, dict[str, float]]:
     """Where the step goes on the busiest class of each kind of GPU."""
-    if lowering.cast is None:
+    if lowering.rank_classes is None:
         return {}
     found: dict[int, tuple[float, str]] = {}
     for rank, program in zip(_ranks(lowering, programs), programs, strict=True):
-        kind, work_s = lowering.cast.kinds.number(rank), _work_s(program)
+        kind, work_s = lowering.rank_classes.kinds.number(rank), _work_s(program)
         if kind not in found or work_s > found[kind][0]:
             found[kind] = work_s, program.name
     return {kind: _with_bubble(timeline.breakdown(name), lowering.plan) for kind, (_, name) in sorted(found.items())}
@@ -217,7 +221,7 @@ def bounds(program: Program) -> tuple[Number, Number]:
         else:
             alone = collective_s(op, program)
             worst = alone
-            for link, size in op.bill.link_bytes.items():
+            for link, size in op.cost.link_bytes.items():
                 links[link] = links.get(link, 0) + size / program.links[link]
         streams[op.stream] = streams.get(op.stream, 0) + alone
         host += op.host_s
@@ -227,4 +231,4 @@ def bounds(program: Program) -> tuple[Number, Number]:
 
 def collective_s(op: Collective, program: Program) -> Number:
     """Seconds the collective takes alone on the links."""
-    return op.bill.latency_s + max((size / program.links[link] for link, size in op.bill.link_bytes.items()), default=0)
+    return op.cost.latency_s + max((size / program.links[link] for link, size in op.cost.link_bytes.items()), default=0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from simulator.lower import Lowering
 from simulator.memory import MemoryUse
-from simulator.offload import held
+from simulator.offload import tier_usage
 
 
 def with_lower_tiers(memory: MemoryUse, lowering: Lowering) -> MemoryUse:
@@ -15,7 +15,7 @@ def with_lower_tiers(memory: MemoryUse, lowering: Lowering) -> MemoryUse:
     if transfers is None:
         return memory
     saved = sum(move.activation_bytes for move in lowering.step.moves.units.values())
-    below = held(lowering.model, lowering.plan, saved)
+    below = tier_usage(lowering.model, lowering.plan, saved)
     return replace(
         memory,
         host_bytes=transfers.ranks_per_node * below.host_bytes,

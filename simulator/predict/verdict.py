@@ -9,7 +9,7 @@ from simulator.calibration import Calibration
 from simulator.lower import Lowering
 from simulator.memory import MemoryUse
 from simulator.plan import Plan
-from simulator.predict.play import Played
+from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Remedy, Verdict
 from simulator.units import format_bytes, format_seconds
 
@@ -84,7 +84,9 @@ def _owner(memory: MemoryUse) -> str:
     return f"largest owner {name.replace('_', ' ')} with {format_bytes(size)}"
 
 
-def with_stalls(played: Played, cause: str, memory: MemoryUse, calibration: Calibration) -> tuple[Played, str]:
+def with_stalls(
+    played: SimulatedStep, cause: str, memory: MemoryUse, calibration: Calibration
+) -> tuple[SimulatedStep, str]:
     """The step and its cause with what the allocator's retries cost: segments given back to the driver and taken again.
 
     The host waits for the driver; that the device runs dry meanwhile is not in the figure.
@@ -108,25 +110,25 @@ def with_stalls(played: Played, cause: str, memory: MemoryUse, calibration: Cali
 
 
 def suggest(
-    lowering: Lowering, played: Played, memory: MemoryUse, verdict: Verdict, remedies: Sequence[Remedy] | None
+    lowering: Lowering, played: SimulatedStep, memory: MemoryUse, verdict: Verdict, remedies: Sequence[Remedy] | None
 ) -> str:
     """What to try: changes found to fit where the plan does not surely, else from what dominates the time.
 
     remedies: None where nobody looked for them.
     """
     if verdict != "FITS":
-        return _fitting(remedies, lowering.plan.num_devices) if lowering.cast is None else _ON_EQUAL_NODES
+        return _fitting(remedies, lowering.plan.num_devices) if lowering.rank_classes is None else _ON_EQUAL_NODES
     return _waited_for(lowering, played) or _faster(lowering, played, memory)
 
 
-def _waited_for(lowering: Lowering, played: Played) -> str:
+def _waited_for(lowering: Lowering, played: SimulatedStep) -> str:
     """The kind of GPU whose compute all others wait for, where that is most of what could be gained.
 
     Stages of a pipeline have different work, so that what is longest there is not always slow.
     """
-    if lowering.cast is None or lowering.plan.pp > 1 or 0 not in played.kinds:
+    if lowering.rank_classes is None or lowering.plan.pp > 1 or 0 not in played.kinds:
         return ""
-    kinds = lowering.cast.kinds
+    kinds = lowering.rank_classes.kinds
     seconds = {number: compute_s(each) for number, each in played.kinds.items()}
     slowest = max(seconds, key=lambda number: seconds[number])
     longer_s = seconds[slowest] - seconds[0]
@@ -138,7 +140,7 @@ def _waited_for(lowering: Lowering, played: Played) -> str:
     return f"{whom} {format_seconds(longer_s)} longer than the others, which wait: a plan without them may be faster"
 
 
-def _faster(lowering: Lowering, played: Played, memory: MemoryUse) -> str:
+def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str:
     """What to try where memory is no matter."""
     plan = lowering.plan
     share = {name: seconds / played.step_s for name, seconds in played.breakdown.items()}

@@ -1,7 +1,7 @@
 """A host as it was read, as a cluster that can be predicted on.
 
 The source says who is joined to whom; data sheets say how fast: of the GPU, and of the usual machine of that GPU for what no
-source shows (the host link's generation, the kind of network, speeds of cards that a matrix lists without them).
+source shows (the host link's generation, the kind of network, speeds of NICs that a matrix lists without them).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from simulator.device import Device
 from simulator.errors import ClusterError, Fault
-from simulator.host import Card, Host, Island, PcieLink, domains, findings, islands, nearest_cards, pcie_groups
+from simulator.host import Host, Island, Nic, PcieLink, domains, findings, islands, nearest_nics, pcie_groups
 from simulator.topology import Cluster
 from simulator.topology import Host as TopologyHost
 from simulator.topology.hosts import pcie_bytes_per_s, pcie_kind, usual_host
@@ -125,30 +125,30 @@ def _tree(host: Host, device: Device, sources: dict[str, str]) -> dict[str, Any]
 
 
 def _inter(host: Host, usual: Cluster, sources: dict[str, str]) -> dict[str, Any] | None:
-    """[inter]: the cards that some GPU is nearest to, where they sit, and how fast they are at their PCIe links."""
+    """[inter]: the NICs that some GPU is nearest to, where they sit, and how fast they are at their PCIe links."""
     if usual.inter is None:
         return None
     inter = usual.inter.model_dump(exclude={"cards"})
-    used = {name for one in nearest_cards(host) for name in one.cards}
-    cards = [card for card in host.cards if card.name in used]
-    if not cards:
+    used = {name for one in nearest_nics(host) for name in one.nics}
+    nics = [nic for nic in host.nics if nic.name in used]
+    if not nics:
         share = len(host.gpus) / usual.gpus_per_node
         sources["inter"] = f"assumed: as in {usual.name}; the source shows no network cards"
         return {**inter, "num_nics": max(1, round(inter["num_nics"] * share))}
-    rates = [card.bytes_per_s for card in cards if card.bytes_per_s]
+    rates = [nic.bytes_per_s for nic in nics if nic.bytes_per_s]
     rate, speed = min(rates, default=inter["nic_bytes_per_s"]), "speeds from the source"
     if not rates:
         speed = f"their speed assumed: as in {usual.name}"
-    narrow = min(_rates(card.pcie for card in cards), default=rate)
+    narrow = min(_rates(nic.pcie for nic in nics), default=rate)
     if narrow < rate:
         rate, speed = narrow, f"{speed}, held to their PCIe links"
-    sources["inter"] = f"{len(cards)} cards nearest to some GPU, {speed}; kind and latency as in {usual.name}"
-    inter |= {"num_nics": len(cards), "nic_bytes_per_s": rate}
+    sources["inter"] = f"{len(nics)} cards nearest to some GPU, {speed}; kind and latency as in {usual.name}"
+    inter |= {"num_nics": len(nics), "nic_bytes_per_s": rate}
     if "hidden" in {finding.kind for finding in findings(host)}:
         sources["cards"] = "assumed: beside the GPUs in even parts; a virtual machine hides where they sit"
         return inter
     sources["cards"] = "where the source shows them: beside GPUs within PXB, else on a CPU"
-    return inter | {"cards": [_place(host, card) for card in cards]}
+    return inter | {"cards": [_place(host, nic) for nic in nics]}
 
 
 def _rates(links: Iterable[PcieLink | None]) -> list[float]:
@@ -168,9 +168,9 @@ def _pcie_link(host: Host, usual: TopologyHost | None, sources: dict[str, str]) 
     return usual.model_copy(update={"kind": kind, "bytes_per_s": min(told)})
 
 
-def _place(host: Host, card: Card) -> dict[str, Any]:
+def _place(host: Host, nic: Nic) -> dict[str, Any]:
     """Beside the GPUs within PXB; else on the CPU of its NUMA node, or of the GPUs that reach it over one."""
-    paths = {i: path for i, gpu in enumerate(host.gpus) if (path := host.path(gpu.name, card.name)) is not None}
+    paths = {i: path for i, gpu in enumerate(host.gpus) if (path := host.path(gpu.name, nic.name)) is not None}
     beside = [i for i, path in paths.items() if path.kind in ("PIX", "PXB")]
     if beside:
         return {"gpus": beside}
@@ -178,7 +178,7 @@ def _place(host: Host, card: Card) -> dict[str, Any]:
     same = [i for i, path in paths.items() if path.kind in ("PHB", "NODE")]
     numas = [host.gpus[gpus[0]].numa if gpus else "" for gpus in found]
     by_gpu = next((number for number, gpus in enumerate(found) if set(gpus) & set(same)), None)
-    own = numas.index(card.numa) if card.numa and card.numa in numas else len(found)
+    own = numas.index(nic.numa) if nic.numa and nic.numa in numas else len(found)
     return {"socket": own if by_gpu is None else by_gpu}
 
 

@@ -40,7 +40,7 @@ class TracedCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TracedStep:
     """One profiled step by its number, from the start of its work on the device to that of the next step's."""
 
     number: int
@@ -63,8 +63,8 @@ class KinetoTrace:
     timeline: Timeline
     memory: MemoryTrace | None
     collectives: tuple[TracedCollective, ...]
-    step: Step | None
-    steps: tuple[Step, ...]
+    step: TracedStep | None
+    steps: tuple[TracedStep, ...]
     about: Mapping[str, Any]
     notes: tuple[str, ...]
 
@@ -132,18 +132,18 @@ def _trace(path: Path, events: Events, head: Mapping[str, Any], number: int | No
     )
 
 
-def _steps(events: Events) -> tuple[Step, ...]:
+def _steps(events: Events) -> tuple[TracedStep, ...]:
     """Profiled steps by the device's own ranges, or the host's where it has none; a step ends where the next begins."""
     ranges = events.device_steps or events.host_steps
     ordered = sorted((start, end, number) for number, (start, end) in ranges.items())
     found = []
     for index, (start, end, number) in enumerate(ordered):
         until = ordered[index + 1][0] if index + 1 < len(ordered) else end
-        found.append(Step(number=number, start_s=start * 1e-6, end_s=until * 1e-6))
+        found.append(TracedStep(number=number, start_s=start * 1e-6, end_s=until * 1e-6))
     return tuple(found)
 
 
-def _chosen(path: Path, steps: tuple[Step, ...], number: int | None) -> Step | None:
+def _chosen(path: Path, steps: tuple[TracedStep, ...], number: int | None) -> TracedStep | None:
     if number is not None:
         for step in steps:
             if step.number == number:
@@ -154,7 +154,7 @@ def _chosen(path: Path, steps: tuple[Step, ...], number: int | None) -> Step | N
     return ordered[len(ordered) // 2] if ordered else None
 
 
-def _window(events: Events, step: Step | None) -> list[int]:
+def _window(events: Events, step: TracedStep | None) -> list[int]:
     """Indices of the kernels that start within a step, by start."""
     starts = events.starts
     if step is None:
@@ -238,7 +238,7 @@ def _with_causes(spans: list[Span]) -> list[Span]:
     return found
 
 
-def _memory_trace(events: Events, step: Step | None) -> MemoryTrace | None:
+def _memory_trace(events: Events, step: TracedStep | None) -> MemoryTrace | None:
     """The profiler's own account of allocated and reserved bytes, in the step's window of the host's clock."""
     times, allocated, reserved = events.memory
     low, high = (step.start_s * 1e6, step.end_s * 1e6) if step else (-1e18, 1e18)

@@ -1,6 +1,6 @@
 """Reader of `nvidia-smi topo -m`: the matrix as a Host, however it was pasted.
 
-With and without rows and columns of network cards, affinity columns, a legend, escape codes, tabs turned to blanks.
+With and without rows and columns of NICs, affinity columns, a legend, escape codes, tabs turned to blanks.
 A paste that ends early is completed by symmetry where it can be; what is left open stands in `Host.missing`.
 """
 
@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Final
 
 from simulator.errors import ClusterError, Fault
-from simulator.host import Card, Gpu, Host, Path
+from simulator.host import Gpu, Host, Nic, Path
 from simulator.schema import nearest
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -67,14 +67,14 @@ def read_matrix(text: str, place: str) -> Host:
     paths = _paths(paste)
     if paste.faults:
         raise ClusterError(paste.faults)
-    gpus, cards = _gpus(paste), [name for name in paste.columns if not _GPU.fullmatch(name)]
+    gpus, nics = _gpus(paste), [name for name in paste.columns if not _GPU.fullmatch(name)]
     return Host(
         source=place,
         format="nvidia-smi topo -m",
         gpus=tuple(gpus),
-        cards=tuple(Card(name=name, alias=paste.aliases.get(name, "")) for name in cards),
+        nics=tuple(Nic(name=name, alias=paste.aliases.get(name, "")) for name in nics),
         paths=paths,
-        missing=tuple(_missing(paste, paths, cards)),
+        missing=tuple(_missing(paste, paths, nics)),
     )
 
 
@@ -212,7 +212,7 @@ def _known(cell: str) -> str:
     return "" if cell == "N/A" else cell
 
 
-def _missing(paste: _Paste, paths: Mapping[tuple[str, str], Path], cards: Sequence[str]) -> Iterator[str]:
+def _missing(paste: _Paste, paths: Mapping[tuple[str, str], Path], nics: Sequence[str]) -> Iterator[str]:
     absent = [name for name in paste.columns if name not in paste.rows]
     if absent:
         yield f"rows of {', '.join(absent)}: the paste ends before them"
@@ -223,7 +223,7 @@ def _missing(paste: _Paste, paths: Mapping[tuple[str, str], Path], cards: Sequen
     if open_pairs:
         shown = ", ".join(open_pairs[:6]) + (", …" if len(open_pairs) > 6 else "")
         yield f"paths of {len(open_pairs)} pairs that neither side tells: {shown}"
-    if not cards:
+    if not nics:
         yield "network cards: the matrix lists none (nvidia-smi shows RDMA cards only, not EFA)"
     if "CPU Affinity" not in paste.affinities and "NUMA Affinity" not in paste.affinities:
         yield "affinity columns"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from simulator.errors import Fault, PlanError
 from simulator.schema import nearest, unreadable
 from simulator.topology import Cluster
-from simulator.topology.seats import Seats, shortest
+from simulator.topology.rank_mapping import RankMapping, shortest
 
 if TYPE_CHECKING:
     from simulator.host import Host
@@ -20,7 +20,7 @@ _NO_ID: Final = ("", "-")
 _SHOWN: Final = 8  # ranks or GPUs named in one fault
 
 
-def read_placement(path: Path, cluster: Cluster, host: Host | None = None) -> Seats:
+def read_placement(path: Path, cluster: Cluster, host: Host | None = None) -> RankMapping:
     """The cluster's seats as the table has them. host: one of its nodes, for bus ids.
 
     Raises PlanError with every fault: lines that cannot be read, ranks that lack or stand twice, GPUs that hold two ranks,
@@ -30,7 +30,7 @@ def read_placement(path: Path, cluster: Cluster, host: Host | None = None) -> Se
     table.read()
     if table.faults:
         raise PlanError(table.faults)
-    return shortest([table.seats[rank] for rank in range(cluster.num_devices)], cluster.gpus_per_node)
+    return shortest([table.rank_mapping[rank] for rank in range(cluster.num_devices)], cluster.gpus_per_node)
 
 
 def _ids(host: Host | None) -> Mapping[str, int]:
@@ -45,7 +45,7 @@ class _Table:
     path: Path
     cluster: Cluster
     ids: Mapping[str, int]
-    seats: dict[int, int] = field(default_factory=dict)
+    rank_mapping: dict[int, int] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
     def read(self) -> None:
@@ -91,11 +91,11 @@ class _Table:
         if rank >= self.cluster.num_devices:
             problem = f"names rank {rank}; there are {self.cluster.num_devices}"
             yield Fault(place=place, problem=problem, remedy=f"0 to {self.cluster.num_devices - 1}")
-        elif rank in self.seats:
+        elif rank in self.rank_mapping:
             yield Fault(place=place, problem=f"rank {rank} stands twice", remedy="each rank once")
         else:
             sits = node is not None and gpu is not None and node < self.cluster.num_nodes and gpu < per_node
-            self.seats[rank] = node * per_node + gpu if sits else -1  # type: ignore[operator]  # sits: both are numbers
+            self.rank_mapping[rank] = node * per_node + gpu if sits else -1  # type: ignore[operator]  # sits: both are numbers
 
     def _gpu(self, row: Mapping[str, str], place: str) -> tuple[int | None, Fault | None]:
         """The local GPU of a line: by bus id where a source tells those, else by number."""
@@ -123,10 +123,10 @@ class _Table:
     def _whole(self) -> Iterator[Fault]:
         """Ranks without a line, GPUs of several ranks and of none."""
         place, per_node = str(self.path), self.cluster.gpus_per_node
-        if lacking := [rank for rank in range(self.cluster.num_devices) if rank not in self.seats]:
+        if lacking := [rank for rank in range(self.cluster.num_devices) if rank not in self.rank_mapping]:
             yield Fault(place=place, problem=f"rank {_listed(lacking)} is missing", remedy="each rank once")
         ranks: dict[int, list[int]] = {}
-        for rank, gpu in sorted(self.seats.items()):
+        for rank, gpu in sorted(self.rank_mapping.items()):
             ranks.setdefault(gpu, []).append(rank)
         ranks.pop(-1, None)
         for gpu, held in sorted(ranks.items()):

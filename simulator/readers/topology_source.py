@@ -10,16 +10,16 @@ from typing import Final
 
 from simulator.device import Device
 from simulator.errors import ClusterError, Fault
-from simulator.host import Cable, Card, Gpu, Host, NodeTree, Path, rated
+from simulator.host import Cable, Gpu, Host, Nic, NodeTree, Path, rated
 from simulator.predict.link_loads import NodeLink, idle_links
 from simulator.readers.host_cluster import GA102_LINK, ONE_LINK
 from simulator.readers.nccl_xml import read_xml
 from simulator.readers.nvidia_smi import looks_like_matrix, read_matrix
 from simulator.readers.slurm_topology import read_conf, read_yaml
 from simulator.readers.this_machine import HERE, read_here
-from simulator.topology import CardPlace, Cluster, cluster_names
-from simulator.topology.cards import places_of, word_of
+from simulator.topology import Cluster, NicPlace, cluster_names
 from simulator.topology.hosts import usual_host
+from simulator.topology.nics import path_type, places_of
 from simulator.topology.wiring import Wiring
 
 _MOST_BYTES: Final = 8 * 2**20
@@ -72,10 +72,10 @@ def host_of(cluster: Cluster) -> Host:
         Gpu(name=f"GPU{i}", model=cluster.device.name, numa=str(wiring.socket(i)) if told else "")
         for i in range(cluster.gpus_per_node)
     )
-    places = _card_groups(cluster)
+    places = _nic_groups(cluster)
     for number, place in enumerate(places):
         for index in range(len(gpus)):
-            if (word := _to_card(cluster, wiring, place, index)) is not None:
+            if (word := _to_nic(cluster, wiring, place, index)) is not None:
                 paths[f"GPU{index}", f"nic{number}"] = Path(word)
     for src, dst, data in graph.edges(data=True):
         a, b = _name(src), _name(dst)
@@ -93,7 +93,7 @@ def host_of(cluster: Cluster) -> Host:
         source=cluster.name,
         format="cluster file",
         gpus=gpus,
-        cards=tuple(Card(name=f"nic{number}", bytes_per_s=rate) for number in range(len(places))),
+        nics=tuple(Nic(name=f"nic{number}", bytes_per_s=rate) for number in range(len(places))),
         paths=paths,
         switched=cluster.intra.shape == "switch",
         cables=tuple(_cables(cluster)),
@@ -102,16 +102,16 @@ def host_of(cluster: Cluster) -> Host:
     )
 
 
-def _card_groups(cluster: Cluster) -> tuple[CardPlace, ...]:
-    """Each card where the file says where it sits; else all cards of a GPU as one."""
+def _nic_groups(cluster: Cluster) -> tuple[NicPlace, ...]:
+    """Each NIC where the file says where it sits; else all NICs of a GPU as one."""
     places = places_of(cluster)
     return places if cluster.inter is not None and cluster.inter.cards else tuple(dict.fromkeys(places))
 
 
-def _to_card(cluster: Cluster, wiring: Wiring, place: CardPlace, gpu: int) -> str | None:
-    """The path as stated; else a card sits beside the first GPU it serves, and nothing is said of those it does not."""
+def _to_nic(cluster: Cluster, wiring: Wiring, place: NicPlace, gpu: int) -> str | None:
+    """The path as stated; else a NIC sits beside the first GPU it serves, and nothing is said of those it does not."""
     if cluster.inter is not None and cluster.inter.cards:
-        return word_of(wiring, place, gpu)
+        return path_type(wiring, place, gpu)
     if gpu not in place.gpus:
         return None
     return "PIX" if gpu == place.gpus[0] or cluster.pcie is None else wiring.path(gpu, place.gpus[0])
@@ -169,7 +169,7 @@ def _end(name: str) -> str:
 
 
 def _cables(cluster: Cluster) -> Iterator[Cable]:
-    """Both directions of a cable are told once; network cards are no road between GPUs."""
+    """Both directions of a cable are told once; NICs are no route between GPUs."""
     seen = set()
     tree = cluster.pcie is not None
     if tree:

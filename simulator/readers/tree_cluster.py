@@ -1,6 +1,6 @@
 """SLURM's tree above the nodes as the fabric of a cluster: leaves, levels above them, and the nodes that a job has there.
 
-SLURM says which switch joins which nodes, and nothing of speeds (its LinkSpeed has no unit and no use): the node and its cards
+SLURM says which switch joins which nodes, and nothing of speeds (its LinkSpeed has no unit and no use): the node and its NICs
 are another file's, and what switches send up over what they take in is stated, or taken as 1 and marked as unknown.
 """
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from simulator.allocator import Block, CachingAllocator, OutOfMemoryError
 from simulator.allocator.blocks import UNLIMITED_BYTES
 from simulator.errors import Fault, InputError
+from simulator.replay.initial_state import InitialState
 from simulator.replay.recording import (
     ACTIONS,
     ALLOC,
@@ -28,7 +29,6 @@ from simulator.replay.recording import (
     RecordedEvent,
     Recording,
 )
-from simulator.replay.start import Start
 from simulator.trace import MemorySample, MemoryTrace
 
 _NOWHERE = 2**60  # addresses of segments that were not recorded
@@ -118,7 +118,7 @@ class Replay:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.allocator = CachingAllocator(recording.settings, place=self._place, on_driver=self._compare_call)
-        start = Start(recording)
+        start = InitialState(recording)
         self.at: dict[int, Block] = start.fill(self.allocator)
         self.num_assumed = start.num_assumed
         self.requested = {address for address, live in start.live.items() if live.awaiting}

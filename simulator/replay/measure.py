@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator.allocator import OutOfMemoryError
-from simulator.policies import ACTIVATION, Needs, Pool, buffer_bytes, make_pool
+from simulator.policies import ACTIVATION, Pool, PoolInputs, buffer_bytes, make_pool
 from simulator.replay.costs import DriverCosts
 from simulator.replay.sequence import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request, Sequence
 
@@ -78,7 +78,7 @@ def demand(sequence: Sequence) -> Demand:
     )
 
 
-def compare(sequence: Sequence, policies: Iterable[str], needs: Needs, costs: DriverCosts) -> list[Score]:
+def compare(sequence: Sequence, policies: Iterable[str], needs: PoolInputs, costs: DriverCosts) -> list[Score]:
     """The same sequence on each policy."""
     needs = replace(needs, checkpoints=checkpoints(sequence))
     peak_at = demand(sequence).peak_at
@@ -117,7 +117,7 @@ class _Driver:
         self.seconds += self.costs.seconds(call, num_bytes)
 
 
-def measure(sequence: Sequence, policy: str, needs: Needs, costs: DriverCosts, peak_at: int) -> Score:
+def measure(sequence: Sequence, policy: str, needs: PoolInputs, costs: DriverCosts, peak_at: int) -> Score:
     """Play and measure. peak_at: index of the request at which fragmentation is looked at."""
     driver = _Driver(costs)
     out_of_memory = None

@@ -12,6 +12,7 @@ from simulator.memory import History
 from simulator.memory.tape import CATEGORIES, DONE, FREE_LATER
 from simulator.memory.tape import FREE as HISTORY_FREE
 from simulator.policies import ACTIVATION, PERSISTENT, TEMPORARY
+from simulator.replay.initial_state import InitialState
 from simulator.replay.recording import (
     ALLOC as RECORDED_ALLOC,
 )
@@ -22,7 +23,6 @@ from simulator.replay.recording import (
     SEGMENT_UNMAP,
     Recording,
 )
-from simulator.replay.start import Start
 
 ALLOC, FREE, REQUEST_FREE, COMPLETE_FREE, EMPTY_CACHE = range(5)
 SHORT = 64  # a block freed within so many requests is a temporary; recordings do not say what a block is for
@@ -59,7 +59,7 @@ def of_recording(recording: Recording) -> Sequence:
     Kinds are told from lifetimes: what is in use before the first or after the last event is persistent, what is freed
     within `SHORT` requests temporary.
     """
-    start = Start(recording)
+    start = InitialState(recording)
     requests: list[Request] = []
     ids: dict[int, int] = {}
     for number, (address, stream) in enumerate(start.owners()):

@@ -13,7 +13,7 @@ from simulator.search.engines import Dask, Engine, Processes, Serial
 from simulator.search.front import Front, FrontRow, front
 from simulator.search.front_text import render_front
 from simulator.search.journal import Journal
-from simulator.search.outcome import Outcome
+from simulator.search.outcome import PlanOutcome
 from simulator.search.report import Row, SearchReport
 from simulator.search.space import Space
 from simulator.search.study import OBJECTIVES, Objective, SearchStudy
@@ -28,7 +28,7 @@ __all__ = [
     "Interrupted",
     "Journal",
     "Objective",
-    "Outcome",
+    "PlanOutcome",
     "Processes",
     "Progress",
     "Row",

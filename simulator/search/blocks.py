@@ -16,8 +16,8 @@ from simulator.kernels import Kernel
 from simulator.lower.work import Clock, Direction, Phase
 from simulator.ops import Block, Exchange, ModelBlocks, build_blocks, recompute_ops, uses_autocast
 from simulator.plan import Plan
-from simulator.search.nouns import Nouns
-from simulator.search.shares import Shares
+from simulator.search.context import SearchContext
+from simulator.search.shards import ModelShards
 
 GRID: Final = 64  # steps of use between 0 and 1
 
@@ -54,7 +54,7 @@ NO_USE: Final = Use()
 class Clocks:
     """Clocks of a device under a stack, by use: each remembers the kernels it has timed."""
 
-    nouns: Nouns
+    context: SearchContext
     _clocks: dict[int, Clock] = field(default_factory=dict)
 
     @property
@@ -65,8 +65,8 @@ class Clocks:
         """The clock at a use of step / GRID."""
         clock = self._clocks.get(step)
         if clock is None:
-            nouns = self.nouns
-            clock = Clock(nouns.cluster.device, nouns.calibration, nouns.stack, step / GRID)
+            context = self.context
+            clock = Clock(context.cluster.device, context.calibration, context.stack, step / GRID)
             self._clocks[step] = clock
         return clock
 
@@ -133,26 +133,26 @@ class Shape:
 class BlockShapes:
     """Shapes by what a block knows of a plan."""
 
-    nouns: Nouns
-    shares: Shares
+    context: SearchContext
+    shards: ModelShards
     pace: float
     _found: dict[object, Shape] = field(default_factory=dict)
 
     def of(self, plan: Plan) -> Shape:
         """The shape of the plan's blocks."""
-        key = block_key(plan, self.nouns, self.shares)
+        key = block_key(plan, self.context, self.shards)
         found = self._found.get(key)
         if found is None:
-            blocks = build_blocks(self.nouns.model, self.nouns.stack, plan)
+            blocks = build_blocks(self.context.model, self.context.stack, plan)
             found = self._found[key] = Shape(blocks, self.pace)
         return found
 
 
-def block_key(plan: Plan, nouns: Nouns, shares: Shares) -> tuple[object, ...]:
+def block_key(plan: Plan, context: SearchContext, shards: ModelShards) -> tuple[object, ...]:
     """What a block knows of a plan, recomputation aside."""
-    model = nouns.model
-    layers = shares.of(plan).num_layers if model.sliding_window else 0
-    whose = uses_autocast(nouns.stack, plan), plan.implementation in ("megatron", "deepspeed")
+    model = context.model
+    layers = shards.of(plan).num_layers if model.sliding_window else 0
+    whose = uses_autocast(context.stack, plan), plan.implementation in ("megatron", "deepspeed")
     parts = (plan.tp, plan.cp, plan.ep, plan.etp, plan.expert_overlap, plan.sequence_parallel, plan.micro_batch_size)
     casts = (
         (plan.num_micro_batches, plan.fp8_recipe, plan.fp8_all_gather, plan.first_layers_bf16, plan.last_layers_bf16)

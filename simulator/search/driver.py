@@ -22,7 +22,7 @@ from typing import Final
 from simulator.errors import InputError
 from simulator.search.engines import Engine, Task
 from simulator.search.journal import Journal
-from simulator.search.outcome import Outcome
+from simulator.search.outcome import PlanOutcome
 from simulator.search.report import SearchReport, make_report
 from simulator.search.space import Branch, tightest
 from simulator.search.study import SearchStudy
@@ -76,20 +76,20 @@ class _Run:
     journal: Journal | None
     tell: Tell
     survey: Survey = field(default_factory=Survey)
-    simulated: dict[str, Outcome] = field(default_factory=dict)
+    simulated: dict[str, PlanOutcome] = field(default_factory=dict)
     best: list[float] = field(default_factory=list)
-    known: dict[str, Outcome] = field(default_factory=dict)
+    known: dict[str, PlanOutcome] = field(default_factory=dict)
     num_surveyed: int = 0
 
     def whole(self) -> int:
         """The number of prospects that were never simulated. Raises InputError where nothing in the space is legal."""
         self.known = self.journal.outcomes() if self.journal else {}
-        branches = sorted(self.study.space.branches(self.survey.killed), key=_split)
+        branches = sorted(self.study.space.branches(self.survey.pruned), key=_split)
         rest = self._scouts(branches)
         self._simulate(until_full=True)
         self._survey(rest, len(branches))
         if self.survey.num_legal == 0:
-            raise InputError(tightest(self.survey.killed))
+            raise InputError(tightest(self.survey.pruned))
         return self._simulate()
 
     @property
@@ -119,7 +119,7 @@ class _Run:
     def _simulate(self, *, until_full: bool = False) -> int:
         """Simulate prospects, best floor first; the number of those that were not."""
         prospects = sorted(self.survey.prospects, key=lambda each: (each.floor, each.key))
-        on_the_way: deque[tuple[str, Outcome | Task]] = deque()
+        on_the_way: deque[tuple[str, PlanOutcome | Task]] = deque()
         number = 0
         for number, prospect in enumerate(prospects):  # noqa: B007  how far it went
             if prospect.key in self.simulated:
@@ -135,11 +135,11 @@ class _Run:
             self._take(item, len(prospects))
         return sum(prospect.key not in self.simulated for prospect in prospects[number:])
 
-    def _take(self, item: tuple[str, Outcome | Task], total: int) -> None:
+    def _take(self, item: tuple[str, PlanOutcome | Task], total: int) -> None:
         """Wait for a candidate, keep it on disk, then let it count."""
         study, (key, found) = self.study, item
-        if not isinstance(found, Outcome):
-            outcome: Outcome = found.result()
+        if not isinstance(found, PlanOutcome):
+            outcome: PlanOutcome = found.result()
             if self.journal is not None:
                 self.journal.add(outcome)
             found = outcome

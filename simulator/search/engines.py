@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 
 from simulator.errors import Fault, InputError
 from simulator.search.evaluate import evaluate
-from simulator.search.outcome import Outcome
+from simulator.search.outcome import PlanOutcome
 from simulator.search.space import Branch
 from simulator.search.study import SearchStudy, software_version
 from simulator.search.survey import Survey, Surveyor
@@ -210,7 +210,7 @@ def _survey_here(asked: tuple[list[Branch], float]) -> Survey:
     return _surveyed(_HERE["surveyor"], *asked)
 
 
-def _evaluate_here(key: str) -> Outcome:
+def _evaluate_here(key: str) -> PlanOutcome:
     return evaluate(_HERE["study"], key)
 
 

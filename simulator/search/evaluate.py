@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from simulator.errors import InputError
 from simulator.lower import Lowering, lower
-from simulator.predict import Prediction, predicted, remembered
-from simulator.search.outcome import Outcome, parsed
+from simulator.predict import Prediction, memory_of, prediction_of
+from simulator.search.outcome import PlanOutcome, parsed
 from simulator.search.study import SearchStudy
 
 
-def evaluate(study: SearchStudy, key: str) -> Outcome:
+def evaluate(study: SearchStudy, key: str) -> PlanOutcome:
     """The outcome of a plan. Never raises: what cannot be predicted is `failed`, with the reason."""
     try:
         return _evaluated(study, key)
     except InputError as exc:
-        return Outcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
+        return PlanOutcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
     except Exception as exc:  # noqa: BLE001  one plan's defect must not cost the others
-        return Outcome(key=key, status="failed", reason=f"{type(exc).__name__}: {_first_line(exc)}")
+        return PlanOutcome(key=key, status="failed", reason=f"{type(exc).__name__}: {_first_line(exc)}")
 
 
-def _evaluated(study: SearchStudy, key: str) -> Outcome:
+def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
     plan, nodes = parsed(key)
-    nouns = study.nouns(study.cluster(nodes), plan.stack)
-    lowering = lower(nouns.model, plan, nouns.cluster, nouns.stack, nouns.calibration, nouns.curves)
-    held = remembered(lowering, quick=True)
+    context = study.context(study.cluster(nodes), plan.stack)
+    lowering = lower(context.model, plan, context.cluster, context.stack, context.calibration, context.curves)
+    held = memory_of(lowering, quick=True)
     memory = held.memory
     if held.verdict == "OOM" or (held.verdict == "TIGHT" and study.fits_only):
-        return Outcome(
+        return PlanOutcome(
             key=key,
             status="oom",
             reason=held.cause,
@@ -35,16 +35,16 @@ def _evaluated(study: SearchStudy, key: str) -> Outcome:
             peak_allocated_bytes=memory.peak_allocated_bytes,
             capacity_bytes=memory.capacity_bytes,
         )
-    return _timed(key, lowering, predicted(lowering, held))
+    return _timed(key, lowering, prediction_of(lowering, held))
 
 
 def _first_line(exc: Exception) -> str:
     return next(iter(str(exc).splitlines()), "")
 
 
-def _timed(key: str, lowering: Lowering, prediction: Prediction) -> Outcome:
+def _timed(key: str, lowering: Lowering, prediction: Prediction) -> PlanOutcome:
     memory = prediction.memory
-    return Outcome(
+    return PlanOutcome(
         key=key,
         status="fits" if prediction.verdict == "FITS" else "tight",
         num_devices=lowering.plan.num_devices,

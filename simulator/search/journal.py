@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from simulator.errors import Fault, InputError
-from simulator.search.outcome import Outcome
+from simulator.search.outcome import PlanOutcome
 from simulator.search.study import software_version
 
 SCHEMA: Final = "2"  # of the file; another is refused
@@ -80,16 +80,16 @@ class Journal:
                 remedy = "another --journal, or remove the file"
                 raise InputError(Fault(place=str(self.path), problem=words[name] + detail, remedy=remedy))
 
-    def outcomes(self) -> dict[str, Outcome]:
+    def outcomes(self) -> dict[str, PlanOutcome]:
         """All that is known. Raises InputError where a row cannot be read."""
         try:
             rows = self._database.execute("SELECT key, outcome FROM outcomes").fetchall()
-            return {key: Outcome.from_json(text) for key, text in rows}
+            return {key: PlanOutcome.from_json(text) for key, text in rows}
         except (sqlite3.Error, ValueError, TypeError) as exc:
             remedy = "another --journal, or remove the file"
             raise InputError(Fault(place=str(self.path), problem=f"is damaged: {exc}", remedy=remedy)) from None
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: PlanOutcome) -> None:
         """Keep an outcome: when this returns, it is on disk. Raises InputError where the disk refuses."""
         try:
             self._database.execute("INSERT OR REPLACE INTO outcomes VALUES (?, ?)", (outcome.key, outcome.to_json()))

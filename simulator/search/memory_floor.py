@@ -17,23 +17,23 @@ from typing import NamedTuple
 from simulator.kernels import DTYPE_BYTES
 from simulator.memory import capacity_bytes, outside_torch_bytes
 from simulator.memory.saved import Saved, saved_of
+from simulator.model_shard import ModelShard, whole_body
 from simulator.ops import uses_autocast
-from simulator.ops.setting import Setting
+from simulator.ops.op_context import OpContext
 from simulator.pipeline import peak_in_flight
 from simulator.plan import Plan
 from simulator.search.blocks import BlockShapes, Shape
-from simulator.search.nouns import Nouns
-from simulator.search.shares import Shares
+from simulator.search.context import SearchContext
+from simulator.search.shards import ModelShards
 from simulator.search.stage_memory import WHOLE, StageMemories, StageMemory
-from simulator.share import Share, whole_body
 
 
 @dataclass(slots=True)
 class MemoryFloor:
     """Floors of plans one after another; what they share is made once."""
 
-    nouns: Nouns
-    shares: Shares
+    context: SearchContext
+    shards: ModelShards
     shapes: BlockShapes
     _stages: StageMemories = field(init=False)
     _inputs: dict[int, Saved] = field(default_factory=dict)
@@ -41,11 +41,11 @@ class MemoryFloor:
     _flights: dict[object, tuple[Flight, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._stages = StageMemories(self.nouns, self.shares)
+        self._stages = StageMemories(self.context, self.shards)
 
     def fits(self, plan: Plan) -> bool:
         """False where no allocator could make the plan fit."""
-        device = self.nouns.cluster.device
+        device = self.context.cluster.device
         outside = outside_torch_bytes(device, plan)
         room = capacity_bytes(device, plan, outside) - outside
         return self.num_bytes(plan, room) <= room
@@ -55,7 +55,7 @@ class MemoryFloor:
 
         enough: a floor above that may be any such (None: above the device).
         """
-        enough = self.nouns.cluster.device.memory_bytes if enough is None else enough
+        enough = self.context.cluster.device.memory_bytes if enough is None else enough
         stages = (0,) if plan.pp == 1 else (0, plan.pp - 1)
         held = self._stages.of(plan, stages)
         floor = max(each.resident + each.gradients for each in held)
@@ -81,10 +81,12 @@ class MemoryFloor:
         return found
 
     def _only_inputs(self, plan: Plan) -> Saved:
-        nouns = self.nouns
-        setting = Setting(model=nouns.model, stack=nouns.stack, plan=plan, autocast=uses_autocast(nouns.stack, plan))
-        size = setting.stream_tokens * nouns.model.d_model * DTYPE_BYTES[setting.stream_dtype]
-        each, none = (dict[str, int](dict.fromkeys(whole_body(nouns.model, plan), value)) for value in (size, 0))
+        context = self.context
+        setting = OpContext(
+            model=context.model, stack=context.stack, plan=plan, autocast=uses_autocast(context.stack, plan)
+        )
+        size = setting.stream_tokens * context.model.d_model * DTYPE_BYTES[setting.stream_dtype]
+        each, none = (dict[str, int](dict.fromkeys(whole_body(context.model, plan), value)) for value in (size, 0))
         return Saved(
             embedding=0,
             plain=each,
@@ -104,7 +106,7 @@ class MemoryFloor:
         key = (id(shape), plan.recompute, plan.implementation)
         found = self._saved.get(key)
         if found is None:
-            found = self._saved[key] = saved_of(shape.blocks, plan, self.nouns.stack)
+            found = self._saved[key] = saved_of(shape.blocks, plan, self.context.stack)
         return found
 
     def _while_alive(self, plan: Plan, stage: int, held: StageMemory, saved: Saved) -> int:
@@ -120,24 +122,24 @@ class MemoryFloor:
 
     def _in_flight(self, plan: Plan, stage: int, held: StageMemory, count: int) -> tuple[Flight, ...]:
         """What is saved when the first backward begins, or at any other moment with as much in flight: the least of these."""
-        key = (id(held.share), plan.pp, stage, plan.schedule, plan.virtual_stages, count)
+        key = (id(held.shard), plan.pp, stage, plan.schedule, plan.virtual_stages, count)
         found = self._flights.get(key)
         if found is None:
             found = self._flights[key] = self._flight(plan, stage, held, count)
         return found
 
     def _flight(self, plan: Plan, stage: int, held: StageMemory, count: int) -> tuple[Flight, ...]:
-        share, schedule, chunks = held.share, plan.pipeline_schedule, plan.virtual_stages
+        shard, schedule, chunks = held.shard, plan.pipeline_schedule, plan.virtual_stages
         if plan.pp == 1:
             return (Flight(1, 0, held.kinds, of_all_chunks=True),)
-        assert isinstance(share, Share)
+        assert isinstance(shard, ModelShard)
         # a pair of expert_overlap grows by a layer as it shrinks by another: nothing above the forwards before it
         if schedule in WHOLE:
-            flying = self.shares.flying(schedule, plan.pp, count, stage, chunks)
-            return (_flight(share, held, flying, of_all_chunks=all(flying)),)
+            flying = self.shards.flying(schedule, plan.pp, count, stage, chunks)
+            return (_flight(shard, held, flying, of_all_chunks=all(flying)),)
         most = peak_in_flight(schedule, plan.pp, count, stage, chunks)
         alone = ([most * (chunk == only) for chunk in range(chunks)] for only in range(chunks))
-        return tuple(_flight(share, held, flying, of_all_chunks=False) for flying in alone)
+        return tuple(_flight(shard, held, flying, of_all_chunks=False) for flying in alone)
 
 
 class Flight(NamedTuple):
@@ -153,11 +155,11 @@ class Flight(NamedTuple):
     of_all_chunks: bool
 
 
-def _flight(share: Share, held: StageMemory, flying: Sequence[int], *, of_all_chunks: bool) -> Flight:
+def _flight(shard: ModelShard, held: StageMemory, flying: Sequence[int], *, of_all_chunks: bool) -> Flight:
     """A micro-batch in flight holds a chunk's input, what the layers add, not what has been sent on."""
     total = sum(flying)
-    embeddings = 0 if share.embedding_chunk is None else flying[share.embedding_chunk]
-    kept = 0 if share.head_chunk is None else flying[share.head_chunk]
+    embeddings = 0 if shard.embedding_chunk is None else flying[shard.embedding_chunk]
+    kept = 0 if shard.head_chunk is None else flying[shard.head_chunk]
     kinds: Counter[str] = Counter()
     for count, chunk in zip(flying, held.chunks, strict=True):
         for kind, layers in chunk.items():
@@ -187,7 +189,7 @@ def _rising(plan: Plan, held: StageMemory, saved: Saved) -> int:
         return 0
     gathered = 0
     if held.layer is not None and not held.whole_layers:
-        gathered = held.layer.parameters * (1 + (plan.backward_prefetch > 0 and held.share.num_layers > 1))
+        gathered = held.layer.parameters * (1 + (plan.backward_prefetch > 0 and held.shard.num_layers > 1))
     given = saved.message if held.sends_output else 0
     return given + _rise(plan, held, saved) + gathered + _waiting(plan, held, saved)
 
@@ -202,10 +204,10 @@ def _reducing(plan: Plan, held: StageMemory, saved: Saved) -> int:
     if layer is None or not plan.syncs_every_micro_batch or not length:
         return 0
     gone = max(saved.plain["layer"], saved.checkpointed["layer"])
-    left = layer.parameters if deep and held.share.num_layers > 1 else 0
+    left = layer.parameters if deep and held.shard.num_layers > 1 else 0
     most = layer.gradients + (-layer.parameters if held.whole_layers else left)
     if length > 1 and not plan.expert_overlap:
-        opened = layer.parameters * (1 + (deep and held.share.num_layers > 2))
+        opened = layer.parameters * (1 + (deep and held.shard.num_layers > 2))
         most = max(most, (-layer.parameters if held.whole_layers else opened) + _rise(plan, held, saved))
     return max(0, layer.reduced + most - gone) + _waiting(plan, held, saved)
 

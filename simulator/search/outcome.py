@@ -13,7 +13,7 @@ STATUSES: Final[tuple[Status, ...]] = ("fits", "tight", "oom", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class PlanOutcome:
     """One simulated plan. key: the plan, and the nodes it runs on, in words that name nothing else.
 
     Times and breakdown are None and empty where it does not fit, or could not be predicted (reason says why).
@@ -46,7 +46,7 @@ class Outcome:
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> Outcome:
+    def from_json(cls, text: str) -> PlanOutcome:
         return cls(**json.loads(text))
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from simulator.plan import Plan
 from simulator.predict.difference import Difference, Timed, difference, timed
-from simulator.search.outcome import STATUSES, Outcome, Status, fields_of, parsed
+from simulator.search.outcome import STATUSES, PlanOutcome, Status, fields_of, parsed
 from simulator.search.study import SearchStudy
 from simulator.search.survey import Survey
 
@@ -23,7 +23,7 @@ class Row:
     rank: int
     nodes: int
     plan: Plan
-    outcome: Outcome
+    outcome: PlanOutcome
     against_best: Difference | None
 
     @property
@@ -99,7 +99,12 @@ def flat(row: Row) -> dict[str, Any]:
 
 
 def make_report(
-    study: SearchStudy, survey: Survey, outcomes: Sequence[Outcome], *, num_pruned: int = 0, interrupted: bool = False
+    study: SearchStudy,
+    survey: Survey,
+    outcomes: Sequence[PlanOutcome],
+    *,
+    num_pruned: int = 0,
+    interrupted: bool = False,
 ) -> SearchReport:
     """Rank what was simulated; the table has `study.top` rows."""
     statuses = Counter(o.status for o in outcomes)
@@ -108,7 +113,7 @@ def make_report(
         study=study,
         rows=ranked(study, outcomes),
         counts=Counts(
-            refused=dict(sorted(survey.killed.counts.items(), key=lambda item: (-item[1], item[0]))),
+            refused=dict(sorted(survey.pruned.counts.items(), key=lambda item: (-item[1], item[0]))),
             legal=survey.num_legal,
             too_large=survey.num_too_large,
             too_slow=survey.num_too_slow + num_pruned,
@@ -120,7 +125,7 @@ def make_report(
     )
 
 
-def ranked(study: SearchStudy, outcomes: Sequence[Outcome]) -> tuple[Row, ...]:
+def ranked(study: SearchStudy, outcomes: Sequence[PlanOutcome]) -> tuple[Row, ...]:
     """The best of what fits; equal values stand in the order of their keys."""
     found = sorted((_value(study, o), o.key, o) for o in outcomes if o.ranked)[: study.top]
     best = found[0][2] if found else None
@@ -132,12 +137,12 @@ def ranked(study: SearchStudy, outcomes: Sequence[Outcome]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _value(study: SearchStudy, o: Outcome) -> float:
+def _value(study: SearchStudy, o: PlanOutcome) -> float:
     assert o.step_s is not None
     assert o.used_bytes is not None
     return study.value(o.step_s, o.num_devices, o.tokens_per_step, o.used_bytes)
 
 
-def _timed(o: Outcome) -> Timed:
+def _timed(o: PlanOutcome) -> Timed:
     assert o.step_s is not None
     return timed(o.step_s, o.spread, o.stack_sigma, parsed(o.key)[0])

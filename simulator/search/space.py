@@ -65,7 +65,7 @@ class Branch:
 
 
 @dataclass(slots=True, kw_only=True)
-class Killed:
+class Pruned:
     """Candidates that each rule refused, and an example of each."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -76,7 +76,7 @@ class Killed:
             self.counts[rule] += count
             self.examples.setdefault(rule, example)
 
-    def merge(self, other: Killed) -> None:
+    def merge(self, other: Pruned) -> None:
         for rule, count in other.counts.items():
             self.add(rule, count, other.examples[rule])
 
@@ -96,17 +96,17 @@ class Space:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     max_devices: int | None = None
 
-    def branches(self, killed: Killed) -> Iterator[Branch]:
-        """The branches in order; what is refused on the way is counted in `killed`."""
+    def branches(self, pruned: Pruned) -> Iterator[Branch]:
+        """The branches in order; what is refused on the way is counted in `pruned`."""
         others = [name for name in self.fixed if name not in CHOSEN]
         for values in product(*(self.fixed[name] for name in others)):
             base = {"seq_len": self.seq_len, **dict(zip(others, values, strict=True))}
             for parallel, zero in product(self._implementations(base), self._values("zero", (0, 1, 2, 3))):
                 start = {**base, "data_parallel": parallel, "zero": zero}
                 for cluster in self.clusters:
-                    yield from self._degrees(cluster, start, killed)
+                    yield from self._degrees(cluster, start, pruned)
 
-    def _degrees(self, cluster: Cluster, start: Fields, killed: Killed) -> Iterator[Branch]:
+    def _degrees(self, cluster: Cluster, start: Fields, pruned: Pruned) -> Iterator[Branch]:
         devices = cluster.num_devices
         sizes = _divisors(devices)
         experts = sizes if self.model.experts is not None else (1,)
@@ -117,19 +117,19 @@ class Space:
                 branch = Branch(cluster=cluster, fields=chosen)
                 ranks, rest = divmod(devices, tp * cp * pp)
                 if self.max_devices is not None and devices > self.max_devices:
-                    killed.add(MOST_DEVICES, self._size(branch, ranks), f"{devices} devices")
+                    pruned.add(MOST_DEVICES, self._size(branch, ranks), f"{devices} devices")
                     continue
                 if rest:
                     problem = f"tp {tp} × cp {cp} × pp {pp} do not divide {devices} devices"
-                    killed.add("degrees", self._size(branch, 1), problem)
+                    pruned.add("degrees", self._size(branch, 1), problem)
                     continue
                 fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks)}, ("zero", *_DEGREE_PLACES))
                 if fault is None:
                     yield branch
                 else:
-                    killed.add(_rule(fault), self._size(branch, ranks), str(fault))
+                    pruned.add(_rule(fault), self._size(branch, ranks), str(fault))
 
-    def plans(self, branch: Branch, killed: Killed) -> Iterator[Plan]:
+    def plans(self, branch: Branch, pruned: Pruned) -> Iterator[Plan]:
         """The legal plans of a branch, in order.
 
         No rule reads both how micro-batches flow and what stands in a leaf. So where a flow is legal with some leaf, and
@@ -138,19 +138,19 @@ class Space:
         chosen = branch.fields
         ranks = branch.cluster.num_devices // (chosen["tp"] * chosen["cp"] * chosen["pp"])
         flows = list(self.flows(branch))
-        below = [leaf for leaf in self.leaves(branch, ranks) if self._holds(branch, leaf, len(flows), killed)]
+        below = [leaf for leaf in self.leaves(branch, ranks) if self._holds(branch, leaf, len(flows), pruned)]
         held: set[int] = set()  # numbers of leaves that are legal with some flow
         for size, schedule, chunks in flows:
             count, rest = divmod(self.global_batch, ranks * size)
             if rest:
                 problem = f"{ranks} data-parallel ranks × {size} sequences do not divide a batch of {self.global_batch}"
-                killed.add(BATCH, len(below), problem)
+                pruned.add(BATCH, len(below), problem)
                 continue
             flow = {"micro_batch_size": size, "num_micro_batches": count}
             flow |= {"schedule": schedule, "virtual_stages": chunks}
             fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks), **flow}, _FLOW_PLACES)
             if fault is not None:
-                killed.add(_rule(fault), len(below), str(fault))
+                pruned.add(_rule(fault), len(below), str(fault))
                 continue
             runs = False  # with some leaf
             for number, leaf in enumerate(below):
@@ -158,27 +158,27 @@ class Space:
                 if runs and number in held:
                     yield Plan(**fields)
                     continue
-                plan = self._legal(branch, fields, killed)
+                plan = self._legal(branch, fields, pruned)
                 if plan is not None:
                     runs = True
                     held.add(number)
                     yield plan
 
-    def _holds(self, branch: Branch, leaf: Fields, num_flows: int, killed: Killed) -> bool:
+    def _holds(self, branch: Branch, leaf: Fields, num_flows: int, pruned: Pruned) -> bool:
         """Whether nothing is wrong with what stands in a leaf itself."""
         at_rest = _at_rest(branch.fields, leaf["dp_replicate"] * leaf["dp_shard"])
         fault = self._probe(branch, {**branch.fields, **at_rest, **leaf}, _LEAF_PLACES)
         if fault is not None:
-            killed.add(_rule(fault), num_flows, str(fault))
+            pruned.add(_rule(fault), num_flows, str(fault))
         return fault is None
 
-    def _legal(self, branch: Branch, fields: Fields, killed: Killed) -> Plan | None:
+    def _legal(self, branch: Branch, fields: Fields, pruned: Pruned) -> Plan | None:
         try:
             plan = Plan(**fields)
             legal(self.model, plan, branch.cluster, _stack(plan.stack))
         except (InputError, ValueError) as exc:
             fault = exc.faults[0] if isinstance(exc, InputError) else Fault(place="plan", problem=str(exc))
-            killed.add(_rule(fault), 1, str(fault))
+            pruned.add(_rule(fault), 1, str(fault))
             return None
         return plan
 
@@ -275,13 +275,13 @@ def _divisors(number: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*low, *(number // d for d in reversed(low)))))
 
 
-def tightest(killed: Killed) -> Fault:
+def tightest(pruned: Pruned) -> Fault:
     """The fault of an empty space: how many candidates each rule refused, the hardest first."""
-    ranked = sorted(killed.counts.items(), key=lambda item: (-item[1], item[0]))
+    ranked = sorted(pruned.counts.items(), key=lambda item: (-item[1], item[0]))
     if not ranked:
         return Fault(place="search", problem="no candidate at all", remedy="at least one value for every field")
     rule, count = ranked[0]
-    total = sum(killed.counts.values())
+    total = sum(pruned.counts.values())
     others = ", ".join(f"{name} {number:,}" for name, number in ranked[1:])
-    problem = f"no legal plan among {total:,} candidates: {rule} refuses {count:,} ({killed.examples[rule]})"
+    problem = f"no legal plan among {total:,} candidates: {rule} refuses {count:,} ({pruned.examples[rule]})"
     return Fault(place="search", problem=problem + (f"; then {others}" if others else ""), remedy=f"loosen {rule}")

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
+from simulator.model_shard import ModelShard
 from simulator.plan import Plan
-from simulator.search.nouns import Nouns
-from simulator.search.shares import Shares
-from simulator.share import Share
+from simulator.search.context import SearchContext
+from simulator.search.shards import ModelShards
 from simulator.zero import gathered_sizes, gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
 
 WHOLE: Final = ("gpipe", "1f1b", "interleaved")  # schedules whose backwards are never split
@@ -34,7 +34,7 @@ class StageMemory:
     layers are alike; whole_layers: layers are among those that it keeps.
     """
 
-    share: Model
+    shard: Model
     kinds: Mapping[str, int]
     chunks: tuple[Mapping[str, int], ...]
     resident: int
@@ -51,15 +51,15 @@ class StageMemory:
     @property
     def sends_output(self) -> bool:
         """Another stage has the head."""
-        return isinstance(self.share, Share) and self.share.head_chunk is None
+        return isinstance(self.shard, ModelShard) and self.shard.head_chunk is None
 
 
 @dataclass(slots=True)
 class StageMemories:
     """Stages of plans one after another; what they share is made once."""
 
-    nouns: Nouns
-    shares: Shares
+    context: SearchContext
+    shards: ModelShards
     _found: dict[object, StageMemory] = field(default_factory=dict)
     _resident: dict[object, tuple[int, int]] = field(default_factory=dict)
     _gathered: dict[object, tuple[int, Layer]] = field(default_factory=dict)
@@ -77,15 +77,15 @@ class StageMemories:
         return found
 
     def _made(self, plan: Plan, stage: int, states: tuple[object, ...]) -> StageMemory:
-        share, shares = self.shares.of(plan, stage), self.shares
-        resident, gradients = self._between(plan, share, states)
-        body = shares.body(share)
-        known = plan.implementation == "fsdp2" and plan.pipeline_schedule in WHOLE and share.experts is None
-        gathered, layer = self._whole(plan, share, states) if known else (0, None)
+        shard, shards = self.shards.of(plan, stage), self.shards
+        resident, gradients = self._between(plan, shard, states)
+        body = shards.body(shard)
+        known = plan.implementation == "fsdp2" and plan.pipeline_schedule in WHOLE and shard.experts is None
+        gathered, layer = self._whole(plan, shard, states) if known else (0, None)
         return StageMemory(
-            share=share,
+            shard=shard,
             kinds=body,
-            chunks=shares.chunks(share) if isinstance(share, Share) else (body,),
+            chunks=shards.chunks(shard) if isinstance(shard, ModelShard) else (body,),
             resident=resident,
             gradients=gradients,
             gathered=gathered,
@@ -93,29 +93,29 @@ class StageMemories:
             whole_layers=keeps_layers(plan),
         )
 
-    def _whole(self, plan: Plan, share: Model, states: tuple[object, ...]) -> tuple[int, Layer]:
+    def _whole(self, plan: Plan, shard: Model, states: tuple[object, ...]) -> tuple[int, Layer]:
         """What FSDP2 keeps gathered, and a layer."""
-        key = (states, self.shares.content(share))
+        key = (states, self.shards.content(shard))
         found = self._gathered.get(key)
         if found is None:
-            found = self._gathered[key] = _gathered(plan, share)
+            found = self._gathered[key] = _gathered(plan, shard)
         return found
 
-    def _between(self, plan: Plan, share: Model, states: tuple[object, ...]) -> tuple[int, int]:
+    def _between(self, plan: Plan, shard: Model, states: tuple[object, ...]) -> tuple[int, int]:
         """(bytes between steps, those of gradients at the optimizer)."""
-        key = (states, self.shares.content(share))
+        key = (states, self.shards.content(shard))
         found = self._resident.get(key)
         if found is None:
-            resident = sum(resident_bytes(share, plan).values())
+            resident = sum(resident_bytes(shard, plan).values())
             # hand-fused blocks leave no gradients of their own where nothing shards them
-            whole = plan.implementation in ("ddp", "zero_redundancy") and self.nouns.stack.blocks == "fused"
-            gradients = 0 if whole else sum(gradient_tensors(share, plan))
+            whole = plan.implementation in ("ddp", "zero_redundancy") and self.context.stack.blocks == "fused"
+            gradients = 0 if whole else sum(gradient_tensors(shard, plan))
             found = self._resident[key] = resident, gradients
         return found
 
 
-def _gathered(plan: Plan, share: Model) -> tuple[int, Layer]:
-    root, *layers = units(share, plan)
+def _gathered(plan: Plan, shard: Model) -> tuple[int, Layer]:
+    root, *layers = units(shard, plan)
     kept = [*([root] if keeps_root(plan) else []), *(layers if keeps_layers(plan) else [])]
     wide, narrow = DTYPE_BYTES[plan.gradient_dtype], DTYPE_BYTES[plan.compute_dtype]
     last = layers[-1] if layers else root

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 
 from simulator.calibration import Calibration
-from simulator.search.nouns import Nouns
+from simulator.search.context import SearchContext
 from simulator.search.space import Space
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -35,9 +35,9 @@ class SearchStudy:
     top: int = 10
     fits_only: bool = False
 
-    def nouns(self, cluster: Cluster, stack_name: str) -> Nouns:
+    def context(self, cluster: Cluster, stack_name: str) -> SearchContext:
         """What plans under that stack on that many nodes share."""
-        return Nouns(
+        return SearchContext(
             model=self.space.model,
             cluster=cluster,
             stack=self.stack or _stack(stack_name),
@@ -80,12 +80,12 @@ class SearchStudy:
     def identity(self) -> str:
         """A hash of everything that an outcome depends on: model, clusters, stack and calibration to the last digit."""
         space = self.space
-        nouns = [space.model, *space.clusters, self.calibration, self.stack]
+        context = [space.model, *space.clusters, self.calibration, self.stack]
         text = json.dumps(
             [
                 software_version(),
                 self.inputs(),
-                *(None if noun is None else noun.model_dump(mode="json") for noun in nouns),
+                *(None if one is None else one.model_dump(mode="json") for one in context),
             ],
             sort_keys=True,
         )

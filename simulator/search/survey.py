@@ -8,11 +8,11 @@ from typing import Final
 
 from simulator.memory import outside_torch_bytes
 from simulator.plan import Plan
+from simulator.search.context import SearchContext
 from simulator.search.memory_floor import MemoryFloor
-from simulator.search.nouns import Nouns
 from simulator.search.outcome import key_of
-from simulator.search.shares import Shares
-from simulator.search.space import Branch, Killed
+from simulator.search.shards import ModelShards
+from simulator.search.space import Branch, Pruned
 from simulator.search.study import SearchStudy
 from simulator.search.time_floor import TimeFloor
 
@@ -42,14 +42,14 @@ class Survey:
     num_too_large: int = 0
     num_too_slow: int = 0
     prospects: list[Prospect] = field(default_factory=list)
-    killed: Killed = field(default_factory=Killed)
+    pruned: Pruned = field(default_factory=Pruned)
 
     def merge(self, other: Survey) -> None:
         self.num_legal += other.num_legal
         self.num_too_large += other.num_too_large
         self.num_too_slow += other.num_too_slow
         self.prospects += other.prospects
-        self.killed.merge(other.killed)
+        self.pruned.merge(other.pruned)
 
 
 @dataclass(slots=True)
@@ -57,18 +57,18 @@ class Surveyor:
     """Surveys branches one after another; neighbours share blocks and prices."""
 
     study: SearchStudy
-    _shares: Shares = field(init=False)
-    _floors: dict[object, tuple[Nouns, MemoryFloor, TimeFloor]] = field(default_factory=dict)
+    _shares: ModelShards = field(init=False)
+    _floors: dict[object, tuple[SearchContext, MemoryFloor, TimeFloor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._shares = Shares(self.study.space.model)
+        self._shares = ModelShards(self.study.space.model)
 
     def survey(self, branch: Branch, limit: float = math.inf) -> Survey:
         """All legal plans of the branch; those whose value must exceed `limit` are too slow."""
         found, known = Survey(), bounded(branch)
         floors = self._of(branch)
         leasts: dict[object, float] = {}
-        for plan in self.study.space.plans(branch, found.killed):
+        for plan in self.study.space.plans(branch, found.pruned):
             found.num_legal += 1
             floor = self._floor(plan, *floors, limit, leasts) if known else 0.0
             if floor is None:
@@ -82,7 +82,7 @@ class Surveyor:
     def _floor(
         self,
         plan: Plan,
-        nouns: Nouns,
+        context: SearchContext,
         memory: MemoryFloor,
         time: TimeFloor,
         limit: float,
@@ -91,7 +91,7 @@ class Surveyor:
         """The least value of a plan, or something above `limit` that is no more; None where it cannot fit."""
         study = self.study
         if study.objective == "memory":
-            used = memory.num_bytes(plan) + outside_torch_bytes(nouns.cluster.device, plan)
+            used = memory.num_bytes(plan) + outside_torch_bytes(context.cluster.device, plan)
             return study.value(0.0, plan.num_devices, plan.tokens_per_step, used) if memory.fits(plan) else None
         if limit < math.inf:
             least = study.value(self._least_s(plan, time, leasts), plan.num_devices, plan.tokens_per_step, 0)
@@ -112,14 +112,14 @@ class Surveyor:
             found = leasts[key] = time.least_s(plan)
         return found
 
-    def _of(self, branch: Branch) -> tuple[Nouns, MemoryFloor, TimeFloor]:
+    def _of(self, branch: Branch) -> tuple[SearchContext, MemoryFloor, TimeFloor]:
         """The floors of a branch; those of another start are forgotten, as branches come in order."""
         chosen = ("data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel")
         start = tuple((name, repr(value)) for name, value in branch.fields.items() if name not in chosen)
         key = (branch.cluster.num_nodes, start)
         if key not in self._floors:
             equal = branch.cluster.usual  # floors are those of equal nodes, and asked of these alone
-            nouns = self.study.nouns(equal, branch.fields.get("stack", Plan().stack))
-            time = TimeFloor(nouns, self._shares)
-            self._floors = {key: (nouns, MemoryFloor(nouns, self._shares, time.shapes), time)}
+            context = self.study.context(equal, branch.fields.get("stack", Plan().stack))
+            time = TimeFloor(context, self._shares)
+            self._floors = {key: (context, MemoryFloor(context, self._shares, time.shapes), time)}
         return self._floors[key]

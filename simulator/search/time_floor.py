@@ -22,20 +22,20 @@ from functools import cached_property
 from typing import Final
 
 from simulator.kernels import DTYPE_BYTES
-from simulator.lower.fabric import Fabric
+from simulator.lower.fabric import MeshFabric
 from simulator.lower.pipelined import waits_for_messages
 from simulator.lower.stragglers import slowdown
 from simulator.mesh import Mesh
 from simulator.model import Model
+from simulator.model_shard import ModelShard, whole_body
 from simulator.ops import Exchange
 from simulator.pipeline import num_positions, position, splits_backward, turns
 from simulator.plan import Plan
 from simulator.search.blocks import GRID, BlockShapes, Chain, Clocks, Use, grid_below
-from simulator.search.nouns import Nouns
-from simulator.search.pricing import Prices, Pricing, Traffic
-from simulator.search.shares import Shares
+from simulator.search.collective_times import CollectiveTimes, StagePricing, Traffic
+from simulator.search.context import SearchContext
+from simulator.search.shards import ModelShards
 from simulator.search.traffic import Passes, grouped, held, passes_of
-from simulator.share import Share, whole_body
 
 _ROUNDING: Final = 1 - 1e-9  # sums of the same seconds in another order
 
@@ -44,11 +44,11 @@ _ROUNDING: Final = 1 - 1e-9  # sums of the same seconds in another order
 class TimeFloor:
     """Floors of plans one after another; what they share is made once."""
 
-    nouns: Nouns
-    shares: Shares
+    context: SearchContext
+    shards: ModelShards
     clocks: Clocks = field(init=False)
     shapes: BlockShapes = field(init=False)
-    prices: Prices = field(init=False)
+    prices: CollectiveTimes = field(init=False)
     pace: float = field(init=False)  # of the slowest GPU's compute
     _traffic: dict[object, Traffic] = field(default_factory=dict)
     _passes: dict[object, Passes] = field(default_factory=dict)
@@ -58,12 +58,12 @@ class TimeFloor:
     passed: dict[object, Counter[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        nouns = self.nouns
-        self.clocks = Clocks(nouns)
-        ideal = nouns.calibration.kind == "ideal"
-        self.pace = 1.0 + (0.0 if ideal else slowdown(nouns.cluster.num_devices))
-        self.shapes = BlockShapes(nouns, self.shares, self.pace)
-        self.prices = Prices(nouns)
+        context = self.context
+        self.clocks = Clocks(context)
+        ideal = context.calibration.kind == "ideal"
+        self.pace = 1.0 + (0.0 if ideal else slowdown(context.cluster.num_devices))
+        self.shapes = BlockShapes(context, self.shards, self.pace)
+        self.prices = CollectiveTimes(context)
 
     def seconds(self, plan: Plan, enough_s: float = math.inf) -> float:
         """At most what predict() says of the plan's step. enough_s: a floor above that may be any such."""
@@ -75,23 +75,23 @@ class TimeFloor:
 
     def all_passes(self, plan: Plan) -> Passes:
         """Of the first stage's share with both ends of the model: what `lower.power` counts."""
-        share = self.shares.of(plan)
-        key = (*_shards(plan), self.shares.content(share))
+        shard = self.shards.of(plan)
+        key = (*_shards(plan), self.shards.content(shard))
         found = self._passes.get(key)
         if found is None:
-            found = self._passes[key] = passes_of(share, plan, grouped(share, plan))
+            found = self._passes[key] = passes_of(shard, plan, grouped(shard, plan))
         return found
 
-    def traffic(self, plan: Plan, stage: int, fabric: Fabric) -> Traffic:
+    def traffic(self, plan: Plan, stage: int, fabric: MeshFabric) -> Traffic:
         """The data-parallel collectives of a stage."""
-        share = self.shares.of(plan, stage)
-        key = (*_shards(plan), self.shares.content(share))
+        shard = self.shards.of(plan, stage)
+        key = (*_shards(plan), self.shards.content(shard))
         found = self._traffic.get(key)
         if found is None:
-            all_units = grouped(share, plan)
-            units, layers = held(share, all_units), all_units[1:-1]
-            pricing = Pricing(self.prices, plan, fabric)
-            found = self._traffic[key] = pricing.traffic(units, layers, passes_of(share, plan, units))
+            all_units = grouped(shard, plan)
+            units, layers = held(shard, all_units), all_units[1:-1]
+            pricing = StagePricing(self.prices, plan, fabric)
+            found = self._traffic[key] = pricing.traffic(units, layers, passes_of(shard, plan, units))
         return found
 
 
@@ -136,13 +136,18 @@ class _Floor:
 
     @cached_property
     def mesh(self) -> Mesh:
-        return Mesh(self.plan, self.base.nouns.cluster)
+        return Mesh(self.plan, self.base.context.cluster)
 
     @cached_property
-    def fabric(self) -> Fabric:
-        nouns = self.base.nouns
-        return Fabric(
-            cluster=nouns.cluster, mesh=self.mesh, stack=nouns.stack, curves=nouns.curves, memory_weight=0, slowdown=0
+    def fabric(self) -> MeshFabric:
+        context = self.base.context
+        return MeshFabric(
+            cluster=context.cluster,
+            mesh=self.mesh,
+            stack=context.stack,
+            curves=context.curves,
+            memory_weight=0,
+            slowdown=0,
         )
 
     def seconds(self, enough_s: float) -> float:
@@ -162,7 +167,7 @@ class _Floor:
 
     def _micro_batch_s(self) -> float:
         """Through the whole model and back; what recomputes each k-th layer of a stage, without that."""
-        body: Counter[str] = Counter(whole_body(self.base.nouns.model, self.plan))
+        body: Counter[str] = Counter(whole_body(self.base.context.model, self.plan))
         total_s = 0.0
         for name, count in (("embedding", 1), *body.items(), ("head", 1)):
             total_s += count * (self._chain(name, "forward").chain_s + self._chain(name, "backward").chain_s)
@@ -197,8 +202,8 @@ class _Floor:
         plan, clock = self.plan, self.base.clocks.at(step)
         gather, gradient, keep, add, update = passes.uses(clock, step)
         first = 1 / plan.num_micro_batches
-        shares = self.base.shares
-        total = self.shape.use(clock, step, plan, shares.body(shares.of(plan))) + gather
+        shards = self.base.shards
+        total = self.shape.use(clock, step, plan, shards.body(shards.of(plan))) + gather
         total += gradient if plan.syncs_every_micro_batch else gradient.times(first)
         return total + keep.times(first) + add.times(1 - first) + update.times(first)
 
@@ -228,14 +233,14 @@ class _Floor:
 
     def _returns(self, stage: int) -> int:
         """Backwards of a pipeline right behind another, but for those that may begin with the head: it is kept gathered."""
-        plan, share = self.plan, self.base.shares.of(self.plan, stage)
+        plan, shard = self.plan, self.base.shards.of(self.plan, stage)
         if plan.pp == 1 or self.splits or plan.expert_overlap or waits_for_messages(plan):
             return 0
-        assert isinstance(share, Share)
-        if not all(share.body_chunks):
+        assert isinstance(shard, ModelShard)
+        if not all(shard.body_chunks):
             return 0
         behind = plan.num_micro_batches * plan.virtual_stages - 1 - self._turns(stage)
-        return max(0, behind - (plan.num_micro_batches if share.holds_head else 0))
+        return max(0, behind - (plan.num_micro_batches if shard.holds_head else 0))
 
     def _work(self, stage: int, passes: Passes) -> _Work:
         """Compute of a step on a stage: blocks, passes over memory around collectives, the optimizer."""
@@ -252,16 +257,16 @@ class _Floor:
 
     def _blocks(self, stage: int) -> _Work:
         """Of one micro-batch, the stage's blocks: the same however they are sharded, and how many micro-batches there are."""
-        plan, share = self.plan, self.base.shares.of(self.plan, stage)
+        plan, shard = self.plan, self.base.shards.of(self.plan, stage)
         key = (id(self.shape), self.step, plan.recompute, plan.schedule, plan.virtual_stages, plan.pp, stage)
         found = self.base.works.get(key)
         if found is None:
-            found = self.base.works[key] = self._made(share, self._places(stage))
+            found = self.base.works[key] = self._made(shard, self._places(stage))
         return found
 
-    def _made(self, share: Model, places: list[int]) -> _Work:
-        plan, total, body = self.plan, _Work(), self.base.shares.body
-        blocks = {"embedding": places.count(0), **body(share), "head": places.count(self._last_place)}
+    def _made(self, shard: Model, places: list[int]) -> _Work:
+        plan, total, body = self.plan, _Work(), self.base.shards.body
+        blocks = {"embedding": places.count(0), **body(shard), "head": places.count(self._last_place)}
         for name, count in blocks.items():
             if count:
                 total.add(self._chain(name, "forward"), count)
@@ -269,7 +274,7 @@ class _Floor:
                 if self.splits:
                     total.weights_s += count * self._chain(name, "weights").chain_s
         if plan.recompute != "none":
-            for name, count in body(share, self.every).items():
+            for name, count in body(shard, self.every).items():
                 total.add(self._chain(name, "again"), count)
         return total
 
@@ -287,7 +292,7 @@ class _Floor:
         total = (flows if plan.syncs_every_micro_batch else 1) * gradient.whole_s + (flows - 1) * add.whole_s
         if plan.gathers and plan.dp_shard * plan.cp > 1:
             total += flows * gather.whole_s
-        return self.base.pace * (total + update.whole_s + self.base.nouns.stack.step_overhead_s)
+        return self.base.pace * (total + update.whole_s + self.base.context.stack.step_overhead_s)
 
     def _chain(self, name: str, phase: str) -> Chain:
         clock = self.base.clocks.at(self.step)
@@ -315,12 +320,12 @@ class _Floor:
         key = (plan.tp, plan.pp, plan.ep, plan.etp, plan.schedule, plan.virtual_stages, count)
         found = self.base.passed.get(key)
         if found is None:
-            shares = [self.base.shares.of(plan, stage) for stage in range(plan.pp)]
+            shards = [self.base.shards.of(plan, stage) for stage in range(plan.pp)]
             found = self.base.passed[key] = Counter(
                 kind
-                for stage, share in enumerate(shares)
-                if isinstance(share, Share)
-                for chunk, kinds in enumerate(share.body_chunks)
+                for stage, shard in enumerate(shards)
+                if isinstance(shard, ModelShard)
+                for chunk, kinds in enumerate(shard.body_chunks)
                 for kind in kinds
                 if (chunk == 0 or self.schedule != "dualpipe")
                 and position(self.schedule, plan.pp, stage, chunk) < count
@@ -331,7 +336,7 @@ class _Floor:
         plan = self.plan
         parts = plan.tp if plan.sequence_parallel or plan.implementation in ("megatron", "deepspeed") else 1
         tokens = plan.micro_batch_size * plan.seq_len // plan.cp
-        size = tokens * self.base.nouns.model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
+        size = tokens * self.base.context.model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
         return self.base.prices.price("send_recv", size, self.base.prices.group(self.mesh, "message")).alone_s
 
     def _alone(self, exchange: Exchange) -> float:

@@ -9,51 +9,51 @@ from dataclasses import dataclass, field, replace
 from simulator.kernels import Kernel
 from simulator.lower.work import Clock
 from simulator.model import Model
+from simulator.model_shard import ModelShard
 from simulator.ops import optimizer_kernels
 from simulator.plan import Plan
 from simulator.search.blocks import NO_USE, Use, use_of
-from simulator.share import Share
 from simulator.zero import UnitComm, communication, pieces, stepped_numel
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class UnitGroup:
     """Equal communication units of a rank's share: `count` of them."""
 
     count: int
     comm: UnitComm
 
 
-def grouped(share: Model, plan: Plan) -> tuple[Units, ...]:
+def grouped(shard: Model, plan: Plan) -> tuple[UnitGroup, ...]:
     """Embedding, layers and head; those that differ in nothing but their name are counted. Buckets of DDP may differ."""
-    bucketed = plan.implementation in ("ddp", "zero_redundancy") or share.experts is not None or share.mtp_layers > 0
-    layers = share.num_layers
-    short = share if bucketed or layers <= 1 else share.model_copy(update=_one_layer(share))
+    bucketed = plan.implementation in ("ddp", "zero_redundancy") or shard.experts is not None or shard.mtp_layers > 0
+    layers = shard.num_layers
+    short = shard if bucketed or layers <= 1 else shard.model_copy(update=_one_layer(shard))
     first, *middle, last = (replace(comm, unit="") for comm in communication(short, plan))
     if not bucketed and layers > 1:
-        return Units(1, first), Units(layers, middle[0]), Units(1, last)
-    return Units(1, first), *(Units(n, comm) for comm, n in Counter(middle).items()), Units(1, last)
+        return UnitGroup(1, first), UnitGroup(layers, middle[0]), UnitGroup(1, last)
+    return UnitGroup(1, first), *(UnitGroup(n, comm) for comm, n in Counter(middle).items()), UnitGroup(1, last)
 
 
-def _one_layer(share: Model) -> dict[str, object]:
-    return {"num_layers": 1, **({"chunks": ((0,),)} if isinstance(share, Share) else {})}
+def _one_layer(shard: Model) -> dict[str, object]:
+    return {"num_layers": 1, **({"chunks": ((0,),)} if isinstance(shard, ModelShard) else {})}
 
 
-def held(share: Model, units: tuple[Units, ...]) -> tuple[Units, ...]:
+def held(shard: Model, units: tuple[UnitGroup, ...]) -> tuple[UnitGroup, ...]:
     """Those that a pipeline stage holds: a root without the embedding is gathered with the head."""
-    if not isinstance(share, Share):
+    if not isinstance(shard, ModelShard):
         return units
     first, *layers, last = units
-    if share.holds_head and not share.holds_embedding:
+    if shard.holds_head and not shard.holds_embedding:
         return *layers, first
-    return (*((first,) if share.holds_embedding else ()), *layers, *((last,) if share.holds_head else ()))
+    return (*((first,) if shard.holds_embedding else ()), *layers, *((last,) if shard.holds_head else ()))
 
 
 @dataclass(slots=True)
 class Passes:
     """Passes over memory around the collectives of units, and the optimizer's, by the step of the clock."""
 
-    units: tuple[Units, ...]
+    units: tuple[UnitGroup, ...]
     update: Sequence[Kernel]
     _uses: dict[int, tuple[Use, Use, Use, Use, Use]] = field(default_factory=dict)
 
@@ -72,13 +72,13 @@ class Passes:
         return found
 
 
-def passes_of(share: Model, plan: Plan, units: tuple[Units, ...]) -> Passes:
+def passes_of(shard: Model, plan: Plan, units: tuple[UnitGroup, ...]) -> Passes:
     """The passes of a rank's share. With ZeRO++'s second copy, those of the later, cheaper gathers stand for all."""
     if plan.zeropp.secondary_ranks > 1:
         again = (replace(u.comm, gather_forward_kernels=u.comm.gather_backward_kernels) for u in units)
-        units = tuple(Units(unit.count, comm) for unit, comm in zip(units, again, strict=True))
+        units = tuple(UnitGroup(unit.count, comm) for unit, comm in zip(units, again, strict=True))
     if plan.offload.optimizer != "none":
         return Passes(units, ())
-    numel = stepped_numel(share, plan)
-    tensors = sum(len(shapes) for _, shapes in pieces(share))
+    numel = stepped_numel(shard, plan)
+    tensors = sum(len(shapes) for _, shapes in pieces(shard))
     return Passes(units, optimizer_kernels(numel, tensors, plan))

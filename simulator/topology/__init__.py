@@ -2,10 +2,9 @@
 
 from simulator.topology.build import fat_tree, from_edges, island, rail
 from simulator.topology.cluster import Cluster, cluster_names
-from simulator.topology.parts import CardPlace, Edge, Fabric, FabricLevel, Host, Inter, Intra, Pcie
+from simulator.topology.parts import Edge, Fabric, FabricLevel, Host, Inter, Intra, NicPlace, Pcie
 
 __all__ = [
-    "CardPlace",
     "Cluster",
     "Edge",
     "Fabric",
@@ -13,6 +12,7 @@ __all__ = [
     "Host",
     "Inter",
     "Intra",
+    "NicPlace",
     "Pcie",
     "cluster_names",
     "fat_tree",

@@ -23,7 +23,7 @@ def island(device: Device | str, num_devices: int, bytes_per_s: float, latency_s
 def rail(
     node: Cluster, num_nodes: int, inter: Inter, nodes_per_leaf: int = 32, oversubscription: float = 1.0
 ) -> Cluster:
-    """Copies of `node` on a rail-optimised fabric: the n-th cards of `nodes_per_leaf` nodes share a leaf."""
+    """Copies of `node` on a rail-optimised fabric: the n-th NICs of `nodes_per_leaf` nodes share a leaf."""
     fabric = Fabric(kind="rail_optimised", nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription)
     return _nodes(node, num_nodes, inter, fabric)
 

@@ -19,7 +19,7 @@ from simulator.tiers import HostTier, tier_defaults
 from simulator.topology import hosts, links
 from simulator.topology.exceptions import Deviation, device_of, numbers_of
 from simulator.topology.parts import MAX_NODES, Fabric, Host, Inter, Intra, Pcie
-from simulator.topology.seats import gpu_at, rank_on
+from simulator.topology.rank_mapping import gpu_at, rank_on
 from simulator.topology.structure import structure_faults
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Cluster(Strict):
     ) -> Self:
         """The usual machine for a GPU, for tables that state little else (rules: docs/reference/cluster-file.md).
 
-        gpus_per_node: the usual host's if None. inter_bytes_per_s_per_node: all cards of a node, one way.
+        gpus_per_node: the usual host's if None. inter_bytes_per_s_per_node: all NICs of a node, one way.
         Raises ClusterError: unknown device or kind, devices that do not fill whole nodes.
         """
         preset = cls.load(hosts.usual_host(Device.resolve(device)))
@@ -146,7 +146,7 @@ class Cluster(Strict):
         """The cluster without its exceptions."""
         return self.model_copy(update={"exceptions": ()}) if self.exceptions else self
 
-    def seated(self, seats: Sequence[int]) -> Self:
+    def with_rank_mapping(self, seats: Sequence[int]) -> Self:
         """The same GPUs with ranks on other ones of them; none: rank r on GPU r. Raises ClusterError."""
         data = {field: getattr(self, field) for field in type(self).model_fields}
         return self.parse({**data, "seats": tuple(seats)}, self.name, ClusterError)
@@ -161,7 +161,7 @@ class Cluster(Strict):
 
     @property
     def rails(self) -> Mapping[int, tuple[int, ...]]:
-        """Node -> the rail of each of its cards, where that is not the card's own number."""
+        """Node -> the rail of each of its NICs, where that is not the NIC's own number."""
         stated = [one for one in self.exceptions if one.rails is not None]
         return {node: one.rails for one in stated for node in numbers_of(one.nodes) if one.rails is not None}
 
@@ -192,7 +192,7 @@ class Cluster(Strict):
 
     @property
     def node_bytes_per_s(self) -> float:
-        """What all network cards of a node send together, one way; 0 without a network."""
+        """What all NICs of a node send together, one way; 0 without a network."""
         return self.inter.num_nics * self.inter.nic_bytes_per_s if self.inter else 0.0
 
     @property
@@ -229,7 +229,7 @@ class Cluster(Strict):
         return tuple(sorted(tuple(sorted(map(self.rank_on, each))) for each in found)) if self.seats else found
 
     def graph(self) -> nx.DiGraph[str]:
-        """One node's GPUs, switches, host and network cards; edges carry kind, bytes_per_s and latency_s."""
+        """One node's GPUs, switches, host and NICs; edges carry kind, bytes_per_s and latency_s."""
         self.must_be_even("a graph")
         return links.graph(self)
 

@@ -61,7 +61,7 @@ Span = Annotated[str, BeforeValidator(_text), AfterValidator(_is_span)]
 class Deviation(Strict):
     """What some nodes, or some GPUs of them, are instead. What is not stated is as everywhere.
 
-    rails: on a rail-optimised fabric the rail of each of the node's cards; elsewhere the n-th card is on the n-th rail.
+    rails: on a rail-optimised fabric the rail of each of the node's NICs; elsewhere the n-th NIC is on the n-th rail.
 
     nodes, gpus: "3", "0-3,7"; gpus by their index in the node, all of them unless stated.
     device: another GPU. speed: its compute as a fraction of what the device does. free_bytes: of its memory, what others
@@ -100,7 +100,7 @@ def _shown(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKind:
-    """What a GPU is and what it hangs on. device: its name in `Kinds.devices`. free_bytes: 0 where all its memory is."""
+    """What a GPU is and what it hangs on. device: its name in `GpuKinds.devices`. free_bytes: 0 where all its memory is."""
 
     device: str
     speed: float
@@ -122,7 +122,7 @@ class GpuKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kinds:
+class GpuKinds:
     """The kinds of GPUs of a cluster, its own first, and which ranks are of another."""
 
     kinds: tuple[GpuKind, ...]
@@ -130,7 +130,7 @@ class Kinds:
     of_rank: Mapping[int, int]  # of the others: rank -> index in kinds
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Kinds:
+    def of(cls, cluster: Cluster) -> GpuKinds:
         """Every kind that the cluster's exceptions make."""
         inter, intra = cluster.inter, cluster.intra
         usual = GpuKind(
@@ -146,8 +146,8 @@ class Kinds:
             for gpu in _gpus(one, cluster.gpus_per_node):
                 found[gpu] = replace(found.get(gpu, usual), **_changes(one, cluster))
         numbers = {usual: 0}
-        seated = {cluster.rank_on(gpu): kind for gpu, kind in found.items()}
-        of_rank = {rank: numbers.setdefault(kind, len(numbers)) for rank, kind in sorted(seated.items())}
+        with_rank_mapping = {cluster.rank_on(gpu): kind for gpu, kind in found.items()}
+        of_rank = {rank: numbers.setdefault(kind, len(numbers)) for rank, kind in sorted(with_rank_mapping.items())}
         devices = {one.device.name: one.device for one in cluster.exceptions if one.device is not None}
         return cls(
             kinds=tuple(numbers),
@@ -182,8 +182,8 @@ class Kinds:
         intra = {"kind": near.intra_kind, "bytes_per_s": near.intra_bytes_per_s}
         changed: dict[str, Any] = {"device": device, "exceptions": (), "intra": cluster.intra.model_copy(update=intra)}
         if cluster.inter is not None:
-            cards = {"num_nics": far.num_nics, "nic_bytes_per_s": far.nic_bytes_per_s}
-            changed["inter"] = cluster.inter.model_copy(update=cards)
+            nics = {"num_nics": far.num_nics, "nic_bytes_per_s": far.nic_bytes_per_s}
+            changed["inter"] = cluster.inter.model_copy(update=nics)
         return cluster.model_copy(update=changed)
 
 
@@ -300,16 +300,16 @@ def _memory(one: Mapping[str, object], data: Mapping[str, object], where: str) -
 
 
 def _rails(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
-    """Rails that are no order of the cards, and fabrics that have none."""
+    """Rails that are no order of the NICs, and fabrics that have none."""
     rails, inter, fabric = one.get("rails"), _table(data.get("inter")), _table(data.get("fabric"))
     if not isinstance(rails, list | tuple):
         return
     if fabric.get("kind", "rail_optimised") != "rail_optimised":
         yield Fault(place=f"{where}.rails", problem="a fat tree has no rails", remedy="a rail-optimised fabric")
-    cards = inter.get("num_nics")
-    if isinstance(cards, int) and sorted(map(str, rails)) != sorted(map(str, range(cards))):
-        problem = f"{list(rails)} are not the rails of {cards} cards"
-        yield Fault(place=f"{where}.rails", problem=problem, remedy=f"each of 0 to {cards - 1} once")
+    nics = inter.get("num_nics")
+    if isinstance(nics, int) and sorted(map(str, rails)) != sorted(map(str, range(nics))):
+        problem = f"{list(rails)} are not the rails of {nics} cards"
+        yield Fault(place=f"{where}.rails", problem=problem, remedy=f"each of 0 to {nics - 1} once")
 
 
 def _twice(

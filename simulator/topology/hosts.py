@@ -200,9 +200,9 @@ def _pcie(pcie: Mapping[str, Any] | None, gpus: int) -> dict[str, Any] | None:
 
 
 def _inter(inter: Mapping[str, Any] | None, total: float | None, share: float) -> dict[str, Any] | None:
-    """The stated total over the usual number of cards; without one, a node's cards shrink or grow with its GPUs."""
+    """The stated total over the usual number of NICs; without one, a node's NICs shrink or grow with its GPUs."""
     if inter is None:
         return None
-    cards = max(1, round(inter["num_nics"] * share))
-    rate = inter["nic_bytes_per_s"] if total is None else total / cards
-    return {**inter, "num_nics": cards, "nic_bytes_per_s": rate}
+    nics = max(1, round(inter["num_nics"] * share))
+    rate = inter["nic_bytes_per_s"] if total is None else total / nics
+    return {**inter, "num_nics": nics, "nic_bytes_per_s": rate}

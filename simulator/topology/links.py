@@ -1,7 +1,7 @@
 """The links of a cluster, made on demand: of one node, and of the few hops between two. Never of all pairs.
 
 Names: `node2.gpu5`, `node2.nvswitch` (`domain0.nvswitch` where a switch joins nodes), `node2.host`, `node2.nic5`,
-`leaf0.5` (pod 0, rail 5), `leaf0`, `spine`. All cards that serve one GPU are one `nic`: transfers are striped over them.
+`leaf0.5` (pod 0, rail 5), `leaf0`, `spine`. All NICs that serve one GPU are one `nic`: transfers are striped over them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from simulator.errors import ClusterError, Fault
 from simulator.routing import Link, components, shortest_route
-from simulator.topology.cards import places_of
+from simulator.topology.nics import places_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -42,18 +42,18 @@ def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         peer = _pxn_peer(cluster, src_rank, dst_rank)
         if peer is not None:
             return (*route(cluster, src_rank, peer), *route(cluster, peer, dst_rank))
-        near = [*_across(cluster, src_node, dst_node), *_to_cards(cluster, src_node), *_to_cards(cluster, dst_node)]
+        near = [*_across(cluster, src_node, dst_node), *_to_nics(cluster, src_node), *_to_nics(cluster, dst_node)]
     found = shortest_route(near, src, dst)
-    if found is None:  # one-way edges can leave a direction without a road
+    if found is None:  # one-way edges can leave a direction without a route
         raise ClusterError(Fault(place=cluster.name, problem=f"no road from rank {src_rank} to rank {dst_rank}"))
     return found
 
 
 def _pxn_peer(cluster: Cluster, src_rank: int, dst_rank: int) -> int | None:
-    """The GPU beside the sender's card on the receiver's rail, if NVLink joins it to the sender (NCCL's PXN).
+    """The GPU beside the sender's NIC on the receiver's rail, if NVLink joins it to the sender (NCCL's PXN).
 
-    So rails are not left for the spine, and a sender without a card beside it avoids its CPU. Receivers take from their
-    own card.
+    So rails are not left for the spine, and a sender without a NIC beside it avoids its CPU. Receivers take from their
+    own NIC.
     """
     gpus, rails = cluster.gpus_per_node, _rails(cluster)
     if not rails or cluster.intra.shape == "pcie":
@@ -86,7 +86,7 @@ def graph(cluster: Cluster) -> nx.DiGraph[str]:
     import networkx as nx  # noqa: PLC0415  costs a fifth of a second, and few need it
 
     made: nx.DiGraph[str] = nx.DiGraph(name=cluster.name)
-    for link in [*_inside(cluster, 0), *_cards(cluster, 0)]:
+    for link in [*_inside(cluster, 0), *_nics(cluster, 0)]:
         made.add_edge(link.src, link.dst, kind=link.kind, bytes_per_s=link.bytes_per_s, latency_s=link.latency_s)
     return made
 
@@ -132,14 +132,14 @@ def _host(cluster: Cluster, node: int) -> Iterator[Link]:
 
 @dataclass(frozen=True, slots=True)
 class _Rail:
-    """Cards side by side: transfers are striped over them. gpus: those beside them; none: the cards hang on a CPU."""
+    """NICs side by side: transfers are striped over them. gpus: those beside them; none: the NICs hang on a CPU."""
 
     gpus: tuple[int, ...]
     bytes_per_s: float
 
 
 def _rails(cluster: Cluster) -> tuple[_Rail, ...]:
-    """The cards of a node by where they sit; where nobody said, in even parts."""
+    """The NICs of a node by where they sit; where nobody said, in even parts."""
     if cluster.inter is None:
         return ()
     counted = Counter(place.gpus for place in places_of(cluster))
@@ -148,8 +148,8 @@ def _rails(cluster: Cluster) -> tuple[_Rail, ...]:
     return tuple(_Rail(gpus, count * cluster.inter.nic_bytes_per_s) for gpus, count in counted.items())
 
 
-def _cards(cluster: Cluster, node: int) -> Iterator[Link]:
-    """GPU and the cards beside it, over PCIe; cards that no GPU is beside hang on the host."""
+def _nics(cluster: Cluster, node: int) -> Iterator[Link]:
+    """GPU and the NICs beside it, over PCIe; NICs that no GPU is beside hang on the host."""
     host = cluster.host_link
     for number, rail in enumerate(_rails(cluster)):
         kind, rate = (host.kind, host.bytes_per_s) if host else ("pcie5", rail.bytes_per_s)
@@ -159,15 +159,15 @@ def _cards(cluster: Cluster, node: int) -> Iterator[Link]:
             yield from _cable(kind, f"node{node}.host", f"node{node}.nic{number}", rail.bytes_per_s, 0.0)
 
 
-def _to_cards(cluster: Cluster, node: int) -> Iterator[Link]:
-    """What joins GPUs and cards, the host too where it is stated which cards hang on it."""
-    yield from _cards(cluster, node)
+def _to_nics(cluster: Cluster, node: int) -> Iterator[Link]:
+    """What joins GPUs and NICs, the host too where it is stated which NICs hang on it."""
+    yield from _nics(cluster, node)
     if cluster.inter is not None and cluster.inter.cards:
         yield from _host(cluster, node)
 
 
 def _across(cluster: Cluster, src_node: int, dst_node: int) -> Iterator[Link]:
-    """Cards of two nodes, their leaves and the spine."""
+    """NICs of two nodes, their leaves and the spine."""
     inter = cluster.inter
     assert inter is not None  # the structure of a cluster of several nodes has been checked
     rails, fabric = _rails(cluster), cluster.fabric
@@ -177,7 +177,7 @@ def _across(cluster: Cluster, src_node: int, dst_node: int) -> Iterator[Link]:
     for node in (src_node, dst_node):
         for number, rail in enumerate(rails):
             below = f"leaf{node // fabric.used_per_leaf}" + (f".{number}" if is_rail else "")
-            yield from _card_cable(inter, f"node{node}.nic{number}", below, rail.bytes_per_s)
+            yield from _nic_cable(inter, f"node{node}.nic{number}", below, rail.bytes_per_s)
             for (_, nodes, taper), (above, used) in zip(fabric.levels, uppers, strict=True):
                 switch = f"{above}{node // used}" if used else above
                 if (below, switch) not in uplinks:
@@ -189,8 +189,8 @@ def _across(cluster: Cluster, src_node: int, dst_node: int) -> Iterator[Link]:
                 below = switch
 
 
-def _card_cable(inter: Inter, nic: str, leaf: str, rate: float) -> Iterator[Link]:
-    """A card's message waits `latency_s` once, on its way in."""
+def _nic_cable(inter: Inter, nic: str, leaf: str, rate: float) -> Iterator[Link]:
+    """A NIC's message waits `latency_s` once, on its way in."""
     yield Link(kind=inter.kind, src=nic, dst=leaf, bytes_per_s=rate, latency_s=inter.latency_s)
     yield Link(kind=inter.kind, src=leaf, dst=nic, bytes_per_s=rate)
 

@@ -1,4 +1,4 @@
-"""The parts of a cluster file: the links inside a node, the node's network cards, and the fabric between nodes."""
+"""The parts of a cluster file: the links inside a node, the node's NICs, and the fabric between nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Intra(Strict):
 
 
 class Host(Strict):
-    """A GPU's link to its host, one way: the road to CPU memory and to the network cards."""
+    """A GPU's link to its host, one way: the route to CPU memory and to the NICs."""
 
     kind: HostKind
     bytes_per_s: BytesPerS = Field(gt=0)
@@ -71,18 +71,18 @@ class Pcie(Strict):
     p2p: P2pLevel | None = None
 
 
-class CardPlace(Strict):
-    """Where a network card sits: behind the PCIe switch of some `gpus`, by local index, or on a `socket`, beside no GPU."""
+class NicPlace(Strict):
+    """Where a NIC sits: behind the PCIe switch of some `gpus`, by local index, or on a `socket`, beside no GPU."""
 
     gpus: Gpus = ()
     socket: int | None = Field(ge=0, default=None)
 
 
 class Inter(Strict):
-    """A node's network: `num_nics` cards of `nic_bytes_per_s` one way each.
+    """A node's network: `num_nics` NICs of `nic_bytes_per_s` one way each.
 
-    latency_s: one message, card to card. rdma: the cards read and write GPU memory without the host's help.
-    cards: where each card sits; none: spread evenly beside the GPUs.
+    latency_s: one message, NIC to NIC. rdma: the NICs read and write GPU memory without the host's help.
+    cards: where each NIC sits; none: spread evenly beside the GPUs.
     """
 
     kind: InterKind
@@ -90,7 +90,7 @@ class Inter(Strict):
     nic_bytes_per_s: BytesPerS = Field(gt=0)
     latency_s: Seconds = Field(ge=0, default=0.0)
     rdma: bool = True
-    cards: Annotated[tuple[CardPlace, ...], Field(strict=False)] = ()
+    cards: Annotated[tuple[NicPlace, ...], Field(strict=False)] = ()
 
 
 class FabricLevel(Strict):
@@ -103,7 +103,7 @@ class FabricLevel(Strict):
 class Fabric(Strict):
     """What joins the nodes: leaf switches and a spine, with levels between them where there are any.
 
-    rail_optimised: the n-th cards of `nodes_per_leaf` nodes share a leaf; fat_tree: whole nodes do.
+    rail_optimised: the n-th NICs of `nodes_per_leaf` nodes share a leaf; fat_tree: whole nodes do.
     oversubscription: a leaf's downlinks over its uplinks; 1 = no loss across the spine.
     nodes_used_per_leaf: how many nodes of each leaf are this cluster's; all unless stated. above: levels, lowest first.
     """

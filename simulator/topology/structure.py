@@ -12,7 +12,7 @@ from simulator.errors import Fault
 from simulator.routing import components
 from simulator.topology.exceptions import exception_faults
 from simulator.topology.parts import MAX_NODES
-from simulator.topology.seats import seat_faults
+from simulator.topology.rank_mapping import rank_mapping_faults
 from simulator.units import UnitError, parse_bytes_per_s
 
 _NEEDS_EDGES = ("cube_mesh", "pairs")
@@ -27,10 +27,10 @@ def structure_faults(data: Mapping[str, object], place: str) -> list[Fault]:
         *_domain_faults(data, place),
         *_net(data, place),
         *_tree_faults(data, place),
-        *_card_faults(data, place),
+        *_nic_faults(data, place),
         *exception_faults(data, place),
         *_level_faults(data, place),
-        *seat_faults(data, place),
+        *rank_mapping_faults(data, place),
     ]
 
 
@@ -148,20 +148,20 @@ def _tree_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
             yield Fault(place=f"{where}.switches[{index}]", problem=problem, remedy="a switch for each socket")
 
 
-def _card_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
-    """Cards: as many places as cards, each beside GPUs that exist and share a socket, or on a socket."""
+def _nic_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    """Cards: as many places as NICs, each beside GPUs that exist and share a socket, or on a socket."""
     inter, gpus, where = _table(data, "inter"), _int(data, "gpus_per_node"), f"{place}: inter.cards"
     given = inter.get("cards")
-    cards = [_mapping(card) for card in given] if isinstance(given, list | tuple) else []
-    if not cards or gpus is None:
+    nics = [_mapping(nic) for nic in given] if isinstance(given, list | tuple) else []
+    if not nics or gpus is None:
         return
     count = inter.get("num_nics")
-    if isinstance(count, int) and count != len(cards):
-        yield Fault(place=where, problem=f"{len(cards)} places for {count} cards", remedy="a place for each card")
+    if isinstance(count, int) and count != len(nics):
+        yield Fault(place=where, problem=f"{len(nics)} places for {count} cards", remedy="a place for each card")
     sockets = _sets(_table(data, "pcie").get("sockets"))
-    for index, card in enumerate(cards):
-        at, here = f"{where}[{index}]", _sets([card.get("gpus")])
-        beside, socket = (here[0] if here else []), card.get("socket")
+    for index, nic in enumerate(nics):
+        at, here = f"{where}[{index}]", _sets([nic.get("gpus")])
+        beside, socket = (here[0] if here else []), nic.get("socket")
         if bool(beside) == (socket is not None):
             problem = "beside GPUs and on a socket" if beside else "neither beside GPUs nor on a socket"
             yield Fault(place=at, problem=problem, remedy="gpus = [0], or socket = 0")

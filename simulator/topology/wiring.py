@@ -1,6 +1,6 @@
-"""What groups of a node's GPUs find between them: the roads NCCL takes, and how fast a ring or an all-to-all gets over them.
+"""What groups of a node's GPUs find between them: the routes NCCL takes, and how fast a ring or an all-to-all gets over them.
 
-A road is the GPUs' own cable, one relay through a GPU of the group (NCCL's NVB), PCIe peer to peer where the path is
+A route is the GPUs' own cable, one relay through a GPU of the group (NCCL's NVB), PCIe peer to peer where the path is
 close enough, else host memory (NCCL's SHM): up one GPU's link, down the other's. Groups of one axis run at once, so what
 they share (cables, PCIe switches, the CPUs' link, host memory) is divided among them.
 
@@ -35,7 +35,7 @@ Group = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Road:
+class GpuRoute:
     """How one GPU sends to another. word: NV (own cable), NVB (a relay), P2P (PCIe, directly), SHM (host memory)."""
 
     word: str
@@ -57,7 +57,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wiring:
-    """The roads of one node, one object for equal nodes (see `of`). memory_bytes_per_s: the host's memory, 0 if unknown."""
+    """The routes of one node, one object for equal nodes (see `of`). memory_bytes_per_s: the host's memory, 0 if unknown."""
 
     intra: Intra
     host: Host | None
@@ -84,15 +84,15 @@ class Wiring:
         """Every GPU reaches each other alike at full port speed, whoever else is busy."""
         return self.intra.shape == "switch" or (self.intra.shape == "pcie" and self.pcie is None)
 
-    def road(self, src: int, dst: int, group: Sequence[int]) -> Road:
+    def route(self, src: int, dst: int, group: Sequence[int]) -> GpuRoute:
         """From one GPU to another of its group. Without a host any GPUs relay. Raises ClusterError where nothing does."""
         rates = self.rates
         if _cable(src, dst) in rates:
-            return Road("NV", (_cable(src, dst),))
+            return GpuRoute("NV", (_cable(src, dst),))
         relays = [via for via in group if {_cable(src, via), _cable(via, dst)} <= rates.keys()]
         if relays:
             best = max(relays, key=lambda via: (min(rates[_cable(src, via)], rates[_cable(via, dst)]), -via))
-            return Road("NVB", (_cable(src, best), _cable(best, dst)))
+            return GpuRoute("NVB", (_cable(src, best), _cable(best, dst)))
         return self._over_pcie(src, dst, len(group)) if self.host else self._relayed(src, dst)
 
     @property
@@ -135,12 +135,12 @@ class Wiring:
         switches = self.pcie.switches if self.pcie else ()
         return next((index for index, gpus in enumerate(switches) if gpu in gpus), None)
 
-    def _relayed(self, src: int, dst: int) -> Road:
+    def _relayed(self, src: int, dst: int) -> GpuRoute:
         cables = (Link(kind="", src=a, dst=b, bytes_per_s=r) for (a, b), r in self._cables())
         found = shortest_route(cables, f"gpu{src}", f"gpu{dst}")
         if found is None:
             raise ClusterError(Fault(place="intra.edges", problem=f"no road leads from GPU {src} to GPU {dst}"))
-        return Road("NVB", tuple(f"{link.src}>{link.dst}" for link in found))
+        return GpuRoute("NVB", tuple(f"{link.src}>{link.dst}" for link in found))
 
     def _cables(self) -> Iterator[tuple[tuple[str, str], float]]:
         for name, rate in self.rates.items():
@@ -148,16 +148,16 @@ class Wiring:
             if arrow and src.startswith("gpu"):
                 yield (src, dst), rate
 
-    def _over_pcie(self, src: int, dst: int, num_ranks: int) -> Road:
+    def _over_pcie(self, src: int, dst: int, num_ranks: int) -> GpuRoute:
         if self.pcie is None:
-            return Road("P2P", (f"up{src}", f"down{dst}"))
+            return GpuRoute("P2P", (f"up{src}", f"down{dst}"))
         path, level = self.path(src, dst), self.pcie.p2p
         if level is None:
             level = "SYS" if self.pcie.cpu == "amd" and num_ranks <= _AMD_PAIR else "PXB"
         is_direct = P2P_LEVELS.index(path) <= P2P_LEVELS.index(level)
         middle = [] if path == "PIX" and is_direct else list(self._between(src, dst))
         word, memory = ("P2P", []) if is_direct else ("SHM", ["memory"] if "memory" in self.rates else [])
-        return Road(word, (f"up{src}", *middle, *memory, f"down{dst}"))
+        return GpuRoute(word, (f"up{src}", *middle, *memory, f"down{dst}"))
 
     def _between(self, src: int, dst: int) -> Iterator[str]:
         up, down, (a, b) = self.switch(src), self.switch(dst), (self.socket(src), self.socket(dst))
@@ -172,9 +172,9 @@ class Wiring:
         loads: Counter[str] = Counter()
         words: Counter[str] = Counter()
         for src, dst, group, part in sends:
-            road = self.road(src, dst, group)
-            words[road.word] += 1
-            for link in road.links:
+            route = self.route(src, dst, group)
+            words[route.word] += 1
+            for link in route.links:
                 loads[link] += part  # type: ignore[assignment]  # a Counter adds fractions as well
         return self._found(loads, words)
 
@@ -223,16 +223,16 @@ def _rates(wiring: Wiring) -> Mapping[str, float]:
 
 @lru_cache(maxsize=1024)
 def _ring(wiring: Wiring, group: Group) -> tuple[Mapping[str, float], Mapping[str, int]]:
-    """(load of each link per byte/s of the ring, its roads by word): the faster of cables alone and one mixed cycle."""
+    """(load of each link per byte/s of the ring, its routes by word): the faster of cables alone and one mixed cycle."""
     packed = _packed(wiring, group)
     if packed and wiring.host is None:
         return packed, {"NV": len(group)}
     cycle: Counter[str] = Counter()
     words: Counter[str] = Counter()
     for a, b in _hops(_in_order(wiring, group)):
-        road = wiring.road(a, b, group)
-        words[road.word] += 1
-        cycle.update(road.links)
+        route = wiring.route(a, b, group)
+        words[route.word] += 1
+        cycle.update(route.links)
     if packed and _speed(wiring.rates, packed) >= _speed(wiring.rates, cycle):
         return packed, {"NV": len(group)}
     return cycle, words

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from simulator.collectives import Choice
 from simulator.errors import Fault, InputError
-from simulator.topology.cards import CardsReached
+from simulator.topology.nics import NicPaths
 from simulator.units import counted, format_bytes, format_rate
 
 SCHEMA_VERSION: Final = 1
@@ -67,7 +67,7 @@ class Bucketed:
 class Sweep:
     """A collective of `num_ranks` on `num_nodes` nodes of a cluster, over sizes.
 
-    source: what calibrates its links. cards: what the group gets of its nodes' cards by where they sit, None where each
+    source: what calibrates its links. cards: what the group gets of its nodes' NICs by where they sit, None where each
     GPU has its even share. unmodelled: variables of NCCL that were given and are not modelled.
     """
 
@@ -80,7 +80,7 @@ class Sweep:
     buckets: tuple[Bucketed, ...] = ()
     source: str = ""
     unmodelled: tuple[str, ...] = ()
-    cards: CardsReached | None = None
+    cards: NicPaths | None = None
 
 
 def bus_factor(kind: str, num_ranks: int) -> float:
@@ -179,14 +179,14 @@ def render(sweep: Sweep) -> RenderableType:
         errors = sorted(abs(row.error) for row in sweep.rows if row.error is not None)
         parts.append(Text(f"against the log: median error {median(errors):.1%}, largest {errors[-1]:.1%}"))
     if sweep.cards is not None:
-        parts.append(Text(_cards_line(sweep.cards)))
+        parts.append(Text(_nics_line(sweep.cards)))
     if sweep.buckets:
         parts += [Text(f"in buckets of {format_bytes(sweep.buckets[0].bucket_bytes)}"), _bucket_table(sweep.buckets)]
     return Group(*parts)
 
 
-def _cards_line(cards: CardsReached) -> str:
-    """What a group gets of its nodes' cards, and by what path."""
+def _nics_line(cards: NicPaths) -> str:
+    """What a group gets of its nodes' NICs, and by what path."""
     staged = f", {cards.in_memory:.0%} of it through host memory" if cards.in_memory else ""
     away = f", {cards.off_rail:.0%} of what leaves on another rail" if cards.off_rail else ""
     return f"cards: {format_rate(cards.bytes_per_s)} a node and group, {cards.word} at the farthest{staged}{away}"

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.host import Finding, Host, Island, NodeTree, cuts, domains, islands, nearest_cards, pcie_groups, roads
+from simulator.host import Finding, Host, Island, NodeTree, cuts, domains, gpu_paths, islands, nearest_nics, pcie_groups
 from simulator.topology import Cluster
 from simulator.units import format_rate
 
@@ -43,22 +43,22 @@ def host_json(host: Host, findings: Iterable[Finding]) -> dict[str, Any]:
         "source": host.source,
         "format": host.format,
         "gpus": [{"index": i, **asdict(gpu)} for i, gpu in enumerate(host.gpus)],
-        "nics": [asdict(card) for card in host.cards],
+        "nics": [asdict(nic) for nic in host.nics],
         "islands": [_island_json(island) for island in islands(host)],
         "domains": [list(part) for part in domains(host)],
         "pcie_groups": {reach: [list(part) for part in pcie_groups(host, reach)] for reach in _REACHES},
         "nearest_nic": [
             {
                 "gpu": one.gpu,
-                "nics": list(one.cards),
+                "nics": list(one.nics),
                 "path": one.word or None,
                 "own_path": str(own) if (own := _own_path(host, names[one.gpu])) else None,
                 "via_gpu": one.via,
                 "gpudirect": one.gpudirect,
             }
-            for one in nearest_cards(host)
+            for one in nearest_nics(host)
         ],
-        "roads": [{"a": a, "b": b, "road": road} for (a, b), road in roads(host).items()],
+        "roads": [{"a": a, "b": b, "road": road} for (a, b), road in gpu_paths(host).items()],
         "min_cuts": [
             {
                 "a": cut.a,
@@ -85,14 +85,14 @@ def _island_json(island: Island) -> dict[str, Any]:
 
 
 def _own_path(host: Host, gpu: str) -> object:
-    paths = [path for card in host.cards if (path := host.path(gpu, card.name)) is not None]
+    paths = [path for nic in host.nics if (path := host.path(gpu, nic.name)) is not None]
     return min(paths, key=lambda path: path.rank, default=None)
 
 
 def render_host(host: Host, findings: Iterable[Finding]) -> RenderableType:
     """The view for a rich console."""
     parts: list[RenderableType] = [
-        Text(f"{host.source} ({host.format}): {len(host.gpus)} GPUs, {len(host.cards)} network cards")
+        Text(f"{host.source} ({host.format}): {len(host.gpus)} GPUs, {len(host.nics)} network cards")
     ]
     parts += [Text(line) for line in _island_lines(host)]
     parts += [Text(line) for line in _road_lines(host)]
@@ -122,8 +122,8 @@ def _island_lines(host: Host) -> Iterator[str]:
 
 
 def _road_lines(host: Host) -> Iterator[str]:
-    """How many pairs of GPUs NCCL joins by which road."""
-    count = Counter(roads(host).values())
+    """How many pairs of GPUs NCCL joins by which route."""
+    count = Counter(gpu_paths(host).values())
     told = [f"{count[road]} {words}" for road, words in _ROADS.items() if count[road]]
     if told:
         yield f"pairs of GPUs: {', '.join(told)}"
@@ -131,21 +131,21 @@ def _road_lines(host: Host) -> Iterator[str]:
 
 def _gpu_table(host: Host) -> Table:
     table = Table("GPU", "NUMA", "PCI", "model", "nearest network cards", "path", box=None, padding=(0, 2, 0, 0))
-    for gpu, one in zip(host.gpus, nearest_cards(host), strict=True):
+    for gpu, one in zip(host.gpus, nearest_nics(host), strict=True):
         via = f" by {host.gpus[one.via].name}" if one.via is not None else ""
-        cards = ", ".join(one.cards) if len(one.cards) <= 4 else f"any of {len(one.cards)}"
+        nics = ", ".join(one.nics) if len(one.nics) <= 4 else f"any of {len(one.nics)}"
         table.add_row(
             gpu.name,
             gpu.numa or "–",
             gpu.pci or "–",
             gpu.model or "–",
-            cards or "–",
+            nics or "–",
             _way(one.word + via, one.gpudirect),
         )
     return table
 
 
-def _way(word: str, gpudirect: bool | None) -> str:  # noqa: FBT001  what a GPU's nearest card can do
+def _way(word: str, gpudirect: bool | None) -> str:  # noqa: FBT001  what a GPU's nearest NIC can do
     return f"{word}, through host memory" if gpudirect is False else word or "–"
 
 
@@ -171,7 +171,7 @@ def _span(gpus: Iterable[int]) -> str:
 
 
 def network_json(cluster: Cluster) -> dict[str, Any] | None:
-    """What joins a cluster's nodes; None where nothing does. Cuts are between two halves, one way, all cards sending."""
+    """What joins a cluster's nodes; None where nothing does. Cuts are between two halves, one way, all NICs sending."""
     inter, fabric = cluster.inter, cluster.fabric
     if inter is None:
         return None
@@ -199,13 +199,13 @@ def render_network(cluster: Cluster) -> RenderableType:
     if inter is None:
         return Text("network: none")
     rdma = "" if inter.rdma else " without RDMA, through host memory"
-    cards = f"{inter.num_nics} × {format_rate(inter.nic_bytes_per_s)} {inter.kind}{rdma}"
+    nics = f"{inter.num_nics} × {format_rate(inter.nic_bytes_per_s)} {inter.kind}{rdma}"
     own = "" if fabric.nodes_used_per_leaf is None else f" ({fabric.used_per_leaf} of them used)"
     leaves = f"{fabric.kind.replace('_', ' ')}, {fabric.nodes_per_leaf} nodes a leaf{own}"
     levels = "".join(f", {level.nodes} a switch above" for level in fabric.above)
     beyond = cluster.network_bytes_per_s(fabric.used_per_leaf + 1)
     lines = [
-        f"network: {cards}, {format_rate(cluster.node_bytes_per_s)} a node",
+        f"network: {nics}, {format_rate(cluster.node_bytes_per_s)} a node",
         f"fabric: {leaves}{levels}; beyond a leaf {format_rate(beyond)} a node",
     ]
     if "SLURM does not say" in cluster.sources.get("fabric", ""):
@@ -236,7 +236,7 @@ def tree_json(tree: NodeTree) -> dict[str, Any]:
 
 
 def tree_findings(tree: NodeTree) -> tuple[Finding, ...]:
-    """What looks wrong above the nodes: several roots without a road between them, leaves of unequal size."""
+    """What looks wrong above the nodes: several roots without a route between them, leaves of unequal size."""
     low, high = tree.nodes_per_leaf
     found = []
     if tree.kind == "tree" and len(tree.roots) > 1:

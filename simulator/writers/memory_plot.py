@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from simulator.errors import Fault, InputError
 from simulator.memory import History
-from simulator.memory.course import Course, course
+from simulator.memory.live_bytes import LiveBytes, live_bytes
 from simulator.predict import Prediction
 from simulator.units import format_bytes
 
@@ -66,13 +66,13 @@ def memory_plot(prediction: Prediction, history: History, file_format: str) -> b
     sink = io.BytesIO()
     with rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
         figure = Figure(figsize=(12, 6), layout="constrained")
-        _draw(figure.add_subplot(), prediction, course(history, _POINTS))
+        _draw(figure.add_subplot(), prediction, live_bytes(history, _POINTS))
         nothing = {"Date": None} if file_format == "svg" else {"Software": None}
         figure.savefig(sink, format=file_format, dpi=120, metadata=nothing)
     return sink.getvalue()
 
 
-def _draw(axes: Axes, prediction: Prediction, shown: Course) -> None:
+def _draw(axes: Axes, prediction: Prediction, shown: LiveBytes) -> None:
     memory = prediction.memory
     outside = memory.outside_torch_bytes
     names = list(shown.by_category)
@@ -136,7 +136,7 @@ def _mark_peak(axes: Axes, prediction: Prediction) -> None:
     )
 
 
-def _mark_phases(axes: Axes, shown: Course) -> None:
+def _mark_phases(axes: Axes, shown: LiveBytes) -> None:
     """Where each micro-batch's forward and backward and the optimizer begin."""
     several = any(micro_batch for _, (_, micro_batch) in shown.phases)
     for moment, (phase, micro_batch) in shown.phases:

@@ -19,7 +19,7 @@ from simulator.zero.resident import (
 )
 from simulator.zero.unit_comm import UnitComm
 from simulator.zero.units import (
-    Unit,
+    ParameterUnit,
     expert_shard_ranks,
     flat_numels,
     gathered_sizes,
@@ -33,7 +33,7 @@ from simulator.zero.units import (
 
 __all__ = [
     "Hop",
-    "Unit",
+    "ParameterUnit",
     "UnitComm",
     "agreement",
     "buffer_tensors",

@@ -12,8 +12,8 @@ from simulator.zero.hooks import hook_hops
 from simulator.zero.quantised import with_zeropp
 from simulator.zero.unit_comm import UnitComm
 from simulator.zero.units import (
+    ParameterUnit,
     Shape,
-    Unit,
     apart,
     buckets,
     expert_shard_ranks,
@@ -74,7 +74,7 @@ def _fsdp_communication(model: Model, plan: Plan) -> tuple[UnitComm, ...]:
     return embedding, *(replace(made[unit.shapes], unit=unit.name) for unit in layers), head
 
 
-def _fsdp_comm(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
+def _fsdp_comm(unit: ParameterUnit, plan: Plan, *, kept: bool) -> UnitComm:
     """What a unit sends; passes over its memory are those of all its tensors."""
     rest, routed = unit.apart()
     comm = _fsdp_bytes(rest, plan, kept=kept)
@@ -90,7 +90,7 @@ def _fsdp_comm(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
     )
 
 
-def _fsdp_bytes(unit: Unit, plan: Plan, *, kept: bool) -> UnitComm:
+def _fsdp_bytes(unit: ParameterUnit, plan: Plan, *, kept: bool) -> UnitComm:
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
     sharded = unit.shards > 1
     whole = sum(gathered_sizes(unit, plan)) if plan.fp8_all_gather else unit.padded_numel * compute
@@ -126,7 +126,7 @@ def _add_passes(numel: int, plan: Plan) -> tuple[Stream, ...]:
     return (Stream(op=add, read_bytes=numel * (kept + compute), write_bytes=numel * kept, numel=numel),)
 
 
-def _gather_passes(unit: Unit, plan: Plan) -> tuple[Stream, ...]:
+def _gather_passes(unit: ParameterUnit, plan: Plan) -> tuple[Stream, ...]:
     """Cast of the shard to the compute dtype; FSDP2 also copies the gathered buffer out into parameters."""
     compute, master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.master_dtype]
     shard, full = unit.shard_numel, unit.padded_numel * compute
@@ -143,7 +143,7 @@ def _gather_passes(unit: Unit, plan: Plan) -> tuple[Stream, ...]:
     return cast, Stream(op="copy", read_bytes=full, write_bytes=full)
 
 
-def _gradient_passes(unit: Unit, plan: Plan) -> tuple[Stream, ...]:
+def _gradient_passes(unit: ParameterUnit, plan: Plan) -> tuple[Stream, ...]:
     """Full-size passes before the reduction: 6 B a parameter in FSDP2 (bf16 to fp32), 18 in FSDP1."""
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
     numel = unit.padded_numel

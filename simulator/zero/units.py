@@ -7,9 +7,9 @@ from math import prod
 
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
-from simulator.model import Unit as Part
+from simulator.model import ModelPart as Part
+from simulator.model_shard import body_names
 from simulator.plan import Plan
-from simulator.share import body_names
 
 Shape = tuple[int, ...]
 FIRST_BUCKET_BYTES = 2**20  # DDP's first bucket is small so that communication starts early
@@ -17,7 +17,7 @@ DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class ParameterUnit:
     """Parameters that are gathered, reduced and freed together.
 
     shapes: of its parameters in registration order. shards: ranks it is cut into (1: replicated).
@@ -39,7 +39,7 @@ class Unit:
         rest = len(self.local_numels) - self.num_expert_tensors
         return (self.shards,) * rest + (self.expert_shards,) * self.num_expert_tensors
 
-    def apart(self) -> tuple[Unit, Unit | None]:
+    def apart(self) -> tuple[ParameterUnit, ParameterUnit | None]:
         """What travels in the plan's own groups, and what in those of the experts."""
         count = self.num_expert_tensors
         if not count:
@@ -105,7 +105,7 @@ def stepped_numel(model: Model, plan: Plan) -> int:
     return sum(-(-numel // ranks) for numel, ranks in flat_numels(model, plan))
 
 
-def units(model: Model, plan: Plan) -> tuple[Unit, ...]:
+def units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
     """The plan's units in the order in which the forward pass needs them.
 
     FSDP: one a transformer block, and the root (embedding, final norm, head), which comes first.
@@ -117,7 +117,7 @@ def units(model: Model, plan: Plan) -> tuple[Unit, ...]:
         return _fsdp_units(model, plan)
     if implementation in ("ddp", "zero_redundancy"):
         return tuple(
-            Unit(
+            ParameterUnit(
                 name=name, shapes=shapes, shards=1, local_numels=tuple(map(prod, shapes)), padded_numel=numel_of(shapes)
             )
             for name, shapes, _ in buckets(model, plan)
@@ -128,19 +128,19 @@ def units(model: Model, plan: Plan) -> tuple[Unit, ...]:
     return (_flat("parameters", everything, shard_ranks(plan)),)
 
 
-def _fsdp_units(model: Model, plan: Plan) -> tuple[Unit, ...]:
+def _fsdp_units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
     ranks = shard_ranks(plan)
     make = _rows if plan.implementation == "fsdp2" else _flat
     (_, embedding, _), *body, (_, head, _) = apart(model, plan)
     root = make("root", (*embedding, *head), ranks)
-    made: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], Unit] = {}
+    made: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], ParameterUnit] = {}
     for name, shapes, routed in body:
         if (shapes, routed) not in made:
             made[shapes, routed] = _with_experts(make(name, shapes, ranks), routed, expert_shard_ranks(plan))
     return root, *(replace(made[shapes, routed], name=name) for name, shapes, routed in body)
 
 
-def _with_experts(unit: Unit, routed: tuple[Shape, ...], ranks: int) -> Unit:
+def _with_experts(unit: ParameterUnit, routed: tuple[Shape, ...], ranks: int) -> ParameterUnit:
     """FSDP2: experts are cut by expert; by their rows where there are fewer experts than ranks (torchtitan)."""
     if not routed:
         return unit
@@ -156,19 +156,19 @@ def _with_experts(unit: Unit, routed: tuple[Shape, ...], ranks: int) -> Unit:
     )
 
 
-def _rows(name: str, shapes: tuple[Shape, ...], ranks: int) -> Unit:
+def _rows(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
     """FSDP2: each parameter is cut on dim 0, padded to a multiple of the ranks."""
     return _cut(name, shapes, tuple(-(-shape[0] // ranks) * prod(shape[1:]) for shape in shapes), ranks)
 
 
-def _cut(name: str, shapes: tuple[Shape, ...], local: tuple[int, ...], ranks: int) -> Unit:
-    return Unit(name=name, shapes=shapes, shards=ranks, local_numels=local, padded_numel=sum(local) * ranks)
+def _cut(name: str, shapes: tuple[Shape, ...], local: tuple[int, ...], ranks: int) -> ParameterUnit:
+    return ParameterUnit(name=name, shapes=shapes, shards=ranks, local_numels=local, padded_numel=sum(local) * ranks)
 
 
-def _flat(name: str, shapes: tuple[Shape, ...], ranks: int) -> Unit:
+def _flat(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
     """FSDP1, DeepSpeed, Megatron: the parameters of a unit are one vector, padded to a multiple of the ranks."""
     shard = -(-numel_of(shapes) // ranks)
-    return Unit(name=name, shapes=shapes, shards=ranks, local_numels=(shard,), padded_numel=shard * ranks)
+    return ParameterUnit(name=name, shapes=shapes, shards=ranks, local_numels=(shard,), padded_numel=shard * ranks)
 
 
 def numel_of(shapes: tuple[Shape, ...]) -> int:
@@ -200,7 +200,7 @@ def buckets(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], str
     return tuple(buckets)
 
 
-def gathered_sizes(unit: Unit, plan: Plan) -> tuple[int, ...]:
+def gathered_sizes(unit: ParameterUnit, plan: Plan) -> tuple[int, ...]:
     """Bytes of each of a unit's tensors as it is gathered: fp8 for matrices of layers where the plan says so."""
     wide = DTYPE_BYTES[plan.compute_dtype]
     narrow = 1 if plan.fp8_all_gather and unit.name != "root" else wide

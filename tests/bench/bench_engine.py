@@ -15,9 +15,9 @@ from simpy import Environment, Event
 
 from simulator.engine import run
 from simulator.fold import refine
-from simulator.program import Bill, Collective, Compute, Program, ProgramOp
+from simulator.program import Collective, CollectiveCost, Compute, Program, ProgramOp
 
-_BILL = Bill(latency_s=20e-6, link_bytes={"intra": 4.0e8})
+_COST = CollectiveCost(latency_s=20e-6, link_bytes={"intra": 4.0e8})
 _KERNELS = 8  # compute ops a layer, forward
 
 
@@ -37,7 +37,7 @@ def sharded_step(num_layers: int, num_micro_batches: int, *, interference: float
                     label=f"gather {name}",
                     kind="all_gather",
                     key=f"gather {name}",
-                    bill=_BILL,
+                    cost=_COST,
                     size_bytes=400_000_000,
                     host_s=20e-6,
                     interference=interference,

@@ -40,11 +40,11 @@ UNEVEN = {  # 16,384 GPUs of which one node differs
 def in_process(model: str, nodes: int, runs: int = 7, exceptions: Sequence[Deviation] = (), **fields: Any) -> float:
     """Median seconds of one prediction."""
     cluster = Cluster.load("hgx-h100-8", nodes).model_copy(update={"exceptions": tuple(exceptions)})
-    nouns = Model.load(model), Plan.model_validate(fields or {"dp_shard": 8 * nodes, "seq_len": 8192}), cluster
+    inputs = Model.load(model), Plan.model_validate(fields or {"dp_shard": 8 * nodes, "seq_len": 8192}), cluster
     times = []
     for _ in range(runs + 1):
         start = time.perf_counter()
-        predict(*nouns)
+        predict(*inputs)
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 

@@ -18,7 +18,7 @@ import time
 from simulator.model import Model
 from simulator.search import Processes, SearchReport, SearchStudy, Serial, Space, search
 from simulator.search.engines import COLLECT
-from simulator.search.space import Killed
+from simulator.search.space import Pruned
 from simulator.search.survey import Survey, Surveyor
 from simulator.topology import Cluster
 
@@ -37,7 +37,7 @@ def survey() -> None:
     asked = study()
     surveyor, found = Surveyor(asked), Survey()
     start = time.process_time()
-    for number, branch in enumerate(asked.space.branches(Killed())):
+    for number, branch in enumerate(asked.space.branches(Pruned())):
         if number % STRIDE == 0:
             found.merge(surveyor.survey(branch))
     seconds = time.process_time() - start

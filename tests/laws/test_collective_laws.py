@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collectives import KINDS, LinkCurves, bill, choose, collective_s, interference, minimum, sigma
+from simulator.collectives import KINDS, LinkCurves, choose, collective_cost, collective_s, interference, minimum, sigma
 from simulator.mesh import GroupShape
 from simulator.topology import Cluster
 
@@ -78,7 +78,7 @@ def test_neighbours_on_the_cards_never_help(kind: str, size: int, shape: GroupSh
 def test_bills_are_made_of_named_links_and_finite_delays(
     kind: str, size: int, shape: GroupShape, cluster: Cluster
 ) -> None:
-    found = bill(kind, size, shape, cluster)
+    found = collective_cost(kind, size, shape, cluster)
     assert set(found.link_bytes) <= {"intra", "inter"}
     assert found.link_bytes
     assert all(value > 0 for value in found.link_bytes.values())
@@ -86,4 +86,4 @@ def test_bills_are_made_of_named_links_and_finite_delays(
     assert 0 < found.latency_s < 10
     assert 0 < sigma(kind, size, shape, cluster) < 2
     assert 0 < interference(kind, shape, cluster) < 0.9
-    assert bill(kind, size, shape, cluster) == found
+    assert collective_cost(kind, size, shape, cluster) == found

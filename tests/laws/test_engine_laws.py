@@ -96,8 +96,8 @@ def test_no_link_moves_its_bytes_faster_than_its_capacity(programs: list[Program
     step_s = run(programs).step_s
     capacities = {link: capacity for program in programs for link, capacity in program.links.items()}
     moved = dict.fromkeys(capacities, Fraction(0))
-    for bill in (op.bill for program in programs for op in program.ops if isinstance(op, Collective)):
-        for link, num_bytes in bill.link_bytes.items():
+    for cost in (op.cost for program in programs for op in program.ops if isinstance(op, Collective)):
+        for link, num_bytes in cost.link_bytes.items():
             moved[link] += Fraction(num_bytes)
     assert all(moved[link] <= capacity * step_s for link, capacity in capacities.items())
 

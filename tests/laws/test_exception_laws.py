@@ -53,7 +53,7 @@ SPANS = st.sampled_from(("0", "1", "3", "0-1", "1,3"))
 
 @st.composite
 def exceptions(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """One or two: a slow node or GPU, another device, slow or missing cards, NVLinks that are down."""
+    """One or two: a slow node or GPU, another device, slow or missing NICs, NVLinks that are down."""
     made = (
         st.fixed_dictionaries({"nodes": SPANS, "speed": st.sampled_from((0.5, 0.9))}),
         st.fixed_dictionaries({"nodes": SPANS, "gpus": SPANS, "speed": st.sampled_from((0.6, 0.95))}),
@@ -92,11 +92,11 @@ def test_folded_equals_every_rank(fields: dict[str, Any], given: list[dict[str, 
     lowering = lowered(fields, cluster)
     folded, full = play(lowering), play(lowering, fold=False)
     assert folded.step_s == pytest.approx(full.step_s, rel=1e-9)
-    if lowering.cast is None:  # the exceptions say what all GPUs are anyway
+    if lowering.rank_classes is None:  # the exceptions say what all GPUs are anyway
         return
-    for seat in lowering.cast.seats if folded.num_played == full.num_played else ():
-        alone = full.timeline.breakdown(f"rank{seat.rank}")
-        for name, seconds in folded.timeline.breakdown(seat.name).items():
+    for rank_class in lowering.rank_classes.classes if folded.num_played == full.num_played else ():
+        alone = full.timeline.breakdown(f"rank{rank_class.rank}")
+        for name, seconds in folded.timeline.breakdown(rank_class.name).items():
             assert seconds == pytest.approx(alone.get(name, 0), rel=1e-6, abs=1e-9 * full.step_s)
 
 
@@ -105,13 +105,13 @@ def test_folded_equals_every_rank(fields: dict[str, Any], given: list[dict[str, 
 def test_classes_cover_the_ranks_and_their_programs_meet(fields: dict[str, Any], given: list[dict[str, Any]]) -> None:
     cluster = uneven(given)
     lowering = lowered(fields, cluster) if cluster is not None else None
-    if lowering is None or lowering.cast is None:
+    if lowering is None or lowering.rank_classes is None:
         return
-    seats = lowering.cast.seats
-    assert sum(seat.num_ranks for seat in seats) == 16
+    seats = lowering.rank_classes.classes
+    assert sum(rank_class.num_ranks for rank_class in seats) == 16
     stages = Counter[int]()
-    for seat in seats:
-        stages[seat.stage] += seat.num_ranks
+    for rank_class in seats:
+        stages[rank_class.stage] += rank_class.num_ranks
     assert set(stages.values()) == {16 // lowering.plan.pp}
     check(lowering.programs(2))
 

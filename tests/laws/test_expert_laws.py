@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from simulator.errors import PlanError
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.ops import build_blocks
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
-from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.zero import flat_numels
@@ -80,11 +80,11 @@ def test_products_and_parameters_are_dealt_out_and_none_is_lost(placement: dict[
     grouped = [sum(k.flop for op in block.ops if op.name.startswith("experts.") for k in (*op.forward, *op.backward))
                for block in (layer, alone)]  # fmt: skip
     assert grouped[0] * plan.tp == grouped[1]  # tp ranks share the tokens of one data-parallel rank
-    share = share_of(MODEL, plan)
+    share = shard_of(MODEL, plan)
     held = sum(numel for numel, _ in flat_numels(share, plan))
     assert held == share.num_parameters
     assert share.experts is not None
-    assert share.experts.num_held * plan.ep == 8
+    assert share.experts.num_local * plan.ep == 8
     assert share.experts.d_ff * plan.etp == 128
 
 

@@ -12,7 +12,7 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import default_curves
 from simulator.inference import Batch, Choice, InferencePlan, StepCosts, Workload
 from simulator.inference.engine import Engine
-from simulator.inference.scheduler import Job, Limits, Scheduler
+from simulator.inference.scheduler import Limits, RequestState, Scheduler
 from simulator.inference.workload import Request
 from simulator.model import Model
 from simulator.stack import Stack
@@ -44,16 +44,16 @@ def schedulers(draw: st.DrawFn) -> Limits:
     )
 
 
-def played(limits: Limits, asked: list[Request]) -> tuple[Scheduler, list[Job], list[Batch]]:
+def played(limits: Limits, asked: list[Request]) -> tuple[Scheduler, list[RequestState], list[Batch]]:
     """Every step judged beside a scheduler that counts by hand: blocks, keys, tokens."""
     scheduler = Scheduler(limits)
-    jobs = [Job(request=request, index=i) for i, request in enumerate(asked)]
+    jobs = [RequestState(request=request, index=i) for i, request in enumerate(asked)]
     scheduler.waiting.extend(jobs)
     batches: list[Batch] = []
     cached = dict.fromkeys(range(len(jobs)), 0)  # by hand
     done = dict.fromkeys(range(len(jobs)), 0)
     lost = dict.fromkeys(range(len(jobs)), 0)
-    finished: list[Job] = []
+    finished: list[RequestState] = []
     while (batch := scheduler.next_batch()) is not None:
         for job in jobs:
             if job.preemptions > lost[job.index]:

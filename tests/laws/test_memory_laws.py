@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simulator.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.device import Device, PeakFlop
-from simulator.memory import live_course, reserved_course, simulate_memory, write_history
+from simulator.memory import simulate_memory, step_live_bytes, step_reserved_bytes, write_history
 from simulator.model import Model
 from simulator.ops import build_blocks
 from simulator.plan import Plan
@@ -186,10 +186,10 @@ def test_a_step_gives_back_what_it_took_and_never_frees_twice(model: Model, stac
             live.add(slot)
         elif num_bytes > -3:
             live.remove(slot)  # a KeyError is a storage freed twice, or before it was made
-    course = live_course(history)
+    course = step_live_bytes(history)
     assert course.final == course.resident
     allocator = CachingAllocator()
-    reserved = reserved_course(history, allocator)
+    reserved = step_reserved_bytes(history, allocator)
     assert all(held >= highest for (highest, _), held in zip(course.most, reserved, strict=True))
 
 

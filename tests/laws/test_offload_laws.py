@@ -10,9 +10,9 @@ from simulator.calibration import Calibration
 from simulator.collective_curves import default_curves
 from simulator.errors import ClusterError
 from simulator.lower import Lowering, lower
-from simulator.memory import live_course, simulate_memory, write_history
+from simulator.memory import simulate_memory, step_live_bytes, write_history
 from simulator.model import Model
-from simulator.offload import held
+from simulator.offload import tier_usage
 from simulator.ops import build_blocks
 from simulator.plan import Offload, Plan
 from simulator.predict.play import play
@@ -104,9 +104,9 @@ def test_less_offload_never_holds_less_hbm(plan: Plan) -> None:
 @settings(max_examples=40, deadline=None)
 @given(plans())
 def test_memory_returns_and_what_leaves_hbm_is_below_it(plan: Plan) -> None:
-    course = live_course(write_history(MODEL, plan, STACK, build_blocks(MODEL, STACK, plan), ()))
+    course = step_live_bytes(write_history(MODEL, plan, STACK, build_blocks(MODEL, STACK, plan), ()))
     assert course.final == course.resident
-    below = held(MODEL, plan)
+    below = tier_usage(MODEL, plan)
     assert below.host_bytes + below.nvme_bytes >= 16 * MODEL.num_parameters // RANKS
 
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simulator.errors import PlanError
-from simulator.exchange import FORMATS, Job, acting_fields, export_plan
+from simulator.exchange import FORMATS, Job, effective_fields, export_plan
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.readers.plans import plan_fields, read_plan
@@ -236,7 +236,7 @@ def test_mixtures_of_experts_are_kept(plan: Plan) -> None:
         Job(plan=plan, model=MIXTURE, stack=Stack.load("megatron-core-2025"), gpus_per_node=8), "megatron"
     )
     back = read_again(written.text, "megatron", plan, {})
-    assert acting_fields(back, MIXTURE) == acting_fields(plan, MIXTURE)
+    assert effective_fields(back, MIXTURE) == effective_fields(plan, MIXTURE)
     assert (back.ep, back.etp, back.expert_capacity_factor) == (plan.ep, plan.etp, plan.expert_capacity_factor)
 
 
@@ -255,7 +255,7 @@ def test_a_format_keeps_every_plan_of_its_realm(case: tuple[str, Plan]) -> None:
     assume(legal(plan))
     written = export_plan(job(plan), form)
     back = read_again(written.text, form, plan, dict(written.beside))
-    assert acting_fields(back, MODEL) == acting_fields(plan, MODEL)
+    assert effective_fields(back, MODEL) == effective_fields(plan, MODEL)
 
 
 @given(own_plans(), st.sampled_from(FORMATS))
@@ -267,7 +267,7 @@ def test_any_plan_is_kept_or_refused(plan: Plan, form: str) -> None:
     except PlanError:  # with the fields: tests/unit/test_cli_export.py
         return
     back = read_again(written.text, form, plan, dict(written.beside))
-    assert acting_fields(back, MODEL) == acting_fields(plan, MODEL)
+    assert effective_fields(back, MODEL) == effective_fields(plan, MODEL)
 
 
 @given(own_plans())

@@ -14,9 +14,9 @@ from simulator.model import Model
 from simulator.pipeline import SCHEDULES
 from simulator.plan import Plan
 from simulator.predict import predict
+from simulator.search.context import SearchContext
 from simulator.search.memory_floor import MemoryFloor
-from simulator.search.nouns import Nouns
-from simulator.search.shares import Shares
+from simulator.search.shards import ModelShards
 from simulator.search.time_floor import TimeFloor
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -158,13 +158,13 @@ def _check(plan: Plan, cluster: Cluster, model: Model = MODEL) -> None:
         legal(model, plan, cluster, STACKS[plan.stack])
     except InputError:
         assume(condition=False)
-    nouns = Nouns(
+    context = SearchContext(
         model=model, cluster=cluster, stack=STACKS[plan.stack], calibration=Calibration.for_device(cluster.device)
     )
-    time = TimeFloor(nouns, Shares(model))
-    memory = MemoryFloor(nouns, time.shares, time.shapes)
+    time = TimeFloor(context, ModelShards(model))
+    memory = MemoryFloor(context, time.shards, time.shapes)
     try:
-        prediction = predict(model, plan, cluster, stack=nouns.stack)
+        prediction = predict(model, plan, cluster, stack=context.stack)
     except (
         EngineError
     ):  # DualPipeV's messages in one order can wait for each other: the search counts such plans as failed

@@ -1,4 +1,4 @@
-"""A chunk-level player of all-reduces on up to 16 ranks, against the fluid bills that the engine plays.
+"""A chunk-level player of all-reduces on up to 16 ranks, against the fluid costs that the engine plays.
 
 The player knows chunks, not formulas: each rank sends on its own port, one chunk after the other, when the chunk that it
 forwards has arrived; a chunk arrives a latency after its last byte left.
@@ -12,7 +12,7 @@ from fractions import Fraction
 import pytest
 
 from simulator.collective_curves import LinkCurves, Mode, PortCurves, Quality
-from simulator.collectives import bill, collective_s, link_capacities, volume
+from simulator.collectives import collective_cost, collective_s, link_capacities, volume
 from simulator.collectives.volumes import tree_edges
 from simulator.engine import run
 from simulator.mesh import GroupShape
@@ -130,10 +130,10 @@ def with_hops(hop: Fraction) -> LinkCurves:
 
 
 def fluid(n: int, curves: LinkCurves) -> Fraction | float:
-    """The engine plays the bill of one all-reduce whose ranks have a port each."""
+    """The engine plays the cost of one all-reduce whose ranks have a port each."""
     cluster = island(n)
-    one = bill("all_reduce", S, group(n), cluster, curves=curves)
-    op = Collective(id=0, stream="nccl", label="all_reduce", kind="all_reduce", key="k", bill=one, size_bytes=S)
+    one = collective_cost("all_reduce", S, group(n), cluster, curves=curves)
+    op = Collective(id=0, stream="nccl", label="all_reduce", kind="all_reduce", key="k", cost=one, size_bytes=S)
     timeline = run([Program(name="rank", num_ranks=n, ops=(op,), links=link_capacities(cluster, curves))])
     return max(span.end_s for span in timeline.spans)
 

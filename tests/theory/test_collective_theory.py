@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from simulator.collective_curves import Mode, fill_depth, in_flight, pipeline_fill_s
-from simulator.collectives import LinkCurves, bill, collective_s, link_capacities, minimum, volume
+from simulator.collectives import LinkCurves, collective_cost, collective_s, link_capacities, minimum, volume
 from simulator.collectives.volumes import Kind, tree_edges, tree_nic
 from simulator.mesh import GroupShape
 from simulator.topology import Cluster
@@ -51,22 +51,22 @@ def test_ideal_ring_over_nodes_is_bound_by_the_cards(nodes: int) -> None:
 
 
 def test_eight_groups_share_the_cards_of_a_node() -> None:
-    """One group over all 8 GPUs of each node, or 8 groups with one GPU each: the same bytes cross each node's cards."""
+    """One group over all 8 GPUs of each node, or 8 groups with one GPU each: the same bytes cross each node's NICs."""
     cluster = Cluster.load("hgx-h100-8", 4)
-    wide = bill("all_gather", S, shape(32, 4), cluster, curves=IDEAL).link_bytes["inter"]
-    narrow = bill("all_gather", S, shape(4, 4, groups=8), cluster, curves=IDEAL).link_bytes["inter"]
+    wide = collective_cost("all_gather", S, shape(32, 4), cluster, curves=IDEAL).link_bytes["inter"]
+    narrow = collective_cost("all_gather", S, shape(4, 4, groups=8), cluster, curves=IDEAL).link_bytes["inter"]
     assert 8 * Fraction(wide) == Fraction(31, 32) * S
     assert Fraction(narrow) == Fraction(3, 4) * S
     assert link_capacities(cluster, IDEAL)["inter"] == 50 * 10**9
 
 
 def test_a_group_alone_on_its_node_uses_the_cards_of_idle_gpus_only_as_far_as_it_reaches_them() -> None:
-    """4 cards for 8 GPUs (p4de): one busy GPU has a whole card, twice its even share; eight busy ones share."""
+    """4 NICs for 8 GPUs (p4de): one busy GPU has a whole NIC, twice its even share; eight busy ones share."""
     cluster = Cluster.load("aws-p4de", 2)
     assert cluster.inter is not None
     assert (cluster.inter.num_nics, cluster.gpus_per_node) == (4, 8)
-    alone = bill("all_gather", S, shape(2, 2), cluster, curves=IDEAL).link_bytes["inter"]
-    crowded = bill("all_gather", S, shape(2, 2, groups=8), cluster, curves=IDEAL).link_bytes["inter"]
+    alone = collective_cost("all_gather", S, shape(2, 2), cluster, curves=IDEAL).link_bytes["inter"]
+    crowded = collective_cost("all_gather", S, shape(2, 2, groups=8), cluster, curves=IDEAL).link_bytes["inter"]
     assert crowded == Fraction(S, 2)
     assert alone == Fraction(S, 4)
 

@@ -13,13 +13,13 @@ from fractions import Fraction
 import pytest
 
 from simulator import Calibration, Model, Stack
-from simulator.collectives import KINDS, LinkCurves, bill, default_curves, host_traffic, link_capacities
+from simulator.collectives import KINDS, LinkCurves, collective_cost, default_curves, host_traffic, link_capacities
 from simulator.engine import run
 from simulator.lower import lower
 from simulator.mesh import GroupShape, Mesh
 from simulator.offload import Transfers
 from simulator.plan import Offload, Plan
-from simulator.program import Bill, Collective, Program
+from simulator.program import Collective, CollectiveCost, Program
 from simulator.tiers import D2H, H2D, HOST_MEMORY, HostTier
 from simulator.topology import Cluster
 
@@ -29,18 +29,18 @@ NIC, PORT = 50 * 10**9, 450 * 10**9
 S = 2**30
 
 
-def ends(bills: Sequence[Bill], links: dict[str, float | Fraction]) -> list[float]:
+def ends(costs: Sequence[CollectiveCost], links: dict[str, float | Fraction]) -> list[float]:
     """When each of several flows that start together has arrived."""
     ops = [
-        Collective(id=i, stream=str(i), label=str(i), kind="all_gather", key=str(i), bill=one, size_bytes=1)
-        for i, one in enumerate(bills)
+        Collective(id=i, stream=str(i), label=str(i), kind="all_gather", key=str(i), cost=one, size_bytes=1)
+        for i, one in enumerate(costs)
     ]
     program = Program(name="rank", num_ranks=1, ops=tuple(ops), links=links)
     return [float(span.end_s) for span in run([program]).spans]
 
 
-def of(mesh: Mesh, axis: str, kind: str, size: int) -> Bill:
-    return bill(kind, size, mesh.group_shape(axis), mesh.cluster, curves=IDEAL)
+def of(mesh: Mesh, axis: str, kind: str, size: int) -> CollectiveCost:
+    return collective_cost(kind, size, mesh.group_shape(axis), mesh.cluster, curves=IDEAL)
 
 
 def test_two_groups_that_leave_the_node_halve_its_cards() -> None:
@@ -48,7 +48,7 @@ def test_two_groups_that_leave_the_node_halve_its_cards() -> None:
     mesh = Mesh(Plan(dp_replicate=4, dp_shard=8, seq_len=4096), H100)
     replicas = of(mesh, "dp_replicate", "all_reduce", S)
     links = link_capacities(H100, IDEAL)
-    # a ring of four ranks, one a node: 2·3/4·S into each GPU's card
+    # a ring of four ranks, one a node: 2·3/4·S into each GPU's NIC
     alone = 1.5 * S / NIC
     assert ends([replicas], links) == [pytest.approx(alone)]
     assert ends([replicas, replicas], links) == [pytest.approx(2 * alone)] * 2
@@ -70,9 +70,9 @@ def test_groups_inside_a_node_and_replicas_between_nodes_do_not_meet() -> None:
 
 
 def test_eight_replica_groups_of_a_node_have_a_card_each() -> None:
-    """HSDP's replicas use all cards of a node at once: what one ring of all GPUs with the same total would take.
+    """HSDP's replicas use all NICs of a node at once: what one ring of all GPUs with the same total would take.
 
-    Total into a node: 8 groups × 2·3/4·S/8 = 1.5·S over 8 cards.
+    Total into a node: 8 groups × 2·3/4·S/8 = 1.5·S over 8 NICs.
     """
     mesh = Mesh(Plan(dp_replicate=4, dp_shard=8, seq_len=4096), H100)
     (end,) = ends([of(mesh, "dp_replicate", "all_reduce", S // 8)], link_capacities(H100, IDEAL))
@@ -80,30 +80,33 @@ def test_eight_replica_groups_of_a_node_have_a_card_each() -> None:
 
 
 def test_half_the_cards_are_half_the_speed() -> None:
-    """The slope over nodes is the cards': 8 × 400 Gb/s against 4."""
+    """The slope over nodes is the NICs': 8 × 400 Gb/s against 4."""
     assert H100.inter is not None
     few = H100.model_copy(update={"inter": H100.inter.model_copy(update={"num_nics": 4})})
     shape = Mesh(Plan(dp_shard=32, seq_len=4096), H100).group_shape("dp_shard")
-    times = [ends([bill("all_gather", S, shape, c, curves=IDEAL)], link_capacities(c, IDEAL))[0] for c in (H100, few)]
+    times = [
+        ends([collective_cost("all_gather", S, shape, c, curves=IDEAL)], link_capacities(c, IDEAL))[0]
+        for c in (H100, few)
+    ]
     assert times[0] == pytest.approx(31 / 32 * S / (8 * NIC))
     assert times[1] == pytest.approx(2 * times[0])
 
 
 def test_data_tensor_and_pipeline_groups_at_once() -> None:
-    """Tensor groups stay on NVLink. Data groups and sends between stages share each GPU's card.
+    """Tensor groups stay on NVLink. Data groups and sends between stages share each GPU's NIC.
 
-    A send of P bytes from each GPU to the next node: r·P into a node of r cards, P a card. Data: a ring of two ranks, one a
+    A send of P bytes from each GPU to the next node: r·P into a node of r NICs, P a NIC. Data: a ring of two ranks, one a
     node: 2·1/2·S = S. With P = S both end at 2·S / NIC; the tensor group's all-reduce does not notice.
     """
     group = GroupShape(num_ranks=2, num_nodes=2, ranks_per_node=1, num_groups_per_node=8, spans_domain=True)
     tensor = GroupShape(num_ranks=8, num_nodes=1, ranks_per_node=8, num_groups_per_node=1, spans_domain=False)
     stages = GroupShape(num_ranks=2, num_nodes=2, ranks_per_node=1, num_groups_per_node=8, spans_domain=True)
-    bills = [
-        bill("all_reduce", S, group, H100, curves=IDEAL),
-        bill("all_reduce", S, tensor, H100, curves=IDEAL),
-        bill("send_recv", S, stages, H100, curves=IDEAL),
+    costs = [
+        collective_cost("all_reduce", S, group, H100, curves=IDEAL),
+        collective_cost("all_reduce", S, tensor, H100, curves=IDEAL),
+        collective_cost("send_recv", S, stages, H100, curves=IDEAL),
     ]
-    data_end, tensor_end, send_end = ends(bills, link_capacities(H100, IDEAL))
+    data_end, tensor_end, send_end = ends(costs, link_capacities(H100, IDEAL))
     assert tensor_end == pytest.approx(2 * 7 / 8 * S / PORT)
     assert data_end == send_end == pytest.approx(2 * S / NIC)
 
@@ -125,22 +128,22 @@ def transfers(cluster: Cluster, **given: float) -> Transfers:
     return Transfers(tier=tier, gpus_per_node=8, num_ranks=cluster.num_devices, offload=offload)
 
 
-def beside(kind: str, size: int, shape: GroupShape, cluster: Cluster, moves: Transfers) -> Bill:
+def beside(kind: str, size: int, shape: GroupShape, cluster: Cluster, moves: Transfers) -> CollectiveCost:
     traffic = host_traffic(kind, size, shape, cluster, IDEAL)
-    found = bill(kind, size, shape, cluster, curves=IDEAL)
+    found = collective_cost(kind, size, shape, cluster, curves=IDEAL)
     pcie, memory = float(traffic.pcie_bytes), float(traffic.memory_bytes)
     return moves.beside(found, pcie, memory, traffic.fastest_bytes_per_s)
 
 
 def test_a_copy_to_the_gpu_shares_its_pcie_link_with_what_its_card_receives() -> None:
-    """Cards of 25 GB/s a GPU, copies of 20 GB/s: S bytes of each over one link of 20 GB/s.
+    """NICs of 25 GB/s a GPU, copies of 20 GB/s: S bytes of each over one link of 20 GB/s.
 
     What the ring of two sends counts S·20/25 on the link (so that alone it takes S/25, and not S/20). It has the same share
     of bytes a second: both run at 20 / (1 + 4/5) = 11.1 GB/s, and arrive together. Alone: 20 and 25 GB/s.
     """
     moves = transfers(A100)
     links = {**link_capacities(A100, IDEAL), **moves.links()}
-    ring, copy = beside("all_reduce", S, REPLICAS, A100, moves), moves.bill("h2d", S)
+    ring, copy = beside("all_reduce", S, REPLICAS, A100, moves), moves.cost("h2d", S)
     assert ends([ring], links) == [pytest.approx(S / 25e9)]
     assert ends([copy], links) == [pytest.approx(S / 20e9)]
     assert ends([ring, copy], links) == [pytest.approx(S * (1 + 4 / 5) / 20e9)] * 2
@@ -157,7 +160,7 @@ def test_cards_without_rdma_pass_host_memory_twice() -> None:
     slow = A100.model_copy(update={"inter": A100.inter.model_copy(update={"rdma": False})})
     moves = transfers(slow)
     assert HOST_MEMORY not in beside("all_reduce", S, REPLICAS, A100, moves).link_bytes
-    # 8 ranks of the node, each S over its card, written and read
+    # 8 ranks of the node, each S over its NIC, written and read
     assert beside("all_reduce", S, REPLICAS, slow, moves).link_bytes[HOST_MEMORY] == pytest.approx(8 * 2 * S)
 
 
@@ -174,12 +177,12 @@ def test_gpus_without_peer_access_load_host_memory_and_both_ways_of_pcie() -> No
 def test_copies_of_two_gpus_share_the_uplink_of_their_switch() -> None:
     """Pairs behind a switch whose own link is as wide as one GPU's: 10 of 20 GB/s each, in each direction."""
     moves = replace(transfers(A100), switches=((0, 1), (2, 3), (4, 5), (6, 7)), uplink_bytes_per_s=COPY)
-    assert ends([moves.bill("h2d", S)], dict(moves.links())) == [pytest.approx(2 * S / COPY)]
-    both = ends([moves.bill("h2d", S), moves.bill("d2h", S)], dict(moves.links()))
+    assert ends([moves.cost("h2d", S)], dict(moves.links())) == [pytest.approx(2 * S / COPY)]
+    both = ends([moves.cost("h2d", S), moves.cost("d2h", S)], dict(moves.links()))
     assert both == [pytest.approx(2 * S / COPY)] * 2
     # each rank by itself: 0 and 1 meet, 2 does not
     links = {link: rate for rank in range(3) for link, rate in moves.links(rank).items()}
-    assert ends([moves.bill("h2d", S, rank) for rank in range(3)], links) == [
+    assert ends([moves.cost("h2d", S, rank) for rank in range(3)], links) == [
         pytest.approx(2 * S / COPY),
         pytest.approx(2 * S / COPY),
         pytest.approx(S / COPY),
@@ -205,5 +208,5 @@ def apart(op: Collective) -> Collective:
     """A collective without what it puts on the links of copies; copies as they are."""
     if op.kind not in KINDS:
         return op
-    kept = {link: size for link, size in op.bill.link_bytes.items() if link in ("intra", "inter")}
-    return replace(op, bill=replace(op.bill, link_bytes=kept))
+    kept = {link: size for link, size in op.cost.link_bytes.items() if link in ("intra", "inter")}
+    return replace(op, cost=replace(op.cost, link_bytes=kept))

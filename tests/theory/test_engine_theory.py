@@ -55,9 +55,9 @@ def test_a_ring_all_reduce_played_chunk_by_chunk_takes_what_its_bill_says(n: int
     size, b, alpha = Fraction(12), Fraction(7), Fraction(1, 5)
     steps = 2 * (n - 1)
     ranks = [_ring_rank(rank, n, steps, size / n, alpha, b) for rank in range(n)]
-    bill = gather(0, {"port": Fraction(steps, n) * size}, latency_s=steps * alpha)
+    cost = gather(0, {"port": Fraction(steps, n) * size}, latency_s=steps * alpha)
     expected = Fraction(2 * (n - 1), n) * size / b + steps * alpha
-    assert run(ranks).step_s == run([program(bill, port=b)]).step_s == expected
+    assert run(ranks).step_s == run([program(cost, port=b)]).step_s == expected
 
 
 def _ring_rank(rank: int, n: int, steps: int, chunk: Fraction, alpha: Fraction, b: Fraction) -> Program:

@@ -83,7 +83,7 @@ def test_links_of_a_node_slow_the_groups_inside_it_alone() -> None:
     fields = {"dp_replicate": 2, "dp_shard": 8, "zero": 3, "data_parallel": "fsdp2"}
     slow = lowered(2, {"nodes": "1", "gpus": "5", "intra_bytes_per_s": 225e9}, **fields)
     assert seconds_a_byte(slow, 8, "shard") == 2 * seconds_a_byte(slow, 0, "shard")
-    # replicas have one rank a node: GPU 5 and its peer meet over the cards
+    # replicas have one rank a node: GPU 5 and its peer meet over the NICs
     assert seconds_a_byte(slow, 13, "replicate") == seconds_a_byte(slow, 0, "replicate")
 
 
@@ -105,6 +105,6 @@ def test_one_slow_node_makes_a_handful_of_classes(
     fields: dict[str, Any], exception: dict[str, Any], classes: int
 ) -> None:
     lowering = lowered(64, exception | {"speed": 0.9}, **fields)
-    assert lowering.cast is not None
-    assert len(lowering.cast.seats) == classes
-    assert sum(seat.num_ranks for seat in lowering.cast.seats) == 512
+    assert lowering.rank_classes is not None
+    assert len(lowering.rank_classes.classes) == classes
+    assert sum(rank_class.num_ranks for rank_class in lowering.rank_classes.classes) == 512

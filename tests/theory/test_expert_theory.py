@@ -15,11 +15,11 @@ from simulator.lower import lower
 from simulator.memory.tape import record
 from simulator.mesh import Mesh
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.ops import Block, build_blocks, recompute_ops
 from simulator.ops.core import Exchange
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
-from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.zero import communication, model_state_bytes, resident_tensors
@@ -136,7 +136,7 @@ def test_a_rank_holds_its_experts_and_shards_them_over_their_replicas(tp: int, e
     assert model.experts is not None
     fields = {"sequence_parallel": tp > 1, "reduce_dtype": "fp32"}
     plan = megatron(dp_shard=dp, tp=tp, ep=ep, etp=etp, seq_len=1024, **fields)
-    share = share_of(model, plan)
+    share = shard_of(model, plan)
     experts = model.num_layers * 128 * 3 * 2048 * 768 // (ep * etp)
     rest = share.num_parameters - experts
     replicas = 16 // (ep * etp)
@@ -146,7 +146,7 @@ def test_a_rank_holds_its_experts_and_shards_them_over_their_replicas(tp: int, e
 
 def test_gradients_of_experts_travel_among_their_replicas() -> None:
     model, plan = Model.load("mixtral-8x7b"), megatron(dp_shard=8, ep=4, seq_len=1024)
-    (layer,) = {c for c in communication(share_of(model, plan), plan) if c.unit == "layer5"}
+    (layer,) = {c for c in communication(shard_of(model, plan), plan) if c.unit == "layer5"}
     assert layer.experts is not None
     experts = 2 * 3 * 4096 * 14336
     assert layer.experts.reduce_scatter_bytes == 2 * experts
@@ -270,7 +270,7 @@ def test_fsdp2_cuts_experts_over_their_replicas(ep: int, replicas: int) -> None:
     """torchtitan: experts form units of their own on what `ep` leaves of the shard group; 4 B a parameter, 8 B of Adam."""
     model = Model.load("qwen3-30b-a3b")
     plan = Plan(zero=3, data_parallel="fsdp2", dp_shard=8, ep=ep, seq_len=1024, optimizer_impl="foreach")
-    share = share_of(model, plan)
+    share = shard_of(model, plan)
     experts = model.num_layers * (128 // ep) * 3 * 2048 * 768
     held = resident_tensors(share, plan)
     expected = (share.num_parameters - experts) / 8 + experts / replicas

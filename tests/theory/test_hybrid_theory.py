@@ -12,9 +12,9 @@ from simulator.calibration import Calibration
 from simulator.device import Device
 from simulator.kernels import Attention, Gemm, Kernel, Scan, Stream
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.ops import Block, build_blocks
 from simulator.plan import Plan
-from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.zero import units
 
@@ -213,7 +213,7 @@ def test_hugging_faces_mixer_makes_the_input_of_its_last_product_again() -> None
 def test_tensor_parallelism_splits_heads_and_groups(tp: int) -> None:
     """All of a mixer but the norm of the stream is split (Megatron-LM, core/ssm/mamba_mixer.py)."""
     plan = megatron(tp=tp, sequence_parallel=True, seq_len=1024)
-    share = share_of(TINY, plan)
+    share = shard_of(TINY, plan)
     whole = TINY.num_parameters_of("mamba") - TINY.d_model
     assert tp * (share.num_parameters_of("mamba") - TINY.d_model) == whole
     ranks, one = block(TINY, plan, "mamba"), block(TINY, megatron(seq_len=1024), "mamba")
@@ -265,7 +265,7 @@ def test_context_parallelism_swaps_heads_for_tokens(cp: int, groups: int) -> Non
 
 def test_stages_hold_their_part_of_the_pattern() -> None:
     plan = megatron(pp=2, num_micro_batches=4, seq_len=1024)
-    first, last = (share_of(TINY, plan, stage) for stage in (0, 1))
+    first, last = (shard_of(TINY, plan, stage) for stage in (0, 1))
     assert first.layer_kinds == ("mamba", "mlp", "mamba")
     assert last.layer_kinds == ("attention", "mamba", "moe")
     assert first.num_parameters + last.num_parameters == TINY.num_parameters

@@ -17,7 +17,7 @@ from simulator.inference.attention import KEYS_APART
 from simulator.inference.batch import causal_pairs
 from simulator.inference.engine import Engine
 from simulator.inference.scheduler import Limits
-from simulator.inference.shares import experts_reached, kv_bytes_per_token, stage_shares, weight_bytes
+from simulator.inference.shards import experts_reached, kv_bytes_per_token, stage_shards, weight_bytes
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import Model
 from simulator.stack import Stack
@@ -131,7 +131,7 @@ def test_cached_bytes_of_a_token(name: str, tp: int, kv: int) -> None:
     for dtype in ("bf16", "fp8"):
         plan = InferencePlan(tp=tp, kv_cache=dtype)
         expected = 2 * model.num_layers * kv * model.head_dim * DTYPE_BYTES[dtype]
-        assert kv_bytes_per_token(stage_shares(model, plan)[0], plan) == expected
+        assert kv_bytes_per_token(stage_shards(model, plan)[0], plan) == expected
 
 
 def test_cached_bytes_of_latents() -> None:
@@ -139,7 +139,7 @@ def test_cached_bytes_of_latents() -> None:
     model = Model.load("deepseek-v3")
     for tp in (1, 8):
         plan = InferencePlan(tp=tp)
-        assert kv_bytes_per_token(stage_shares(model, plan)[0], plan) == 70_272
+        assert kv_bytes_per_token(stage_shards(model, plan)[0], plan) == 70_272
 
 
 def test_a_mixture_s_decode_step_reads_the_experts_that_its_tokens_reach(h100: Cluster) -> None:
@@ -182,15 +182,15 @@ def test_attention_over_latents_multiplies_them_as_they_are(h100: Cluster) -> No
 @pytest.mark.parametrize("pp", [1, 3, 5])
 def test_stages_hold_the_model_once(llama: Model, pp: int) -> None:
     plan = InferencePlan(pp=pp)
-    shares = stage_shares(llama, plan)
+    shares = stage_shards(llama, plan)
     assert [layer for share in shares for layer in share.layers] == list(range(llama.num_layers))
     padding = -llama.vocab_size % 64 * llama.d_model * 2
     assert sum(weight_bytes(share, plan) for share in shares) == 2 * (llama.num_parameters + padding)
 
 
 def test_replicated_ends_are_held_whole(llama: Model) -> None:
-    split = stage_shares(llama, InferencePlan(tp=2))[0]
-    whole = stage_shares(llama, InferencePlan(tp=2, replicate=("embedding", "head")))[0]
+    split = stage_shards(llama, InferencePlan(tp=2))[0]
+    whole = stage_shards(llama, InferencePlan(tp=2, replicate=("embedding", "head")))[0]
     more = weight_bytes(whole, InferencePlan(tp=2)) - weight_bytes(split, InferencePlan(tp=2))
     rows = llama.vocab_size + -llama.vocab_size % 64
     assert more == 2 * (rows // 2) * llama.d_model * 2  # half a table each, two bytes a number

@@ -12,10 +12,10 @@ from simulator.errors import PlanError
 from simulator.kernels import Dtype, Gemm, Stream
 from simulator.lower import lower
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.ops import Op, build_blocks
 from simulator.ops.graph import stream
 from simulator.plan import Plan
-from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 from simulator.zero import communication
@@ -247,7 +247,7 @@ def test_layers_at_the_ends_stay_in_bf16(tp: int) -> None:
     assert [block.name for block in built.body] == ["layer", "layer_bf16"]
     dtypes = [{k.dtype for op in b.ops for k in op.forward if isinstance(k, Gemm)} for b in built.body]
     assert dtypes == [{"fp4"}, {"bf16"}]
-    share = share_of(MODEL, plan)
+    share = shard_of(MODEL, plan)
     assert share.body == ("layer_bf16", "layer")
     assert tp > 1 or share.num_parameters == MODEL.num_parameters
 

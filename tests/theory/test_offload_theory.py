@@ -14,9 +14,9 @@ from simulator.collective_curves import default_curves
 from simulator.engine import run
 from simulator.errors import ClusterError
 from simulator.lower import Lowering, lower
-from simulator.memory import activation_bytes, live_course, write_history
+from simulator.memory import activation_bytes, step_live_bytes, write_history
 from simulator.model import Model
-from simulator.offload import held, moves
+from simulator.offload import moves, tier_usage
 from simulator.ops import build_blocks
 from simulator.plan import Offload, Plan
 from simulator.program import Collective
@@ -87,7 +87,7 @@ def test_zero_offload_leaves_two_bytes_a_parameter_on_the_gpu(ranks: int) -> Non
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_zero_offload_keeps_sixteen_bytes_a_parameter_on_the_host_divided_by_the_ranks(ranks: int) -> None:
     # fp32 weights, momentum, variance and gradients; beside them one buffer of the largest parameter's 16-bit gradient
-    below = held(MODEL, deepspeed(2, ranks, HOST))
+    below = tier_usage(MODEL, deepspeed(2, ranks, HOST))
     buffer = 2 * max(MODEL.vocab_size * MODEL.d_model, MODEL.d_model * MODEL.d_ff)
     assert below.host_bytes == 16 * -(-PSI // ranks) + buffer
     assert below.nvme_bytes == 0
@@ -100,7 +100,7 @@ def test_zero_offload_moves_four_bytes_a_parameter() -> None:
 
 def test_zero_infinity_keeps_twenty_bytes_a_parameter() -> None:
     # section 3: 16-bit parameters and gradients, fp32 momentum, variance, parameters and gradients
-    below = held(MODEL, deepspeed(3, 4, BOTH))
+    below = tier_usage(MODEL, deepspeed(3, 4, BOTH))
     assert below.host_bytes == 20 * -(-PSI // 4)
     assert resident_tensors(MODEL, deepspeed(3, 4, BOTH))["parameters"] == []
 
@@ -111,7 +111,7 @@ def test_zero_infinity_keeps_twenty_bytes_a_parameter() -> None:
 )
 def test_model_states_of_zero_infinitys_table(layers: int, hidden: int, published: str) -> None:
     """Figure 2a of arXiv 2104.07857: states in TB (2⁴⁰) of models with nl layers of 12 hd² parameters."""
-    per_parameter = held(MODEL, deepspeed(3, 1, BOTH)).host_bytes / PSI
+    per_parameter = tier_usage(MODEL, deepspeed(3, 1, BOTH)).host_bytes / PSI
     tebibytes = per_parameter * 12 * layers * (hidden * 1024) ** 2 / 2**40
     assert tebibytes == pytest.approx(float(published), abs=0.006)
 
@@ -119,7 +119,7 @@ def test_model_states_of_zero_infinitys_table(layers: int, hidden: int, publishe
 def test_states_on_nvme_pass_through_a_set_of_buffers_a_round() -> None:
     group = 200_000
     plan = deepspeed(3, 1, Offload(optimizer="nvme", parameters="host", sub_group_numel=group))
-    below = held(MODEL, plan)
+    below = tier_usage(MODEL, plan)
     assert below.nvme_bytes == 16 * PSI
     assert below.host["swap_buffers"] == 3 * 4 * group * 4  # three sets of four fp32 buffers
     transfers = moved(plan)
@@ -159,7 +159,7 @@ def test_offloaded_activations_do_not_grow_with_depth() -> None:
         plan = Plan(seq_len=1024, micro_batch_size=4, offload=Offload(activations="host" if offloaded else "none"))
         stack = Stack.load(plan.stack)
         history = write_history(model, plan, stack, build_blocks(model, stack, plan), ())
-        course = live_course(history)
+        course = step_live_bytes(history)
         return course.peak[0] - course.resident
 
     kept = peak(16, offloaded=False) - peak(8, offloaded=False)

@@ -13,7 +13,7 @@ from simulator.collective_curves import LinkCurves
 from simulator.lower import lower
 from simulator.model import Model
 from simulator.place import place_node
-from simulator.place.cost import Roads
+from simulator.place.cost import PlacementPricer
 from simulator.place.local import Problem
 from simulator.plan import Plan
 from simulator.stack import Stack
@@ -25,16 +25,16 @@ SMALL = Model.load("llama3.2-1b")
 MODULE = Plan(tp=2, dp_replicate=2, zero=0, seq_len=1024)
 
 
-def roads(plan: Plan, cluster: Cluster) -> Roads:
+def pricer(plan: Plan, cluster: Cluster) -> PlacementPricer:
     """On ideal links: latency 0, rates those of the data sheets."""
     ideal = Calibration.ideal()
-    return Roads.of(lower(SMALL, plan, cluster, Stack.load(plan.stack), ideal, LinkCurves.ideal()))
+    return PlacementPricer.of(lower(SMALL, plan, cluster, Stack.load(plan.stack), ideal, LinkCurves.ideal()))
 
 
 def test_prices_of_two_bridged_pairs() -> None:
     """An all-reduce of two sends its size once each way. Without a bridge all four hops of two rings share the host's path."""
     cluster = bridged(4, [(0, 3), (1, 2)], sockets=((0, 1), (2, 3)))
-    priced = roads(MODULE, cluster)
+    priced = pricer(MODULE, cluster)
     sent = {
         axis: sum(call.count * call.size_bytes for call in priced.calls if call.where == axis)
         for axis in ("tp", "dp_cp")
@@ -54,7 +54,7 @@ def test_prices_of_two_bridged_pairs() -> None:
 
 def test_flows_are_what_groups_send() -> None:
     """Bytes of a group over its pairs: each of n ranks sends size / (n - 1) to each other."""
-    priced = roads(Plan(tp=2, dp_replicate=4, zero=0, seq_len=1024), bridged(8, [(0, 1), (2, 3), (4, 5), (6, 7)]))
+    priced = pricer(Plan(tp=2, dp_replicate=4, zero=0, seq_len=1024), bridged(8, [(0, 1), (2, 3), (4, 5), (6, 7)]))
     flows = Problem.of(priced).flows
     sent = {axis: sum(c.count * c.size_bytes for c in priced.calls if c.where == axis) for axis in ("tp", "dp_cp")}
     assert flows[0, 1] == pytest.approx(sent["tp"])
@@ -83,15 +83,15 @@ TREE = bridged(
 @given(order=st.permutations(range(8)), names=st.permutations(range(8)))
 def test_a_price_does_not_know_how_gpus_are_numbered(order: list[int], names: list[int]) -> None:
     plan = Plan(tp=2, pp=2, dp_replicate=2, zero=0, num_micro_batches=4, seq_len=512)
-    other = roads(plan, renumbered(TREE, names))
-    assert other.price_s([names[gpu] for gpu in order]) == pytest.approx(roads(plan, TREE).price_s(order))
+    other = pricer(plan, renumbered(TREE, names))
+    assert other.price_s([names[gpu] for gpu in order]) == pytest.approx(pricer(plan, TREE).price_s(order))
 
 
 @settings(max_examples=5, deadline=None)
 @given(names=st.permutations(range(8)))
 def test_nor_does_the_best_placement(names: list[int]) -> None:
     plan = Plan(tp=4, dp_replicate=2, zero=0, seq_len=512)
-    best, other = place_node(roads(plan, TREE)), place_node(roads(plan, renumbered(TREE, names)))
+    best, other = place_node(pricer(plan, TREE)), place_node(pricer(plan, renumbered(TREE, names)))
     assert other.price_s[0] == pytest.approx(best.price_s[0])
 
 
@@ -106,7 +106,7 @@ def test_sixteen_gpus_whose_switches_take_turns() -> None:
         intra=Intra(kind="pcie4", shape="pcie", bytes_per_s=31 * GB),
         pcie=Pcie(sockets=sockets, switches=switches, host_bytes_per_s=40 * GB),
     )
-    priced = roads(Plan(tp=4, dp_replicate=4, zero=0, micro_batch_size=4, seq_len=2048), cluster)
+    priced = pricer(Plan(tp=4, dp_replicate=4, zero=0, micro_batch_size=4, seq_len=2048), cluster)
     by_hand = [switches[place // 4][place % 4] for place in range(16)]
     found = place_node(priced)
     assert not found.exact

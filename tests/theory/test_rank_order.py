@@ -70,14 +70,14 @@ def traffic(lowering: Lowering, stage: int) -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for op in lowering.program(4, stage=stage).ops:
         if isinstance(op, Collective):
-            for link, size in op.bill.link_bytes.items():
+            for link, size in op.cost.link_bytes.items():
                 found[op.kind, link.partition(":")[0]] += int(size)
     return found
 
 
 @pytest.mark.parametrize(("order", "messages", "gradients"), [("", "inter", "intra"), (MAPPED, "intra", "inter")])
 def test_what_crosses_the_network_is_the_outermost_axis(order: str, messages: str, gradients: str) -> None:
-    # pp 4 · dp 8 on nodes of 8. Stages outside: eight replicas share a node, and stages talk over the cards. Stages inside:
+    # pp 4 · dp 8 on nodes of 8. Stages outside: eight replicas share a node, and stages talk over the NICs. Stages inside:
     # two pipelines of four stages a node, and a replica group has two ranks on each of its four nodes.
     found = traffic(lowered(pp=4, dp_shard=8, num_micro_batches=4, **({"rank_order": order} if order else {})), 1)
     assert {link for kind, link in found if kind == "send_recv"} == {messages}

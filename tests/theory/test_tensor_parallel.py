@@ -8,9 +8,9 @@ from simulator.errors import PlanError
 from simulator.kernels import Gemm
 from simulator.mesh import check
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.ops import Block, build_blocks
 from simulator.plan import Plan
-from simulator.share import share_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
@@ -90,7 +90,7 @@ def test_selective_recomputation_drops_the_scores() -> None:
 
 
 def test_shares_add_up_to_the_model() -> None:
-    share = share_of(GPT, plan(8))
+    share = shard_of(GPT, plan(8))
     replicated = [(name, shape) for name, shape in GPT.parameter_shapes("layer") if _whole(name)]
     split = GPT.num_parameters_of("layer") - sum(prod(shape) for _, shape in replicated)
     assert share.num_parameters_of("layer") == split // 8 + sum(prod(shape) for _, shape in replicated)
@@ -112,7 +112,7 @@ def shared(tp: int, **fields: object) -> Plan:
 def test_ranks_that_share_a_key_value_head_hold_their_part_of_its_weights(tp: int) -> None:
     # Megatron-Core deals the rows of linear_qkv out evenly (core/transformer/attention.py): nothing is held twice
     columns = (GROUPED.num_heads + 2 * GROUPED.num_kv_heads) * GROUPED.head_dim
-    share = share_of(GROUPED, shared(tp))
+    share = shard_of(GROUPED, shared(tp))
     held = {name: prod(shape) for name, shape in share.parameter_shapes("layer") if name.startswith("attention.")}
     joint = sum(
         size for name, size in held.items() if name.removeprefix("attention.")[0] in "qkv" and "norm" not in name

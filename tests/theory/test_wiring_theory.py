@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collectives import LinkCurves, bill, collective_s, link_capacities
+from simulator.collectives import LinkCurves, collective_cost, collective_s, link_capacities
 from simulator.collectives.ports import local_groups, port_of
 from simulator.errors import ClusterError
 from simulator.mesh import GroupShape, Mesh
@@ -69,9 +69,9 @@ def test_gpus_that_no_cable_joins_meet_in_the_host_of_a_cube_mesh() -> None:
 
 
 def test_a_relay_of_the_group_beats_the_host() -> None:
-    road = Wiring.of(DGX1).road(0, 5, EIGHT)
-    assert road.word == "NVB"
-    assert road.links == ("gpu0>gpu1", "gpu1>gpu5")  # 25 GB/s at its thinnest, as over 4: the first
+    route = Wiring.of(DGX1).route(0, 5, EIGHT)
+    assert route.word == "NVB"
+    assert route.links == ("gpu0>gpu1", "gpu1>gpu5")  # 25 GB/s at its thinnest, as over 4: the first
 
 
 def test_all_to_all_of_a_cube_mesh_is_bound_by_its_thinnest_loaded_cable() -> None:
@@ -148,8 +148,8 @@ def test_bridges_serve_their_pairs_and_the_host_everybody_else() -> None:
 def test_groups_of_different_links_do_not_meet_on_them() -> None:
     """Pairs on bridges and fours over PCIe: two names, so that neither slows the other."""
     cluster, ideal = Cluster.load("pcie-a40-8"), LinkCurves.ideal()
-    pair = bill("all_gather", 2**30, group(2, 4), cluster, curves=ideal)
-    four = bill("all_gather", 2**30, group(4), cluster, curves=ideal)
+    pair = collective_cost("all_gather", 2**30, group(2, 4), cluster, curves=ideal)
+    four = collective_cost("all_gather", 2**30, group(4), cluster, curves=ideal)
     assert (set(pair.link_bytes), set(four.link_bytes)) == ({"intra"}, {"pcie"})
     assert set(pair.link_bytes) | set(four.link_bytes) <= set(link_capacities(cluster, ideal))
     # (n−1)/n of 1 GiB over what each reaches

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from simulator.backtest.outcome import Outcome
+from simulator.backtest.outcome import RowOutcome
 from simulator.readers.runs_table import RunRow
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -24,8 +24,8 @@ def _row(name: str, **others: object) -> RunRow:
     return RunRow(line=2, id=name, **{"source": "lab", "gpu": "A100", "n_gpus": 8, **others})  # type: ignore[arg-type]
 
 
-def _outcome(name: str, predicted_s: float, **others: object) -> Outcome:
-    return Outcome(id=name, line=2, status="ok", predicted_step_s=predicted_s, measured_step_s=1.0, **others)  # type: ignore[arg-type]
+def _outcome(name: str, predicted_s: float, **others: object) -> RowOutcome:
+    return RowOutcome(id=name, line=2, status="ok", predicted_step_s=predicted_s, measured_step_s=1.0, **others)  # type: ignore[arg-type]
 
 
 def test_a_row_belongs_to_the_sets_whose_every_condition_it_meets(targets: ModuleType) -> None:

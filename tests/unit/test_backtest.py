@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from simulator import backtest
-from simulator.backtest import judge as judging
+from simulator.backtest import evaluate as judging
 from simulator.backtest.resolve import resolve
 from simulator.backtest.work import work_of
 from simulator.model import Model

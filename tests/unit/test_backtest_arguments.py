@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from simulator.backtest.arguments import stated_options
-from simulator.backtest.judge import judge
+from simulator.backtest.evaluate import evaluate_row
 from simulator.backtest.report import make_report
 from simulator.backtest.resolve import RefusedError, resolve
 from simulator.backtest.text import render
@@ -106,7 +106,7 @@ def test_options_that_no_prediction_holds_are_named() -> None:
     ],
 )
 def test_what_no_plan_has_a_word_for_is_refused(options: dict[str, Any], said: str) -> None:
-    outcome = judge(row(options))
+    outcome = evaluate_row(row(options))
     assert outcome.status == "refused"
     assert said in (outcome.reason or "")
 
@@ -114,8 +114,8 @@ def test_what_no_plan_has_a_word_for_is_refused(options: dict[str, Any], said: s
 def test_the_last_rank_is_of_the_last_stage() -> None:
     """The first stage holds more micro-batches in flight; without logits it has the higher peak."""
     options = {"--vocab-size": 256, "--tokenizer-type": "NullTokenizer", "--attention-backend": "unfused"}
-    last = judge(row(options)).predicted_memory_bytes
-    fullest = judge(row(options, mem_metric_detail="")).predicted_memory_bytes
+    last = evaluate_row(row(options)).predicted_memory_bytes
+    fullest = evaluate_row(row(options, mem_metric_detail="")).predicted_memory_bytes
     assert last is not None
     assert fullest is not None
     assert last < fullest
@@ -128,8 +128,8 @@ def test_notes_without_options_hold_none() -> None:
 
 def test_the_report_names_what_it_does_not_hold(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [
-        judge(row({"--deterministic-mode": True, "--overlap-grad-reduce": True})),
-        judge(row({"--optimizer": "muon"})),
+        evaluate_row(row({"--deterministic-mode": True, "--overlap-grad-reduce": True})),
+        evaluate_row(row({"--optimizer": "muon"})),
     ]
     report = make_report("table", outcomes)
     assert report.as_json()["rows"][0]["unmodelled"] == ["--deterministic-mode"]

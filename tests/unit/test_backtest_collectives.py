@@ -12,7 +12,7 @@ import pytest
 
 from simulator.backtest import BacktestReport, CollectivesReport, run
 from simulator.backtest.collective_rules import _LOGGED, degraded, resolve
-from simulator.backtest.collectives import judge
+from simulator.backtest.collectives import evaluate_row
 from simulator.backtest.resolve import RefusedError
 from simulator.cli import ExitCode, main
 from simulator.collectives import choose
@@ -142,7 +142,7 @@ def test_the_network_that_the_notes_name(notes: str, kind: str, rdma: bool) -> N
     call = resolve(row(n_gpus=16, n_nodes=2, notes=notes, inter_link_gbps_per_node=800.0))
     assert call.cluster.inter is not None
     assert (call.network, call.cluster.node_bytes_per_s) == (kind, pytest.approx(100e9))
-    if "TCPX" not in notes:  # the preset says how its cards work
+    if "TCPX" not in notes:  # the preset says how its NICs work
         assert call.cluster.inter.rdma is rdma
     assert call.assumed == ""
 
@@ -173,7 +173,7 @@ def test_what_nccl_was_told_and_what_a_log_says() -> None:
     assert (logged.nccl, logged.logged) == (resolve(row()).nccl, "nvls")
     software = resolve(row(notes="env5: env4 + FI_CXI_RX_MATCH_MODE=software, RDZV alt_read")).nccl.environment
     assert (software.transport, software.cross_nic) == ({"FI_CXI_RX_MATCH_MODE=software"}, 1)
-    assert judge(row(algo_env="Ring")).algorithm == "ring"
+    assert evaluate_row(row(algo_env="Ring")).algorithm == "ring"
 
 
 def test_a_machines_total_may_count_its_hosts_card() -> None:
@@ -201,7 +201,7 @@ def test_what_cannot_be_placed_is_refused(columns: dict[str, object], kind: str)
     with pytest.raises(RefusedError) as caught:
         resolve(row(**columns))
     assert caught.value.kind == kind
-    assert judge(row(**columns)).status == "refused"
+    assert evaluate_row(row(**columns)).status == "refused"
 
 
 def test_the_published_table() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from simulator.backtest.frameworks import FRAMEWORKS, framework_rule
-from simulator.backtest.resolve import RefusedError, Run, resolve, ways_of
+from simulator.backtest.resolve import RefusedError, Run, resolve, variants_of
 from simulator.backtest.work import measured_step_s
 from simulator.errors import ClusterError, StackError
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.readers.runs_table import RunRow, read_runs
-from simulator.share import share_of
 from simulator.stack import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -276,14 +276,14 @@ def test_a_kernel_that_nobody_measured_there_is_flash_attention_2() -> None:
 def test_what_nobody_says_is_filled_in_every_way() -> None:
     """Data parallel or sharded, kept or recomputed; less first."""
     blank = replace(ROW, zero_or_fsdp="", act_ckpt="")
-    assert [(way.zero_or_fsdp, way.act_ckpt) for way in ways_of(blank)] == [
+    assert [(way.zero_or_fsdp, way.act_ckpt) for way in variants_of(blank)] == [
         ("ddp", "none"), ("ddp", "full"), ("fsdp_full", "none"), ("fsdp_full", "full"),
     ]  # fmt: skip
-    assert len(ways_of(ROW)) == 1
-    assert [way.micro_batch for way in ways_of(replace(ROW, micro_batch=None))] == [1, 2, 4]  # a share of 8
-    assert [way.micro_batch for way in ways_of(replace(ROW, micro_batch=None, global_batch=64))] == [4, 1]
-    assert ways_of(replace(ROW, global_batch=None))[0].global_batch == 2 * 16
-    assert ways_of(replace(ROW, n_gpus=None, dp=8, tp=2))[0].n_gpus == 16
+    assert len(variants_of(ROW)) == 1
+    assert [way.micro_batch for way in variants_of(replace(ROW, micro_batch=None))] == [1, 2, 4]  # a share of 8
+    assert [way.micro_batch for way in variants_of(replace(ROW, micro_batch=None, global_batch=64))] == [4, 1]
+    assert variants_of(replace(ROW, global_batch=None))[0].global_batch == 2 * 16
+    assert variants_of(replace(ROW, n_gpus=None, dp=8, tp=2))[0].n_gpus == 16
 
 
 def test_torchtitan_cuts_a_ranks_batch_for_its_pipeline() -> None:
@@ -304,7 +304,7 @@ def test_maxtexts_policies_are_in_the_notes() -> None:
     row = replace(ROW, framework="MaxText (JAX/XLA)", act_ckpt="")
 
     def ways(**changes: Any) -> list[str]:
-        return [resolve(way).plan.recompute for way in ways_of(replace(row, **changes))]
+        return [resolve(way).plan.recompute for way in variants_of(replace(row, **changes))]
 
     assert ways(notes="attention cudnn_flash_te, remat_policy minimal_with_context") == ["selective"]
     assert ways(notes="remat_policy=save_qkv_proj") == ["full"]
@@ -452,7 +452,7 @@ def test_megatron_pads_it_as_its_papers_say() -> None:
     """arXiv 2104.04473 and 2205.05198: 51,200 rows, where GPT-2's tokenizer has 50,257 and tp is 8."""
     row = replace(ROW, framework="Megatron-LM (Selene)", model_name="gpt3-22b", vocab=None, mlp_kind="gelu", tp=8)
     run = resolve(replace(row, zero_or_fsdp="ddp"))
-    assert share_of(run.model, run.plan).vocab_size * 8 == 51_200
+    assert shard_of(run.model, run.plan).vocab_size * 8 == 51_200
 
 
 def test_an_activation_is_the_familys_where_it_is_blank() -> None:

@@ -7,12 +7,12 @@ import random
 import pytest
 
 from simulator.backtest.baselines import MIN_ROWS, baselines
-from simulator.backtest.outcome import Outcome, Work
+from simulator.backtest.outcome import RowOutcome, Work
 from simulator.backtest.report import make_report
 from simulator.backtest.scores import memory_scores, quantile, spearman, step_score
 
 
-def outcome(name: str, predicted: float, measured: float, **changes: object) -> Outcome:
+def outcome(name: str, predicted: float, measured: float, **changes: object) -> RowOutcome:
     fields: dict[str, object] = {
         "id": name,
         "line": 2,
@@ -27,7 +27,7 @@ def outcome(name: str, predicted: float, measured: float, **changes: object) -> 
         "work": Work(gemm_flop=1, attention_flop=1, stream_bytes=1, communication_bytes=1, ideal_s=1.0),
         **changes,
     }
-    return Outcome(**fields)  # type: ignore[arg-type]
+    return RowOutcome(**fields)  # type: ignore[arg-type]
 
 
 def test_quantiles_interpolate() -> None:
@@ -70,7 +70,7 @@ def test_rows_without_a_measurement_or_not_ok_do_not_count() -> None:
             outcome("again", 5.0, 1.0, duplicate_of="a"),
             outcome("no", 1.0, 1.0, status="refused", kind="tensor parallelism"),
             outcome("unmeasured", 1.0, 1.0, measured_step_s=None),
-            Outcome(id="", line=9, status="bad", reason="line 9: …"),
+            RowOutcome(id="", line=9, status="bad", reason="line 9: …"),
         ],
     )
     (group,) = report.groups
@@ -82,7 +82,7 @@ def test_rows_without_a_measurement_or_not_ok_do_not_count() -> None:
 
 
 def test_memory_is_scored_by_metric_with_its_verdicts() -> None:
-    def held(predicted: int, measured: int | None, metric: str, *, fits: bool, oom: bool = False) -> Outcome:
+    def held(predicted: int, measured: int | None, metric: str, *, fits: bool, oom: bool = False) -> RowOutcome:
         return outcome(
             "m", 1.0, 1.0, mem_metric=metric, predicted_memory_bytes=predicted, measured_memory_bytes=measured,
             fits=fits, measured_oom=oom,
@@ -101,7 +101,7 @@ def test_memory_is_scored_by_metric_with_its_verdicts() -> None:
     assert (oom.n, oom.oom_rows, oom.oom_found, oom.median_abs_error) == (0, 2, 1, None)
 
 
-def drawn(n: int, truth: tuple[float, float, float, float], seed: int = 0) -> list[Outcome]:
+def drawn(n: int, truth: tuple[float, float, float, float], seed: int = 0) -> list[RowOutcome]:
     """Rows whose time is exactly a line in the four terms, and whose ideal time is half of it."""
     draw = random.Random(seed)  # noqa: S311
     rows = []

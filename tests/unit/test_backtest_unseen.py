@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.backtest.resolve import RefusedError, Run, resolve, ways_of
+from simulator.backtest.resolve import RefusedError, Run, resolve, variants_of
 from simulator.errors import InputError
 from simulator.readers.runs_table import RunRow, read_runs
 
@@ -132,7 +132,7 @@ def rows() -> dict[str, RunRow]:
 @cache
 def run_of(name: str) -> Run:
     """In the last way to fill its blanks: sharded, recomputed."""
-    return resolve(ways_of(rows()[name])[-1])
+    return resolve(variants_of(rows()[name])[-1])
 
 
 def test_every_row_is_read_and_expected() -> None:
@@ -152,7 +152,7 @@ def test_a_row_is_the_model_stack_and_machine_that_it_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_expressed_is_refused_by_its_reason(name: str) -> None:
-    ways = ways_of(rows()[name])
+    ways = variants_of(rows()[name])
     with pytest.raises((RefusedError, InputError), match=REFUSED[name]):
         resolve(ways[-1])
 

@@ -112,7 +112,7 @@ def test_bad_input(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_groups_side_by_side_share_what_the_cards_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One rank a node: two cards for eight groups, a fourth of a card each; the table says by what path."""
+    """One rank a node: two NICs for eight groups, a fourth of a NIC each; the table says by what path."""
     file = tmp_path / "box.toml"
     text = cluster_toml(Cluster.load("dgx-a100-80-8"))
     cards = "cards = [{ gpus = [0] }, { gpus = [1] }]\n"

@@ -10,15 +10,24 @@ from statistics import median
 import pytest
 
 from simulator.collective_curves import DEFAULT_FILE
-from simulator.collectives import LinkCurves, bill, choose, interference, link_capacities, renamed, sigma, source
-from simulator.collectives.tuning import Fabric, Group, pick
+from simulator.collectives import (
+    LinkCurves,
+    choose,
+    collective_cost,
+    interference,
+    link_capacities,
+    renamed,
+    sigma,
+    source,
+)
+from simulator.collectives.tuning import Group, NcclFabric, pick
 from simulator.errors import CalibrationError, ClusterError, PlanError
 from simulator.mesh import GroupShape
 from simulator.nccl import Nccl
 from simulator.topology import Cluster
 
 GIB = 2**30
-H100 = Fabric("nvlink", "hopper", 450.0, 0.0)
+H100 = NcclFabric("nvlink", "hopper", 450.0, 0.0)
 
 
 def shape(num_ranks: int, num_nodes: int = 1) -> GroupShape:
@@ -49,9 +58,9 @@ def test_all_reduce_on_h100_picks_what_logs_show(size: int, ranks: int, expected
 def test_slow_cards_make_two_nodes_a_tree() -> None:
     """2 × p4de (4 × 100 Gb/s): 79 GB/s of bus bandwidth were measured, a ring could not pass 50.
 
-    Over more nodes a tree's inner nodes take in 2S, as much as a ring's, and the ring comes nearer to its cards.
+    Over more nodes a tree's inner nodes take in 2S, as much as a ring's, and the ring comes nearer to its NICs.
     """
-    slow = Fabric("nvlink", "ampere", 300.0, 50.0)
+    slow = NcclFabric("nvlink", "ampere", 300.0, 50.0)
     assert pick("all_reduce", GIB, Group(16, 2), slow, Nccl()).algorithm == "tree"
     assert pick("all_reduce", GIB, Group(32, 4), slow, Nccl()).algorithm == "ring"
 
@@ -71,7 +80,7 @@ def test_without_nvlink_there_is_no_ll128() -> None:
 
 def test_an_unknown_kind_is_one_fault_with_the_legal_ones() -> None:
     with pytest.raises(PlanError, match="all_gather") as caught:
-        bill("allgather", GIB, shape(8), Cluster.load("hgx-h100-8"))
+        collective_cost("allgather", GIB, shape(8), Cluster.load("hgx-h100-8"))
     assert len(caught.value.faults) == 1
 
 
@@ -79,7 +88,7 @@ def test_an_unknown_kind_is_one_fault_with_the_legal_ones() -> None:
 def test_nodes_without_a_network_are_a_fault(curves: LinkCurves | None) -> None:
     lonely = Cluster.load("hgx-h100-8").model_copy(update={"inter": None})
     with pytest.raises(ClusterError, match="no network"):
-        bill("all_gather", GIB, shape(16, 2), lonely, curves=curves)
+        collective_cost("all_gather", GIB, shape(16, 2), lonely, curves=curves)
 
 
 def test_a_missing_curve_names_the_recipe(tmp_path: Path) -> None:
@@ -89,7 +98,7 @@ def test_a_missing_curve_names_the_recipe(tmp_path: Path) -> None:
     broken = tmp_path / "links.json"
     broken.write_text(json.dumps(data))
     with pytest.raises(CalibrationError, match=r"p2p/simple.*fit_collectives"):
-        bill("all_to_all", GIB, shape(8), Cluster.load("hgx-h100-8"), curves=LinkCurves.load(broken))
+        collective_cost("all_to_all", GIB, shape(8), Cluster.load("hgx-h100-8"), curves=LinkCurves.load(broken))
 
 
 def test_a_bad_file_lists_every_fault(tmp_path: Path) -> None:
@@ -125,7 +134,7 @@ def test_what_no_sweep_shows_is_less_certain() -> None:
 
 def test_renamed_moves_a_bill_to_links_of_its_own() -> None:
     cluster = Cluster.load("hgx-h100-8", 2)
-    found = bill("all_gather", GIB, shape(16, 2), cluster)
+    found = collective_cost("all_gather", GIB, shape(16, 2), cluster)
     moved = renamed(found, "@7")
     assert set(moved.link_bytes) == set(link_capacities(cluster, suffix="@7"))
     assert moved.latency_s == found.latency_s
@@ -178,7 +187,7 @@ def test_large_messages_are_near_published_sweeps(
     assert median(errors) <= limit
 
 
-def _choices(version: str, group: Group, fabric: Fabric) -> dict[int, str]:
+def _choices(version: str, group: Group, fabric: NcclFabric) -> dict[int, str]:
     """KiB -> algorithm/protocol."""
     nccl = Nccl.of(version)
     found = {2**p: pick("all_reduce", 2 ** (p + 10), group, fabric, nccl) for p in range(6, 16)}
@@ -186,14 +195,14 @@ def _choices(version: str, group: Group, fabric: Fabric) -> dict[int, str]:
 
 
 def test_releases_choose_as_the_jumps_of_published_sweeps_show() -> None:
-    """Polaris, 4 A100 and two cards a node: which sizes are quick and slow there changes from NCCL 2.18 to 2.21.
+    """Polaris, 4 A100 and two NICs a node: which sizes are quick and slow there changes from NCCL 2.18 to 2.21.
 
     On 2 nodes 2.18 leaves rings at 256 KiB (374 to 123 us) for trees, and both releases run rings from 8 MiB; 2.21, which
     thinks a tree's step takes 28 us, keeps LL rings until 2 MiB (1056, then 914 us). On 8 nodes 2.18 runs trees from 256
     KiB to 8 MiB, and 2.21 at 8 MiB alone (2297, 1295, 3941 us at 4, 8, 16 MiB).
     """
-    polaris = Fabric(
-        "nvlink", "ampere", 300.0, 50.0, far_cards=True, num_cards=2, host_gb_per_s=31.0, amd=True
+    polaris = NcclFabric(
+        "nvlink", "ampere", 300.0, 50.0, far_nics=True, num_nics=2, host_gb_per_s=31.0, amd=True
     )  # fmt: skip
     two, eight = Group(8, 2), Group(32, 8)
     old, new = _choices("2.18.3", two, polaris), _choices("2.21.5", two, polaris)
@@ -215,21 +224,21 @@ def test_releases_choose_as_the_jumps_of_published_sweeps_show() -> None:
     [
         ("ampere", 300.0, 0.0, 1, (12, 20.0, 20.0)),  # as NCCL_DEBUG prints them: NVIDIA/nccl issue 1197
         ("hopper", 450.0, 0.0, 1, (12, 30.0, 30.0)),
-        ("ampere", 300.0, 200.0, 2, (8, 30.0, 24.0)),  # a card a channel; more inside while eight fit into 240 GB/s
+        ("ampere", 300.0, 200.0, 2, (8, 30.0, 24.0)),  # a NIC a channel; more inside while eight fit into 240 GB/s
         ("hopper", 450.0, 400.0, 4, (8, 45.0, 45.0)),  # 7 × 48 is less than 8 × 45
     ],
 )
 def test_channels_are_those_that_the_search_finds(
     architecture: str, port: float, nic: float, nodes: int, expected: tuple[int, float, float]
 ) -> None:
-    fabric = Fabric("nvlink", architecture, port, nic, host_gb_per_s=63.0)
+    fabric = NcclFabric("nvlink", architecture, port, nic, host_gb_per_s=63.0)
     found = fabric.channels("tree", Group(8 * nodes, nodes), (2, 30))
     assert (found.count, found.near, found.far) == expected
 
 
 def test_one_rank_a_node_sees_no_more_than_its_own_pcie_link() -> None:
-    """Eight cards of 50 GB/s, one GPU: a PCIe 5 link is 48 in NCCL's table."""
-    fabric = Fabric("nvlink", "hopper", 450.0, 400.0, host_gb_per_s=63.0)
+    """Eight NICs of 50 GB/s, one GPU: a PCIe 5 link is 48 in NCCL's table."""
+    fabric = NcclFabric("nvlink", "hopper", 450.0, 400.0, host_gb_per_s=63.0)
     assert fabric.channels("ring", Group(4, 4), (2, 30)).bus(4) == pytest.approx(48.0)
 
 
@@ -275,7 +284,7 @@ def test_messages_that_wait_bound_a_ring_over_slingshot() -> None:
 
 
 def test_pairs_among_many_nodes_crowd() -> None:
-    """Polaris, all-to-alls of 1 GiB: 21.5 GB/s of a node's cards between two, 16 to 18 among eight."""
+    """Polaris, all-to-alls of 1 GiB: 21.5 GB/s of a node's NICs between two, 16 to 18 among eight."""
     cluster = _slingshot()
 
     def rate(nodes: int) -> float:

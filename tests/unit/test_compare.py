@@ -69,7 +69,7 @@ def test_where_there_is_nothing_but_compute_nothing_is_gained() -> None:
 
 
 def test_limits_are_found_where_nodes_differ() -> None:
-    """A card at a twentieth: without links nothing is left of what it costs."""
+    """A NIC at a twentieth: without links nothing is left of what it costs."""
     slow = CLUSTER.model_validate(
         CLUSTER.model_dump() | {"exceptions": [{"nodes": "1", "nic_bytes_per_s": 2.5e9}], "device": CLUSTER.device}
     )

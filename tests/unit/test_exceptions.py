@@ -13,7 +13,7 @@ from simulator.model import Model
 from simulator.plan import Offload, Plan
 from simulator.predict import predict
 from simulator.topology import Cluster
-from simulator.topology.exceptions import Kinds, numbers_of
+from simulator.topology.exceptions import GpuKinds, numbers_of
 from simulator.writers.cluster_toml import cluster_toml
 
 HGX = Cluster.load("hgx-h100-8", 4)
@@ -32,7 +32,7 @@ def test_spans() -> None:
 
 def test_kinds_add_up() -> None:
     """Two exceptions of one node say different things; equal GPUs are one kind, whoever says so."""
-    kinds = Kinds.of(
+    kinds = GpuKinds.of(
         uneven(
             {"nodes": "1", "speed": 0.9},
             {"nodes": "1-2", "nic_bytes_per_s": "200Gb/s"},
@@ -59,7 +59,7 @@ def test_kinds_add_up() -> None:
 
 def test_another_device_brings_the_links_of_its_usual_machine() -> None:
     """An A100 has NVLink 3 wherever it sits, an H200 those of an H100, and what is stated stands."""
-    a100, stated, h200 = Kinds.of(
+    a100, stated, h200 = GpuKinds.of(
         uneven(
             {"nodes": "0", "device": "a100-sxm4-80gb"},
             {"nodes": "1", "device": "A100 80GB", "intra_bytes_per_s": "150GB/s"},
@@ -72,7 +72,7 @@ def test_another_device_brings_the_links_of_its_usual_machine() -> None:
 
 
 def test_a_group_runs_as_its_slowest_in_everything() -> None:
-    kinds = Kinds.of(uneven({"nodes": "0", "device": "a100-sxm4-80gb"}, {"nodes": "1", "num_nics": 2}))
+    kinds = GpuKinds.of(uneven({"nodes": "0", "device": "a100-sxm4-80gb"}, {"nodes": "1", "num_nics": 2}))
     found = kinds.slowest(HGX, {0, 1, 2}, own=2)
     assert (found.intra.kind, found.device.name, found.device.architecture) == ("nvlink3", "h100-sxm5-80gb", "ampere")
     assert found.inter is not None

@@ -145,7 +145,7 @@ def test_spot_hosts_that_are_announced_lose_no_work(study: str, capsys: pytest.C
 
 
 def test_cards_fail_apart_from_hosts(study: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the 4 hosts' 32 cards, one every 320 h each: one every 10 h; half as many with 4 cards a host."""
+    """Of the 4 hosts' 32 NICs, one every 320 h each: one every 10 h; half as many with 4 NICs a host."""
     causes = '{preset = "none", causes = [{name = "NIC", per = "nic", mtbf_s = "320h"}]}'
     text = Path(study).read_text(encoding="utf-8")
     Path(study).write_text(text + f"failures = {causes}\n", encoding="utf-8")

@@ -10,12 +10,12 @@ import pytest
 from simulator.cli import ExitCode, main
 from simulator.collectives.ports import port_of
 from simulator.errors import ClusterError
-from simulator.host import Host, findings, nearest_cards
+from simulator.host import Host, findings, nearest_nics
 from simulator.mesh import GroupShape
 from simulator.readers.host_cluster import cluster_of
 from simulator.readers.nccl_xml import read_xml
 from simulator.readers.topology_source import host_of, read_source
-from simulator.topology import CardPlace, Cluster, Pcie
+from simulator.topology import Cluster, NicPlace, Pcie
 from simulator.writers.cluster_toml import cluster_toml
 
 FILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "topologies"
@@ -176,7 +176,7 @@ XML = """<system version="1">
 
 
 def test_pcie_links_of_an_xml_are_the_files() -> None:
-    """A GPU at eight lanes of generation 4, uplinks of eight, a 200 Gb/s card in eight lanes of generation 3."""
+    """A GPU at eight lanes of generation 4, uplinks of eight, a 200 Gb/s NIC in eight lanes of generation 3."""
     found = read_xml(XML.encode(), "box.xml")
     cluster = cluster_of(found, "l40s")
     assert (cluster.intra.kind, cluster.intra.bytes_per_s) == ("pcie4", 31 * GB / 2)
@@ -184,7 +184,7 @@ def test_pcie_links_of_an_xml_are_the_files() -> None:
     assert cluster.inter is not None
     assert cluster.pcie.switch_bytes_per_s == 31 * GB / 2
     assert cluster.inter.nic_bytes_per_s == 15.75 * GB / 2
-    assert cluster.inter.cards == (CardPlace(gpus=(0, 1)),)
+    assert cluster.inter.cards == (NicPlace(gpus=(0, 1)),)
     assert [finding.kind for finding in findings(found)] == ["narrow_link"]
     assert Cluster.parse(tomllib.loads(cluster_toml(cluster)), "x", ClusterError, from_file=True) == cluster
 
@@ -213,9 +213,9 @@ def test_cards_of_a_grace_are_near_by_c2c() -> None:
     """GPUDirect RDMA reaches them over the link to the CPU, and `topo` says so."""
     tray = Cluster.load("gb200-nvl72")
     assert tray.inter is not None
-    inter = tray.inter.model_copy(update={"cards": (CardPlace(socket=0),) * 2 + (CardPlace(socket=1),) * 2})
+    inter = tray.inter.model_copy(update={"cards": (NicPlace(socket=0),) * 2 + (NicPlace(socket=1),) * 2})
     box = tray.model_copy(update={"inter": inter, "pcie": Pcie(sockets=((0, 1), (2, 3)))})
-    assert [(one.word, one.gpudirect) for one in nearest_cards(host_of(box))] == [("P2C", True)] * 4
+    assert [(one.word, one.gpudirect) for one in nearest_nics(host_of(box))] == [("P2C", True)] * 4
 
 
 def test_a_cluster_file_says_how_large_its_domain_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from simulator.inference.blocks import forward_blocks, forward_ops
 from simulator.inference.engine import Engine
 from simulator.inference.report import spread
 from simulator.inference.scheduler import Limits
-from simulator.inference.shares import stage_shares
+from simulator.inference.shards import stage_shards
 from simulator.kernels import Attention, Gemm, Kernel
 from simulator.model import Model
 from simulator.stack import Stack
@@ -306,7 +306,7 @@ def test_sizes_of_a_forward_are_straight_lines_over_its_tokens(name: str, stack:
     """All but experts' products, which are not among those compared."""
     model = Model.load(name)
     plan = InferencePlan(tp=1 if name in ("falcon-7b", "gpt2-xl") else 2, stack=stack)
-    share, software = stage_shares(model, plan)[0], Stack.load(stack)
+    share, software = stage_shards(model, plan)[0], Stack.load(stack)
 
     def other(kernel: Kernel) -> bool:
         return not isinstance(kernel, Attention) and not (isinstance(kernel, Gemm) and kernel.grouped)

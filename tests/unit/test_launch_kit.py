@@ -19,7 +19,7 @@ from simulator.model import Model
 from simulator.plan import Plan
 from simulator.stack import Stack
 from simulator.topology import Cluster
-from simulator.writers.launch_kit import Kit, Seat, launch_kit, make_kit
+from simulator.writers.launch_kit import GpuSlot, Kit, launch_kit, make_kit
 
 PLANS = Path(__file__).resolve().parents[1] / "data" / "plans"
 PLAN = Plan(tp=4, dp_shard=4, zero=3, sequence_parallel=True, seq_len=1024)
@@ -100,13 +100,13 @@ def test_a_host_finds_its_place_in_the_hostfile(tmp_path: Path) -> None:
 
 
 def test_orders_of_gpus_by_node(tmp_path: Path) -> None:
-    seats = [Seat(node, gpu) for node, order in ((0, range(8)), (1, (1, 0, 3, 2, 5, 4, 7, 6))) for gpu in order]
+    seats = [GpuSlot(node, gpu) for node, order in ((0, range(8)), (1, (1, 0, 3, 2, 5, 4, 7, 6))) for gpu in order]
     (line,) = played(tmp_path, files(make_kit(job(), cluster(), seats=seats)), NODE_RANK="1", MASTER_ADDR="h")
     assert line.startswith("torchrun  1,0,3,2,5,4,7,6 ")
 
 
 def test_ranks_in_no_blocks_start_one_by_one(tmp_path: Path) -> None:
-    seats = [Seat(rank % 2, rank // 2) for rank in range(16)]  # every other rank on the other node
+    seats = [GpuSlot(rank % 2, rank // 2) for rank in range(16)]  # every other rank on the other node
     kit = make_kit(job(), cluster(), seats=seats)
     assert not kit.in_blocks
     lines = played(tmp_path, files(kit), NODE_RANK="1", MASTER_ADDR="h")
@@ -133,12 +133,12 @@ def test_the_job_s_files_are_whole() -> None:
         (("a",), None, "1 host for 2 nodes"),
         (("a", "a"), None, "a stands twice"),
         (("a", "b;rm"), None, "is no host's name"),
-        ((), [Seat(0, 0)] * 16, "two ranks have the same GPU"),
-        ((), [Seat(0, 8), *(Seat(1, 0) for _ in range(15))], "node 0 has no GPU 8"),
-        ((), [Seat(0, 0)], "1 GPU for 16 ranks"),
+        ((), [GpuSlot(0, 0)] * 16, "two ranks have the same GPU"),
+        ((), [GpuSlot(0, 8), *(GpuSlot(1, 0) for _ in range(15))], "node 0 has no GPU 8"),
+        ((), [GpuSlot(0, 0)], "1 GPU for 16 ranks"),
     ],
 )
-def test_faults(hosts: tuple[str, ...], seats: list[Seat] | None, words: str) -> None:
+def test_faults(hosts: tuple[str, ...], seats: list[GpuSlot] | None, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         make_kit(job(), cluster(), hosts=hosts, seats=seats)
 

@@ -10,7 +10,7 @@ from simulator import Model
 from simulator.cli import ExitCode, main
 from simulator.plan import Offload, Plan
 from simulator.predict.link_loads import Loads, idle_links, link_loads
-from simulator.topology import CardPlace, Cluster, Pcie
+from simulator.topology import Cluster, NicPlace, Pcie
 
 MODEL = Model.load("llama3.2-1b")
 
@@ -24,7 +24,7 @@ def step_bytes(found: Loads) -> dict[str, float]:
 
 
 def test_ddp_on_one_node_puts_two_passes_of_the_gradients_on_every_port() -> None:
-    """A ring all-reduce of G bytes: 2·7/8·G on each port (fp32 gradients), nothing on cards."""
+    """A ring all-reduce of G bytes: 2·7/8·G on each port (fp32 gradients), nothing on NICs."""
     found = step_bytes(loads(Cluster.load("dgx-a100-80-8"), dp_replicate=8, zero=0))
     gradients = 4 * MODEL.num_parameters
     for gpu in range(8):
@@ -95,7 +95,7 @@ def test_tensor_parallel_traffic_is_on_the_ports() -> None:
 
 
 def test_pipeline_messages_cross_between_stages() -> None:
-    """Two stages on two nodes: node 0 sends its activations by the cards, micro-batch by micro-batch, from every GPU."""
+    """Two stages on two nodes: node 0 sends its activations by the NICs, micro-batch by micro-batch, from every GPU."""
     plan = {"pp": 2, "tp": 8, "dp_replicate": 1, "zero": 1, "num_micro_batches": 4, "seq_len": 512}
     found = step_bytes(loads(Cluster.load("hgx-h100-8", num_nodes=2), **plan))
     activations = 4 * 2 * 512 * MODEL.d_model
@@ -107,10 +107,10 @@ def test_pipeline_messages_cross_between_stages() -> None:
 
 
 def test_stated_cards_carry_what_reaches_them() -> None:
-    """Four cards beside GPUs 0 to 3: replicas of GPUs 4 to 7 pass the sockets and the memory."""
+    """Four NICs beside GPUs 0 to 3: replicas of GPUs 4 to 7 pass the sockets and the memory."""
     box = Cluster.load("dgx-a100-80-8", num_nodes=2)
     assert box.inter is not None
-    inter = box.inter.model_copy(update={"num_nics": 4, "cards": tuple(CardPlace(gpus=(gpu,)) for gpu in range(4))})
+    inter = box.inter.model_copy(update={"num_nics": 4, "cards": tuple(NicPlace(gpus=(gpu,)) for gpu in range(4))})
     tree = Pcie(sockets=((0, 1, 2, 3), (4, 5, 6, 7)))
     found = step_bytes(loads(box.model_copy(update={"inter": inter, "pcie": tree}), dp_replicate=2, dp_shard=8, zero=3))
     assert found["nic0 in"] == pytest.approx(found["nic3 out"])

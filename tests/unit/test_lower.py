@@ -76,11 +76,11 @@ def test_a_group_of_one_node_gathers_again_without_the_network() -> None:
 
     def backward(program: Program) -> set[str]:
         gathers = [op for op in program.ops if isinstance(op, Collective) and op.label.endswith("backward")]
-        return {link for op in gathers if op.kind == "all_gather" for link in op.bill.link_bytes}
+        return {link for op in gathers if op.kind == "all_gather" for link in op.cost.link_bytes}
 
     assert backward(across) - backward(inside)
     forward = next(op for op in inside.ops if isinstance(op, Collective) and op.label == "all-gather layer0 mb0")
-    assert set(forward.bill.link_bytes) == backward(across)
+    assert set(forward.cost.link_bytes) == backward(across)
 
 
 @pytest.mark.parametrize(("number", "same"), [(1, False), (16, True)])

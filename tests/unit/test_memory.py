@@ -17,18 +17,18 @@ from simulator.backtest.resolve import resolve
 from simulator.device import Device, PeakFlop
 from simulator.memory import (
     MemoryUse,
-    live_course,
     moment_of,
     outside_torch_bytes,
     simulate_memory,
     step_events,
+    step_live_bytes,
     write_history,
 )
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.ops import ModelBlocks, build_blocks
 from simulator.plan import Plan
 from simulator.readers.runs_table import RunRow, read_runs
-from simulator.share import share_of
 from simulator.stack import AttentionBackend, Stack
 from simulator.zero import gradient_tensors, resident_bytes, resident_tensors, units
 
@@ -142,7 +142,7 @@ def test_peaks_equal_the_tracker_up_to_scalars(row: Row | None) -> None:
         pytest.skip("../shared/data/memory.csv is absent")
     model, plan = tracked_model(row), tracked_plan(row)
     history = write_history(model, plan, eager(), tracked_blocks(row, model, plan), (), steps=1)
-    course = live_course(history, 1 if row["device"] == "cpu" else 512)
+    course = step_live_bytes(history, 1 if row["device"] == "cpu" else 512)
     peaks: dict[str, int] = {}
     for live, index in course.most:
         phase = moment_of(history, index)[0]
@@ -273,7 +273,7 @@ def test_deepspeeds_pipelines_add_bf16_gradients_up_in_fp32() -> None:
     stack = Stack.load("megatron-deepspeed-2022")
     bf16 = Plan(pp=2, dp_shard=2, zero=1, data_parallel="deepspeed", num_micro_batches=4, seq_len=64)
     plans = [bf16, bf16.model_copy(update={"precision": "fp16"})]
-    share = share_of(SMALL, plans[0], 0)
+    share = shard_of(SMALL, plans[0], 0)
     held = [resident_tensors(share, plan) for plan in plans]
     assert sum(held[0]["gradients"]) == pytest.approx(4 * share.num_parameters, rel=0.001)
     assert held[1]["gradients"] == []

@@ -12,7 +12,7 @@ import pytest
 from simulator.cli import ExitCode, main
 from simulator.errors import InputError
 from simulator.memory import History, device_history
-from simulator.memory.course import course
+from simulator.memory.live_bytes import live_bytes
 from simulator.model import Model
 from simulator.plan import Plan
 from simulator.predict import Prediction, predict
@@ -40,7 +40,7 @@ def history() -> History:
 def test_categories_sum_to_what_is_allocated_and_the_peak_is_kept(
     prediction: Prediction, history: History, points: int
 ) -> None:
-    shown = course(history, points)
+    shown = live_bytes(history, points)
     samples = prediction.memory_trace.samples
     assert shown.num_moments == len(samples)
     assert len(shown.at) <= points
@@ -50,14 +50,14 @@ def test_categories_sum_to_what_is_allocated_and_the_peak_is_kept(
 
 
 def test_owners_at_the_peak_are_those_of_the_prediction(prediction: Prediction, history: History) -> None:
-    shown = course(history, 100_000)
+    shown = live_bytes(history, 100_000)
     at = shown.at.index(prediction.memory_trace.peak_index)
     owners = {name: sizes[at] for name, sizes in shown.by_category.items() if sizes[at]}
     assert owners == prediction.memory.by_category
 
 
 def test_phases_follow_each_other(history: History) -> None:
-    phases = [phase for _, phase in course(history, 10).phases]
+    phases = [phase for _, phase in live_bytes(history, 10).phases]
     micro_batches = [(name, number) for number in (0, 1) for name in ("forward", "backward")]
     assert phases == [*micro_batches, ("optimizer", 1)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.backtest.judge import run as judged
+from simulator.backtest.evaluate import run as judged
 from simulator.backtest.memory_rows import resolve_memory
 from simulator.backtest.report import BacktestReport
 from simulator.backtest.resolve import RefusedError

@@ -52,7 +52,7 @@ def brute_shape(mesh: Mesh, axis: str) -> GroupShape:
 
 
 def test_hsdp_8_by_8_on_8_nodes() -> None:
-    """Shards fill a node each; a replica group takes one GPU of each node, and eight of them share a node's cards."""
+    """Shards fill a node each; a replica group takes one GPU of each node, and eight of them share a node's NICs."""
     mesh = mesh_of(HGX.with_nodes(8), dp_replicate=8, dp_shard=8)
     assert mesh.group_shape("dp_shard") == GroupShape(
         num_ranks=8, num_nodes=1, ranks_per_node=8, num_groups_per_node=1, spans_domain=False

@@ -50,7 +50,7 @@ PUBLISHED = {
     "gemma2-2b": 2_614_341_888,
     "gemma2-9b": 9_241_705_984,
     "gemma2-27b": 27_227_128_320,
-    # EleutherAI's model cards, "n_parameters" / "Total Params"
+    # EleutherAI's model NICs, "n_parameters" / "Total Params"
     "gpt-neox-20b": 20_554_567_680,
     "pythia-160m": 162_322_944,
     "pythia-410m": 405_334_016,
@@ -167,7 +167,7 @@ PRINTED = {
     "mixtral-8x22b": ("141", "39"),  # mistral.ai/news/mixtral-8x22b
     "deepseek-v2": ("236", "21"),  # arXiv 2405.04434
     "qwen3-30b-a3b": ("30.5", "3.35"),  # model card: 30.5B, 3.3B (cut off)
-    "qwen3-235b-a22b": ("235", "22"),  # model card
+    "qwen3-235b-a22b": ("235", "22"),  # model NIC
 }
 
 

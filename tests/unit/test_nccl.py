@@ -8,12 +8,12 @@ import pytest
 
 from simulator.collectives import choose, interference, sigma
 from simulator.collectives.constants import constants_of
-from simulator.collectives.tuning import Fabric, Group, Pick, pick
+from simulator.collectives.tuning import Group, NcclFabric, Pick, pick
 from simulator.errors import InputError, PlanError, StackError
 from simulator.mesh import GroupShape
 from simulator.nccl import Nccl, assignments, efa, read_environment
 from simulator.nccl.tuner import read_tuner
-from simulator.nccl.variables import HARMLESS, HEARD, UNMODELLED
+from simulator.nccl.variables import HARMLESS, MODELLED, UNMODELLED
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
@@ -78,8 +78,8 @@ def test_minimum_above_maximum_and_two_names_of_one_setting() -> None:
 
 
 def test_groups_of_variables_do_not_meet_and_are_kept_apart() -> None:
-    assert not HEARD & UNMODELLED
-    assert not HEARD & HARMLESS
+    assert not MODELLED & UNMODELLED
+    assert not MODELLED & HARMLESS
     assert not UNMODELLED & HARMLESS
     found = read_environment({"NCCL_DEBUG": "INFO", "NCCL_IB_QPS_PER_CONNECTION": "4", "NCCL_PROTO": "^LL"}, "")
     assert (found.harmless, found.unmodelled) == (("NCCL_DEBUG",), ("NCCL_IB_QPS_PER_CONNECTION",))
@@ -189,7 +189,7 @@ def test_constants_change_with_the_release() -> None:
 
 
 def test_far_cards_have_no_ll128_between_nodes() -> None:
-    near, far = Fabric("nvlink", "ampere", 300.0, 50.0), Fabric("nvlink", "ampere", 300.0, 50.0, far_cards=True)
+    near, far = NcclFabric("nvlink", "ampere", 300.0, 50.0), NcclFabric("nvlink", "ampere", 300.0, 50.0, far_nics=True)
     protocols = [
         {pick("all_gather", 2**p, Group(16, 2), f, Nccl()).protocol for p in range(10, 31)} for f in (near, far)
     ]
@@ -261,7 +261,7 @@ def test_a_table_without_rules_or_no_file(tmp_path: Path, text: str | None) -> N
 
 def test_awss_plugin_has_a_tuner_of_its_own() -> None:
     """aws-ofi-nccl's regions: on two p5 a tree with LL128 up to 30 MiB, then NVLS trees."""
-    fabric = Fabric("nvlink", "hopper", 450.0, 400.0, efa="p5")
+    fabric = NcclFabric("nvlink", "hopper", 450.0, 400.0, efa="p5")
     assert pick("all_reduce", 30 * MIB, Group(16, 2), fabric, Nccl()) == Pick("tree", "ll128")
     assert pick("all_reduce", 30 * MIB + 1, Group(16, 2), fabric, Nccl()) == Pick("nvlstree", "simple")
     assert efa.asked("p5", "all_reduce", GIB, 12, 2) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ClusterError
-from simulator.host import Host, cuts, findings, islands, nearest_cards, pcie_groups
+from simulator.host import Host, cuts, findings, islands, nearest_nics, pcie_groups
 from simulator.readers.nccl_xml import read_xml
 
 FILES = Path(__file__).resolve().parents[3] / "shared/data/topologies"
@@ -25,7 +25,7 @@ def numa_sizes(host: Host) -> list[int]:
     return sorted(Counter(gpu.numa for gpu in host.gpus).values())
 
 
-# GPUs, cards, GPUs by NUMA node, XGMI entries (each link is told by both ends), as INDEX.md says
+# GPUs, NICs, GPUs by NUMA node, XGMI entries (each link is told by both ends), as INDEX.md says
 INDEX = {
     "aws_g5.48xl-topo": (8, 1, [4, 4], 0),
     "aws_p4d-24xl-topo": (8, 4, [4, 4], 0),
@@ -49,7 +49,7 @@ INDEX = {
 def test_counts_are_those_of_the_index(name: str) -> None:
     host = read(name)
     links = sum(path.count for _, _, path in host.gpu_pairs() if path is not None and path.is_direct)
-    assert (len(host.gpus), len(host.cards), numa_sizes(host), 2 * links) == INDEX[name]
+    assert (len(host.gpus), len(host.nics), numa_sizes(host), 2 * links) == INDEX[name]
 
 
 def test_the_index_is_covered() -> None:
@@ -73,25 +73,25 @@ def test_g5_has_bus_ids_only() -> None:
 
 @pytest.mark.parametrize("name", ["aws_p4d-24xl-topo", "aws_p4de-24xl-topo"])
 def test_p4d_has_two_gpus_and_a_card_behind_each_switch(name: str) -> None:
-    near = nearest_cards(read(name))
-    assert [(one.word, one.cards) for one in near] == [("PIX", (f"NIC{gpu // 2}",)) for gpu in range(8)]
+    near = nearest_nics(read(name))
+    assert [(one.word, one.nics) for one in near] == [("PIX", (f"NIC{gpu // 2}",)) for gpu in range(8)]
 
 
 @pytest.mark.parametrize("name", ["azure_ndv4-topo", "oci_topo-flattened", "oci_topo-flattened-b4"])
 def test_two_gpus_and_two_cards_behind_each_switch(name: str) -> None:
-    near = nearest_cards(read(name))
-    assert [one.cards for one in near] == [tuple(f"NIC{n}" for n in (g // 2 * 2, g // 2 * 2 + 1)) for g in range(8)]
+    near = nearest_nics(read(name))
+    assert [one.nics for one in near] == [tuple(f"NIC{n}" for n in (g // 2 * 2, g // 2 * 2 + 1)) for g in range(8)]
 
 
 def test_ndv5_has_a_card_for_each_gpu() -> None:
     host = read("azure_ndv5-topo")
-    assert [(one.word, one.cards) for one in nearest_cards(host)] == [("PIX", (f"NIC{g}",)) for g in range(8)]
+    assert [(one.word, one.nics) for one in nearest_nics(host)] == [("PIX", (f"NIC{g}",)) for g in range(8)]
 
 
 def test_ndv2_card_is_on_the_first_socket() -> None:
     host = read("azure_ndv2-topo")
-    assert host.cards[0].numa == "0"
-    assert [one.word for one in nearest_cards(host)] == ["PHB"] * 4 + ["SYS"] * 4
+    assert host.nics[0].numa == "0"
+    assert [one.word for one in nearest_nics(host)] == ["PHB"] * 4 + ["SYS"] * 4
     assert "cards_on_one_socket" in {f.kind for f in findings(host)}
 
 
@@ -114,8 +114,8 @@ def test_rome_has_two_rings_of_four() -> None:
 
 def test_mi300x_cards_and_order() -> None:
     host = read("rccl_topo_8p_940")
-    assert [one.cards for one in nearest_cards(host)] == [(f"mlx5_{gpu}",) for gpu in range(8)]
-    assert {card.bytes_per_s for card in host.cards} == {400e9 / 8}
+    assert [one.nics for one in nearest_nics(host)] == [(f"mlx5_{gpu}",) for gpu in range(8)]
+    assert {card.bytes_per_s for card in host.nics} == {400e9 / 8}
     assert host.gpus[0].model == "gfx942"
 
 

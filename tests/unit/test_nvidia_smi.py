@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from simulator.errors import ClusterError
-from simulator.host import Host, cuts, findings, idle_cards, islands, nearest_cards, pcie_groups, rated
+from simulator.host import Host, cuts, findings, idle_nics, islands, nearest_nics, pcie_groups, rated
 from simulator.readers.nvidia_smi import read_matrix
 
 FILES = Path(__file__).resolve().parents[3] / "shared/data/topologies"
@@ -26,7 +26,7 @@ def shapes(host: Host) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def nearest(host: Host) -> dict[int, tuple[str, ...]]:
-    return {one.gpu: one.cards for one in nearest_cards(host)}
+    return {one.gpu: one.nics for one in nearest_nics(host)}
 
 
 def kinds(host: Host) -> set[str]:
@@ -92,8 +92,8 @@ def test_a_bridge_with_three_links_is_missing_one() -> None:
 
 
 def test_a6000_pair_and_the_third_gpu_near_the_cards() -> None:
-    one = nearest_cards(read("3xA6000_one_nvlink_pair"))[2]
-    assert (one.word, one.cards) == ("PHB", ("NIC0", "NIC1"))
+    one = nearest_nics(read("3xA6000_one_nvlink_pair"))[2]
+    assert (one.word, one.nics) == ("PHB", ("NIC0", "NIC1"))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_gpus_on_numa_nodes() -> None:
 
 def test_cards_on_one_socket_are_reached_by_pxn() -> None:
     host = read("8xA100_nics_one_socket")
-    near = nearest_cards(host)
+    near = nearest_nics(host)
     assert [one.word for one in near] == ["PXB"] * 4 + ["PXN"] * 4
     assert {one.via for one in near[4:]} <= set(FOUR)
     assert "cards_on_one_socket" in kinds(host)
@@ -158,7 +158,7 @@ def test_dgx1_cube_mesh_and_cards_by_name() -> None:
 
 def test_v100_with_one_card() -> None:
     host = read("8xV100-SXM2-32GB_1nic")
-    assert [one.word for one in nearest_cards(host)] == ["NODE"] * 4 + ["SYS"] * 4
+    assert [one.word for one in nearest_nics(host)] == ["NODE"] * 4 + ["SYS"] * 4
     assert "cards_on_one_socket" in kinds(host)
 
 
@@ -166,20 +166,20 @@ def test_dgx_a100_compute_and_storage_cards() -> None:
     host = read("dgx_a100_8xA100_12nic")
     pairs = ((0, 1), (2, 3), (6, 7), (8, 9))
     assert nearest(host) == {gpu: tuple(f"mlx5_{n}" for n in pairs[gpu // 2]) for gpu in EIGHT}
-    assert idle_cards(host) == ("mlx5_4", "mlx5_5", "mlx5_10", "mlx5_11")
+    assert idle_nics(host) == ("mlx5_4", "mlx5_5", "mlx5_10", "mlx5_11")
 
 
 def test_dgx_h100_nearest_cards_and_missing_rows() -> None:
     host = read("dgx_h100_8xH100_12nic_gpu_rows")
     assert nearest(host) == {gpu: (f"NIC{nic}",) for gpu, nic in enumerate((0, 3, 4, 5, 6, 9, 10, 11))}
-    assert idle_cards(host) == ("NIC1", "NIC2", "NIC7", "NIC8")
+    assert idle_nics(host) == ("NIC1", "NIC2", "NIC7", "NIC8")
     assert all(f"NIC{nic}" in host.missing[0] for nic in range(6, 12))
 
 
 def test_hgx_h100_nearest_cards_and_missing_rows() -> None:
     host = read("hgx_h100_8xH100_10nic_gpu_rows")
     assert nearest(host) == {gpu: (f"NIC{nic}",) for gpu, nic in enumerate((0, 1, 2, 5, 6, 7, 8, 9))}
-    assert {one.word for one in nearest_cards(host)} == {"PIX"}
+    assert {one.word for one in nearest_nics(host)} == {"PIX"}
     assert "NIC9" in host.missing[0]
 
 
@@ -209,7 +209,7 @@ def test_escape_codes_blanks_for_tabs_a_prompt_and_the_legends() -> None:
     )
     host = read_matrix(text, "paste")
     assert [(gpu.numa, gpu.cpus) for gpu in host.gpus] == [("0", "0-55,112-167")] * 2
-    assert host.cards[0].alias == "mlx5_7"
+    assert host.nics[0].alias == "mlx5_7"
     assert nearest(host) == {0: ("NIC0",), 1: ("NIC0",)}
     assert not host.missing
 

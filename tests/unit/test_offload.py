@@ -16,7 +16,7 @@ from simulator.memory import activation_bytes, simulate_memory, write_history
 from simulator.memory.tape import FREE
 from simulator.mesh import Mesh
 from simulator.model import Model
-from simulator.offload import held
+from simulator.offload import tier_usage
 from simulator.ops import build_blocks
 from simulator.plan import Offload, Plan
 from simulator.predict.tiers import with_lower_tiers
@@ -180,8 +180,8 @@ def test_states_on_nvme_are_read_and_written_beside_the_update() -> None:
 def test_both_directions_together_share_the_link() -> None:
     tier = node(1).host_tier
     assert tier is not None
-    bills = lowered(plan(dp_shard=1, offload=offloading(**STATES))).program(1)
-    assert bills.links["host:both"] == tier.both_bytes_per_s < tier.h2d_bytes_per_s + tier.d2h_bytes_per_s
+    costs = lowered(plan(dp_shard=1, offload=offloading(**STATES))).program(1)
+    assert costs.links["host:both"] == tier.both_bytes_per_s < tier.h2d_bytes_per_s + tier.d2h_bytes_per_s
 
 
 def test_micro_batches_add_their_gradients_where_the_implementation_does() -> None:
@@ -204,7 +204,7 @@ def test_a_delayed_update_runs_beside_the_step_and_sends_after_it() -> None:
     assert span_of(delayed, "send parameters 0")[0] >= span_of(delayed, "backward embedding mb0")[1]
     assert delayed.step_s < usual.step_s
     once, twice = (
-        held(MODEL, plan(**given, offload=offloading(optimizer="host", delayed=d))).host["gradients"]
+        tier_usage(MODEL, plan(**given, offload=offloading(optimizer="host", delayed=d))).host["gradients"]
         for d in (False, True)
     )
     assert twice == 2 * once

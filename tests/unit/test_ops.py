@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from simulator.kernels import Gemm, Kernel, Stream
 from simulator.model import Model
+from simulator.model_shard import shard_of
 from simulator.ops import (
     Block,
     ModelBlocks,
@@ -24,7 +25,6 @@ from simulator.ops import (
     recompute_ops,
 )
 from simulator.plan import Plan
-from simulator.share import share_of
 from simulator.stack import AttentionBackend, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -422,7 +422,7 @@ def test_megatron_copies_queries_out_of_their_groups(tp: int, copied: int) -> No
     """Joint columns go by group; the queries of several groups of a rank are no view, those of one group are."""
     model = Model.load("llama3-70b")
     plan = Plan(seq_len=4096, tp=tp, sequence_parallel=tp > 1, zero=1, data_parallel="megatron", dp_shard=8 // tp)
-    layer = build_blocks(share_of(model, plan), Stack.load("megatron-core-2025"), plan).layer
+    layer = build_blocks(shard_of(model, plan), Stack.load("megatron-core-2025"), plan).layer
     (split,) = (op for op in layer.ops if op.name == "split")
     assert sum(k.numel for k in split.forward if isinstance(k, Stream)) == 4096 * copied
 

@@ -17,15 +17,15 @@ from simulator.calibration import Calibration
 from simulator.cli import ExitCode, main
 from simulator.cli.launch_kit import check_folder
 from simulator.collective_curves import LinkCurves, default_curves
-from simulator.collectives import bill
+from simulator.collectives import collective_cost
 from simulator.errors import ClusterError, InputError
 from simulator.lower import lower
 from simulator.mesh import Mesh
 from simulator.model import Model
 from simulator.place import decide, place, place_node
-from simulator.place.cost import Roads
+from simulator.place.cost import PlacementPricer
 from simulator.place.local import Problem, greedy, two_opt
-from simulator.place.symmetry import distinct, free_lines, twin_classes
+from simulator.place.symmetry import distinct, equal_gpus, free_lines
 from simulator.place.text import _of_own as lines_of_own
 from simulator.place.traffic import step_calls
 from simulator.place.trial import Choice, Trials
@@ -59,10 +59,10 @@ def sixteen() -> Cluster:
     )
 
 
-def roads(plan: Plan, cluster: Cluster) -> Roads:
+def pricer(plan: Plan, cluster: Cluster) -> PlacementPricer:
     calibration = Calibration.for_device(cluster.device)
     curves = calibration.links or default_curves()
-    return Roads.of(lower(SMALL, plan, cluster, Stack.load(plan.stack), calibration, curves))
+    return PlacementPricer.of(lower(SMALL, plan, cluster, Stack.load(plan.stack), calibration, curves))
 
 
 IN_FOUR = {"pp": 4, "num_micro_batches": 4}
@@ -82,7 +82,7 @@ def test_a_node_is_placed_as_cheaply_as_by_brute_force(cluster: Cluster, degrees
     rest = cluster.num_devices // (degrees.get("tp", 1) * degrees.get("pp", 1))
     precision = "fp16" if cluster is DGX1 else "bf16"
     plan = Plan.model_validate({**degrees, "dp_replicate": rest, "zero": 0, "seq_len": 512, "precision": precision})
-    priced = roads(plan, cluster)
+    priced = pricer(plan, cluster)
     found = place_node(priced)
     assert found.exact
     assert priced.price_s(found.orders[0]) == pytest.approx(found.price_s[0])
@@ -93,22 +93,22 @@ def test_a_node_is_placed_as_cheaply_as_by_brute_force(cluster: Cluster, degrees
 
 
 @cache
-def prices_left() -> tuple[Roads, set[tuple[str, ...]]]:
-    priced = roads(Plan(tp=2, pp=2, dp_replicate=2, zero=0, num_micro_batches=4, seq_len=512), FOUR_PAIRS)
-    left = distinct(twin_classes(FOUR_PAIRS), free_lines(priced))
-    return priced, {tuple(f"{price:.9g}" for price in priced.judged(one).prices_s) for one in left}
+def prices_left() -> tuple[PlacementPricer, set[tuple[str, ...]]]:
+    priced = pricer(Plan(tp=2, pp=2, dp_replicate=2, zero=0, num_micro_batches=4, seq_len=512), FOUR_PAIRS)
+    left = distinct(equal_gpus(FOUR_PAIRS), free_lines(priced))
+    return priced, {tuple(f"{price:.9g}" for price in priced.evaluated(one).prices_s) for one in left}
 
 
 @settings(max_examples=30, deadline=None)
 @given(order=st.permutations(range(8)))
 def test_symmetry_leaves_one_of_every_price(order: list[int]) -> None:
     priced, left = prices_left()
-    assert tuple(f"{price:.9g}" for price in priced.judged(order).prices_s) in left
+    assert tuple(f"{price:.9g}" for price in priced.evaluated(order).prices_s) in left
 
 
 @cache
-def on_sixteen() -> Roads:
-    return roads(Plan(tp=4, dp_replicate=4, zero=0, micro_batch_size=4, seq_len=2048), sixteen())
+def on_sixteen() -> PlacementPricer:
+    return pricer(Plan(tp=4, dp_replicate=4, zero=0, micro_batch_size=4, seq_len=2048), sixteen())
 
 
 def test_sixteen_gpus_are_placed_as_cheaply_as_by_brute_force() -> None:
@@ -133,14 +133,14 @@ def test_exchange_of_pairs_finds_the_same_on_sixteen() -> None:
     problem = Problem.of(priced)
     start = greedy(problem)
     assert sorted(start) == list(range(16))
-    assert priced.price_s(two_opt(priced, problem, start, twin_classes(priced.cluster))) == pytest.approx(best)
+    assert priced.price_s(two_opt(priced, problem, start, equal_gpus(priced.cluster))) == pytest.approx(best)
 
 
 def test_pairs_of_sixteen_are_found_where_they_are_too_many_to_try() -> None:
     """Eight bridges over four sockets' switches: 2,027,025 ways to pair sixteen GPUs, one of them by the bridges."""
     sockets = tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4))
     cluster = bridged(16, [(gpu, (gpu + 8) % 16) for gpu in range(8)], sockets=sockets)
-    priced = roads(Plan(tp=2, dp_replicate=8, zero=0, **{k: v for k, v in BY_PAIRS.items() if k != "tp"}), cluster)
+    priced = pricer(Plan(tp=2, dp_replicate=8, zero=0, **{k: v for k, v in BY_PAIRS.items() if k != "tp"}), cluster)
     found = place_node(priced)
     assert not found.exact
     tensor = priced.moved("tp", found.orders[0])
@@ -190,8 +190,8 @@ def test_what_is_even_keeps_its_order() -> None:
 
 def test_the_placement_is_the_fastest_of_all_of_four_gpus() -> None:
     plan = Plan(dp_replicate=2, zero=0, **BY_PAIRS)
-    nouns = {"cluster": TWO_PAIRS, "stack": Stack.load(plan.stack)}
-    trials = Trials(model=SMALL, calibration=Calibration.for_device(TWO_PAIRS.device), **nouns)
+    inputs = {"cluster": TWO_PAIRS, "stack": Stack.load(plan.stack)}
+    trials = Trials(model=SMALL, calibration=Calibration.for_device(TWO_PAIRS.device), **inputs)
     played = [trials.score(Choice(plan, order))[1] for order in permutations(range(4))]
     assert place(SMALL, plan, TWO_PAIRS).placed.step_s == pytest.approx(min(played), rel=1e-6)
 
@@ -286,7 +286,9 @@ def test_a_placement_that_is_given_is_told_beside_the_one_found(
 @pytest.mark.parametrize("seats", [(0, 3, 1, 2), (1, 2, 0, 3)])
 def test_a_placement_that_nothing_beats_stays(seats: tuple[int, ...]) -> None:
     """The one that is found, and another that symmetry makes as good."""
-    found = place(SMALL, Plan.model_validate({**BY_PAIRS, "dp_replicate": 2, "zero": 0}), TWO_PAIRS.seated(seats))
+    found = place(
+        SMALL, Plan.model_validate({**BY_PAIRS, "dp_replicate": 2, "zero": 0}), TWO_PAIRS.with_rank_mapping(seats)
+    )
     assert found.cluster.seats == seats
     assert found.own is found.placed
     assert found.against_own is None
@@ -307,7 +309,7 @@ def test_a_placement_that_crosses_pcie_more_is_not_kept(monkeypatch: pytest.Monk
         start = Choice(plan, ())
         assert decide._crosses_more(trials, start, Choice(plan, seats), step_calls(trials.lowering(start))) == more
     monkeypatch.setattr(decide, "_crosses_more", lambda *_: True)
-    found = place(SMALL, plan, TWO_PAIRS.seated((1, 2, 0, 3)))
+    found = place(SMALL, plan, TWO_PAIRS.with_rank_mapping((1, 2, 0, 3)))
     assert found.own_crosses
     assert found.cluster.seats == (0, 3, 1, 2)
     assert "not kept, as it puts more traffic on PCIe" in next(iter(lines_of_own(found)))
@@ -329,7 +331,7 @@ def test_assignment_and_exchanges_find_what_trying_all_finds(cluster: Cluster, m
     precision = "fp16" if cluster is DGX1 else "bf16"
     rest = cluster.num_devices // 4
     plan = Plan(tp=4, dp_replicate=rest, zero=0, micro_batch_size=4, seq_len=2048, precision=precision)
-    priced = on_sixteen() if cluster.name == "sixteen" else roads(plan, cluster)
+    priced = on_sixteen() if cluster.name == "sixteen" else pricer(plan, cluster)
     exact = place_node(priced)
     monkeypatch.setattr("simulator.place.local.MOST_EXACT", 0)
     found = place_node(priced)
@@ -357,12 +359,15 @@ def test_a_node_with_reversed_cards_beats_the_order_of_ranks() -> None:
 
 
 def test_what_changes_rails_crosses_the_spine() -> None:
-    """Each of two nodes sends all it has to a card of another rail: over uplinks four times slower than the cards."""
+    """Each of two nodes sends all it has to a NIC of another rail: over uplinks four times slower than the NICs."""
     plan = Plan(tp=8, dp_shard=2, seq_len=1024)
     straight, crossed = (Mesh(plan, racked(each)).group_shape("dp_shard") for each in ((), (REVERSED,)))
     assert (straight.off_rail, crossed.off_rail) == (0.0, 1.0)
     curves, usual = LinkCurves.ideal(), racked(())
-    sent = [bill("all_gather", 2**30, shape, usual, curves=curves).link_bytes["inter"] for shape in (straight, crossed)]
+    sent = [
+        collective_cost("all_gather", 2**30, shape, usual, curves=curves).link_bytes["inter"]
+        for shape in (straight, crossed)
+    ]
     assert sent[1] == 4 * sent[0]
     assert Mesh(plan, racked((REVERSED,))).group_shape("tp").off_rail == 0
     # a group with a GPU on every rail keeps them all
@@ -425,7 +430,7 @@ def test_the_loudest_stay_on_their_cables() -> None:
         }
     )
     plan = Plan(dp_replicate=2, zero=0, **BY_PAIRS)
-    found = place_node(roads(plan, cluster))
+    found = place_node(pricer(plan, cluster))
     assert found.orders[0] == (0, 2, 1, 3)
     assert found.price_s[0] > min(found.price_s)
     # a step on it is longer than in order, where replicas have the cables; nobody on them would be shorter, and is no answer

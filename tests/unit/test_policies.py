@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.allocator import AllocatorSettings, OutOfMemoryError
-from simulator.policies import ACTIVATION, PERSISTENT, POLICIES, TEMPORARY, Needs, Pool, make_pool
-from simulator.policies.shelf import Shelf
+from simulator.policies import ACTIVATION, PERSISTENT, POLICIES, TEMPORARY, Pool, PoolInputs, make_pool
+from simulator.policies.first_fit import FirstFitRange
 from simulator.replay import Sequence, compare, demand, play, repeated, varied
 from simulator.replay.costs import DriverCosts
 from simulator.replay.sequence import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request
@@ -53,8 +53,8 @@ def sequences(draw: st.DrawFn) -> list[Request]:
     return requests
 
 
-def needs(**parts: Any) -> Needs:
-    return Needs(checkpoints=(0, 96 * MIB), **parts)
+def needs(**parts: Any) -> PoolInputs:
+    return PoolInputs(checkpoints=(0, 96 * MIB), **parts)
 
 
 class Watched:
@@ -243,19 +243,19 @@ def test_checkpoints_leave_no_holes_between_temporaries() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 100)), max_size=60))
 def test_a_shelf_is_one_free_slot_again_when_all_is_taken_off(steps: list[tuple[bool, int]]) -> None:
-    shelf = Shelf(10_000)
+    first_fit = FirstFitRange(10_000)
     slots: list[tuple[int, int]] = []
     for put, value in steps:
         if put:
-            offset = shelf.put(value)
+            offset = first_fit.put(value)
             assert offset is not None
             assert all(offset + value <= start or start + size <= offset for start, size in slots)
             slots.append((offset, value))
         elif slots:
-            shelf.take(slots.pop(value % len(slots)))
+            first_fit.take(slots.pop(value % len(slots)))
     for slot in slots:
-        shelf.take(slot)
-    assert shelf.free == [(0, 10_000)]
+        first_fit.take(slot)
+    assert first_fit.free == [(0, 10_000)]
 
 
 # --- sequences and scores
@@ -291,7 +291,7 @@ def test_the_share_of_small_requests_counts_256_mb_as_large() -> None:
 def test_a_steady_step_asks_the_driver_for_nothing_under_cached_segments() -> None:
     again = repeated(experts(), 2)
     assert again is not None
-    score = compare(again, ["native"], Needs(), DriverCosts.of())[0]
+    score = compare(again, ["native"], PoolInputs(), DriverCosts.of())[0]
     assert score.calls == {}
     assert score.calls_s == 0
     assert score.all_calls["segment_alloc"] > 0
@@ -308,7 +308,7 @@ def test_what_is_replaced_in_a_step_is_replaced_again_in_the_next() -> None:
     requests = ((ALLOC, 0, 512, 0, 0), (FREE, 0, 0, 0, 0), (ALLOC, 1, 512, 0, 0))
     again = repeated(Sequence(name="", requests=requests, steady=1), 3)
     assert again is not None
-    assert len(play(again.requests, make_pool("native", Needs()))) == 1
+    assert len(play(again.requests, make_pool("native", PoolInputs()))) == 1
 
 
 def test_sizes_that_change_scatter_cached_segments_but_not_fixed_blocks() -> None:
@@ -318,8 +318,8 @@ def test_sizes_that_change_scatter_cached_segments_but_not_fixed_blocks() -> Non
     assert plain is not None
     assert changing is not None
     policies = ["native", "slab", "fixed"]
-    steady = {s.policy: s for s in compare(plain, policies, Needs(), DriverCosts.of())}
-    moving = {s.policy: s for s in compare(changing, policies, Needs(), DriverCosts.of())}
+    steady = {s.policy: s for s in compare(plain, policies, PoolInputs(), DriverCosts.of())}
+    moving = {s.policy: s for s in compare(changing, policies, PoolInputs(), DriverCosts.of())}
     alive = demand(changing).peak_live_bytes
     assert moving["slab"].peak_reserved_bytes > 2 * steady["slab"].peak_reserved_bytes
     assert moving["slab"].calls
@@ -328,7 +328,7 @@ def test_sizes_that_change_scatter_cached_segments_but_not_fixed_blocks() -> Non
 
 
 def test_a_capacity_too_small_is_told_and_not_raised() -> None:
-    scores = compare(experts(), NAMES, Needs(capacity_bytes=100 * MIB), DriverCosts.of())
+    scores = compare(experts(), NAMES, PoolInputs(capacity_bytes=100 * MIB), DriverCosts.of())
     assert all(score.out_of_memory for score in scores)
 
 
@@ -344,7 +344,7 @@ def test_expandable_is_what_the_setting_makes_of_native() -> None:
     settings = AllocatorSettings(expandable_segments=True)
     sequence = experts()
     told, named = (
-        compare(sequence, [name], Needs(settings=options), DriverCosts.of())[0]
+        compare(sequence, [name], PoolInputs(settings=options), DriverCosts.of())[0]
         for name, options in (("native", settings), ("expandable", AllocatorSettings()))
     )
     assert told.peak_reserved_bytes == named.peak_reserved_bytes

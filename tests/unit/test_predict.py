@@ -1,4 +1,4 @@
-"""predict(): one figure from four nouns, with its interval, its bounds and its verdict."""
+"""predict(): one figure from four inputs, with its interval, its bounds and its verdict."""
 
 import math
 from dataclasses import replace

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from simulator.backtest.outcome import Outcome
+from simulator.backtest.outcome import RowOutcome
 from simulator.readers.runs_table import RunRow
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -24,8 +24,8 @@ def _row(name: str, tp: int, **others: object) -> RunRow:
     return RunRow(line=2, id=name, source="lab", model_name="m", n_gpus=64, gpu="A100", tp=tp, **others)  # type: ignore[arg-type]
 
 
-def _outcome(name: str, predicted_s: float, measured_s: float | None) -> Outcome:
-    return Outcome(id=name, line=2, status="ok", predicted_step_s=predicted_s, measured_step_s=measured_s)
+def _outcome(name: str, predicted_s: float, measured_s: float | None) -> RowOutcome:
+    return RowOutcome(id=name, line=2, status="ok", predicted_step_s=predicted_s, measured_step_s=measured_s)
 
 
 def test_a_grid_s_regret_is_what_the_quickest_prediction_took_over_the_best(regret: ModuleType) -> None:

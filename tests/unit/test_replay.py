@@ -15,7 +15,7 @@ from simulator.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.allocator.blocks import UNLIMITED_BYTES
 from simulator.cli import ExitCode, main
 from simulator.errors import InputError
-from simulator.policies import Needs, make_pool
+from simulator.policies import PoolInputs, make_pool
 from simulator.replay import RecordedBlock, RecordedSegment, Recording, of_recording, play, replay
 from simulator.replay.recording import (
     ACTIONS,
@@ -197,7 +197,7 @@ def test_a_recording_played_as_requests_leaves_the_same_blocks_in_use(
 ) -> None:
     recorder = recorded(program, settings)
     sequence = of_recording(recorder.recording())
-    pool = make_pool("native", Needs(settings=settings))
+    pool = make_pool("native", PoolInputs(settings=settings))
     play(sequence.requests, pool)
     assert pool.allocated_bytes == recorder.allocator.allocated_bytes
     assert pool.active_bytes == recorder.allocator.active_bytes

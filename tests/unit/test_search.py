@@ -22,11 +22,11 @@ from simulator.model import Model
 from simulator.pipeline import SCHEDULES
 from simulator.plan import Plan
 from simulator.predict.difference import Timed, difference, timed
-from simulator.search import Journal, Outcome, Processes, SearchStudy, Serial, Space, search
+from simulator.search import Journal, PlanOutcome, Processes, SearchStudy, Serial, Space, search
 from simulator.search.evaluate import evaluate
 from simulator.search.outcome import key_of, parsed
 from simulator.search.report import ranked
-from simulator.search.space import Killed
+from simulator.search.space import Pruned
 from simulator.search.survey import Surveyor
 from simulator.stack import Stack
 from simulator.topology import Cluster
@@ -48,8 +48,8 @@ def _space(**fixed: tuple[object, ...]) -> Space:
 
 
 def _keys(space: Space) -> list[str]:
-    killed = Killed()
-    return [key_of(plan, 1) for branch in space.branches(killed) for plan in space.plans(branch, killed)]
+    pruned = Pruned()
+    return [key_of(plan, 1) for branch in space.branches(pruned) for plan in space.plans(branch, pruned)]
 
 
 def test_the_space_is_what_the_plan_model_and_cluster_allow() -> None:
@@ -116,7 +116,7 @@ def test_flows_and_leaves_are_legal_apart(model: Model, fixed: dict[str, tuple[o
     asked = asked | {"pp": (1, 2), "tp": (1,), "micro_batch_size": (1,), "virtual_stages": (1, 2)}
     space = Space(model=model, clusters=(CLUSTER,), global_batch=32, seq_len=512, fixed=asked)
     expected = []
-    for branch in space.branches(Killed()):
+    for branch in space.branches(Pruned()):
         ranks = 8 // branch.fields["tp"] // branch.fields["pp"]
         for (size, schedule, chunks), leaf in product(space.flows(branch), space.leaves(branch, ranks)):
             flow = {"micro_batch_size": size, "num_micro_batches": 32 // ranks // size}
@@ -155,14 +155,14 @@ def test_what_scouts_rule_out_is_not_in_the_exhaustive_table() -> None:
         "schedule": (None, "interleaved"),
     }
     study = SearchStudy(space=_space(**fixed), top=1)
-    killed, surveyor, keys = Killed(), Surveyor(study), _keys(study.space)
+    pruned, surveyor, keys = Pruned(), Surveyor(study), _keys(study.space)
     with Serial(study) as engine:
         report = search(study, engine)
     best = report.rows[0].outcome
     assert best == ranked(study, [evaluate(study, key) for key in keys])[0].outcome
     assert best.step_s is not None
     assert report.counts.legal == len(keys)
-    found = [surveyor.survey(branch, best.step_s) for branch in study.space.branches(killed)]
+    found = [surveyor.survey(branch, best.step_s) for branch in study.space.branches(pruned)]
     assert sum(each.num_too_slow for each in found) > 0
     assert best.key in {prospect.key for each in found for prospect in each.prospects}
 
@@ -227,8 +227,10 @@ def test_curves_err_alike_only_on_the_same_shapes() -> None:
     assert reach(micro_batch_size=2) == pytest.approx(0.05 * math.sqrt(2))  # other shapes of all
 
 
-def _outcome(key: str = "a") -> Outcome:
-    return Outcome(key=key, status="fits", step_s=0.1 + 0.2, used_bytes=7, breakdown={"gemm": 1 / 3, "attention": 0.1})
+def _outcome(key: str = "a") -> PlanOutcome:
+    return PlanOutcome(
+        key=key, status="fits", step_s=0.1 + 0.2, used_bytes=7, breakdown={"gemm": 1 / 3, "attention": 0.1}
+    )
 
 
 def test_a_journal_gives_back_what_it_took(tmp_path: Path) -> None:
@@ -325,7 +327,7 @@ def test_a_killed_search_goes_on_to_the_same_table(tmp_path: Path, capsys: pytes
     whole = capsys.readouterr().out
     path, random = tmp_path / "search.db", Random(7)  # noqa: S311  moments, no secrets
     command = [sys.executable, "-m", "simulator.cli", *_COMMAND, "--journal", str(path)]
-    acknowledged: dict[str, Outcome] = {}
+    acknowledged: dict[str, PlanOutcome] = {}
     for _ in range(2):
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:
@@ -339,7 +341,7 @@ def test_a_killed_search_goes_on_to_the_same_table(tmp_path: Path, capsys: pytes
             with sqlite3.connect(path) as database:
                 if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     rows = dict(database.execute("SELECT key, outcome FROM outcomes"))
-                    now = {key: Outcome.from_json(text) for key, text in rows.items()}
+                    now = {key: PlanOutcome.from_json(text) for key, text in rows.items()}
                     assert acknowledged.items() <= now.items()
                     acknowledged = now
     for _ in range(2):  # the second takes every candidate from the journal

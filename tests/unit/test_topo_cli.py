@@ -126,7 +126,7 @@ def test_a_tree_of_a_cluster_file_is_shown_and_cut(capsys: pytest.CaptureFixture
 
 
 def test_the_network_of_a_cluster_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """Selene's leaves hold 20 nodes of 8 × 200 Gb/s without loss; halves of two nodes are one node's cards."""
+    """Selene's leaves hold 20 nodes of 8 × 200 Gb/s without loss; halves of two nodes are one node's NICs."""
     network = told(["selene"], capsys)["network"]
     assert network["half_cuts"][0] == {"nodes": 2, "bytes_per_s": 200e9}  # type: ignore[index]
     assert main(["topo", "gb200-nvl72", "--plain"]) == ExitCode.OK

@@ -102,12 +102,12 @@ def test_rails_and_spine() -> None:
     assert hops(cluster, 3, 8 + 4) == [*beside, "node0.nic4", "leaf0.4", "node1.nic4", "node1.gpu4"]
     assert hops(cluster, 3, 5 * 8 + 3) == ["node0.nic3", "leaf0.3", "spine", "leaf1.3", "node5.nic3", "node5.gpu3"]
     up = next(link for link in cluster.route(3, 43) if link.dst == "spine")
-    assert up.bytes_per_s == 4 * 25e9 / 2  # four cards go down, half of that up
+    assert up.bytes_per_s == 4 * 25e9 / 2  # four NICs go down, half of that up
     assert sum(link.latency_s for link in cluster.route(3, 11)) == pytest.approx(1e-6)
 
 
 def test_messages_change_rails_inside_the_sender_and_not_at_the_spine() -> None:
-    """NCCL's PXN: by NVLink to the GPU on the receiver's rail, then its card. Without NVLink: across the spine."""
+    """NCCL's PXN: by NVLink to the GPU on the receiver's rail, then its NIC. Without NVLink: across the spine."""
     cluster = Cluster.load("hgx-h100-8", num_nodes=2)
     names = [link.dst for link in cluster.route(0, 11)]
     assert names == ["node0.nvswitch", "node0.gpu3", "node0.nic3", "leaf0.3", "node1.nic3", "node1.gpu3"]
@@ -115,7 +115,7 @@ def test_messages_change_rails_inside_the_sender_and_not_at_the_spine() -> None:
     inter = box.inter.model_copy(update={"num_nics": 8}) if box.inter else None
     railed = box.model_copy(update={"inter": inter, "fabric": cluster.fabric})
     assert "spine" in [link.dst for link in railed.route(0, 11)]
-    cube = Cluster.load("dgx1-v100-8", num_nodes=2)  # four cards, two GPUs each
+    cube = Cluster.load("dgx1-v100-8", num_nodes=2)  # four NICs, two GPUs each
     assert [link.dst for link in cube.route(0, 8 + 6)][:3] == ["node0.nic0", "leaf0.0", "spine"]  # 6, 7: two hops away
     assert [link.dst for link in cube.route(0, 8 + 3)][:2] == ["node0.gpu2", "node0.nic1"]
 
@@ -130,7 +130,7 @@ def test_fat_tree_and_oversubscription() -> None:
 
 
 def test_cards_are_shared_or_bundled() -> None:
-    """DGX-1: GPUs 0 and 1 share a card of 12.5 GB/s. AWS p5: four cards of 12.5 GB/s serve one GPU."""
+    """DGX-1: GPUs 0 and 1 share a NIC of 12.5 GB/s. AWS p5: four NICs of 12.5 GB/s serve one GPU."""
     assert hops(Cluster.load("dgx1-v100-8", 2), 1, 8)[0] == "node0.nic0"
     card = Cluster.load("aws-p5", 2).route(0, 8)[1]
     assert (card.src, card.bytes_per_s) == ("node0.nic0", 4 * 12.5e9)

@@ -8,7 +8,7 @@ import pytest
 
 from simulator import Plan
 from simulator.cli import ExitCode, main
-from simulator.collectives import bill
+from simulator.collectives import collective_cost
 from simulator.errors import ClusterError
 from simulator.mesh import GroupShape, Mesh
 from simulator.readers.slurm_topology import read_conf, read_yaml
@@ -42,9 +42,9 @@ def shape(num_nodes: int, stride: int = 1) -> GroupShape:
 
 
 def slowdown(cluster: Cluster, kind: str, group: GroupShape) -> float:
-    """Of the cards, against the same cluster below one large switch."""
+    """Of the NICs, against the same cluster below one large switch."""
     flat = cluster.model_copy(update={"fabric": Fabric(nodes_per_leaf=1024)})
-    one, other = (float(bill(kind, 2**30, group, c).link_bytes["inter"]) for c in (cluster, flat))
+    one, other = (float(collective_cost(kind, 2**30, group, c).link_bytes["inter"]) for c in (cluster, flat))
     return one / other
 
 

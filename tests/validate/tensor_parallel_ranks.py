@@ -16,7 +16,7 @@ from simulator.plan import Plan
 from simulator.stack import Stack
 from validate.models import Decoder
 from validate.parallel import Built, build, materialise
-from validate.steps import Step
+from validate.steps import TrainingStep
 
 CPU = torch.device("cpu")
 STACK = Stack.load("torch-2.13-cpu")
@@ -36,7 +36,7 @@ def gradients(built: Built, model: Model, plan: Plan) -> tuple[float, dict[str, 
     built.loss = lambda logits, labels: losses.append(loss(logits, labels)) or losses[-1]  # type: ignore[func-returns-value]
     built.optimizer = Kept()  # type: ignore[assignment]
     torch.manual_seed(1)
-    Step(built, model, plan, STACK, CPU).run()
+    TrainingStep(built, model, plan, STACK, CPU).run()
     found = {
         name.replace("_checkpoint_wrapped_module.", ""): whole(parameter.grad)
         for name, parameter in built.module.named_parameters()

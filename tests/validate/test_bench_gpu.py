@@ -18,7 +18,7 @@ import torch
 from validate.benches.worker import ITEMS
 from validate.phases import SHARES, phases_of
 from validate.samples import REQUIRED
-from validate.stopwatch import Session, Setting
+from validate.stopwatch import Session, SessionSettings
 
 EVERY_KIND = set(REQUIRED) - {
     *(
@@ -140,7 +140,7 @@ class OnGpu(Session):
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Mapping[str, Any]]:
     """Every item of every phase that a single GPU plays, once."""
-    setting = Setting(
+    setting = SessionSettings(
         device="cpu",
         rank=0,
         num_ranks=1,
@@ -187,7 +187,7 @@ def test_products_come_in_every_dtype_and_layout(rows: list[Mapping[str, Any]]) 
 
 
 def test_fp8_is_left_out_where_no_hardware_has_it(tmp_path: Path) -> None:
-    setting = Setting(
+    setting = SessionSettings(
         device="cpu", rank=0, num_ranks=1, threads=1, until_s=0, least_s=0,
         phases=(), folder="", out=str(tmp_path / "s.jsonl"), tiny=True,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from simulator.plan import Plan
 from simulator.stack import Stack
 from validate import run_plan
 from validate.launch import Launch
-from validate.supervise import Outcome, Verdict
+from validate.supervise import SupervisedOutcome, Verdict
 from validate.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_rank_that_its_launcher_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = Outcome(
+    ended = SupervisedOutcome(
         verdict=Verdict(kind="interrupted", detail="SIGTERM"),
         results={},
         partials={0: {"step_times_s": [1.0]}},

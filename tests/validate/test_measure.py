@@ -15,7 +15,7 @@ from validate import measure
 from validate.measure import Job
 from validate.phases import phases_of
 from validate.samples import read_samples
-from validate.supervise import Outcome, Verdict
+from validate.supervise import SupervisedOutcome, Verdict
 
 PHASES = phases_of("cpu", 2)
 MACHINE = {"kind": "machine", "device": "cpu", "architecture": "cpu", "hostname": "here", "num_ranks": 2}
@@ -34,14 +34,14 @@ class Supervisor:
         self.verdicts, self.rows = list(verdicts), rows
         self.asked: list[tuple[str, ...]] = []
 
-    def __call__(self, commands: Sequence[Sequence[str]], *_: object, samples: Told, **__: object) -> Outcome:
+    def __call__(self, commands: Sequence[Sequence[str]], *_: object, samples: Told, **__: object) -> SupervisedOutcome:
         setting = json.loads(Path(commands[0][-1]).read_text(encoding="utf-8"))
         self.asked.append(tuple(setting["phases"]))
         for row in self.rows:
             samples(0, row)
             samples(1, row)
         verdict = self.verdicts.pop(0) if self.verdicts else Verdict(kind="ok")
-        return Outcome(verdict=verdict, results={}, partials={}, stderr={})
+        return SupervisedOutcome(verdict=verdict, results={}, partials={}, stderr={})
 
 
 def job(out: Path, **changes: Any) -> Job:
@@ -133,9 +133,9 @@ def test_what_is_measured_already_is_not_asked_again(tmp_path: Path, monkeypatch
     out.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "ge', encoding="utf-8")
     asked: list[Any] = []
 
-    def played(commands: Sequence[Sequence[str]], *_: object, **__: object) -> Outcome:
+    def played(commands: Sequence[Sequence[str]], *_: object, **__: object) -> SupervisedOutcome:
         asked.append(json.loads(Path(commands[0][-1]).read_text(encoding="utf-8"))["done"])
-        return Outcome(verdict=Verdict(kind="ok"), results={}, partials={}, stderr={})
+        return SupervisedOutcome(verdict=Verdict(kind="ok"), results={}, partials={}, stderr={})
 
     monkeypatch.setattr(measure, "supervise", played)
     assert measure.measure(job(out, resume=True)).verdict == "complete"

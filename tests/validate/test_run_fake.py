@@ -28,7 +28,7 @@ from validate.parallel import style_of
 from validate.playable import played_otherwise, unplayable
 from validate.players import fake, guard
 from validate.run_plan import play
-from validate.tracker import MemoryCourse
+from validate.tracker import TrackedMemory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every version has others
 
@@ -169,11 +169,11 @@ def test_rows_measured_on_a_cpu_to_the_byte(number: str) -> None:
     if number not in ROWS:
         pytest.skip("the table of measured memory is not on this machine")
     row = ROWS[number]
-    course = fake.play(*as_plan(row))
-    found = {name: getattr(course, name).total_bytes for name in MOMENTS}
+    tracked = fake.play(*as_plan(row))
+    found = {name: getattr(tracked, name).total_bytes for name in MOMENTS}
     assert found == {name: int(row[column]) for name, column in MOMENTS.items()}
     phases = {"forward": "peak_fwd", "backward": "peak_bwd", "optimizer": "peak_opt"}
-    assert course.peak_by_phase_bytes == {name: int(row[column]) for name, column in phases.items()}
+    assert tracked.peak_by_phase_bytes == {name: int(row[column]) for name, column in phases.items()}
 
 
 @pytest.mark.parametrize("number", ["85"])  # every other one has been checked by hand, and takes as long
@@ -209,17 +209,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def played(option: str) -> MemoryCourse:
+def played(option: str) -> TrackedMemory:
     return fake.play(TINY, plan(dp_shard=4, **OPTIONS[option]), CPU)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_of_a_plan_reaches_torch(option: str) -> None:
     """The simulator derives the same step from PyTorch's rules; random states of attention (24 B a layer) apart."""
-    course, asked = played(option), plan(dp_shard=4, **OPTIONS[option])
+    tracked, asked = played(option), plan(dp_shard=4, **OPTIONS[option])
     predicted = borders(TINY, asked, CPU, granularity_bytes=1)
     for name in ("start", "after_forward", "after_backward", "peak"):
-        difference = getattr(predicted, f"{name}_bytes") - getattr(course, name).total_bytes
+        difference = getattr(predicted, f"{name}_bytes") - getattr(tracked, name).total_bytes
         assert 0 <= difference <= 24 * TINY.num_layers, name
 
 
@@ -237,11 +237,11 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("option", OTHERS)
 def test_other_implementations_hold_what_is_predicted(option: str) -> None:
     model, asked = TINY.model_copy(update={"num_layers": 4}), plan(**OTHERS[option])
-    course, predicted = fake.play(model, asked, CPU), borders(model, asked, CPU, granularity_bytes=1)
+    tracked, predicted = fake.play(model, asked, CPU), borders(model, asked, CPU, granularity_bytes=1)
     for name in ("start", "after_forward", "after_backward", "peak"):
-        difference = getattr(predicted, f"{name}_bytes") - getattr(course, name).total_bytes
+        difference = getattr(predicted, f"{name}_bytes") - getattr(tracked, name).total_bytes
         assert 0 <= difference <= 24 * model.num_layers, name
-    for phase, size in course.peak_by_phase_bytes.items():
+    for phase, size in tracked.peak_by_phase_bytes.items():
         assert 0 <= predicted.peak_by_phase_bytes[phase] - size <= 24 * model.num_layers, phase
 
 
@@ -348,6 +348,6 @@ def test_a_task_survives_its_file() -> None:
 @pytest.mark.skipif(not os.environ.get("SHARDWISE_SLOW"), reason="takes half a minute: set SHARDWISE_SLOW=1")
 def test_llama3_70b_on_512_ranks_at_all() -> None:
     asked = Plan(dp_shard=512, seq_len=8192, recompute="full")
-    course = fake.play(Model.load("llama3-70b"), asked, Stack.load("torch-2.6-eager"))
+    tracked = fake.play(Model.load("llama3-70b"), asked, Stack.load("torch-2.6-eager"))
     held = resident_bytes(Model.load("llama3-70b"), asked)
-    assert course.start.total_bytes == sum(held.values()) + 2 * 8 * 8192
+    assert tracked.start.total_bytes == sum(held.values()) + 2 * 8 * 8192

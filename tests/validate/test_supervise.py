@@ -21,7 +21,7 @@ from simulator.plan import Plan
 from simulator.stack import Stack
 from validate import run_plan
 from validate.report import kind_of
-from validate.supervise import Deadlines, Outcome, scratch_folder, supervise
+from validate.supervise import Deadlines, SupervisedOutcome, scratch_folder, supervise
 from validate.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def rank(code: str) -> list[str]:
     return [sys.executable, "-S", "-c", PRELUDE.format(root=str(ROOT)) + textwrap.dedent(code)]
 
 
-def play(*codes: str, deadlines: Deadlines = QUICK, memory_bytes: int | None = None) -> Outcome:
+def play(*codes: str, deadlines: Deadlines = QUICK, memory_bytes: int | None = None) -> SupervisedOutcome:
     return supervise([rank(code) for code in codes], deadlines, memory_bytes=memory_bytes)
 
 
@@ -68,7 +68,7 @@ def open_descriptors() -> set[str]:
     return {entry.name for entry in Path("/proc/self/fd").iterdir()}
 
 
-def pids(outcome: Outcome) -> list[int]:
+def pids(outcome: SupervisedOutcome) -> list[int]:
     return [part[key] for part in outcome.partials.values() for key in ("pid", "child") if key in part]
 
 

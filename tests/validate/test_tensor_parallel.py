@@ -93,14 +93,14 @@ def test_what_split_models_hold_is_predicted(strategy: str, option: str) -> None
     """Whole tables' gradients, copies around collectives, the loss by columns: to the scalars that attention keeps."""
     model = Model.model_validate({"name": "tiny", **SIZES, "num_kv_heads": 2, "vocab_size": 4096})
     plan = Plan.model_validate({"tp": 2, "seq_len": 64, "precision": "fp32", **STRATEGIES[strategy], **OPTIONS[option]})
-    course, predicted = fake.play(model, plan, CPU), borders(model, plan, CPU, granularity_bytes=1)
+    tracked, predicted = fake.play(model, plan, CPU), borders(model, plan, CPU, granularity_bytes=1)
     for name in ("start", "after_forward", "after_backward", "peak"):
-        difference = getattr(predicted, f"{name}_bytes") - getattr(course, name).total_bytes
+        difference = getattr(predicted, f"{name}_bytes") - getattr(tracked, name).total_bytes
         assert 0 <= difference <= 24 * model.num_layers, name
 
 
 def test_a_tied_table_sums_its_two_gradients() -> None:
     model = Model.model_validate({**GPT, "vocab_size": 4096, "max_positions": 64})
     plan = Plan(tp=2, zero=0, seq_len=64, precision="fp32")
-    course, predicted = fake.play(model, plan, CPU), borders(model, plan, CPU, granularity_bytes=1)
-    assert predicted.peak_bytes == course.peak.total_bytes
+    tracked, predicted = fake.play(model, plan, CPU), borders(model, plan, CPU, granularity_bytes=1)
+    assert predicted.peak_bytes == tracked.peak.total_bytes

@@ -15,9 +15,9 @@ from validate.benches import Item, attention, collectives, host, memory, parts, 
 from validate.launch import Launch
 from validate.machine import clocks, describe
 from validate.phases import FEWEST, SHARES
-from validate.report import Report, kind_of
+from validate.report import RankReport, kind_of
 from validate.report import describe as describe_error
-from validate.stopwatch import Session, Setting
+from validate.stopwatch import Session, SessionSettings
 
 ITEMS: dict[str, Callable[[Session], Iterator[Item]]] = {
     "host": host.host_items,
@@ -39,18 +39,18 @@ _STORE_S = 120
 
 def main(path: str) -> int:
     """Measure the phases that the file names. Exit status: 0 when done, 1 with a fault reported."""
-    report = Report.to_parent()
+    report = RankReport.to_parent()
     try:
         told: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
         told |= {key: tuple(told[key]) for key in ("phases", "done")}
-        measure(Setting(**told), report)
+        measure(SessionSettings(**told), report)
     except BaseException as exc:  # noqa: BLE001  whatever it is, the parent must be told
         report.fault(kind_of(exc), describe_error(exc))
         return 1
     return 0
 
 
-def measure(setting: Setting, report: Report) -> None:
+def measure(setting: SessionSettings, report: RankReport) -> None:
     """Every phase of one rank."""
     import torch  # noqa: PLC0415  the only import that costs a second
 
@@ -89,7 +89,7 @@ def _fraction(torch: Any) -> float:  # noqa: ANN401
     return float(0.9 * free / total)
 
 
-def _hosts(torch: Any, setting: Setting, control: Any) -> list[str]:  # noqa: ANN401
+def _hosts(torch: Any, setting: SessionSettings, control: Any) -> list[str]:  # noqa: ANN401
     """Names of the machines that take part, rank 0's first."""
     if control is None:
         return [platform.node()]
@@ -98,7 +98,7 @@ def _hosts(torch: Any, setting: Setting, control: Any) -> list[str]:  # noqa: AN
     return list(dict.fromkeys(told))
 
 
-def _join(torch: Any, setting: Setting, launch: Launch) -> Any:  # noqa: ANN401
+def _join(torch: Any, setting: SessionSettings, launch: Launch) -> Any:  # noqa: ANN401
     """The process group of all ranks; the gloo group that carries decisions is returned."""
     if setting.num_ranks == 1:
         return None

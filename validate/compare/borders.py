@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.memory import Library, step_events
-from simulator.memory.moments import host_counter_bytes
+from simulator.memory.phase_bytes import host_counter_bytes
 from simulator.model import Model
 from simulator.ops import build_blocks
 from simulator.plan import Plan

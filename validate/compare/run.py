@@ -1,4 +1,4 @@
-"""A record of `validate run` with its nouns built again."""
+"""A record of `validate run` with its inputs built again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simulator.schema import Strict, faults_of
 from simulator.stack import Stack
 from simulator.topology import Cluster
 
-NounT = TypeVar("NounT", bound=Strict)
+InputT = TypeVar("InputT", bound=Strict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,8 @@ def _device(record: Mapping[str, Any]) -> str:
     return "cuda" if "peak_reserved_bytes" in (record.get("memory") or {}) else "cpu"
 
 
-def _noun(kind: type[NounT], record: Mapping[str, Any], key: str, error: type[InputError]) -> NounT:
-    """Strict nouns read JSON as JSON: lists become tuples only there."""
+def _noun(kind: type[InputT], record: Mapping[str, Any], key: str, error: type[InputError]) -> InputT:
+    """Strict inputs read JSON as JSON: lists become tuples only there."""
     try:
         return kind.model_validate_json(json.dumps(record.get(key)))
     except ValidationError as exc:

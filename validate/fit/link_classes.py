@@ -71,7 +71,7 @@ class Network:
         )
 
 
-IMMEDIATE_BYTES = 192  # of a Cassini card's command with data (libfabric, prov/cxi, C_MAX_IDC_PAYLOAD_UNR)
+IMMEDIATE_BYTES = 192  # of a Cassini NIC's command with data (libfabric, prov/cxi, C_MAX_IDC_PAYLOAD_UNR)
 NETWORKS = {
     "infiniband": Network(("infiniband", "omnipath"), (0.93, 2.7e-6, 3.4e-5, 3e-4)),
     "roce": Network(("roce", "ethernet"), (0.90, 2.7e-6, 3.4e-5, 3e-4)),

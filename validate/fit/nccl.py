@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 from simulator.collective_curves import LinkCurves
 from simulator.collectives.call import Call, nic_share
 from simulator.collectives.cost import LOOPS, algorithm_of, form_of, nic_part
-from simulator.collectives.posts import copied, crowd, posted_channels
+from simulator.collectives.proxy_messages import copied, crowd, posted_channels
 from simulator.collectives.volumes import Volume
 from validate.fit.link_classes import (
     FIELDS,
@@ -184,7 +184,7 @@ def _one_mode(t: Terms, start: Array, spread: Array, near: Array | None) -> Arra
     return found
 
 
-_PAIR, _STEADY_BYTES, _FULL_CARDS = 2, 4 * 2**30, 0.8
+_PAIR, _STEADY_BYTES, _FULL_NICS = 2, 4 * 2**30, 0.8
 LONE_MACHINE = 0.08  # spread between machines where only one was measured: what the others show
 
 
@@ -276,10 +276,10 @@ def fit_ports(parts: dict[str, list[Sample]]) -> dict[str, Array]:
     seen = {name: set(terms(part, PORT_MODES).mode.tolist()) if part else set() for name, part in parts.items()}
     for name, table in tables.items():
         family, speed = PORTS[name][:2]
-        kin = [n for n in PORTS if PORTS[n][0] == family and n != name and "-" not in n + name]
-        kin.sort(key=lambda n: abs(math.log(PORTS[n][1] / speed)))
+        related = [n for n in PORTS if PORTS[n][0] == family and n != name and "-" not in n + name]
+        related.sort(key=lambda n: abs(math.log(PORTS[n][1] / speed)))
         for mode in range(len(PORT_MODES)):
-            relative = next((n for n in kin if mode in seen[n]), None)
+            relative = next((n for n in related if mode in seen[n]), None)
             if mode not in seen[name] and relative:
                 table[mode] = tables[relative][mode]
     return tables
@@ -288,7 +288,7 @@ def fit_ports(parts: dict[str, list[Sample]]) -> dict[str, Array]:
 def with_trees(tables: dict[str, Array], samples: Sequence[Sample]) -> dict[str, Array]:
     """The same with what a port carries under NVLS trees, which only run over nodes.
 
-    From pairs of nodes that move 4 GiB and more while their cards, which carry as much, are far from full: the median over
+    From pairs of nodes that move 4 GiB and more while their NICs, which carry as much, are far from full: the median over
     machines of bytes over the data sheet's rate and the time taken.
     """
     tree = PORT_MODES.index("nvlstree/simple")
@@ -299,7 +299,7 @@ def with_trees(tables: dict[str, Array], samples: Sequence[Sample]) -> dict[str,
         t = terms(pairs, PORT_MODES) if pairs else None
         shares: dict[str, list[float]] = {}
         for index, sample in enumerate(pairs):
-            if t is not None and t.mode[index] == tree and t.nic_s[index] < _FULL_CARDS * t.time_s[index]:
+            if t is not None and t.mode[index] == tree and t.nic_s[index] < _FULL_NICS * t.time_s[index]:
                 shares.setdefault(sample.machine, []).append(t.port_s[index] / t.time_s[index])
         if shares:
             found[name] = table.copy()

@@ -25,7 +25,7 @@ EXCLUDED: Final = (
     (r"nccl 2\.5\.6", "one machine of 2019, times of neighbouring sizes differ tenfold"),
     (r"3 sample rows", "three rows of a sweep"),
 )
-# Machines whose notes do not name the network, and whose large messages run at what the usual machine's cards carry
+# Machines whose notes do not name the network, and whose large messages run at what the usual machine's NICs carry
 USUAL_NETWORK: Final = re.compile(r"xxrjun|sophia|DGX A100|same cluster scaling")
 
 

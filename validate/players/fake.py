@@ -22,13 +22,13 @@ from validate.machine import describe
 from validate.parallel import build, materialise
 from validate.players.hooks import reduced_in_place
 from validate.players.memory import track_step
-from validate.report import Report
-from validate.steps import Step
+from validate.report import RankReport
+from validate.steps import TrainingStep
 from validate.task import Task
-from validate.tracker import MemoryCourse
+from validate.tracker import TrackedMemory
 
 
-def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> MemoryCourse:
+def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> TrackedMemory:
     """Memory of rank 0 of `plan.num_devices` ranks. Uses the process's default group: one call a process at a time."""
     device = torch.device(device_type)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_devices)
@@ -42,21 +42,21 @@ def play(model: Model, plan: Plan, stack: Stack, device_type: str = "cpu") -> Me
             fake.allow_non_fake_inputs = True  # the modules come without storage, and as plain tensors
             materialise(built, device)
             fake.allow_non_fake_inputs = False
-            step = Step(built, model, plan, stack, device)
+            step = TrainingStep(built, model, plan, stack, device)
             with _quiet_ddp():
                 return track_step(built, step, plan, device, reduced_in_place(plan))
     finally:
         dist.destroy_process_group()
 
 
-def run(task: Task, report: Report) -> dict[str, Any]:
+def run(task: Task, report: RankReport) -> dict[str, Any]:
     """The task's memory as a rank reports it."""
     report.phase("memory")
-    course = play(task.model, task.plan, task.stack, task.device)
+    tracked = play(task.model, task.plan, task.stack, task.device)
     machine = describe(
         torch, "cpu", num_ranks=task.plan.num_devices, threads=task.threads, command=task.command.split()
     )
-    return {"rank": 0, "machine": machine, "memory": course.as_json()}
+    return {"rank": 0, "machine": machine, "memory": tracked.as_json()}
 
 
 @contextlib.contextmanager

@@ -10,15 +10,15 @@ import torch
 from simulator.plan import Plan
 from validate.parallel import POWERSGD_BEGINS, Built, make_optimizer, replicate
 from validate.players.hooks import scattered_to_the_end
-from validate.steps import Step
-from validate.tracker import MemoryCourse, PlainTracker, ShardedTracker
+from validate.steps import TrainingStep
+from validate.tracker import PlainTracker, ShardedTracker, TrackedMemory
 
 MICRO_BATCHES = 3  # what a third micro-batch finds, every later one finds too
 
 
 def track_step(
-    built: Built, step: Step, plan: Plan, device: torch.device, hook: Callable[..., Any] | None = None
-) -> MemoryCourse:
+    built: Built, step: TrainingStep, plan: Plan, device: torch.device, hook: Callable[..., Any] | None = None
+) -> TrackedMemory:
     """Bytes over one step with the optimizer's state in place. Puts DDP around the modules on the way.
 
     DDP is built under the tracker because its buckets are made in C++, where nothing else would show them; so the
@@ -45,10 +45,10 @@ def track_step(
                 tracker.reset_mod_stats()
         with scattered_to_the_end(built, tracker.total):
             step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
-        return tracker.course()
+        return tracker.tracked()
 
 
-def track_live_step(built: Built, step: Step, plan: Plan, device: torch.device) -> MemoryCourse:
+def track_live_step(built: Built, step: TrainingStep, plan: Plan, device: torch.device) -> TrackedMemory:
     """The same for modules that have been training: whose bytes they are, beside what the allocator itself says.
 
     DDP's buckets exist already, unseen; their bytes are those of the parameters.
@@ -62,7 +62,7 @@ def track_live_step(built: Built, step: Step, plan: Plan, device: torch.device) 
         tracker.track_external(built.module, getattr(built.optimizer, "optim", built.optimizer), *step.inputs)
     with tracker:
         step.run(tracker.announce, min(plan.num_micro_batches, MICRO_BATCHES))
-        course = tracker.course()
+        tracked = tracker.tracked()
     if built.network is not built.module:
-        course.add("buckets", sum(p.numel() * p.element_size() for p in built.module.parameters()))
-    return course
+        tracked.add("buckets", sum(p.numel() * p.element_size() for p in built.module.parameters()))
+    return tracked

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from validate.players import guard
-from validate.report import Report, describe, kind_of
+from validate.report import RankReport, describe, kind_of
 from validate.task import Task
 
 
 def main(path: str) -> int:
     """Exit status: 0 with a result, 1 with a fault reported."""
-    report = Report.to_parent()
+    report = RankReport.to_parent()
     try:
         task = Task.model_validate_json(Path(path).read_bytes())
         report.phase("load")

@@ -19,15 +19,15 @@ from validate.parallel import build, make_optimizer, materialise, replicate
 from validate.players.hooks import gathered_at_once, reduced_in_place
 from validate.players.memory import track_live_step, track_step
 from validate.players.timed import (
-    AllocatorCourse,
+    AllocatorTimeline,
     allocator_bytes,
     profiled_step,
     recorded_step,
     timed_steps,
     wait,
 )
-from validate.report import Report
-from validate.steps import Step
+from validate.report import RankReport
+from validate.steps import TrainingStep
 from validate.task import Task
 
 # The stack's kernel first, then what torch would take where that one cannot run (on a CPU, in fp32).
@@ -35,7 +35,7 @@ _FLASH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend
 _BACKENDS = {"math": [SDPBackend.MATH], "cudnn": [SDPBackend.CUDNN_ATTENTION, *_FLASH]}
 
 
-def run(task: Task, report: Report) -> dict[str, Any]:
+def run(task: Task, report: RankReport) -> dict[str, Any]:
     """Everything one rank measures."""
     rank, device = int(os.environ.get("RANK", "0")), _device(task)
     report.phase("join")
@@ -87,7 +87,7 @@ def _limit(task: Task, device: torch.device) -> int:
 
 
 def _played(
-    task: Task, report: Report, rank: int, device: torch.device, hook: Callable[..., Any] | None, total: int
+    task: Task, report: RankReport, rank: int, device: torch.device, hook: Callable[..., Any] | None, total: int
 ) -> dict[str, Any]:
     model, plan, stack = task.model, task.plan, task.stack
     machine = describe(
@@ -97,7 +97,7 @@ def _played(
     report.phase("build")
     built = build(model, plan, stack, device, pinned=plan.offload.pinned and device.type == "cuda")
     materialise(built, device)
-    step = Step(built, model, plan, stack, device)
+    step = TrainingStep(built, model, plan, stack, device)
     result: dict[str, Any] = {"machine": machine, "memory": {}}
     if device.type == "cpu":
         report.phase("memory")
@@ -138,20 +138,20 @@ def _barrier(task: Task) -> Callable[[], None]:
     return lambda: dist.barrier() and None
 
 
-def _allocator_account(report: Report, step: Step, device: torch.device, total: int) -> dict[str, Any]:
+def _allocator_account(report: RankReport, step: TrainingStep, device: torch.device, total: int) -> dict[str, Any]:
     """Peaks of everything until now, then bytes at the borders of one more step's phases."""
     peaks = allocator_bytes(total)
     report.partial(memory=peaks)
     report.phase("memory")
-    course = AllocatorCourse()
+    tracked = AllocatorTimeline()
     torch.cuda.reset_peak_memory_stats()
-    step.run(course.announce)
+    step.run(tracked.announce)
     wait(device)
-    return {**peaks, **course.as_json()}
+    return {**peaks, **tracked.as_json()}
 
 
 def _extras(
-    task: Task, report: Report, step: Step, device: torch.device, rank: int, barrier: Callable[[], None]
+    task: Task, report: RankReport, step: TrainingStep, device: torch.device, rank: int, barrier: Callable[[], None]
 ) -> dict[str, Any]:
     """What goes to files: spans of a profiled step, the allocator's events of another."""
     extras: dict[str, Any] = {}

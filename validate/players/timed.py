@@ -14,9 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from simulator.readers.kernel_names import collective_of
 from simulator.trace import Timeline
-from validate.report import Report
+from validate.report import RankReport
 from validate.spans import Event, timeline
-from validate.steps import PHASES, Step
+from validate.steps import PHASES, TrainingStep
 from validate.stopwatch import reference_s
 
 _SNAPSHOT_EVENTS = 400_000
@@ -59,7 +59,13 @@ def wait(device: torch.device) -> None:
 
 
 def timed_steps(
-    step: Step, device: torch.device, report: Report, *, warm_up: int, count: int, barrier: Callable[[], None]
+    step: TrainingStep,
+    device: torch.device,
+    report: RankReport,
+    *,
+    warm_up: int,
+    count: int,
+    barrier: Callable[[], None],
 ) -> dict[str, Any]:
     """Run `warm_up` steps, then `count` with their times; what is known goes out after each one."""
     for index in range(warm_up):
@@ -86,7 +92,7 @@ def timed_steps(
     return {"step_times_s": times, "phase_times_s": phases, "reference_times_s": references}
 
 
-def profiled_step(step: Step, device: torch.device, rank: int, barrier: Callable[[], None]) -> Timeline:
+def profiled_step(step: TrainingStep, device: torch.device, rank: int, barrier: Callable[[], None]) -> Timeline:
     """One more step under torch's profiler, as spans."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     barrier()
@@ -129,7 +135,7 @@ def _busiest(events: list[Event]) -> tuple[str, ...]:
 # --- the caching allocator's own account
 
 
-class AllocatorCourse:
+class AllocatorTimeline:
     """Allocated and reserved bytes at the borders of a step's phases, and the peak of each, from CUDA's allocator."""
 
     def __init__(self) -> None:
@@ -168,7 +174,7 @@ def allocator_bytes(total_bytes: int) -> dict[str, int]:
     }
 
 
-def recorded_step(step: Step, device: torch.device, out: Path) -> None:
+def recorded_step(step: TrainingStep, device: torch.device, out: Path) -> None:
     """Run a step and write the allocator's events of it, in the form that the replay tests read."""
     record = torch.cuda.memory._record_memory_history  # noqa: SLF001  the documented entry
     record(max_entries=_SNAPSHOT_EVENTS, stacks="python", context=None)

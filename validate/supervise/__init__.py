@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from validate.supervise.processes import MARK, Interrupted, Rank, deaf, end, start, stop_signals
-from validate.supervise.verdict import Deadlines, Outcome, Verdict
+from validate.supervise.processes import MARK, Interrupted, Rank, end, ignore_signals, start, stop_signals
+from validate.supervise.verdict import Deadlines, SupervisedOutcome, Verdict
 from validate.supervise.watch import Watch
 
-__all__ = ["Deadlines", "Outcome", "Verdict", "scratch_folder", "supervise"]
+__all__ = ["Deadlines", "SupervisedOutcome", "Verdict", "scratch_folder", "supervise"]
 
 
 def supervise(
@@ -33,7 +33,7 @@ def supervise(
     memory_bytes: int | None = None,
     progress: Callable[[int, str], None] | None = None,
     samples: Callable[[int, dict[str, Any]], None] | None = None,
-) -> Outcome:
+) -> SupervisedOutcome:
     """Run one process a command to the end, or to the first trouble; nothing of them is left when this returns.
 
     environments: added to this process's, one a command. scratch: the ranks' folder (TMPDIR), the caller's to remove.
@@ -58,10 +58,10 @@ def supervise(
     except Interrupted as exc:
         verdict = Verdict(kind="interrupted", detail=str(exc))
     finally:
-        with deaf():
+        with ignore_signals():
             end(ranks, token, deadlines.grace_s)
             watch.drain()
-    return Outcome(
+    return SupervisedOutcome(
         verdict=verdict,
         results={rank.index: rank.result for rank in ranks if rank.result is not None},
         partials={rank.index: rank.partial for rank in ranks if rank.partial},
@@ -76,5 +76,5 @@ def scratch_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with deaf():
+        with ignore_signals():
             shutil.rmtree(folder, ignore_errors=True)

@@ -126,7 +126,7 @@ def stop_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deaf() -> Iterator[None]:
+def ignore_signals() -> Iterator[None]:
     """Cleaning up takes bounded time and is not to be interrupted."""
     with _handlers(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
         yield

@@ -55,7 +55,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SupervisedOutcome:
     """A run's verdict and what its ranks reported until then: results by rank, and parts of results where none came."""
 
     verdict: Verdict

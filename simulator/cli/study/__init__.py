@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from simulator.calibration import Calibration
 from simulator.checkpoint import Checkpoint
 from simulator.cli.overrides import Override, literal, parse_overrides, patched
-from simulator.cli.study.nouns import calibration_named, calibration_of, cluster_of, loaded_cluster, model_of
+from simulator.cli.study.certain_faults import BY_DEVICES, certain_faults, plan_faults, unknown_fields
+from simulator.cli.study.loading import calibration_named, calibration_of, cluster_of, loaded_cluster, model_of
 from simulator.cli.study.provenance import set_by_hand, sources_of, without_effect
-from simulator.cli.study.standing import BY_DEVICES, plan_faults, standing, unknown_fields
 from simulator.cli.study.tables import (
     DEFAULT,
     DEFAULT_NAME,
@@ -153,7 +153,7 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
         if settled and not unknown:
             faults += plan_faults(completed, model, cluster, others=bool(faults))
         else:
-            faults += _standing(completed, model, cluster, unknown, asked)
+            faults += _certain_faults(completed, model, cluster, unknown, asked)
     saved, kept = of_root(overrides, "checkpoint"), study.checkpoint if study is not None else None
     checkpoint = faults.attempt(lambda: patched(kept or Checkpoint(), saved, InputError)) if kept or saved else None
     if faults or study is None or model is None or cluster is None or plan is None:
@@ -210,15 +210,15 @@ _OF_A_DRAFT: Final = frozenset(
 _DATA_PARALLEL: Final = frozenset({"dp_shard", "dp_replicate"})
 
 
-def _standing(
+def _certain_faults(
     plan: Plan, model: Model | None, cluster: Cluster | None, unknown: frozenset[str], asked: _Asked
 ) -> list[Fault]:
     """Faults of a plan that is known in part, by another framework's file or its own."""
     if asked.draft is None:
         stated = asked.raw["plan"].keys() & _DATA_PARALLEL
-        return standing(plan, model, cluster, unknown if stated else unknown | _DATA_PARALLEL)
+        return certain_faults(plan, model, cluster, unknown if stated else unknown | _DATA_PARALLEL)
     settled = {f"plan: {name}" for name in _OF_A_DRAFT & set(asked.raw["plan"])}
-    return [fault for fault in standing(plan, model, cluster, unknown | BY_DEVICES) if fault.place in settled]
+    return [fault for fault in certain_faults(plan, model, cluster, unknown | BY_DEVICES) if fault.place in settled]
 
 
 def _with_degrees(plan: Plan, cluster: Cluster | None) -> Plan:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from simulator.cli.overrides import Override
 from simulator.cli.study.tables import DEFAULT_NAME
 from simulator.model import Model
-from simulator.plan import Plan, idle_fields
+from simulator.plan import Plan, unused_fields
 from simulator.predict import Source
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _NOTHING = (False, None, 0, 1, "none")
 
 def without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
     """What was asked of the plan and does nothing beside the rest of it."""
-    idle = idle_fields(plan, experts=model.experts is not None)
+    idle = unused_fields(plan, experts=model.experts is not None)
     given = {name: getattr(plan, name) for name in idle if name in asked.model_fields_set}
     named = [name for name, value in given.items() if value is True or value not in _NOTHING]  # True equals 1
     return tuple(

@@ -1,4 +1,4 @@
-"""From the tree of elements to a Host: what is a GPU, what a card, and how they are joined."""
+"""From the tree of elements to a Host: what is a GPU, what a NIC, and how they are joined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Final
 
 from simulator.errors import ClusterError, Fault
-from simulator.host import Cable, Card, Gpu, Host, Path
+from simulator.host import Cable, Gpu, Host, Nic, Path
 from simulator.readers.nccl_xml.rates import (
     PCIE_UNKNOWN,
     TRANSFERS,
@@ -25,7 +25,7 @@ _MOST_DEVICES = 512
 _MOST_FAULTS = 20
 _SWITCH_CLASS, _BRIDGE_TO_CPU = "0x068000", "0x068001"
 _GPU_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
-_CARD_CLASS: Final = "0x02"
+_NIC_CLASS: Final = "0x02"
 _AWS_SLOTS: Final = {"g5.48xlarge": ("00:16", "00:1d")}  # bus ids of its GPUs, where a file gives nothing but bus ids
 
 
@@ -37,7 +37,7 @@ class Reading:
         self.faults: list[Fault] = []
         self.missing: list[str] = []
         self.gpus: dict[str, Element] = {}  # name -> its <pci>
-        self.cards: dict[str, tuple[Element, Card]] = {}
+        self.nics: dict[str, tuple[Element, Nic]] = {}
         self.by_bus: dict[str, str] = {}  # GPUs
         self.switched, self.links_listed, self.numbered = False, True, False
 
@@ -52,8 +52,8 @@ class Reading:
             place = f"{self.place}: line {self.root.line}"
             raise ClusterError(Fault(place=place, problem=f"{len(devices)} devices", remedy=f"≤ {_MOST_DEVICES}"))
         self.classify(devices)
-        for card in self.root_cards(self.root):
-            self.add_cards(card, "")
+        for nic in self.root_nics(self.root):
+            self.add_nics(nic, "")
         direct = dict(self.direct_paths())
         paths = {**self.pcie_paths(), **direct}
         self.note_missing(devices, direct)
@@ -66,7 +66,7 @@ class Reading:
             source=self.place,
             format="NCCL topology XML",
             gpus=tuple(self.gpu(name, pci) for name, pci in self.gpus.items()),
-            cards=tuple(card for _, card in self.cards.values()),
+            nics=tuple(nic for _, nic in self.nics.values()),
             paths=paths,
             switched=self.switched,
             cables=cables,
@@ -85,7 +85,7 @@ class Reading:
             else:
                 yield from self.devices(child)
 
-    def root_cards(self, element: Element) -> Iterator[Element]:
+    def root_nics(self, element: Element) -> Iterator[Element]:
         """<nic> elements that hang on a CPU, not on a PCI device: virtual ones."""
         for cpu in element.inside("cpu"):
             yield from cpu.inside("nic")
@@ -101,8 +101,8 @@ class Reading:
             kind = pci.get("class").lower()
             if any(pci.inside("gpu")) or kind.startswith(_GPU_CLASSES):
                 gpus.append(pci)
-            elif any(pci.inside("nic")) or kind.startswith(_CARD_CLASS):
-                self.add_cards(pci, bus)
+            elif any(pci.inside("nic")) or kind.startswith(_NIC_CLASS):
+                self.add_nics(pci, bus)
             elif not kind:
                 unknown.append(pci)
         gpus += self.by_platform(unknown)
@@ -120,7 +120,7 @@ class Reading:
         gpus = [pci for pci in unknown if first <= pci.get("busid")[5:10].lower() <= last]
         rest = [pci for pci in unknown if pci not in gpus]
         for pci in rest:
-            self.add_cards(pci, pci.get("busid").lower())
+            self.add_nics(pci, pci.get("busid").lower())
         text = f"classes of the devices: taken as on {name}, which a comment names ({len(gpus)} GPUs by slot)"
         self.missing.append(text)
         return gpus
@@ -137,19 +137,19 @@ class Reading:
             if self.cpu(pci) is None:
                 self.fault(pci, f"GPU {pci.get('busid')} is outside every <cpu>: nothing joins it", "inside a <cpu>")
 
-    def add_cards(self, holder: Element, bus: str) -> None:
+    def add_nics(self, holder: Element, bus: str) -> None:
         nics = [holder] if holder.tag == "nic" else list(holder.inside("nic"))
         nets = [net for nic in nics for net in nic.inside("net")]
         cpu = self.cpu(holder)
         numa = cpu.get("numaid") if cpu is not None else ""
         if not nets:
-            name = f"NIC{len(self.cards)}"
-            self.cards[name] = (holder, Card(name=name, pci=bus, numa=numa, pcie=pcie_link(holder)))
+            name = f"NIC{len(self.nics)}"
+            self.nics[name] = (holder, Nic(name=name, pci=bus, numa=numa, pcie=pcie_link(holder)))
         for net in nets:
-            name = net.get("name") or f"NIC{len(self.cards)}"
-            name = name if name not in self.cards else f"{name}:{net.get('port') or len(self.cards)}"
-            card = Card(name=name, pci=bus, numa=numa, bytes_per_s=self.net_rate(net), pcie=pcie_link(holder))
-            self.cards[name] = (holder, card)
+            name = net.get("name") or f"NIC{len(self.nics)}"
+            name = name if name not in self.nics else f"{name}:{net.get('port') or len(self.nics)}"
+            nic = Nic(name=name, pci=bus, numa=numa, bytes_per_s=self.net_rate(net), pcie=pcie_link(holder))
+            self.nics[name] = (holder, nic)
 
     def net_rate(self, net: Element) -> float | None:
         text = net.get("speed")
@@ -223,7 +223,7 @@ class Reading:
 
     def pcie_paths(self) -> dict[tuple[str, str], Path]:
         """Words for every pair by where their ways to the root meet."""
-        places = [*self.gpus.items(), *((name, element) for name, (element, _) in self.cards.items())]
+        places = [*self.gpus.items(), *((name, element) for name, (element, _) in self.nics.items())]
         return {(a, b): self.meeting(x, y) for (a, x), (b, y) in combinations(places, 2)}
 
     def meeting(self, x: Element, y: Element) -> Path:
@@ -283,7 +283,7 @@ class Reading:
         if not direct and not any(True for pci in devices for _ in pci.inside("gpu")) and len(self.gpus) > 1:
             self.links_listed = False
             self.missing.append("NVLinks: the file lists none, and NCCL asks the driver for them when it runs")
-        unnamed = sum(card.bytes_per_s is None for _, card in self.cards.values())
+        unnamed = sum(nic.bytes_per_s is None for _, nic in self.nics.values())
         if unnamed:
             self.missing.append(f"names and speeds of {unnamed} network card{'s' * (unnamed > 1)}")
         silent = sum(not pci.get("link_speed") for pci in devices)

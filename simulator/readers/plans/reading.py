@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from simulator.due import shown
 from simulator.errors import Fault
 from simulator.schema import nearest
+from simulator.value_errors import shown
 
 Use = Literal["used", "no effect", "overruled", "not modelled", "unknown"]
 

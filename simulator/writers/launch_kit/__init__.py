@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from simulator.host import nearest_cards
+from simulator.host import nearest_nics
 from simulator.plan import AXES
 from simulator.predict.transfers import Schedule
 from simulator.units import counted
-from simulator.writers.launch_kit.parts import Kit, Seat, make_kit
+from simulator.writers.launch_kit.parts import GpuSlot, Kit, make_kit
 from simulator.writers.launch_kit.scripts import env_sh, job_slurm, kubernetes_yaml, launch_sh
 
-__all__ = ["Kit", "Seat", "launch_kit", "make_kit", "ranks_table"]
+__all__ = ["GpuSlot", "Kit", "launch_kit", "make_kit", "ranks_table"]
 
 SUFFIXES: Final = {"toml": "study.toml", "megatron": "megatron.sh", "deepspeed": "deepspeed.json",
                    "accelerate": "accelerate.yaml", "torchtitan": "torchtitan.toml"}  # fmt: skip
@@ -43,28 +43,28 @@ def launch_kit(
 
 def _hostfile(kit: Kit) -> str:
     counts = [0] * kit.num_nodes
-    for seat in kit.seats:
-        counts[seat.node] += 1
+    for slot in kit.seats:
+        counts[slot.node] += 1
     return "".join(f"{host} slots={count}\n" for host, count in zip(kit.hosts, counts, strict=True))
 
 
 def ranks_table(kit: Kit) -> str:
-    """One line a rank: where it sits, the GPU as CUDA numbers it, its card, and its place in the mesh."""
-    mesh, ids, cards = kit.mesh(), kit.bus_ids, _nearest(kit)
+    """One line a rank: where it sits, the GPU as CUDA numbers it, its NIC, and its place in the mesh."""
+    mesh, ids, nics = kit.mesh(), kit.bus_ids, _nearest(kit)
     lines = ["\t".join(("rank", "node", "host", "local_rank", "gpu", "cuda", "pci_bus_id", "numa", "cards", *AXES))]
     seen = [0] * kit.num_nodes
-    for rank, seat in enumerate(kit.seats):
+    for rank, slot in enumerate(kit.seats):
         where = mesh.coordinates(rank)
-        numa = kit.host.gpus[seat.gpu].numa if kit.host else ""
-        fields = [rank, seat.node, kit.hosts[seat.node], seen[seat.node], seat.gpu, kit.cuda_index(seat.gpu)]
-        text = [ids[seat.gpu] if ids else "", numa, cards[seat.gpu] if cards else ""]
-        seen[seat.node] += 1
+        numa = kit.host.gpus[slot.gpu].numa if kit.host else ""
+        fields = [rank, slot.node, kit.hosts[slot.node], seen[slot.node], slot.gpu, kit.cuda_index(slot.gpu)]
+        text = [ids[slot.gpu] if ids else "", numa, nics[slot.gpu] if nics else ""]
+        seen[slot.node] += 1
         lines.append("\t".join(str(value) or "-" for value in (*fields, *text, *(where[axis] for axis in AXES))))
     return "\n".join(lines) + "\n"
 
 
 def _nearest(kit: Kit) -> list[str]:
-    return [",".join(one.cards) for one in nearest_cards(kit.host)] if kit.host is not None else []
+    return [",".join(one.nics) for one in nearest_nics(kit.host)] if kit.host is not None else []
 
 
 def _rankfile(kit: Kit) -> str:
@@ -73,7 +73,7 @@ def _rankfile(kit: Kit) -> str:
         return ""
     gpus = kit.host.gpus
     return "".join(
-        f"rank {rank}={kit.hosts[seat.node]} slot={gpus[seat.gpu].cpus}\n" for rank, seat in enumerate(kit.seats)
+        f"rank {rank}={kit.hosts[slot.node]} slot={gpus[slot.gpu].cpus}\n" for rank, slot in enumerate(kit.seats)
     )
 
 

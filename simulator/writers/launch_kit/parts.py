@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Seat:
+class GpuSlot:
     """A GPU: node by its place among the hosts, and its local index as the cluster counts it."""
 
     node: int
@@ -34,7 +34,7 @@ class Kit:
     hosts: tuple[str, ...]
     named: bool
     host: Host | None
-    seats: tuple[Seat, ...]
+    seats: tuple[GpuSlot, ...]
 
     @property
     def num_nodes(self) -> int:
@@ -44,8 +44,8 @@ class Kit:
     def per_node(self) -> int:
         """Ranks of the fullest node."""
         counts = [0] * self.num_nodes
-        for seat in self.seats:
-            counts[seat.node] += 1
+        for slot in self.seats:
+            counts[slot.node] += 1
         return max(counts)
 
     @property
@@ -53,7 +53,7 @@ class Kit:
         """Each node has its own block of consecutive ranks, in the order of the nodes: what torchrun can start."""
         each = self.per_node
         full = len(self.seats) == each * self.num_nodes
-        return full and all(seat.node == rank // each for rank, seat in enumerate(self.seats))
+        return full and all(slot.node == rank // each for rank, slot in enumerate(self.seats))
 
     def cuda_index(self, gpu: int) -> int:
         """CUDA's number of a GPU under CUDA_DEVICE_ORDER=PCI_BUS_ID: its place among the bus ids."""
@@ -76,7 +76,7 @@ def make_kit(
     *,
     hosts: Sequence[str] = (),
     host: Host | None = None,
-    seats: Sequence[Seat] | None = None,
+    seats: Sequence[GpuSlot] | None = None,
 ) -> Kit:
     """The kit of a job. Without seats ranks sit as the cluster has them.
 
@@ -87,7 +87,7 @@ def make_kit(
     alone = ("localhost",) if cluster.num_nodes == 1 else tuple(f"node{number}" for number in range(cluster.num_nodes))
     named = tuple(hosts) or alone
     own = (divmod(cluster.gpu_of(rank), each) for rank in range(job.plan.num_devices))
-    placed = tuple(seats) if seats is not None else tuple(Seat(node, gpu) for node, gpu in own)
+    placed = tuple(seats) if seats is not None else tuple(GpuSlot(node, gpu) for node, gpu in own)
     faults = [*_host_faults(named, cluster), *_seat_faults(placed, job, cluster)]
     if host is not None and len(host.gpus) != each:
         problem = f"{host.source} has {len(host.gpus)} GPUs, a node of {cluster.name} {each}"
@@ -113,7 +113,7 @@ def _host_faults(hosts: Sequence[str], cluster: Cluster) -> list[Fault]:
     return faults
 
 
-def _seat_faults(seats: Sequence[Seat], job: Job, cluster: Cluster) -> list[Fault]:
+def _seat_faults(seats: Sequence[GpuSlot], job: Job, cluster: Cluster) -> list[Fault]:
     place = "placement"
     if len(seats) != job.plan.num_devices:
         problem = f"{counted(len(seats), 'GPU')} for {counted(job.plan.num_devices, 'rank')}"

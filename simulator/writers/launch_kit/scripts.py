@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from simulator.host import idle_cards
+from simulator.host import idle_nics
 from simulator.writers.launch_kit.parts import Kit
 
 _PORT: Final = 29_500
@@ -23,17 +23,17 @@ def environment(kit: Kit) -> dict[str, str]:
     plan = kit.job.plan
     if plan.implementation == "megatron" and plan.tp * plan.cp > 1:
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron-LM demands it of tensor and context parallelism
-    if cards := _cards(kit):
-        found["NCCL_IB_HCA"] = "=" + ",".join(cards)
+    if nics := _nics(kit):
+        found["NCCL_IB_HCA"] = "=" + ",".join(nics)
     return {**found, **kit.job.stack.nccl_env}
 
 
-def _cards(kit: Kit) -> list[str]:
-    """The cards that GPUs are near, where the source names them; storage and management cards are left out."""
+def _nics(kit: Kit) -> list[str]:
+    """The NICs that GPUs are near, where the source names them; storage and management NICs are left out."""
     if kit.host is None or kit.cluster.inter is None or kit.cluster.inter.kind not in ("infiniband", "roce"):
         return []
-    idle = set(idle_cards(kit.host))
-    return [card.alias or card.name for card in kit.host.cards if card.name not in idle]
+    idle = set(idle_nics(kit.host))
+    return [nic.alias or nic.name for nic in kit.host.nics if nic.name not in idle]
 
 
 def env_sh(kit: Kit) -> str:
@@ -93,8 +93,8 @@ def _torchrun(kit: Kit, formats: Mapping[str, str]) -> Iterator[str]:
 def _orders(kit: Kit) -> list[str]:
     """CUDA_VISIBLE_DEVICES of each node: its ranks' GPUs, in the order of ranks."""
     found: list[list[str]] = [[] for _ in kit.hosts]
-    for seat in kit.seats:
-        found[seat.node].append(str(kit.cuda_index(seat.gpu)))
+    for slot in kit.seats:
+        found[slot.node].append(str(kit.cuda_index(slot.gpu)))
     return [",".join(order) for order in found]
 
 

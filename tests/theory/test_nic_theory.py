@@ -1,4 +1,4 @@
-"""Where cards sit and what NCCL may do there (NVIDIA/nccl 2.30.7, src/graph/paths.cc, search.cc): which link is full first."""
+"""Where NICs sit and what NCCL may do there (NVIDIA/nccl 2.30.7, src/graph/paths.cc, search.cc): which link is full first."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from simulator.collectives import bill, choose, sigma
+from simulator.collectives import choose, collective_cost, sigma
 from simulator.collectives.cost import call_of
 from simulator.collectives.host_traffic import host_traffic
 from simulator.errors import ClusterError
 from simulator.mesh import GroupShape
 from simulator.nccl import Nccl
 from simulator.topology import Cluster
-from simulator.topology.cards import CardsReached
+from simulator.topology.nics import NicPaths
 
 GB = 1e9
 NIC, PCIE, SOCKET, MEMORY = 25.0, 31.0, 67.2, 160.0  # of the machine below, GB/s one way
@@ -21,7 +21,7 @@ NEAR = [{"gpus": [0]}, {"gpus": [1]}, {"gpus": [2]}, {"gpus": [3]}]
 
 
 def machine(cards: list[dict[str, Any]], *, nvlink: bool = True, **fabric: Any) -> Cluster:
-    """Two sockets of four A100, four cards."""
+    """Two sockets of four A100, four NICs."""
     pcie = {"kind": "pcie4", "bytes_per_s": PCIE * GB}
     return Cluster.parse(
         {
@@ -50,20 +50,20 @@ def whole(ranks: int = 8) -> GroupShape:
 REPLICAS = GroupShape(num_ranks=2, num_nodes=2, ranks_per_node=1, num_groups_per_node=8, spans_domain=True)
 
 
-def got(cluster: Cluster, shape: GroupShape, kind: str = "all_gather", **variables: str) -> CardsReached:
-    found = call_of(kind, 2**30, shape, cluster, Nccl.of(variables=variables)).links.cards
+def got(cluster: Cluster, shape: GroupShape, kind: str = "all_gather", **variables: str) -> NicPaths:
+    found = call_of(kind, 2**30, shape, cluster, Nccl.of(variables=variables)).links.nics
     assert found is not None
     return found
 
 
 def test_cards_beside_every_gpu_are_the_even_share() -> None:
-    """Two GPUs a card, all beside it: what a file without places says, to the byte."""
+    """Two GPUs a NIC, all beside it: what a file without places says, to the byte."""
     stated = machine([{"gpus": [0, 1]}, {"gpus": [2, 3]}, {"gpus": [4, 5]}, {"gpus": [6, 7]}])
     assert stated.inter is not None
     silent = stated.model_copy(update={"inter": stated.inter.model_copy(update={"cards": ()})})
     for kind in ("all_reduce", "all_gather", "all_to_all"):
         for shape in (whole(), REPLICAS):
-            assert bill(kind, 2**28, shape, stated) == bill(kind, 2**28, shape, silent)
+            assert collective_cost(kind, 2**28, shape, stated) == collective_cost(kind, 2**28, shape, silent)
 
 
 def test_rings_use_the_near_cards_and_leave_by_pxn() -> None:
@@ -74,7 +74,7 @@ def test_rings_use_the_near_cards_and_leave_by_pxn() -> None:
 
 
 def test_replicas_on_the_other_socket_are_staged_and_share_the_cards() -> None:
-    """One rank a node has no peer to send through. Each card carries its own GPU and a fourth of four others: 2 loads."""
+    """One rank a node has no peer to send through. Each NIC carries its own GPU and a fourth of four others: 2 loads."""
     found = got(machine(NEAR), REPLICAS)
     assert found.bytes_per_s == NIC * GB / 2
     assert (found.word, found.in_memory) == ("SYS", 0.5)
@@ -83,7 +83,7 @@ def test_replicas_on_the_other_socket_are_staged_and_share_the_cards() -> None:
 
 
 def test_the_cpus_link_is_full_first_where_cards_are_quick() -> None:
-    """Four GPUs over one link of 67.2 GB/s, beside cards that would carry 2 loads each at 25."""
+    """Four GPUs over one link of 67.2 GB/s, beside NICs that would carry 2 loads each at 25."""
     cluster = machine(NEAR)
     assert cluster.inter is not None
     cards = cluster.inter.model_copy(update={"nic_bytes_per_s": 4 * NIC * GB})
@@ -92,14 +92,14 @@ def test_the_cpus_link_is_full_first_where_cards_are_quick() -> None:
 
 
 def test_gpudirect_level_takes_the_memory_off_the_road() -> None:
-    """NCCL_NET_GDR_LEVEL=SYS: cards write to GPUs across the sockets, and no byte is staged."""
+    """NCCL_NET_GDR_LEVEL=SYS: NICs write to GPUs across the sockets, and no byte is staged."""
     found = got(machine(NEAR), REPLICAS, NCCL_NET_GDR_LEVEL="SYS")
     assert (found.word, found.in_memory) == ("SYS", 0)
     assert "memory" not in found.loads
 
 
 def test_without_gpudirect_every_byte_is_staged() -> None:
-    """Four cards in and four out at 25 GB/s would load the memory with 200 of 160 GB/s: 80 remain, one way."""
+    """Four NICs in and four out at 25 GB/s would load the memory with 200 of 160 GB/s: 80 remain, one way."""
     for variables in ({"NCCL_NET_GDR_LEVEL": "LOC"}, {"NCCL_NET": "Socket"}):
         found = got(machine(NEAR), whole(), "all_gather", **variables)
         assert found.in_memory == 1
@@ -114,27 +114,27 @@ def test_reads_alone_stage_what_leaves() -> None:
 
 
 def test_without_pxn_a_ring_leaves_by_another_card_and_its_rail() -> None:
-    """The ring of card 0 enters at GPU 0 and leaves by card 1 beside GPU 1: another rail, another leaf, the spine."""
+    """The ring of NIC 0 enters at GPU 0 and leaves by NIC 1 beside GPU 1: another rail, another leaf, the spine."""
     found = got(machine(NEAR), whole(), NCCL_PXN_DISABLE="1")
     assert (found.bytes_per_s, found.off_rail, found.word) == (4 * NIC * GB, 1, "PIX")
     crowded = machine(NEAR, oversubscription=2.0)
     nccl = Nccl.of(variables={"NCCL_PXN_DISABLE": "1"})
-    slow = bill("all_gather", 2**30, whole(), crowded, nccl=nccl).link_bytes["inter"]
-    fast = bill("all_gather", 2**30, whole(), machine(NEAR), nccl=nccl).link_bytes["inter"]
+    slow = collective_cost("all_gather", 2**30, whole(), crowded, nccl=nccl).link_bytes["inter"]
+    fast = collective_cost("all_gather", 2**30, whole(), machine(NEAR), nccl=nccl).link_bytes["inter"]
     assert float(slow) == pytest.approx(2 * float(fast))
-    kept = bill("all_gather", 2**30, whole(), crowded).link_bytes["inter"]
+    kept = collective_cost("all_gather", 2**30, whole(), crowded).link_bytes["inter"]
     assert float(kept) == pytest.approx(float(fast))
 
 
 def test_neither_pxn_nor_cross_nic_leaves_a_ring_the_far_gpu() -> None:
-    """Same card out, from a GPU that is not beside it: over the CPU, staged; half of all traffic."""
+    """Same NIC out, from a GPU that is not beside it: over the CPU, staged; half of all traffic."""
     found = got(machine(NEAR), whole(), NCCL_PXN_DISABLE="1", NCCL_CROSS_NIC="0")
     assert (found.word, found.in_memory, found.off_rail) == ("PHB", 0.5, 0)
     assert found.loads["memory"] == 1  # what leaves
 
 
 def test_all_to_all_without_pxn_leaves_its_rails() -> None:
-    """Of messages to four cards' receivers one in four has the sender's own card."""
+    """Of messages to four NICs' receivers one in four has the sender's own NIC."""
     near = machine([{"gpus": [0, 1]}, {"gpus": [2, 3]}, {"gpus": [4, 5]}, {"gpus": [6, 7]}])
     assert got(near, whole(), "all_to_all").off_rail == 0
     assert got(near, whole(), "all_to_all", NCCL_PXN_DISABLE="1").off_rail == pytest.approx(3 / 4)
@@ -143,17 +143,17 @@ def test_all_to_all_without_pxn_leaves_its_rails() -> None:
 
 
 def test_releases_before_2_12_have_no_pxn() -> None:
-    old = call_of("all_gather", 2**30, whole(), machine(NEAR), Nccl.of("2.11.4")).links.cards
+    old = call_of("all_gather", 2**30, whole(), machine(NEAR), Nccl.of("2.11.4")).links.nics
     assert old is not None
     assert old.off_rail == 1
 
 
 def test_no_nvlink_no_pxn() -> None:
-    """A PCIe box with one card beside GPU 0: a ring enters there and leaves from GPU 1 over the CPU."""
+    """A PCIe box with one NIC beside GPU 0: a ring enters there and leaves from GPU 1 over the CPU."""
     cluster = machine([{"gpus": [0]}, {"socket": 0}, {"socket": 1}, {"socket": 1}], nvlink=False)
     found = got(cluster, whole())
     assert (found.word, found.in_memory) == ("PHB", 0.5)
-    assert found.bytes_per_s == NIC * GB  # the one card that is near serves the rings
+    assert found.bytes_per_s == NIC * GB  # the one NIC that is near serves the rings
 
 
 def test_cards_behind_the_cpus_serve_where_none_is_near() -> None:
@@ -163,7 +163,7 @@ def test_cards_behind_the_cpus_serve_where_none_is_near() -> None:
 
 
 def test_ll128_stays_inside_nodes_whose_cards_are_far() -> None:
-    """Ampere: nothing beyond PXB; a size at which rings run LL128 with cards beside the GPUs."""
+    """Ampere: nothing beyond PXB; a size at which rings run LL128 with NICs beside the GPUs."""
     near = machine([{"gpus": [0, 1]}, {"gpus": [2, 3]}, {"gpus": [4, 5]}, {"gpus": [6, 7]}])
     sizes = [2**k for k in range(12, 24)]
     assert "ll128" in {choose("all_gather", size, whole(), near).protocol for size in sizes}
@@ -183,11 +183,11 @@ def test_staging_is_less_sure() -> None:
 
 
 def test_time_is_that_of_the_fullest_link() -> None:
-    """Replicas at half a card's rate take twice what a card of their own would give them."""
+    """Replicas at half a NIC's rate take twice what a NIC of their own would give them."""
     near = machine([{"gpus": [g]} for g in range(4)])
     alone = GroupShape(num_ranks=2, num_nodes=2, ranks_per_node=1, num_groups_per_node=4, spans_domain=True)
-    crowd = float(bill("all_gather", 2**30, REPLICAS, near).link_bytes["inter"])
-    assert crowd == pytest.approx(2 * float(bill("all_gather", 2**30, alone, near).link_bytes["inter"]))
+    crowd = float(collective_cost("all_gather", 2**30, REPLICAS, near).link_bytes["inter"])
+    assert crowd == pytest.approx(2 * float(collective_cost("all_gather", 2**30, alone, near).link_bytes["inter"]))
 
 
 @pytest.mark.parametrize(

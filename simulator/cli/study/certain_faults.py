@@ -40,7 +40,7 @@ def plan_faults(plan: Plan, model: Model | None, cluster: Cluster | None, *, oth
     return faults
 
 
-def standing(plan: Plan, model: Model | None, cluster: Cluster | None, unknown: Collection[str]) -> list[Fault]:
+def certain_faults(plan: Plan, model: Model | None, cluster: Cluster | None, unknown: Collection[str]) -> list[Fault]:
     """The faults of a plan, with model and cluster too, that stand whatever the `unknown` fields become."""
     found = plan_faults(plan, model, cluster, others=True)
     changes = [{name: _other_value(plan, name)} for name in sorted(unknown)]

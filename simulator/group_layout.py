@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TypedDict
 
 from simulator.topology import Cluster
-from simulator.topology.cards import nearest, places_of
+from simulator.topology.nics import nearest, places_of
 from simulator.topology.wiring import Wiring
 
 Pattern = tuple[tuple[int, ...], ...]  # the GPUs of each group on a node, by local index
@@ -84,10 +84,10 @@ def pairs_layout(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Rails:
-    """Which rails the cards beside GPUs are on. of_node: those of nodes that are cabled otherwise."""
+    """Which rails the NICs beside GPUs are on. of_node: those of nodes that are cabled otherwise."""
 
     of_node: Mapping[int, tuple[int, ...]]
-    cards: tuple[tuple[int, ...], ...]  # the nearest of each GPU
+    nics: tuple[tuple[int, ...], ...]  # the nearest of each GPU
 
     @classmethod
     def of(cls, cluster: Cluster) -> Rails:
@@ -108,9 +108,9 @@ class Rails:
         return sum(1 - len(here & there) / len(here) for here, there in hops) / len(hops)
 
     def at(self, node: int, gpu: int) -> tuple[int, ...]:
-        """The rails of a GPU's nearest cards."""
+        """The rails of a GPU's nearest NICs."""
         order = self.of_node.get(node)
-        return self.cards[gpu] if order is None else tuple(order[card] for card in self.cards[gpu])
+        return self.nics[gpu] if order is None else tuple(order[nic] for nic in self.nics[gpu])
 
 
 def _by_node(cluster: Cluster, group: Sequence[int]) -> Mapping[int, tuple[int, ...]]:

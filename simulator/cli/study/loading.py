@@ -40,7 +40,7 @@ def cluster_of(
         return cluster
     from simulator.readers.placement import read_placement  # noqa: PLC0415  only what is asked for is loaded
 
-    return cluster.seated(read_placement(Path(table), cluster))
+    return cluster.with_rank_mapping(read_placement(Path(table), cluster))
 
 
 def _counted_cluster(

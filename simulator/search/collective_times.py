@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from simulator.collectives import bill, copies, interference, link_capacities
-from simulator.lower.fabric import Fabric
+from simulator.collectives import collective_cost, copies, interference, link_capacities
+from simulator.lower.fabric import MeshFabric
 from simulator.mesh import GroupShape, Mesh
 from simulator.plan import Plan
-from simulator.search.nouns import Nouns
-from simulator.search.traffic import Passes, Units
+from simulator.search.context import SearchContext
+from simulator.search.traffic import Passes, UnitGroup
 from simulator.zero import UnitComm
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class CollectiveTime:
     """One collective alone: seconds until it is over, seconds in which it moves bytes, the share of compute it takes."""
 
     alone_s: float = 0.0
     moving_s: float = 0.0
     slows: float = 0.0
 
-    def times(self, count: float) -> Price:
-        return Price(count * self.alone_s, count * self.moving_s, self.slows)
+    def times(self, count: float) -> CollectiveTime:
+        return CollectiveTime(count * self.alone_s, count * self.moving_s, self.slows)
 
 
-_FREE: Final = Price()
+_FREE: Final = CollectiveTime()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Traffic:
     between a backward and a forward, or another chunk's or micro-batch's backward, behind it.
     """
 
-    every: dict[str, list[Price]]
-    reductions: dict[str, list[Price]]
-    once: dict[str, list[Price]]
+    every: dict[str, list[CollectiveTime]]
+    reductions: dict[str, list[CollectiveTime]]
+    once: dict[str, list[CollectiveTime]]
     first_s: float
     last_s: float
     late_s: float
@@ -50,16 +50,16 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Prices:
+class CollectiveTimes:
     """Prices under one machine and software, remembered."""
 
-    nouns: Nouns
-    _prices: dict[object, Price] = field(default_factory=dict)
+    context: SearchContext
+    _prices: dict[object, CollectiveTime] = field(default_factory=dict)
     _groups: dict[object, GroupShape] = field(default_factory=dict)
     _capacities: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        found = link_capacities(self.nouns.cluster, self.nouns.curves)
+        found = link_capacities(self.context.cluster, self.context.curves)
         self._capacities = {name: float(capacity) for name, capacity in found.items()}
 
     def group(self, mesh: Mesh, axis: str) -> GroupShape:
@@ -71,7 +71,7 @@ class Prices:
             self._groups[key] = found
         return found
 
-    def price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool = False) -> Price:
+    def price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool = False) -> CollectiveTime:
         """A collective alone, or the copies that stand for it."""
         if size_bytes == 0 or shape.num_ranks == 1:
             return _FREE
@@ -81,41 +81,41 @@ class Prices:
             found = self._prices[key] = self._price(kind, size_bytes, shape, copied=copied)
         return found
 
-    def _price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool) -> Price:
-        nouns = self.nouns
-        nccl, weight = nouns.stack.software(), nouns.calibration.interference.hbm_weight
+    def _price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool) -> CollectiveTime:
+        context = self.context
+        nccl, weight = context.stack.software(), context.calibration.interference.hbm_weight
         slows = 0.0
         if copied:
-            one, slows = copies(kind, size_bytes, shape, nouns.cluster, nouns.curves, memory_weight=weight)
+            one, slows = copies(kind, size_bytes, shape, context.cluster, context.curves, memory_weight=weight)
         else:
-            one = bill(kind, size_bytes, shape, nouns.cluster, curves=nouns.curves, nccl=nccl)
+            one = collective_cost(kind, size_bytes, shape, context.cluster, curves=context.curves, nccl=nccl)
         if kind != "send_recv" and not copied:
-            slows = float(interference(kind, shape, nouns.cluster, nouns.curves, memory_weight=weight, nccl=nccl))
+            slows = float(interference(kind, shape, context.cluster, context.curves, memory_weight=weight, nccl=nccl))
         moving = max((float(size) / self._capacities[link] for link, size in one.link_bytes.items()), default=0.0)
-        return Price(float(one.latency_s) + moving, moving, slows)
+        return CollectiveTime(float(one.latency_s) + moving, moving, slows)
 
 
 @dataclass(frozen=True, slots=True)
-class Pricing:
+class StagePricing:
     """Prices of one plan's roles."""
 
-    prices: Prices
+    prices: CollectiveTimes
     plan: Plan
-    fabric: Fabric
+    fabric: MeshFabric
 
-    def one(self, kind: str, role: str, size_bytes: int, count: int = 1) -> Price:
+    def one(self, kind: str, role: str, size_bytes: int, count: int = 1) -> CollectiveTime:
         if size_bytes == 0:
             return _FREE
         shape = self.prices.group(self.fabric.mesh, self.fabric.axis(role))
         price = self.prices.price(kind, size_bytes // count, shape)
         return price if count == 1 else price.times(count)
 
-    def traffic(self, units: tuple[Units, ...], layers: tuple[Units, ...], passes: Passes) -> Traffic:
+    def traffic(self, units: tuple[UnitGroup, ...], layers: tuple[UnitGroup, ...], passes: Passes) -> Traffic:
         """The collectives of a stage's units, of which `layers` are no ends of the model."""
         plan, edge = self.plan, units[0].comm  # of the first unit, which the backward reduces last
-        every: dict[str, list[Price]] = {"shard": [], "reshard": []}
-        reductions: dict[str, list[Price]] = {"shard": [], "replicate": []}
-        once: dict[str, list[Price]] = {"shard": []}
+        every: dict[str, list[CollectiveTime]] = {"shard": [], "reshard": []}
+        reductions: dict[str, list[CollectiveTime]] = {"shard": [], "replicate": []}
+        once: dict[str, list[CollectiveTime]] = {"shard": []}
         again = "shard" if plan.reshard_ranks is None else "reshard"
         joined = self.fabric.stack.all_reduce_combine > 0  # into calls of other sizes
         for unit in units:
@@ -173,10 +173,10 @@ class Pricing:
             return self.one("all_gather", "shard", edge.parameter_gather_bytes).alone_s
         return 0.0
 
-    def _late(self, comm: UnitComm) -> Price:
+    def _late(self, comm: UnitComm) -> CollectiveTime:
         if comm.num_broadcasts:
             return self.one("broadcast", "shard", comm.parameter_gather_bytes, comm.num_broadcasts)
         return self.one("all_gather", "shard", comm.parameter_gather_bytes)
 
-    def _all_reduce(self, comm: UnitComm) -> Price:
+    def _all_reduce(self, comm: UnitComm) -> CollectiveTime:
         return self.one("all_reduce", "replicate", comm.all_reduce_bytes, comm.num_buckets)

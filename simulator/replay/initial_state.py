@@ -32,7 +32,7 @@ class Live:
     awaiting: bool = False
 
 
-class Start:
+class InitialState:
     """Segments and live blocks before the first event, by address."""
 
     def __init__(self, recording: Recording) -> None:

@@ -55,11 +55,13 @@ def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str
         return f"{shown(value)} is none of {expected}", _close(value, words)
     if kind not in _KINDS:
         return None
-    due = _KINDS[kind]
-    return f"{_given(value)}, and {due} is due", (field.description if field else None) or _unquoted(value, due)
+    expected = _KINDS[kind]
+    return f"{_given(value)}, and {expected} is due", (field.description if field else None) or _unquoted(
+        value, expected
+    )
 
 
-def due_for(field: FieldInfo | None) -> str:
+def expected_for(field: FieldInfo | None) -> str:
     """What a missing field would hold: its description, its words, or its type; empty where nothing plain says it."""
     if field is None:
         return ""
@@ -103,11 +105,11 @@ def _given(value: object) -> str:
             return f"is a {type(value).__name__}"
 
 
-def _unquoted(value: object, due: str) -> str:
+def _unquoted(value: object, expected: str) -> str:
     """A number or a truth value that was put in quotes, without them."""
     if not isinstance(value, str) or len(value) > _LONGEST:
         return ""
-    wanted = {"a whole number": (int,), "a number": (int, float), "true or false": (bool,)}.get(due, ())
+    wanted = {"a whole number": (int,), "a number": (int, float), "true or false": (bool,)}.get(expected, ())
     try:
         inside = json.loads(value)
     except (ValueError, RecursionError):

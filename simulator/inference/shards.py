@@ -11,33 +11,33 @@ from simulator.inference.kernels import WEIGHT_BITS
 from simulator.inference.plan import InferencePlan, Part
 from simulator.kernels import DTYPE_BYTES
 from simulator.model import LayerKind, Model
-from simulator.share import HeldExperts, Share
+from simulator.model_shard import LocalExperts, ModelShard
 
 _WIDE = ("router", "shared_gate")
 VOCAB_MULTIPLE = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE (model_executor/layers/vocab_parallel_embedding.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageShare:
+class StageShard:
     """One GPU of one pipeline stage. `part` is its share as a model; the ends are held by the first and last stage.
 
     embedding, head: the share whose vocabulary that part has (replicated parts have all of it).
     """
 
-    part: Share
+    part: ModelShard
     layers: tuple[int, ...]
-    embedding: Share
-    head: Share
+    embedding: ModelShard
+    head: ModelShard
     holds_embedding: bool
     holds_head: bool
 
 
-def stage_shares(model: Model, plan: InferencePlan) -> tuple[StageShare, ...]:
+def stage_shards(model: Model, plan: InferencePlan) -> tuple[StageShard, ...]:
     """One a pipeline stage, in order."""
     return tuple(_stage(model, plan, stage, layers) for stage, layers in enumerate(_dealt(model.num_layers, plan.pp)))
 
 
-def _experts(experts: Experts | None, plan: InferencePlan) -> HeldExperts | None:
+def _experts(experts: Experts | None, plan: InferencePlan) -> LocalExperts | None:
     """A slice of every expert, or whole experts. The shared ones are split in either case."""
     if experts is None:
         return None
@@ -47,7 +47,7 @@ def _experts(experts: Experts | None, plan: InferencePlan) -> HeldExperts | None
         "d_ff": experts.d_ff // (1 if dealt else tp),
         "shared_d_ff": experts.shared_d_ff // tp,
     }
-    return HeldExperts.model_construct(**(dict(experts) | fields))
+    return LocalExperts.model_construct(**(dict(experts) | fields))
 
 
 def _dealt(num_layers: int, pp: int) -> list[tuple[int, ...]]:
@@ -63,13 +63,13 @@ def _dealt(num_layers: int, pp: int) -> list[tuple[int, ...]]:
     return found
 
 
-def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...]) -> StageShare:
+def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...]) -> StageShard:
     first, last = stage == 0, stage == plan.pp - 1
     padded = -(-model.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     rows = {part: padded if part in plan.replicate else -(-padded // plan.tp) for part in ("embedding", "head")}
     tied = model.tied_embeddings and plan.pp == 1 and rows["embedding"] == rows["head"]
-    shares = {
-        part: Share.model_construct(
+    shards = {
+        part: ModelShard.model_construct(
             **dict(model)
             | {
                 "num_layers": len(layers),
@@ -88,24 +88,24 @@ def _stage(model: Model, plan: InferencePlan, stage: int, layers: tuple[int, ...
         )
         for part, count in rows.items()
     }
-    return StageShare(
-        part=shares["embedding"],
+    return StageShard(
+        part=shards["embedding"],
         layers=layers,
-        embedding=shares["embedding"],
-        head=shares["head"],
+        embedding=shards["embedding"],
+        head=shards["head"],
         holds_embedding=first,
         holds_head=last,
     )
 
 
-def weight_bytes(share: StageShare, plan: InferencePlan) -> int:
+def weight_bytes(shard: StageShard, plan: InferencePlan) -> int:
     """Parameters of one GPU, in the dtypes that they are stored in: the matrices of layers as `weights` says."""
-    kinds = Counter(share.part.layer_kinds)
-    layers = sum(count * _layer_bytes(share.part, kind, plan) for kind, count in kinds.items())
-    return layers + sum(part_bytes(share, plan, part) for part in ("embedding", "head"))
+    kinds = Counter(shard.part.layer_kinds)
+    layers = sum(count * _layer_bytes(shard.part, kind, plan) for kind, count in kinds.items())
+    return layers + sum(part_bytes(shard, plan, part) for part in ("embedding", "head"))
 
 
-def _layer_bytes(part: Share, kind: LayerKind, plan: InferencePlan) -> int:
+def _layer_bytes(part: ModelShard, kind: LayerKind, plan: InferencePlan) -> int:
     """One layer; a router stays wide."""
     narrow = wide = 0
     for name, shape in part.parameter_shapes(kind):
@@ -124,9 +124,9 @@ def experts_reached(experts: Experts, tokens: int) -> float:
     return experts.num_experts * (1 - (1 - experts.top_k / experts.num_experts) ** tokens)
 
 
-def idle_expert_bytes(share: StageShare, plan: InferencePlan, tokens: int) -> int:
+def idle_expert_bytes(shard: StageShard, plan: InferencePlan, tokens: int) -> int:
     """Weights of routed experts that a step of so many tokens does not reach."""
-    part = share.part
+    part = shard.part
     if part.experts is None:
         return 0
     routed = sum(prod(shape) for name, shape in part.parameter_shapes("layer") if name.startswith("experts."))
@@ -134,13 +134,13 @@ def idle_expert_bytes(share: StageShare, plan: InferencePlan, tokens: int) -> in
     return int(part.layer_kinds.count("layer") * routed * WEIGHT_BITS[plan.weights] / 8 * idle)
 
 
-def part_bytes(share: StageShare, plan: InferencePlan, part: Part) -> int:
+def part_bytes(shard: StageShard, plan: InferencePlan, part: Part) -> int:
     """Parameters of an end of the model on this GPU; none where another stage holds it."""
-    owner = share.embedding if part == "embedding" else share.head
+    owner = shard.embedding if part == "embedding" else shard.head
     return owner.num_parameters_of(part) * DTYPE_BYTES[plan.compute_dtype]
 
 
-def cached_channels(part: Share) -> int:
+def cached_channels(part: ModelShard) -> int:
     """Numbers that a layer keeps of a token on one GPU: K and V of its heads, or the latent and the rotating key.
 
     Latents are the same for all heads, so every GPU of a tp group keeps all of them.
@@ -150,6 +150,6 @@ def cached_channels(part: Share) -> int:
     return 2 * part.kv_width
 
 
-def kv_bytes_per_token(share: StageShare, plan: InferencePlan) -> int:
+def kv_bytes_per_token(shard: StageShard, plan: InferencePlan) -> int:
     """Cached bytes of a token on one GPU: 2 (K and V) × layers × kv heads × head_dim × bytes; of latents, their channels."""
-    return len(share.layers) * cached_channels(share.part) * DTYPE_BYTES[plan.kv_dtype]
+    return len(shard.layers) * cached_channels(shard.part) * DTYPE_BYTES[plan.kv_dtype]

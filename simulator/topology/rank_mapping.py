@@ -1,4 +1,4 @@
-"""Seats: which GPU each rank sits on, where that is not GPU r for rank r.
+"""Rank mapping: which GPU each rank sits on, where that is not GPU r for rank r.
 
 A cluster's seats are the GPUs of one node's ranks, which every node then repeats, or those of all ranks, counted over the
 nodes: GPU g of node n is n × gpus_per_node + g.
@@ -13,50 +13,55 @@ from functools import lru_cache
 from simulator.errors import Fault
 
 _SHOWN = 8  # GPUs named in one fault
-Seats = tuple[int, ...]
+RankMapping = tuple[int, ...]
 
 
-def gpu_at(seats: Seats, rank: int) -> int:
+def gpu_at(rank_mapping: RankMapping, rank: int) -> int:
     """The GPU of a rank, counted over the nodes."""
-    if not seats:
+    if not rank_mapping:
         return rank
-    block, place = divmod(rank, len(seats))
-    return block * len(seats) + seats[place]
+    block, place = divmod(rank, len(rank_mapping))
+    return block * len(rank_mapping) + rank_mapping[place]
 
 
-def rank_on(seats: Seats, gpu: int) -> int:
+def rank_on(rank_mapping: RankMapping, gpu: int) -> int:
     """The rank on a GPU; the inverse of `gpu_at`."""
-    if not seats:
+    if not rank_mapping:
         return gpu
-    block, place = divmod(gpu, len(seats))
-    return block * len(seats) + _inverse(seats)[place]
+    block, place = divmod(gpu, len(rank_mapping))
+    return block * len(rank_mapping) + _inverse(rank_mapping)[place]
 
 
 @lru_cache(maxsize=256)
-def _inverse(seats: Seats) -> Seats:
-    return tuple(sorted(range(len(seats)), key=seats.__getitem__))
+def _inverse(rank_mapping: RankMapping) -> RankMapping:
+    return tuple(sorted(range(len(rank_mapping)), key=rank_mapping.__getitem__))
 
 
-def shortest(seats: Sequence[int], per_node: int) -> Seats:
+def shortest(rank_mapping: Sequence[int], per_node: int) -> RankMapping:
     """The same seats as one node's where all nodes look alike, and none where rank r sits on GPU r."""
-    first = tuple(seats[:per_node])
-    if all(gpu == gpu_at(first, rank) for rank, gpu in enumerate(seats)):
+    first = tuple(rank_mapping[:per_node])
+    if all(gpu == gpu_at(first, rank) for rank, gpu in enumerate(rank_mapping)):
         return () if first == tuple(range(len(first))) else first
-    return tuple(seats)
+    return tuple(rank_mapping)
 
 
-def seat_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+def rank_mapping_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     """GPUs that do not exist, hold two ranks or none. What is malformed is a fault of its own field."""
-    seats, per_node, nodes = data.get("seats"), data.get("gpus_per_node"), data.get("num_nodes", 1)
-    if not isinstance(seats, list | tuple) or not seats or not isinstance(per_node, int) or not isinstance(nodes, int):
+    rank_mapping, per_node, nodes = data.get("seats"), data.get("gpus_per_node"), data.get("num_nodes", 1)
+    if (
+        not isinstance(rank_mapping, list | tuple)
+        or not rank_mapping
+        or not isinstance(per_node, int)
+        or not isinstance(nodes, int)
+    ):
         return
     where, total = f"{place}: seats", per_node * nodes
-    if len(seats) not in (per_node, total):
+    if len(rank_mapping) not in (per_node, total):
         either = f"{per_node}, those of every node" + (f", or {total}, those of all" if nodes > 1 else "")
-        yield Fault(place=where, problem=f"{len(seats)} GPUs", remedy=either)
+        yield Fault(place=where, problem=f"{len(rank_mapping)} GPUs", remedy=either)
         return
-    numbers = [seat for seat in seats if isinstance(seat, int)]
-    size, counts = len(seats), Counter(numbers)
+    numbers = [seat for seat in rank_mapping if isinstance(seat, int)]
+    size, counts = len(rank_mapping), Counter(numbers)
     if beyond := sorted({gpu for gpu in numbers if gpu >= size}):
         yield Fault(place=where, problem=f"names GPU {_listed(beyond)}; there are {size}", remedy=f"0 to {size - 1}")
     if twice := sorted(gpu for gpu, count in counts.items() if count > 1):

@@ -7,21 +7,21 @@ import json
 import pytest
 
 from simulator.cli import main
-from simulator.plan import Plan, idle_fields
+from simulator.plan import Plan, unused_fields
 
 
 def test_a_field_is_idle_until_what_it_needs_is_there() -> None:
-    assert "recompute_modules" in idle_fields(Plan(), experts=False)
-    assert "recompute_modules" not in idle_fields(Plan(recompute="selective"), experts=False)
-    assert "sequence_parallel" in idle_fields(Plan(), experts=False)
-    assert "sequence_parallel" not in idle_fields(Plan(tp=2), experts=False)
-    assert "dispatcher" in idle_fields(Plan(), experts=False)
-    assert "dispatcher" not in idle_fields(Plan(), experts=True)
+    assert "recompute_modules" in unused_fields(Plan(), experts=False)
+    assert "recompute_modules" not in unused_fields(Plan(recompute="selective"), experts=False)
+    assert "sequence_parallel" in unused_fields(Plan(), experts=False)
+    assert "sequence_parallel" not in unused_fields(Plan(tp=2), experts=False)
+    assert "dispatcher" in unused_fields(Plan(), experts=False)
+    assert "dispatcher" not in unused_fields(Plan(), experts=True)
 
 
 def test_every_idle_field_is_a_field() -> None:
     plans = (Plan(), Plan(data_parallel="deepspeed", zero=3), Plan(data_parallel="ddp", zero=0))
-    assert {name for plan in plans for name in idle_fields(plan, experts=False)} <= set(Plan.model_fields)
+    assert {name for plan in plans for name in unused_fields(plan, experts=False)} <= set(Plan.model_fields)
 
 
 def test_what_was_asked_for_in_vain_stands_among_the_inputs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ ENDLESS = 2**59
 Slot = tuple[int, int]  # (offset, bytes)
 
 
-class Shelf:
+class FirstFitRange:
     """A range of `num_bytes`. free: what is free of it, in order. highest: the end of the highest slot there ever was."""
 
     def __init__(self, num_bytes: int = ENDLESS) -> None:

@@ -20,7 +20,7 @@ from simulator.plan import Plan
 from simulator.readers.placement import read_placement
 from simulator.topology import Cluster, Edge, Intra, Pcie
 from simulator.topology import Host as HostLink
-from simulator.topology.seats import gpu_at, rank_on, shortest
+from simulator.topology.rank_mapping import gpu_at, rank_on, shortest
 from simulator.writers.cluster_toml import cluster_toml
 
 GB = 1e9
@@ -64,17 +64,17 @@ def test_the_shortest_form() -> None:
 
 def test_faults_of_seats_are_told_at_once() -> None:
     with pytest.raises(ClusterError) as told:
-        DGX1.seated((0, 1, 2, 3, 4, 4, 6, 9))
+        DGX1.with_rank_mapping((0, 1, 2, 3, 4, 4, 6, 9))
     text = str(told.value)
     for words in ("names GPU 9; there are 8", "GPU 4 stands twice", "GPU 5, 7 has no rank"):
         assert words in text
     with pytest.raises(ClusterError, match="3 GPUs"):
-        DGX1.with_nodes(2).seated((0, 1, 2))
+        DGX1.with_nodes(2).with_rank_mapping((0, 1, 2))
 
 
 def test_a_cluster_file_keeps_them(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
-    file.write_text(cluster_toml(DGX1.seated((0, 3, 1, 2, 4, 7, 5, 6))))
+    file.write_text(cluster_toml(DGX1.with_rank_mapping((0, 3, 1, 2, 4, 7, 5, 6))))
     assert Cluster.load(file).seats == (0, 3, 1, 2, 4, 7, 5, 6)
 
 
@@ -87,14 +87,14 @@ def test_a_cluster_file_keeps_them(tmp_path: Path) -> None:
     ],
 )
 def test_seats_in_order_change_nothing(plan: Plan) -> None:
-    assert step_s(plan, DGX1) == step_s(plan, DGX1.seated(range(8)))
+    assert step_s(plan, DGX1) == step_s(plan, DGX1.with_rank_mapping(range(8)))
 
 
 def test_groups_of_ranks_meet_on_the_gpus_of_their_seats() -> None:
-    mesh = Mesh(Plan(tp=2, dp_shard=4), DGX1.seated((0, 3, 1, 2, 4, 7, 5, 6)))
+    mesh = Mesh(Plan(tp=2, dp_shard=4), DGX1.with_rank_mapping((0, 3, 1, 2, 4, 7, 5, 6)))
     assert mesh.group_shape("tp").patterns == (((0, 3), (1, 2), (4, 7), (5, 6)),)
     assert mesh.group_shape("dp_shard").patterns == (((0, 1, 4, 5), (3, 2, 7, 6)),)
-    two = Mesh(Plan(tp=2, dp_shard=8), DGX1.with_nodes(2).seated((*range(0, 16, 2), *range(1, 16, 2))))
+    two = Mesh(Plan(tp=2, dp_shard=8), DGX1.with_nodes(2).with_rank_mapping((*range(0, 16, 2), *range(1, 16, 2))))
     shape = two.group_shape("tp")
     assert (shape.num_nodes, shape.ranks_per_node, shape.num_groups_per_node) == (1, 2, 4)
     shape = two.group_shape("dp_shard")
@@ -110,13 +110,13 @@ def test_a_pair_of_stages_is_priced_where_it_sits() -> None:
         (((1, 2),),),
         (((2, 3),),),
     ]
-    bridged = Mesh(plan, crossed_pairs().seated((0, 2, 1, 3)))
+    bridged = Mesh(plan, crossed_pairs().with_rank_mapping((0, 2, 1, 3)))
     assert bridged.pair_shape(0, 1).patterns == (((0, 2),),)
 
 
 def test_tensor_parallel_groups_on_their_bridges_are_faster() -> None:
     plan = Plan(tp=2, dp_shard=2, sequence_parallel=True, micro_batch_size=4, seq_len=2048)
-    assert step_s(plan, crossed_pairs().seated((0, 2, 1, 3))) < step_s(plan, crossed_pairs())
+    assert step_s(plan, crossed_pairs().with_rank_mapping((0, 2, 1, 3))) < step_s(plan, crossed_pairs())
 
 
 @settings(max_examples=10, deadline=None)
@@ -127,13 +127,15 @@ def test_ranks_of_one_group_may_swap_their_seats(order: list[int], swap: tuple[i
     other[0], other[1], other[2], other[3] = order[2], order[3], order[0], order[1]  # the two groups swapped as well
     other[a], other[b] = other[b], other[a]
     other[2 - a], other[3 - a] = other[3 - a], other[2 - a]  # in both, so that replicas stay together
-    assert step_s(plan, crossed_pairs().seated(order)) == pytest.approx(step_s(plan, crossed_pairs().seated(other)))
+    assert step_s(plan, crossed_pairs().with_rank_mapping(order)) == pytest.approx(
+        step_s(plan, crossed_pairs().with_rank_mapping(other))
+    )
 
 
 def test_every_rank_played_agrees_with_the_class() -> None:
     plan = Plan(tp=2, dp_shard=2, sequence_parallel=True, seq_len=1024)
     for seats in list(permutations(range(4)))[::5]:
-        cluster = crossed_pairs().seated(seats)
+        cluster = crossed_pairs().with_rank_mapping(seats)
         assert predict(SMALL, plan, cluster, fold=False).step_s == pytest.approx(step_s(plan, cluster))
 
 
@@ -143,7 +145,7 @@ def test_exceptions_name_gpus_and_reach_their_ranks() -> None:
     cluster = Cluster.model_validate({**slow, "exceptions": ({"nodes": "0", "gpus": "0", "speed": 0.5},)})
     plan = Plan(pp=4, zero=0, num_micro_batches=4, seq_len=1024, stage_layers=(1, 5, 5, 5))
     # the first stage has one layer: the slow GPU loses little there, and much behind it
-    assert step_s(plan, cluster) < step_s(plan, cluster.seated((3, 1, 2, 0)))
+    assert step_s(plan, cluster) < step_s(plan, cluster.with_rank_mapping((3, 1, 2, 0)))
 
 
 def written(tmp_path: Path, *rows: str, head: str = HEAD) -> Path:
@@ -192,7 +194,7 @@ def test_bus_ids_name_gpus(tmp_path: Path) -> None:
 
 
 def test_serving_knows_no_seats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "node.toml").write_text(cluster_toml(DGX1.seated((0, 3, 1, 2, 4, 7, 5, 6))))
+    (tmp_path / "node.toml").write_text(cluster_toml(DGX1.with_rank_mapping((0, 3, 1, 2, 4, 7, 5, 6))))
     assert main(["serve", "--cluster", str(tmp_path / "node.toml")]) == ExitCode.BAD_INPUT
     assert "serving takes rank r on GPU r" in capsys.readouterr().err
 

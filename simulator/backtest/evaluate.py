@@ -10,10 +10,10 @@ from pathlib import Path
 from simulator.backtest import memory_rows
 from simulator.backtest.choices import described
 from simulator.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes
-from simulator.backtest.outcome import Outcome
+from simulator.backtest.outcome import RowOutcome
 from simulator.backtest.recipes import published_recipe
 from simulator.backtest.report import BacktestReport, make_report
-from simulator.backtest.resolve import RefusedError, Run, resolve, ways_of
+from simulator.backtest.resolve import RefusedError, Run, resolve, variants_of
 from simulator.backtest.work import measured_step_s, work_of
 from simulator.errors import InputError
 from simulator.memory import MemoryUse, simulate_memory
@@ -33,10 +33,10 @@ def run(path: str | Path, *, progress: Progress | None = None, jobs: int = 1) ->
     is no table. Ctrl-C ends it early: the report then holds the rows done so far and is marked `interrupted`.
     """
     rows: list[Row] = list(read_memory(path) if is_memory_table(path) else read_runs(path))
-    outcomes: list[Outcome] = []
+    outcomes: list[RowOutcome] = []
     interrupted = False
     try:
-        for outcome in _judged(rows, jobs):
+        for outcome in _evaluated(rows, jobs):
             outcomes.append(outcome)
             if progress is not None:
                 progress(len(outcomes), len(rows))
@@ -45,22 +45,22 @@ def run(path: str | Path, *, progress: Progress | None = None, jobs: int = 1) ->
     return make_report(str(path), _without_repeats(rows, outcomes), interrupted=interrupted)
 
 
-def _judged(rows: Sequence[Row], jobs: int) -> Iterator[Outcome]:
+def _evaluated(rows: Sequence[Row], jobs: int) -> Iterator[RowOutcome]:
     if jobs <= 1:
-        yield from map(judge, rows)
+        yield from map(evaluate_row, rows)
         return
     with ProcessPoolExecutor(max_workers=jobs) as pool:
         try:
-            yield from pool.map(judge, rows, chunksize=8)
+            yield from pool.map(evaluate_row, rows, chunksize=8)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def judge(row: Row) -> Outcome:
+def evaluate_row(row: Row) -> RowOutcome:
     """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
     if isinstance(row, BadRow):
-        return Outcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
+        return RowOutcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
     start = _started(row) if isinstance(row, RunRow) else memory_rows.started(row)
     try:
         return _predicted(row, start) if isinstance(row, RunRow) else memory_rows.judged(row, start)
@@ -74,8 +74,8 @@ def judge(row: Row) -> Outcome:
         return replace(start, reason=f"{type(exc).__name__}: {exc}")
 
 
-def _started(row: RunRow) -> Outcome:
-    return Outcome(
+def _started(row: RunRow) -> RowOutcome:
+    return RowOutcome(
         id=row.id,
         line=row.line,
         status="failed",
@@ -89,7 +89,7 @@ def _started(row: RunRow) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Variant:
     """A row with its blanks filled in one way, and what is predicted for it."""
 
     run: Run
@@ -100,17 +100,17 @@ class _Way:
         return float(of_plan) * self.run.time_factor
 
 
-def _predicted(row: RunRow, start: Outcome) -> Outcome:
+def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
     """What is predicted in the first way that fits, or in the last; the interval spans all that may have run."""
-    ways = _ways(row)
-    fitting = [way for way in ways if way.prediction.fits]
-    way = (fitting or ways[-1:])[0]
+    variants = _variants(row)
+    fitting = [way for way in variants if way.prediction.fits]
+    way = (fitting or variants[-1:])[0]
     run, prediction = way.run, way.prediction
     measured = measured_step_s(run)
-    if len(ways) == 1:
+    if len(variants) == 1:
         fits, hangs_on, spanned = _verdict(way)
     else:
-        (fits, hangs_on), spanned = _open_verdict(way, ways, fitting), fitting or [way]
+        (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), fitting or [way]
     return replace(
         start,
         status="calibration" if row.id in run.stack.calibration_runs else "ok",
@@ -126,32 +126,32 @@ def _predicted(row: RunRow, start: Outcome) -> Outcome:
     )
 
 
-def _ways(row: RunRow) -> list[_Way]:
+def _variants(row: RunRow) -> list[_Variant]:
     """Every way to fill the row that a plan can express. Raises what the first one does if there is none."""
-    found, refused = list[_Way](), list[Exception]()
-    for each in ways_of(row):
+    found, refused = list[_Variant](), list[Exception]()
+    for each in variants_of(row):
         try:
             run = resolve(each)
         except (InputError, RefusedError) as exc:
             refused.append(exc)
         else:
-            found.append(_Way(run, predict(run.model, run.plan, run.cluster, stack=run.stack)))
+            found.append(_Variant(run, predict(run.model, run.plan, run.cluster, stack=run.stack)))
     if not found:
         raise refused[0]
     return found
 
 
-def _open_verdict(way: _Way, ways: Sequence[_Way], fitting: Sequence[_Way]) -> tuple[bool | None, str]:
+def _open_verdict(way: _Variant, variants: Sequence[_Variant], fitting: Sequence[_Variant]) -> tuple[bool | None, str]:
     """Whether a row that is open in several ways fits: in all, in none, or in some of them (None)."""
-    rows = [each.run.row for each in ways]
+    rows = [each.run.row for each in variants]
     taken = f"predicted with {described(way.run.row, rows)}, which the row does not state"
     if not fitting:
         return False, taken
-    more = f"; {len(fitting)} of {len(ways)} ways to fill it fit"
-    return (True if len(fitting) == len(ways) else None), taken + more
+    more = f"; {len(fitting)} of {len(variants)} ways to fill it fit"
+    return (True if len(fitting) == len(variants) else None), taken + more
 
 
-def _verdict(way: _Way) -> tuple[bool | None, str, list[_Way]]:
+def _verdict(way: _Variant) -> tuple[bool | None, str, list[_Variant]]:
     """Whether it fits, what that hangs on, and ways that may have run.
 
     Where a row does not say what was recomputed, all that could be may be.
@@ -165,7 +165,7 @@ def _verdict(way: _Way) -> tuple[bool | None, str, list[_Way]]:
     if not least.fits:
         return False, "", [way]
     hangs_on = f"recomputation is not stated: too much with {run.plan.recompute}, fits with full"
-    return None, hangs_on, [way, _Way(replace(run, plan=plan), least)]
+    return None, hangs_on, [way, _Variant(replace(run, plan=plan), least)]
 
 
 def _memory(run: Run, fullest: MemoryUse) -> int:
@@ -192,7 +192,7 @@ def _metric_name(row: RunRow) -> str:
     return f"{row.mem_metric}({row.mem_metric_detail})" if row.mem_metric_detail else row.mem_metric
 
 
-def _without_repeats(rows: Iterable[Row], outcomes: Iterable[Outcome]) -> list[Outcome]:
+def _without_repeats(rows: Iterable[Row], outcomes: Iterable[RowOutcome]) -> list[RowOutcome]:
     """A row equal to an earlier one in all but id, place and notes reports the same measurement: it is not scored."""
     seen: dict[tuple[object, ...], str] = {}
     marked = []

@@ -21,7 +21,7 @@ def uses_autocast(stack: Stack, plan: Plan) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class OpContext:
     """Shapes and dtypes of one micro-batch on one rank.
 
     tokens: sequences × seq_len / cp. seq_q queries against seq_kv keys: under cp each rank holds s/cp queries, half

@@ -21,9 +21,9 @@ from simulator.lower import Lowering, lower
 from simulator.memory import (
     RESERVED_HIGH,
     MemoryUse,
-    live_course,
     memory_uses,
     outside_torch_bytes,
+    step_live_bytes,
     window_bytes,
     write_history,
 )
@@ -98,7 +98,7 @@ class _Candidate:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The nouns that stay, what single changes did, and the effort that is left."""
+    """The inputs that stay, what single changes did, and the effort that is left."""
 
     model: Model
     stack: Stack
@@ -117,7 +117,7 @@ class _Search:
         return self.proofs > 0 and self.proof_layers >= self.model.num_layers
 
     def lower(self, plan: Plan, cluster: Cluster, num_layers: int | None = None) -> Lowering:
-        """The plan made concrete. Raises InputError where the nouns refuse it."""
+        """The plan made concrete. Raises InputError where the inputs refuse it."""
         model = self.model
         if num_layers is not None:
             model = model.model_copy(update={"num_layers": num_layers})
@@ -144,7 +144,7 @@ class _Search:
     def _live(self, lowering: Lowering) -> tuple[int, int]:
         workspaces = workspace_bytes(lowering.device)
         history = write_history(lowering.model, lowering.plan, self.stack, lowering.blocks, workspaces, steps=1)
-        live = live_course(history)
+        live = step_live_bytes(history)
         return live.resident, live.peak[0] - live.resident
 
     def _cost(self, plan: Plan, cluster: Cluster) -> float:
@@ -247,7 +247,7 @@ def _child(search: _Search, parent: _Candidate, change: Change) -> _Candidate | 
 
 
 def _estimated(search: _Search, candidates: list[_Candidate]) -> Iterator[_Candidate]:
-    """The candidates with estimates of their own; what the nouns refuse is left out."""
+    """The candidates with estimates of their own; what the inputs refuse is left out."""
     for candidate in candidates:
         if search.estimated_layers <= 0:
             return

@@ -6,15 +6,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from simulator.model import Model
+from simulator.model_shard import ModelShard, shard_of
 from simulator.pipeline import Schedule, held_at_first_backward
 from simulator.plan import Plan
-from simulator.share import Share, share_of
 
 _Key = tuple[object, ...]
 
 
 @dataclass(slots=True)
-class Shares:
+class ModelShards:
     """The parts of one model on the ranks of plans."""
 
     model: Model
@@ -26,7 +26,7 @@ class Shares:
     _flying: dict[_Key, tuple[int, ...]] = field(default_factory=dict)
 
     def of(self, plan: Plan, stage: int = 0) -> Model:
-        """As `share_of`."""
+        """As `shard_of`."""
         wide = (plan.first_layers_bf16, plan.last_layers_bf16) if plan.narrow else (0, 0)
         if plan.tp * plan.pp * plan.ep == 1 and not any(wide):
             return self.model
@@ -42,26 +42,26 @@ class Shares:
             plan.zero,
             stage,
         )
-        share = self._found.get(key)
-        if share is None:
-            share = self._found[key] = share_of(self.model, plan, stage)
-        return share
+        shard = self._found.get(key)
+        if shard is None:
+            shard = self._found[key] = shard_of(self.model, plan, stage)
+        return shard
 
-    def content(self, share: Model) -> int:
+    def content(self, shard: Model) -> int:
         """A number for what a share holds, the same for shares that hold the same in other chunks."""
-        found = self._contents.get(id(share))  # shares live as long as their Shares
+        found = self._contents.get(id(shard))  # shares live as long as their Shares
         if found is None:
-            ends = (share.holds_embedding, share.holds_head) if isinstance(share, Share) else (True, True)
-            found = self._numbers.setdefault((*share.body, *ends), len(self._numbers))
-            self._contents[id(share)] = found
+            ends = (shard.holds_embedding, shard.holds_head) if isinstance(shard, ModelShard) else (True, True)
+            found = self._numbers.setdefault((*shard.body, *ends), len(self._numbers))
+            self._contents[id(shard)] = found
         return found
 
-    def body(self, share: Model, every: int = 1) -> Counter[str]:
+    def body(self, shard: Model, every: int = 1) -> Counter[str]:
         """How many blocks of each kind a share has between the model's ends; each `every`-th of them."""
-        key = (id(share), every)
+        key = (id(shard), every)
         found = self._bodies.get(key)
         if found is None:
-            found = self._bodies[key] = Counter(share.body[::every])
+            found = self._bodies[key] = Counter(shard.body[::every])
         return found
 
     def flying(
@@ -79,9 +79,9 @@ class Shares:
             found = self._flying[key] = held_at_first_backward(*key)
         return found
 
-    def chunks(self, share: Share) -> tuple[Counter[str], ...]:
+    def chunks(self, shard: ModelShard) -> tuple[Counter[str], ...]:
         """The same of each pipeline chunk."""
-        found = self._chunks.get(id(share))
+        found = self._chunks.get(id(shard))
         if found is None:
-            found = self._chunks[id(share)] = tuple(map(Counter, share.body_chunks))
+            found = self._chunks[id(shard)] = tuple(map(Counter, shard.body_chunks))
         return found

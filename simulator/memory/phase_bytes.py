@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from simulator.memory import CUDA_GRANULARITY_BYTES, History, live_course, moment_of, write_history
+from simulator.memory import CUDA_GRANULARITY_BYTES, History, moment_of, step_live_bytes, write_history
 from simulator.model import Model
 from simulator.ops import build_blocks
 from simulator.plan import Plan
@@ -13,7 +13,7 @@ from simulator.zero import stepped_numels, units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moments:
+class PhaseBytes:
     """Bytes before a step, after its forward, after its backward, and the most in each phase and in all."""
 
     start: int
@@ -31,14 +31,14 @@ class Moments:
         return {**asdict(self), "peak": self.peak}
 
 
-def tracked_moments(model: Model, plan: Plan, stack: Stack, *, cuda: bool) -> Moments:
+def tracked_phase_bytes(model: Model, plan: Plan, stack: Stack, *, cuda: bool) -> PhaseBytes:
     """What torch's MemTracker reads of a steady step on one rank: tensors alone, no library's workspaces.
 
     cuda: storages count in blocks of 512 bytes; on a CPU they count as they are, and Adam's step counters, which stay
     on the host unless the optimizer is fused, count too.
     """
     history = write_history(model, plan, stack, build_blocks(model, stack, plan), (), steps=1)
-    return _moments(history, CUDA_GRANULARITY_BYTES if cuda else 1, 0 if cuda else host_counter_bytes(model, plan))
+    return _phase_bytes(history, CUDA_GRANULARITY_BYTES if cuda else 1, 0 if cuda else host_counter_bytes(model, plan))
 
 
 def host_counter_bytes(model: Model, plan: Plan) -> int:
@@ -50,8 +50,8 @@ def host_counter_bytes(model: Model, plan: Plan) -> int:
     return 4 * sum(len(unit.shapes) for unit in units(model, plan))
 
 
-def _moments(history: History, granularity_bytes: int, beside_bytes: int) -> Moments:
-    course = live_course(history, granularity_bytes)
+def _phase_bytes(history: History, granularity_bytes: int, beside_bytes: int) -> PhaseBytes:
+    course = step_live_bytes(history, granularity_bytes)
     most = {"forward": 0, "backward": 0, "optimizer": 0}
     entered: dict[str, int] = {}
     before = course.resident
@@ -60,7 +60,7 @@ def _moments(history: History, granularity_bytes: int, beside_bytes: int) -> Mom
         most[phase] = max(most[phase], live)
         entered.setdefault(phase, before)
         before = ended
-    return Moments(
+    return PhaseBytes(
         start=course.resident + beside_bytes,
         after_fwd=entered["backward"] + beside_bytes,
         after_bwd=entered["optimizer"] + beside_bytes,

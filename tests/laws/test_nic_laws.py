@@ -1,4 +1,4 @@
-"""Whatever the places of cards and what NCCL may do: every byte in comes by a card, and no card gives more than it has."""
+"""Whatever the places of NICs and what NCCL may do: every byte in comes by a NIC, and no NIC gives more than it has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simulator.errors import ClusterError
 from simulator.topology import Cluster
-from simulator.topology.cards import WORDS, CardRules, CardsReached, Pattern, reached
+from simulator.topology.nics import PATH_TYPES, NicPaths, NicRules, Pattern, reached
 
 PATTERNS: tuple[Pattern, ...] = ("ring", "all_to_all", "send")
 PLACES = st.one_of(
@@ -17,12 +17,12 @@ PLACES = st.one_of(
     st.sampled_from([{"socket": 0}, {"socket": 1}]),
 )
 RULES = st.builds(
-    CardRules,
-    direct=st.sampled_from([None, *WORDS]),
+    NicRules,
+    direct=st.sampled_from([None, *PATH_TYPES]),
     direct_reads=st.booleans(),
     pxn=st.booleans(),
     cross=st.booleans(),
-    same_card=st.booleans(),
+    same_nic=st.booleans(),
 )
 GROUPS = st.sampled_from(
     [
@@ -54,7 +54,7 @@ def node(cards: list[dict[str, object]], *, nvlink: bool) -> Cluster:
     )
 
 
-def way(found: CardsReached, name: str) -> float:
+def way(found: NicPaths, name: str) -> float:
     return sum(load for link, load in found.loads.items() if link.startswith("nic") and link.endswith(name))
 
 
@@ -68,7 +68,7 @@ def way(found: CardsReached, name: str) -> float:
 )
 def test_bytes_come_and_go_by_cards_that_have_them(
     cards: list[dict[str, object]],
-    rules: CardRules,
+    rules: NicRules,
     groups: tuple[tuple[int, ...], ...],
     pattern: Pattern,
     nvlink: bool,  # noqa: FBT001  drawn
@@ -87,7 +87,7 @@ def test_gpudirect_from_anywhere_never_stages(
     cards: list[dict[str, object]], groups: tuple[tuple[int, ...], ...], pattern: Pattern
 ) -> None:
     cluster = node(cards, nvlink=True)
-    free = reached(cluster, groups, CardRules(direct="SYS"), pattern)
-    never = reached(cluster, groups, CardRules(direct=None), pattern)
+    free = reached(cluster, groups, NicRules(direct="SYS"), pattern)
+    never = reached(cluster, groups, NicRules(direct=None), pattern)
     assert free.in_memory == 0
     assert never.in_memory == 1

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.memory import CUDA_GRANULARITY_BYTES, History, LiveCourse, live_course, moment_of
+from simulator.memory import CUDA_GRANULARITY_BYTES, History, StepLiveBytes, moment_of, step_live_bytes
 from simulator.memory.tape import CATEGORIES, FREE, FREE_LATER
 
 Phase = tuple[str, int]  # (phase, micro-batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class LiveBytes:
     """Live bytes at the highest moment of each stretch of a steady step.
 
     at: index of each of these moments among all of the step. by_category: category -> bytes at each. phases: where each
@@ -24,13 +24,13 @@ class Course:
     num_moments: int
 
 
-def course(history: History, num_points: int) -> Course:
+def live_bytes(history: History, num_points: int) -> LiveBytes:
     """The step cut into at most `num_points` stretches of equally many moments; the peak of all is among theirs."""
-    live = live_course(history)
+    live = step_live_bytes(history)
     chosen = _highest(live, num_points)
     totals = _totals(history, [live.most[moment][1] for moment in chosen])
     kept = [tag for tag in range(len(CATEGORIES)) if any(row[tag] for row in totals)]
-    return Course(
+    return LiveBytes(
         at=chosen,
         by_category={CATEGORIES[tag]: [row[tag] for row in totals] for tag in kept},
         phases=_phases(history, live),
@@ -38,7 +38,7 @@ def course(history: History, num_points: int) -> Course:
     )
 
 
-def _highest(live: LiveCourse, num_points: int) -> list[int]:
+def _highest(live: StepLiveBytes, num_points: int) -> list[int]:
     """The moment with the most live bytes in each stretch."""
     count = len(live.most)
     width = -(-count // num_points)
@@ -67,7 +67,7 @@ def _totals(history: History, events: list[int]) -> list[list[int]]:
     return rows
 
 
-def _phases(history: History, live: LiveCourse) -> list[tuple[int, Phase]]:
+def _phases(history: History, live: StepLiveBytes) -> list[tuple[int, Phase]]:
     found: list[tuple[int, Phase]] = []
     for moment, (_, index) in enumerate(live.most):
         phase, micro_batch, _, _ = moment_of(history, index)

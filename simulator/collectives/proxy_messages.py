@@ -1,4 +1,4 @@
-"""What the host of a group posts to its cards, message by message: for how many channels, copied by itself or not, among whom."""
+"""What the host of a group posts to its NICs, message by message: for how many channels, copied by itself or not, among whom."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from simulator.collective_curves import family_of
 from simulator.collectives.call import Call, nic_share
-from simulator.collectives.tuning import Fabric, Group
+from simulator.collectives.tuning import Group, NcclFabric
 from simulator.collectives.volumes import POINT_TO_POINT
 from simulator.nccl import efa
 
@@ -21,18 +21,18 @@ def group_of(call: Call) -> Group:
     return Group(call.place.num_ranks, call.place.num_domains)
 
 
-def fabric_of(call: Call) -> Fabric:
+def fabric_of(call: Call) -> NcclFabric:
     """What NCCL's search sees of the call's links."""
     links, port = call.links, call.port
-    return Fabric(
+    return NcclFabric(
         family_of(port.kind),
         links.architecture,
         float(port.bytes_per_s / links.detour) / 1e9,
-        (links.cards.bytes_per_s if links.cards else float(nic_share(links)) * links.islands) / 1e9,
-        far_cards=call.far_cards,
+        (links.nics.bytes_per_s if links.nics else float(nic_share(links)) * links.islands) / 1e9,
+        far_nics=call.far_nics,
         sharp=call.network == "infiniband",
         efa=efa.instance_of(links.architecture, links.num_nics) if call.network.startswith("efa") else None,
-        num_cards=max(1, links.num_nics * links.islands // links.gpus_per_node),
+        num_nics=max(1, links.num_nics * links.islands // links.gpus_per_node),
         host_gb_per_s=links.host_bytes_per_s / 1e9,
         amd=links.amd,
     )

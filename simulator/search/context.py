@@ -12,7 +12,7 @@ from simulator.topology import Cluster
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nouns:
+class SearchContext:
     """A model, a machine and its software."""
 
     model: Model

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from simulator.lower.stragglers import slowdown
 from simulator.mesh import Mesh
 from simulator.topology import Cluster
-from simulator.topology.exceptions import GpuKind, Kinds
+from simulator.topology.exceptions import GpuKind, GpuKinds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
+class GroupKinds:
     """Kinds of GPUs in a group, and the kind of the one that looks at it."""
 
     members: frozenset[int]
@@ -32,7 +32,7 @@ class Among:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankClass:
     """A class of equal ranks. rank: the first of them."""
 
     name: str
@@ -42,47 +42,47 @@ class Seat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cast:
+class RankClasses:
     """The ranks of a mesh on a cluster with exceptions.
 
-    axes: along which ranks meet, pp aside. memory_weights: by device, as `Fabric.memory_weight`. ideal: no stragglers
+    axes: along which ranks meet, pp aside. memory_weights: by device, as `MeshFabric.memory_weight`. ideal: no stragglers
     but those that are stated.
     """
 
     cluster: Cluster  # without its exceptions
-    kinds: Kinds
+    kinds: GpuKinds
     mesh: Mesh
     axes: tuple[str, ...]
     memory_weights: dict[str, float]
     ideal: bool = False
-    _clusters: dict[Among, Cluster] = field(default_factory=dict, repr=False, compare=False)
+    _clusters: dict[GroupKinds, Cluster] = field(default_factory=dict, repr=False, compare=False)
 
     def kind(self, rank: int) -> GpuKind:
         """What a rank's GPU is."""
         return self.kinds.kinds[self.kinds.number(rank)]
 
-    def among(self, axis: str, rank: int) -> Among:
+    def group_kinds(self, axis: str, rank: int) -> GroupKinds:
         """The kinds that a rank meets in its group of an axis."""
         return self._of(self.mesh.group_of(axis, rank), rank)
 
-    def pair(self, rank: int, stages: Iterable[int]) -> Among:
+    def pair(self, rank: int, stages: Iterable[int]) -> GroupKinds:
         """The kinds at a rank's place in some pipeline stages."""
         column = self.mesh.group_of("pp", rank)
         return self._of([column[stage] for stage in stages], rank)
 
-    def _of(self, ranks: Sequence[int], rank: int) -> Among:
-        return Among(frozenset(map(self.kinds.number, ranks)), self.kinds.number(rank))
+    def _of(self, ranks: Sequence[int], rank: int) -> GroupKinds:
+        return GroupKinds(frozenset(map(self.kinds.number, ranks)), self.kinds.number(rank))
 
-    def on(self, among: Among) -> Cluster:
+    def on(self, group_kinds: GroupKinds) -> Cluster:
         """A uniform cluster on which a group of these kinds runs as it does on this one."""
-        found = self._clusters.get(among)
+        found = self._clusters.get(group_kinds)
         if found is None:
-            found = self._clusters[among] = self.kinds.slowest(self.cluster, among.members, among.own)
+            found = self._clusters[group_kinds] = self.kinds.slowest(self.cluster, group_kinds.members, group_kinds.own)
         return found
 
-    def memory_weight(self, among: Among) -> float:
+    def memory_weight(self, group_kinds: GroupKinds) -> float:
         """What compute of the one that looks loses of memory that a collective uses."""
-        return self.memory_weights[self.kinds.kinds[among.own].device]
+        return self.memory_weights[self.kinds.kinds[group_kinds.own].device]
 
     def slowdown(self, number: int) -> float:
         """Of the slowest GPU's compute among those of a kind's device and speed, as a fraction."""
@@ -93,9 +93,9 @@ class Cast:
         """Time of a kind's kernels over that of its device."""
         return (1 + self.slowdown(number)) / self.kinds.kinds[number].speed
 
-    def behind(self, rank: int) -> float:
+    def lag(self, rank: int) -> float:
         """How much longer than a rank its slowest peer inside blocks takes, where all of them wait for each other."""
-        inner = {number for axis in self._inner for number in self.among(axis, rank).members}
+        inner = {number for axis in self._inner for number in self.group_kinds(axis, rank).members}
         own = self._pace(self.kinds.number(rank))
         return max((self._pace(number) / own for number in inner), default=1.0) - 1
 
@@ -103,7 +103,7 @@ class Cast:
     def mixed_devices(self) -> bool:
         """Some ranks that meet inside blocks have different devices."""
         kinds = self.kinds.kinds
-        found = (self.among(axis, rank).members for axis in self._inner for rank in self.kinds.of_rank)
+        found = (self.group_kinds(axis, rank).members for axis in self._inner for rank in self.kinds.of_rank)
         return any(len({kinds[number].device for number in members}) > 1 for members in found)
 
     @property
@@ -140,14 +140,14 @@ class Cast:
         return order[numbered]
 
     @cached_property
-    def seats(self) -> tuple[Seat, ...]:
+    def classes(self) -> tuple[RankClass, ...]:
         """The classes, by their first rank."""
         import numpy as np  # noqa: PLC0415  likewise
 
         _, first, counts = np.unique(self.colours, return_index=True, return_counts=True)
         piped = self.mesh.axes["pp"] > 1
         return tuple(
-            Seat(
+            RankClass(
                 name=f"stage{stage} rank{rank}" if piped else f"rank{rank}",
                 rank=rank,
                 stage=stage,
@@ -157,7 +157,7 @@ class Cast:
             for stage in (self.mesh.coordinates(rank)["pp"],)
         )
 
-    def meeting(self, axis: str, rank: int) -> tuple[int, ...]:
+    def meeting_classes(self, axis: str, rank: int) -> tuple[int, ...]:
         """The classes that meet in a rank's group of an axis."""
         import numpy as np  # noqa: PLC0415  likewise
 

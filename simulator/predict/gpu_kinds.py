@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from simulator.lower import Lowering
 from simulator.memory import MemoryUse, simulate_memory
-from simulator.predict.play import Played
+from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import KindUse, Verdict
 from simulator.predict.verdict import compute_s, verdict_of, waiting_s
 from simulator.topology.exceptions import GpuKind
@@ -18,7 +18,7 @@ _ORDER: tuple[Verdict, ...] = ("OOM", "TIGHT", "FITS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
+class StepMemory:
     """What a step holds, over time, and whether it fits. by_device: the same of each device, where they differ.
 
     device: whose this is, where they differ: that which fits least.
@@ -29,27 +29,27 @@ class Remembered:
     verdict: Verdict
     cause: str
     device: str = ""
-    by_device: Mapping[str, Remembered] = field(default_factory=dict)
+    by_device: Mapping[str, StepMemory] = field(default_factory=dict)
 
 
-def held_by_device(lowering: Lowering) -> dict[str, Remembered]:
+def memory_by_device(lowering: Lowering) -> dict[str, StepMemory]:
     """Of each device, by what is free of it, the rank that holds most among the stages that have ranks on it."""
-    cast = lowering.cast
-    assert cast is not None
+    rank_classes = lowering.rank_classes
+    assert rank_classes is not None
     stages: dict[str, tuple[GpuKind, set[int]]] = {}
-    for seat in cast.seats:
-        kind = cast.kind(seat.rank)
-        stages.setdefault(kind.holder, (kind, set()))[1].add(seat.stage)
-    found: dict[str, Remembered] = {}
+    for rank_class in rank_classes.classes:
+        kind = rank_classes.kind(rank_class.rank)
+        stages.setdefault(kind.holder, (kind, set()))[1].add(rank_class.stage)
+    found: dict[str, StepMemory] = {}
     for name, (kind, held) in stages.items():
-        nouns = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, cast.kinds.memory_of(kind))
-        memory, trace = simulate_memory(*nouns, stages=sorted(held))
+        inputs = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, rank_classes.kinds.memory_of(kind))
+        memory, trace = simulate_memory(*inputs, stages=sorted(held))
         verdict, cause = verdict_of(memory)
-        found[name] = Remembered(memory=memory, trace=trace, verdict=verdict, cause=cause, device=kind.device)
+        found[name] = StepMemory(memory=memory, trace=trace, verdict=verdict, cause=cause, device=kind.device)
     return found
 
 
-def fits_least(held: Mapping[str, Remembered]) -> tuple[str, Remembered]:
+def worst_fit(held: Mapping[str, StepMemory]) -> tuple[str, StepMemory]:
     """The device of the worst verdict; among equal ones that with the least room left."""
     return min(
         held.items(),
@@ -57,11 +57,11 @@ def fits_least(held: Mapping[str, Remembered]) -> tuple[str, Remembered]:
     )
 
 
-def kind_uses(lowering: Lowering, played: Played, held: Mapping[str, Remembered]) -> tuple[KindUse, ...]:
+def kind_uses(lowering: Lowering, played: SimulatedStep, held: Mapping[str, StepMemory]) -> tuple[KindUse, ...]:
     """Every kind, the usual one first; none where all GPUs are equal."""
-    if lowering.cast is None:
+    if lowering.rank_classes is None:
         return ()
-    kinds = lowering.cast.kinds
+    kinds = lowering.rank_classes.kinds
     counts = Counter(kinds.of_rank.values())
     counts[0] = lowering.plan.num_devices - counts.total()
     return tuple(
@@ -82,9 +82,11 @@ def kind_uses(lowering: Lowering, played: Played, held: Mapping[str, Remembered]
 
 def mean_peak_flop_per_s(lowering: Lowering) -> float:
     """Data-sheet peak of a device, the mean over all of them."""
-    precision, cast = lowering.plan.product_dtype, lowering.cast
-    if cast is None:
+    precision, rank_classes = lowering.plan.product_dtype, lowering.rank_classes
+    if rank_classes is None:
         return lowering.device.peak(precision)
-    peaks = [cast.kinds.devices[kind.device].peak(precision) for kind in cast.kinds.kinds]
-    others = sum(peaks[number] for number in cast.kinds.of_rank.values())
-    return (others + peaks[0] * (lowering.plan.num_devices - len(cast.kinds.of_rank))) / lowering.plan.num_devices
+    peaks = [rank_classes.kinds.devices[kind.device].peak(precision) for kind in rank_classes.kinds.kinds]
+    others = sum(peaks[number] for number in rank_classes.kinds.of_rank.values())
+    return (
+        others + peaks[0] * (lowering.plan.num_devices - len(rank_classes.kinds.of_rank))
+    ) / lowering.plan.num_devices

@@ -1,4 +1,4 @@
-"""Share: the part of a model that one rank holds under tensor and pipeline parallelism: a narrower, shorter model.
+"""Model shard: the part of a model that one rank holds under tensor and pipeline parallelism: a narrower, shorter model.
 
 Tensor parallelism is Megatron's split (arXiv 1909.08053, section 3): the products into attention and MLP by columns, so
 each rank has whole heads and a slice of d_ff; the products out of them by rows; the embedding and the LM head by
@@ -21,18 +21,18 @@ from simulator.plan import Plan
 VOCAB_MULTIPLE = 128  # Megatron's make_vocab_size_divisible_by: each rank's part of the table is a multiple of it
 
 
-class HeldExperts(Experts):
+class LocalExperts(Experts):
     """The experts of a layer that one rank holds: d_ff and shared_d_ff are the rank's own, the router is the whole one."""
 
     held: int
 
     @property
     @override
-    def num_held(self) -> int:
+    def num_local(self) -> int:
         return self.held
 
 
-class Share(Model):
+class ModelShard(Model):
     """What one rank holds of a model. Its sizes are the rank's own; d_model and head_dim are the whole model's.
 
     ranks_per_kv_head: ranks of tp that attend to one key-value head and hold a part each of the weights that make it.
@@ -92,9 +92,9 @@ class Share(Model):
         return super()._head() if self.holds_head else ()
 
 
-def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
-    """The part of `model` on one rank of a stage; the model itself where nothing splits it, and for a `Share`."""
-    if isinstance(model, Share) or (plan.tp * plan.pp * plan.ep == 1 and not wide_layers(model, plan)):
+def shard_of(model: Model, plan: Plan, stage: int = 0) -> Model:
+    """The part of `model` on one rank of a stage; the model itself where nothing splits it, and for a `ModelShard`."""
+    if isinstance(model, ModelShard) or (plan.tp * plan.pp * plan.ep == 1 and not bf16_layers(model, plan)):
         return model
     schedule, pp, chunks = plan.pipeline_schedule, plan.pp, plan.virtual_stages
     held = stage_layers(model.num_layers, pp, chunks, split=plan.split, schedule=schedule)[stage]
@@ -113,13 +113,13 @@ def share_of(model: Model, plan: Plan, stage: int = 0) -> Model:
         "tied_embeddings": model.tied_embeddings and pp == 1,
         "chunks": tuple(map(tuple, held)),
         "embedding_chunk": places.index(0) if 0 in places else None,
-        "wide": wide_layers(model, plan),
+        "wide": bf16_layers(model, plan),
         "head_chunk": places.index(last) if last in places else None,
     }
-    return Share.model_construct(**(dict(model) | fields))
+    return ModelShard.model_construct(**(dict(model) | fields))
 
 
-def wide_layers(model: Model, plan: Plan) -> frozenset[int]:
+def bf16_layers(model: Model, plan: Plan) -> frozenset[int]:
     """Numbers of the layers whose products stay in bf16 (Megatron-LM, core/fp8_utils.py: is_first_last_bf16_layer)."""
     if not plan.narrow:
         return frozenset()
@@ -129,7 +129,7 @@ def wide_layers(model: Model, plan: Plan) -> frozenset[int]:
 
 def whole_body(model: Model, plan: Plan) -> tuple[BodyKind, ...]:
     """What stands between the ends of the whole model, under the plan's precisions."""
-    marked = wide_layers(model, plan)
+    marked = bf16_layers(model, plan)
     if not marked:
         return model.body
     kinds = (
@@ -138,19 +138,19 @@ def whole_body(model: Model, plan: Plan) -> tuple[BodyKind, ...]:
     return (*kinds, *model.body[len(model.layer_kinds) :])
 
 
-def body_names(share: Model) -> tuple[str, ...]:
+def body_names(shard: Model) -> tuple[str, ...]:
     """Names of what a rank holds between the model's ends, in the order of its chunks; layers have the model's numbers."""
-    numbers, modules = iter(share.layer_numbers), iter(range(share.mtp_layers))
-    return tuple(f"mtp{next(modules)}" if kind == "mtp" else f"layer{next(numbers)}" for kind in share.body)
+    numbers, modules = iter(shard.layer_numbers), iter(range(shard.mtp_layers))
+    return tuple(f"mtp{next(modules)}" if kind == "mtp" else f"layer{next(numbers)}" for kind in shard.body)
 
 
-def _experts(experts: Experts, plan: Plan) -> HeldExperts:
+def _experts(experts: Experts, plan: Plan) -> LocalExperts:
     fields = {
         "held": experts.num_experts // plan.ep,
         "d_ff": experts.d_ff // plan.etp,
         "shared_d_ff": experts.shared_d_ff // plan.tp,
     }
-    return HeldExperts.model_construct(**(dict(experts) | fields))
+    return LocalExperts.model_construct(**(dict(experts) | fields))
 
 
 def _mamba(mamba: Mamba, plan: Plan) -> Mamba:

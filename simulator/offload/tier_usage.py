@@ -15,7 +15,7 @@ _BUFFER_SETS = 3  # one is read, one updated, one written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class TierUsage:
     """Bytes of one rank in host memory, on NVMe and in idle GPUs, by category."""
 
     host: dict[str, int]
@@ -49,7 +49,7 @@ def num_groups(model: Model, plan: Plan) -> int:
     return -(-shard_numel(model, plan) // plan.offload.sub_group_numel)
 
 
-def held(model: Model, plan: Plan, activation_bytes: int = 0) -> Held:
+def tier_usage(model: Model, plan: Plan, activation_bytes: int = 0) -> TierUsage:
     """What a rank keeps below HBM. activation_bytes: of a micro-batch's offloaded activations.
 
     Optimizer: 16 S (fp32 gradients, weights, two moments). DeepSpeed's stage 3 adds the 16-bit gradients it accumulates,
@@ -79,7 +79,7 @@ def held(model: Model, plan: Plan, activation_bytes: int = 0) -> Held:
     peer: dict[str, int] = {}
     if activation_bytes:
         (peer if offload.activations == "peer" else host)["activations"] = activation_bytes
-    return Held(host={k: v for k, v in host.items() if v}, nvme=nvme, peer=peer)
+    return TierUsage(host={k: v for k, v in host.items() if v}, nvme=nvme, peer=peer)
 
 
 def _accumulated(model: Model, plan: Plan, numel: int) -> int:

@@ -12,7 +12,7 @@ from simulator.ops import build_blocks
 from simulator.plan import Plan
 from simulator.predict import Prediction, Remedy, predict
 from simulator.predict.changes import Change, changes
-from simulator.predict.fitting import NUM_REMEDIES
+from simulator.predict.remedy_search import NUM_REMEDIES
 from simulator.predict.verdict import STALL, verdict_of
 from simulator.stack import Stack
 from simulator.topology import Cluster

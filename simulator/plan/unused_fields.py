@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simulator.plan.noun import Plan
+    from simulator.plan.plan import Plan
 
 
-def idle_fields(plan: Plan, *, experts: bool) -> dict[str, str]:
+def unused_fields(plan: Plan, *, experts: bool) -> dict[str, str]:
     """Fields without effect in this plan, each with what would make it act. experts: the model has some."""
     kind, experts_do = plan.implementation, "a model with experts"
     acts: dict[str, tuple[bool, str]] = {
