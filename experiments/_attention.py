@@ -10,9 +10,9 @@ import _tables
 import numpy as np
 from _devices import Subject
 
-from simulator.calibration import AttentionCurve, Quality
-from simulator.calibration.curves import Basis
-from simulator.kernels import Direction
+from simulator.base.kernels import Direction
+from simulator.spec.calibration import AttentionCurve, Quality
+from simulator.spec.calibration.curves import Basis
 from validate.fit.attention import BLEND, BW_FRAC, Calls, seconds
 from validate.fit.robust import Fitted, Start, fit, held, quantile, rounded
 

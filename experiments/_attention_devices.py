@@ -11,9 +11,9 @@ from _attention import calls, curve, fit_calls, named, quality
 from _devices import Subject, subjects
 from _gemm_devices import Report
 
-from simulator.calibration import AttentionCurve, Quality
-from simulator.calibration.curves import Basis
-from simulator.kernels import Direction
+from simulator.base.kernels import Direction
+from simulator.spec.calibration import AttentionCurve, Quality
+from simulator.spec.calibration.curves import Basis
 from validate.fit.attention import Calls
 from validate.fit.robust import Fitted, rounded
 

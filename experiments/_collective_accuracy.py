@@ -9,9 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.backtest.collectives import SIZE_CLASSES, CollectiveGroup, CollectiveOutcome, CollectivesReport, run
-from simulator.backtest.text import percent
-from simulator.readers.collectives_table import CollectiveRow, read_collectives
+from simulator.formats.readers.collectives_table import CollectiveRow, read_collectives
+from simulator.studies.backtest.collectives import (
+    SIZE_CLASSES,
+    CollectiveGroup,
+    CollectiveOutcome,
+    CollectivesReport,
+    run,
+)
+from simulator.studies.backtest.text import percent
 from validate.fit.link_classes import NETWORKS, PORTS, Array, network_class, port_class
 from validate.fit.nccl import errors, fit_network, fit_port, fit_ports, with_trees
 from validate.fit.sweeps import Sample, band, read_samples

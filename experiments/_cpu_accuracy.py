@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from simulator import predict
-from simulator.backtest.text import percent
+from simulator.studies.backtest.text import percent
 from validate.compare.borders import borders
 from validate.compare.run import Run
 from validate.fit.machine import Fit, fit_machine

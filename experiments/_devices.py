@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.device import Device
+from simulator.spec.cluster.device import Device
 
 
 @dataclass(frozen=True, slots=True)

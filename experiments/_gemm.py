@@ -10,10 +10,10 @@ import _tables
 import numpy as np
 from _devices import Subject
 
-from simulator.calibration import GemmCurve, Quality
-from simulator.calibration.datasheet import TILES
-from simulator.device import Device
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.spec.calibration import GemmCurve, Quality
+from simulator.spec.calibration.datasheet import TILES
+from simulator.spec.cluster.device import Device
 from validate.fit.gemm import STARTS, Products, seconds
 from validate.fit.robust import Array, Fitted, Start, fit, held, quantile, rounded
 

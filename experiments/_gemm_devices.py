@@ -12,8 +12,8 @@ import numpy as np
 from _devices import Subject
 from _gemm import LONG_S, GemmFit, cast_line, curve_of, fit_factor, fit_sweep, products, sweep_quality
 
-from simulator.calibration import GemmCurve, Quality
-from simulator.device import Device
+from simulator.spec.calibration import GemmCurve, Quality
+from simulator.spec.cluster.device import Device
 from validate.fit.gemm import LARGE, Products, seconds
 from validate.fit.robust import Fitted, quantile, rounded
 
@@ -226,7 +226,7 @@ def _flop(row: _tables.Row) -> float:
 
 
 def _by_power(device: Subject, relative: GemmCurve, dtype: str) -> float:
-    """A relative's sustained speed at this device's power cap, as simulator.calibration.Power moves it; of this peak."""
+    """A relative's sustained speed at this device's power cap, as simulator.spec.calibration.Power moves it; of this peak."""
     watts = device.device.power_w / Device.load("gb200").power_w
     speed = relative.e_sust * relative.peak_flop_per_s * float(watts**device.power_exponent)
     return speed / device.device.peak(dtype)

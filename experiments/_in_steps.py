@@ -1,6 +1,6 @@
 """Kernels of profiled steps joined with our bill of the same steps, op by op.
 
-A profiler's spans say how long each kernel took; `simulator.ops` says which work each op is. Products are told apart by
+A profiler's spans say how long each kernel took; `simulator.work.ops` says which work each op is. Products are told apart by
 their order (names tell the layout), everything else by its name. Profiles of compiled plans show eager kernels, since the
 profiled step did not run the compiled graphs, and count as eager.
 """
@@ -20,14 +20,14 @@ sys.path.insert(0, str(ROOT))
 
 from _tables import H200_STEPS  # noqa: E402
 
-from simulator.calibration import Calibration  # noqa: E402
-from simulator.collective_curves import default_curves  # noqa: E402
-from simulator.kernels import Attention, Gemm, Kernel, Stream, StreamOp  # noqa: E402
-from simulator.lower import Lowering, lower  # noqa: E402
-from simulator.ops import Op, optimizer_kernels, recompute_ops  # noqa: E402
-from simulator.stack import Stack  # noqa: E402
-from simulator.trace import Span  # noqa: E402
-from simulator.zero import communication, pieces, shard_ranks  # noqa: E402
+from simulator.base.kernels import Attention, Gemm, Kernel, Stream, StreamOp  # noqa: E402
+from simulator.play.lower import Lowering, lower  # noqa: E402
+from simulator.spec.calibration import Calibration  # noqa: E402
+from simulator.spec.calibration.collective_curves import default_curves  # noqa: E402
+from simulator.spec.software.stack import Stack  # noqa: E402
+from simulator.work.ops import Op, optimizer_kernels, recompute_ops  # noqa: E402
+from simulator.work.trace import Span  # noqa: E402
+from simulator.work.zero import communication, pieces, shard_ranks  # noqa: E402
 from validate.compare.run import Run  # noqa: E402
 from validate.run_plan import read_records  # noqa: E402
 from validate.spanfile import read_spans  # noqa: E402

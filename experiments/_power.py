@@ -18,9 +18,9 @@ import numpy as np
 from _devices import Subject
 from _in_steps import Ops, joined
 
-from simulator.calibration import Calibration, GemmCurve, Power
-from simulator.calibration.datasheet import datasheet
-from simulator.kernels import Direction
+from simulator.base.kernels import Direction
+from simulator.spec.calibration import Calibration, GemmCurve, Power
+from simulator.spec.calibration.datasheet import datasheet
 from validate.fit.attention import LONG_S, Calls, flop
 from validate.fit.robust import Fitted, rounded
 

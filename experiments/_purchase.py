@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from simulator.errors import InputError
-from simulator.model import Model
-from simulator.search import Processes, Row, SearchStudy, Serial, Space, search
-from simulator.topology import Cluster
-from simulator.writers.plans.study_toml import study_toml
+from simulator.base.errors import InputError
+from simulator.formats.writers.plans.study_toml import study_toml
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.studies.search import Processes, Row, SearchStudy, Serial, Space, search
 
 # Wide enough for one node and for hundreds, narrow enough for minutes: the whole space is `shardwise search` without --fix
 SPACE: dict[str, tuple[object, ...]] = {
@@ -54,8 +54,8 @@ def write_study(path: Path, model: str, cluster: str, row: Row) -> None:
 
 def picture(path: Path, draw: Callable[..., None]) -> None:
     """A picture whose bytes depend on its content alone."""
-    import matplotlib as mpl  # noqa: PLC0415  only where a picture is asked for
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
     with mpl.rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
         figure = Figure(figsize=(7, 4.5), layout="constrained")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from simulator.backtest.text import percent
-from simulator.stack import Stack
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.text import percent
 from validate.compare import compare_run
 from validate.run_plan import read_records
 

@@ -19,9 +19,9 @@ from _gemm_devices import Report
 from _in_steps import Ops
 from _power import tensor_use
 
-from simulator.calibration import GemmCurve, Power, Quality, StreamCurve
-from simulator.calibration.datasheet import STREAM_OPS
-from simulator.kernels import StreamOp
+from simulator.base.kernels import StreamOp
+from simulator.spec.calibration import GemmCurve, Power, Quality, StreamCurve
+from simulator.spec.calibration.datasheet import STREAM_OPS
 from validate.fit.robust import Start, fit, held, quantile, rounded
 
 Samples = list[dict[str, Any]]

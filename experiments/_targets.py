@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from simulator.backtest.baselines import baselines
-from simulator.backtest.outcome import RowOutcome
-from simulator.backtest.published import is_hybrid
-from simulator.backtest.rules import filled
-from simulator.backtest.scores import StepScore, step_score
-from simulator.backtest.text import percent
-from simulator.readers.runs_table import RunRow
+from simulator.formats.readers.runs_table import RunRow
+from simulator.studies.backtest.baselines import baselines
+from simulator.studies.backtest.outcome import RowOutcome
+from simulator.studies.backtest.published import is_hybrid
+from simulator.studies.backtest.rules import filled
+from simulator.studies.backtest.scores import StepScore, step_score
+from simulator.studies.backtest.text import percent
 
 FILE, NOTES = (Path(__file__).with_name(f"accuracy_{name}.toml") for name in ("targets", "notes"))
 RANK, RANKED_ABOVE = 0.85, 20  # of MFU, in sets of more rows than that

@@ -16,9 +16,9 @@ from pathlib import Path
 from _purchase import SPACE, quickest, write_study
 
 from simulator.cli import main as shardwise
-from simulator.compare import Subject, compare
-from simulator.model import Model
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.studies.compare import Subject, compare
 
 PCIE = Path(__file__).parent / "clusters" / "pcie-a100-40-8.toml"
 

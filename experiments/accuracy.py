@@ -21,11 +21,11 @@ import _solo_accuracy
 import _targets
 import search_regret
 
-from simulator.backtest import BacktestReport, run
-from simulator.backtest.report import Group
-from simulator.backtest.text import percent
-from simulator.readers.runs_table import RunRow, read_runs
-from simulator.stack import Stack
+from simulator.formats.readers.runs_table import RunRow, read_runs
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest import BacktestReport, run
+from simulator.studies.backtest.report import Group
+from simulator.studies.backtest.text import percent
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "experiments" / "measured" / "runs.csv.gz"

@@ -44,7 +44,7 @@ def main(out: Path) -> None:
 
 def one(target: Path) -> None:
     """A program of 3,000 steps, recorded from its first allocation."""
-    import torch  # noqa: PLC0415  only here
+    import torch
 
     draw = random.Random(0)  # noqa: S311
     torch.cuda.init()
@@ -88,9 +88,9 @@ def write(target: Path, snapshot: dict[str, Any]) -> None:
 
 def profiled(target: Path) -> None:
     """Three steps of a small network under torch's profiler, memory included."""
-    import torch  # noqa: PLC0415
-    from torch import nn  # noqa: PLC0415
-    from torch.profiler import ProfilerActivity, profile, schedule  # noqa: PLC0415
+    import torch
+    from torch import nn
+    from torch.profiler import ProfilerActivity, profile, schedule
 
     net = nn.Sequential(*[nn.Sequential(nn.LayerNorm(512), nn.Linear(512, 512)) for _ in range(2)]).cuda()
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)

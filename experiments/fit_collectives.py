@@ -4,7 +4,7 @@
     python experiments/fit_collectives.py --carry FILE    first put FILE into experiments/measured/collectives.csv.gz
 
 The model is the simulator's own: NCCL's choice of algorithm and protocol and the closed forms are taken as they are,
-only launch, hop, efficiency, fill and drain are free (simulator/collective_curves.py). Ports are fitted on single-node
+only launch, hop, efficiency, fill and drain are free (simulator/spec/calibration/collective_curves.py). Ports are fitted on single-node
 sweeps; then networks on multi-node sweeps with the ports held. Robust residuals of log time; a weak prior keeps what
 no sweep shows near its physical value. Each port and network is fitted again without each of its machines in turn: the
 spread of the left-out machines' large messages is what `between_machines` says.
@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.collective_curves import LinkCurves
-from simulator.collectives.cost import call_s
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.work.collectives.cost import call_s
 from validate.fit.link_classes import Array
 from validate.fit.nccl import fit_all
 from validate.fit.sweeps import Sample, band, read_samples

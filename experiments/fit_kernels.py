@@ -26,7 +26,7 @@ from _in_steps import Ops
 from _power import attention_clock, by_products, fit_h200, h200_steps, power_of
 from _streams import fit_streams, launch_floor_s, passes
 
-from simulator.calibration import (
+from simulator.spec.calibration import (
     AttentionCurve,
     Calibration,
     DriverCall,

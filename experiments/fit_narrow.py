@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from _gemm import CAST_COLUMNS, cast_line, products
 
-from simulator.calibration.narrow import fp4_fraction
-from simulator.device import Device
+from simulator.spec.calibration.narrow import fp4_fraction
+from simulator.spec.cluster.device import Device
 from validate.fit.gemm import Products
 
 ROWS = Path(__file__).parent / "measured" / "nvfp4_gemm.csv.gz"

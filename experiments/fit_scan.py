@@ -18,10 +18,10 @@ from statistics import mean, stdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simulator.calibration import Calibration
-from simulator.calibration.scan import tiled_attention_curve
-from simulator.device import Device
-from simulator.kernels import Scan, Stream
+from simulator.base.kernels import Scan, Stream
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.scan import tiled_attention_curve
+from simulator.spec.cluster.device import Device
 
 ROWS = Path(__file__).parent / "measured" / "mamba_chunk_scan.csv"
 L2_BYTES = 50_000_000

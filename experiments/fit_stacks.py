@@ -37,23 +37,23 @@ from scipy.optimize import least_squares
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from simulator.backtest.arguments import stated_options  # noqa: E402
-from simulator.backtest.resolve import RefusedError, Run, resolve  # noqa: E402
-from simulator.backtest.work import measured_step_s  # noqa: E402
-from simulator.calibration import Calibration  # noqa: E402
-from simulator.collective_curves import LinkCurves, default_curves  # noqa: E402
-from simulator.errors import InputError  # noqa: E402
-from simulator.lower import lower  # noqa: E402
-from simulator.lower.stragglers import SPEED_SPREAD  # noqa: E402
+from simulator.base.errors import InputError  # noqa: E402
+from simulator.formats.readers.runs_table import RunRow, read_runs  # noqa: E402
 from simulator.memory import simulate_memory  # noqa: E402
-from simulator.model import Model  # noqa: E402
-from simulator.ops import build_blocks  # noqa: E402
-from simulator.plan import Plan  # noqa: E402
+from simulator.play.lower import lower  # noqa: E402
+from simulator.play.lower.stragglers import SPEED_SPREAD  # noqa: E402
 from simulator.predict.play import play  # noqa: E402
 from simulator.predict.verdict import verdict_of  # noqa: E402
-from simulator.readers.runs_table import RunRow, read_runs  # noqa: E402
-from simulator.stack import IN_STEP, Stack  # noqa: E402
-from simulator.topology import Cluster  # noqa: E402
+from simulator.spec.calibration import Calibration  # noqa: E402
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves  # noqa: E402
+from simulator.spec.cluster import Cluster  # noqa: E402
+from simulator.spec.model import Model  # noqa: E402
+from simulator.spec.plan import Plan  # noqa: E402
+from simulator.spec.software.stack import IN_STEP, Stack  # noqa: E402
+from simulator.studies.backtest.arguments import stated_options  # noqa: E402
+from simulator.studies.backtest.resolve import RefusedError, Run, resolve  # noqa: E402
+from simulator.studies.backtest.work import measured_step_s  # noqa: E402
+from simulator.work.ops import build_blocks  # noqa: E402
 
 RUNS = ROOT / "experiments" / "measured" / "runs.csv.gz"
 SOLO = ROOT / "experiments" / "measured" / "h200-2026-11-20" / "plans.jsonl"

@@ -12,10 +12,10 @@ import gzip
 from pathlib import Path
 from statistics import median, quantiles
 
-from simulator.calibration import Calibration
-from simulator.kernels import Gemm
-from simulator.stack import GROUPED
-from simulator.topology import Cluster
+from simulator.base.kernels import Gemm
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.software.stack import GROUPED
 
 TABLE = Path(__file__).resolve().parent / "measured" / "grouped.csv.gz"
 MANY_ROWS = 512

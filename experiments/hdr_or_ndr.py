@@ -14,12 +14,12 @@ from typing import Any
 
 from _purchase import SPACE, bars, picture, quickest
 
-from simulator.compare import Subject, compare
-from simulator.model import Model
 from simulator.predict.difference import Difference
-from simulator.search import Row
-from simulator.search.text import words
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.studies.compare import Subject, compare
+from simulator.studies.search import Row
+from simulator.studies.search.text import words
 
 NDR, HDR = 50e9, 25e9  # bytes/s of one card, one way
 

@@ -15,14 +15,14 @@ from typing import Any
 
 from _purchase import SPACE, bars, picture, quickest
 
-from simulator.checkpoint import Checkpoint, loading_s, saving
-from simulator.goodput import Goodput, LongRun, goodput
-from simulator.model import Model
+from simulator.base.units import counted, parse_count
 from simulator.predict import predict
-from simulator.prices import Prices
-from simulator.search.text import words
-from simulator.topology import Cluster
-from simulator.units import counted, parse_count
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.prices import Prices
+from simulator.studies.goodput import Goodput, LongRun, goodput
+from simulator.studies.search.text import words
+from simulator.work.checkpoint import Checkpoint, loading_s, saving
 
 
 def main() -> None:

@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.errors import ClusterError
-from simulator.lower import Lowering, lower
+from simulator.base.errors import ClusterError
+from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse, simulate_memory
-from simulator.model import Model
-from simulator.offload import Object, hierarchy, place
-from simulator.plan import Offload, Plan
+from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
 from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import verdict_of
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.units import format_bytes, format_seconds
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Offload, Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.offload import Object, hierarchy, place
 
 NOTHING = Offload()
 STATES = Offload(optimizer="host", activations="host")

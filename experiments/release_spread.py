@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from simulator.backtest.resolve import RefusedError, Run, resolve
-from simulator.backtest.work import measured_step_s
-from simulator.errors import InputError
-from simulator.readers.runs_table import RunRow, read_runs
+from simulator.base.errors import InputError
+from simulator.formats.readers.runs_table import RunRow, read_runs
+from simulator.studies.backtest.resolve import RefusedError, Run, resolve
+from simulator.studies.backtest.work import measured_step_s
 
 RUNS = Path(__file__).resolve().parent / "measured" / "runs.csv.gz"
 SOURCE = "NVIDIA-NeMo/Megatron-Bridge"

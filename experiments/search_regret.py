@@ -20,14 +20,14 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median
 
-from simulator.backtest.evaluate import measured_step_s
-from simulator.backtest.measured import NoStepTimeError
-from simulator.backtest.outcome import RowOutcome
-from simulator.backtest.resolve import RefusedError, resolve
-from simulator.errors import InputError
+from simulator.base.errors import InputError
+from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.predict import predict
 from simulator.predict.difference import Timed, difference, timed
-from simulator.readers.runs_table import RunRow, read_runs
+from simulator.studies.backtest.evaluate import measured_step_s
+from simulator.studies.backtest.measured import NoStepTimeError
+from simulator.studies.backtest.outcome import RowOutcome
+from simulator.studies.backtest.resolve import RefusedError, resolve
 
 RUNS = Path(__file__).parent / "measured" / "runs.csv.gz"
 _GRID = (

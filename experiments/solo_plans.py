@@ -18,11 +18,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simulator.errors import InputError
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.base.errors import InputError
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from validate import run_plan
 from validate.task import Task
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simulator import Cluster, Model
-from simulator.inference import InferencePlan, Lognormal, Serving, Slo, Uniform, Workload, highest_rate, serve
-from simulator.units import format_bytes, format_seconds
+from simulator.base.units import format_bytes, format_seconds
+from simulator.studies.serving import InferencePlan, Lognormal, Serving, Slo, Uniform, Workload, highest_rate, serve
 
 MODEL = "gpt-neox-20b"
 # Two GPUs of a node on NVLink; of 40 GB each one alone does not hold the model, of 80 GB it does
@@ -79,7 +79,7 @@ def report(name: str, found: Found | None) -> str:
 
 def draw(curves: dict[str, list[tuple[float, float, float]]], out: Path) -> None:
     """p99 against the rate of arrivals, a line a variant."""
-    from matplotlib import pyplot as plt  # noqa: PLC0415  only where a picture is asked for
+    from matplotlib import pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name, points in curves.items():

@@ -10,40 +10,68 @@ The public names load their modules when they are first touched, so that importi
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from simulator.calibration import Calibration
-    from simulator.device import Device
-    from simulator.model import Model
-    from simulator.plan import Plan
     from simulator.predict import Prediction, bounds, predict
-    from simulator.stack import Stack
-    from simulator.topology import Cluster
+    from simulator.spec.calibration import Calibration
+    from simulator.spec.cluster import Cluster
+    from simulator.spec.cluster.device import Device
+    from simulator.spec.model import Model
+    from simulator.spec.plan import Plan
+    from simulator.spec.software.stack import Stack
 
 __all__ = ["Calibration", "Cluster", "Device", "Model", "Plan", "Prediction", "Stack", "bounds", "predict"]
 
-_HOMES = {
-    "Calibration": "calibration",
-    "Cluster": "topology",
-    "Device": "device",
-    "Model": "model",
-    "Plan": "plan",
-    "Prediction": "predict",
-    "Stack": "stack",
-    "bounds": "predict",
-    "predict": "predict",
-}
+
+def _public(name: str) -> object:  # noqa: PLR0911  one line a name
+    """A public name, its module loaded now."""
+    match name:
+        case "Calibration":
+            from simulator.spec.calibration import Calibration
+
+            return Calibration
+        case "Cluster":
+            from simulator.spec.cluster import Cluster
+
+            return Cluster
+        case "Device":
+            from simulator.spec.cluster.device import Device
+
+            return Device
+        case "Model":
+            from simulator.spec.model import Model
+
+            return Model
+        case "Plan":
+            from simulator.spec.plan import Plan
+
+            return Plan
+        case "Prediction":
+            from simulator.predict import Prediction
+
+            return Prediction
+        case "Stack":
+            from simulator.spec.software.stack import Stack
+
+            return Stack
+        case "bounds":
+            from simulator.predict import bounds
+
+            return bounds
+        case "predict":
+            from simulator.predict import predict
+
+            return predict
+        case _:
+            raise AttributeError(f"module 'simulator' has no attribute {name!r}")
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'simulator' has no attribute {name!r}")
-    value: object = getattr(import_module(f"simulator.{_HOMES[name]}"), name)
+    value = _public(name)
     globals()[name] = value
     return value
 

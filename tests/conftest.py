@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from simulator.predict import MemoryUse, Prediction, Source
-from simulator.trace import MemoryTrace, Timeline
+from simulator.work.trace import MemoryTrace, Timeline
 
 settings.register_profile("shardwise", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("shardwise")

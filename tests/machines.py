@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.topology import Cluster, Edge, Host, Intra, Pcie
+from simulator.spec.cluster import Cluster, Edge, Host, Intra, Pcie
 
 GB = 1e9
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from simulator.pipeline import SCHEDULES, Action, Schedule, neighbours, order
-from simulator.program import Collective, CollectiveCost, Compute, Program, ProgramOp
+from simulator.parallel.pipeline import SCHEDULES, Action, Schedule, neighbours, order
+from simulator.work.program import Collective, CollectiveCost, Compute, Program, ProgramOp
 
 Group = tuple[Action, ...]  # actions that run as one
 

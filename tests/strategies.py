@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from simulator.program import Collective, CollectiveCost, Compute, Number, Program, ProgramOp
+from simulator.work.program import Collective, CollectiveCost, Compute, Number, Program, ProgramOp
 
 seconds = st.builds(Fraction, st.integers(0, 6), st.sampled_from((1, 2, 3)))
 shares = st.sampled_from((Fraction(0), Fraction(0), Fraction(1, 4), Fraction(3, 5)))

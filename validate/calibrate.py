@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from simulator.calibration import Calibration
-from simulator.calibration.document import SUFFIX
+from simulator.base.errors import CalibrationError, Fault, InputError
 from simulator.cli import ExitCode
-from simulator.device import Device
-from simulator.errors import CalibrationError, Fault, InputError
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.document import SUFFIX
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
 from validate.launch import Launch
 from validate.machine import count_gpus
 from validate.measure import Job, measure
@@ -79,7 +79,7 @@ def _own_file(out: Path) -> Path:
 
 def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None) -> int:
     """Fit `inputs` and write the files. Raises InputError with every reason where nothing can be fitted."""
-    from validate.fit import published  # noqa: PLC0415  scipy costs a second
+    from validate.fit import published
 
     if not out.resolve().parent.is_dir():
         raise InputError(Fault(place=str(out), problem="its folder does not exist", remedy="make it first"))
@@ -96,7 +96,7 @@ def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str |
 
 
 def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster: str | None) -> int:
-    from validate.fit.machine import fit_machine, write_cluster, write_stack  # noqa: PLC0415
+    from validate.fit.machine import fit_machine, write_cluster, write_stack
 
     found = read_samples(inputs)
     for fault in found.faults[:_SHOWN]:
@@ -124,7 +124,7 @@ def _fit_samples(inputs: Sequence[Path], out: Path, device: str | None, cluster:
 
 def _with_links(calibration: Calibration, found: SampleFile, cluster: str | None) -> Calibration:
     """NCCL's collectives need to know what they ran over: without --cluster they are kept out, and that is said."""
-    from validate.fit.published import links_of  # noqa: PLC0415
+    from validate.fit.published import links_of
 
     if cluster is None:
         _say("refused: collectives: the samples do not say what the links are (--cluster NAME|FILE)")

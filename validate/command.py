@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import read_toml
 from simulator.cli import ExitCode
-from simulator.cli.study import Study, read_study
-from simulator.errors import Fault, InputError
-from simulator.schema import read_toml
-from simulator.stack import Stack
+from simulator.formats.study import Study, read_study
+from simulator.spec.software.stack import Stack
 from validate import run_plan
 from validate.launch import Launch
 from validate.task import Mode, Task
@@ -115,7 +115,7 @@ def _status(verdict: str, *, kept: bool) -> int:
 
 def compare(runs: Path, options: Options) -> int:
     """Compare every run of a results file with its prediction; bad lines are told, the rest goes on."""
-    from validate.compare import compare_run  # noqa: PLC0415  the simulator, which a run does not need
+    from validate.compare import compare_run
 
     records, faults = run_plan.read_records(runs)
     for fault in faults:

@@ -6,14 +6,14 @@ import datetime as dt
 from pathlib import Path
 from typing import Any
 
-from simulator.cli.study import Study, read_study
-from simulator.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError
+from simulator.formats.readers.kineto import KinetoTrace
+from simulator.formats.readers.snapshot import read_snapshot
+from simulator.formats.study import Study, read_study
 from simulator.predict import predict
-from simulator.program import COMPUTE_STREAM
-from simulator.readers.kineto import KinetoTrace
-from simulator.readers.snapshot import read_snapshot
-from simulator.replay import replay
-from simulator.stack import Stack
+from simulator.spec.software.stack import Stack
+from simulator.studies.replay import replay
+from simulator.work.program import COMPUTE_STREAM
 from validate.compare import compare_run
 from validate.compare.line import Z90, Line
 from validate.run_plan import SCHEMA_VERSION, Record, append, times

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from simulator.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from simulator.errors import Fault
+from simulator.base.errors import Fault
 from validate.stopwatch import MEMORY_SHARE, DeviceKind, free_memory
 
 _ASK_S = 20.0

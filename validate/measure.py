@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
-from simulator.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError
 from validate.launch import Launch
 from validate.machine import KEEP_FREED_MEMORY, memory_limit, running_jobs
 from validate.phases import phases_of

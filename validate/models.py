@@ -1,4 +1,4 @@
-"""Torch modules of a Model, operator by operator as `simulator.ops` lists them for the plan's software stack.
+"""Torch modules of a Model, operator by operator as `simulator.work.ops` lists them for the plan's software stack.
 
 Modules are registered in the order of `Model.parameter_shapes`, under its names.
 Shapes: b sequences, s positions, H heads, K kv heads, C head_dim, D d_model, V vocabulary.
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from simulator.model import Model
-from simulator.stack import Stack
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
 
 NORM_EPS = 1e-5
 ROPE_BASE = 500_000.0

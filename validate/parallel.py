@@ -17,11 +17,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from simulator.model import Model
-from simulator.ops import uses_autocast
-from simulator.ops.op_context import OpContext
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import uses_autocast
+from simulator.work.ops.op_context import OpContext
 from validate.models import Decoder, Style, loss_fn
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -64,7 +64,7 @@ def build(
     with torch.device("meta"):
         module = Decoder(model, style_of(model, plan, stack, direct_flash=direct_flash))
     if plan.tp > 1 and mesh is not None:
-        from validate.tensor_parallel import split  # noqa: PLC0415  slow to import, and few plans need it
+        from validate.tensor_parallel import split
 
         split(module, plan, mesh["tp"])
     _checkpoint_blocks(module, plan)
@@ -144,7 +144,7 @@ def _selective_contexts() -> Any:  # noqa: ANN401  torch's own pair of contexts
 
 def _shard(module: Decoder, plan: Plan, mesh: DeviceMesh, *, pinned: bool) -> None:
     """fully_shard around each block and the rest; one axis shards, two also replicate (HSDP)."""
-    from torch.distributed.fsdp import (  # noqa: PLC0415  only these plans need it
+    from torch.distributed.fsdp import (
         CPUOffloadPolicy,
         MixedPrecisionPolicy,
         OffloadPolicy,
@@ -196,11 +196,11 @@ def replicate(built: Built, plan: Plan, hook: Callable[..., Any] | None = None) 
     if hook is not None:
         ddp.register_comm_hook(None, hook)
     elif plan.comm_hook.kind == "powersgd":
-        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # noqa: PLC0415  only these plans
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
         ddp.register_comm_hook(_powersgd(plan, powerSGD_hook.PowerSGDState), powerSGD_hook.powerSGD_hook)
     elif plan.gradient_dtype != plan.master_dtype:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415  only these plans
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         compress = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
         ddp.register_comm_hook(None, compress[plan.gradient_dtype])
@@ -236,7 +236,7 @@ def make_optimizer(built: Built, plan: Plan) -> torch.optim.Optimizer:
     kind, options = _optimizer_of(plan)
     parameters = built.module.parameters()
     if plan.implementation == "zero_redundancy" and plan.dp_shard > 1:
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415  only these plans need it
+        from torch.distributed.optim import ZeroRedundancyOptimizer
 
         group = built.mesh["dp_shard"].get_group() if built.mesh is not None else None
         return ZeroRedundancyOptimizer(parameters, kind, process_group=group, **options)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from simulator.errors import Fault
-from simulator.model import Model
-from simulator.plan import AXES, NOTHING_OFFLOADED, Plan
-from simulator.stack import Stack
+from simulator.base.errors import Fault
+from simulator.spec.model import Model
+from simulator.spec.plan import AXES, NOTHING_OFFLOADED, Plan
+from simulator.spec.software.stack import Stack
 from validate.task import Mode
 
 MAX_CPU_RANKS = 4

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.errors import Fault, InputError, PlanError
+from simulator.base.errors import Fault, InputError, PlanError
 from validate.launch import Launch
 from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, running_jobs
 from validate.playable import MAX_CPU_RANKS, played_otherwise, unplayable

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from simulator.errors import Fault, TableError
+from simulator.base.errors import Fault, TableError
 
 FORMAT_VERSION: Final = 1
 MAX_LINE_BYTES: Final = 1 << 20  # a sample is a few hundred bytes; a longer line is something else

@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from simulator.errors import Fault, InputError
-from simulator.trace import Span, Timeline
+from simulator.base.errors import Fault, InputError
+from simulator.work.trace import Span, Timeline
 
 
 def write_spans(path: Path, timeline: Timeline) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from simulator.program import COMPUTE_STREAM
-from simulator.readers.kernel_names import category_of, collective_of
-from simulator.trace import Span, Timeline
+from simulator.formats.readers.kernel_names import category_of, collective_of
+from simulator.work.program import COMPUTE_STREAM
+from simulator.work.trace import Span, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from validate.parallel import Built
 
 PHASES = ("forward", "backward", "optimizer")
@@ -70,7 +70,7 @@ class TrainingStep:
         """Logits that are split by vocabulary have a loss and a backward of their own."""
         if self.plan.tp == 1:
             return contextlib.nullcontext()
-        from validate.tensor_parallel import split_loss  # noqa: PLC0415  slow to import, and few plans need it
+        from validate.tensor_parallel import split_loss
 
         return split_loss(self.plan)
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.schema import Strict
-from simulator.stack import Stack
+from simulator.base.schema import Strict
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 Mode = Literal["full", "solo", "cpu", "fake"]
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from simulator.plan import Plan
+from simulator.spec.plan import Plan
 from validate.models import Block, Decoder
 
 _INTO, _OUT = ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up"), ("attention.out", "mlp.down")

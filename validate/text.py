@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from simulator.units import format_bytes, format_seconds
+from simulator.base.units import format_bytes, format_seconds
 
 _TABLES = {
     "time": "time",

@@ -77,7 +77,7 @@ def shardwise() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned."""
-    from simulator.errors import InputError  # noqa: PLC0415  keeps --help light
+    from simulator.base.errors import InputError
 
     gc.set_threshold(*COLLECT)
     try:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from simulator.backtest import BacktestReport, CollectivesReport, render, run
 from simulator.cli import ExitCode
+from simulator.studies.backtest import BacktestReport, CollectivesReport, render, run
 
 _WIDTH = 160  # a dozen columns
 _HELP = """Predict every row of FILE.csv, a table of measured training runs, memory or collectives, and compare.
@@ -29,7 +29,7 @@ def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        from simulator.cli.terminal import show  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.cli.terminal import show
 
         show(render(report), plain=plain, width=_WIDTH)
     return ExitCode.INTERRUPTED if report.interrupted else ExitCode.OK

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from simulator.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError
 
 _ANY_FILE = click.Path(path_type=Path, dir_okay=False)
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.

@@ -10,21 +10,21 @@ from statistics import median
 
 import click
 
-from simulator.calibration import Calibration
+from simulator.base.errors import ClusterError, Fault, InputError, PlanError
+from simulator.base.schema import nearest
+from simulator.base.units import UnitError, parse_bytes
 from simulator.cli import ExitCode
 from simulator.cli.terminal import show
-from simulator.collectives import KINDS, Choice, LinkCurves, choose, source
-from simulator.collectives.call import nic_paths
-from simulator.errors import ClusterError, Fault, InputError, PlanError
-from simulator.mesh import GroupShape
-from simulator.nccl import Nccl, assignments
-from simulator.nccl.environment import TUNER_FILE
-from simulator.schema import nearest
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.topology.parts import MAX_NODES
-from simulator.units import UnitError, parse_bytes
-from simulator.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
+from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.parts import MAX_NODES
+from simulator.spec.software.nccl import Nccl, assignments
+from simulator.spec.software.nccl.environment import TUNER_FILE
+from simulator.spec.software.stack import Stack
+from simulator.work.collectives import KINDS, Choice, LinkCurves, choose, source
+from simulator.work.collectives.call import nic_paths
 
 _MOST_SIZES = 1000
 _MOST_BYTES = 2**50

@@ -9,18 +9,18 @@ from typing import Any
 
 import click
 
+from simulator.base.errors import Fault, InputError
+from simulator.base.units import UnitError, parse_count
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, loaded_prices, placement_option, price_options
-from simulator.cli.overrides import parse_overrides, patched
-from simulator.cli.study import read_study
 from simulator.cli.terminal import show
-from simulator.compare import Comparison, Subject, compare, render
-from simulator.compare.text import WIDTH
-from simulator.errors import Fault, InputError
-from simulator.prices import Prices
-from simulator.topology import Cluster
-from simulator.units import UnitError, parse_count
-from simulator.writers.front_plot import Point, check_picture, write_front_plot
+from simulator.formats.study import read_study
+from simulator.formats.study.overrides import parse_overrides, patched
+from simulator.formats.writers.front_plot import Point, check_picture, write_front_plot
+from simulator.spec.cluster import Cluster
+from simulator.spec.prices import Prices
+from simulator.studies.compare import Comparison, Subject, compare, render
+from simulator.studies.compare.text import WIDTH
 
 _HELP = """Compare studies: STUDY.toml files, and variants of the first made by --what-if.
 

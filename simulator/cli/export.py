@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
+from simulator.base.errors import Fault, InputError
 from simulator.cli import ExitCode
 from simulator.cli.options import input_options, placement_option
 from simulator.cli.predict import plan_file_options, plan_options, study_of
-from simulator.cli.study import Study
-from simulator.errors import Fault, InputError
-from simulator.exchange import FORMATS, Export, Job, export_plan
-from simulator.model import Model
-from simulator.model_files import preset_names
-from simulator.stack import Stack
+from simulator.formats.exchange import FORMATS, Export, Job, export_plan
+from simulator.formats.study import Study
+from simulator.spec.model import Model
+from simulator.spec.model.files import preset_names
+from simulator.spec.software.stack import Stack
 
 KIT = "launch-kit"
 _HELP = """Write a plan as Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML, or our study file.
@@ -86,7 +86,7 @@ def job_of(asked: Study) -> Job:
 
 def _write_kit(asked: Study, folder: Path, hosts: str | None, topology: str | None, placement: Path | None) -> int:
     """Every file of a launch kit, into a folder that is new or empty."""
-    from simulator.cli.launch_kit import kit_files, placed  # noqa: PLC0415  only what is asked for is loaded
+    from simulator.cli.launch_kit import kit_files, placed
 
     host, asked = placed(asked, topology, placement)
     write_files(kit_files(asked, job_of(asked), head_of(asked), hosts, host), folder)

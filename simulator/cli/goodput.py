@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 
 import click
 
-from simulator.checkpoint import Checkpoint, loading_s, saving
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import read_toml
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, loaded_prices, price_options, study_options
-from simulator.cli.overrides import literal, parse_overrides
 from simulator.cli.predict import plan_file_options, plan_options, study_of
-from simulator.cli.study import Study, nested
-from simulator.errors import Fault, InputError
-from simulator.goodput import Goodput, LongRun, goodput
+from simulator.formats.study import Study, nested
+from simulator.formats.study.overrides import literal, parse_overrides
 from simulator.predict import Prediction, predict
-from simulator.prices import Prices
-from simulator.schema import read_toml
+from simulator.spec.prices import Prices
+from simulator.studies.goodput import Goodput, LongRun, goodput
+from simulator.work.checkpoint import Checkpoint, loading_s, saving
 
 _Made = TypeVar("_Made")
 
@@ -106,12 +106,12 @@ def command(
     answer = _played(asked, prediction, run, listed)
     answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))
     if as_json:
-        from simulator.writers.goodput_json import to_json  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.formats.writers.goodput_json import to_json
 
         click.echo(to_json(answer, asked.inputs() | {"run": run.model_dump(mode="json")}), nl=False)
     else:
-        from simulator.cli.terminal import show  # noqa: PLC0415
-        from simulator.writers.goodput_text import render  # noqa: PLC0415
+        from simulator.cli.terminal import show
+        from simulator.formats.writers.goodput_text import render
 
         show(render(answer), plain=plain)
     return ExitCode.OK

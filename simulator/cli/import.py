@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from simulator.base.units import format_bytes, format_seconds
 from simulator.cli import ExitCode
-from simulator.readers.kineto import read_kineto, summary
-from simulator.units import format_bytes, format_seconds
+from simulator.formats.readers.kineto import read_kineto, summary
 
 _HELP = """Read a Kineto or Chrome trace (torch.profiler's export_chrome_trace; .json or .json.gz, of any size).
 

@@ -6,16 +6,16 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from simulator.cli.study import Study
-from simulator.errors import ClusterError, Fault, InputError
-from simulator.exchange import FORMATS, Job, export_plan
-from simulator.host import Host
-from simulator.mesh import check
+from simulator.base.errors import ClusterError, Fault, InputError
+from simulator.formats.exchange import FORMATS, Job, export_plan
+from simulator.formats.readers.hostlist import expand
+from simulator.formats.readers.placement import read_placement
+from simulator.formats.readers.topology_source import read_source
+from simulator.formats.study import Study
+from simulator.formats.writers.launch_kit import launch_kit, make_kit, ranks_table
+from simulator.parallel.mesh import check
 from simulator.predict.transfers import transfer_schedule
-from simulator.readers.hostlist import expand
-from simulator.readers.placement import read_placement
-from simulator.readers.topology_source import read_source
-from simulator.writers.launch_kit import launch_kit, make_kit, ranks_table
+from simulator.spec.cluster.host import Host
 
 
 def kit_files(

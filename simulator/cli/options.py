@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from simulator.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from simulator.prices import Prices
+    from simulator.spec.prices import Prices
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -53,7 +53,7 @@ def study_options(function: _Command) -> _Command:
 
 def price_options(function: _Command) -> _Command:
     """--prices and --price-kind."""
-    from simulator.prices import KINDS  # noqa: PLC0415  only what is asked for is loaded
+    from simulator.spec.prices import KINDS
 
     one_kind = "Only prices of this kind. [all; one answer: the cheapest]"
     function = click.option("--price-kind", type=click.Choice(KINDS), help=one_kind)(function)
@@ -64,7 +64,7 @@ def price_options(function: _Command) -> _Command:
 def loaded_prices(options: Mapping[str, Any]) -> Prices | None:
     """What these name, as the verb's options hold them; None without a file. Raises InputError."""
     if options["prices"] is not None:
-        from simulator.prices import Prices  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.spec.prices import Prices
 
         return Prices.load(options["prices"], options["price_kind"])
     if options["price_kind"] is not None:

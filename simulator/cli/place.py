@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
+from simulator.base.schema import check_writable
 from simulator.cli import ExitCode
 from simulator.cli.export import head_of, job_of, write, write_files
 from simulator.cli.options import answer_options, placement_option, study_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
-from simulator.schema import check_writable
 
 _HELP = """Find the GPU of each rank of a plan: groups that talk most on the fastest roads between GPUs.
 
@@ -56,9 +56,9 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, a plan's file, and how to place
 ) -> int:
     """Place, confirm, print, write."""
-    from simulator.cli.launch_kit import check_kit, kit_files, placed, table_of  # noqa: PLC0415  only what is asked for is loaded
-    from simulator.place import place  # noqa: PLC0415
-    from simulator.place.text import WIDTH, as_json_text, render  # noqa: PLC0415
+    from simulator.cli.launch_kit import check_kit, kit_files, placed, table_of
+    from simulator.studies.place import place
+    from simulator.studies.place.text import WIDTH, as_json_text, render
 
     hosts, topology, across, layers = (flags.pop(name) for name in ("hosts", "topology", "across_nodes", "layers"))
     if hosts is not None and kit is None:

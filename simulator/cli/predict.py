@@ -9,17 +9,17 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from simulator.checkpoint import saving
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import Strict, check_writable
+from simulator.base.units import format_bytes
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, placement_option, study_options
-from simulator.cli.study import PlanFile, Study, read_study
-from simulator.errors import Fault, InputError
-from simulator.plan import Plan
+from simulator.formats.readers import PLAN_FORMATS
+from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, predict
-from simulator.readers import PLAN_FORMATS
-from simulator.schema import Strict, check_writable
-from simulator.stack import Stack
-from simulator.units import format_bytes
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.checkpoint import saving
 
 _HELP = """Predict one training step of a model under a plan on a cluster.
 
@@ -91,7 +91,7 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
     inputs = {name: text for name, text in given.items() if name not in plan_flags}
     asked = read_study(study, inputs, plan_flags, settings, imported)
     if asked.draft is not None:
-        from simulator.cli.study.imported import warnings  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.formats.study.imported import warnings
 
         for line in warnings(asked.draft):
             click.echo(f"shardwise: {line}", err=True)
@@ -170,26 +170,26 @@ def command(
         saved = saving(asked.model, asked.plan, asked.cluster, asked.checkpoint)
         prediction = replace(prediction, checkpoint=saved)
     if trace is not None:
-        from simulator.writers.chrome_trace import write_chrome_trace  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.formats.writers.chrome_trace import write_chrome_trace
 
         write_chrome_trace(trace, prediction)
         click.echo(f"trace written to {trace}", err=True)
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
     if links is not None:
-        from simulator.predict.link_loads import link_loads  # noqa: PLC0415  only what is asked for is loaded
-        from simulator.writers.link_plot import write_link_plot  # noqa: PLC0415
+        from simulator.formats.writers.link_plot import write_link_plot
+        from simulator.predict.link_loads import link_loads
 
         loads = link_loads(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
         write_link_plot(links, loads)
         click.echo(f"links drawn in {links}", err=True)
     if as_json:
-        from simulator.writers.json_report import to_json  # noqa: PLC0415
+        from simulator.formats.writers.json_report import to_json
 
         click.echo(to_json(prediction, asked.inputs()), nl=False)
     else:
-        from simulator.cli.terminal import show  # noqa: PLC0415
-        from simulator.writers.text import render  # noqa: PLC0415
+        from simulator.cli.terminal import show
+        from simulator.formats.writers.text import render
 
         show(render(prediction), plain=plain)
     return ExitCode.OK if prediction.fits else ExitCode.DOES_NOT_FIT
@@ -211,17 +211,17 @@ def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | 
 
 def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, snapshot: Path | None) -> None:
     """The step's allocations once more, event by event, for the writers that show each."""
-    from simulator.memory import device_history  # noqa: PLC0415  only what is asked for is loaded
+    from simulator.memory import device_history
 
     stack = asked.stack or Stack.load(asked.plan.stack)
     history = device_history(asked.model, asked.plan, stack, asked.cluster.device)
     if picture is not None:
-        from simulator.writers.memory_plot import write_memory_plot  # noqa: PLC0415
+        from simulator.formats.writers.memory_plot import write_memory_plot
 
         write_memory_plot(picture, prediction, history)
         click.echo(f"memory drawn in {picture}", err=True)
     if snapshot is not None:
-        from simulator.writers.snapshot import write_snapshot  # noqa: PLC0415
+        from simulator.formats.writers.snapshot import write_snapshot
 
         write_snapshot(snapshot, history)
         click.echo(f"snapshot written to {snapshot}: open it at https://pytorch.org/memory_viz", err=True)

@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
-from simulator.allocator import AllocatorSettings
-from simulator.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
-from simulator.calibration import Calibration
+from simulator.base.errors import Fault, InputError
+from simulator.base.units import UnitError, parse_bytes
 from simulator.cli import ExitCode
-from simulator.errors import Fault, InputError
-from simulator.policies import BLOCK_BYTES, POLICIES, PoolInputs
-from simulator.readers.snapshot import read_snapshot
-from simulator.replay import DriverCosts, Sequence, compare, demand, of_history, of_recording, replay, varied
-from simulator.units import UnitError, parse_bytes
+from simulator.formats.readers.snapshot import read_snapshot
+from simulator.memory.allocator import AllocatorSettings
+from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
+from simulator.memory.policies import BLOCK_BYTES, POLICIES, PoolInputs
+from simulator.spec.calibration import Calibration
+from simulator.studies.replay import DriverCosts, Sequence, compare, demand, of_history, of_recording, replay, varied
 
 _HELP = """Play a CUDA memory snapshot through shardwise's allocator and compare every address, segment and counter.
 
@@ -64,8 +64,8 @@ def _exact(snapshot: Path, device: int | None, *, as_json: bool, plain: bool) ->
     if as_json:
         _write({"exact": report.is_exact, **asdict(report)})
     else:
-        from simulator.cli.terminal import show  # noqa: PLC0415  only what is asked for is loaded
-        from simulator.writers.replay_text import exact_text  # noqa: PLC0415
+        from simulator.cli.terminal import show
+        from simulator.formats.writers.replay_text import exact_text
 
         show(exact_text(report), plain=plain)
     return ExitCode.OK if report.is_exact else DIFFERS
@@ -108,8 +108,8 @@ def _what_if(snapshot: Path | None, study: Path | None, options: dict[str, Any],
             }
         )
     else:
-        from simulator.cli.terminal import show  # noqa: PLC0415
-        from simulator.writers.replay_text import policies_text  # noqa: PLC0415
+        from simulator.cli.terminal import show
+        from simulator.formats.writers.replay_text import policies_text
 
         show(policies_text(sequence, asked, scores, costs.source), plain=plain, width=_WIDTH)
     return ExitCode.DOES_NOT_FIT if all(score.out_of_memory for score in scores) else ExitCode.OK
@@ -121,11 +121,11 @@ def _write(data: dict[str, Any]) -> None:
 
 def _predicted(study: Path | None) -> tuple[Sequence, Calibration]:
     """The requests of a study's first and steady step, and the calibration it is predicted with."""
-    from simulator.cli.study import read_study  # noqa: PLC0415
-    from simulator.memory import write_history  # noqa: PLC0415
-    from simulator.memory.outside import workspace_bytes  # noqa: PLC0415
-    from simulator.ops import build_blocks  # noqa: PLC0415
-    from simulator.stack import Stack  # noqa: PLC0415
+    from simulator.formats.study import read_study
+    from simulator.memory import write_history
+    from simulator.memory.outside import workspace_bytes
+    from simulator.spec.software.stack import Stack
+    from simulator.work.ops import build_blocks
 
     asked = read_study(study, {}, {}, ())
     stack = asked.stack or Stack.load(asked.plan.stack)

@@ -12,19 +12,22 @@ from typing import Any
 
 import click
 
-from simulator.calibration import Calibration
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import nearest
+from simulator.base.units import format_seconds
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, price_options
-from simulator.cli.overrides import literal
 from simulator.cli.progress import StatusLine
 from simulator.cli.search_front import refuse_without_front, run_front
-from simulator.cli.study import calibration_named
 from simulator.cli.terminal import show
-from simulator.errors import Fault, InputError
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.schema import nearest
-from simulator.search import (
+from simulator.formats.study import calibration_named
+from simulator.formats.study.overrides import literal
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.parts import MAX_NODES
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.studies.search import (
     OBJECTIVES,
     Dask,
     Engine,
@@ -40,12 +43,9 @@ from simulator.search import (
     render,
     search,
 )
-from simulator.search.export import check_export, export
-from simulator.search.space import DERIVED, OFFLOADS
-from simulator.search.text import WIDTH
-from simulator.topology import Cluster
-from simulator.topology.parts import MAX_NODES
-from simulator.units import format_seconds
+from simulator.studies.search.export import check_export, export
+from simulator.studies.search.space import DERIVED, OFFLOADS
+from simulator.studies.search.text import WIDTH
 
 _HELP = """Find the best plan of a model on a cluster for one global batch.
 
@@ -117,7 +117,7 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
         click.echo(f"written to {exported}", err=True)
     _print(report, as_json=as_json, plain=plain)
     if kit is not None and report.rows and not interrupted:
-        from simulator.cli.winner import write_winner  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.cli.winner import write_winner
 
         write_winner(report, kit, options)
     if interrupted:
@@ -133,7 +133,7 @@ def _kit(options: dict[str, Any]) -> Path | None:
     if options["sizes"] and kit is not None:
         raise click.UsageError("--front has several best plans: a launch kit is of one")
     if kit is not None:
-        from simulator.cli.launch_kit import check_folder  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.cli.launch_kit import check_folder
 
         check_folder(kit)
     return kit

@@ -9,15 +9,15 @@ from typing import Any
 
 import click
 
+from simulator.base.errors import Fault, InputError
+from simulator.base.units import UnitError, counted, parse_count
 from simulator.cli import ExitCode
 from simulator.cli.options import loaded_prices
 from simulator.cli.terminal import show
-from simulator.errors import Fault, InputError
-from simulator.prices import Prices
-from simulator.search import Engine, Front, Interrupted, Progress, SearchStudy, front, render_front
-from simulator.search.front_text import WIDTH
-from simulator.units import UnitError, counted, parse_count
-from simulator.writers.front_plot import Point, check_picture, write_front_plot
+from simulator.formats.writers.front_plot import Point, check_picture, write_front_plot
+from simulator.spec.prices import Prices
+from simulator.studies.search import Engine, Front, Interrupted, Progress, SearchStudy, front, render_front
+from simulator.studies.search.front_text import WIDTH
 
 _OF_FRONT = {"prices": "--prices", "price_kind": "--price-kind", "run_tokens": "--run-tokens", "plot": "--plot"}
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from simulator.base.errors import Fault, InputError
+from simulator.base.units import format_seconds
 from simulator.cli import ExitCode
 from simulator.cli.compare import name_of, split_settings
 from simulator.cli.goodput import read_run
@@ -18,13 +20,11 @@ from simulator.cli.options import answer_options, loaded_prices, price_options
 from simulator.cli.progress import StatusLine
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
 from simulator.cli.terminal import show
-from simulator.errors import Fault, InputError
-from simulator.goodput import LongRun
-from simulator.prices import Prices
-from simulator.search import Journal
-from simulator.sensitivity import Range, render
-from simulator.sensitivity.text import WIDTH
-from simulator.units import format_seconds
+from simulator.spec.prices import Prices
+from simulator.studies.goodput import LongRun
+from simulator.studies.search import Journal
+from simulator.studies.sensitivity import Range, render
+from simulator.studies.sensitivity.text import WIDTH
 
 _HELP = """How far a figure, and the choice between alternatives, hang on their inputs.
 

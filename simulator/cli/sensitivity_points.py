@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from simulator.base.errors import Fault, InputError
 from simulator.cli.compare import subject_of
-from simulator.errors import Fault, InputError
 from simulator.predict import predict
-from simulator.search import Journal, PlanOutcome
-from simulator.search.engines import begin_worker
+from simulator.studies.search import Journal, PlanOutcome
+from simulator.studies.search.engines import begin_worker
 
 Settings = tuple[str, ...]
 Alternative = tuple[str, Path | None, Settings]  # its name, its file, what is set of it

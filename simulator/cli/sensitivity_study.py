@@ -13,19 +13,19 @@ from typing import Final, Literal
 
 import numpy as np
 
-from simulator.checkpoint import Checkpoint, Saving, loading_s, saving
+from simulator.base.errors import Fault, InputError
 from simulator.cli.compare import other_prices, subject_of
-from simulator.cli.overrides import parse_overrides, patched
 from simulator.cli.sensitivity_points import Alternative, Known, Settings, Tell
-from simulator.cli.study import Study, read_study
-from simulator.compare import Subject
-from simulator.errors import Fault, InputError
-from simulator.goodput import LongRun, expected_run_s
-from simulator.goodput.failures import DAY_S, JobSize
-from simulator.prices import Prices
-from simulator.search import Journal, PlanOutcome
-from simulator.search.study import software_version
-from simulator.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed
+from simulator.formats.study import Study, read_study
+from simulator.formats.study.overrides import parse_overrides, patched
+from simulator.spec.prices import Prices
+from simulator.studies.compare import Subject
+from simulator.studies.goodput import LongRun, expected_run_s
+from simulator.studies.goodput.failures import DAY_S, JobSize
+from simulator.studies.search import Journal, PlanOutcome
+from simulator.studies.search.study import software_version
+from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Input, Range, Sensitivity, analysed
+from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
 
 Figure = Literal["time", "cost", "run-days", "run-cost"]
 FIGURES: Final[dict[Figure, str]] = {

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import click
 
+from simulator.base.errors import Fault, InputError
+from simulator.base.units import format_number
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, loaded_prices, price_options, study_options
-from simulator.cli.serving_study import ServingStudy, flag_of, read_serving_study
-from simulator.errors import Fault, InputError
-from simulator.inference import InferencePlan, Serving, serve, token_costs
-from simulator.inference import highest_rate as sought
+from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
 from simulator.predict import Source
-from simulator.units import format_number
+from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
+from simulator.studies.serving import highest_rate as sought
 
 _HELP = """Serve a model under an inference plan to a stream of requests, on a simulated clock.
 
@@ -98,12 +98,12 @@ def command(
         serving = replace(serving, costs=token_costs(serving.load, serving.num_devices, asked.cluster, listed))
     serving = replace(serving, sources=(*asked.sources, *serving.sources))
     if as_json:
-        from simulator.writers.serving_json import to_json  # noqa: PLC0415  only what is asked for is loaded
+        from simulator.formats.writers.serving_json import to_json
 
         click.echo(to_json(serving, asked.inputs()), nl=False)
     else:
-        from simulator.cli.terminal import show  # noqa: PLC0415
-        from simulator.writers.serving_text import render  # noqa: PLC0415
+        from simulator.cli.terminal import show
+        from simulator.formats.writers.serving_text import render
 
         show(render(serving), plain=plain)
     return ExitCode.OK if serving.fits else ExitCode.DOES_NOT_FIT

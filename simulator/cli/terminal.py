@@ -9,7 +9,7 @@ import sys
 import click
 from rich.console import RenderableType
 
-from simulator.writers.text import PLAIN_WIDTH, to_text
+from simulator.formats.writers.text import PLAIN_WIDTH, to_text
 
 
 def show(answer: RenderableType, *, plain: bool, width: int = PLAIN_WIDTH) -> None:

@@ -9,16 +9,23 @@ from pathlib import Path
 import click
 from rich.console import Group
 
+from simulator.base.errors import ClusterError, Fault
 from simulator.cli import ExitCode
 from simulator.cli.terminal import show
-from simulator.errors import ClusterError, Fault
-from simulator.host import Host, NodeTree, findings
-from simulator.readers.host_cluster import cluster_of
-from simulator.readers.topology_source import host_of, read_source, with_device
-from simulator.readers.tree_cluster import cluster_below
-from simulator.topology import Cluster
-from simulator.writers.cluster_toml import cluster_toml
-from simulator.writers.host_view import host_json, network_json, render_host, render_network, render_tree, tree_json
+from simulator.formats.readers.host_cluster import cluster_of
+from simulator.formats.readers.topology_source import host_of, read_source, with_device
+from simulator.formats.readers.tree_cluster import cluster_below
+from simulator.formats.writers.cluster_toml import cluster_toml
+from simulator.formats.writers.host_view import (
+    host_json,
+    network_json,
+    render_host,
+    render_network,
+    render_tree,
+    tree_json,
+)
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.host import Host, NodeTree, findings
 
 _WIDTH = 140
 _HELP = """Show a topology: NVLink islands, the network card nearest to each GPU and by what path, NUMA, minimum cuts
@@ -81,8 +88,8 @@ def command(  # noqa: PLR0913  one an option
     if save is not None:
         _save(found, source, device, save)
     if draw is not None:
-        from simulator.predict.link_loads import idle_links  # noqa: PLC0415  only what is asked for is loaded
-        from simulator.writers.link_plot import write_link_plot  # noqa: PLC0415
+        from simulator.formats.writers.link_plot import write_link_plot
+        from simulator.predict.link_loads import idle_links
 
         cluster = found if isinstance(found, Cluster) else _cluster(found, source, device)
         write_link_plot(draw, idle_links(cluster))

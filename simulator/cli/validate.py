@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from simulator.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError
 
 
 @click.group("validate")

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from simulator.base.units import format_seconds
 from simulator.cli.export import head_of, job_of, write_files
 from simulator.cli.launch_kit import host_of, kit_files
-from simulator.cli.study import Study
-from simulator.place import place
-from simulator.search import SearchReport
-from simulator.units import format_seconds
+from simulator.formats.study import Study
+from simulator.studies.place import place
+from simulator.studies.search import SearchReport
 
 
 def write_winner(report: SearchReport, folder: Path, options: Mapping[str, Any]) -> None:

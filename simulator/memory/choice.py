@@ -9,8 +9,8 @@ from simulator.memory.compressed import Hooked, ZeroPlusPlus
 from simulator.memory.sharded import Fsdp2, Fsdp2OverGloo
 from simulator.memory.step import Strategy, Writer
 from simulator.memory.strategies import DeepSpeed, DeepSpeed3, DeepSpeedBf16, Fsdp1, Megatron, MegatronFsdp, Replicated
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
 
 Library = Literal["nccl", "gloo"]
 

@@ -7,17 +7,17 @@ from math import prod
 
 from typing_extensions import override
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.step import ROOT, Writer
 from simulator.memory.strategies import DeepSpeed3, Replicated
 from simulator.memory.tape import GATHER
-from simulator.model import Model
-from simulator.model_shard import body_names
-from simulator.plan import Plan
-from simulator.zero import pieces
-from simulator.zero.hooks import compressed
-from simulator.zero.quantised import quantised_bytes
-from simulator.zero.units import Shape, buckets, numel_of
+from simulator.parallel.model_shard import body_names
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.work.zero import pieces
+from simulator.work.zero.hooks import compressed
+from simulator.work.zero.quantised import quantised_bytes
+from simulator.work.zero.units import Shape, buckets, numel_of
 
 
 class ZeroPlusPlus(DeepSpeed3):

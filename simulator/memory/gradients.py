@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-from simulator.kernels import DTYPE_BYTES, Gemm
-from simulator.model import Model
-from simulator.ops import Block, ModelBlocks
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.base.kernels import DTYPE_BYTES, Gemm
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import Block, ModelBlocks
 
 
 def whole_table_numel(model: Model, blocks: ModelBlocks) -> int:

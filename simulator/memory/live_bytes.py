@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.memory import CUDA_GRANULARITY_BYTES, History, StepLiveBytes, moment_of, step_live_bytes
+from simulator.memory.history import CUDA_GRANULARITY_BYTES, History, StepLiveBytes, moment_of, step_live_bytes
 from simulator.memory.tape import CATEGORIES, FREE, FREE_LATER
 
 Phase = tuple[str, int]  # (phase, micro-batch)

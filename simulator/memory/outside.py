@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulator.device import Device
-from simulator.kernels import DTYPE_BYTES, fp4_bytes
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.base.kernels import DTYPE_BYTES, fp4_bytes
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 # Device-wide use minus what torch reserved, without any communicator: 0.75-0.82 GiB on 19 plans on an H200
 # (experiments/measured/h200-2026-11-20): CUDA context, cuBLAS and cuDNN kernels loaded as they are needed.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from simulator.memory import CUDA_GRANULARITY_BYTES, History, moment_of, step_live_bytes, write_history
-from simulator.model import Model
-from simulator.ops import build_blocks
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.zero import stepped_numels, units
+from simulator.memory.history import CUDA_GRANULARITY_BYTES, History, moment_of, step_live_bytes, write_history
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import build_blocks
+from simulator.work.zero import stepped_numels, units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

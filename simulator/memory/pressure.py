@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simulator.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
+from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
 from simulator.memory.tape import FREE, FREE_LATER, Event
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.step import gradient_dtype, record_tapes
 from simulator.memory.tape import GRADIENT, INPUT, Event, Tape
-from simulator.ops import ModelBlocks
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import ModelBlocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.step import ROOT, Strategy, Writer
 from simulator.memory.tape import GATHER, REDUCE
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.zero import ParameterUnit, gathered_sizes, keeps_layers, keeps_root, units
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.work.zero import ParameterUnit, gathered_sizes, keeps_layers, keeps_root, units
 
 
 class Sharded(Strategy):

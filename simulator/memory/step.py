@@ -12,18 +12,18 @@ from functools import partial
 from itertools import zip_longest
 from typing import TypeVar, cast
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.gradients import dummy_gradients, redistributed_bytes, whole_table_numel
 from simulator.memory.offloading import Evictor
 from simulator.memory.outside import grouped_workspaces
 from simulator.memory.tape import COMPUTE, FREE, GRADIENT, INPUT, TAG, Event, ParameterGradients, Part, Tape, record
-from simulator.model import Model
-from simulator.model_shard import ModelShard, body_names
-from simulator.ops import ModelBlocks, cached_tensors, recompute_ops, uses_autocast
-from simulator.pipeline import order
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.zero import resident_tensors
+from simulator.parallel.model_shard import ModelShard, body_names
+from simulator.parallel.pipeline import order
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import ModelBlocks, cached_tensors, recompute_ops, uses_autocast
+from simulator.work.zero import resident_tensors
 
 _T = TypeVar("_T")
 

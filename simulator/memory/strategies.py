@@ -7,13 +7,13 @@ from math import prod
 
 from typing_extensions import override
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES
 from simulator.memory.sharded import Sharded
 from simulator.memory.step import ROOT, Strategy, Writer
 from simulator.memory.tape import DONE, FREE_LATER, GATHER, REDUCE
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.zero import gradient_tensors, pieces, shard_ranks, stepped_numels, units
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.work.zero import gradient_tensors, pieces, shard_ranks, stepped_numels, units
 
 
 class Replicated(Strategy):

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from simulator.ops import Block, Op
+from simulator.work.ops import Block, Op
 
 # (slot, bytes or FREE, stream, category)
 Event = tuple[int, int, int, int]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves, default_curves
-from simulator.lower import Lowering, lower
 from simulator.memory import MemoryUse, simulate_memory
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.predict.confidence import extrapolated, sigma, sources, spread
+from simulator.play.lower import Lowering, lower
+from simulator.predict.confidence import Z90, extrapolated, sigma, sources, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import KindUse, Prediction, Remedy, Source, Verdict
 from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import suggest, verdict_of, with_stalls
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 __all__ = [
     "Z90",
@@ -34,8 +34,6 @@ __all__ = [
     "predict",
     "prediction_of",
 ]
-
-Z90 = 1.6449  # two-sided 90 % of a normal distribution
 
 
 def predict(
@@ -124,7 +122,7 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
 
 def _remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Remedy, ...]:
     """What would make the plan fit."""
-    from simulator.predict.remedy_search import remedies  # noqa: PLC0415  only what is asked for is loaded
+    from simulator.predict.remedy_search import remedies
 
     return remedies(lowering, step_s, memory)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.plan import Plan
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
+from simulator.spec.plan import Plan
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 
-from simulator.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA
-from simulator.collectives import Links, calibrated
-from simulator.collectives import sigma as collective_sigma
-from simulator.collectives import source as links_source
-from simulator.kernels import Kernel
-from simulator.lower import Lowering
-from simulator.mesh import GroupShape
-from simulator.offload import SIGMA as TRANSFER_SIGMA
+from simulator.base.kernels import Kernel
+from simulator.parallel.mesh import GroupShape
+from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Source
-from simulator.program import Collective
+from simulator.spec.calibration.narrow import BLOCKS_SIGMA, FP4_SIGMA
+from simulator.work.collectives import Links, calibrated
+from simulator.work.collectives import sigma as collective_sigma
+from simulator.work.collectives import source as links_source
+from simulator.work.offload import SIGMA as TRANSFER_SIGMA
+from simulator.work.program import Collective
 
 _LINKS = "communication"
+Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
 
 

@@ -18,9 +18,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simulator.plan import Plan
-from simulator.predict import Z90
-from simulator.predict.confidence import RELEASE
+from simulator.predict.confidence import RELEASE, Z90
+from simulator.spec.plan import Plan
 
 _SENT: Final = ("communication", "bubble")  # what hangs on messages
 _COMMON: Final = ("imbalance", RELEASE)  # of the data and of the software, whatever the plan

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from simulator.lower import Lowering
 from simulator.memory import MemoryUse, simulate_memory
+from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import KindUse, Verdict
 from simulator.predict.verdict import compute_s, verdict_of, waiting_s
-from simulator.topology.exceptions import GpuKind
-from simulator.trace import MemoryTrace
+from simulator.spec.cluster.exceptions import GpuKind
+from simulator.work.trace import MemoryTrace
 
 _ORDER: tuple[Verdict, ...] = ("OOM", "TIGHT", "FITS")
 

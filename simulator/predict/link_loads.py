@@ -6,21 +6,21 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.collectives import KINDS, host_traffic
-from simulator.collectives.call import nic_paths
-from simulator.collectives.ports import loads_of
-from simulator.lower import Lowering, lower
-from simulator.mesh import GroupShape
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.parallel.mesh import GroupShape
+from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
-from simulator.program import Collective, Program
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.topology.nics import places_of, socket_of
-from simulator.topology.wiring import Wiring
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.nics import places_of, socket_of
+from simulator.spec.cluster.wiring import Wiring
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.collectives import KINDS, host_traffic
+from simulator.work.collectives.call import nic_paths
+from simulator.work.collectives.ports import loads_of
+from simulator.work.program import Collective, Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

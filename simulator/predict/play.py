@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from simulator.engine import run
-from simulator.lower import Lowering
-from simulator.plan import Plan
-from simulator.program import COMPUTE_STREAM, Collective, Compute, Number, Program
-from simulator.trace import Timeline
+from simulator.play.engine import run
+from simulator.play.lower import Lowering
+from simulator.spec.plan import Plan
+from simulator.work.program import COMPUTE_STREAM, Collective, Compute, Number, Program
+from simulator.work.trace import Timeline
 
 # From the third micro-batch on, every micro-batch but the last repeats the one before it (the pipeline of gathers is
 # full): a step of n is the step of 4 plus n - 4 times what the fourth added. tests/laws holds folded = played in full.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from simulator.checkpoint import Saving
 from simulator.memory import MemoryUse
-from simulator.trace import MemoryTrace, Timeline
+from simulator.work.checkpoint import Saving
+from simulator.work.trace import MemoryTrace, Timeline
 
 Verdict = Literal["FITS", "TIGHT", "OOM"]
 

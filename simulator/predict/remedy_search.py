@@ -13,13 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from simulator.allocator import AllocatorSettings
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves
-from simulator.errors import InputError
-from simulator.lower import Lowering, lower
+from simulator.base.errors import InputError
 from simulator.memory import (
-    RESERVED_HIGH,
     MemoryUse,
     memory_uses,
     outside_torch_bytes,
@@ -27,17 +22,22 @@ from simulator.memory import (
     window_bytes,
     write_history,
 )
+from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
-from simulator.model import Model
-from simulator.pipeline import Split
-from simulator.plan import Plan
+from simulator.memory.use import RESERVED_HIGH
+from simulator.parallel.pipeline import Split
+from simulator.play.lower import Lowering, lower
 from simulator.predict.changes import EXPANDABLE, EXPANDABLE_SEGMENTS, Change, changes
 from simulator.predict.play import play
 from simulator.predict.prediction import Remedy
 from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import overflow, verdict_of
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 NUM_REMEDIES = 3
 _DEPTH = 3  # changes on top of each other

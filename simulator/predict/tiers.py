@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simulator.lower import Lowering
 from simulator.memory import MemoryUse
-from simulator.offload import tier_usage
+from simulator.play.lower import Lowering
+from simulator.work.offload import tier_usage
 
 
 def with_lower_tiers(memory: MemoryUse, lowering: Lowering) -> MemoryUse:

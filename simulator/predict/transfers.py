@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.lower import lower
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.play.lower import lower
 from simulator.predict.play import play
-from simulator.program import COMPUTE_STREAM, Collective, Program
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.trace import Span
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import COMPUTE_STREAM, Collective, Program
+from simulator.work.trace import Span
 
 Action = Literal["prefetch", "evict", "reduce", "exchange", "message", "update"]
 _ACTIONS: Final[Mapping[str, Action]] = {

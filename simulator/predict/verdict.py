@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from simulator.calibration import Calibration
-from simulator.lower import Lowering
+from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse
-from simulator.plan import Plan
+from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Remedy, Verdict
-from simulator.units import format_bytes, format_seconds
+from simulator.spec.calibration import Calibration
+from simulator.spec.plan import Plan
 
 _WAITING = ("idle", "bubble", "slow_peer")
 STALL = "cuda_malloc"  # the category of the breakdown

@@ -13,9 +13,9 @@ from functools import partial
 
 from simpy import Environment, Event
 
-from simulator.engine import run
-from simulator.fold import refine
-from simulator.program import Collective, CollectiveCost, Compute, Program, ProgramOp
+from simulator.play.engine import run
+from simulator.play.fold import refine
+from simulator.work.program import Collective, CollectiveCost, Compute, Program, ProgramOp
 
 _COST = CollectiveCost(latency_s=20e-6, link_bytes={"intra": 4.0e8})
 _KERNELS = 8  # compute ops a layer, forward

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simulator import Cluster, Model, Plan, predict
-from simulator.topology.exceptions import Deviation
+from simulator.spec.cluster.exceptions import Deviation
 
 COLD = {
     "--help": ["--help"],

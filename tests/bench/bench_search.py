@@ -15,12 +15,12 @@ import os
 import sys
 import time
 
-from simulator.model import Model
-from simulator.search import Processes, SearchReport, SearchStudy, Serial, Space, search
-from simulator.search.engines import COLLECT
-from simulator.search.space import Pruned
-from simulator.search.survey import Survey, Surveyor
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.studies.search import Processes, SearchReport, SearchStudy, Serial, Space, search
+from simulator.studies.search.engines import COLLECT
+from simulator.studies.search.space import Pruned
+from simulator.studies.search.survey import Survey, Surveyor
 
 STRIDE = 16
 

@@ -9,7 +9,7 @@ import sys
 import time
 
 from simulator import Cluster, Model
-from simulator.inference import InferencePlan, Lognormal, Uniform, Workload, serve
+from simulator.studies.serving import InferencePlan, Lognormal, Uniform, Workload, serve
 
 
 def cpu_s(rate: float) -> tuple[float, int]:

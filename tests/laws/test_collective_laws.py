@@ -7,9 +7,18 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collectives import KINDS, LinkCurves, choose, collective_cost, collective_s, interference, minimum, sigma
-from simulator.mesh import GroupShape
-from simulator.topology import Cluster
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.cluster import Cluster
+from simulator.work.collectives import (
+    KINDS,
+    LinkCurves,
+    choose,
+    collective_cost,
+    collective_s,
+    interference,
+    minimum,
+    sigma,
+)
 
 CLUSTERS = tuple(
     Cluster.load(name, 64)

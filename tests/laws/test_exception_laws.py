@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.errors import ClusterError
-from simulator.experts import Experts
-from simulator.lower import Lowering, lower
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.base.errors import ClusterError
+from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
-from simulator.program import check
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.model.experts import Experts
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import check
 
 MODEL = Model(
     name="small",

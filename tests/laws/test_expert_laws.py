@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import PlanError
-from simulator.model import Model
-from simulator.model_shard import shard_of
-from simulator.ops import build_blocks
-from simulator.plan import Plan
+from simulator.base.errors import PlanError
+from simulator.parallel.model_shard import shard_of
 from simulator.predict import Prediction, predict
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.zero import flat_numels
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import build_blocks
+from simulator.work.zero import flat_numels
 
 RANKS = 8
 HOST = Cluster.load("hgx-h100-8")

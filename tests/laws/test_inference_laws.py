@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.inference import Batch, Choice, InferencePlan, StepCosts, Workload
-from simulator.inference.engine import Engine
-from simulator.inference.scheduler import Limits, RequestState, Scheduler
-from simulator.inference.workload import Request
-from simulator.model import Model
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving import Batch, Choice, InferencePlan, StepCosts, Workload
+from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
+from simulator.studies.serving.workload import Request
 
 MOST_TOKENS = 96  # of one request: as many as the smallest cache below holds
 

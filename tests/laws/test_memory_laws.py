@@ -5,14 +5,14 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.allocator import AllocatorSettings, Block, CachingAllocator
-from simulator.device import Device, PeakFlop
 from simulator.memory import simulate_memory, step_live_bytes, step_reserved_bytes, write_history
-from simulator.model import Model
-from simulator.ops import build_blocks
-from simulator.plan import Plan
-from simulator.stack import AttentionBackend, Stack
-from simulator.zero import resident_bytes
+from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
+from simulator.spec.cluster.device import Device, PeakFlop
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import AttentionBackend, Stack
+from simulator.work.ops import build_blocks
+from simulator.work.zero import resident_bytes
 
 MIB = 2**20
 GPU = Device(

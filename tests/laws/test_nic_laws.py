@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import ClusterError
-from simulator.topology import Cluster
-from simulator.topology.nics import PATH_TYPES, NicPaths, NicRules, Pattern, reached
+from simulator.base.errors import ClusterError
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.nics import PATH_TYPES, NicPaths, NicRules, Pattern, reached
 
 PATTERNS: tuple[Pattern, ...] = ("ring", "all_to_all", "send")
 PLACES = st.one_of(

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.errors import ClusterError
-from simulator.lower import Lowering, lower
+from simulator.base.errors import ClusterError
 from simulator.memory import simulate_memory, step_live_bytes, write_history
-from simulator.model import Model
-from simulator.offload import tier_usage
-from simulator.ops import build_blocks
-from simulator.plan import Offload, Plan
+from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
-from simulator.stack import Stack
-from simulator.tiers import HostTier
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.tiers import HostTier
+from simulator.spec.model import Model
+from simulator.spec.plan import Offload, Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.offload import tier_usage
+from simulator.work.ops import build_blocks
 
 MODEL = Model(
     name="small",

@@ -7,8 +7,7 @@ from collections import Counter
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from simulator.engine import run
-from simulator.pipeline import (
+from simulator.parallel.pipeline import (
     Split,
     faults,
     held_at_first_backward,
@@ -22,6 +21,7 @@ from simulator.pipeline import (
     stage_layers,
     turns,
 )
+from simulator.play.engine import run
 from tests.pipelines import Shape, play, programs, shapes
 
 

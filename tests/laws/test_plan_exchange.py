@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.errors import PlanError
-from simulator.exchange import FORMATS, Job, effective_fields, export_plan
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.readers.plans import plan_fields, read_plan
-from simulator.stack import Stack
+from simulator.base.errors import PlanError
+from simulator.formats.exchange import FORMATS, Job, effective_fields, export_plan
+from simulator.formats.readers.plans import plan_fields, read_plan
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 MODEL = Model.load("llama3-8b")
 powers = st.sampled_from((1, 2, 4))

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from simulator.errors import InputError
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.readers import PLAN_FORMATS
-from simulator.readers.plans import plan_fields, read_plan
-from simulator.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
-from simulator.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
-from simulator.readers.plans.megatron import KNOWN as MEGATRON_NAMES
-from simulator.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
+from simulator.base.errors import InputError
+from simulator.formats.readers import PLAN_FORMATS
+from simulator.formats.readers.plans import plan_fields, read_plan
+from simulator.formats.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
+from simulator.formats.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
+from simulator.formats.readers.plans.megatron import KNOWN as MEGATRON_NAMES
+from simulator.formats.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
 
 FILES = sorted((Path(__file__).resolve().parents[1] / "data" / "plans").iterdir())
 LAUNCHERS = {"--jobid", "--master_addr", "--max_restarts", "--nnodes", "--node_rank", "--nproc_per_node", "--rdzv_backend",

@@ -5,21 +5,21 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration import Calibration
-from simulator.errors import EngineError, InputError
-from simulator.experts import Experts
-from simulator.hybrid import Mamba
-from simulator.lower import legal
-from simulator.model import Model
-from simulator.pipeline import SCHEDULES
-from simulator.plan import Plan
+from simulator.base.errors import EngineError, InputError
+from simulator.parallel.pipeline import SCHEDULES
+from simulator.play.lower import legal
 from simulator.predict import predict
-from simulator.search.context import SearchContext
-from simulator.search.memory_floor import MemoryFloor
-from simulator.search.shards import ModelShards
-from simulator.search.time_floor import TimeFloor
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.model.experts import Experts
+from simulator.spec.model.hybrid import Mamba
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.studies.search.context import SearchContext
+from simulator.studies.search.memory_floor import MemoryFloor
+from simulator.studies.search.shards import ModelShards
+from simulator.studies.search.time_floor import TimeFloor
 
 MODEL = Model(
     name="small",

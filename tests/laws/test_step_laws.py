@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.engine import run
-from simulator.fold import fold_programs
-from simulator.lower import Lowering, lower
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.play.engine import run
+from simulator.play.fold import fold_programs
+from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 MODEL = Model(
     name="small",

@@ -7,13 +7,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.device import Device, PeakFlop
 from simulator.memory import MemoryUse, Pressure, simulate_memory
-from simulator.model import Model
-from simulator.ops import build_blocks
-from simulator.plan import Plan
 from simulator.predict.verdict import verdict_of
-from simulator.stack import AttentionBackend, Stack
+from simulator.spec.cluster.device import Device, PeakFlop
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import AttentionBackend, Stack
+from simulator.work.ops import build_blocks
 
 MIB = 2**20
 SMALL = Model(name="small", num_layers=3, d_model=256, num_heads=4, d_ff=704, vocab_size=1024)

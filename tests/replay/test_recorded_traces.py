@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.readers.snapshot import read_snapshot
-from simulator.replay import Recording, ReplayReport, memory_trace, replay
-from simulator.replay.recording import ALLOC
+from simulator.formats.readers.snapshot import read_snapshot
+from simulator.studies.replay import Recording, ReplayReport, memory_trace, replay
+from simulator.studies.replay.recording import ALLOC
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = sorted((ROOT / "experiments" / "measured").glob("*/trace-*.json.gz"))

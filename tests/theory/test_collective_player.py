@@ -11,13 +11,13 @@ from fractions import Fraction
 
 import pytest
 
-from simulator.collective_curves import LinkCurves, Mode, PortCurves, Quality
-from simulator.collectives import collective_cost, collective_s, link_capacities, volume
-from simulator.collectives.volumes import tree_edges
-from simulator.engine import run
-from simulator.mesh import GroupShape
-from simulator.program import Collective, Program
-from simulator.topology import Cluster
+from simulator.parallel.mesh import GroupShape
+from simulator.play.engine import run
+from simulator.spec.calibration.collective_curves import LinkCurves, Mode, PortCurves, Quality
+from simulator.spec.cluster import Cluster
+from simulator.work.collectives import collective_cost, collective_s, link_capacities, volume
+from simulator.work.collectives.volumes import tree_edges
+from simulator.work.program import Collective, Program
 
 S = 2**30
 SPEED = Fraction(450 * 10**9)  # an H100's NVLink, one way

@@ -7,11 +7,11 @@ from fractions import Fraction
 
 import pytest
 
-from simulator.collective_curves import Mode, fill_depth, in_flight, pipeline_fill_s
-from simulator.collectives import LinkCurves, collective_cost, collective_s, link_capacities, minimum, volume
-from simulator.collectives.volumes import Kind, tree_edges, tree_nic
-from simulator.mesh import GroupShape
-from simulator.topology import Cluster
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.calibration.collective_curves import Mode, fill_depth, in_flight, pipeline_fill_s
+from simulator.spec.cluster import Cluster
+from simulator.work.collectives import LinkCurves, collective_cost, collective_s, link_capacities, minimum, volume
+from simulator.work.collectives.volumes import Kind, tree_edges, tree_nic
 
 IDEAL = LinkCurves.ideal()
 S = 2**30

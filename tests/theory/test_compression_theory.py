@@ -6,18 +6,18 @@ from fractions import Fraction
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.errors import PlanError
-from simulator.lower import Lowering, lower
+from simulator.base.errors import PlanError
 from simulator.memory import MemoryUse, simulate_memory
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.program import Collective
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.zero import communication
-from simulator.zero.units import pieces
+from simulator.play.lower import Lowering, lower
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import Collective
+from simulator.work.zero import communication
+from simulator.work.zero.units import pieces
 
 NODES, GPUS = 4, 8
 RANKS = NODES * GPUS

@@ -13,15 +13,15 @@ from fractions import Fraction
 import pytest
 
 from simulator import Calibration, Model, Stack
-from simulator.collectives import KINDS, LinkCurves, collective_cost, default_curves, host_traffic, link_capacities
-from simulator.engine import run
-from simulator.lower import lower
-from simulator.mesh import GroupShape, Mesh
-from simulator.offload import Transfers
-from simulator.plan import Offload, Plan
-from simulator.program import Collective, CollectiveCost, Program
-from simulator.tiers import D2H, H2D, HOST_MEMORY, HostTier
-from simulator.topology import Cluster
+from simulator.parallel.mesh import GroupShape, Mesh
+from simulator.play.engine import run
+from simulator.play.lower import lower
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.tiers import D2H, H2D, HOST_MEMORY, HostTier
+from simulator.spec.plan import Offload, Plan
+from simulator.work.collectives import KINDS, LinkCurves, collective_cost, default_curves, host_traffic, link_capacities
+from simulator.work.offload import Transfers
+from simulator.work.program import Collective, CollectiveCost, Program
 
 IDEAL = LinkCurves.ideal()
 H100 = Cluster.load("hgx-h100-8", num_nodes=4)

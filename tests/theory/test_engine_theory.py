@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from simulator.engine import run
-from simulator.links import fair_rates
-from simulator.program import Number, Program, ProgramOp
+from simulator.play.engine import run
+from simulator.play.links import fair_rates
+from simulator.work.program import Number, Program, ProgramOp
 from tests.strategies import compute, gather, program
 
 

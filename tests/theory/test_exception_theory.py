@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves
-from simulator.errors import ClusterError
-from simulator.lower import Lowering, lower
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.base.errors import ClusterError
+from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
-from simulator.program import Collective, Compute, Number
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import Collective, Compute, Number
 
 MODEL = Model.load("llama3.2-1b")
 

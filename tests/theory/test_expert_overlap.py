@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves
-from simulator.errors import PlanError
-from simulator.lower import Lowering, lower
-from simulator.lower.builder import Builder
-from simulator.lower.paired import paired
-from simulator.lower.work import Phase
-from simulator.model import Model
-from simulator.pipeline import in_flight, order, peak_in_flight
-from simulator.plan import Plan
+from simulator.base.errors import PlanError
+from simulator.parallel.pipeline import in_flight, order, peak_in_flight
+from simulator.play.lower import Lowering, lower
+from simulator.play.lower.builder import Builder
+from simulator.play.lower.paired import paired
+from simulator.play.lower.work import Phase
 from simulator.predict import predict
 from simulator.predict.play import play
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 MIXTRAL, QWEN = Model.load("mixtral-8x7b"), Model.load("qwen3-30b-a3b")
 STACK = Stack.load("megatron-core-2025").without_host()

@@ -8,21 +8,21 @@ from math import ceil, prod
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.kernels import Attention, Gemm, Stream
-from simulator.lower import lower
+from simulator.base.kernels import Attention, Gemm, Stream
 from simulator.memory.tape import record
-from simulator.mesh import Mesh
-from simulator.model import Model
-from simulator.model_shard import shard_of
-from simulator.ops import Block, build_blocks, recompute_ops
-from simulator.ops.core import Exchange
-from simulator.plan import Plan
+from simulator.parallel.mesh import Mesh
+from simulator.parallel.model_shard import shard_of
+from simulator.play.lower import lower
 from simulator.predict import Prediction, predict
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.zero import communication, model_state_bytes, resident_tensors
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import Block, build_blocks, recompute_ops
+from simulator.work.ops.core import Exchange
+from simulator.work.zero import communication, model_state_bytes, resident_tensors
 
 STACK = Stack.load("megatron-core-2025")
 MIXTURES = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3", "gpt-oss-20b", "grok-1")

@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.kernels import Gemm, Stream
-from simulator.lower.work import Clock
-from simulator.model import Model
-from simulator.ops import Op, build_blocks
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.base.kernels import Gemm, Stream
+from simulator.play.lower.work import Clock
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import Op, build_blocks
 
 T, D, FF, TP, MB = 512, 256, 1024, 2, 4  # tokens, widths, ranks of tp, micro-batches
 A = T * D  # elements of the gathered tokens, of which each rank has A / TP

@@ -8,9 +8,9 @@ from math import exp, inf, log, sqrt
 import numpy as np
 import pytest
 
-from simulator.goodput import Cause, Conditions, Failures, daly_s, expected_s, play, young_s
-from simulator.goodput.failures import DAY_S, JobSize
-from simulator.goodput.spreads import Exponential, Lognormal, Uniform, slowest
+from simulator.studies.goodput import Cause, Conditions, Failures, daly_s, expected_s, play, young_s
+from simulator.studies.goodput.failures import DAY_S, JobSize
+from simulator.studies.goodput.spreads import Exponential, Lognormal, Uniform, slowest
 
 RUNS = 400
 

@@ -6,18 +6,18 @@ from math import prod
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.errors import PlanError
-from simulator.lower import lower
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.program import Collective, Compute, Program
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.zero import communication, resident_tensors
-from simulator.zero.hooks import compressed
-from simulator.zero.units import pieces
+from simulator.base.errors import PlanError
+from simulator.play.lower import lower
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import Collective, Compute, Program
+from simulator.work.zero import communication, resident_tensors
+from simulator.work.zero.hooks import compressed
+from simulator.work.zero.units import pieces
 
 MODEL = Model(name="small", num_layers=2, d_model=256, num_heads=4, d_ff=1024, vocab_size=4096)
 SHAPES = [shape for _, shapes in pieces(MODEL) for shape in shapes]

@@ -8,15 +8,15 @@ from math import prod
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.device import Device
-from simulator.kernels import Attention, Gemm, Kernel, Scan, Stream
-from simulator.model import Model
-from simulator.model_shard import shard_of
-from simulator.ops import Block, build_blocks
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.zero import units
+from simulator.base.kernels import Attention, Gemm, Kernel, Scan, Stream
+from simulator.parallel.model_shard import shard_of
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import Block, build_blocks
+from simulator.work.zero import units
 
 STACK = Stack.load("megatron-core-2025")
 TINY = Model.model_validate(

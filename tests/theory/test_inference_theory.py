@@ -10,18 +10,18 @@ from statistics import stdev
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves, default_curves
-from simulator.inference import Batch, Choice, Chunk, InferencePlan, Request, StepCosts, Workload, serve
-from simulator.inference.attention import KEYS_APART
-from simulator.inference.batch import causal_pairs
-from simulator.inference.engine import Engine
-from simulator.inference.scheduler import Limits
-from simulator.inference.shards import experts_reached, kv_bytes_per_token, stage_shards, weight_bytes
-from simulator.kernels import DTYPE_BYTES
-from simulator.model import Model
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving import Batch, Choice, Chunk, InferencePlan, Request, StepCosts, Workload, serve
+from simulator.studies.serving.attention import KEYS_APART
+from simulator.studies.serving.batch import causal_pairs
+from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.scheduler import Limits
+from simulator.studies.serving.shards import experts_reached, kv_bytes_per_token, stage_shards, weight_bytes
 
 
 @pytest.fixture(scope="module")

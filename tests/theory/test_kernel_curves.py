@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration import Calibration, GemmCurve, Power, Quality, StreamCurve, calibration_names
-from simulator.calibration.curves import blend
-from simulator.device import Device, PeakFlop
-from simulator.kernels import Attention, Gemm, Stream
-from simulator.stack import AttentionBackend
+from simulator.base.kernels import Attention, Gemm, Stream
+from simulator.spec.calibration import Calibration, GemmCurve, Power, Quality, StreamCurve, calibration_names
+from simulator.spec.calibration.curves import blend
+from simulator.spec.cluster.device import Device, PeakFlop
+from simulator.spec.software.stack import AttentionBackend
 
 PEAK, BANDWIDTH, SMS = 1e15, 4e12, 128
 DEVICE = Device(

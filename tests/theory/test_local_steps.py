@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.errors import PlanError
-from simulator.lower import Lowering, lower
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.base.errors import PlanError
+from simulator.play.lower import Lowering, lower
 from simulator.predict import predict
 from simulator.predict.play import play
-from simulator.program import Collective
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.zero import resident_tensors
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import Collective
+from simulator.work.zero import resident_tensors
 
 MODEL = Model(name="small", num_layers=2, d_model=256, num_heads=4, d_ff=1024, vocab_size=4096)
 CLUSTER = Cluster.load("hgx-a100-80-8", 2)

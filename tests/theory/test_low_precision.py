@@ -6,20 +6,20 @@ from math import prod
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.errors import PlanError
-from simulator.kernels import Dtype, Gemm, Stream
-from simulator.lower import lower
-from simulator.model import Model
-from simulator.model_shard import shard_of
-from simulator.ops import Op, build_blocks
-from simulator.ops.graph import stream
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.zero import communication
-from simulator.zero.units import pieces
+from simulator.base.errors import PlanError
+from simulator.base.kernels import Dtype, Gemm, Stream
+from simulator.parallel.model_shard import shard_of
+from simulator.play.lower import lower
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import Op, build_blocks
+from simulator.work.ops.graph import stream
+from simulator.work.zero import communication
+from simulator.work.zero.units import pieces
 
 MODEL = Model(name="small", num_layers=2, d_model=256, num_heads=4, d_ff=1024, vocab_size=4096)
 FUSED, EAGER = Stack.load("megatron-core-2025"), Stack.load("torchtitan-2025-eager")

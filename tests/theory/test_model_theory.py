@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.kernels import Attention, Gemm
-from simulator.model import Model
-from simulator.model_files import preset_names
-from simulator.ops import ModelBlocks, Op, build_blocks
-from simulator.plan import Plan
-from simulator.stack import AttentionBackend, Stack
+from simulator.base.kernels import Attention, Gemm
+from simulator.spec.model import Model
+from simulator.spec.model.files import preset_names
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import AttentionBackend, Stack
+from simulator.work.ops import ModelBlocks, Op, build_blocks
 
 
 def stack(blocks: str, kernel: str) -> Stack:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from simulator.collectives import choose, collective_cost, sigma
-from simulator.collectives.cost import call_of
-from simulator.collectives.host_traffic import host_traffic
-from simulator.errors import ClusterError
-from simulator.mesh import GroupShape
-from simulator.nccl import Nccl
-from simulator.topology import Cluster
-from simulator.topology.nics import NicPaths
+from simulator.base.errors import ClusterError
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.nics import NicPaths
+from simulator.spec.software.nccl import Nccl
+from simulator.work.collectives import choose, collective_cost, sigma
+from simulator.work.collectives.cost import call_of
+from simulator.work.collectives.host_traffic import host_traffic
 
 GB = 1e9
 NIC, PCIE, SOCKET, MEMORY = 25.0, 31.0, 67.2, 160.0  # of the machine below, GB/s one way

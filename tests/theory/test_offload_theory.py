@@ -9,20 +9,20 @@ from collections import Counter
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.engine import run
-from simulator.errors import ClusterError
-from simulator.lower import Lowering, lower
+from simulator.base.errors import ClusterError
 from simulator.memory import activation_bytes, step_live_bytes, write_history
-from simulator.model import Model
-from simulator.offload import moves, tier_usage
-from simulator.ops import build_blocks
-from simulator.plan import Offload, Plan
-from simulator.program import Collective
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.zero import model_state_bytes, resident_tensors
+from simulator.play.engine import run
+from simulator.play.lower import Lowering, lower
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Offload, Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.offload import moves, tier_usage
+from simulator.work.ops import build_blocks
+from simulator.work.program import Collective
+from simulator.work.zero import model_state_bytes, resident_tensors
 
 MODEL = Model(
     name="small",

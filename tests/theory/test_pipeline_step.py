@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves, default_curves
-from simulator.engine import run
-from simulator.lower import Lowering, lower
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.play.engine import run
+from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.topology.exceptions import Deviation
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.exceptions import Deviation
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 LLAMA = Model.load("llama3-8b")
 

@@ -11,9 +11,9 @@ from fractions import Fraction
 
 import pytest
 
-from simulator.engine import run
-from simulator.pipeline import Schedule, peak_in_flight
-from simulator.program import check
+from simulator.parallel.pipeline import Schedule, peak_in_flight
+from simulator.play.engine import run
+from simulator.work.program import check
 from tests.pipelines import Shape, play, programs
 
 TIMES = [(Fraction(1), Fraction(1), Fraction(1)), (Fraction(2), Fraction(3), Fraction(5, 3)), (Fraction(5), 2, 2)]

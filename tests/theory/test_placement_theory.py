@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves
-from simulator.lower import lower
-from simulator.model import Model
-from simulator.place import place_node
-from simulator.place.cost import PlacementPricer
-from simulator.place.local import Problem
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.topology import Cluster, Edge, Intra, Pcie
+from simulator.play.lower import lower
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster, Edge, Intra, Pcie
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.studies.place import place_node
+from simulator.studies.place.cost import PlacementPricer
+from simulator.studies.place.local import Problem
 from tests.machines import bridged
 
 GB = 1e9

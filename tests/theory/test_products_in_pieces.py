@@ -6,18 +6,18 @@ from fractions import Fraction
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves
-from simulator.errors import PlanError
-from simulator.kernels import Gemm
-from simulator.lower import Lowering, lower
-from simulator.lower.builder import Builder
+from simulator.base.errors import PlanError
+from simulator.base.kernels import Gemm
 from simulator.memory import window_bytes
-from simulator.model import Model
-from simulator.ops import Op
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.play.lower import Lowering, lower
+from simulator.play.lower.builder import Builder
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import Op
 
 MODEL, TP, SEQ = Model.load("llama3-8b"), 8, 8192
 COMPILED = Stack.load("torchtitan-2025-compiled").model_copy(update={"tp_overlap": "symmetric_memory"})

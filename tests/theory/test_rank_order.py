@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves
-from simulator.lower import Lowering, lower
-from simulator.mesh import Mesh
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.parallel.mesh import Mesh
+from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
-from simulator.program import Collective
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import Collective
 
 HGX = Cluster.load("hgx-h100-8")
 MAPPED = "tp-cp-ep-pp-dp"  # --use-tp-pp-dp-mapping

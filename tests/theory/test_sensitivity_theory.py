@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from simulator.sensitivity import Design, Ends, Error, Evaluated, Range, Sensitivity, analysed
+from simulator.studies.sensitivity import Design, Ends, Error, Evaluated, Range, Sensitivity, analysed
 
 NUM_POINTS = 1024
 

@@ -4,15 +4,15 @@ from math import prod
 
 import pytest
 
-from simulator.errors import PlanError
-from simulator.kernels import Gemm
-from simulator.mesh import check
-from simulator.model import Model
-from simulator.model_shard import shard_of
-from simulator.ops import Block, build_blocks
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.base.errors import PlanError
+from simulator.base.kernels import Gemm
+from simulator.parallel.mesh import check
+from simulator.parallel.model_shard import shard_of
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import Block, build_blocks
 
 SEQ, BATCH, WIDTH, HEADS = 2048, 4, 12288, 96
 GPT = Model.model_validate(
@@ -80,7 +80,7 @@ def test_activations_a_layer_are_those_of_the_paper(*, tp: int, sequence: bool) 
 
 def test_selective_recomputation_drops_the_scores() -> None:
     # the same, table 2: s b h 34/t with selective recomputation, which runs the core of attention again
-    from simulator.ops import recompute_ops  # noqa: PLC0415
+    from simulator.work.ops import recompute_ops
 
     of = plan(8, sequence=True, recompute="selective")
     block = layer(of)

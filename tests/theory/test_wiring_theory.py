@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.collectives import LinkCurves, collective_cost, collective_s, link_capacities
-from simulator.collectives.ports import local_groups, port_of
-from simulator.errors import ClusterError
-from simulator.mesh import GroupShape, Mesh
-from simulator.plan import Plan
-from simulator.topology import Cluster, Edge, Host, Intra, Pcie
-from simulator.topology.wiring import Wiring
+from simulator.base.errors import ClusterError
+from simulator.parallel.mesh import GroupShape, Mesh
+from simulator.spec.cluster import Cluster, Edge, Host, Intra, Pcie
+from simulator.spec.cluster.wiring import Wiring
+from simulator.spec.plan import Plan
+from simulator.work.collectives import LinkCurves, collective_cost, collective_s, link_capacities
+from simulator.work.collectives.ports import local_groups, port_of
 
 GB = 1e9
 LINK = 25 * GB  # one NVLink 2

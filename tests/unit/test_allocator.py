@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.allocator import AllocatorSettings, CachingAllocator, OutOfMemoryError, round_request, segment_bytes
+from simulator.memory.allocator import (
+    AllocatorSettings,
+    CachingAllocator,
+    OutOfMemoryError,
+    round_request,
+    segment_bytes,
+)
 
 KIB, MIB = 2**10, 2**20
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulator import backtest
-from simulator.backtest import evaluate as judging
-from simulator.backtest.resolve import resolve
-from simulator.backtest.work import work_of
-from simulator.model import Model
-from simulator.readers.runs_table import RunRow, read_runs
+from simulator.formats.readers.runs_table import RunRow, read_runs
+from simulator.spec.model import Model
+from simulator.studies import backtest
+from simulator.studies.backtest import evaluate as judging
+from simulator.studies.backtest.resolve import resolve
+from simulator.studies.backtest.work import work_of
 
 HEADER = (
     "id,source,framework,model_name,n_layers,d_model,n_heads,d_ff,mlp_kind,vocab,seq_len,gpu,n_gpus,gpus_per_node,"

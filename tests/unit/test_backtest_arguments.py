@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulator.backtest.arguments import stated_options
-from simulator.backtest.evaluate import evaluate_row
-from simulator.backtest.report import make_report
-from simulator.backtest.resolve import RefusedError, resolve
-from simulator.backtest.text import render
-from simulator.errors import PlanError
-from simulator.readers.runs_table import RunRow
+from simulator.base.errors import PlanError
+from simulator.formats.readers.runs_table import RunRow
+from simulator.studies.backtest.arguments import stated_options
+from simulator.studies.backtest.evaluate import evaluate_row
+from simulator.studies.backtest.report import make_report
+from simulator.studies.backtest.resolve import RefusedError, resolve
+from simulator.studies.backtest.text import render
 
 GPT2 = {"--vocab-file": "${DATA}/bpe/vocab.json"}
 

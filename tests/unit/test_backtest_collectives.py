@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from simulator.backtest import BacktestReport, CollectivesReport, run
-from simulator.backtest.collective_rules import _LOGGED, degraded, resolve
-from simulator.backtest.collectives import evaluate_row
-from simulator.backtest.resolve import RefusedError
 from simulator.cli import ExitCode, main
-from simulator.collectives import choose
-from simulator.mesh import GroupShape
-from simulator.readers.collectives_table import COLUMNS, CollectiveRow, read_collectives
-from simulator.topology import Cluster
+from simulator.formats.readers.collectives_table import COLUMNS, CollectiveRow, read_collectives
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.cluster import Cluster
+from simulator.studies.backtest import BacktestReport, CollectivesReport, run
+from simulator.studies.backtest.collective_rules import _LOGGED, degraded, resolve
+from simulator.studies.backtest.collectives import evaluate_row
+from simulator.studies.backtest.resolve import RefusedError
+from simulator.work.collectives import choose
 
 CARRIED = Path(__file__).resolve().parents[2] / "experiments/measured/collectives.csv.gz"
 TABLE = Path(__file__).resolve().parents[3] / "shared/data/collectives.csv"

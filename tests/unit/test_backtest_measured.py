@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.backtest.frameworks import framework_rule
-from simulator.backtest.measured import NoStepTimeError, memory_bytes, step_seconds
-from simulator.model import Model
-from simulator.readers.runs_table import RunRow
+from simulator.formats.readers.runs_table import RunRow
+from simulator.spec.model import Model
+from simulator.studies.backtest.frameworks import framework_rule
+from simulator.studies.backtest.measured import NoStepTimeError, memory_bytes, step_seconds
 
 MODEL = Model.load("llama2-7b")
 

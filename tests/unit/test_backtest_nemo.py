@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from simulator.backtest.resolve import resolve
-from simulator.readers.runs_table import RunRow
+from simulator.formats.readers.runs_table import RunRow
+from simulator.studies.backtest.resolve import resolve
 
 LLAMA_405B = RunRow(
     line=2,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from simulator.backtest import recipes
-from simulator.backtest.recipes import published_recipe
-from simulator.backtest.resolve import resolve
-from simulator.device import Device
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.readers.runs_table import RunRow
+from simulator.formats.readers.runs_table import RunRow
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.studies.backtest import recipes
+from simulator.studies.backtest.recipes import published_recipe
+from simulator.studies.backtest.resolve import resolve
 
 QWEN = RunRow(
     line=2, id="a", framework="Megatron-Bridge 26.02 NeMo Container", model_name="Qwen3_30B_a3B", n_layers=48,

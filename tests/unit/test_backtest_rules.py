@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from simulator.backtest.frameworks import FRAMEWORKS, framework_rule
-from simulator.backtest.resolve import RefusedError, Run, resolve, variants_of
-from simulator.backtest.work import measured_step_s
-from simulator.errors import ClusterError, StackError
-from simulator.model import Model
-from simulator.model_shard import shard_of
-from simulator.readers.runs_table import RunRow, read_runs
-from simulator.stack import Stack
+from simulator.base.errors import ClusterError, StackError
+from simulator.formats.readers.runs_table import RunRow, read_runs
+from simulator.parallel.model_shard import shard_of
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.frameworks import FRAMEWORKS, framework_rule
+from simulator.studies.backtest.resolve import RefusedError, Run, resolve, variants_of
+from simulator.studies.backtest.work import measured_step_s
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "experiments" / "measured" / "runs.csv.gz"
@@ -133,7 +133,7 @@ def test_every_rule_names_stacks_that_ship_and_every_stack_sources_its_choices()
 
 def test_rules_do_not_name_rows_or_sources() -> None:
     text = "".join(
-        (ROOT / "simulator" / "backtest" / f"{name}.py").read_text()
+        (ROOT / "simulator" / "studies" / "backtest" / f"{name}.py").read_text()
         for name in (
             "rules",
             "frameworks",

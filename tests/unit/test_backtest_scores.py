@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from simulator.backtest.baselines import MIN_ROWS, baselines
-from simulator.backtest.outcome import RowOutcome, Work
-from simulator.backtest.report import make_report
-from simulator.backtest.scores import memory_scores, quantile, spearman, step_score
+from simulator.studies.backtest.baselines import MIN_ROWS, baselines
+from simulator.studies.backtest.outcome import RowOutcome, Work
+from simulator.studies.backtest.report import make_report
+from simulator.studies.backtest.scores import memory_scores, quantile, spearman, step_score
 
 
 def outcome(name: str, predicted: float, measured: float, **changes: object) -> RowOutcome:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.backtest.resolve import RefusedError, Run, resolve, variants_of
-from simulator.errors import InputError
-from simulator.readers.runs_table import RunRow, read_runs
+from simulator.base.errors import InputError
+from simulator.formats.readers.runs_table import RunRow, read_runs
+from simulator.studies.backtest.resolve import RefusedError, Run, resolve, variants_of
 
 TABLE = Path(__file__).parents[1] / "data" / "unseen_runs.csv"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from simulator.backtest.evaluate import evaluate_row
-from simulator.backtest.scores import Verdicts, verdicts
-from simulator.readers.runs_table import RunRow, read_runs
+from simulator.formats.readers.runs_table import RunRow, read_runs
+from simulator.studies.backtest.evaluate import evaluate_row
+from simulator.studies.backtest.scores import Verdicts, verdicts
 
 
 def test_a_verdict_that_hangs_on_recomputation_is_left_open(reference_data: Path) -> None:

@@ -12,11 +12,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from simulator.calibration import Calibration, calibration_names
-from simulator.device import Device
-from simulator.errors import CalibrationError
-from simulator.kernels import Attention, Gemm, Stream
-from simulator.stack import AttentionBackend
+from simulator.base.errors import CalibrationError
+from simulator.base.kernels import Attention, Gemm, Stream
+from simulator.spec.calibration import Calibration, calibration_names
+from simulator.spec.cluster.device import Device
+from simulator.spec.software.stack import AttentionBackend
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 H200 = Device.load("h200-sxm")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simulator.cli import ExitCode, main
-from simulator.cli.study import read_study
+from simulator.formats.study import read_study
 
 PLANS = Path(__file__).resolve().parents[1] / "data" / "plans"
 

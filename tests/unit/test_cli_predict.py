@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simulator.cli.predict as verb
-from simulator.calibration import Calibration
+from simulator.base.errors import InputError
 from simulator.cli import ExitCode, main
-from simulator.cli.overrides import literal
-from simulator.cli.study import read_study
-from simulator.errors import InputError
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.formats.study import read_study
+from simulator.formats.study.overrides import literal
 from simulator.predict import Prediction
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from simulator.base.errors import InputError
 from simulator.cli import ExitCode, main
 from simulator.cli.collective import sizes_of
-from simulator.collectives import KINDS
-from simulator.errors import InputError
-from simulator.topology import Cluster
-from simulator.writers.cluster_toml import cluster_toml
-from simulator.writers.collective_table import bus_factor
+from simulator.formats.writers.cluster_toml import cluster_toml
+from simulator.formats.writers.collective_table import bus_factor
+from simulator.spec.cluster import Cluster
+from simulator.work.collectives import KINDS
 
 
 def swept(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

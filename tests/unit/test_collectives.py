@@ -9,8 +9,12 @@ from statistics import median
 
 import pytest
 
-from simulator.collective_curves import DEFAULT_FILE
-from simulator.collectives import (
+from simulator.base.errors import CalibrationError, ClusterError, PlanError
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.calibration.collective_curves import DEFAULT_FILE
+from simulator.spec.cluster import Cluster
+from simulator.spec.software.nccl import Nccl
+from simulator.work.collectives import (
     LinkCurves,
     choose,
     collective_cost,
@@ -20,11 +24,7 @@ from simulator.collectives import (
     sigma,
     source,
 )
-from simulator.collectives.tuning import Group, NcclFabric, pick
-from simulator.errors import CalibrationError, ClusterError, PlanError
-from simulator.mesh import GroupShape
-from simulator.nccl import Nccl
-from simulator.topology import Cluster
+from simulator.work.collectives.tuning import Group, NcclFabric, pick
 
 GIB = 2**30
 H100 = NcclFabric("nvlink", "hopper", 450.0, 0.0)

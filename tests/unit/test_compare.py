@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from simulator.calibration import Calibration
+from simulator.base.kernels import Gemm
 from simulator.cli import main
-from simulator.compare import ABLATIONS, Subject, compare, render
-from simulator.kernels import Gemm
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.topology import Cluster
-from simulator.writers.text import to_text
+from simulator.formats.writers.text import to_text
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.studies.compare import ABLATIONS, Subject, compare, render
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, d_ff=2816, vocab_size=8192)
 CLUSTER = Cluster.load("hgx-h100-8", 2)

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.device import Device, device_names
-from simulator.errors import ClusterError
-from simulator.topology import Cluster
+from simulator.base.errors import ClusterError
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device, device_names
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared" / "data"

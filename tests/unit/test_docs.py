@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from simulator.device import Device
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import AttentionBackend, Stack
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import AttentionBackend, Stack
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

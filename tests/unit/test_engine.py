@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.engine import run
-from simulator.errors import EngineError
-from simulator.program import Number, Program, check
+from simulator.base.errors import EngineError
+from simulator.play.engine import run
+from simulator.work.program import Number, Program, check
 from tests.strategies import compute, gather, program
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from simulator.base.errors import ClusterError, PlanError
 from simulator.cli import ExitCode, main
-from simulator.collectives import link_capacities
-from simulator.errors import ClusterError, PlanError
-from simulator.model import Model
-from simulator.plan import Offload, Plan
+from simulator.formats.writers.cluster_toml import cluster_toml
 from simulator.predict import predict
-from simulator.topology import Cluster
-from simulator.topology.exceptions import GpuKinds, numbers_of
-from simulator.writers.cluster_toml import cluster_toml
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.exceptions import GpuKinds, numbers_of
+from simulator.spec.model import Model
+from simulator.spec.plan import Offload, Plan
+from simulator.work.collectives import link_capacities
 
 HGX = Cluster.load("hgx-h100-8", 4)
 MODEL = Model.load("llama3.2-1b")

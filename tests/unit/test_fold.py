@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from simulator.engine import run
-from simulator.fold import fold_programs, refine
-from simulator.program import Program, ProgramOp
+from simulator.play.engine import run
+from simulator.play.fold import fold_programs, refine
+from simulator.work.program import Program, ProgramOp
 from tests.strategies import compute, gather, program
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import ModelError
-from simulator.model import Model
-from simulator.readers.hf_config import model_from_config, read_hf_config
+from simulator.base.errors import ModelError
+from simulator.formats.readers.hf_config import model_from_config, read_hf_config
+from simulator.spec.model import Model
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from simulator.base.errors import ClusterError
 from simulator.cli import ExitCode, main
-from simulator.collectives.ports import port_of
-from simulator.errors import ClusterError
-from simulator.host import Host, findings, nearest_nics
-from simulator.mesh import GroupShape
-from simulator.readers.host_cluster import cluster_of
-from simulator.readers.nccl_xml import read_xml
-from simulator.readers.topology_source import host_of, read_source
-from simulator.topology import Cluster, NicPlace, Pcie
-from simulator.writers.cluster_toml import cluster_toml
+from simulator.formats.readers.host_cluster import cluster_of
+from simulator.formats.readers.nccl_xml import read_xml
+from simulator.formats.readers.topology_source import host_of, read_source
+from simulator.formats.writers.cluster_toml import cluster_toml
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.cluster import Cluster, NicPlace, Pcie
+from simulator.spec.cluster.host import Host, findings, nearest_nics
+from simulator.work.collectives.ports import port_of
 
 FILES = Path(__file__).resolve().parents[3] / "shared" / "data" / "topologies"
 GB = 1e9

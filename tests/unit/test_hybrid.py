@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from simulator.backtest.resolve import RefusedError, resolve
-from simulator.errors import InputError, ModelError, PlanError
-from simulator.exchange import Job, export_plan
-from simulator.inference.plan import InferencePlan
-from simulator.inference.plan import check as check_serving
-from simulator.mesh import check
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.base.errors import InputError, ModelError, PlanError
+from simulator.formats.exchange import Job, export_plan
+from simulator.formats.readers.hf_config import model_from_config
+from simulator.formats.readers.plans.megatron import read_megatron
+from simulator.formats.readers.runs_table import RunRow
+from simulator.parallel.mesh import check
 from simulator.predict import predict
-from simulator.readers.hf_config import model_from_config
-from simulator.readers.plans.megatron import read_megatron
-from simulator.readers.runs_table import RunRow
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.resolve import RefusedError, resolve
+from simulator.studies.serving.plan import InferencePlan
+from simulator.studies.serving.plan import check as check_serving
 
 PRESETS = ("nemotron-h-8b", "nemotron-3-nano-30b-a3b", "nemotron-3-super-120b-a12b")
 FIELDS: dict[str, Any] = {

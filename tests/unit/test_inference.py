@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import default_curves
-from simulator.errors import CalibrationError, InputError, PlanError, StackError
-from simulator.inference import (
+from simulator.base.errors import CalibrationError, InputError, PlanError, StackError
+from simulator.base.kernels import Attention, Gemm, Kernel
+from simulator.formats.writers.serving_json import to_json
+from simulator.formats.writers.serving_text import render
+from simulator.formats.writers.text import to_text
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving import (
     Batch,
     Chunk,
     InferencePlan,
@@ -26,19 +33,12 @@ from simulator.inference import (
     serve,
     serving_memory,
 )
-from simulator.inference.batch import padded
-from simulator.inference.blocks import forward_blocks, forward_ops
-from simulator.inference.engine import Engine
-from simulator.inference.report import spread
-from simulator.inference.scheduler import Limits
-from simulator.inference.shards import stage_shards
-from simulator.kernels import Attention, Gemm, Kernel
-from simulator.model import Model
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.writers.serving_json import to_json
-from simulator.writers.serving_text import render
-from simulator.writers.text import to_text
+from simulator.studies.serving.batch import padded
+from simulator.studies.serving.blocks import forward_blocks, forward_ops
+from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.report import spread
+from simulator.studies.serving.scheduler import Limits
+from simulator.studies.serving.shards import stage_shards
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from simulator.base.errors import InputError
 from simulator.cli import ExitCode, main
-from simulator.errors import InputError
-from simulator.program import COMPUTE_STREAM
-from simulator.readers.json_stream import Broken, JsonStream, open_text
-from simulator.readers.kernel_names import category_of, collective_of
-from simulator.readers.kineto import read_kineto, summary
+from simulator.formats.readers.json_stream import Broken, JsonStream, open_text
+from simulator.formats.readers.kernel_names import category_of, collective_of
+from simulator.formats.readers.kineto import read_kineto, summary
+from simulator.work.program import COMPUTE_STREAM
 
 ROOT = Path(__file__).resolve().parents[2]
 NCCL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -241,7 +241,7 @@ def test_a_value_cut_by_a_chunk_is_whole(tmp_path: Path, monkeypatch: pytest.Mon
     rows = [{"n": n, "text": "x" * (n % 7)} for n in range(50)] + [123456789, -1.5e-3, "end"]
     path.write_text(json.dumps({"before": 1234567, "traceEvents": rows, "after": [1, {"a": 2}]}))
     for chunk in (1, 2, 3, 7, 64):
-        monkeypatch.setattr("simulator.readers.json_stream.CHUNK", chunk)
+        monkeypatch.setattr("simulator.formats.readers.json_stream.CHUNK", chunk)
         with open_text(path) as file:
             stream = JsonStream(file, "traceEvents")
             assert list(stream.items()) == rows
@@ -249,8 +249,8 @@ def test_a_value_cut_by_a_chunk_is_whole(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_value_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simulator.readers.json_stream.MAX_VALUE", 1000)
-    monkeypatch.setattr("simulator.readers.json_stream.CHUNK", 100)
+    monkeypatch.setattr("simulator.formats.readers.json_stream.MAX_VALUE", 1000)
+    monkeypatch.setattr("simulator.formats.readers.json_stream.CHUNK", 100)
     path = tmp_path / "a.json"
     path.write_text('{"traceEvents": ["' + "x" * 5000)
     with open_text(path) as file, pytest.raises(Broken, match="longer than"):
@@ -316,7 +316,7 @@ with open(sys.argv[1], "w") as f:
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from simulator.readers.kineto import read_kineto
+from simulator.formats.readers.kineto import read_kineto
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 trace = read_kineto(Path(sys.argv[1]))
 print(len(trace.timeline.spans), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)

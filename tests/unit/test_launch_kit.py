@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from simulator.base.errors import PlanError
 from simulator.cli import ExitCode, main
-from simulator.errors import PlanError
-from simulator.exchange import Job
-from simulator.host import Gpu, Host
-from simulator.mesh import Mesh
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.writers.launch_kit import GpuSlot, Kit, launch_kit, make_kit
+from simulator.formats.exchange import Job
+from simulator.formats.writers.launch_kit import GpuSlot, Kit, launch_kit, make_kit
+from simulator.parallel.mesh import Mesh
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.host import Gpu, Host
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 PLANS = Path(__file__).resolve().parents[1] / "data" / "plans"
 PLAN = Plan(tp=4, dp_shard=4, zero=3, sequence_parallel=True, seq_len=1024)

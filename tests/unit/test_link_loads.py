@@ -8,9 +8,9 @@ import pytest
 
 from simulator import Model
 from simulator.cli import ExitCode, main
-from simulator.plan import Offload, Plan
 from simulator.predict.link_loads import Loads, idle_links, link_loads
-from simulator.topology import Cluster, NicPlace, Pcie
+from simulator.spec.cluster import Cluster, NicPlace, Pcie
+from simulator.spec.plan import Offload, Plan
 
 MODEL = Model.load("llama3.2-1b")
 

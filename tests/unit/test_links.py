@@ -5,9 +5,9 @@ from fractions import Fraction
 import pytest
 from simpy import Environment, Event
 
-from simulator.errors import EngineError
-from simulator.links import Network, fair_rates
-from simulator.program import Number
+from simulator.base.errors import EngineError
+from simulator.play.links import Network, fair_rates
+from simulator.work.program import Number
 
 
 def _watched(env: Environment, log: list[tuple[str, Number]], name: str) -> Event:

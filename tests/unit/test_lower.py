@@ -4,19 +4,19 @@ from math import prod
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves, default_curves
-from simulator.errors import PlanError
-from simulator.kernels import Gemm
-from simulator.lower import Lowering, legal, lower
-from simulator.lower.work import Clock
-from simulator.model import Model
-from simulator.ops import build_blocks
-from simulator.plan import Plan
+from simulator.base.errors import PlanError
+from simulator.base.kernels import Gemm
+from simulator.play.lower import Lowering, legal, lower
+from simulator.play.lower.work import Clock
 from simulator.predict.play import collective_s, play
-from simulator.program import Collective, Compute, Program
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import build_blocks
+from simulator.work.program import Collective, Compute, Program
 
 MODEL = Model(
     name="small",

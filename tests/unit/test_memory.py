@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from simulator.allocator import AllocatorSettings
-from simulator.backtest.resolve import resolve
-from simulator.device import Device, PeakFlop
+from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.memory import (
     MemoryUse,
     moment_of,
@@ -24,13 +22,15 @@ from simulator.memory import (
     step_live_bytes,
     write_history,
 )
-from simulator.model import Model
-from simulator.model_shard import shard_of
-from simulator.ops import ModelBlocks, build_blocks
-from simulator.plan import Plan
-from simulator.readers.runs_table import RunRow, read_runs
-from simulator.stack import AttentionBackend, Stack
-from simulator.zero import gradient_tensors, resident_bytes, resident_tensors, units
+from simulator.memory.allocator import AllocatorSettings
+from simulator.parallel.model_shard import shard_of
+from simulator.spec.cluster.device import Device, PeakFlop
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import AttentionBackend, Stack
+from simulator.studies.backtest.resolve import resolve
+from simulator.work.ops import ModelBlocks, build_blocks
+from simulator.work.zero import gradient_tensors, resident_bytes, resident_tensors, units
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "experiments" / "measured" / "runs.csv.gz"

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from simulator.base.errors import InputError
+from simulator.base.units import format_bytes
 from simulator.cli import ExitCode, main
-from simulator.errors import InputError
+from simulator.formats.writers.memory_plot import memory_plot, peak_words, write_memory_plot
 from simulator.memory import History, device_history
 from simulator.memory.live_bytes import live_bytes
-from simulator.model import Model
-from simulator.plan import Plan
 from simulator.predict import Prediction, predict
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.units import format_bytes
-from simulator.writers.memory_plot import memory_plot, peak_words, write_memory_plot
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 MODEL = Model(name="small", num_layers=3, d_model=256, num_heads=4, d_ff=704, vocab_size=1024)
 PLAN = Plan(dp_shard=8, seq_len=256, num_micro_batches=2)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from simulator.backtest.evaluate import run as judged
-from simulator.backtest.memory_rows import resolve_memory
-from simulator.backtest.report import BacktestReport
-from simulator.backtest.resolve import RefusedError
-from simulator.errors import TableError
-from simulator.readers.memory_table import REQUIRED, BadRow, MemoryRow, is_memory_table, read_memory
+from simulator.base.errors import TableError
+from simulator.formats.readers.memory_table import REQUIRED, BadRow, MemoryRow, is_memory_table, read_memory
+from simulator.studies.backtest.evaluate import run as judged
+from simulator.studies.backtest.memory_rows import resolve_memory
+from simulator.studies.backtest.report import BacktestReport
+from simulator.studies.backtest.resolve import RefusedError
 
 GOOD = {
     "row": "0",

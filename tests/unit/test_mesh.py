@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from simulator.collectives.ports import local_groups
-from simulator.errors import PlanError
-from simulator.experts import Experts
-from simulator.hybrid import Mamba
-from simulator.mesh import GroupShape, Mesh, check
-from simulator.plan import AXES, Plan
-from simulator.topology import Cluster
+from simulator.base.errors import PlanError
+from simulator.parallel.mesh import GroupShape, Mesh, check
+from simulator.spec.cluster import Cluster
+from simulator.spec.model.experts import Experts
+from simulator.spec.model.hybrid import Mamba
+from simulator.spec.plan import AXES, Plan
+from simulator.work.collectives.ports import local_groups
 
 HGX = Cluster.load("hgx-h100-8")
 

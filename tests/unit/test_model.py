@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import ModelError
-from simulator.model import Model
-from simulator.model_files import preset_names
+from simulator.base.errors import ModelError
+from simulator.spec.model import Model
+from simulator.spec.model.files import preset_names
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from simulator.collectives import choose, interference, sigma
-from simulator.collectives.constants import constants_of
-from simulator.collectives.tuning import Group, NcclFabric, Pick, pick
-from simulator.errors import InputError, PlanError, StackError
-from simulator.mesh import GroupShape
-from simulator.nccl import Nccl, assignments, efa, read_environment
-from simulator.nccl.tuner import read_tuner
-from simulator.nccl.variables import HARMLESS, MODELLED, UNMODELLED
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.base.errors import InputError, PlanError, StackError
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.cluster import Cluster
+from simulator.spec.software.nccl import Nccl, assignments, efa, read_environment
+from simulator.spec.software.nccl.tuner import read_tuner
+from simulator.spec.software.nccl.variables import HARMLESS, MODELLED, UNMODELLED
+from simulator.spec.software.stack import Stack
+from simulator.work.collectives import choose, interference, sigma
+from simulator.work.collectives.constants import constants_of
+from simulator.work.collectives.tuning import Group, NcclFabric, Pick, pick
 
 GIB, MIB = 2**30, 2**20
 H100 = Cluster.load("hgx-h100-8", 16)

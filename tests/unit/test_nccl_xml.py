@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import ClusterError
-from simulator.host import Host, cuts, findings, islands, nearest_nics, pcie_groups
-from simulator.readers.nccl_xml import read_xml
+from simulator.base.errors import ClusterError
+from simulator.formats.readers.nccl_xml import read_xml
+from simulator.spec.cluster.host import Host, cuts, findings, islands, nearest_nics, pcie_groups
 
 FILES = Path(__file__).resolve().parents[3] / "shared/data/topologies"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import ClusterError
-from simulator.host import Host, cuts, findings, idle_nics, islands, nearest_nics, pcie_groups, rated
-from simulator.readers.nvidia_smi import read_matrix
+from simulator.base.errors import ClusterError
+from simulator.formats.readers.nvidia_smi import read_matrix
+from simulator.spec.cluster.host import Host, cuts, findings, idle_nics, islands, nearest_nics, pcie_groups, rated
 
 FILES = Path(__file__).resolve().parents[3] / "shared/data/topologies"
 NV_PAIR = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t0-7\n"

@@ -4,27 +4,27 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.checkpoint import Checkpoint, saving
-from simulator.cli.study import read_study
-from simulator.collective_curves import default_curves
-from simulator.collectives import collective_s
-from simulator.engine import run
-from simulator.errors import ClusterError, PlanError
-from simulator.lower import Lowering, lower
+from simulator.base.errors import ClusterError, PlanError
+from simulator.formats.study import read_study
 from simulator.memory import activation_bytes, simulate_memory, write_history
 from simulator.memory.tape import FREE
-from simulator.mesh import Mesh
-from simulator.model import Model
-from simulator.offload import tier_usage
-from simulator.ops import build_blocks
-from simulator.plan import Offload, Plan
+from simulator.parallel.mesh import Mesh
+from simulator.play.engine import run
+from simulator.play.lower import Lowering, lower
 from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import verdict_of
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.trace import Timeline
-from simulator.zero import units
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Offload, Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.checkpoint import Checkpoint, saving
+from simulator.work.collectives import collective_s
+from simulator.work.offload import tier_usage
+from simulator.work.ops import build_blocks
+from simulator.work.trace import Timeline
+from simulator.work.zero import units
 
 MODEL = Model(
     name="small",

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.kernels import Gemm, Kernel, Stream
-from simulator.model import Model
-from simulator.model_shard import shard_of
-from simulator.ops import (
+from simulator.base.kernels import Gemm, Kernel, Stream
+from simulator.parallel.model_shard import shard_of
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import AttentionBackend, Stack
+from simulator.work.ops import (
     Block,
     ModelBlocks,
     Op,
@@ -24,8 +26,6 @@ from simulator.ops import (
     optimizer_kernels,
     recompute_ops,
 )
-from simulator.plan import Plan
-from simulator.stack import AttentionBackend, Stack
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = ROOT.parent / "shared" / "data" / "memory.csv"
@@ -270,8 +270,8 @@ def test_bytes_of_the_loss_a_logit(fields: dict[str, object], vocab: int, per_lo
 def test_autocast_leaves_log_softmax_of_a_cross_entropy_in_16_bits() -> None:
     """What a metric's bytes rest on, seen in PyTorch's own dispatch: only the result is cast, for nll_loss."""
     torch = pytest.importorskip("torch")
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
-    from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

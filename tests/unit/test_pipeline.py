@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.errors import PlanError
-from simulator.pipeline import Action, Schedule, Split, faults, in_flight, neighbours, order, position, stage_layers
+from simulator.base.errors import PlanError
+from simulator.parallel.pipeline import (
+    Action,
+    Schedule,
+    Split,
+    faults,
+    in_flight,
+    neighbours,
+    order,
+    position,
+    stage_layers,
+)
 
 
 def text(schedule: Schedule, p: int, m: int, stage: int, v: int = 1, group_size: int | None = None) -> str:

@@ -13,29 +13,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import predict
-from simulator.calibration import Calibration
+from simulator.base.errors import ClusterError, InputError
+from simulator.base.units import format_seconds
 from simulator.cli import ExitCode, main
 from simulator.cli.launch_kit import check_folder
-from simulator.collective_curves import LinkCurves, default_curves
-from simulator.collectives import collective_cost
-from simulator.errors import ClusterError, InputError
-from simulator.lower import lower
-from simulator.mesh import Mesh
-from simulator.model import Model
-from simulator.place import decide, place, place_node
-from simulator.place.cost import PlacementPricer
-from simulator.place.local import Problem, greedy, two_opt
-from simulator.place.symmetry import distinct, equal_gpus, free_lines
-from simulator.place.text import _of_own as lines_of_own
-from simulator.place.traffic import step_calls
-from simulator.place.trial import Choice, Trials
-from simulator.place.uneven import proportional
-from simulator.plan import Plan
-from simulator.readers.placement import read_placement
-from simulator.stack import Stack
-from simulator.topology import Cluster, Edge, Inter, Intra, Pcie
-from simulator.units import format_seconds
-from simulator.writers.cluster_toml import cluster_toml
+from simulator.formats.readers.placement import read_placement
+from simulator.formats.writers.cluster_toml import cluster_toml
+from simulator.parallel.mesh import Mesh
+from simulator.play.lower import lower
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.cluster import Cluster, Edge, Inter, Intra, Pcie
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.studies.place import decide, place, place_node
+from simulator.studies.place.cost import PlacementPricer
+from simulator.studies.place.local import Problem, greedy, two_opt
+from simulator.studies.place.symmetry import distinct, equal_gpus, free_lines
+from simulator.studies.place.text import _of_own as lines_of_own
+from simulator.studies.place.traffic import step_calls
+from simulator.studies.place.trial import Choice, Trials
+from simulator.studies.place.uneven import proportional
+from simulator.work.collectives import collective_cost
 from tests.machines import bridged
 
 GB = 1e9
@@ -333,7 +333,7 @@ def test_assignment_and_exchanges_find_what_trying_all_finds(cluster: Cluster, m
     plan = Plan(tp=4, dp_replicate=rest, zero=0, micro_batch_size=4, seq_len=2048, precision=precision)
     priced = on_sixteen() if cluster.name == "sixteen" else pricer(plan, cluster)
     exact = place_node(priced)
-    monkeypatch.setattr("simulator.place.local.MOST_EXACT", 0)
+    monkeypatch.setattr("simulator.studies.place.local.MOST_EXACT", 0)
     found = place_node(priced)
     assert (exact.exact, found.exact) == (True, False)
     assert found.price_s[0] == pytest.approx(exact.price_s[0])

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import PlanError
-from simulator.model import Model
-from simulator.pipeline import stage_layers
-from simulator.plan import Plan
-from simulator.readers.plans import Draft, detect, plan_fields, read_plan
-from simulator.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
-from simulator.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
-from simulator.readers.plans.megatron import KNOWN as MEGATRON_NAMES
-from simulator.readers.plans.shell import Shell
-from simulator.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
+from simulator.base.errors import PlanError
+from simulator.formats.readers.plans import Draft, detect, plan_fields, read_plan
+from simulator.formats.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
+from simulator.formats.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
+from simulator.formats.readers.plans.megatron import KNOWN as MEGATRON_NAMES
+from simulator.formats.readers.plans.shell import Shell
+from simulator.formats.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
+from simulator.parallel.pipeline import stage_layers
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
 
 FILES = Path(__file__).resolve().parents[1] / "data" / "plans"
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.allocator import AllocatorSettings, OutOfMemoryError
-from simulator.policies import ACTIVATION, PERSISTENT, POLICIES, TEMPORARY, Pool, PoolInputs, make_pool
-from simulator.policies.first_fit import FirstFitRange
-from simulator.replay import Sequence, compare, demand, play, repeated, varied
-from simulator.replay.costs import DriverCosts
-from simulator.replay.sequence import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request
+from simulator.memory.allocator import AllocatorSettings, OutOfMemoryError
+from simulator.memory.policies import ACTIVATION, PERSISTENT, POLICIES, TEMPORARY, Pool, PoolInputs, make_pool
+from simulator.memory.policies.first_fit import FirstFitRange
+from simulator.studies.replay import Sequence, compare, demand, play, repeated, varied
+from simulator.studies.replay.costs import DriverCosts
+from simulator.studies.replay.sequence import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request
 
 MIB = 2**20
 NAMES = list(POLICIES)

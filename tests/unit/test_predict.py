@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.calibration import Calibration
-from simulator.collective_curves import LinkCurves
-from simulator.errors import PlanError, StackError
+from simulator.base.errors import PlanError, StackError
 from simulator.memory import MemoryUse
-from simulator.model import Model
-from simulator.plan import Plan
 from simulator.predict import Prediction, predict
 from simulator.predict.verdict import verdict_of
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 GIB = 2**30
 PLAN = Plan(dp_shard=8, seq_len=2048)

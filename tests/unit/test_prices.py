@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import InputError
-from simulator.prices import Prices, cost
-from simulator.topology import Cluster
+from simulator.base.errors import InputError
+from simulator.spec.cluster import Cluster
+from simulator.spec.prices import Prices, cost
 
 FILE = """
 currency = "USD"

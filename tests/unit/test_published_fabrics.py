@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from simulator import Model, Plan, predict
-from simulator.collectives import collective_s
-from simulator.mesh import GroupShape
-from simulator.plan import Offload
-from simulator.topology import Cluster, Pcie
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.cluster import Cluster, Pcie
+from simulator.spec.plan import Offload
+from simulator.work.collectives import collective_s
 
 GIB = 2**30
 

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import predict
+from simulator.base.errors import ClusterError, PlanError
 from simulator.cli import ExitCode, main
-from simulator.errors import ClusterError, PlanError
-from simulator.host import Gpu, Host
-from simulator.mesh import Mesh
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.readers.placement import read_placement
-from simulator.topology import Cluster, Edge, Intra, Pcie
-from simulator.topology import Host as HostLink
-from simulator.topology.rank_mapping import gpu_at, rank_on, shortest
-from simulator.writers.cluster_toml import cluster_toml
+from simulator.formats.readers.placement import read_placement
+from simulator.formats.writers.cluster_toml import cluster_toml
+from simulator.parallel.mesh import Mesh
+from simulator.spec.cluster import Cluster, Edge, Intra, Pcie
+from simulator.spec.cluster import Host as HostLink
+from simulator.spec.cluster.host import Gpu, Host
+from simulator.spec.cluster.rank_mapping import gpu_at, rank_on, shortest
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
 
 GB = 1e9
 HEAD = "rank\tnode\tgpu\n"

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from simulator.backtest.outcome import RowOutcome
-from simulator.readers.runs_table import RunRow
+from simulator.formats.readers.runs_table import RunRow
+from simulator.studies.backtest.outcome import RowOutcome
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.allocator import AllocatorSettings
-from simulator.calibration import Calibration
 from simulator.memory import MemoryUse, Pressure, simulate_memory
-from simulator.model import Model
-from simulator.ops import build_blocks
-from simulator.plan import Plan
+from simulator.memory.allocator import AllocatorSettings
 from simulator.predict import Prediction, Remedy, predict
 from simulator.predict.changes import Change, changes
 from simulator.predict.remedy_search import NUM_REMEDIES
 from simulator.predict.verdict import STALL, verdict_of
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import build_blocks
 
 GIB = 2**30
 MODEL = Model.load("llama3.2-1b")

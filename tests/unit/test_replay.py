@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.allocator import AllocatorSettings, Block, CachingAllocator
-from simulator.allocator.blocks import UNLIMITED_BYTES
+from simulator.base.errors import InputError
 from simulator.cli import ExitCode, main
-from simulator.errors import InputError
-from simulator.policies import PoolInputs, make_pool
-from simulator.replay import RecordedBlock, RecordedSegment, Recording, of_recording, play, replay
-from simulator.replay.recording import (
+from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
+from simulator.memory.allocator.blocks import UNLIMITED_BYTES
+from simulator.memory.policies import PoolInputs, make_pool
+from simulator.studies.replay import RecordedBlock, RecordedSegment, Recording, of_recording, play, replay
+from simulator.studies.replay.recording import (
     ACTIONS,
     ALLOC,
     FREE_COMPLETED,

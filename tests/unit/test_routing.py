@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from simulator.routing import Link, bottleneck_bytes_per_s, components, shortest_route
+from simulator.spec.cluster.routing import Link, bottleneck_bytes_per_s, components, shortest_route
 
 
 def link(src: str, dst: str, bytes_per_s: float = 1.0, kind: str = "nvlink2") -> Link:

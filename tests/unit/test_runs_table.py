@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import TableError
-from simulator.readers.runs_table import COLUMNS, REQUIRED, BadRow, RunRow, read_runs
+from simulator.base.errors import TableError
+from simulator.formats.readers.runs_table import COLUMNS, REQUIRED, BadRow, RunRow, read_runs
 
 GOOD = {
     "id": "a",

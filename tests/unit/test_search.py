@@ -13,23 +13,23 @@ from random import Random
 
 import pytest
 
+from simulator.base.errors import InputError
 from simulator.cli import main
-from simulator.compression import CommHook
-from simulator.errors import InputError
-from simulator.experts import Experts
-from simulator.lower import legal
-from simulator.model import Model
-from simulator.pipeline import SCHEDULES
-from simulator.plan import Plan
+from simulator.parallel.pipeline import SCHEDULES
+from simulator.play.lower import legal
 from simulator.predict.difference import Timed, difference, timed
-from simulator.search import Journal, PlanOutcome, Processes, SearchStudy, Serial, Space, search
-from simulator.search.evaluate import evaluate
-from simulator.search.outcome import key_of, parsed
-from simulator.search.report import ranked
-from simulator.search.space import Pruned
-from simulator.search.survey import Surveyor
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.model.experts import Experts
+from simulator.spec.plan import Plan
+from simulator.spec.plan.compression import CommHook
+from simulator.spec.software.stack import Stack
+from simulator.studies.search import Journal, PlanOutcome, Processes, SearchStudy, Serial, Space, search
+from simulator.studies.search.evaluate import evaluate
+from simulator.studies.search.outcome import key_of, parsed
+from simulator.studies.search.report import ranked
+from simulator.studies.search.space import Pruned
+from simulator.studies.search.survey import Surveyor
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
 CLUSTER = Cluster.load("hgx-h100-8", 1)
@@ -316,7 +316,7 @@ def test_bad_input_is_told_at_its_place(arguments: list[str], message: str, caps
 def test_parquet_without_pyarrow_is_told_before_the_search(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("simulator.search.export.find_spec", lambda _: None)
+    monkeypatch.setattr("simulator.studies.search.export.find_spec", lambda _: None)
     monkeypatch.setattr("simulator.cli.search.search", lambda *_: pytest.fail("it has begun"))
     assert main([*_COMMAND, "--export", "plans.parquet"]) == 3
     assert "shardwise[parquet]" in capsys.readouterr().err

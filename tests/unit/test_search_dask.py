@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from simulator.errors import InputError
-from simulator.model import Model
-from simulator.search import Dask, Progress, SearchStudy, Serial, Space, search
-from simulator.topology import Cluster
+from simulator.base.errors import InputError
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.studies.search import Dask, Progress, SearchStudy, Serial, Space, search
 
 pytest.importorskip("distributed", reason="dask.distributed is an extra: pip install 'shardwise[distributed]'")
 
@@ -24,7 +24,7 @@ def _study() -> SearchStudy:
 
 
 def test_a_killed_worker_changes_nothing() -> None:
-    from distributed import LocalCluster  # noqa: PLC0415  an extra
+    from distributed import LocalCluster
 
     study = _study()
     with Serial(study) as engine:
@@ -50,16 +50,16 @@ def test_a_scheduler_that_is_not_there_is_told() -> None:
 
 def test_workers_of_another_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their outcomes would be others, and stand in the journal of this one."""
-    from distributed import LocalCluster  # noqa: PLC0415  an extra
+    from distributed import LocalCluster
 
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
-        monkeypatch.setattr("simulator.search.engines.software_version", lambda: "0.0.9")
+        monkeypatch.setattr("simulator.studies.search.engines.software_version", lambda: "0.0.9")
         with pytest.raises(InputError, match=r"and this is 0\.0\.9"):
             Dask(_study(), cluster.scheduler_address)
 
 
 def test_a_scheduler_without_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distributed import Client, LocalCluster  # noqa: PLC0415  an extra
+    from distributed import Client, LocalCluster
 
     wait = Client.wait_for_workers
     monkeypatch.setattr(Client, "wait_for_workers", lambda self, n, timeout: wait(self, n, timeout=timeout / 20))

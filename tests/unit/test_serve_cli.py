@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from simulator.base.errors import TableError
 from simulator.cli import ExitCode, main
-from simulator.errors import TableError
-from simulator.readers.arrivals_table import read_arrivals
+from simulator.formats.readers.arrivals_table import read_arrivals
 
 
 def test_a_study_and_flags_over_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.errors import ClusterError
-from simulator.readers.hostlist import expand
-from simulator.readers.slurm_topology import read_conf, read_yaml
+from simulator.base.errors import ClusterError
+from simulator.formats.readers.hostlist import expand
+from simulator.formats.readers.slurm_topology import read_conf, read_yaml
 
 TREE = """
 # two leaves and a spine

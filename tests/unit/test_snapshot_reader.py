@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import InputError
-from simulator.readers.snapshot import contradiction, read_snapshot
-from simulator.replay import replay
-from simulator.replay.recording import ALLOC, FREE_COMPLETED, FREE_REQUESTED
+from simulator.base.errors import InputError
+from simulator.formats.readers.snapshot import contradiction, read_snapshot
+from simulator.studies.replay import replay
+from simulator.studies.replay.recording import ALLOC, FREE_COMPLETED, FREE_REQUESTED
 
 MIB = 2**20
 BASE = 2**40

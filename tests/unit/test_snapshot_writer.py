@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from simulator.allocator import AllocatorSettings
-from simulator.errors import InputError
+from simulator.base.errors import InputError
+from simulator.formats.readers.snapshot import read_snapshot
+from simulator.formats.writers.snapshot import snapshot, write_snapshot
 from simulator.memory import History, device_history, simulate_memory
-from simulator.model import Model
-from simulator.ops import build_blocks
-from simulator.plan import Plan
-from simulator.readers.snapshot import read_snapshot
-from simulator.replay import replay
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.writers.snapshot import snapshot, write_snapshot
+from simulator.memory.allocator import AllocatorSettings
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.studies.replay import replay
+from simulator.work.ops import build_blocks
 
 MODEL = Model(name="small", num_layers=4, d_model=512, num_heads=8, d_ff=1408, vocab_size=4096)
 STACK = Stack.load("torch-2.6-eager")

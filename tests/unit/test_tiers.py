@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.errors import ClusterError
-from simulator.offload import Object, Tier, hierarchy, place
-from simulator.tiers import BOTH, D2H, H2D, HostTier
-from simulator.topology import Cluster
-from simulator.topology.cluster import cluster_names
+from simulator.base.errors import ClusterError
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.cluster import cluster_names
+from simulator.spec.cluster.tiers import BOTH, D2H, H2D, HostTier
+from simulator.work.offload import Object, Tier, hierarchy, place
 
 
 @pytest.mark.parametrize("kind", ["pcie3", "pcie4", "pcie5", "c2c"])

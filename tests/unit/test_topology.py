@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import ClusterError, Fault
-from simulator.routing import bottleneck_bytes_per_s
-from simulator.topology import Cluster, Host, Inter, cluster_names, fat_tree, from_edges, island, rail
+from simulator.base.errors import ClusterError, Fault
+from simulator.spec.cluster import Cluster, Host, Inter, cluster_names, fat_tree, from_edges, island, rail
+from simulator.spec.cluster.routing import bottleneck_bytes_per_s
 
 HDR = Inter(kind="infiniband", num_nics=8, nic_bytes_per_s=25e9, latency_s=1e-6)
 
@@ -281,7 +281,7 @@ def test_synthesise_takes_the_stated_network_and_links() -> None:
 
 
 def test_every_device_has_a_usual_host() -> None:
-    from simulator.device import device_names  # noqa: PLC0415
+    from simulator.spec.cluster.device import device_names
 
     for name in device_names():
         assert Cluster.synthesise(name, 16).device.name == name

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from simulator.program import Number
-from simulator.trace import MemorySample, MemoryTrace, Span, Timeline
+from simulator.work.program import Number
+from simulator.work.trace import MemorySample, MemoryTrace, Span, Timeline
 
 
 def _kernel(number: int, start: Number, end: Number, nominal: Number, *, cause: int | None, stream: str) -> Span:

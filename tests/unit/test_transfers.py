@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from simulator import predict
-from simulator.model import Model
-from simulator.plan import Offload, Plan
 from simulator.predict.transfers import Transfer, transfer_schedule
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Offload, Plan
 
 HGX = Cluster.load("hgx-h100-8")
 SMALL = Model.load("llama3.2-1b")

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from simulator import Plan
+from simulator.base.errors import ClusterError
 from simulator.cli import ExitCode, main
-from simulator.collectives import collective_cost
-from simulator.errors import ClusterError
-from simulator.mesh import GroupShape, Mesh
-from simulator.readers.slurm_topology import read_conf, read_yaml
-from simulator.readers.tree_cluster import cluster_below
-from simulator.topology import Cluster, Fabric, FabricLevel
-from simulator.topology.links import route
-from simulator.writers.cluster_toml import cluster_toml
+from simulator.formats.readers.slurm_topology import read_conf, read_yaml
+from simulator.formats.readers.tree_cluster import cluster_below
+from simulator.formats.writers.cluster_toml import cluster_toml
+from simulator.parallel.mesh import GroupShape, Mesh
+from simulator.spec.cluster import Cluster, Fabric, FabricLevel
+from simulator.spec.cluster.links import route
+from simulator.work.collectives import collective_cost
 
 NODE = Cluster.load("hgx-h100-8")
 CONF = """
@@ -63,7 +63,7 @@ def test_the_file_reads_back() -> None:
     assert cluster.fabric.nodes_used_per_leaf == 4
     text = cluster_toml(cluster)
     path = Path("unused.toml")
-    import tomllib  # noqa: PLC0415  the reader of files adds what a path adds
+    import tomllib
 
     data = tomllib.loads(text)
     assert Cluster.parse(data, str(path), ClusterError, from_file=True) == cluster

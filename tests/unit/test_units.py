@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from simulator.errors import InputError
-from simulator.schema import Strict
-from simulator.units import (
+from simulator.base.errors import InputError
+from simulator.base.schema import Strict
+from simulator.base.units import (
     Bytes,
     BytesPerS,
     FlopPerS,

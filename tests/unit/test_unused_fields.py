@@ -7,7 +7,7 @@ import json
 import pytest
 
 from simulator.cli import main
-from simulator.plan import Plan, unused_fields
+from simulator.spec.plan import Plan, unused_fields
 
 
 def test_a_field_is_idle_until_what_it_needs_is_there() -> None:

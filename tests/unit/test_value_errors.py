@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
+from simulator.base.errors import InputError
+from simulator.base.schema import Strict
 from simulator.cli import main
-from simulator.errors import InputError
-from simulator.schema import Strict
 
 
 class Inner(Strict):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import InputError
+from simulator.base.errors import InputError
+from simulator.formats.writers.chrome_trace import chrome_trace, write_chrome_trace
+from simulator.formats.writers.json_report import SCHEMA_VERSION, report, to_json
+from simulator.formats.writers.text import render, to_text
 from simulator.predict import Prediction
-from simulator.trace import MemorySample, MemoryTrace, Span, Timeline
-from simulator.writers.chrome_trace import chrome_trace, write_chrome_trace
-from simulator.writers.json_report import SCHEMA_VERSION, report, to_json
-from simulator.writers.text import render, to_text
+from simulator.work.trace import MemorySample, MemoryTrace, Span, Timeline
 
 ROOT = Path(__file__).resolve().parents[2]
 

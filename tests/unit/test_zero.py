@@ -4,9 +4,16 @@ from math import prod
 
 import pytest
 
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.zero import communication, gradient_tensors, optimizer_tensors, resident_bytes, stepped_numels, units
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.work.zero import (
+    communication,
+    gradient_tensors,
+    optimizer_tensors,
+    resident_bytes,
+    stepped_numels,
+    units,
+)
 
 LLAMA = Model(name="small", num_layers=4, d_model=512, num_heads=8, num_kv_heads=2, d_ff=1408, vocab_size=32_000)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from validate.models import Decoder
 from validate.parallel import Built, build, materialise
 from validate.steps import TrainingStep

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch")
 
 from simulator import Calibration, Cluster, Model, Plan, predict
+from simulator.base.errors import InputError
 from simulator.cli import ExitCode, main
-from simulator.errors import InputError
 from validate.benches import spread
 from validate.measure import Job, measure
 from validate.samples import read_samples

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from simulator.base.errors import InputError
 from simulator.cli import ExitCode, main
-from simulator.errors import InputError
-from simulator.model import Model
-from simulator.plan import Plan
+from simulator.formats.readers.kernel_names import category_of, collective_of
 from simulator.predict import Prediction, predict
-from simulator.program import COMPUTE_STREAM
-from simulator.readers.kernel_names import category_of, collective_of
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import COMPUTE_STREAM
 from validate.compare import Line, compare_run, predicted_phases
 from validate.compare.borders import borders
 from validate.run_plan import spread, times

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.calibration import AttentionCurve, Calibration, GemmCurve, Quality
-from simulator.calibration.datasheet import TILES
-from simulator.collective_curves import LinkCurves
-from simulator.device import Device
-from simulator.errors import CalibrationError
-from simulator.kernels import Attention, Gemm
-from simulator.topology import Cluster
+from simulator.base.errors import CalibrationError
+from simulator.base.kernels import Attention, Gemm
+from simulator.spec.calibration import AttentionCurve, Calibration, GemmCurve, Quality
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.calibration.datasheet import TILES
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
 from validate.fit import attention, gemm, nccl_tests, published
 from validate.fit.gloo import fit_gloo
 from validate.fit.line import fit_line

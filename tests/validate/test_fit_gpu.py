@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulator.calibration import Calibration, Interference
+from simulator.base.kernels import Attention, Gemm
 from simulator.cli import ExitCode, main
-from simulator.collectives import collective_s
-from simulator.device import Device
-from simulator.kernels import Attention, Gemm
-from simulator.mesh import GroupShape
-from simulator.topology import Cluster
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.calibration import Calibration, Interference
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
+from simulator.work.collectives import collective_s
 from validate.fit.interference import compute_losses, fit_interference
 from validate.fit.ranks import named, slow_ranks
 from validate.fit.transfers import copies, driver_call

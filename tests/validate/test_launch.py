@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from simulator.errors import InputError
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.base.errors import InputError
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from validate import run_plan
 from validate.launch import Launch
 from validate.supervise import SupervisedOutcome, Verdict

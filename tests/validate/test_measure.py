@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import InputError
+from simulator.base.errors import InputError
 from validate import measure
 from validate.measure import Job
 from validate.phases import phases_of
@@ -97,8 +97,8 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
 def test_a_disk_that_fills_up_keeps_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import resource  # noqa: PLC0415  not everywhere
-    import signal  # noqa: PLC0415
+    import resource
+    import signal
 
     monkeypatch.setattr(measure, "supervise", Supervisor(rows=[MACHINE, *(product(side) for side in range(1, 40))]))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from simulator.cli import main
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.program import COMPUTE_STREAM
-from simulator.stack import Stack
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import COMPUTE_STREAM
 from validate.compare.borders import borders
 from validate.run_plan import play, read_records
 from validate.spanfile import read_spans

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from simulator.errors import ModelError, StackError
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
-from simulator.zero.resident import resident_bytes
+from simulator.base.errors import ModelError, StackError
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.zero.resident import resident_bytes
 from validate.task import Task
 
 pytest.importorskip("torch", reason="torch is not installed")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import TableError
+from simulator.base.errors import TableError
 from validate.samples import MAX_LINE_BYTES, machine_id, read_samples, sample_key, sample_line
 
 MACHINE = {"kind": "machine", "device": "box", "torch": "2.13", "num_ranks": 2}

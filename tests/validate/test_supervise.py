@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from simulator.errors import Fault, InputError, PlanError
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.base.errors import Fault, InputError, PlanError
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from validate import run_plan
 from validate.report import kind_of
 from validate.supervise import Deadlines, SupervisedOutcome, scratch_folder, supervise

@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from validate.compare.borders import borders
 from validate.players import fake
 

@@ -217,8 +217,8 @@ def burst(s: Session, size: int) -> None:
 def fsdp2_group(s: Session, groups: int = 4) -> None:
     """Forward and backward of `groups` blocks that are all overhead, sharded; `alone_s` is the same without FSDP2."""
     torch = s.torch
-    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
     def model() -> Any:  # noqa: ANN401
         return torch.nn.Sequential(*(tiny_block(torch, s.setting.device)[0] for _ in range(groups)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES
 from validate.benches import Item, Shape, Tensor
 from validate.stopwatch import Session
 

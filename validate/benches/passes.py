@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES
 from validate.benches import ROTATE_BYTES, Item, Shape, Tensor, spread
 from validate.stopwatch import Session
 

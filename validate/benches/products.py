@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.kernels import DTYPE_BYTES
 from validate.benches import ROTATE_BYTES, Item, Shape, Tensor, spread
 from validate.benches.attention import attention
 from validate.stopwatch import Session

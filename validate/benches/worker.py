@@ -52,7 +52,7 @@ def main(path: str) -> int:
 
 def measure(setting: SessionSettings, report: RankReport) -> None:
     """Every phase of one rank."""
-    import torch  # noqa: PLC0415  the only import that costs a second
+    import torch
 
     torch.set_num_threads(setting.threads)
     torch.manual_seed(setting.rank)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from simulator.predict import predict
-from simulator.topology import Cluster
+from simulator.spec.cluster import Cluster
 from validate.compare.line import Line
 from validate.compare.memory import compare_memory
 from validate.compare.run import Run

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from simulator.memory import Library, step_events
 from simulator.memory.phase_bytes import host_counter_bytes
-from simulator.model import Model
-from simulator.ops import build_blocks
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import build_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

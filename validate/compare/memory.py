@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from simulator.allocator import AllocatorSettings
-from simulator.device import Device
-from simulator.errors import Fault, InputError
+from simulator.base.errors import Fault, InputError
 from simulator.memory import MemoryUse, simulate_memory
+from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
-from simulator.ops import build_blocks
 from simulator.predict import Prediction
+from simulator.spec.cluster.device import Device
+from simulator.work.ops import build_blocks
 from validate.compare.borders import Borders, borders
 from validate.compare.line import Z90, Line, explains
 from validate.compare.run import Run

@@ -10,14 +10,14 @@ from typing import Any, Self, TypeVar
 
 from pydantic import ValidationError
 
-from simulator.calibration import Calibration
-from simulator.errors import ClusterError, InputError, ModelError, PlanError, StackError
+from simulator.base.errors import ClusterError, InputError, ModelError, PlanError, StackError
+from simulator.base.schema import Strict, faults_of
 from simulator.memory import Library
-from simulator.model import Model
-from simulator.plan import NOTHING_OFFLOADED, Plan
-from simulator.schema import Strict, faults_of
-from simulator.stack import Stack
-from simulator.topology import Cluster
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import NOTHING_OFFLOADED, Plan
+from simulator.spec.software.stack import Stack
 
 InputT = TypeVar("InputT", bound=Strict)
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simulator.predict import Prediction
-from simulator.program import COMPUTE_STREAM
-from simulator.trace import Span, Timeline
+from simulator.work.program import COMPUTE_STREAM
+from simulator.work.trace import Span, Timeline
 from validate.compare.line import Z90, Line, explains
 from validate.compare.run import Run
 

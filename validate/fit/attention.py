@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.calibration import AttentionCurve, Quality
-from simulator.calibration.curves import QUERY_TILE
-from simulator.device import Device
-from simulator.errors import CalibrationError, Fault
-from simulator.kernels import DTYPE_BYTES, Direction
+from simulator.base.errors import CalibrationError, Fault
+from simulator.base.kernels import DTYPE_BYTES, Direction
+from simulator.spec.calibration import AttentionCurve, Quality
+from simulator.spec.calibration.curves import QUERY_TILE
+from simulator.spec.cluster.device import Device
 from validate.fit.robust import Array, Fitted, Start, bootstrap, held, quantile, rounded, trimmed
 from validate.samples import Sample
 
@@ -48,7 +48,7 @@ def calls(samples: Iterable[Sample]) -> Calls:
 
 
 def flop(x: Calls, direction: Direction) -> Array:
-    """As simulator.kernels.Attention counts them: one product of either width forward; three and two backward."""
+    """As simulator.base.kernels.Attention counts them: one product of either width forward; three and two backward."""
     channels = 3 * x.head_dim + 2 * x.v_head_dim if direction == "backward" else x.head_dim + x.v_head_dim
     return np.asarray(2 * x.batch * x.heads * x.seq**2 * channels * np.where(x.causal > 0, 0.5, 1.0))
 
@@ -56,7 +56,7 @@ def flop(x: Calls, direction: Direction) -> Array:
 def seconds(
     c: Mapping[str, float], x: Calls, device: Device, direction: Direction, *, peak: float, element: int, waves: bool
 ) -> Array:
-    """The curve of simulator.calibration.curves.AttentionCurve on columns; a unit test holds the two equal."""
+    """The curve of simulator.spec.calibration.curves.AttentionCurve on columns; a unit test holds the two equal."""
     backward = direction == "backward"
     masked = x.causal > 0
     dims = sorted(int(name[1:]) for name in c if name[0] == "e" and name[1:].isdecimal())

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.calibration import GemmCurve, Quality
-from simulator.calibration.curves import MAX_SPLIT_K
-from simulator.calibration.datasheet import TILES, TYPICAL
-from simulator.device import Device
-from simulator.errors import CalibrationError, Fault
-from simulator.kernels import DTYPE_BYTES
+from simulator.base.errors import CalibrationError, Fault
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.spec.calibration import GemmCurve, Quality
+from simulator.spec.calibration.curves import MAX_SPLIT_K
+from simulator.spec.calibration.datasheet import TILES, TYPICAL
+from simulator.spec.cluster.device import Device
 from validate.fit.robust import Array, Fitted, Start, bootstrap, fit, held, quantile, rounded, trimmed
 from validate.samples import Sample
 
@@ -80,7 +80,7 @@ class Products:
 def seconds(
     c: Mapping[str, Any], p: Products, device: Device, *, peak: float, element: int, burst: bool, tiles: Tiles = TILES
 ) -> Array:
-    """The curve of simulator.calibration.curves.GemmCurve on columns; a unit test holds the two equal."""
+    """The curve of simulator.spec.calibration.curves.GemmCurve on columns; a unit test holds the two equal."""
     e: Array | float = c["e_sust"]
     if burst:
         e = c["e_sust"] + (c["e_burst"] - c["e_sust"]) / (1 + p.flop / (c["f0"] * 1e12))

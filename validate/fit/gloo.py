@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simulator.collective_curves import LinkCurves, Mode, PortCurves, Quality
-from simulator.collectives.volumes import KINDS, POINT_TO_POINT, Kind, volume
-from simulator.errors import CalibrationError
+from simulator.base.errors import CalibrationError
+from simulator.spec.calibration.collective_curves import LinkCurves, Mode, PortCurves, Quality
+from simulator.work.collectives.volumes import KINDS, POINT_TO_POINT, Kind, volume
 from validate.fit.line import refuse_few
 from validate.fit.robust import Array, Start, bootstrap, held, rounded, spread, trimmed
 from validate.samples import Sample

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simulator.calibration import Calibration
-from simulator.device import Device
-from simulator.kernels import launches
-from simulator.model import Model
-from simulator.ops import build_blocks
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.base.kernels import launches
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import build_blocks
 from validate.samples import Sample
 
 # The block of benches.host.tiny_block: eight tokens, so that its arithmetic is nothing.

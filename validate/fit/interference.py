@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.calibration import Interference
-from simulator.device import Device
+from simulator.spec.calibration import Interference
+from simulator.spec.cluster.device import Device
 from validate.fit.robust import rounded
 from validate.samples import Sample
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.errors import CalibrationError, Fault
+from simulator.base.errors import CalibrationError, Fault
 from validate.fit.robust import MOST_TRIMMED, TRIM_SPREADS, Array, spread
 
 MIN_SIZES = 4  # different sizes
@@ -131,7 +131,7 @@ def _resampled(size: Array, time: Array, names: Sequence[str], use: NDArray[np.b
 
 def _interval(value: float, resampled: Array, runs: int) -> Interval:
     """Student's t around the value, in logarithms: both coefficients are positive."""
-    from scipy.stats import t as student  # noqa: PLC0415  scipy.stats costs half a second
+    from scipy.stats import t as student
 
     error = float(np.std(np.log(resampled), ddof=1)) * np.sqrt(runs / max(1, runs - 1))
     half = float(student.ppf(0.95, max(1, runs - 1))) * error

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.collective_curves import NetworkCurves, Quality, applies
-from simulator.collectives.call import Call
+from simulator.spec.calibration.collective_curves import NetworkCurves, Quality, applies
+from simulator.work.collectives.call import Call
 
 Array = NDArray[np.float64]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.calibration import AttentionCurve, Calibration, GemmCurve, Overheads, Provenance
-from simulator.calibration.datasheet import FUSED
-from simulator.device import Device, PeakFlop
-from simulator.errors import CalibrationError, ClusterError, Fault
-from simulator.kernels import Direction, Dtype
-from simulator.stack import Stack
-from simulator.topology import Cluster
-from simulator.topology.parts import Intra
+from simulator.base.errors import CalibrationError, ClusterError, Fault
+from simulator.base.kernels import Direction, Dtype
+from simulator.spec.calibration import AttentionCurve, Calibration, GemmCurve, Overheads, Provenance
+from simulator.spec.calibration.datasheet import FUSED
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device, PeakFlop
+from simulator.spec.cluster.parts import Intra
+from simulator.spec.software.stack import Stack
 from validate.fit.attention import fit_attention
 from validate.fit.gemm import fit_gemm, scaled_gemm
 from validate.fit.gloo import GlooResult, fit_gloo
@@ -339,7 +339,7 @@ def write_stack(stack: Stack, path: Path) -> None:
 
 
 def _toml(tables: Sequence[tuple[str, Mapping[str, object]]]) -> str:
-    import json  # noqa: PLC0415  TOML's basic strings, numbers and booleans are JSON's
+    import json
 
     parts = []
     for title, rows in tables:

@@ -1,7 +1,7 @@
 """Fits of NCCL's links: launch, hop, efficiency, fill and drain of each mode, from nccl-tests sweeps.
 
 The model is the simulator's own: NCCL's choice of algorithm and protocol and the closed forms are taken as they are,
-only the coefficients of simulator/collective_curves.py are free. Ports are fitted on single-node sweeps; then networks
+only the coefficients of simulator/spec/calibration/collective_curves.py are free. Ports are fitted on single-node sweeps; then networks
 on multi-node sweeps with the ports held. Robust residuals of log time; a weak prior keeps what no sweep shows near its
 physical value. Each port and network is fitted again without each of its machines in turn: the spread of the left-out
 machines' large messages is what `between_machines` says.
@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from simulator.collective_curves import LinkCurves
-from simulator.collectives.call import Call, nic_share
-from simulator.collectives.cost import LOOPS, algorithm_of, form_of, nic_part
-from simulator.collectives.proxy_messages import copied, crowd, posted_channels
-from simulator.collectives.volumes import Volume
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.work.collectives.call import Call, nic_share
+from simulator.work.collectives.cost import LOOPS, algorithm_of, form_of, nic_part
+from simulator.work.collectives.proxy_messages import copied, crowd, posted_channels
+from simulator.work.collectives.volumes import Volume
 from validate.fit.link_classes import (
     FIELDS,
     NEAR_PAIRS,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from simulator.errors import CalibrationError, Fault
+from simulator.base.errors import CalibrationError, Fault
 from validate.samples import Machine, Sample, SampleFile
 
 MAX_BYTES: Final = 64 * 2**20

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simulator.calibration import Calibration
-from simulator.calibration.document import SUFFIX
-from simulator.collective_curves import LinkCurves, default_curves, family_of
-from simulator.collectives.call import Links
-from simulator.collectives.cost import call_of
-from simulator.errors import CalibrationError, Fault
-from simulator.mesh import GroupShape
-from simulator.topology import Cluster
+from simulator.base.errors import CalibrationError, Fault
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves, family_of
+from simulator.spec.calibration.document import SUFFIX
+from simulator.spec.cluster import Cluster
+from simulator.work.collectives.call import Links
+from simulator.work.collectives.cost import call_of
 from validate.fit.line import refuse_few
 from validate.fit.link_classes import PORTS, network_class, port_class
 from validate.fit.nccl import errors, fit_all, fit_network, fit_port, network_entry, port_entry, table_rows

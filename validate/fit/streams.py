@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.calibration import Quality, StreamCurve
-from simulator.calibration.datasheet import STREAM_OPS
-from simulator.device import Device
-from simulator.kernels import StreamOp
-from simulator.ops.loss import SHORT_ROW_BYTES
+from simulator.base.kernels import StreamOp
+from simulator.spec.calibration import Quality, StreamCurve
+from simulator.spec.calibration.datasheet import STREAM_OPS
+from simulator.spec.cluster.device import Device
+from simulator.work.ops.loss import SHORT_ROW_BYTES
 from validate.fit.robust import Array, Start, bootstrap, held, quantile, rounded, trimmed
 from validate.samples import Sample
 
 MIN_SIZES = 3
 FP32 = 4
-_ADAMW_BYTES = {"fused": 28, "foreach": 80}  # a parameter: simulator.ops.optimizer counts the passes
+_ADAMW_BYTES = {"fused": 28, "foreach": 80}  # a parameter: simulator.work.ops.optimizer counts the passes
 _FOREACH_LAUNCHES = 8
 _PER_LAUNCH = 32  # tensors a multi-tensor kernel takes
 
@@ -70,7 +70,7 @@ def passes(samples: Iterable[Sample]) -> Iterator[Pass]:
 
 
 def _loss(s: Sample) -> Pass:
-    """Cross-entropy in fp32 as simulator.ops.loss counts it: forward the passes of log-softmax, backward a fill more."""
+    """Cross-entropy in fp32 as simulator.work.ops.loss counts it: forward the passes of log-softmax, backward a fill more."""
     numel = s["tokens"] * s["vocab"]
     short = FP32 * s["vocab"] <= SHORT_ROW_BYTES
     passes_of_one = (3 if short else 4) if s.kind == "cross_entropy_forward" else 5

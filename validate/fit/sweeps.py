@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from simulator.backtest.collective_rules import degraded, resolve
-from simulator.backtest.resolve import RefusedError
-from simulator.collectives.call import Call
-from simulator.collectives.cost import call_of
-from simulator.errors import InputError
-from simulator.readers.collectives_table import CollectiveRow, read_collectives
+from simulator.base.errors import InputError
+from simulator.formats.readers.collectives_table import CollectiveRow, read_collectives
+from simulator.studies.backtest.collective_rules import degraded, resolve
+from simulator.studies.backtest.resolve import RefusedError
+from simulator.work.collectives.call import Call
+from simulator.work.collectives.cost import call_of
 
 MIN_BYTES, MID_BYTES, LARGE_BYTES = 1024, 64 * 2**10, 64 * 2**20
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulator.calibration.records import DriverCall
-from simulator.errors import CalibrationError
-from simulator.units import format_rate, format_seconds
+from simulator.base.errors import CalibrationError
+from simulator.base.units import format_rate, format_seconds
+from simulator.spec.calibration.records import DriverCall
 from validate.fit.line import Line, fit_line
 from validate.fit.robust import rounded
 from validate.samples import Sample

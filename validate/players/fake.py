@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from simulator.model import Model
-from simulator.plan import Plan
-from simulator.stack import Stack
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from validate.machine import describe
 from validate.parallel import build, materialise
 from validate.players.hooks import reduced_in_place

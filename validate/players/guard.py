@@ -83,7 +83,7 @@ class _Stream:
 
 def _patch() -> None:
     """What FSDP and checkpoints ask of torch.cuda."""
-    import torch  # noqa: PLC0415  after the guard
+    import torch
 
     only = _Stream()
     only.device = torch.device("cuda", 0)  # type: ignore[attr-defined]

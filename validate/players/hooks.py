@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from simulator.plan import Plan
+from simulator.spec.plan import Plan
 from validate.parallel import DTYPES, Built
 
 _LET_GO_S = 5.0  # the most that a thread with nothing left to do is waited for
@@ -47,7 +47,7 @@ def scattered_to_the_end(built: Built, live_bytes: Callable[[], int]) -> Iterato
     if not units or dist.get_backend() != "gloo":
         yield
         return
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter  # noqa: PLC0415
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     class ToTheEnd(DefaultReduceScatter):  # type: ignore[misc]
         def __call__(self, *args: object, **kwargs: object) -> object:
@@ -79,7 +79,7 @@ def gathered_at_once(built: Built) -> Iterator[None]:
     if not units:
         yield
         return
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather  # noqa: PLC0415
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
     class AtOnce(DefaultAllGather):  # type: ignore[misc]
         def __call__(

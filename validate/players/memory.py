@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from simulator.plan import Plan
+from simulator.spec.plan import Plan
 from validate.parallel import POWERSGD_BEGINS, Built, make_optimizer, replicate
 from validate.players.hooks import scattered_to_the_end
 from validate.steps import TrainingStep

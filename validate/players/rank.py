@@ -28,16 +28,16 @@ def main(path: str) -> int:
 def _player(task: Task) -> Any:  # noqa: ANN401  the players share a signature
     if task.mode == "fake" and task.device == "cuda" and guard.needs_guard():
         guard.stand_in(Path(os.environ.get("SHARDWISE_SCRATCH", ".")))
-    import torch  # noqa: PLC0415  the slow part, under a deadline of its own
+    import torch
 
     torch.set_num_threads(task.threads)
     torch.manual_seed(0)
     if task.plan.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     if task.mode == "fake":
-        from validate.players.fake import run  # noqa: PLC0415
+        from validate.players.fake import run
     else:
-        from validate.players.real import run  # noqa: PLC0415
+        from validate.players.real import run
     return run
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from simulator.program import COMPUTE_STREAM
-from simulator.trace import Timeline
+from simulator.work.program import COMPUTE_STREAM
+from simulator.work.trace import Timeline
 from validate.machine import describe
 from validate.parallel import build, make_optimizer, materialise, replicate
 from validate.players.hooks import gathered_at_once, reduced_in_place
@@ -60,7 +60,7 @@ def _join(task: Task, rank: int, device: torch.device) -> Callable[..., Any] | N
     """Join the others; for `solo`, pretend: the hook stands for DDP's all-reduce."""
     world = task.plan.num_devices
     if task.mode == "solo":
-        from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+        from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
         return reduced_in_place(task.plan)
@@ -164,7 +164,7 @@ def _extras(
         timeline = profiled_step(step, device, rank, barrier)
         extras["profile"] = _summary(timeline)
         if rank == 0:
-            from validate.spanfile import write_spans  # noqa: PLC0415
+            from validate.spanfile import write_spans
 
             write_spans(Path(os.environ.get("SHARDWISE_SCRATCH", ".")) / "spans.json.gz", timeline)
             extras["spans"] = "spans.json.gz"

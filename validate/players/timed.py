@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from simulator.readers.kernel_names import collective_of
-from simulator.trace import Timeline
+from simulator.formats.readers.kernel_names import collective_of
+from simulator.work.trace import Timeline
 from validate.report import RankReport
 from validate.spans import Event, timeline
 from validate.steps import PHASES, TrainingStep

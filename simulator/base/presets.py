@@ -1,0 +1,6 @@
+"""Where the data files that ship with the project lie: devices, clusters, models, stacks, calibrations."""
+
+from pathlib import Path
+from typing import Final
+
+TOPOLOGIES: Final = Path(__file__).resolve().parents[2] / "topologies"

@@ -1,0 +1,185 @@
+"""The strict base of everything a person writes: frozen, no unknown keys, no NaN or infinity, every fault at once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.units import FROM_FILE, UnitError
+from simulator.base.value_errors import FEW, expected_for, wrong_value
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
+
+
+class Strict(BaseModel):
+    """Base of the inputs that come from files and flags."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, data: object, place: str, error: type[InputError], *, from_file: bool = False) -> Self:
+        """Validate `data`, turning every pydantic fault into ours. `place` names the file or flag.
+
+        from_file: `data` was written by a person, so a bare number where a unit is due is a fault.
+        """
+        try:
+            return cls.model_validate(data, context=FROM_FILE if from_file else None)
+        except ValidationError as exc:
+            raise error(faults_of(exc, place, cls)) from None
+
+
+def faults_of(exc: ValidationError, place: str, model: type[BaseModel] | None = None) -> list[Fault]:
+    """One `Fault` a pydantic error, its location written as in the file: `links[2].bytes_per_s`.
+
+    model: what was validated; with it an unknown key's remedy names the nearest known ones.
+    """
+    return [_fault(e, place, model) for e in exc.errors(include_url=False)]
+
+
+def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None) -> Fault:
+    loc = detail["loc"]
+    where = _where(place, loc)
+    if detail["type"] == "extra_forbidden":
+        owner = model_at(model, loc[:-1])
+        return Fault(
+            place=where, problem="unknown key", remedy=nearest(str(loc[-1]), owner.model_fields if owner else ())
+        )
+    field = _field_at(model, loc)
+    if detail["type"] == "missing":
+        return Fault(place=where, problem="is missing", remedy=expected_for(field))
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, UnitError):
+        return Fault(place=where, problem=cause.problem, remedy=cause.remedy)
+    wrong = wrong_value(detail, field)
+    if wrong is not None:
+        return Fault(place=where, problem=wrong[0], remedy=wrong[1])
+    return Fault(place=where, problem=detail["msg"].removeprefix("Value error, "))
+
+
+def _field_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> FieldInfo | None:
+    """The field that `loc` ends in, or of which it names an item."""
+    names = [part for part in loc if isinstance(part, str)]
+    owner = model_at(model, names[:-1])
+    return owner.model_fields.get(names[-1]) if owner is not None and names else None
+
+
+def model_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> type[BaseModel] | None:
+    """The pydantic class found by walking the field names of `loc` from `model`; None where there is none."""
+    for part in loc:
+        if isinstance(part, int) or model is None:
+            continue
+        info = model.model_fields.get(part)
+        model = None if info is None else _model_in(info.annotation)
+    return model
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg)) is not None), None)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A remedy that names the known names nearest to `name`; all of them where there are few; empty where none."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"known: {', '.join(names)}" if 0 < len(names) <= FEW else ""
+
+
+def _where(place: str, loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return f"{place}: {path}" if path else place
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """Raise InputError where a file could not be written there: told before long work, not after it."""
+    problem = ""
+    if path.is_dir():
+        problem = "is a folder"
+    elif not path.parent.is_dir():
+        problem = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        problem = "cannot be written"
+    if problem:
+        raise InputError(Fault(place=f"{flag} {path}", problem=problem, remedy="a path that can be written"))
+
+
+def read_toml(path: Path, error: type[InputError]) -> dict[str, Any]:
+    """A TOML file as plain data. TOML refuses duplicate keys; the strict models that take it refuse NaN and infinity."""
+    text = _read_text(path, error)
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as exc:  # ValueError: not TOML, or digits beyond what Python reads
+        raise error(Fault(place=str(path), problem=f"not TOML: {exc}")) from None
+    return data
+
+
+def read_json(path: Path, error: type[InputError]) -> Any:  # noqa: ANN401  JSON is any of six types
+    """A JSON file as plain data; duplicate keys, NaN and infinity are refused."""
+    text = _read_text(path, error)
+    faults: list[Fault] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [k for k, _ in pairs]
+        faults.extend(
+            Fault(place=str(path), problem=f"key {k!r} stands twice", remedy="keep one")
+            for k in sorted({k for k in keys if keys.count(k) > 1})
+        )
+        return dict(pairs)
+
+    def constant(name: str) -> float:
+        faults.append(Fault(place=str(path), problem=f"{name} is not a number", remedy="write a finite number"))
+        return 0.0
+
+    try:
+        data = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        _refuse_non_finite(data, str(path), error)
+    except (ValueError, RecursionError) as exc:  # ValueError: not JSON, or digits beyond what Python reads
+        raise error(Fault(place=str(path), problem=f"not JSON: {exc}")) from None
+    if faults:
+        raise error(faults)
+    return data
+
+
+def _read_text(path: Path, error: type[InputError]) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise error(unreadable(path, exc)) from None
+
+
+def unreadable(path: Path, exc: OSError | UnicodeDecodeError) -> Fault:
+    """A file that cannot be opened, or that is no UTF-8."""
+    if isinstance(exc, OSError):
+        return Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}")
+    problem = f"cannot be read: byte {exc.start} is no UTF-8"
+    return Fault(place=str(path), problem=problem, remedy="save it as UTF-8")
+
+
+def _refuse_non_finite(data: object, place: str, error: type[InputError]) -> None:
+    faults = [Fault(place=f"{place}: {p}", problem="is not a finite number") for p in _non_finite(data, "")]
+    if faults:
+        raise error(faults)
+
+
+def _non_finite(data: object, path: str) -> list[str]:
+    if isinstance(data, dict):
+        return [p for k, v in data.items() for p in _non_finite(v, f"{path}.{k}" if path else str(k))]
+    if isinstance(data, list):
+        return [p for i, v in enumerate(data) for p in _non_finite(v, f"{path}[{i}]")]
+    return [path] if isinstance(data, float) and not math.isfinite(data) else []

@@ -1,0 +1,256 @@
+"""Plans out to other frameworks: written, read back, and compared, so that what is written is the plan or an error.
+
+A framework keeps part of a plan outside its file (DeepSpeed has no sequence length, say): those fields are named beside the text.
+What it cannot run at all, or would run otherwise, is a fault with what it would run instead.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from simulator.base.errors import Fault, InputError, PlanError
+from simulator.base.schema import faults_of, nearest
+from simulator.formats.readers import PLAN_FORMATS
+from simulator.formats.readers.plans import Draft, plan_fields
+from simulator.formats.readers.plans.accelerate import read_accelerate
+from simulator.formats.readers.plans.deepspeed import read_deepspeed
+from simulator.formats.readers.plans.megatron import read_megatron
+from simulator.formats.readers.plans.torchtitan import read_torchtitan
+from simulator.formats.readers.plans.torchtitan_options import FLAVORS
+from simulator.formats.readers.plans.yaml_file import read_yaml
+from simulator.formats.writers.plans import Job
+from simulator.formats.writers.plans.accelerate import accelerate_yaml
+from simulator.formats.writers.plans.deepspeed import deepspeed_json
+from simulator.formats.writers.plans.megatron import megatron_script
+from simulator.formats.writers.plans.study_toml import study_toml
+from simulator.formats.writers.plans.torchtitan import torchtitan_toml
+from simulator.parallel.pipeline.layers import stage_layers
+from simulator.spec.model import Model
+from simulator.spec.model.files import preset_names
+from simulator.spec.plan import Plan, unused_fields
+
+__all__ = ["FORMATS", "Export", "Job", "effective_fields", "export_plan"]
+
+FORMATS: Final = tuple(form for form in PLAN_FORMATS if form != "search")  # a search is read only
+
+# What a framework's users state in the training script, or nowhere: beside the file
+_BESIDE: Final[Mapping[str, frozenset[str]]] = {
+    "toml": frozenset(),
+    "megatron": frozenset({"memory_fraction"}),
+    "torchtitan": frozenset({"memory_fraction"}),
+    "deepspeed": frozenset({"memory_fraction", "seq_len", "recompute", "recompute_every"}),
+    "accelerate": frozenset(
+        {"memory_fraction", "seq_len", "micro_batch_size", "num_micro_batches", "recompute", "recompute_every",
+         "optimizer", "optimizer_impl", "optimizer_dtype", "master_dtype"}
+    ),
+}  # fmt: skip
+# What the model's shape has no say in: names, and what time and memory do not hang on
+_NO_SHAPE: Final = {"name", "family", "sources", "fused_qkv", "max_positions", "embedding_scale"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """A plan in another framework's words. beside: Plan's fields that its file cannot hold, for the training script."""
+
+    format: str
+    text: str
+    beside: Mapping[str, Any]
+    draft: Draft
+
+
+def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -> Export:
+    """`job` in one of FORMATS. head: names for our own study file.
+
+    Raises PlanError with every field that the format would run otherwise.
+    """
+    if form not in FORMATS:
+        problem = f"{form!r} is no format"
+        raise PlanError(Fault(place="--to", problem=problem, remedy=nearest(form, FORMATS)))
+    text = _written(job, form, head or {})
+    draft = _read_back(text, form, job)
+    plan = job.plan
+    default = Plan()
+    asked = {name for name in _BESIDE[form] if getattr(plan, name) != getattr(default, name)} | set(draft.needed)
+    beside = {name: getattr(plan, name) for name in Plan.model_fields if name in asked and name not in draft.fields}
+    faults = list(_faults(job, draft, beside, form))
+    if faults:
+        raise PlanError(faults)
+    return Export(format=form, text=text, beside=beside, draft=draft)
+
+
+def _written(job: Job, form: str, head: dict[str, str | int]) -> str:
+    match form:
+        case "megatron":
+            return megatron_script(job)
+        case "deepspeed":
+            return deepspeed_json(job.plan)
+        case "accelerate":
+            return accelerate_yaml(job)
+        case "torchtitan":
+            return torchtitan_toml(job, _flavor(job.model))
+        case _:
+            return study_toml(job.plan, head)
+
+
+def _flavor(model: Model) -> tuple[str, str]:
+    """The name that torchtitan has for a model's shape. Raises PlanError with those that it has."""
+    for flavor, preset in FLAVORS.items():
+        if preset in preset_names() and not list(_shape_differences(model, Model.load(preset))):
+            return flavor
+    known = ", ".join(f"{name} {size}" for name, size in FLAVORS)
+    problem = f"{model.name} is none of torchtitan's flavors"
+    raise PlanError(Fault(place="torchtitan: model", problem=problem, remedy=f"one of {known}"))
+
+
+def _read_back(text: str, form: str, job: Job) -> Draft:
+    file = f"{form}, as written"
+    given = {name: getattr(job.plan, name) for name in _BESIDE[form]}
+    match form:
+        case "megatron":
+            return read_megatron(text, file, given)
+        case "deepspeed":
+            return read_deepspeed(json.loads(text), file, given)
+        case "accelerate":
+            return read_accelerate(read_yaml(text, file), file, _no_file, given)
+        case "torchtitan":
+            return read_torchtitan(tomllib.loads(text), file, given)
+        case _:
+            fields = tomllib.loads(text)["plan"]
+            fields.setdefault("dp_shard", 1)
+            fields.setdefault("dp_replicate", 1)
+            return Draft(
+                format="toml", software="shardwise", file=file, fields=fields, places={}, leftover=None,
+                stack=fields.get("stack", job.plan.stack), stack_why="the plan's own",
+            )  # fmt: skip
+
+
+def _no_file(name: str) -> Mapping[str, Any]:
+    raise PlanError(Fault(place=name, problem="is not written"))
+
+
+def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Iterator[Fault]:
+    """Where the plan that the file states differs from the one that it was written from."""
+    if isinstance(draft.model, Model):
+        yield from _model_faults(job.model, draft.model, form)
+    try:
+        back = Plan.model_validate(plan_fields(draft, _devices(job.plan, draft), beside, job.model))
+        back.check()
+    except InputError as exc:
+        yield from exc.faults
+        return
+    except ValidationError as exc:
+        yield from faults_of(exc, form, Plan)
+        return
+    wanted, got = effective_fields(job.plan, job.model), effective_fields(back, job.model)
+    differs = {name for name in wanted.keys() & got.keys() if wanted[name] != got[name]}
+    if "pp" in differs:
+        differs -= {"schedule", "stage_layers", "virtual_stages"}
+    if differs & {"pp", "tp", "cp", "dp_shard", "dp_replicate"}:
+        differs.discard("rank_order")
+    for name in sorted(differs):  # what acts in one of them only follows from another difference
+        problem = f"{draft.software} cannot keep {name} = {_as_text(wanted[name])}"
+        remedy = f"{name} = {_as_text(got[name])} is what it would run"
+        yield Fault(place=f"{form}: {name}", problem=problem, remedy=remedy)
+
+
+def _devices(plan: Plan, draft: Draft) -> int:
+    """GPUs for as many replicas as the plan has, so that another degree is told as itself."""
+    return plan.num_data_parallel * prod(int(draft.fields.get(degree, 1)) for degree in ("tp", "cp", "pp"))
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _model_faults(model: Model, back: Model, form: str) -> Iterator[Fault]:
+    for name, wanted, got in _shape_differences(model, back):
+        problem = f"its arguments cannot state {name} = {_as_text(wanted)}"
+        yield Fault(place=f"{form}: model.{name}", problem=problem, remedy=f"{name} = {_as_text(got)}")
+
+
+def _shape_differences(model: Model, other: Model) -> Iterator[tuple[str, object, object]]:
+    """Fields in which two models' shapes differ; learned positions are parameters."""
+    ignored = _NO_SHAPE - ({"max_positions"} if model.positions == "learned" else set())
+    for name in Model.model_fields:
+        one, two = getattr(model, name), getattr(other, name)
+        if name not in ignored and one != two and not _same_activation(name, one, two):
+            yield name, one, two
+
+
+def _same_activation(name: str, one: object, two: object) -> bool:
+    return name == "mlp" and {one, two} == {"gelu", "gelu_tanh"}
+
+
+def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
+    """What of a plan acts, as it acts: defaults resolved, and what its implementation does not look at left out."""
+    kind = plan.implementation
+    found = plan.model_dump(
+        exclude={"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp"}
+    )
+    if plan.comm_hook.kind == "powersgd" or plan.comm_hook.dtype is not None:
+        found |= {f"comm_hook.{name}": value for name, value in plan.comm_hook.model_dump().items()}
+    found |= {f"zeropp.{name}": value for name, value in plan.zeropp.model_dump().items()}
+    found |= {"data_parallel": kind, "reduce_dtype": plan.gradient_dtype}
+    found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None
+    found |= _effective_pipeline(plan, model) | _effective_offload(plan) | _effective_gathers(plan)
+    if plan.precision == "fp8":
+        found["fp8_recipe"] = plan.fp8_recipe or ("delayed" if kind == "megatron" else "tensorwise")
+    if not plan.narrow:
+        found |= {"first_layers_bf16": 0, "last_layers_bf16": 0}
+    found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
+    idle = unused_fields(plan, experts=model.experts is not None)
+    if plan.recompute == "every_k" and plan.recompute_every == 1:
+        found["recompute"] = "full"
+    return {name: value for name, value in found.items() if name not in idle and (name != "cuda_graphs" or value)}
+
+
+def _effective_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
+    dealt = ("first_stage_layers", "last_stage_layers", "stage_layers", "embedding_as_layer", "head_as_layer")
+    off = dict.fromkeys(dealt)
+    if plan.pp == 1:
+        return {**off, "schedule": None, "virtual_stages": 1}
+    try:
+        held = stage_layers(
+            model.num_layers, plan.pp, plan.virtual_stages, split=plan.split, schedule=plan.pipeline_schedule
+        )
+    except PlanError:
+        return {"schedule": plan.pipeline_schedule}
+    return {
+        **off,
+        "schedule": plan.pipeline_schedule,
+        "stage_layers": [[len(part) for part in stage] for stage in held],
+    }
+
+
+def _effective_offload(plan: Plan) -> dict[str, Any]:
+    offload = plan.offload
+    if not offload.any:
+        return {f"offload.{name}": "none" for name in ("optimizer", "parameters", "activations")}
+    found = offload.model_dump()
+    on_nvme = "nvme" in (offload.optimizer, offload.parameters)
+    acts = {
+        "prefetch": on_nvme or offload.activations != "none",
+        "sub_group_numel": plan.zero == 3 and plan.implementation == "deepspeed" and offload.optimizer != "none",
+        "buffer_count": offload.optimizer == "nvme",
+        "overlap": offload.optimizer == "nvme",
+    }
+    return {f"offload.{name}": value for name, value in found.items() if acts.get(name, True)}
+
+
+def _effective_gathers(plan: Plan) -> dict[str, Any]:
+    """FSDP2's stage 2 is stage 3 whose parameters stay gathered."""
+    if plan.implementation != "fsdp2":
+        return {"reshard_after_forward": None}
+    reshard = plan.reshard_after_forward
+    if plan.zero == 2 or reshard is False or (reshard == 1 and reshard is not True):
+        return {"zero": 3, "reshard_after_forward": False}
+    if reshard is not None and plan.reshard_ranks is None:
+        return {"zero": 3, "reshard_after_forward": True}
+    return {"zero": 3, "reshard_after_forward": plan.reshard_ranks}

@@ -1,0 +1,275 @@
+"""Tables in CSV files: streamed records, checked headers, typed cells. What every reader of a table shares.
+
+A reader holds one record at a time, whatever the file's size. A record that is wrong costs that record only; a file
+that is no table at all raises TableError.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TextIO, cast
+
+from simulator.base.errors import Fault, TableError
+from simulator.base.schema import nearest
+
+Parser = Callable[[str], object]
+
+_INTEGER = re.compile(r"[0-9]{1,15}")
+_NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
+_MAX_LINE_CHARS = 2**20
+_MAX_RECORD_LINES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRow:
+    """A record that cannot be read: where it starts, its id if it has one, and everything that is wrong with it."""
+
+    line: int
+    id: str
+    faults: tuple[Fault, ...]
+
+
+class Record(NamedTuple):
+    """The cells of one record, or what is wrong with it. `line` is the physical line where it starts."""
+
+    line: int
+    cells: list[str] | str
+
+
+@contextmanager
+def open_table(
+    file: Path, columns: Sequence[str], required: Sequence[str]
+) -> Iterator[tuple[list[str], Iterator[Record]]]:
+    """The header's names and the records that follow; blank lines are left out. A .csv, or the same in gzip.
+
+    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column, repeats one
+    or has an unknown one.
+    """
+    with _open(file) as stream:
+        records = _records(stream)
+        first = next(records, None)
+        if first is None:
+            raise TableError(Fault(place=str(file), problem="is empty", remedy="a header line and a line a run"))
+        header = _header(file, first.cells, columns, required)
+        yield header, (record for record in records if record.cells != [])
+
+
+def header_names(file: Path) -> list[str]:
+    """The names in the first line of a table, unchecked; none where there is no first line to read."""
+    try:
+        with _open(file) as stream:
+            first = next(_records(stream), None)
+    except TableError:
+        return []
+    return [] if first is None or isinstance(first.cells, str) else [name.strip() for name in first.cells]
+
+
+def parse_record(
+    record: Record, header: Sequence[str], parsers: Mapping[str, Parser], id_column: str
+) -> dict[str, object] | BadRow:
+    """Column -> value, or everything that is wrong with the cells. The id of a BadRow is its cell of `id_column`."""
+    line, cells = record
+    if isinstance(cells, str):
+        return BadRow(line=line, id="", faults=(Fault(place=f"line {line}", problem=cells),))
+    by_name = dict(zip(header, (c.strip() for c in cells), strict=False))
+    identity = printable(by_name.get(id_column, ""))
+    if len(cells) != len(header):
+        problem = f"{len(cells)} cells where the header has {len(header)} columns"
+        return BadRow(line=line, id=identity, faults=(Fault(place=f"line {line}", problem=problem),))
+    values: dict[str, object] = {}
+    faults: list[Fault] = []
+    for column, cell in by_name.items():
+        try:
+            values[column] = parsers[column](cell)
+        except CellError as exc:
+            faults.append(Fault(place=f"line {line}: {column}", problem=exc.problem, remedy=exc.remedy))
+    return BadRow(line=line, id=identity, faults=tuple(faults)) if faults else values
+
+
+def repeated(line: int, name: str, first_line: int, column: str) -> BadRow:
+    """A row whose id stood before."""
+    fault = Fault(
+        place=f"line {line}: {column}", problem=f"{name!r} stands on line {first_line} too", remedy="one id a run"
+    )
+    return BadRow(line=line, id=name, faults=(fault,))
+
+
+@contextmanager
+def _open(file: Path) -> Iterator[TextIO]:
+    """The file as text lines; bytes that are not UTF-8 become lone surrogates, which `text_cell` refuses row by row."""
+    try:
+        raw = file.open("rb")
+        zipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+    except OSError as exc:
+        problem = f"cannot be read: {exc.strerror or exc}"
+        raise TableError(Fault(place=str(file), problem=problem, remedy="a .csv or .csv.gz file")) from None
+    with raw:
+        data = cast("io.BufferedReader", gzip.GzipFile(fileobj=raw)) if zipped else raw
+        yield io.TextIOWrapper(data, encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _records(stream: TextIO) -> Iterator[Record]:
+    """Each record, cells or what is wrong.
+
+    A quoted cell may span lines. A quote that is never closed must not swallow the file: a record that does not parse
+    costs only its first line, and reading goes on at the next.
+    """
+    lines = _lines(stream)
+    ahead: list[_Line] = []  # lines read but not yet part of a record
+    while ahead or (ahead := list(itertools.islice(lines, 1))):
+        text, used = ahead[0].text, 1
+        while text.count('"') % 2 and used < _MAX_RECORD_LINES:
+            if used == len(ahead):
+                ahead += itertools.islice(lines, 1)
+            if used == len(ahead) or ahead[used].problem:
+                break
+            text += ahead[used].text
+            used += 1
+        cells = ahead[0].problem or _split(text)
+        yield Record(ahead[0].number, cells)
+        del ahead[: 1 if isinstance(cells, str) else used]
+
+
+class _Line(NamedTuple):
+    """A physical line with its line end, or why there is none."""
+
+    number: int
+    text: str
+    problem: str = ""
+
+
+def _lines(stream: TextIO) -> Iterator[_Line]:
+    """The physical lines; one that is too long to be part of a row is skipped in pieces."""
+    number = 0
+    try:
+        while text := stream.readline(_MAX_LINE_CHARS):
+            number += 1
+            whole = len(text) < _MAX_LINE_CHARS or text.endswith("\n")
+            yield _Line(number, text) if whole else _Line(number, "", f"has more than {_MAX_LINE_CHARS} characters")
+            while not whole and (text := stream.readline(_MAX_LINE_CHARS)):
+                whole = len(text) < _MAX_LINE_CHARS or text.endswith("\n")
+    except (OSError, EOFError, zlib.error) as exc:
+        if number == 0:
+            raise TableError(Fault(place="table", problem=f"cannot be read: {exc}")) from None
+        yield _Line(number + 1, "", f"the file ends early: {exc}")
+
+
+def _split(text: str) -> list[str] | str:
+    """The cells of one record, or what is wrong with it."""
+    body = text.rstrip("\r\n")
+    if body.count('"') % 2:
+        return "a quote is opened and never closed"
+    if not body.strip():
+        return []
+    try:
+        parsed = list(csv.reader(io.StringIO(body, newline=""), strict=True))
+    except csv.Error as exc:
+        return f"wrong quoting: {exc}"
+    return parsed[0] if len(parsed) == 1 else "wrong quoting: a line end outside quotes"
+
+
+def _header(file: Path, cells: list[str] | str, columns: Sequence[str], required: Sequence[str]) -> list[str]:
+    """The column names, checked all at once."""
+    place = f"{file}: header"
+    if isinstance(cells, str) or not cells:
+        problem = cells if isinstance(cells, str) else "is blank"
+        raise TableError(Fault(place=place, problem=problem, remedy="column names, comma separated"))
+    if any(
+        c == "\0" or "\udc80" <= c <= "\udcff" for cell in cells for c in cell
+    ):  # as bytes that do not decode are read
+        raise TableError(Fault(place=place, problem="is no UTF-8 text", remedy="save the table as UTF-8"))
+    names = [c.strip() for c in cells]
+    faults = [
+        Fault(place=place, problem=f"unknown column {n!r}", remedy=nearest(n[:60], columns))
+        for n in dict.fromkeys(names)
+        if n not in columns
+    ]
+    faults += [
+        Fault(place=place, problem=f"column {n!r} stands {names.count(n)} times", remedy="keep one")
+        for n in dict.fromkeys(names)
+        if names.count(n) > 1 and n in columns
+    ]
+    faults += [Fault(place=place, problem=f"column {n!r} is missing") for n in required if n not in names]
+    if not set(names) & set(columns):
+        faults = [Fault(place=place, problem="the first line names no known column", remedy=", ".join(required))]
+    if faults:
+        raise TableError(faults)
+    return names
+
+
+class CellError(Exception):
+    """One cell that cannot be read."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+def text_cell(cell: str) -> str:
+    """Free text as it stands; NUL and what is not UTF-8 are refused."""
+    if "\x00" in cell:
+        raise CellError("holds a NUL byte")
+    if any("\ud800" <= c <= "\udfff" for c in cell):
+        raise CellError("is not UTF-8", "save the table as UTF-8")
+    return cell
+
+
+def name_cell(cell: str) -> str:
+    """Text that is not blank."""
+    if not cell:
+        raise CellError("is blank", "an id that no other row has")
+    return text_cell(cell)
+
+
+def integer_cell(cell: str) -> int | None:
+    """A whole number of at least 1; None where blank."""
+    if not cell:
+        return None
+    if not _INTEGER.fullmatch(cell) or int(cell) < 1:
+        raise CellError(f"{shown(cell)} is not a whole number of at least 1", "digits only, or blank if unknown")
+    return int(cell)
+
+
+def number_cell(cell: str) -> float | None:
+    """A finite number above 0; None where blank."""
+    if not cell:
+        return None
+    value = float(cell) if _NUMBER.fullmatch(cell) else math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise CellError(f"{shown(cell)} is not a finite number above 0", "a decimal number, or blank if unknown")
+    return value
+
+
+def one_of(*words: str, blank: object = "") -> Parser:
+    """A parser of one of the words; `blank` where the cell is."""
+
+    def parse(cell: str) -> object:
+        if not cell:
+            return blank
+        if cell not in words:
+            raise CellError(f"unknown word {shown(cell)}", nearest(cell[:60], words))
+        return cell
+
+    return parse
+
+
+def shown(cell: str) -> str:
+    """A cell in quotes, shortened: for messages."""
+    return repr(cell if len(cell) <= 40 else f"{cell[:37]}...")
+
+
+def printable(cell: str) -> str:
+    """A cell that can be written anywhere."""
+    return cell.encode("utf-8", "replace").decode("utf-8").replace("\x00", "")[:200]

@@ -1,0 +1,189 @@
+"""Reader of tables of tracked memory: one training step of one rank a row, live bytes by moment.
+
+The columns are documented in docs/reference/memory-table.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from simulator.base.errors import Fault
+from simulator.formats.readers.csv_table import (
+    BadRow,
+    CellError,
+    Parser,
+    Record,
+    header_names,
+    integer_cell,
+    name_cell,
+    number_cell,
+    one_of,
+    open_table,
+    parse_record,
+    repeated,
+    shown,
+    text_cell,
+)
+
+__all__ = ["COLUMNS", "REQUIRED", "BadRow", "MemoryRow", "is_memory_table", "read_memory"]
+
+Strategy = Literal["single", "ddp", "fsdp2_full", "fsdp2_noreshard", "hsdp", "tp"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+_WHOLE = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """One tracked step as its table states it; None (or "") where the table is silent.
+
+    `line` is the physical line where the record starts (the header is line 1). Every other field is a column.
+    """
+
+    line: int
+    row: str
+    model: str = ""
+    n_params: int | None = None
+    n_layers: int | None = None
+    d_model: int | None = None
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    d_ff: int | None = None
+    vocab: int | None = None
+    seq_len: int | None = None
+    micro_batch: int | None = None
+    world: int | None = None
+    strategy: Strategy = "single"
+    replicate: int | None = None
+    tp: int | None = None
+    ac: Literal["none", "full", "selective"] = "none"
+    store_dtype: Dtype = "fp32"
+    param_dtype: Dtype = "fp32"
+    reduce_dtype: Dtype | None = None
+    opt_dtype: Dtype | None = None
+    amp: Literal["none", "bf16", "fp16"] = "none"
+    opt_impl: Literal["adamw_foreach", "adamw_loop", "adamw_fused"] = "adamw_foreach"
+    attn: Literal["", "sdpa_repeat", "flash_gqa", "eff_repeat"] = ""
+    ddp_bucket_view: bool | None = None
+    device: Literal["cpu", "cuda"] = "cuda"
+    tool: str = ""
+    peak_bytes: int | None = None
+    peak_phase: str = ""
+    param: int | None = None
+    sharded_param: int | None = None
+    unsharded_param: int | None = None
+    grad: int | None = None
+    sharded_grad: int | None = None
+    activation: int | None = None
+    optstate: int | None = None
+    temp: int | None = None
+    all_gather: int | None = None
+    reduce_scatter: int | None = None
+    buffer: int | None = None
+    inputs_other: int | None = None
+    ddp_buckets: int | None = None
+    start_bytes: int | None = None
+    after_fwd_bytes: int | None = None
+    after_bwd_bytes: int | None = None
+    peak_fwd: int | None = None
+    peak_bwd: int | None = None
+    peak_opt: int | None = None
+    track_seconds: float | None = None
+    real_peak_bytes: int | None = None
+    real_profiler_peak_bytes: int | None = None
+
+
+COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(MemoryRow) if f.name != "line")
+REQUIRED: tuple[str, ...] = (
+    "row",
+    "n_layers",
+    "d_model",
+    "n_heads",
+    "d_ff",
+    "vocab",
+    "seq_len",
+    "micro_batch",
+    "world",
+    "strategy",
+    "ac",
+    "store_dtype",
+    "param_dtype",
+    "opt_impl",
+    "device",
+    "peak_bytes",
+)
+
+
+def is_memory_table(path: str | Path) -> bool:
+    """The file's first line names this table's own columns (a table of runs has `id`, `metric` and `value` instead)."""
+    return {"row", "strategy", "peak_bytes"} <= set(header_names(Path(path)))
+
+
+def read_memory(path: str | Path) -> Iterator[MemoryRow | BadRow]:
+    """The table's records in order. `path` is a .csv, or the same compressed with gzip.
+
+    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column, repeats one
+    or has an unknown one. A bad record is yielded as a BadRow and the rest goes on.
+    """
+    seen: dict[str, int] = {}
+    with open_table(Path(path), COLUMNS, REQUIRED) as (header, records):
+        for record in records:
+            row = _row(record, header)
+            if isinstance(row, BadRow):
+                yield row
+            elif row.row in seen:
+                yield repeated(row.line, row.row, seen[row.row], "row")
+            else:
+                seen[row.row] = row.line
+                yield row
+
+
+def _row(record: Record, header: list[str]) -> MemoryRow | BadRow:
+    values = parse_record(record, header, _PARSERS, "row")
+    if isinstance(values, BadRow):
+        return values
+    blank = [column for column in REQUIRED if values[column] is None]
+    if blank:
+        faults = (Fault(place=f"line {record.line}: {c}", problem="is blank", remedy="a value") for c in blank)
+        return BadRow(line=record.line, id=str(values["row"]), faults=tuple(faults))
+    return MemoryRow(line=record.line, **values)  # type: ignore[arg-type]  # _PARSERS gives each column its field's type
+
+
+def _bytes_cell(cell: str) -> int | None:
+    """A whole number, 0 included; None where blank."""
+    if not cell:
+        return None
+    if not _WHOLE.fullmatch(cell):
+        raise CellError(f"{shown(cell)} is not a whole number of bytes", "digits only, or blank if unknown")
+    return int(cell)
+
+
+def _flag_cell(cell: str) -> bool | None:
+    return {"": None, "True": True, "False": False}[str(_FLAG(cell))]
+
+
+_FLAG = one_of("True", "False")
+_dtype = one_of("fp32", "bf16", "fp16", blank=None)
+_SIZES = (
+    "n_params", "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab", "seq_len", "micro_batch", "world",
+    "replicate", "tp",
+)  # fmt: skip
+_PARSERS: dict[str, Parser] = {
+    **dict.fromkeys(COLUMNS, _bytes_cell),
+    **dict.fromkeys(("model", "tool", "peak_phase"), text_cell),
+    **dict.fromkeys(_SIZES, integer_cell),
+    **dict.fromkeys(("store_dtype", "param_dtype", "reduce_dtype", "opt_dtype"), _dtype),
+    "row": name_cell,
+    "strategy": one_of("single", "ddp", "fsdp2_full", "fsdp2_noreshard", "hsdp", "tp", blank=None),
+    "ac": one_of("none", "full", "selective", blank=None),
+    "amp": one_of("none", "bf16", "fp16", blank="none"),
+    "opt_impl": one_of("adamw_foreach", "adamw_loop", "adamw_fused", blank=None),
+    "attn": one_of("sdpa_repeat", "flash_gqa", "eff_repeat"),
+    "ddp_bucket_view": _flag_cell,
+    "device": one_of("cpu", "cuda", blank=None),
+    "track_seconds": number_cell,
+}

@@ -1,0 +1,148 @@
+"""Where each rank sits: a table with the columns rank, node and gpu (or pci_bus_id), as the launch kit's `ranks.tsv` is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from simulator.base.errors import Fault, PlanError
+from simulator.base.schema import nearest, unreadable
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.rank_mapping import RankMapping, shortest
+
+if TYPE_CHECKING:
+    from simulator.spec.cluster.host import Host
+
+_MAX_BYTES: Final = 2**26
+_NO_ID: Final = ("", "-")
+_SHOWN: Final = 8  # ranks or GPUs named in one fault
+
+
+def read_placement(path: Path, cluster: Cluster, host: Host | None = None) -> RankMapping:
+    """The cluster's seats as the table has them. host: one of its nodes, for bus ids.
+
+    Raises PlanError with every fault: lines that cannot be read, ranks that lack or stand twice, GPUs that hold two ranks,
+    none, or do not exist, bus ids that no GPU has.
+    """
+    table = _Table(path, cluster, _ids(host))
+    table.read()
+    if table.faults:
+        raise PlanError(table.faults)
+    return shortest([table.rank_mapping[rank] for rank in range(cluster.num_devices)], cluster.gpus_per_node)
+
+
+def _ids(host: Host | None) -> Mapping[str, int]:
+    """PCI bus id -> local GPU."""
+    return {} if host is None else {gpu.pci.lower(): number for number, gpu in enumerate(host.gpus) if gpu.pci}
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table while it is read. ids: GPUs of a node by bus id; seats: GPU by rank, counted over the nodes."""
+
+    path: Path
+    cluster: Cluster
+    ids: Mapping[str, int]
+    rank_mapping: dict[int, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Every line, then what only all of them show."""
+        head, *lines = self._lines()
+        named = "gpu" in head or "pci_bus_id" in head
+        if missing := [name for name in ("rank", "node") if name not in head] + ([] if named else ["gpu"]):
+            remedy = "a first line of names between tabs, as in a launch kit's ranks.tsv"
+            self.faults.append(
+                Fault(place=f"{self.path}:1", problem=f"has no column {', '.join(missing)}", remedy=remedy)
+            )
+            return
+        for number, cells in enumerate(lines, start=2):
+            row = dict(zip(head, cells, strict=False))
+            self.faults += self._row(row, f"{self.path}:{number}")
+        self.faults += self._whole()
+
+    def _lines(self) -> list[list[str]]:
+        try:
+            if self.path.stat().st_size > _MAX_BYTES:
+                raise PlanError(Fault(place=str(self.path), problem=f"is larger than {_MAX_BYTES} bytes"))
+            text = self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise PlanError(unreadable(self.path, exc)) from None
+        return [line.split("\t") for line in text.splitlines()] or [[]]
+
+    def _row(self, row: Mapping[str, str], place: str) -> Iterator[Fault]:
+        """Seat one rank."""
+        numbers = {name: _number(row.get(name, "")) for name in ("rank", "node")}
+        if wrong := [name for name, number in numbers.items() if number is None]:
+            yield Fault(place=place, problem=f"{' and '.join(wrong)}: no whole number", remedy="0, 1, …")
+        rank, node, per_node = numbers["rank"], numbers["node"], self.cluster.gpus_per_node
+        gpu, fault = self._gpu(row, place)
+        if fault is not None:
+            yield fault
+        if node is not None and node >= self.cluster.num_nodes:
+            remedy = f"0 to {self.cluster.num_nodes - 1}"
+            yield Fault(place=place, problem=f"names node {node}; there are {self.cluster.num_nodes}", remedy=remedy)
+        if gpu is not None and gpu >= per_node:
+            yield Fault(place=place, problem=f"names GPU {gpu}; a node has {per_node}", remedy=f"0 to {per_node - 1}")
+        if rank is None:
+            return
+        if rank >= self.cluster.num_devices:
+            problem = f"names rank {rank}; there are {self.cluster.num_devices}"
+            yield Fault(place=place, problem=problem, remedy=f"0 to {self.cluster.num_devices - 1}")
+        elif rank in self.rank_mapping:
+            yield Fault(place=place, problem=f"rank {rank} stands twice", remedy="each rank once")
+        else:
+            sits = node is not None and gpu is not None and node < self.cluster.num_nodes and gpu < per_node
+            self.rank_mapping[rank] = node * per_node + gpu if sits else -1  # type: ignore[operator]  # sits: both are numbers
+
+    def _gpu(self, row: Mapping[str, str], place: str) -> tuple[int | None, Fault | None]:
+        """The local GPU of a line: by bus id where a source tells those, else by number."""
+        bus, text = row.get("pci_bus_id", ""), row.get("gpu", "")
+        number = _number(text)
+        if number is None and text not in _NO_ID:
+            return None, Fault(place=place, problem=f"gpu: {text!r} is no whole number", remedy="0, 1, …")
+        if bus in _NO_ID or (not self.ids and number is not None):
+            lacks = (
+                Fault(place=place, problem="names no GPU", remedy="a number, or a bus id") if number is None else None
+            )
+            return number, lacks
+        if not self.ids:
+            remedy = "the gpu column, or --topology"
+            return None, Fault(place=place, problem=f"no source tells whose bus id {bus} is", remedy=remedy)
+        known = self.ids.get(bus.lower())
+        if known is None:
+            return number, Fault(place=place, problem=f"no GPU has bus id {bus}", remedy=nearest(bus.lower(), self.ids))
+        if number not in (None, known):
+            return number, Fault(
+                place=place, problem=f"bus id {bus} is GPU {known}'s, not GPU {number}'s", remedy="one of them"
+            )
+        return known, None
+
+    def _whole(self) -> Iterator[Fault]:
+        """Ranks without a line, GPUs of several ranks and of none."""
+        place, per_node = str(self.path), self.cluster.gpus_per_node
+        if lacking := [rank for rank in range(self.cluster.num_devices) if rank not in self.rank_mapping]:
+            yield Fault(place=place, problem=f"rank {_listed(lacking)} is missing", remedy="each rank once")
+        ranks: dict[int, list[int]] = {}
+        for rank, gpu in sorted(self.rank_mapping.items()):
+            ranks.setdefault(gpu, []).append(rank)
+        ranks.pop(-1, None)
+        for gpu, held in sorted(ranks.items()):
+            if len(held) > 1:
+                problem = f"GPU {gpu % per_node} of node {gpu // per_node} has ranks {_listed(held)}"
+                yield Fault(place=place, problem=problem, remedy="each GPU once")
+        left = [gpu for gpu in range(self.cluster.num_devices) if gpu not in ranks]
+        if left:
+            names = [f"{gpu % per_node} of node {gpu // per_node}" for gpu in left[:_SHOWN]]
+            more = f", and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+            yield Fault(place=place, problem=f"GPU {', '.join(names)}{more} has no rank", remedy="each GPU once")
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 9 else None
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:_SHOWN])) + (", …" if len(numbers) > _SHOWN else "")

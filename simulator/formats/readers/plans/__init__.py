@@ -1,0 +1,151 @@
+"""Plans that other frameworks' files state: told apart by content, read into a `Draft`, completed by the number of GPUs."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.base.errors import Fault, PlanError
+from simulator.base.schema import read_json, unreadable
+from simulator.formats.readers import PLAN_FORMATS
+from simulator.formats.readers.plans.draft import Draft, drafted_fields, plan_fields
+from simulator.formats.readers.plans.reading import Setting
+from simulator.spec.plan import Plan
+
+__all__ = ["Draft", "Setting", "detect", "drafted_fields", "plan_fields", "read_plan"]
+
+MAX_BYTES: Final = 2**20
+_DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
+_TORCHTITAN: Final = {"parallelism", "training", "activation_checkpoint", "job"}
+_ACCELERATE: Final = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"}
+_MEGATRON: Final = re.compile(r"--(micro-batch-size|num-layers|hidden-size|seq-length|tensor-model-parallel-size)\b")
+
+
+def read_plan(
+    path: Path, form: str | None = None, given: Collection[str] = (), define: Mapping[str, str] | None = None
+) -> Draft:
+    """The plan of a file in any of PLAN_FORMATS. Raises PlanError where the file cannot be read as one at all.
+
+    form: None: found out from the content. given: Plan's fields that the caller states beside the file.
+    define: variables of a shell script that its environment would set.
+    """
+    text = _text(path)
+    form = form or detect(text, str(path))
+    match form:
+        case "megatron":
+            from simulator.formats.readers.plans.megatron import read_megatron
+
+            return read_megatron(text, str(path), given, define)
+        case "deepspeed":
+            from simulator.formats.readers.plans.deepspeed import read_deepspeed
+
+            return read_deepspeed(_json(path), str(path), given)
+        case "search":
+            from simulator.formats.readers.plans.search_report import read_search
+
+            return read_search(_json(path), str(path), define or {})
+        case "accelerate":
+            from simulator.formats.readers.plans.accelerate import read_accelerate
+            from simulator.formats.readers.plans.yaml_file import read_yaml
+
+            data = read_yaml(text, str(path))
+            return read_accelerate(data, str(path), lambda name: _json(path.parent / name), given)
+        case "torchtitan":
+            from simulator.formats.readers.plans.torchtitan import read_torchtitan
+
+            job = _json(path) if text.lstrip().startswith("{") else _toml(text, path)
+            return read_torchtitan(job, str(path), given)
+        case _:
+            return _own(_toml(text, path), path)
+
+
+def detect(text: str, file: str) -> str:
+    """Which of PLAN_FORMATS a file is in. Raises PlanError where it is in none."""
+    if text.lstrip().startswith("{"):
+        return _detect_json(text)
+    if _MEGATRON.search(text):
+        return "megatron"
+    table = _quietly(tomllib.loads, text)
+    if isinstance(table, dict) and table:
+        if any(isinstance(table.get(key), dict) for key in _TORCHTITAN):
+            return "torchtitan"
+        if "plan" in table or set(table) & set(Plan.model_fields):
+            return "toml"
+    if any(re.search(rf"^{key}\s*:", text, re.MULTILINE) for key in _ACCELERATE):
+        return "accelerate"
+    problem = "is in no format that holds a plan"
+    raise PlanError(
+        Fault(place=file, problem=problem, remedy=f"one of {', '.join(PLAN_FORMATS)}; --plan-format forces one")
+    )
+
+
+def _detect_json(text: str) -> str:
+    data = _quietly(json.loads, text)
+    keys = set(data) if isinstance(data, dict) else set()
+    if keys >= {"plans", "inputs", "counts"}:
+        return "search"
+    return (
+        "torchtitan" if keys & _TORCHTITAN and not keys & _DEEPSPEED else "deepspeed"
+    )  # whose reader says what is wrong
+
+
+def _quietly(load: Any, text: str) -> object:  # noqa: ANN401  json.loads or tomllib.loads
+    try:
+        return load(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)  # bounded: a device has no size and no end
+        if len(data) > MAX_BYTES:
+            raise PlanError(Fault(place=str(path), problem=f"is larger than {MAX_BYTES} bytes", remedy="a plan's file"))
+        return data.decode("utf-8").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise PlanError(unreadable(path, exc)) from None
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    _text(path)
+    data = read_json(path, PlanError)
+    if not isinstance(data, dict):
+        raise PlanError(Fault(place=str(path), problem="holds no object", remedy='{"key": value}'))
+    return data
+
+
+def _toml(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise PlanError(Fault(place=str(path), problem=f"not TOML: {exc}")) from None
+
+
+def _own(data: dict[str, Any], path: Path) -> Draft:
+    """Our own plan: a [plan] table of a study, or its fields alone."""
+    table = data.get("plan", data)
+    if not isinstance(table, dict):
+        raise PlanError(Fault(place=f"{path}: plan", problem="is no table", remedy="[plan]"))
+    fields = dict(table)
+    model, cluster = (data.get(name) if "plan" in data else None for name in ("model", "cluster"))
+    stated = {"dp_shard", "dp_replicate"} & set(fields)
+    for degree in ("dp_shard", "dp_replicate"):
+        if stated:
+            fields.setdefault(degree, 1)
+    return Draft(
+        format="toml",
+        software="shardwise",
+        file=str(path),
+        fields=fields,
+        places={name: f"{path}: {'plan.' if 'plan' in data else ''}{name}" for name in fields},
+        leftover=None if stated else "dp_replicate" if fields.get("zero") == 0 else "dp_shard",
+        model=model if isinstance(model, str) else None,
+        cluster=cluster if isinstance(cluster, str) else None,
+        stack=str(fields.get("stack", Plan.model_fields["stack"].default)),
+        stack_why="the plan's own" if "stack" in fields else "the default",
+    )

@@ -1,0 +1,300 @@
+"""accelerate's YAML configuration with its DeepSpeed or FSDP plugin; as of 1.12 (commands/config, utils/dataclasses.py).
+
+FSDP's gradients travel in the compute dtype, and `accumulate` reduces them in the last micro-batch only. Batch, sequence
+length and gradient accumulation (but for DeepSpeed's) belong to the training script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from simulator.base.errors import InputError
+from simulator.formats.readers.plans import deepspeed
+from simulator.formats.readers.plans.deepspeed_options import NO_EFFECT as NO_EFFECT_OF_DEEPSPEED
+from simulator.formats.readers.plans.deepspeed_options import OFF as OFF_OF_DEEPSPEED
+from simulator.formats.readers.plans.draft import Degree, Draft
+from simulator.formats.readers.plans.reading import AUTO, Entry, Off, Reading, flattened
+from simulator.spec.model import Model
+
+SOFTWARE: Final = "accelerate 1.12"
+_F, _D, _P = "fsdp_config.fsdp_", "deepspeed_config.", "parallelism_config.parallelism_config_"
+_STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_ZERO: Final = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
+_PLUGINS: Final = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
+
+ReadJson = Callable[[str], Mapping[str, Any]]
+
+
+def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
+    """The plan of a configuration that was read as plain data. read_json: reads a DeepSpeed file that it names."""
+    r = Reading(flattened(data, file), file, given)
+    kind = _kind(r, data)
+    fields: dict[str, Any] = {}
+    mixed = r.choice("mixed_precision", ("no", "fp16", "bf16", "fp8"))
+    if mixed is not None:
+        fields["precision"] = "fp32" if mixed == "no" else mixed
+    elif "mixed_precision" in r and r.faults:
+        fields["precision"] = "fp32"  # its word is a fault; the file does state it
+    processes, machines = r.integer("num_processes"), r.integer("num_machines") or 1
+    by_model: Mapping[str, Any] = {}
+    leftover: Degree | None = "dp_replicate"
+    match kind:
+        case "DEEPSPEED":
+            leftover, by_model = _deepspeed(r, fields, read_json, mixed)
+        case "FSDP":
+            leftover = _fsdp(r, fields, processes, machines)
+            by_model = {"reduce_dtype": _compute_dtype}
+        case _:
+            fields |= {"data_parallel": "ddp", "zero": 0}
+    leftover = _parallelism(r, fields, leftover)
+    total = fields.pop("global_batch_size", None)
+    stack, why = _stack(r, kind)
+    r.sort_rest(NO_EFFECT, OFF, KNOWN)
+    return Draft(
+        format="accelerate",
+        software=SOFTWARE,
+        file=file,
+        fields=fields,
+        places={"num_devices": r.place("num_processes")} if processes else {},
+        leftover=leftover,
+        num_devices=processes,
+        global_batch_size=total,
+        needed=_needed(fields, kind, total),
+        by_model=by_model,
+        stack=stack,
+        stack_why=why,
+        settings=r.settings(),
+        faults=tuple(r.faults),
+    )
+
+
+def _kind(r: Reading, data: Mapping[str, Any]) -> str:
+    """Whose data parallelism runs; plugins that contradict it are faults."""
+    kind = r.choice("distributed_type", _PLUGINS) or "NO"
+    if "fsdp_config" in _tables(data) and kind == "DEEPSPEED":
+        r.fault("distributed_type", "DEEPSPEED beside an fsdp_config", "keep one of the two")
+    if "deepspeed_config" in _tables(data) and kind == "FSDP":
+        r.fault("distributed_type", "FSDP beside a deepspeed_config", "keep one of the two")
+    if "megatron_lm_config" in _tables(data):
+        r.fault("distributed_type", "accelerate's Megatron plugin is not read", "Megatron's own arguments")
+    return kind
+
+
+def _needed(fields: Mapping[str, Any], kind: str, total: int | None) -> tuple[str, ...]:
+    """Fields that the training script decides, as far as the file does not state them."""
+    names = ["seq_len", *(() if kind == "FSDP" else ("recompute",)), "precision"]
+    follows = total is not None and "num_micro_batches" in fields  # the micro-batch, from the other two
+    names += [] if follows else ["micro_batch_size"]
+    names += ["num_micro_batches"] if total is None else []
+    return tuple(name for name in names if name not in fields)
+
+
+def _tables(data: Mapping[str, Any]) -> set[str]:
+    return {key for key, value in data.items() if isinstance(value, Mapping) and value}
+
+
+def _deepspeed(
+    r: Reading, fields: dict[str, Any], read_json: ReadJson, mixed: str | None
+) -> tuple[Degree, Mapping[str, Any]]:
+    """The plugin's own keys, or the file that they name; a file and keys that say the same thing contradict each other."""
+    path = r.text(f"{_D}deepspeed_config_file")
+    if path is not None:
+        return _deepspeed_file(r, fields, read_json, path, mixed)
+    stage = r.integer(f"{_D}zero_stage", least=0, plan_field="zero")
+    if stage is not None and stage > 3:
+        r.fault(f"{_D}zero_stage", f"there is no stage {stage}", "0, 1, 2 or 3")
+    stage = 2 if stage is None or stage > 3 else stage  # the plugin's default
+    fields |= {"data_parallel": "deepspeed", "zero": stage}
+    count = r.integer(f"{_D}gradient_accumulation_steps", plan_field="num_micro_batches")
+    if count is not None:
+        fields["num_micro_batches"] = count
+    offload: dict[str, Any] = {}
+    for key, field in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
+        device = r.choice(f"{_D}{key}", ("none", "cpu", "nvme")) or "none"
+        if device != "none":
+            offload[field] = {"cpu": "host", "nvme": "nvme"}[device]
+            if stage < (3 if field == "parameters" else 1):
+                r.fault(f"{_D}{key}", f"stage {stage} offloads no {field}", "a higher zero_stage, or none")
+    if offload:
+        fields["offload"] = {**offload, "pinned": False}  # the plugin's template leaves pin_memory at its default
+    if mixed == "fp8":
+        r.unmodelled("mixed_precision", "fp8 under DeepSpeed: taken as fp8 products")
+    return ("dp_shard" if stage else "dp_replicate"), {}
+
+
+def _deepspeed_file(
+    r: Reading, fields: dict[str, Any], read_json: ReadJson, path: str, mixed: str | None
+) -> tuple[Degree, Mapping[str, Any]]:
+    name = f"{_D}deepspeed_config_file"
+    for key in ("zero_stage", "gradient_accumulation_steps", "offload_optimizer_device", "offload_param_device"):
+        if f"{_D}{key}" in r:
+            r.fault(f"{_D}{key}", "contradicts deepspeed_config_file, which states it", "keep one")
+            r.raw(f"{_D}{key}")
+    try:
+        data = read_json(path)
+    except InputError as exc:
+        r.faults += exc.faults
+        return "dp_shard", {}
+    entries = deepspeed.entries(data, path)
+    given = {*r.given, *(("precision",) if mixed else ())}
+    inner = Reading(entries, path, given, faults=r.faults)
+    found, leftover, by_model = deepspeed.settings(inner)
+    total = inner.integer("train_batch_size") if entries.get("train_batch_size", _NONE).value != AUTO else None
+    inner.sort_rest(NO_EFFECT_OF_DEEPSPEED, OFF_OF_DEEPSPEED, deepspeed.KNOWN)
+    stated = found.get("precision")
+    dtypes = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "no": "fp32"}
+    explicit = any(inner.entries.get(f"{d}.enabled", _NONE).value not in (None, AUTO) for d in ("bf16", "fp16"))
+    if mixed and explicit and stated != dtypes[mixed]:
+        r.fault("mixed_precision", f"{mixed} contradicts {path}, which computes in {stated}", f'"auto" in {path}')
+    fields |= {**found, **({"precision": fields["precision"]} if mixed else {})}
+    if total is not None:
+        fields["global_batch_size"] = total
+    r.note(name, "read as DeepSpeed's file")
+    r.added += inner.settings()
+    return leftover, by_model
+
+
+_NONE: Final = Entry(name="", value=None, place="")
+
+
+def _fsdp(r: Reading, fields: dict[str, Any], processes: int | None, machines: int) -> Degree:
+    version = r.integer(f"{_F}version") or 1
+    if version > 2:
+        r.fault(f"{_F}version", f"there is no FSDP {version}", "1 or 2")
+    fields |= {"data_parallel": "fsdp2" if version == 2 else "fsdp1", "zero": 3, "sync_every_micro_batch": False}
+    (_fsdp2 if version == 2 else _fsdp1)(r, fields, processes, machines)
+    fields["recompute"] = "full" if r.flag(f"{_F}activation_checkpointing", plan_field="recompute") else "none"
+    if r.flag(f"{_F}offload_params"):
+        if version == 2:
+            fields["offload"] = {"optimizer": "host", "parameters": "host"}
+        else:
+            r.unmodelled(f"{_F}offload_params", "FSDP1's parameters in host memory: predicted as if in HBM")
+    wrap = r.choice(f"{_F}auto_wrap_policy", ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")) or "NO_WRAP"
+    if wrap != "TRANSFORMER_BASED_WRAP":
+        note = "a unit a block is taken"
+        if f"{_F}auto_wrap_policy" in r:
+            r.unmodelled(f"{_F}auto_wrap_policy", note)
+        else:
+            r.default_unmodelled(f"{_F}auto_wrap_policy", wrap, note)
+    return "dp_replicate" if fields["zero"] == 0 or "dp_shard" in fields else "dp_shard"
+
+
+def _compute_dtype(model: Model, fields: Mapping[str, Any]) -> str:
+    """Gradients travel in the dtype of the computation."""
+    del model
+    return {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16"}.get(str(fields.get("precision")), "fp32")
+
+
+def _fsdp1(r: Reading, fields: dict[str, Any], processes: int | None, machines: int) -> None:
+    name = f"{_F}sharding_strategy"
+    stated = r.raw(name, "zero")
+    if isinstance(stated, int) and 1 <= stated <= len(_STRATEGIES):  # older files have the number
+        strategy = _STRATEGIES[stated - 1]
+    else:
+        strategy = r.choice(name, _STRATEGIES, plan_field="zero") or "FULL_SHARD"
+    reshard = r.raw(f"{_F}reshard_after_forward")
+    if reshard is not None and str(reshard).upper() in _STRATEGIES:
+        if stated is not None:
+            r.fault(f"{_F}reshard_after_forward", "contradicts fsdp_sharding_strategy", "keep one")
+        strategy = str(reshard).upper()
+    elif reshard is not None:
+        r.fault(f"{_F}reshard_after_forward", "true and false are FSDP2's", "fsdp_version: 2, or a strategy's name")
+    fields["zero"] = _ZERO[strategy]
+    if strategy.startswith("HYBRID"):
+        if processes is not None and processes % machines == 0:
+            fields["dp_shard"] = processes // machines
+        else:
+            r.fault(name, f"{strategy} shards over a machine's GPUs", "num_processes a multiple of num_machines")
+    before = r.choice(f"{_F}backward_prefetch", ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH", "None"))
+    fields["backward_prefetch"] = 1 if before == "BACKWARD_PRE" else 0
+    if before == "BACKWARD_POST":
+        r.unmodelled(f"{_F}backward_prefetch", "BACKWARD_POST: no unit is gathered ahead")
+    fields["forward_prefetch"] = int(bool(r.flag(f"{_F}forward_prefetch")))
+
+
+def _fsdp2(r: Reading, fields: dict[str, Any], processes: int | None, machines: int) -> None:
+    del processes, machines
+    for key in ("sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states"):
+        if f"{_F}{key}" in r:
+            r.fault(f"{_F}{key}", "is FSDP1's", "drop it, or fsdp_version: 1")
+            r.raw(f"{_F}{key}")
+    if r.flag(f"{_F}reshard_after_forward") is False:  # true is the default, which keeps the root
+        fields["reshard_after_forward"] = False
+
+
+def _parallelism(r: Reading, fields: dict[str, Any], leftover: Degree | None) -> Degree | None:
+    degrees = {
+        name: r.integer(f"{_P}{name}_size", plan_field=name) for name in ("dp_replicate", "dp_shard", "tp", "cp")
+    }
+    ulysses = r.integer(f"{_P}sp_size", plan_field="cp")
+    strategy = r.choice(f"{_P}cp_comm_strategy", ("allgather", "alltoall")) or "allgather"
+    if ulysses is not None and ulysses > 1:
+        if (degrees["cp"] or 1) > 1:
+            r.fault(f"{_P}sp_size", "contradicts parallelism_config_cp_size", "keep one")
+        fields |= {"cp": ulysses, "cp_exchange": "all_to_all"}
+        degrees["cp"] = None
+    stated = {name: degree for name, degree in degrees.items() if degree is not None}
+    if stated and fields.get("data_parallel") == "fsdp1":
+        r.fault(f"{_P}{next(iter(stated))}_size", "a parallelism_config is FSDP2's", "fsdp_version: 2")
+    if (degrees["cp"] or 1) > 1 and strategy == "allgather":
+        r.default_unmodelled(f"{_P}cp_comm_strategy", strategy, "keys and values are taken to pass round a ring")
+    if stated.get("tp", 1) > 1:
+        fields["vocab_parallel"] = False
+        r.note(
+            f"{_P}tp_size", "the model's own plan of splits: its blocks are taken to be split, embedding and head whole"
+        )
+    fields |= stated
+    if degrees["dp_shard"] is None and degrees["dp_replicate"] is None:
+        return leftover
+    for name in ("dp_shard", "dp_replicate"):
+        fields.setdefault(name, 1)
+    return None
+
+
+def _stack(r: Reading, kind: str) -> tuple[str, str]:
+    backend = (r.text("dynamo_config.dynamo_backend") or "NO").upper()
+    if kind == "DEEPSPEED":
+        return "deepspeed-0.14", "the only DeepSpeed stack that ships"
+    if backend == "INDUCTOR":
+        return "torch-2.11-compiled", "dynamo_backend INDUCTOR: blocks are compiled"
+    if backend != "NO":
+        r.unmodelled("dynamo_config.dynamo_backend", "eager blocks are taken")
+    return "torch-2.6-eager", "accelerate does not state PyTorch's version"
+
+
+NO_EFFECT: Final = frozenset(
+    (
+        "compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend",
+        "same_network", "main_training_function", "gpu_ids", "enable_cpu_affinity", "tpu_env", "tpu_name", "tpu_zone",
+        "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands", "mpirun_config.", "ipex_config.", "downcast_bf16",
+        f"{_F}state_dict_type", f"{_F}use_orig_params", f"{_F}cpu_ram_efficient_loading", f"{_F}sync_module_states",
+        f"{_F}transformer_layer_cls_to_wrap", f"{_F}min_num_params", f"{_D}gradient_clipping", f"{_D}zero3_init_flag",
+        f"{_D}zero3_save_16bit_model", f"{_D}deepspeed_multinode_launcher", f"{_D}deepspeed_hostfile",
+        f"{_D}deepspeed_exclusion_filter", f"{_D}deepspeed_inclusion_filter", f"{_D}deepspeed_moe_layer_cls_names",
+        f"{_D}offload_optimizer_nvme_path", f"{_D}offload_param_nvme_path", "fp8_config.", f"{_P}cp_comm_strategy",
+        f"{_P}cp_backend", f"{_P}sp_backend", f"{_P}sp_seq_length", f"{_P}sp_seq_length_is_variable",
+        f"{_P}sp_attn_implementation",
+    )
+)  # fmt: skip
+
+OFF: Final = {
+    "use_cpu": Off("a run on CPUs"),
+    "dynamo_config.": Off("how blocks are compiled", ("default", False, None, "", "NO")),
+}
+
+KNOWN: Final = frozenset(
+    (
+        "distributed_type", "mixed_precision", "num_processes", "num_machines",
+        *(f"{_D}{key}" for key in (
+            "deepspeed_config_file", "zero_stage", "gradient_accumulation_steps", "offload_optimizer_device",
+            "offload_param_device",
+        )),
+        *(f"{_F}{key}" for key in (
+            "version", "activation_checkpointing", "offload_params", "auto_wrap_policy", "sharding_strategy",
+            "reshard_after_forward", "backward_prefetch", "forward_prefetch",
+        )),
+        *(f"{_P}{key}_size" for key in ("dp_replicate", "dp_shard", "tp", "cp", "sp")),
+        "dynamo_config.dynamo_backend",
+    )
+)  # fmt: skip

@@ -1,0 +1,258 @@
+"""Megatron-LM's arguments: a shell script, a line of one, or a plain list; as of core 0.14 (megatron/training/arguments.py).
+
+World size = tp × cp × pp × dp. The distributed optimizer is ZeRO's stage 1; gradients are summed in fp32 with bf16 unless
+--grad-reduce-in-bf16; without --sequence-parallel the tokens between tensor-parallel regions are on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from simulator.formats.readers.plans.draft import Draft
+from simulator.formats.readers.plans.launch_line import LaunchLine, read_launch_line
+from simulator.formats.readers.plans.megatron_data_parallel import DATA_PARALLEL_NAMES, read_data_parallel
+from simulator.formats.readers.plans.megatron_flags import FLAGS
+from simulator.formats.readers.plans.megatron_hybrid import with_layers_counted
+from simulator.formats.readers.plans.megatron_model import MODEL_NAMES, read_model
+from simulator.formats.readers.plans.megatron_options import NO_EFFECT, OFF
+from simulator.formats.readers.plans.megatron_pipeline import PIPELINE_NAMES, read_pipeline
+from simulator.formats.readers.plans.megatron_precision import PRECISION_NAMES, read_optimizer, read_precision
+from simulator.formats.readers.plans.reading import UNSET, Reading
+
+SOFTWARE: Final = "Megatron-LM core 0.14"
+_LAUNCHER: Final = ("--nnodes", "--nproc_per_node", "--nproc-per-node", "--nodes", "--num_gpus", "--num_nodes")
+_ABBREVIATED: Final = 4  # characters below which an abbreviation is not looked for
+
+
+def read_megatron(text: str, file: str, given: Collection[str] = (), define: Mapping[str, str] | None = None) -> Draft:
+    """The plan, and the model as far as the arguments state one. Raises PlanError where no arguments are found."""
+    line = read_launch_line(text, file, define or {})
+    entries = {_full(name): entry for name, entry in line.options.items() if name not in _LAUNCHER}
+    unset = {_full(name): ", ".join(u.what for u in found) for name, found in line.unknown.items()}
+    entries = with_layers_counted(entries)
+    r = Reading(entries, file, given, unset=unset, auto=UNSET, faults=line.faults)
+    fields: dict[str, Any] = {"data_parallel": "megatron", "optimizer_impl": "fused"}
+    stack: dict[str, tuple[object, str]] = {}
+    _batch(r, fields)
+    _parallel(r, fields, stack)
+    _experts(r, fields)
+    read_precision(r, fields)
+    read_optimizer(r, fields)
+    _recompute(r, fields)
+    _graphs(r, fields)
+    model = read_model(r, fields)
+    read_pipeline(r, fields)
+    leftover = read_data_parallel(r, fields, stack)
+    preset, why = _stack(r, stack)
+    total = r.integer("--global-batch-size")
+    r.sort_rest({name for name in entries if NO_EFFECT.match(name[2:])}, OFF, KNOWN)
+    return Draft(
+        format="megatron",
+        software=SOFTWARE,
+        file=file,
+        fields=fields,
+        places=_places(r, line),
+        leftover=leftover,
+        model=model,
+        num_devices=line.num_devices,
+        devices_fault=line.world_fault,
+        global_batch_size=total,
+        stack=preset,
+        stack_why=why,
+        stack_changes=stack,
+        settings=(*r.settings(), *line.settings),
+        faults=tuple(r.faults),
+    )
+
+
+_FIELD_NAMES: Final = {
+    "tp": "--tensor-model-parallel-size",
+    "pp": "--pipeline-model-parallel-size",
+    "cp": "--context-parallel-size",
+    "ep": "--expert-model-parallel-size",
+    "micro_batch_size": "--micro-batch-size",
+    "seq_len": "--seq-length",
+    "dp_replicate": "--num-distributed-optimizer-instances",
+    "expert_overlap": "--overlap-moe-expert-parallel-comm",
+}
+
+
+_TP_KINDS: Final = {"all_gather": "ag", "reduce_scatter": "rs"}
+
+
+def _full(name: str) -> str:
+    """The option that an abbreviation stands for, as argparse takes it; older names as today's."""
+    name = {"--encoder-seq-length": "--seq-length", "--model-parallel-size": "--tensor-model-parallel-size"}.get(
+        name, name
+    )
+    if name in KNOWN or name in FLAGS or name in OFF or len(name) <= _ABBREVIATED:
+        return name
+    found = [known for known in (*KNOWN, *FLAGS) if known.startswith(name)]
+    return found[0] if len(set(found)) == 1 else name
+
+
+def _places(r: Reading, line: LaunchLine) -> dict[str, str]:
+    places = {field: r.place(name) for field, name in _FIELD_NAMES.items() if name in r}
+    if "--global-batch-size" in r:
+        places["global_batch_size"] = r.place("--global-batch-size")
+    return places | ({"num_devices": line.world_place} if line.num_devices else {})
+
+
+def _batch(r: Reading, fields: dict[str, Any]) -> None:
+    for name, field in (("--micro-batch-size", "micro_batch_size"), ("--seq-length", "seq_len")):
+        value = r.integer(name, plan_field=field)
+        if value is not None:
+            fields[field] = value
+            r.note(name, f"{field} = {value}")
+        elif name not in r and field not in r.given:
+            r.fault(
+                name, "is required and missing", f"{name} N in the file, or --{field.replace('_', '-')} N beside it"
+            )
+    if "--global-batch-size" not in r:
+        fields.setdefault("num_micro_batches", 1)
+
+
+def _parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> None:
+    for field in ("tp", "pp", "cp", "ep"):
+        value = r.integer(_FIELD_NAMES[field], plan_field=field)
+        if value is not None:
+            fields[field] = value
+    tp = fields.get("tp", 1)
+    parallel = bool(r.flag("--sequence-parallel"))
+    fields["sequence_parallel"] = parallel
+    if parallel and tp == 1 and "tp" not in r.given:
+        why = "tokens are split over tensor-parallel ranks, and there is one: Megatron-LM switches it off"
+        r.overruled("--sequence-parallel", f"{why}; drop it, or --tensor-model-parallel-size 2 or more")
+        fields["sequence_parallel"] = False
+    overlap = bool(r.flag("--tp-comm-overlap"))
+    if overlap and not parallel:
+        r.fault("--tp-comm-overlap", "works with --sequence-parallel only", "add --sequence-parallel")
+    if tp > 1:
+        where = r.place("--tp-comm-overlap") if overlap else f"{r.file}: no --tp-comm-overlap"
+        stack["tp_overlap"] = ("userbuffers" if overlap else "backward", where)
+    kept = {kind: r.flag(f"--disable-tp-comm-overlap-{word}") for kind, word in _TP_KINDS.items()}
+    if overlap and tp > 1 and any(kept.values()):
+        places = ", ".join(
+            r.place(f"--disable-tp-comm-overlap-{word}") for kind, word in _TP_KINDS.items() if kept[kind]
+        )
+        stack["tp_whole"] = ([kind for kind, is_whole in kept.items() if is_whole], places)
+    kinds = {"p2p": "ring", "a2a": "all_to_all"}
+    kind = r.text("--cp-comm-type")
+    if kind is not None and kind in kinds:
+        fields["cp_exchange"] = kinds[kind]
+    elif kind is not None:
+        r.unmodelled("--cp-comm-type", f"{kind}: keys and values are taken to pass round a ring")
+
+
+def _experts(r: Reading, fields: dict[str, Any]) -> None:
+    """How experts are split, how many rows they take, and where pipeline stages stand in the order of ranks."""
+    etp = r.integer("--expert-tensor-parallel-size", plan_field="etp")
+    if "--num-experts" in r:
+        fields["etp"] = etp or fields.get("tp", 1)
+    capacity = r.number("--moe-expert-capacity-factor")
+    if capacity is not None:
+        fields["expert_capacity_factor"] = capacity
+    kind = r.choice("--moe-token-dispatcher-type", tuple(DISPATCHERS))
+    deep = bool(r.flag("--moe-enable-deepep"))
+    if "--num-experts" in r:
+        fields["dispatcher"] = DISPATCHERS["flex" if deep else kind or "allgather"]
+    if r.flag("--overlap-moe-expert-parallel-comm"):
+        fields["expert_overlap"] = True
+    if r.flag("--use-tp-pp-dp-mapping"):
+        fields["rank_order"] = "tp-cp-ep-pp-dp"
+
+
+def _recompute(r: Reading, fields: dict[str, Any]) -> None:
+    """How much of the activations is computed again. `block` counts layers of a stage: judged beside the pipeline."""
+    simple = bool(r.flag("--recompute-activations"))
+    grain = r.choice("--recompute-granularity", ("full", "selective"))
+    method = r.choice("--recompute-method", ("uniform", "block"))
+    modules = r.raw("--recompute-modules")
+    if simple and grain == "full":
+        r.fault("--recompute-activations", "means selective, --recompute-granularity says full", "keep one")
+    grain = "selective" if simple else grain
+    if grain == "full" and method is None:
+        r.fault("--recompute-granularity", "full needs --recompute-method", "--recompute-method uniform")
+    if grain == "selective" and method is not None:
+        r.fault("--recompute-method", "is for full recomputation", "drop it")
+    fields["recompute"] = grain or "none"
+    if modules is not None and grain == "selective":
+        fields["recompute_modules"] = modules.split() if isinstance(modules, str) else modules
+    if "--checkpoint-activations" in r and "--deepspeed" not in r:
+        r.fault("--checkpoint-activations", "is no longer an option", "--recompute-granularity full")
+
+
+# Without --cuda-graph-modules a graph holds the whole layer
+_LAYER: Final = ("attn", "mamba", "mlp", "moe")
+
+
+def _graphs(r: Reading, fields: dict[str, Any]) -> None:
+    """What is launched from CUDA graphs, in today's options and in those of before (core 0.14: --cuda-graph-scope)."""
+    kind = r.choice("--cuda-graph-impl", ("none", "local", "transformer_engine", "full_iteration"))
+    older = bool(r.flag("--enable-cuda-graph")), bool(r.flag("--external-cuda-graph"))
+    modules, scope = r.raw("--cuda-graph-modules"), r.raw("--cuda-graph-scope")
+    modules = scope if modules is None else modules
+    if kind in (None, "none") and not any(older):
+        return
+    words = modules.split() if isinstance(modules, str) else list(modules or ())
+    if kind == "full_iteration" or "full_iteration" in words:
+        fields["cuda_graphs"] = ("full_iteration",)
+    else:
+        fields["cuda_graphs"] = tuple(words) if words not in ([], ["full"]) else _LAYER
+
+
+def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str]:
+    """The software's preset, and what the arguments say of it otherwise."""
+    local = r.choice("--transformer-impl", ("local", "transformer_engine")) == "local"
+    flash, backend = bool(r.flag("--use-flash-attn")), r.text("--attention-backend")
+    dropouts = [r.number(name) for name in ("--attention-dropout", "--hidden-dropout")]
+    fused = bool(r.flag("--cross-entropy-loss-fusion"))
+    r.text("--cross-entropy-fusion-impl")
+    unfused_gradients = bool(r.flag("--no-gradient-accumulation-fusion"))
+    deepspeed = "--deepspeed" in r
+    old = (local and not flash) or deepspeed
+    preset = "megatron-deepspeed-2022" if deepspeed else "megatron-2021" if old else "megatron-core-2025"
+    drops = any(rate is None or rate > 0 for rate in dropouts)
+    if drops != old:
+        which = "--attention-dropout, --hidden-dropout"
+        changes["dropout"] = (drops, f"{r.file}: {which} {'are 0.1 unless given' if drops else '0'}")
+    if old:
+        changes.pop("tp_overlap", None)
+        changes.pop("tp_whole", None)
+        return (
+            preset,
+            "--deepspeed" if deepspeed else "--transformer-impl local without flash attention: kernels of 2021",
+        )
+    if not fused:
+        changes["loss"] = ("fp32_in_place", f"{r.file}: no --cross-entropy-loss-fusion")
+    if unfused_gradients:
+        changes["weight_gradients"] = ("added", r.place("--no-gradient-accumulation-fusion"))
+    if "--num-experts" in r and not r.flag("--moe-grouped-gemm"):
+        changes["grouped_gemm"] = ("modules", f"{r.file}: no --moe-grouped-gemm")
+    kernel = {"flash": "flash2", "fused": "cudnn", "unfused": "math", "local": "math"}.get(backend or "")
+    kernel = kernel or ("flash2" if flash and local else None)
+    if kernel not in (None, "cudnn"):
+        changes["attention.kernel"] = (kernel, r.place("--attention-backend" if backend else "--use-flash-attn"))
+    return preset, "Megatron's arguments do not state a version; Megatron-Core with Transformer Engine is taken"
+
+
+# flex: DeepEP or HybridEP
+DISPATCHERS: Final = {"alltoall": "all_to_all", "allgather": "all_gather", "flex": "deep_ep"}
+
+KNOWN: Final = frozenset(
+    (
+        *MODEL_NAMES,
+        *PIPELINE_NAMES,
+        *DATA_PARALLEL_NAMES,
+        *PRECISION_NAMES,
+        *_FIELD_NAMES.values(),
+        "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag", "--disable-tp-comm-overlap-rs", "--cp-comm-type",
+        "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--moe-token-dispatcher-type", "--moe-enable-deepep", "--overlap-moe-expert-parallel-comm", "--use-tp-pp-dp-mapping",
+        "--recompute-activations", "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules", "--checkpoint-activations",
+        "--transformer-impl", "--use-flash-attn",
+        "--attention-backend", "--attention-dropout", "--hidden-dropout", "--cross-entropy-loss-fusion",
+        "--cross-entropy-fusion-impl", "--no-gradient-accumulation-fusion", "--moe-grouped-gemm",
+        "--cuda-graph-impl", "--cuda-graph-modules", "--cuda-graph-scope", "--enable-cuda-graph", "--external-cuda-graph",
+    )
+)  # fmt: skip

@@ -1,0 +1,230 @@
+"""The model that Megatron-LM's arguments describe: GPT's shape unless they say Llama's, piece by piece."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simulator.base.errors import Fault, InputError, ModelError
+from simulator.formats.readers.plans.megatron_hybrid import HYBRID_NAMES, read_hybrid
+from simulator.formats.readers.plans.reading import Reading
+from simulator.parallel.mesh import nearest_divisor
+from simulator.spec.model import Model
+
+MODEL_NAMES: Final = (
+    "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--kv-channels",
+    "--group-query-attention", "--num-query-groups", "--max-position-embeddings", "--position-embedding-type",
+    "--use-rotary-position-embeddings", "--rotary-percent", "--rotary-interleaved", "--normalization",
+    "--openai-gelu", "--squared-relu", "--swiglu", "--untie-embeddings-and-output-weights", "--disable-bias-linear",
+    "--add-qkv-bias", "--qk-layernorm", "--vocab-size", "--padded-vocab-size", "--make-vocab-size-divisible-by",
+    "--tokenizer-type", "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size",
+    "--moe-shared-expert-intermediate-size", "--moe-layer-freq", "--moe-router-score-function", "--moe-router-dtype",
+    "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
+    "--v-head-dim", "--mtp-num-layers", "--mtp-use-repeated-layer", "--moe-latent-size", "--window-size", "--window-attn-skip-freq",
+    "--softmax-type", "--quick-geglu", "--glu-linear-offset", "--activation-func-clamp-value", "--rope-type", *HYBRID_NAMES,
+)  # fmt: skip
+_GPT2_VOCABULARY: Final = 50_257  # tokens of GPT2BPETokenizer
+_MULTIPLE: Final = 128  # --make-vocab-size-divisible-by
+_WINDOW: Final = re.compile(r"\(?(\d+),[01]\)?")
+_NEEDED: Final = ("--num-layers", "--hidden-size", "--num-attention-heads")
+
+
+def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
+    """The model, None where the arguments do not state its size at all; faults go to `r`."""
+    before = len(r.faults)
+    sizes = {name: r.integer(name) for name in _NEEDED}
+    if "model" in r.given or not any(name in r for name in _NEEDED):
+        for name in MODEL_NAMES:
+            r.raw(name)
+        return None
+    for name in _NEEDED:
+        if name not in r:
+            r.fault(name, "is required and missing", f"{name} N, or --model")
+    layers, width, heads = (sizes[name] for name in _NEEDED)
+    data: dict[str, Any] = {"name": "megatron", "num_layers": layers, "d_model": width, "num_heads": heads}
+    _attention(r, data)
+    _mlp(r, data, width)
+    _rest(r, data, plan)
+    _experts(r, data)
+    _latent(r, data)
+    read_hybrid(r, data, plan)
+    if data.pop("mtp_repeated") and data.get("mtp_layers"):
+        data |= {"mtp_passes": data["mtp_layers"], "mtp_layers": 1}
+    vocabulary = _vocabulary(r, plan)
+    if None in sizes.values() or vocabulary is None or len(r.faults) > before:
+        counts = {"tp": (heads, "heads"), "ep": (data.get("experts", {}).get("num_experts"), "experts")}
+        _indivisible(r, plan, counts)
+        return None
+    data["vocab_size"] = vocabulary
+    try:
+        return Model.parse(data, r.file, ModelError)
+    except InputError as exc:
+        r.faults += exc.faults
+        return None
+
+
+_DEGREES: Final = {"tp": "--tensor-model-parallel-size", "ep": "--expert-model-parallel-size"}
+
+
+def _indivisible(r: Reading, plan: Mapping[str, Any], counts: Mapping[str, tuple[int | None, str]]) -> None:
+    """What the degrees do not divide of a model that cannot be built. Of any other the mesh tells it."""
+    for degree, (count, what) in counts.items():
+        parts = plan.get(degree, 1)
+        if count and count % parts and degree not in r.given:
+            problem = f"{parts} does not divide the model's {count} {what}"
+            r.fault(_DEGREES[degree], problem, f"{nearest_divisor(count, parts)}")
+
+
+def _attention(r: Reading, data: dict[str, Any]) -> None:
+    grouped, groups = bool(r.flag("--group-query-attention")), r.integer("--num-query-groups")
+    if grouped:
+        data["num_kv_heads"] = groups or 1
+    elif groups is not None and groups > 1:
+        r.fault("--num-query-groups", "has no effect without --group-query-attention", "add --group-query-attention")
+    channels = r.integer("--kv-channels")
+    if channels is not None:
+        data["head_dim"] = channels
+    data["fused_qkv"] = True
+    if r.flag("--qk-layernorm"):
+        data["qk_norm"] = True
+    _windows(r, data)
+    bias = not r.flag("--disable-bias-linear")
+    data |= {"out_bias": bias, "mlp_bias": bias, "qkv_bias": bool(r.flag("--add-qkv-bias")) or bias}
+
+
+def _windows(r: Reading, data: dict[str, Any]) -> None:
+    """Keys that a token sees (`--window-size 127,0`: its own and 127 before), and the sink of each head's softmax."""
+    size, every = r.text("--window-size"), r.integer("--window-attn-skip-freq", least=0)
+    found = _WINDOW.fullmatch(size.replace(" ", "")) if size is not None else None
+    if size is not None and found is None:
+        r.fault("--window-size", f"{size!r} is no window of past keys", "--window-size 127,0")
+    if found is not None:
+        data |= {"sliding_window": int(found[1]) + 1, "global_every": every or 0}
+    kind = r.choice("--softmax-type", ("vanilla", "off-by-one", "learnable"))
+    data["attention_sinks"] = kind == "learnable"
+
+
+def _mlp(r: Reading, data: dict[str, Any], width: int | None) -> None:
+    quick = bool(r.flag("--quick-geglu"))  # x times its sigmoid, gated: what SwiGLU computes, but for a factor
+    gated, squared = bool(r.flag("--swiglu")) or quick, bool(r.flag("--squared-relu"))
+    r.number("--glu-linear-offset")
+    clamp = r.number("--activation-func-clamp-value")
+    data |= {"gate_clamp": clamp} if clamp else {}
+    r.flag("--openai-gelu")
+    if gated and squared:
+        r.fault("--squared-relu", "contradicts --swiglu", "keep one")
+    data["mlp"] = "swiglu" if gated else "squared_relu" if squared else "gelu_tanh"
+    stated = r.integer("--ffn-hidden-size")
+    if stated is None and width is not None:
+        # 4 h; gated, two thirds of it, down to a multiple of 64 (arguments.py)
+        stated = int((4 * width * 2 / 3) / 64) * 64 if gated else 4 * width
+    data["d_ff"] = stated
+
+
+def _rest(r: Reading, data: dict[str, Any], plan: dict[str, Any]) -> None:
+    kind = r.choice("--normalization", ("LayerNorm", "RMSNorm")) or "LayerNorm"
+    data |= {"norm": "rms" if kind == "RMSNorm" else "layer", "norm_bias": kind == "LayerNorm"}
+    data["family"] = "llama" if kind == "RMSNorm" else "gpt3"
+    words = ("learned_absolute", "rope", "none", "mrope", "relative")
+    positions = r.choice("--position-embedding-type", words) or "learned_absolute"
+    if r.flag("--use-rotary-position-embeddings"):
+        positions = "rope"
+    if positions in ("mrope", "relative"):
+        r.fault("--position-embedding-type", f"{positions} positions are not modelled", "rope, learned_absolute, none")
+    data["positions"] = {"learned_absolute": "learned", "rope": "rope"}.get(positions, "none")
+    share = r.number("--rotary-percent")
+    if share is not None:
+        data["rotary_fraction"] = share
+    r.flag("--rotary-interleaved")
+    r.choice("--rope-type", ("rope", "yarn"))
+    longest = r.integer("--max-position-embeddings")
+    if longest is not None and plan.get("seq_len", 0) > longest:
+        problem = f"is {longest}, and --seq-length {plan['seq_len']}"
+        r.fault("--max-position-embeddings", problem, f"--max-position-embeddings {plan['seq_len']}")
+    data["max_positions"] = longest or plan.get("seq_len", 1)
+    data["tied_embeddings"] = not r.flag("--untie-embeddings-and-output-weights")
+
+
+def _experts(r: Reading, data: dict[str, Any]) -> None:
+    """Routed and shared experts, and the layers that have them."""
+    count, top = r.integer("--num-experts", least=0), r.integer("--moe-router-topk")
+    width, shared = r.integer("--moe-ffn-hidden-size"), r.integer("--moe-shared-expert-intermediate-size", least=0)
+    latent = r.integer("--moe-latent-size")
+    score = r.choice("--moe-router-score-function", ("softmax", "sigmoid"))
+    dtype = r.choice("--moe-router-dtype", ("fp32", "fp64"))
+    frequency = r.text("--moe-layer-freq") or "1"
+    further = r.integer("--mtp-num-layers", least=0)
+    if further:
+        data["mtp_layers"] = further
+    data["mtp_repeated"] = bool(r.flag("--mtp-use-repeated-layer"))
+    if not count:
+        return
+    found: dict[str, Any] = {"num_experts": count, "top_k": top or 2, "d_ff": width or data["d_ff"] or 0}
+    found |= {"shared_d_ff": shared} if shared else {}
+    found |= {"latent_dim": latent} if latent else {}
+    found |= {"score": score} if score else {}
+    found["router_dtype"] = "fp32" if dtype else "bf16"
+    dense = _dense_layers(frequency, data["num_layers"])
+    if dense is None:
+        problem = f"{frequency!r}: layers with experts are taken to begin once and come at one distance"
+        r.fault("--moe-layer-freq", problem, "a number, or ([0]*3+[1]*58)")
+    else:
+        found["first_dense_layers"], found["every"] = dense
+    data["experts"] = found
+
+
+def _dense_layers(text: str, layers: int | None) -> tuple[int, int] | None:
+    """(layers before the first with experts, their distance) of a number or a list such as `([0]*3+[1]*58)`."""
+    if text.isdecimal() and int(text):
+        return 0, int(text)
+    flat = "".join(text.split()).strip("()")
+    parts = re.findall(r"(?:^|\+)\[([01](?:,[01])*)\](?:\*(\d{1,5}))?(?=\+|$)", flat)
+    marks = [mark for part, times in parts for mark in part.split(",") * int(times or 1)]
+    ones = [place for place, mark in enumerate(marks) if mark == "1"]
+    if len(marks) != layers or not ones:
+        return None
+    every = ones[1] - ones[0] if len(ones) > 1 else 1
+    return (ones[0], every) if ones == list(range(ones[0], len(marks), every)) else None
+
+
+def _latent(r: Reading, data: dict[str, Any]) -> None:
+    """Multi-head latent attention; its defaults are arguments.py's."""
+    on = bool(r.flag("--multi-latent-attention"))
+    queries, keys = r.integer("--q-lora-rank"), r.integer("--kv-lora-rank") or 32
+    plain, turned = r.integer("--qk-head-dim") or 128, r.integer("--qk-pos-emb-head-dim") or 64
+    values = r.integer("--v-head-dim") or 128
+    if not on:
+        return
+    for name in ("num_kv_heads", "head_dim", "fused_qkv", "qk_norm", "qkv_bias", "out_bias"):
+        data.pop(name, None)
+    data["latent"] = {
+        "q_lora_rank": queries or 0,
+        "kv_lora_rank": keys,
+        "qk_nope_head_dim": plain,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": values,
+    }
+
+
+def _vocabulary(r: Reading, plan: dict[str, Any]) -> int | None:
+    """Rows of the embedding: padded to a multiple of 128 × tp unless --padded-vocab-size says how many there are."""
+    padded, stated = r.integer("--padded-vocab-size"), r.integer("--vocab-size")
+    multiple = r.integer("--make-vocab-size-divisible-by") or _MULTIPLE
+    tokenizer = r.text("--tokenizer-type")
+    if padded is not None:
+        return padded
+    merges = "--merge-file" in r  # only byte-pair encoding of GPT-2's kind has one
+    if stated is None and (tokenizer == "GPT2BPETokenizer" or (tokenizer is None and merges)):
+        stated = _GPT2_VOCABULARY
+        r.note("--tokenizer-type" if tokenizer else "--merge-file", f"{stated} tokens")
+    if stated is None:
+        problem = f"the vocabulary's size stands in the tokenizer's files ({tokenizer or 'no --tokenizer-type'})"
+        r.faults.append(
+            Fault(place=r.place("--vocab-size"), problem=problem, remedy="--vocab-size N in the file, or --model")
+        )
+        return None
+    if tokenizer == "NullTokenizer":
+        stated += 1  # the end of a document
+    unit = multiple * int(plan.get("tp", 1))
+    return -(-stated // unit) * unit

@@ -1,0 +1,272 @@
+"""What a reader of a foreign format does with each setting: used, without effect, overruled, not modelled, or unknown.
+
+Nothing is dropped: what no reader asks for is sorted by the format's tables, and what those do not hold is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from simulator.base.errors import Fault
+from simulator.base.schema import nearest
+from simulator.base.value_errors import shown
+
+Use = Literal["used", "no effect", "overruled", "not modelled", "unknown"]
+
+MAX_SETTINGS: Final = 20_000
+UNSET: Final = "?"  # the value of a shell's option that only a run knows
+AUTO: Final = "auto"  # DeepSpeed's and accelerate's word for "whoever launches fills it in"
+_TRUE, _FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
+_WHO: Final = "your launcher or training script decides it"
+_SHOWN: Final = 60  # characters of a value in a report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One setting as it stands in the file. value: plain data; for command lines text, a list of them, or True (a flag)."""
+
+    name: str
+    value: Any
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting and what became of it. note: what it became, or what a prediction misses without it."""
+
+    name: str
+    value: str
+    place: str
+    use: Use
+    note: str = ""
+
+    def __str__(self) -> str:
+        where = self.place if self.place.endswith(self.name) else f"{self.place}: {self.name}"
+        return f"{where} = {self.value}" + (f" ({self.note})" if self.note else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """A setting whose effect is not modelled, unless it has one of the values that switch it off."""
+
+    why: str
+    values: tuple[object, ...] = (False, None, 0, "")
+
+
+@dataclass
+class Reading:
+    """The settings of one file, each taken at most once; faults are collected, never raised.
+
+    given: Plan's fields that the caller states, so that the file need not: "auto" is right for them.
+    unset: settings whose value only a run of the script knows, and what it hangs on. auto: how such a value is written.
+    """
+
+    entries: Mapping[str, Entry]
+    file: str
+    given: Collection[str] = ()
+    unset: Mapping[str, str] = field(default_factory=dict)
+    auto: str = AUTO
+    faults: list[Fault] = field(default_factory=list)
+    taken: dict[str, Setting] = field(default_factory=dict)
+    added: list[Setting] = field(default_factory=list)
+
+    def __contains__(self, name: str) -> bool:
+        entry = self.entries.get(name)
+        return entry is not None and entry.value is not None
+
+    def place(self, name: str) -> str:
+        """Where the setting stands; where it would stand, if it does not."""
+        return self.entries[name].place if name in self.entries else f"{self.file}: {name}"
+
+    def fault(self, name: str, problem: str, remedy: str = "") -> None:
+        """Something is wrong with this setting, which is named: a line may hold many."""
+        place = self.place(name)
+        if not place.endswith(f": {name}"):
+            place = f"{place}: {name}"
+        self.faults.append(Fault(place=place, problem=problem, remedy=remedy))
+
+    # -- taking a setting ----------------------------------------------------------------------------------------
+
+    def raw(self, name: str, plan_field: str = "") -> Any:  # noqa: ANN401  plain data of any type
+        """The value, None where it is not stated or is "auto" for a field that the caller gives."""
+        if name not in self:
+            return None
+        entry = self.entries[name]
+        self._mark(entry, "used")
+        if entry.value != self.auto:
+            return entry.value
+        if plan_field and plan_field in self.given:
+            self.note(name, f"auto, given by --{plan_field.replace('_', '-')}")
+        else:
+            flag = f"--{plan_field.replace('_', '-')} VALUE" if plan_field else "a value in the file"
+            hangs = self.unset.get(name, "")
+            flag += f", or --define {hangs.lstrip('$')}=VALUE" if re.fullmatch(r"\$\w+", hangs) else ""
+            problem = f"hangs on {hangs}, which this file does not settle" if hangs else f'is "{self.auto}": {_WHO}'
+            self.fault(name, problem, flag)
+        return None
+
+    def integer(self, name: str, *, least: int = 1, plan_field: str = "") -> int | None:
+        """A whole number; 5e8 is one."""
+        value = self.raw(name, plan_field)
+        if value is None:
+            return None
+        number = _number(value)
+        if number is None or number != int(number) or number < least:
+            self.fault(name, f"{_wrong(value)} is no whole number of {least} or more")
+            return None
+        return int(number)
+
+    def number(self, name: str) -> float | None:
+        """Any number."""
+        value = self.raw(name)
+        number = None if value is None else _number(value)
+        if value is not None and number is None:
+            self.fault(name, f"{_wrong(value)} is no number")
+        return number
+
+    def flag(self, name: str, *, plan_field: str = "") -> bool | None:
+        """True or false, written in any of the ways the frameworks take."""
+        value = self.raw(name, plan_field)
+        if value is None or isinstance(value, bool):
+            return value
+        word = str(value).strip().lower()
+        if word in _TRUE | _FALSE:
+            return word in _TRUE
+        self.fault(name, f"{_wrong(value)} is neither true nor false")
+        return None
+
+    def text(self, name: str) -> str | None:
+        """A word or path."""
+        value = self.raw(name)
+        if value is None or isinstance(value, str):
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return str(value)
+        self.fault(name, f"{_wrong(value)} is no text")
+        return None
+
+    def choice(self, name: str, words: Collection[str], *, plan_field: str = "") -> str | None:
+        """One of some words, upper or lower case; as `words` has it."""
+        value = self.raw(name, plan_field)
+        if value is None:
+            return None
+        found = {word.lower(): word for word in words}.get(str(value).strip().lower())
+        if found is None:
+            self.fault(name, f"{_wrong(value)} is unknown", f"one of {', '.join(words)}")
+        return found
+
+    def note(self, name: str, what: str) -> None:
+        """Say what the setting became."""
+        if name in self.entries:
+            self._mark(self.entries[name], "used", what)
+
+    def unmodelled(self, name: str, why: str) -> None:
+        """Its effect on time or memory is in no prediction."""
+        if name in self.entries:
+            self._mark(self.entries[name], "not modelled", why)
+
+    def overruled(self, name: str, why: str) -> None:
+        """The framework itself does not do what the setting says."""
+        if name in self.entries:
+            self._mark(self.entries[name], "overruled", why)
+
+    def default_unmodelled(self, name: str, value: str, why: str) -> None:
+        """The same of what the format does unless told otherwise."""
+        setting = Setting(name=name, value=value, place=f"{self.file} (default)", use="not modelled", note=why)
+        self.added.append(setting)
+
+    # -- what is left --------------------------------------------------------------------------------------------
+
+    def sort_rest(self, no_effect: Collection[str], off: Mapping[str, Off], known: Collection[str] = ()) -> None:
+        """Judge every setting that was not taken. A name ending in "." stands for all below it."""
+        for name, entry in self.entries.items():
+            if name in self.taken:
+                continue
+            if entry.value is None or _listed(name, no_effect):
+                self._mark(entry, "no effect")
+            elif (found := off.get(name) or _below(name, off)) is not None:
+                is_off = entry.value == "" or any(_same(entry.value, value) for value in found.values)
+                self._mark(entry, "no effect" if is_off else "not modelled", "" if is_off else found.why)
+            else:
+                hint = nearest(name, {*known, *no_effect, *off})
+                self._mark(entry, "unknown", hint if hint.startswith("did") else "")
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Every setting, in the file's order."""
+        found = [self.taken[name] for name in self.entries if name in self.taken]
+        return (*found, *self.added)
+
+    def _mark(self, entry: Entry, use: Use, note: str = "") -> None:
+        setting = Setting(name=entry.name, value=_shown(entry.value), place=entry.place, use=use, note=note)
+        old = self.taken.get(entry.name)
+        if old is not None and old.note and not note and use == "used":
+            setting = replace(old)
+        self.taken[entry.name] = setting
+
+
+def flattened(data: Mapping[str, Any], file: str, leaves: Collection[str] = ()) -> dict[str, Entry]:
+    """Nested tables as entries with dotted names, in the file's order. leaves: tables that stay whole."""
+    found: dict[str, Entry] = {}
+    _flatten(data, "", file, leaves, found)
+    return found
+
+
+def _flatten(data: Mapping[str, Any], path: str, file: str, leaves: Collection[str], found: dict[str, Entry]) -> None:
+    for key, value in data.items():
+        name = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping) and value and name not in leaves:
+            _flatten(value, name, file, leaves, found)
+        else:
+            empty = isinstance(value, Mapping) and not value
+            found[name] = Entry(name=name, value=None if empty else value, place=f"{file}: {name}")
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return value
+    try:
+        number = float(str(value).replace("_", ""))
+    except ValueError:
+        return None
+    return number if abs(number) < 2**62 else None
+
+
+def _same(value: object, other: object) -> bool:
+    if isinstance(value, str) and not isinstance(other, str):
+        word = value.strip().lower()
+        if isinstance(other, bool):
+            return word in (_TRUE if other else _FALSE)
+        return other is not None and _number(value) == other
+    if isinstance(value, bool) != isinstance(other, bool):
+        return False
+    return value == other
+
+
+def _listed(name: str, names: Collection[str]) -> bool:
+    return name in names or any(f"{part}." in names for part in _parents(name))
+
+
+def _below(name: str, off: Mapping[str, Off]) -> Off | None:
+    return next((off[f"{part}."] for part in _parents(name) if f"{part}." in off), None)
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
+
+
+def _wrong(value: object) -> str:
+    """A value that a message refuses: lists and tables as they are written, brackets and all."""
+    return shown(value) if isinstance(value, list | tuple | dict) else _shown(value)
+
+
+def _shown(value: object) -> str:
+    if value is True or value is False:
+        return str(value).lower()
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -1,0 +1,229 @@
+"""A study: what one prediction needs, from a TOML file, from flags, or from the embedded default.
+
+Every value remembers who gave it, so that a fault is reported at the flag or the key that caused it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from pydantic import ValidationError
+
+from simulator.base.errors import Fault, InputError, StackError
+from simulator.base.schema import faults_of, read_toml
+from simulator.base.units import FROM_FILE
+from simulator.formats.study.certain_faults import BY_DEVICES, certain_faults, plan_faults, unknown_fields
+from simulator.formats.study.loading import calibration_named, calibration_of, cluster_of, loaded_cluster, model_of
+from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
+from simulator.formats.study.provenance import set_by_hand, sources_of, without_effect
+from simulator.formats.study.tables import (
+    DEFAULT,
+    DEFAULT_NAME,
+    ROOTS,
+    PlanFile,
+    StudyFile,
+    located,
+    merged,
+    nested,
+    of_root,
+    relabelled,
+)
+from simulator.predict import Source
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from simulator.formats.readers.plans import Draft
+
+__all__ = ["PlanFile", "Study", "calibration_named", "loaded_cluster", "nested", "read_study"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Everything predict() takes, and where it came from."""
+
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    calibration: Calibration | None
+    stack: Stack | None
+    sources: tuple[Source, ...]
+    checkpoint: Checkpoint | None = None
+    draft: Draft | None = None  # where the plan came from another framework's file
+
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as plain data for the JSON report."""
+        return {
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "nodes": self.cluster.num_nodes,
+            **({"seats": list(self.cluster.seats)} if self.cluster.seats else {}),
+            "calibration": self.calibration.name if self.calibration else None,
+            "plan": self.plan.model_dump(mode="json"),
+            "imported": self.draft.report() if self.draft else None,
+        }
+
+
+class _Faults(list[Fault]):
+    """Collects faults, so that all of them can be told together."""
+
+    def attempt(self, make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except InputError as exc:
+            self.extend(exc.faults)
+        except OSError as exc:
+            self.append(Fault(place=str(exc.filename), problem=f"cannot be read: {exc.strerror}"))
+        return None
+
+
+def read_study(
+    file: Path | None,
+    flags: Mapping[str, str],
+    plan_flags: Mapping[str, str],
+    settings: Sequence[str],
+    plan_file: PlanFile | None = None,
+) -> Study:
+    """The study of `file` (None: the embedded default) under flags and `--set`s.
+
+    flags: model, cluster, nodes, calibration as given. plan_flags: Plan's fields as given.
+    plan_file: holds the plan, and perhaps the model, in place of the study's.
+    Raises InputError with every fault of every input.
+    """
+    faults = _Faults()
+    base = dict(DEFAULT) if file is None else faults.attempt(lambda: located(read_toml(file, InputError), file.parent))
+    if base is None:
+        raise InputError(faults)
+    overrides, wrong = parse_overrides(settings, ROOTS)
+    faults += wrong
+    raw, origins = merged(base, flags, plan_flags, overrides, keep_plan=file is not None or "model" not in flags)
+    given = {name: literal(text) for name, text in plan_flags.items()}
+    draft = None
+    if plan_file is not None:
+        from simulator.formats.study.imported import model_and_cluster, read_draft
+
+        draft = faults.attempt(lambda: read_draft(plan_file, {*given, *flags}))
+        if draft is None:
+            raise InputError(faults)
+        raw = {**raw, **model_and_cluster(draft, flags, keep=file is not None)}
+    model = faults.attempt(lambda: model_of(raw, of_root(overrides, "model"), draft))
+    cluster = faults.attempt(lambda: cluster_of(raw, overrides, draft, given))
+    if draft is not None:
+        from simulator.formats.study.imported import with_draft
+
+        raw, origins, found = with_draft(raw, origins, draft, cluster, model, given, overrides)
+        faults += found
+    asked = _Asked(
+        name=str(file or DEFAULT_NAME), raw=raw, origins=origins, overrides=overrides, draft=draft, given=given
+    )
+    return _completed(asked, model, cluster, faults)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A study as plain data, and who said what: the file's name, the flags' origins, `--set`s, another framework's file."""
+
+    name: str
+    raw: Mapping[str, Any]
+    origins: Mapping[str, str]
+    overrides: Sequence[Override]
+    draft: Draft | None
+    given: Mapping[str, Any]
+
+
+def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faults: _Faults) -> Study:
+    """The plan, its software and its checkpoint, judged. Raises InputError with every fault, those so far among them."""
+    raw, overrides, draft = asked.raw, asked.overrides, asked.draft
+    settled = draft is None or not faults
+    study, unknown = _checked(asked, faults)
+    calibration = faults.attempt(lambda: calibration_of(raw, cluster, of_root(overrides, "kernels")))
+    stack = plan = None
+    if study is not None:
+        plan = completed = _with_degrees(study.plan, cluster)
+        stack = faults.attempt(lambda: _stack_of(completed, asked))
+        if settled and not unknown:
+            faults += plan_faults(completed, model, cluster, others=bool(faults))
+        else:
+            faults += _certain_faults(completed, model, cluster, unknown, asked)
+    saved, kept = of_root(overrides, "checkpoint"), study.checkpoint if study is not None else None
+    checkpoint = faults.attempt(lambda: patched(kept or Checkpoint(), saved, InputError)) if kept or saved else None
+    if faults or study is None or model is None or cluster is None or plan is None:
+        raise InputError(dict.fromkeys(faults))
+    sources = (*sources_of(asked.name, raw, asked.origins, study.plan, plan, draft), *set_by_hand(overrides))
+    if draft is None:  # whose reader tells of its own
+        sources += without_effect(study.plan, plan, model)
+    return Study(
+        model=model,
+        plan=plan,
+        cluster=cluster,
+        calibration=calibration,
+        stack=stack,
+        sources=sources,
+        checkpoint=checkpoint,
+        draft=draft,
+    )
+
+
+def _checked(asked: _Asked, faults: list[Fault]) -> tuple[StudyFile | None, frozenset[str]]:
+    """The study, and the plan's fields that cannot be read, which it lacks; None: nothing can be said of its plan."""
+    raw = dict(asked.raw)
+    try:
+        return StudyFile.model_validate(raw, context=FROM_FILE), frozenset()
+    except ValidationError as exc:
+        name, details = asked.draft.file if asked.draft else asked.name, exc.errors(include_url=False)
+        faults += [relabelled(fault, asked.origins, name) for fault in faults_of(exc, "", StudyFile)]
+    unknown = unknown_fields(details)
+    if unknown is None:
+        return None, frozenset()
+    wrong = {str(detail["loc"][1]) for detail in details if detail["loc"][0] == "plan"}
+    rest = {"plan": {key: value for key, value in raw["plan"].items() if key not in wrong}}
+    try:
+        return StudyFile.model_validate({"model": "", "cluster": "", **rest}, context=FROM_FILE), unknown
+    except ValidationError:  # what is left contradicts itself: told when the rest is right
+        return None, frozenset()
+
+
+def _stack_of(plan: Plan, asked: _Asked) -> Stack:
+    """The plan's software, with what another framework's file says of it, and what was set. Raises StackError."""
+    changes, draft = of_root(asked.overrides, "stack"), asked.draft
+    if draft is not None and plan.stack == draft.stack:  # else the file could not be read, and this is a default
+        from simulator.formats.study.imported import stack_overrides
+
+        changes = [*stack_overrides(draft, asked.overrides, asked.given), *changes]
+    return patched(Stack.load(plan.stack), changes, StackError)
+
+
+_OF_A_DRAFT: Final = frozenset(
+    {"tp", "cp", "pp", "ep", "etp", "seq_len"}
+)  # what a file with faults settles, if it states it
+
+
+_DATA_PARALLEL: Final = frozenset({"dp_shard", "dp_replicate"})
+
+
+def _certain_faults(
+    plan: Plan, model: Model | None, cluster: Cluster | None, unknown: frozenset[str], asked: _Asked
+) -> list[Fault]:
+    """Faults of a plan that is known in part, by another framework's file or its own."""
+    if asked.draft is None:
+        stated = asked.raw["plan"].keys() & _DATA_PARALLEL
+        return certain_faults(plan, model, cluster, unknown if stated else unknown | _DATA_PARALLEL)
+    settled = {f"plan: {name}" for name in _OF_A_DRAFT & set(asked.raw["plan"])}
+    return [fault for fault in certain_faults(plan, model, cluster, unknown | BY_DEVICES) if fault.place in settled]
+
+
+def _with_degrees(plan: Plan, cluster: Cluster | None) -> Plan:
+    """Where no data-parallel degree was given: all devices that the other degrees leave."""
+    if cluster is None or plan.model_fields_set & _DATA_PARALLEL:
+        return plan
+    size, rest = divmod(cluster.num_devices, plan.cp * plan.tp * plan.pp)
+    return plan if rest else plan.model_copy(update={"dp_replicate" if plan.zero == 0 else "dp_shard": size})

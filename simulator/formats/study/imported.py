@@ -1,0 +1,132 @@
+"""A plan from another framework's file, as part of a study: what it states, what the command line states over it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from simulator.base.errors import ClusterError, Fault, PlanError
+from simulator.base.schema import nearest
+from simulator.formats.readers import PLAN_FORMATS
+from simulator.formats.readers.plans import Draft, drafted_fields, read_plan
+from simulator.formats.study.overrides import Override
+from simulator.formats.study.tables import PlanFile, nested, of_root
+from simulator.predict import Source
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+
+
+def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
+    """The file's plan as far as it goes. given: what the command line states: Plan's fields, the model. Raises PlanError."""
+    if asked.form is not None and asked.form not in PLAN_FORMATS:
+        problem = f"{asked.form!r} is no format"
+        remedy = nearest(asked.form, PLAN_FORMATS) or f"one of {', '.join(PLAN_FORMATS)}"
+        raise PlanError(Fault(place="--plan-format", problem=problem, remedy=remedy))
+    variables, faults = {}, []
+    for text in asked.define:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            faults.append(Fault(place=f"--define {text}", problem="has no value", remedy="--define NAME=VALUE"))
+        variables[name] = value
+    if faults:
+        raise PlanError(faults)
+    return read_plan(asked.path, asked.form, given, variables)
+
+
+def model_and_cluster(draft: Draft, flags: Mapping[str, str], *, keep: bool) -> dict[str, Any]:
+    """Model and cluster where the plan's file decides them: over the study's, under the flags'; no default model."""
+    found: dict[str, Any] = {"cluster": draft.cluster} if draft.cluster and "cluster" not in flags else {}
+    if "model" in flags or (draft.model is None and keep):
+        return found
+    return {**found, "model": draft.model.name if isinstance(draft.model, Model) else draft.model}
+
+
+def with_draft(
+    raw: Mapping[str, Any],
+    origins: Mapping[str, str],
+    draft: Draft,
+    cluster: Cluster | None,
+    model: Model | None,
+    given: Mapping[str, Any],
+    overrides: Sequence[Override],
+) -> tuple[dict[str, Any], dict[str, str], list[Fault]]:
+    """The study with the file's plan under the command line's, for the cluster's number of GPUs; origins; faults."""
+    faults: list[Fault] = []
+    if raw.get("model") is None and not (draft.faults and draft.format == "megatron"):
+        problem = draft.model_unknown or "does not state the model"
+        place = draft.places.get("model", draft.file)
+        if not any(
+            fault.place == place for fault in draft.faults
+        ):  # else what stands there cannot be read, and is told
+            faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE"))
+    plan: dict[str, Any] = {}
+    found = draft.faults
+    if cluster is not None:
+        plan, found = drafted_fields(draft, cluster.num_devices, given, model)
+    faults.extend(found)
+    for override in of_root(overrides, "plan"):
+        plan = nested(plan, override.path, override.value)
+    places = {f"plan.{name}": place for name, place in draft.places.items()}
+    return {**raw, "model": raw.get("model") or "", "plan": plan}, {**places, **origins}, faults
+
+
+def num_nodes(draft: Draft, cluster: Cluster, given: Mapping[str, Any]) -> int | None:
+    """Nodes that hold the job's GPUs; None where the file states no number. Raises ClusterError."""
+    stated = draft.stated_devices(given)
+    if stated is None and draft.devices_fault is not None:
+        raise ClusterError(draft.devices_fault)
+    if stated is None:
+        return None
+    nodes, rest = divmod(stated, cluster.gpus_per_node)
+    if rest:
+        place = draft.places.get("num_devices", draft.file)
+        problem = (
+            f"the job's {stated} GPUs are no whole nodes of {cluster.name}, which has {cluster.gpus_per_node} each"
+        )
+        remedy = "--nodes N, another --cluster" + (f", or --set cluster.gpus_per_node={stated}" if not nodes else "")
+        raise ClusterError(Fault(place=place, problem=problem, remedy=remedy))
+    return nodes
+
+
+def stack_overrides(draft: Draft, overrides: Sequence[Override], given: Mapping[str, Any]) -> list[Override]:
+    """What the file says of its software otherwise than the preset; none under a stack of the caller's own."""
+    if "stack" in given:
+        return []
+    set_already = {override.path for override in overrides if override.root == "stack"}
+    return [
+        Override(
+            root="stack", path=path, text=str(value).lower() if isinstance(value, bool) else str(value), flag=place
+        )
+        for name, (value, place) in draft.stack_changes.items()
+        if (path := tuple(name.split("."))) not in set_already
+    ]
+
+
+def sources(draft: Draft, used_stack: str) -> Iterator[Source]:
+    """Where the plan and its software came from."""
+    yield Source(what="plan", kind="given", detail=f"{draft.file}: {draft.software}'s settings, {_counted(draft)}")
+    if used_stack == draft.stack:
+        yield Source(what="stack", kind="assumed", detail=f"{draft.stack}: {draft.stack_why}")
+        for name, (value, place) in draft.stack_changes.items():
+            yield Source(what=f"stack.{name}", kind="given", detail=f"{value} ({place})")
+
+
+def _counted(draft: Draft) -> str:
+    words = {
+        "used": "used",
+        "no effect": "without effect",
+        "overruled": "overruled",
+        "not modelled": "not modelled",
+        "unknown": "unknown",
+    }
+    counts = {use: len(draft.named(use)) for use in words}
+    return ", ".join(f"{count} {words[use]}" for use, count in counts.items() if count) or "none"
+
+
+def warnings(draft: Draft) -> list[str]:
+    """Contradictions that the framework resolves, what no prediction holds, what no reader knows: never in silence."""
+    lines: list[str] = []
+    heads = {"overruled": "overruled", "not modelled": "not modelled", "unknown": "unknown, and ignored"}
+    for use, head in heads.items():
+        lines += [f"{head}: {setting}" for setting in draft.named(use)]
+    return lines

@@ -1,0 +1,121 @@
+"""The nouns that a study names: its model, its cluster with the ranks placed, its calibration, each under its `--set`s."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from simulator.base.errors import ClusterError, InputError, ModelError
+from simulator.base.schema import Strict
+from simulator.formats.study.overrides import Override, patched
+from simulator.formats.study.tables import of_root
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.hosts import other_intra
+from simulator.spec.cluster.parts import MAX_NODES
+from simulator.spec.model import Model
+
+if TYPE_CHECKING:
+    from simulator.formats.readers.plans import Draft
+
+
+def model_of(raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None = None) -> Model | None:
+    """The model that a study names, or that its plan's file states; None where it names none."""
+    name = raw.get("model")
+    if draft is not None and isinstance(draft.model, Model) and name == draft.model.name:
+        return patched(draft.model, overrides, ModelError)
+    return patched(Model.load(name), overrides, ModelError) if isinstance(name, str) else None
+
+
+def cluster_of(
+    raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None, given: Mapping[str, Any]
+) -> Cluster | None:
+    """The cluster with its ranks placed; of as many nodes as a plan's file implies, where nobody else says how many."""
+    cluster, table = _counted_cluster(raw, overrides, draft, given), raw.get("placement")
+    if cluster is None or not isinstance(table, str):
+        return cluster
+    from simulator.formats.readers.placement import read_placement
+
+    return cluster.with_rank_mapping(read_placement(Path(table), cluster))
+
+
+def _counted_cluster(
+    raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft | None, given: Mapping[str, Any]
+) -> Cluster | None:
+    cluster = loaded_cluster(raw, overrides)
+    if cluster is None or draft is None or raw.get("nodes") is not None:
+        return cluster
+    from simulator.formats.study.imported import num_nodes
+
+    nodes = num_nodes(draft, cluster, given)
+    if nodes not in (None, cluster.num_nodes):
+        cluster = loaded_cluster({**raw, "nodes": nodes}, overrides)
+    return cluster
+
+
+def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Cluster | None:
+    """The cluster that `cluster` and `nodes` name, under what was set of it and its device; None where none is named."""
+    name, nodes = raw.get("cluster"), raw.get("nodes")
+    if not isinstance(name, str):
+        return None
+    counted = isinstance(nodes, int) and not isinstance(nodes, bool) and 1 <= nodes <= MAX_NODES
+    cluster = Cluster.load(name, nodes if counted else None)
+    below = [replace(o, path=("device", *o.path)) for o in of_root(overrides, "device")]
+    if any(o.path == ("device", "memory_bytes") for o in below):  # CUDA's total was that of the device as it was
+        device = cluster.device.model_copy(update={"cuda_memory_bytes": None})
+        cluster = cluster.model_copy(update={"device": device})
+    own = [each for one in of_root(overrides, "cluster") for each in _rewired(cluster, one)]
+    return patched(cluster, [*own, *below], ClusterError)
+
+
+def _rewired(cluster: Cluster, one: Override) -> list[Override]:
+    """link.intra=nvlink5 or =off in full; any other override as it is."""
+    if one.path != ("intra",) or not isinstance(one.value, str):
+        return [one]
+    host = cluster.host_link
+    kind = other_intra(cluster.intra.model_dump(), host.model_dump() if host else None, one.value)
+    found = [replace(one, meant=kind)]
+    if kind["shape"] == "pcie" and cluster.nvlink_domain_size != cluster.gpus_per_node:
+        found.append(replace(one, path=("nvlink_domain_size",), meant=cluster.gpus_per_node))
+    if (
+        kind["shape"] != "pcie" and cluster.host is None and host is not None
+    ):  # what joined the GPUs joins them to hosts
+        found.append(replace(one, path=("host",), meant=host.model_dump()))
+    return found
+
+
+class KernelSpeeds(Strict):
+    """`--set kernels.gemm=1.2`: so many times as fast as the calibration says."""
+
+    gemm: float = Field(gt=0, le=1e6, default=1.0)
+    attention: float = Field(gt=0, le=1e6, default=1.0)
+    elementwise: float = Field(gt=0, le=1e6, default=1.0)
+    scan: float = Field(gt=0, le=1e6, default=1.0)
+
+
+def calibration_of(
+    raw: Mapping[str, Any], cluster: Cluster | None, overrides: Sequence[Override] = ()
+) -> Calibration | None:
+    """The calibration that a study names, its kernels as much quicker as was set; None: the device's own."""
+    speed = patched(KernelSpeeds(), overrides, InputError)
+    named = calibration_named(raw.get("calibration"), cluster)
+    if not overrides or cluster is None:
+        return named
+    return (named or Calibration.for_device(cluster.device)).with_speed(
+        {"gemm": speed.gemm, "attention": speed.attention, "elementwise": speed.elementwise, "scan": speed.scan}
+    )
+
+
+def calibration_named(name: object, cluster: Cluster | None) -> Calibration | None:
+    """A calibration by name or path, or made of the cluster's device; None: the device's own."""
+    if not isinstance(name, str):
+        return None
+    if name == "ideal":
+        return Calibration.ideal()
+    if name == "datasheet":
+        return Calibration.datasheet(cluster.device) if cluster is not None else None
+    return Calibration.load(name)

@@ -1,0 +1,159 @@
+"""`--set key=value`: reach any leaf of what a prediction is made from.
+
+`link.` is short for the links of a cluster: link.inter.bytes_per_s is what one network card sends. `x2` is twice what the
+leaf is.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import Strict, faults_of, model_at, nearest
+from simulator.base.units import FROM_FILE
+
+InputT = TypeVar("InputT", bound=Strict)
+
+_FACTOR: Final = re.compile(r"[x×*]\s*(\d{1,12}(?:\.\d{1,12})?|\.\d{1,12})")
+_LINK: Final = "link"  # a root of its own, wherever there is a cluster
+
+_LEAF: Final = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """One `root.path=value`, as given. `flag` is how the reader finds it again on the command line.
+
+    meant: the value, where the text stands for something else than itself.
+    """
+
+    root: str
+    path: tuple[str, ...]
+    text: str
+    flag: str
+    meant: object = None
+
+    @property
+    def value(self) -> object:
+        return literal(self.text) if self.meant is None else self.meant
+
+    @property
+    def factor(self) -> float | None:
+        """What a relative value (`x2`) multiplies by; None for any other."""
+        found = _FACTOR.fullmatch(self.text.strip())
+        return float(found.group(1)) if found else None
+
+
+def literal(text: str) -> object:
+    """What TOML would read in `key = text`; text that is no TOML value is a string ("400Gb/s", bf16)."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # not TOML, or digits beyond what Python reads
+        return text
+    return table["value"] if list(table) == ["value"] else text
+
+
+def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list[Override], list[Fault]]:
+    """The overrides among `settings`, and a fault for each that is none. A multiple may follow a value of its key."""
+    found: list[Override] = []
+    keys: set[str] = set()
+    faults: list[Fault] = []
+    roots = (*roots, _LINK) if "cluster" in roots else roots
+    for setting in settings:
+        key, equals, text = (part.strip() for part in setting.partition("="))
+        root, *path = key.split(".")
+        flag = f"--set {key}"
+        if not equals:
+            faults.append(Fault(place=f"--set {setting}", problem="has no value", remedy="--set key=value"))
+        elif root in roots and not path:
+            faults.append(Fault(place=flag, problem="is a table", remedy=f"--set {root}.KEY=VALUE"))
+        elif root not in roots:
+            known = nearest(root, roots) or f"known: {', '.join(roots)}"
+            faults.append(Fault(place=flag, problem=f"a key begins with one of {', '.join(roots)}", remedy=known))
+        elif key in keys and not _FACTOR.fullmatch(text):
+            faults.append(Fault(place=flag, problem="is set twice", remedy="keep one"))
+        else:
+            found.append(_override(root, tuple(path), text, flag))
+            keys.add(key)
+    return found, faults
+
+
+def _override(root: str, path: tuple[str, ...], text: str, flag: str) -> Override:
+    if root == _LINK:
+        root, path = "cluster", ("inter", "nic_bytes_per_s") if path == ("inter", "bytes_per_s") else path
+    return Override(root=root, path=path, text=text, flag=flag)
+
+
+def patched(target: InputT, overrides: Iterable[Override], error: type[InputError]) -> InputT:
+    """`target` with the leaves replaced and validated anew. Raises `error` with every fault."""
+    overrides = list(overrides)
+    if not overrides:
+        return target
+    for number, override in enumerate(overrides):  # a multiple of what one before it has set
+        if override.factor is not None and any(one.path == override.path for one in overrides[:number]):
+            return patched(patched(target, overrides[:number], error), overrides[number:], error)
+    data = target.model_dump(exclude_unset=True)
+    faults: list[Fault] = []
+    for override in overrides:
+        if override.factor is not None:
+            faults += _multiplied(target, data, override)
+        else:
+            faults += _leaf_faults(type(target), override) or _put(data, override)
+        if "sources" in type(target).model_fields and override.path[0] != "sources":
+            data["sources"] = {**data.get("sources", {}), override.path[0]: f"given: {override.flag}={override.text}"}
+    if faults:
+        raise error(faults)
+    return type(target).parse(data, ", ".join(override.flag for override in overrides), error)
+
+
+def _multiplied(target: Strict, data: dict[str, Any], override: Override) -> list[Fault]:
+    """Put a multiple of what the leaf is."""
+    here: object = target
+    for part in override.path:
+        here = here.get(part) if isinstance(here, dict) else getattr(here, part, None)
+    if isinstance(here, bool) or not isinstance(here, int | float):
+        known = _leaf_faults(type(target), override) if here is None else []
+        problem = f"{override.text} multiplies a number, and this is {'not set' if here is None else 'none'}"
+        return known[:1] or [Fault(place=override.flag, problem=problem, remedy="a value of its own")]
+    assert override.factor is not None
+    value = here * override.factor
+    return _put(data, replace(override, meant=round(value) if isinstance(here, int) else value))
+
+
+def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
+    """Faults of the value alone, judged as in a file: a bare number where a unit is due is one."""
+    owner = model_at(root, override.path[:-1])
+    name = override.path[-1]
+    if owner is None:
+        return []  # below a plain table: the noun's own validation decides
+    info = owner.model_fields.get(name)
+    if info is None:
+        problem = f"{'.'.join((override.root, *override.path[:-1]))} has no {name!r}"
+        return [Fault(place=override.flag, problem=problem, remedy=nearest(name, owner.model_fields))]
+    if model_at(root, override.path) is not None and not isinstance(override.value, list):
+        return []  # a table set as a whole
+    annotation: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
+    try:
+        TypeAdapter(annotation, config=_LEAF).validate_python(override.value, context=FROM_FILE)
+    except ValidationError as exc:
+        return faults_of(exc, override.flag)
+    return []
+
+
+def _put(data: dict[str, Any], override: Override) -> list[Fault]:
+    """Write the value into nested plain data; parts of the path that were unset become tables."""
+    here: Any = data
+    for part in override.path[:-1]:
+        if isinstance(here, dict) and here.get(part) is None:
+            here[part] = {}
+        if not isinstance(here, dict) or not isinstance(here[part], dict):
+            return [Fault(place=override.flag, problem=f"{part} is no table", remedy="set it as a whole")]
+        here = here[part]
+    here[override.path[-1]] = override.value
+    return []

@@ -1,0 +1,80 @@
+"""Who said what of a study: a file, a flag, or nobody; and what was said in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from simulator.formats.study.overrides import Override
+from simulator.formats.study.tables import DEFAULT_NAME
+from simulator.predict import Source
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan, unused_fields
+
+if TYPE_CHECKING:
+    from simulator.formats.readers.plans import Draft
+
+_NOTHING = (False, None, 0, 1, "none")
+
+
+def without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
+    """What was asked of the plan and does nothing beside the rest of it."""
+    idle = unused_fields(plan, experts=model.experts is not None)
+    given = {name: getattr(plan, name) for name in idle if name in asked.model_fields_set}
+    named = [name for name, value in given.items() if value is True or value not in _NOTHING]  # True equals 1
+    return tuple(
+        Source(what=f"plan.{name}", kind="given", detail=f"without effect: needs {idle[name]}") for name in named
+    )
+
+
+def sources_of(
+    name: str, raw: Mapping[str, Any], origins: Mapping[str, str], asked: Plan, plan: Plan, draft: Draft | None = None
+) -> tuple[Source, ...]:
+    """Who said what: the file, a flag, or nobody (then it is assumed)."""
+    assumed = "assumed" if name == DEFAULT_NAME else "given"
+    found = [
+        Source(what=key, kind="given" if key in origins else assumed, detail=f"{raw[key]} ({origins.get(key, name)})")
+        for key in ("model", "cluster", "nodes", "placement", "calibration")
+        if raw.get(key) is not None and not (key == "model" and draft and draft.model and key not in origins)
+    ]
+    if draft is not None:
+        from simulator.formats.study.imported import sources
+
+        if draft.model and "model" not in origins:
+            found.append(Source(what="model", kind="given", detail=f"{raw['model']} ({draft.file})"))
+        found += sources(draft, plan.stack)
+        places = {f"plan.{field}" for field in draft.places}
+        origins = {key: flag for key, flag in origins.items() if key not in places or flag.startswith("--")}
+        name, assumed = draft.file, "given"
+    return (*found, *_of_plan(name, assumed, raw["plan"], origins, asked, plan))
+
+
+def set_by_hand(overrides: Sequence[Override]) -> tuple[Source, ...]:
+    """What was set of anything but the plan."""
+    return tuple(
+        Source(what=one.flag.removeprefix("--set "), kind="given", detail=f"{one.text} (--set)")
+        for one in overrides
+        if one.root != "plan"
+    )
+
+
+def _of_plan(
+    name: str, kind: str, table: Mapping[str, Any], origins: Mapping[str, str], asked: Plan, plan: Plan
+) -> list[Source]:
+    """The plan's fields: of flags, of the file, of nobody."""
+    found: list[Source] = []
+    paths = [key.removeprefix("plan.") for key in origins if key.startswith("plan.")]
+    flags = [f"{path} = {attrgetter(path)(plan)}" for path in paths]
+    if flags:
+        found.append(Source(what="plan", kind="given", detail=f"{', '.join(flags)} (flags)"))
+    rest = [f"{key} = {value}" for key, value in table.items() if f"plan.{key}" not in origins]
+    if rest:
+        found.append(Source(what="plan", kind=kind, detail=f"{', '.join(rest)} ({name})"))
+    for degree in ("dp_shard", "dp_replicate"):
+        if getattr(plan, degree) != getattr(asked, degree):
+            detail = f"{degree} = {getattr(plan, degree)}: all devices of the cluster, as no degree was given"
+            found.append(Source(what="plan", kind="assumed", detail=detail))
+    if "seq_len" not in plan.model_fields_set:
+        found.append(Source(what="plan", kind="assumed", detail=f"seq_len = {plan.seq_len}, as none was given"))
+    return found

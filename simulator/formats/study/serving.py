@@ -1,0 +1,249 @@
+"""A serving study: what `shardwise serve` needs, from a TOML file, from flags, or from the embedded default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic import Field, ValidationError
+
+from simulator.base.errors import Fault, InputError, ModelError, StackError
+from simulator.base.schema import Strict, faults_of, read_toml
+from simulator.base.units import FROM_FILE, Seconds
+from simulator.formats.study.loading import calibration_named, loaded_cluster
+from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
+from simulator.formats.study.tables import nested
+from simulator.predict import Source
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.parts import MAX_NODES
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check
+
+T = TypeVar("T")
+
+DEFAULT: Final[Mapping[str, Any]] = {
+    "model": "llama3-8b",
+    "cluster": "hgx-h100-8",
+    "inference": {},
+    "workload": {"rate": 4.0},
+}
+DEFAULT_NAME: Final = "the embedded default"
+ROOTS: Final = ("inference", "workload", "slo", "model", "cluster", "device", "stack")  # what --set reaches into
+TABLES: Final = ("inference", "workload", "slo")
+_BRANCH: Final = re.compile(r"\.(table|count)\b(\.(uniform|lognormal|choice)\b)?")  # pydantic's, of lengths
+
+
+class SloTable(Strict):
+    """Limits as they are written: "500ms"."""
+
+    ttft: Seconds | None = Field(gt=0, default=None)
+    tpot: Seconds | None = Field(gt=0, default=None)
+    latency: Seconds | None = Field(gt=0, default=None)
+
+    def limits(self) -> Slo:
+        """In seconds."""
+        return Slo(ttft_s=self.ttft, tpot_s=self.tpot, latency_s=self.latency)
+
+
+class ServingFile(Strict):
+    """A serving study as it is written. nodes: how many of the cluster's nodes; None: as many as its file says."""
+
+    model: str
+    cluster: str
+    nodes: int | None = Field(ge=1, le=MAX_NODES, default=None)
+    calibration: str | None = None
+    inference: InferencePlan = InferencePlan()
+    workload: Workload = Workload()
+    slo: SloTable = SloTable()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingStudy:
+    """Everything serve() takes, and where it came from."""
+
+    model: Model
+    plan: InferencePlan
+    cluster: Cluster
+    calibration: Calibration | None
+    stack: Stack
+    workload: Workload
+    requests: tuple[Request, ...]
+    slo: Slo
+    sources: tuple[Source, ...]
+
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as plain data for the JSON report."""
+        return {
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "nodes": self.cluster.num_nodes,
+            "calibration": self.calibration.name if self.calibration else None,
+            "inference": self.plan.model_dump(mode="json"),
+            "workload": self.workload.model_dump(mode="json"),
+        }
+
+
+class _Faults(list[Fault]):
+    """Collects faults, so that all of them can be told together."""
+
+    def attempt(self, make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except InputError as exc:
+            self.extend(exc.faults)
+        return None
+
+
+def read_serving_study(
+    file: Path | None, flags: Mapping[str, str], table_flags: Mapping[str, str], settings: Sequence[str]
+) -> ServingStudy:
+    """The study of `file` (None: the embedded default) under flags and `--set`s.
+
+    flags: model, cluster, nodes, calibration. table_flags: "inference.tp" and its like -> text.
+    Raises InputError with every fault of every input.
+    """
+    faults = _Faults()
+    base = DEFAULT if file is None else faults.attempt(lambda: _located(read_toml(file, InputError), file.parent))
+    if base is None:
+        raise InputError(faults)
+    overrides, wrong = parse_overrides(settings, ROOTS)
+    faults += wrong
+    name = str(file or DEFAULT_NAME)
+    raw, origins = _merged(base, flags, table_flags, overrides)
+    study = faults.attempt(lambda: _checked(raw, origins, name))
+    model = faults.attempt(lambda: _model(raw, _of(overrides, "model")))
+    cluster = faults.attempt(lambda: loaded_cluster(raw, overrides))
+    if cluster is not None:
+        faults.attempt(lambda: cluster.must_be_in_order("serving"))
+    calibration = faults.attempt(lambda: calibration_named(raw.get("calibration"), cluster))
+    stack = requests = None
+    if study is not None:
+        plan, workload = study.inference, study.workload
+        stack = faults.attempt(lambda: patched(Stack.load(plan.stack), _of(overrides, "stack"), StackError))
+        if model is not None and cluster is not None:
+            faults.attempt(lambda: check(plan, model, cluster))
+        requests = faults.attempt(lambda: _requests(workload))
+    if faults or study is None or model is None or cluster is None or stack is None or requests is None:
+        raise InputError(faults)
+    return ServingStudy(
+        model=model,
+        plan=study.inference,
+        cluster=cluster,
+        calibration=calibration,
+        stack=stack,
+        workload=study.workload,
+        requests=requests,
+        slo=study.slo.limits(),
+        sources=(*_sources(name, raw, origins, study.workload), *_overridden(overrides)),
+    )
+
+
+def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative paths in a file are relative to that file."""
+    places = [(data, key) for key in ("model", "cluster", "calibration")]
+    places += [
+        (data[t], key) for t, key in (("inference", "stack"), ("workload", "trace")) if isinstance(data.get(t), dict)
+    ]
+    for table, key in places:
+        value = table.get(key)
+        if isinstance(value, str) and value.endswith((".toml", ".json", ".csv", ".gz")):
+            table[key] = str(folder / value)
+    return data
+
+
+def _merged(
+    base: Mapping[str, Any], flags: Mapping[str, str], table_flags: Mapping[str, str], overrides: Sequence[Override]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The study as plain data, and for each key that the command line gave, by which flag."""
+    traced = any(key == "workload.trace" for key in table_flags) or any(
+        (o.root, o.path) == ("workload", ("trace",)) for o in overrides
+    )
+    raw = {**base, **({"workload": {}} if traced and base is DEFAULT else {}), **flags}
+    if isinstance(raw.get("nodes"), str):
+        raw["nodes"] = literal(raw["nodes"])
+    origins = {key: f"--{key}" for key in flags}
+    given = [(key, flag_of(key), literal(text)) for key, text in table_flags.items()]
+    given += [(f"{o.root}.{'.'.join(o.path)}", o.flag, o.value) for o in overrides if o.root in TABLES]
+    for key, flag, value in given:
+        raw = nested(raw, key.split("."), value)
+        origins[key] = flag
+    return raw, origins
+
+
+def flag_of(key: str) -> str:
+    """The flag of a table's key: --tp, --slo-ttft."""
+    table, _, name = key.partition(".")
+    short = {"prompt_tokens": "prompt", "output_tokens": "output", "num_requests": "requests"}.get(name, name)
+    return f"--{'slo-' if table == 'slo' else ''}{short.replace('_', '-')}"
+
+
+def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> ServingFile:
+    try:
+        return ServingFile.model_validate(dict(raw), context=FROM_FILE)
+    except ValidationError as exc:
+        raise InputError(_relabelled(fault, origins, name) for fault in faults_of(exc, "", ServingFile)) from None
+
+
+def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
+    path = _BRANCH.sub("", fault.place.removeprefix(": "))
+    flag = next((flag for key, flag in origins.items() if path == key or path.startswith(f"{key}.")), None)
+    return replace(fault, place=flag or f"{name}: {path}")
+
+
+def _of(overrides: Sequence[Override], root: str) -> list[Override]:
+    return [override for override in overrides if override.root == root]
+
+
+def _model(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Model | None:
+    name = raw.get("model")
+    return patched(Model.load(name), overrides, ModelError) if isinstance(name, str) else None
+
+
+def _requests(workload: Workload) -> tuple[Request, ...]:
+    if workload.trace is None:
+        return workload.requests()
+    drawn = {"rate", "num_requests", "prompt_tokens", "output_tokens", "seed"} & workload.model_fields_set
+    if drawn:
+        problem = f"a trace says when requests arrive and how long they are, and {', '.join(sorted(drawn))} too"
+        raise InputError(Fault(place="workload: trace", problem=problem, remedy="give one of them"))
+    from simulator.formats.readers.arrivals_table import read_arrivals
+
+    return read_arrivals(workload.trace)
+
+
+def _overridden(overrides: Sequence[Override]) -> tuple[Source, ...]:
+    """Leaves of the nouns that `--set` reached."""
+    return tuple(
+        Source(what=o.flag.removeprefix("--set "), kind="given", detail=f"{o.text} (--set)")
+        for o in overrides
+        if o.root not in TABLES
+    )
+
+
+def _sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str], workload: Workload) -> tuple[Source, ...]:
+    """Who said what: the file, a flag, or nobody (then it is assumed)."""
+    assumed = "assumed" if name == DEFAULT_NAME else "given"
+    found = [
+        Source(what=key, kind="given" if key in origins else assumed, detail=f"{raw[key]} ({origins.get(key, name)})")
+        for key in ("model", "cluster", "nodes", "calibration")
+        if raw.get(key) is not None
+    ]
+    for table in TABLES:
+        keys = raw.get(table) or {}
+        flags = [f"{key} = {keys[key]}" for key in keys if any(o.startswith(f"{table}.{key}") for o in origins)]
+        rest = [f"{key} = {keys[key]}" for key in keys if not any(o.startswith(f"{table}.{key}") for o in origins)]
+        if flags:
+            found.append(Source(what=table, kind="given", detail=f"{', '.join(flags)} (flags)"))
+        if rest:
+            found.append(Source(what=table, kind=assumed, detail=f"{', '.join(rest)} ({name})"))
+    if workload.trace is None:
+        unsaid = ("rate", "num_requests", "prompt_tokens", "output_tokens", "seed")
+        defaults = [f"{key} = {getattr(workload, key)}" for key in unsaid if key not in workload.model_fields_set]
+        if defaults:
+            found.append(Source(what="workload", kind="assumed", detail=f"{', '.join(defaults)}, as none was given"))
+    return tuple(found)

@@ -1,0 +1,114 @@
+"""A study as plain data: its file, and flags and `--set`s over it, with who gave each value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field
+
+from simulator.base.errors import Fault
+from simulator.base.schema import Strict
+from simulator.formats.study.overrides import Override, literal
+from simulator.spec.cluster.parts import MAX_NODES
+from simulator.spec.plan import Plan
+from simulator.work.checkpoint import Checkpoint
+
+# One node of 8 H100 and the length Llama 3 was trained with; everything else is what PyTorch's FSDP2 does by itself.
+DEFAULT: Final[Mapping[str, Any]] = {
+    "model": "llama3-8b",
+    "cluster": "hgx-h100-8",
+    "plan": {"zero": 3, "seq_len": 8192},
+}
+DEFAULT_NAME: Final = "the embedded default"
+ROOTS: Final = ("plan", "model", "cluster", "device", "stack", "checkpoint", "kernels")  # what --set reaches into
+
+
+class StudyFile(Strict):
+    """A study as it is written.
+
+    nodes: how many of the cluster's nodes; None: as many as its file says. placement: a table of the GPU of each rank.
+    checkpoint: None: none is saved.
+    run: the long run that `shardwise goodput` plays; that verb judges it.
+    """
+
+    model: str = Field(description="a preset's name as llama3-8b, a model's TOML file, or a config.json")
+    cluster: str = Field(description="a preset's name as hgx-h100-8, or a cluster's TOML file")
+    nodes: int | None = Field(ge=1, le=MAX_NODES, default=None)
+    placement: str | None = Field(description="a table's file", default=None)
+    calibration: str | None = Field(description="a preset's name, or a calibration's file", default=None)
+    plan: Plan = Plan()
+    checkpoint: Checkpoint | None = None
+    run: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """--plan, --plan-format and --define as given."""
+
+    path: Path
+    form: str | None = None
+    define: tuple[str, ...] = ()
+
+
+def located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Relative paths in a file are relative to that file."""
+    plan = data.get("plan")
+    if isinstance(data.get("placement"), str):
+        data["placement"] = str(folder / data["placement"])
+    places = [(data, key) for key in ("model", "cluster", "calibration")]
+    if isinstance(plan, dict):
+        places.append((plan, "stack"))
+    for table, key in places:
+        value = table.get(key)
+        if isinstance(value, str) and value.endswith((".toml", ".json")):
+            table[key] = str(folder / value)
+    return data
+
+
+def merged(
+    base: Mapping[str, Any],
+    flags: Mapping[str, str],
+    plan_flags: Mapping[str, str],
+    overrides: Sequence[Override],
+    *,
+    keep_plan: bool,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The study as plain data, and for each key that the command line gave, by which flag."""
+    raw = {**base, **flags}
+    if isinstance(raw.get("nodes"), str):
+        raw["nodes"] = literal(raw["nodes"])
+    origins = {key: f"--{key}" for key in flags}
+    plan = raw.get("plan", {}) if keep_plan else {}
+    if isinstance(plan, dict):
+        given = [(name, f"--{name.replace('_', '-')}", literal(text)) for name, text in plan_flags.items()]
+        given += [(".".join(o.path), o.flag, o.value) for o in overrides if o.root == "plan"]
+        for name, _, value in given:
+            plan = nested(plan, name.split("."), value)
+        origins |= {f"plan.{name}": flag for name, flag, _ in given}
+    return {**raw, "plan": plan}, origins
+
+
+def nested(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
+    """`table` with the value put at the path; what is no table on the way gives way to one."""
+    name, *rest = path
+    if not rest:
+        return {**table, name: value}
+    below = table.get(name)
+    return {**table, name: nested(below if isinstance(below, Mapping) else {}, rest, value)}
+
+
+def relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
+    """A fault of the study's table at the flag that caused it, else at the key in its file."""
+    path = fault.place.removeprefix(": ")
+    flag = next((flag for key, flag in origins.items() if path == key or path.startswith((f"{key}.", f"{key}["))), None)
+    if fault.problem == "unknown key" and path in Plan.model_fields:
+        fault = replace(fault, remedy="it belongs under [plan]")
+    return replace(fault, place=flag or f"{name}: {path}")
+
+
+def of_root(overrides: Sequence[Override], root: str) -> list[Override]:
+    """The `--set`s that reach into one noun."""
+    return [override for override in overrides if override.root == root]

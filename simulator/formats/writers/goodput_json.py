@@ -1,0 +1,19 @@
+"""A long run's answer as JSON with a schema version. docs/reference/json-output.md describes every key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from simulator.studies.goodput import Goodput
+
+SCHEMA_VERSION: Final = 1
+
+
+def to_json(answer: Goodput, inputs: Mapping[str, Any] | None = None) -> str:
+    """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
+    told = asdict(answer) | {"interruptions": dict(answer.interruptions)}
+    document = {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), **told}
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,89 @@
+"""A long run's answer as text for people: days first, then where they go, what interrupts, and how often to save."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simulator.base.units import counted, format_bytes, format_duration, format_number, format_seconds
+from simulator.formats.writers import layout
+from simulator.studies.goodput import Goodput
+
+_SHOWN_CAUSES = 8
+
+
+def render(g: Goodput) -> Group:
+    """The report, for a rich console."""
+    return Group(
+        _head(g),
+        layout.section("Where the time goes", _parts(g)),
+        layout.section("Interruptions", _interruptions(g)),
+        layout.section("Checkpoints", _checkpoints(g)),
+        layout.section("What this rests on", layout.table(((s.what, s.kind, s.detail) for s in g.sources), "lll")),
+    )
+
+
+def _head(g: Goodput) -> Table:
+    d, share = g.days, g.goodput
+    rows = [
+        (
+            f"{format_number(d.p50)} days",
+            f"{g.model} on {g.cluster}, {counted(g.num_devices, 'device')}: {counted(g.tokens, 'token')}",
+        ),
+        (
+            "",
+            f"90 % of {g.replicas:,} runs take {format_number(d.p5)} to {format_number(d.p95)} days, the step's own interval in them",
+        ),
+        ("", f"goodput {share.p50:.1%} ({share.p5:.1%} to {share.p95:.1%}): training that counts, of all the time"),
+        ("", f"{counted(g.steps, 'step')} of {format_seconds(g.step_s)}"),
+    ]
+    if g.dollars is not None:
+        m = g.dollars
+        rows.insert(2, ("", f"${m.p50:,.0f} (${m.p5:,.0f} to ${m.p95:,.0f})"))
+    for one in reversed(g.costs):
+        m, price = one.cost, f"{one.kind}, {one.gpu_hour:.2f} {one.currency} a GPU and hour, {one.date}: {one.source}"
+        rows.insert(2, ("", f"{m.p50:,.0f} {one.currency} ({m.p5:,.0f} to {m.p95:,.0f}) at {price}"))
+    table = layout.table(rows, "ll")
+    table.columns[0].style = "bold"
+    return table
+
+
+def _parts(g: Goodput) -> Table:
+    return layout.table(((p.part, format_duration(p.seconds), f"{p.share:.1%}") for p in g.parts), "lrr")
+
+
+def _interruptions(g: Goodput) -> RenderableType:
+    if g.mtbf_s is None and not g.interruptions:
+        return Text("none strike")
+    rows = [(name, format_number(mean)) for name, mean in g.interruptions[:_SHOWN_CAUSES]]
+    rest = sum(mean for _, mean in g.interruptions[_SHOWN_CAUSES:])
+    if rest:
+        rows.append((f"{len(g.interruptions) - _SHOWN_CAUSES} other causes", format_number(rest)))
+    rows.append(("in all", format_number(sum(mean for _, mean in g.interruptions))))
+    if g.mtbf_s is not None:
+        rows.append(("one every", format_duration(g.mtbf_s)))
+    rows.append(("each costs, beside the work it loses", format_duration(g.restart_s)))
+    return layout.table(rows, "lr")
+
+
+def _checkpoints(g: Goodput) -> Table:
+    s = g.saving
+    chosen = "the optimum by Daly's formula" if g.interval_is_optimal else "as asked"
+    rows = [
+        ("every", format_duration(g.interval_s), chosen),
+        ("one holds training up for", format_duration(s.blocking_s), f"{format_bytes(s.state_bytes)} of state"),
+    ]
+    rows += [
+        (f"goodput at {format_duration(i.interval_s)}", f"{i.goodput:.2%}", "played with the same failures")
+        for i in g.intervals
+    ]
+    if g.expected_days is not None:
+        rows.append(
+            (
+                "days by the closed form",
+                format_number(g.expected_days),
+                "Daly 2006; nothing announced, nothing beside training",
+            )
+        )
+    return layout.table(rows, "lrl")

@@ -1,0 +1,132 @@
+"""A node as a picture: GPUs, what joins them, and how busy each link is under a plan. Equal inputs make equal bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.units import format_bytes, format_rate
+from simulator.predict.link_loads import Loads, NodeLink
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS: Final = (".png", ".svg")
+_ROWS: Final = {"nvswitch": 3.0, "gpu": 2.0, "switch": 1.0, "cpu": 0.0, "memory": -0.8, "nic": 3.8}
+_FILLS: Final = {
+    "nvswitch": "#dbe9f6",
+    "gpu": "#e3f4dc",
+    "switch": "#f3f3f3",
+    "cpu": "#f9e7cf",
+    "memory": "#f3f3f3",
+    "nic": "#efe0f2",
+}
+_MOST_LABELS = 40
+
+
+def write_link_plot(path: Path, loads: Loads) -> None:
+    """Draw to .png or .svg. Raises InputError for another ending, an unwritable file, or without matplotlib."""
+    if path.suffix not in FORMATS:
+        fault = Fault(place=f"--draw {path}", problem="no picture format", remedy=f"ending in {' or '.join(FORMATS)}")
+        raise InputError(fault)
+    try:
+        path.write_bytes(_picture(loads, path.suffix.removeprefix(".")))
+    except OSError as exc:
+        raise InputError(Fault(place=f"--draw {path}", problem=f"cannot be written: {exc.strerror}")) from None
+
+
+def _picture(loads: Loads, file_format: str) -> bytes:
+    try:
+        matplotlib = import_module("matplotlib")  # by name: the simulator itself needs no plots
+        figure_type = import_module("matplotlib.figure").Figure
+    except ImportError:
+        fault = Fault(place="--draw", problem="needs matplotlib", remedy='pip install "shardwise[plots]"')
+        raise InputError(fault) from None
+    sink = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
+        figure = figure_type(figsize=(max(8.0, 1.4 * loads.num_gpus), 7), layout="constrained")
+        _draw(figure.add_subplot(), loads, matplotlib.colormaps["YlOrRd"])
+        nothing = {"Date": None} if file_format == "svg" else {"Software": None}
+        figure.savefig(sink, format=file_format, dpi=110, metadata=nothing)
+    return sink.getvalue()
+
+
+def _draw(axes: Axes, loads: Loads, colours: Any) -> None:  # noqa: ANN401  matplotlib is not imported here
+    at = _places(loads)
+    label = len(loads.links) <= _MOST_LABELS
+    for link in loads.links:
+        _draw_link(axes, loads, link, at, colours, label=label)
+    for name, (x, y) in at.items():
+        box = {"boxstyle": "round", "facecolor": _FILLS[_kind(name)], "edgecolor": "#555555"}
+        axes.text(x, y, name, ha="center", va="center", fontsize=9, bbox=box, zorder=3)
+    under = f"; {loads.plan}, step {loads.step_s:.3g} s: colour is the busy share of the step" if loads.step_s else ""
+    axes.set_title(f"one node of {loads.cluster}{under}", fontsize=10)
+    axes.set(xlim=(-0.8, max(x for x, _ in at.values()) + 0.8), ylim=(-1.3, 4.4))
+    axes.axis("off")
+
+
+def _draw_link(
+    axes: Axes,
+    loads: Loads,
+    link: NodeLink,
+    at: Mapping[str, tuple[float, float]],
+    colours: Any,  # noqa: ANN401
+    *,
+    label: bool,
+) -> None:
+    (x0, y0), (x1, y1) = at[link.src], at[link.dst]
+    busy = loads.busy(link)
+    beside = 0.05 if link.src < link.dst else -0.05  # the two directions of a cable side by side
+    level = beside if y0 == y1 else 0.0
+    bend = 0.35 if _kind(link.src) == _kind(link.dst) == "gpu" else 0.0
+    axes.annotate(
+        "",
+        xy=(x1 + beside, y1 + level),
+        xytext=(x0 + beside, y0 + level),
+        arrowprops={
+            "arrowstyle": "-|>" if loads.step_s else "-",
+            "color": colours(0.15 + 0.85 * min(1.0, busy)) if busy else "#bbbbbb",
+            "linewidth": 1 + 2.5 * min(1.0, busy),
+            "connectionstyle": f"arc3,rad={bend}",
+            "shrinkA": 12,
+            "shrinkB": 12,
+        },
+        zorder=1,
+    )
+    if label and (busy or not loads.step_s):
+        text = f"{format_bytes(round(link.step_bytes))}\n{busy:.0%}" if busy else format_rate(link.bytes_per_s)
+        part = 0.35  # nearer to its start, so that the two directions do not overlap
+        axes.text(
+            x0 + part * (x1 - x0) + beside,
+            y0 + part * (y1 - y0) + bend * abs(x1 - x0) * 0.4 * (-1 if x1 > x0 else 1),
+            text,
+            fontsize=6,
+            ha="center",
+            va="center",
+            zorder=2,
+        )
+
+
+def _kind(name: str) -> str:
+    return name.rstrip("0123456789")
+
+
+def _places(loads: Loads) -> dict[str, tuple[float, float]]:
+    """GPUs in a row in their order; everything else above or below the middle of what it is joined to."""
+    names = {end for link in loads.links for end in (link.src, link.dst)} | {f"gpu{g}" for g in range(loads.num_gpus)}
+    at = {f"gpu{gpu}": (float(gpu), _ROWS["gpu"]) for gpu in range(loads.num_gpus)}
+    for kind in ("nvswitch", "switch", "cpu", "memory", "nic"):
+        for name in sorted(name for name in names if _kind(name) == kind):
+            below = [at[end] for end in _neighbours(loads, name) if end in at and _kind(end) != kind]
+            middle = sum(x for x, _ in below) / len(below) if below else 0.0
+            at[name] = (middle + (0.25 if kind == "nic" else 0.0), _ROWS[kind])
+    return at
+
+
+def _neighbours(loads: Loads, name: str) -> list[str]:
+    ends = {link.dst if link.src == name else link.src for link in loads.links if name in (link.src, link.dst)}
+    return sorted(ends)

@@ -1,0 +1,156 @@
+"""The memory of a step as a picture: live bytes by category, what the allocator holds, and where the device ends.
+
+The only file of this package that draws, so the only one that knows matplotlib; it is loaded when a picture is asked
+for (docs/decisions). Memory has no clock: the axis is the order of operations in which the host issues them. The trace
+for Perfetto shows the same counters in time. Equal predictions make equal bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.units import format_bytes
+from simulator.memory import History
+from simulator.memory.live_bytes import LiveBytes, live_bytes
+from simulator.predict import Prediction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS: Final = (".png", ".svg")
+GIB = 2**30
+_POINTS = 1500  # stretches of the step: more than a picture has columns
+_OWNERS = 5  # named at the peak
+# What stays is blue, what the step needs warm, communication green; told apart without colour by their order
+_COLORS: Final = {
+    "parameters": "#1f4e79",
+    "gradients": "#2e75b6",
+    "optimizer_state": "#5b9bd5",
+    "buckets": "#9dc3e6",
+    "buffers": "#bdd7ee",
+    "inputs": "#deebf7",
+    "workspaces": "#c9c9c9",
+    "activations": "#ed7d31",
+    "unsharded_parameters": "#548235",
+    "all_gather": "#70ad47",
+    "reduce_scatter": "#a9d18e",
+    "loss": "#ffc000",
+    "temporaries": "#f4b183",
+}
+
+
+def write_memory_plot(path: Path, prediction: Prediction, history: History) -> None:
+    """Draw into `path`, a .png or .svg. Raises InputError where matplotlib is missing or the file cannot be written."""
+    if path.suffix not in FORMATS:
+        problem = f"ends in {path.suffix!r}" if path.suffix else "has no ending that names a format"
+        raise InputError(Fault(place=str(path), problem=problem, remedy=" or ".join(FORMATS)))
+    data = memory_plot(prediction, history, path.suffix.removeprefix("."))
+    try:
+        path.write_bytes(data)
+    except OSError as exc:
+        raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
+
+
+def memory_plot(prediction: Prediction, history: History, file_format: str) -> bytes:
+    """The picture as the bytes of a PNG or SVG file."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        fault = Fault(place="--memory", problem="needs matplotlib", remedy='pip install "shardwise[plots]"')
+        raise InputError(fault) from None
+    sink = io.BytesIO()
+    with rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
+        figure = Figure(figsize=(12, 6), layout="constrained")
+        _draw(figure.add_subplot(), prediction, live_bytes(history, _POINTS))
+        nothing = {"Date": None} if file_format == "svg" else {"Software": None}
+        figure.savefig(sink, format=file_format, dpi=120, metadata=nothing)
+    return sink.getvalue()
+
+
+def _draw(axes: Axes, prediction: Prediction, shown: LiveBytes) -> None:
+    memory = prediction.memory
+    outside = memory.outside_torch_bytes
+    names = list(shown.by_category)
+    layers = [[outside] * len(shown.at), *shown.by_category.values()]
+    axes.stackplot(
+        shown.at,
+        [_gib(layer) for layer in layers],
+        labels=["outside torch", *(name.replace("_", " ") for name in names)],
+        colors=["#7f7f7f", *(_COLORS[name] for name in names)],
+        step="mid",
+    )
+    reserved = [prediction.memory_trace.samples[moment].reserved_bytes + outside for moment in shown.at]
+    axes.plot(shown.at, _gib(reserved), color="black", linewidth=1, drawstyle="steps-mid", label="reserved")
+    capacity = memory.capacity_bytes / GIB
+    axes.axhline(capacity, color="crimson", linestyle="--", linewidth=1.2)
+    axes.annotate(
+        f"capacity {format_bytes(memory.capacity_bytes)}",
+        (shown.num_moments - 1, capacity),
+        textcoords="offset points",
+        xytext=(-4, 4),
+        ha="right",
+        color="crimson",
+    )
+    _mark_peak(axes, prediction)
+    _mark_phases(axes, shown)
+    axes.set_xlim(0, max(shown.num_moments - 1, 1))
+    axes.set_ylim(0, 1.12 * max(capacity, memory.used_bytes / GIB))
+    axes.set_ylabel("GiB on the fullest rank")
+    axes.set_title(f"{prediction.verdict}: {prediction.model} on {prediction.cluster}. {prediction.cause}", fontsize=9)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+
+
+def _gib(sizes: Sequence[int]) -> list[float]:
+    return [size / GIB for size in sizes]
+
+
+def peak_words(prediction: Prediction) -> str:
+    """The peak of live bytes, its moment and its owners."""
+    memory = prediction.memory
+    owners = sorted(memory.by_category.items(), key=lambda item: (-item[1], item[0]))[:_OWNERS]
+    lines = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in owners]
+    return "\n".join([f"peak {format_bytes(memory.peak_allocated_bytes)} at {memory.peak_moment}", *lines])
+
+
+def _mark_peak(axes: Axes, prediction: Prediction) -> None:
+    at = prediction.memory_trace.peak_index
+    height = (prediction.memory.peak_allocated_bytes + prediction.memory.outside_torch_bytes) / GIB
+    right = at > len(prediction.memory_trace.samples) / 2
+    axes.plot([at], [height], marker="o", color="black", markersize=5)
+    axes.annotate(
+        peak_words(prediction),
+        (at, height),
+        textcoords="offset points",
+        xytext=(-14 if right else 14, -14),
+        ha="right" if right else "left",
+        va="top",
+        fontsize=8,
+        bbox={"boxstyle": "round", "facecolor": "white", "alpha": 0.85, "edgecolor": "gray"},
+        arrowprops={"arrowstyle": "-", "color": "gray"},
+    )
+
+
+def _mark_phases(axes: Axes, shown: LiveBytes) -> None:
+    """Where each micro-batch's forward and backward and the optimizer begin."""
+    several = any(micro_batch for _, (_, micro_batch) in shown.phases)
+    for moment, (phase, micro_batch) in shown.phases:
+        word = f"{phase} mb{micro_batch}" if several and phase != "optimizer" else phase
+        axes.axvline(moment, color="gray", linewidth=0.6, linestyle=":")
+        late = moment > 0.9 * shown.num_moments
+        axes.annotate(
+            word,
+            (moment, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            xytext=(-2 if late else 2, -12),
+            ha="right" if late else "left",
+            fontsize=8,
+        )
+    axes.set_xticks([])
+    axes.set_xlabel("operations in the order in which the host issues them", labelpad=16)

@@ -1,0 +1,79 @@
+"""DeepSpeed's JSON configuration (0.18). docs/reference/plan-formats.md has the table."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from simulator.spec.plan import Plan
+
+_DEVICES: Final = {"none": "none", "host": "cpu", "nvme": "nvme"}
+_DTYPES: Final = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+_OPTIMIZERS: Final = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "sgd_momentum": "SGD", "adam8bit": "Adam8bit"}
+
+
+def deepspeed_json(plan: Plan) -> str:
+    """The configuration; the learning rate and all that changes neither time nor memory is left out."""
+    data: dict[str, Any] = {
+        "train_batch_size": plan.global_batch_size,
+        "train_micro_batch_size_per_gpu": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.num_micro_batches,
+    }
+    if plan.precision in ("bf16", "fp16"):
+        data[plan.precision] = {"enabled": True}
+    if plan.reduce_dtype is not None and plan.gradient_dtype != plan.compute_dtype:
+        data["communication_data_type"] = _DTYPES[plan.gradient_dtype]
+    data["optimizer"] = {"type": _OPTIMIZERS[plan.optimizer], "params": _optimizer(plan)}
+    data["zero_optimization"] = _zero(plan)
+    if plan.tp > 1:
+        data["tensor_parallel"] = {"autotp_size": plan.tp}
+    if plan.cp > 1:
+        data["sequence_parallel_size"] = plan.cp
+    return json.dumps(data, indent=2) + "\n"
+
+
+def _optimizer(plan: Plan) -> dict[str, Any]:
+    params: dict[str, Any] = {}
+    if plan.optimizer == "adam":
+        params["adam_w_mode"] = False
+    if plan.optimizer == "sgd_momentum":
+        params["momentum"] = 0.9
+    if plan.optimizer_impl == "foreach":
+        params["torch_adam"] = True
+    return params
+
+
+def _zero(plan: Plan) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": plan.zero}
+    if plan.zero:
+        zero |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": plan.reduce_bucket_numel}
+    if plan.zero == 3:
+        zero["stage3_prefetch_bucket_size"] = plan.prefetch_bucket_numel
+        zero["stage3_param_persistence_threshold"] = plan.param_persistence_numel
+        zero |= _hierarchy(plan)
+    offload = plan.offload
+    if offload.optimizer != "none":
+        entry: dict[str, Any] = {"device": _DEVICES[offload.optimizer], "pin_memory": offload.pinned}
+        if offload.optimizer == "nvme":
+            overlap = offload.overlap
+            entry |= {"buffer_count": offload.buffer_count, "pipeline_read": overlap, "pipeline_write": overlap}
+        zero["offload_optimizer"] = entry
+        zero["sub_group_size"] = offload.sub_group_numel
+    if offload.parameters != "none":
+        zero["offload_param"] = {"device": _DEVICES[offload.parameters], "pin_memory": offload.pinned}
+    return zero
+
+
+def _hierarchy(plan: Plan) -> dict[str, Any]:
+    """ZeRO++ and MiCS, where they act."""
+    found: dict[str, Any] = {}
+    if plan.zeropp.secondary_ranks > 1:
+        found["zero_hpz_partition_size"] = plan.zeropp.secondary_ranks
+    if plan.zeropp.quantized_weights:
+        found["zero_quantized_weights"] = True
+    if plan.zeropp.quantized_gradients:
+        found["zero_quantized_gradients"] = True
+    if plan.dp_replicate > 1:
+        found["mics_shard_size"] = plan.dp_shard
+        found |= {"mics_hierarchical_params_gather": True} if plan.hierarchical_gather else {}
+    return found

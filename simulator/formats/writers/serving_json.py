@@ -1,0 +1,25 @@
+"""A serving answer as JSON with a schema version. docs/reference/json-output.md describes every key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from simulator.studies.serving import Serving
+
+SCHEMA_VERSION: Final = 1
+
+
+def to_json(serving: Serving, inputs: Mapping[str, Any] | None = None) -> str:
+    """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
+    return json.dumps(report(serving, inputs), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def report(serving: Serving, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The document as plain data. Units stand in the names."""
+    memory = serving.memory
+    told = asdict(serving)
+    told["memory"] |= {"kv_bytes": memory.kv_bytes, "kv_tokens": memory.kv_tokens, "used_bytes": memory.used_bytes}
+    return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), "fits": serving.fits, **told}

@@ -1,0 +1,142 @@
+"""A serving answer as text for people: the verdict first, then latencies, throughput, memory, and what it rests on."""
+
+from __future__ import annotations
+
+from textwrap import shorten
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simulator.base.units import counted, format_bytes, format_number, format_seconds
+from simulator.formats.writers import layout
+from simulator.studies.serving import Latencies, Load, Serving, Spread
+
+_COLORS = {"OK": "bold green", "OVERLOADED": "bold yellow", "OOM": "bold red"}
+_DETAIL_WIDTH = 76
+
+
+def render(s: Serving) -> Group:
+    """The report, for a rich console."""
+    parts: list[RenderableType] = [_verdict(s)]
+    if s.latencies is not None and s.load is not None:
+        parts.append(layout.section("Latency", _latencies(s.latencies, s)))
+        if s.attainments:
+            parts.append(layout.section("Service level", _attainments(s)))
+        parts.append(layout.section("Throughput", _load(s.load)))
+        parts.append(layout.section("Decoding", _decoding(s)))
+        if s.costs:
+            parts.append(layout.section("What it costs", _costs(s)))
+    parts.append(layout.section("Memory of a GPU", _memory(s)))
+    parts.append(layout.section("What this rests on", _sources(s)))
+    if s.suggestion:
+        parts.append(layout.section("To try next", Text(s.suggestion)))
+    return Group(*parts)
+
+
+def _verdict(s: Serving) -> Table:
+    devices = f"{s.num_devices:,} device{'s' if s.num_devices != 1 else ''}"
+    counted = f"{s.num_requests:,} request{'s' if s.num_requests != 1 else ''}" + (
+        f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else ""
+    )
+    table = layout.table([(s.verdict, f"{s.model} on {s.cluster}, {devices}; {counted}"), ("", s.cause)], "ll")
+    table.columns[0].style = _COLORS[s.verdict]
+    return table
+
+
+def _latencies(found: Latencies, s: Serving) -> Table:
+    rows: list[tuple[str, ...]] = [("", "p50", "p90", "p99", "mean", "largest")]
+    ends = [("", found), ("  at best", s.low_latencies), ("  at worst", s.high_latencies)]
+    for name, field in (
+        ("time to first token", "ttft"),
+        ("time per output token", "tpot"),
+        ("whole request", "latency"),
+    ):
+        for end, each in ends:
+            spread: Spread | None = getattr(each, field, None)
+            if spread is not None:
+                times = (spread.p50_s, spread.p90_s, spread.p99_s, spread.mean_s, spread.max_s)
+                rows.append((end or name, *map(format_seconds, times)))
+    return layout.table(rows, "lrrrrr")
+
+
+def _attainments(s: Serving) -> Table:
+    rows = [
+        (a.name, f"{format_seconds(a.limit_s)}", f"{a.share:.1%} within", "p99 holds" if a.held else "p99 is above")
+        for a in s.attainments
+    ]
+    if s.slo_share is not None and len(rows) > 1:
+        rows.append(("all", "", f"{s.slo_share:.1%} within", ""))
+    return layout.table(rows, "lrrl")
+
+
+def _load(load: Load) -> Table:
+    arriving = f"{load.arriving_per_s:.3g} arrive; " if load.arriving_per_s else ""
+    between = f"90 % interval {load.low_capacity_per_s:.3g} to {load.high_capacity_per_s:.3g}"
+    capacity = f"{arriving}{load.capacity_per_s:.3g} could be served, {between}"
+    lost = f"{counted(load.recomputed_tokens, 'token')} computed again"
+    rows = [
+        ("requests", f"{load.requests_per_s:.3g}/s", capacity),
+        ("answers", f"{load.output_tokens_per_s:,.0f} tokens/s", f"{load.sequences:.1f} tokens a step"),
+        ("prompts", f"{load.prompt_tokens_per_s:,.0f} tokens/s", ""),
+        ("utilisation", f"{load.utilisation:.1%}", f"of {format_seconds(load.measured_s)} measured"),
+        ("in the system", f"{load.in_system:.1f}", "requests, on average"),
+        ("cache in use", f"{load.kv_mean:.1%}", f"on average, {load.kv_peak:.1%} at most"),
+        ("preemptions", f"{load.preemptions:,}", lost if load.preemptions else ""),
+    ]
+    return layout.table(rows, "lrl")
+
+
+def _decoding(s: Serving) -> Table:
+    rows = []
+    for step in s.decode_steps:
+        size = counted(step.sequences, "sequence")
+        between = f"90 % interval {format_seconds(step.low_s)} to {format_seconds(step.high_s)}"
+        told = (
+            f"{between}; at {counted(step.context, 'token')} each, {step.bandwidth_share:.0%} of the memory's bandwidth"
+        )
+        rows.append((size, format_seconds(step.step_s), told))
+        where = [f"{name} {format_seconds(seconds)}" for name, seconds in step.parts.items() if seconds]
+        rows.append(("", "", ", ".join(where)))
+    return layout.table(rows, "lrl")
+
+
+def _costs(s: Serving) -> Table:
+    rows: list[tuple[str, ...]] = [
+        ("a million tokens", "output", "output, if the queue never emptied", "all", "a request")
+    ]
+    for c in s.costs:
+        full = f"{format_number(c.million_output_tokens_at_capacity)} ({format_number(c.low_at_capacity)} to {format_number(c.high_at_capacity)})"
+        name = f"{c.kind}, {c.gpu_hour:.2f} {c.currency} a GPU and hour, {c.date}"
+        rows.append(
+            (
+                name,
+                format_number(c.million_output_tokens),
+                full,
+                format_number(c.million_tokens),
+                format_number(c.request),
+            )
+        )
+    return layout.table(rows, "lrrrr")
+
+
+def _memory(s: Serving) -> Table:
+    m = s.memory
+    ends = f"embedding {format_bytes(m.embedding_bytes)}, head {format_bytes(m.head_bytes)}"
+    longest = f"{m.longest_tokens:,} needed at least"
+    rows = [
+        ("weights", format_bytes(m.weight_bytes), f"{m.model_fraction:.1%} of the model; {ends}"),
+        ("activations", format_bytes(m.activation_bytes), "peak of the largest step"),
+        ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
+        ("cache", format_bytes(m.kv_bytes), f"{counted(m.kv_tokens, 'token')} in blocks of {m.block_size}; {longest}"),
+        ("used", format_bytes(m.used_bytes), f"the plan allows {format_bytes(m.budget_bytes)} and the CUDA context"),
+        ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
+    ]
+    return layout.table(rows, "lrl")
+
+
+def _sources(s: Serving) -> Table:
+    """A line a source, then what is assumed."""
+    rows = [(source.what, source.kind, shorten(source.detail, _DETAIL_WIDTH, placeholder=" …")) for source in s.sources]
+    rows += [("", "assumed", text) for text in s.assumptions]
+    return layout.table(rows, "lll")

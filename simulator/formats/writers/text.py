@@ -1,0 +1,168 @@
+"""A prediction as text for people: the verdict first, then time, memory, where the time goes, and what it rests on."""
+
+from __future__ import annotations
+
+import io
+from textwrap import shorten
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simulator.base.units import counted, format_bytes, format_flop_per_s, format_seconds
+from simulator.formats.writers import layout
+from simulator.predict import Prediction
+from simulator.work.checkpoint import Saving
+
+_COLORS = {"FITS": "bold green", "TIGHT": "bold yellow", "OOM": "bold red"}
+PLAIN_WIDTH = 120
+_DETAIL_WIDTH = 76
+
+
+def to_text(answer: RenderableType, *, color: bool = False, width: int = PLAIN_WIDTH) -> str:
+    """What a rich console would show, ending in a newline. Without `color` it is the same bytes on every terminal."""
+    sink = io.StringIO()
+    console = Console(
+        file=sink,
+        width=width,
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},
+    )
+    console.print(answer)
+    return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
+
+
+def render(p: Prediction) -> Group:
+    """The report, for a rich console."""
+    parts: list[RenderableType] = [
+        _verdict(p),
+        layout.section("Speed", _speed(p)),
+        layout.section("Memory of the fullest rank", _memory(p)),
+        layout.section("Where the step goes", _breakdown(p)),
+    ]
+    if p.kinds:
+        parts.append(layout.section("Kinds of GPUs", _kinds(p)))
+    if p.checkpoint is not None:
+        parts.append(layout.section("One checkpoint", _checkpoint(p.checkpoint)))
+    if p.communication:
+        parts.append(layout.section("Communication", _communication(p)))
+    parts.append(layout.section("What this rests on", _sources(p)))
+    if p.suggestion:
+        parts.append(layout.section("To try next", Text(p.suggestion)))
+    return Group(*parts)
+
+
+def _verdict(p: Prediction) -> Table:
+    m = p.memory
+    spare = m.capacity_bytes - m.used_bytes
+    margin = (
+        f"{format_bytes(abs(spare))} ({abs(spare) / m.capacity_bytes:.0%}) {'to spare' if spare >= 0 else 'too much'}"
+    )
+    devices = counted(p.num_devices, "device")
+    needed = f"{format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)} needed, {margin}"
+    table = layout.table([(p.verdict, f"{p.model} on {p.cluster}, {devices}: {needed}"), ("", p.cause)], "ll")
+    table.columns[0].style = _COLORS[p.verdict]
+    return table
+
+
+def _speed(p: Prediction) -> Table:
+    interval = f"90 % interval {format_seconds(p.low_s)} to {format_seconds(p.high_s)}"
+    bounds = f"bounds {format_seconds(p.lower_s)} to {format_seconds(p.upper_s)}"
+    per_device = f"{p.tokens_per_s / p.num_devices:,.0f} tokens/s a device"
+    peak = f"of {format_flop_per_s(p.peak_flop_per_s)} a device"
+    return layout.table(
+        [
+            ("step", format_seconds(p.step_s), f"{interval}; {bounds}"),
+            (
+                "throughput",
+                f"{p.tokens_per_s:,.0f} tokens/s",
+                f"{per_device}; {counted(p.tokens_per_step, 'token')} a step",
+            ),
+            ("MFU", f"{p.mfu:.1%}", peak),
+            ("HFU", f"{p.hfu:.1%}", "the same, recomputation counted too"),
+        ],
+        "lrl",
+    )
+
+
+def _memory(p: Prediction) -> Table:
+    m = p.memory
+    interval = f"90 % interval {format_bytes(m.low_reserved_bytes)} to {format_bytes(m.high_reserved_bytes)}"
+    resident = f"{format_bytes(m.resident_bytes)} stay from step to step"
+    alive = sorted(m.by_category.items(), key=lambda item: (-item[1], item[0]))
+    rows = [
+        ("allocated", format_bytes(m.peak_allocated_bytes), f"peak at {m.peak_moment}; {resident}"),
+        *((f"  {category}", format_bytes(size), "alive at that moment") for category, size in alive if size),
+        ("reserved", format_bytes(m.peak_reserved_bytes), f"by the caching allocator; {interval}"),
+        ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
+        ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
+    ]
+    for tier, size, there in (
+        ("idle GPUs", m.peer_bytes, m.peer_capacity_bytes),
+        ("host", m.host_bytes, m.host_capacity_bytes),
+        ("NVMe", m.nvme_bytes, m.nvme_capacity_bytes),
+    ):
+        if size and there is not None:
+            rows.append((tier, format_bytes(size), f"of a node's {format_bytes(there)}, by all its ranks"))
+    return layout.table(rows, "lrl")
+
+
+def _checkpoint(saved: Saving) -> Table:
+    parts = (("gather", saved.gather_s), ("copy", saved.copy_s), ("write", saved.write_s))
+    shares = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts if seconds)
+    return layout.table(
+        [
+            ("state", format_bytes(saved.state_bytes), f"saved {saved.mode}"),
+            ("time", format_seconds(saved.total_s), f"{shares}; training waits {format_seconds(saved.blocking_s)}"),
+            (
+                "memory",
+                format_bytes(saved.extra_hbm_bytes),
+                f"more on a GPU, {format_bytes(saved.host_bytes)} on a host",
+            ),
+        ],
+        "lrl",
+    )
+
+
+def _breakdown(p: Prediction) -> Table:
+    parts = sorted(p.breakdown.items(), key=lambda item: (-item[1], item[0]))
+    rows = [(name, format_seconds(seconds), f"{seconds / p.step_s:.1%}") for name, seconds in parts if seconds]
+    total = sum(p.breakdown.values())
+    return layout.table([*rows, ("sum", format_seconds(total), f"{total / p.step_s:.1%}")], "lrr")
+
+
+def _kinds(p: Prediction) -> Table:
+    rows = [
+        (
+            f"{kind.num_devices:,}",
+            kind.kind,
+            f"computes {format_seconds(kind.compute_s)}",
+            f"waits {format_seconds(kind.waiting_s)}",
+            f"{kind.verdict}: {format_bytes(kind.memory.used_bytes)} of {format_bytes(kind.memory.capacity_bytes)}",
+        )
+        for kind in p.kinds
+    ]
+    return layout.table(rows, "rllll")
+
+
+def _communication(p: Prediction) -> Table:
+    rows = [
+        (kind, f"{format_seconds(exposed)} exposed", f"{format_seconds(hidden)} hidden")
+        for kind, (exposed, hidden) in sorted(p.communication.items())
+    ]
+    return layout.table(rows, "lrr")
+
+
+def _sources(p: Prediction) -> Table:
+    """A line a source: JSON has the details in full."""
+    rows = [(source.what, source.kind, shorten(source.detail, _DETAIL_WIDTH, placeholder=" …")) for source in p.sources]
+    if p.extrapolated:
+        curves = dict.fromkeys(reason.partition(":")[0] for reason in p.extrapolated)
+        rows.append(("beyond what was measured", "extrapolated", ", ".join(curves)))
+    return layout.table(rows, "lll")

@@ -1,0 +1,196 @@
+"""A first and a steady step written as allocations and frees, and what is alive at each moment of the steady one."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from operator import itemgetter
+
+from simulator.memory.allocator import Block, CachingAllocator
+from simulator.memory.choice import Library, strategy_of
+from simulator.memory.offloading import saved_bytes
+from simulator.memory.step import Mark, StepWriter, layer_tape, record_tapes
+from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
+from simulator.parallel.model_shard import shard_of
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import ModelBlocks
+
+CUDA_GRANULARITY_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEvent:
+    """One allocation or free. `storage` names the pair; `moment` is (phase, micro-batch, unit, op)."""
+
+    kind: str
+    storage: int
+    num_bytes: int
+    tag: str
+    stream: int
+    moment: tuple[str, int, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """Events of a first and a steady step; the steady one begins at `steady`."""
+
+    events: list[Event]
+    marks: list[Mark]
+    num_slots: int
+    steady: int
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """The event at which each mark's moment begins."""
+        return [mark[0] for mark in self.marks]
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """Event indices of the steady step between which nothing but one moment happens."""
+        return sorted({self.steady, len(self.events), *(at for at in self.begins if at > self.steady)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLiveBytes:
+    """Live bytes over a steady step: the most of each moment and its event's index, what each leaves; before and after."""
+
+    most: list[tuple[int, int]]
+    ends: list[int]
+    resident: int
+    final: int
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        """(bytes, index of the event) of the first highest moment."""
+        return max(self.most, key=itemgetter(0))
+
+
+def activation_bytes(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> dict[str, int]:
+    """Bytes of a micro-batch's activations that each layer sends off the GPU; none where the plan keeps them.
+
+    The last layer's stay: its backward is the first.
+    """
+    if plan.offload.activations == "none":
+        return {}
+    tapes = record_tapes(blocks, plan, stack, keep_gradients=False)
+    chain = [tapes.embedding, *(layer_tape(tapes, plan, kind, index) for index, kind in enumerate(model.body))]
+    return {f"layer{i}": saved_bytes(chain[i + 1], chain[i]) for i in range(model.num_layers - 1)}
+
+
+def step_events(
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, *, library: Library = "nccl"
+) -> tuple[MemoryEvent, ...]:
+    """Persistent state, then one steady step, in host order; bytes as asked for, before any rounding."""
+    history = write_history(model, plan, stack, blocks, (), steps=1, library=library)
+    made: dict[int, tuple[int, str, int]] = {}
+    events: list[MemoryEvent] = []
+    for index, (slot, num_bytes, stream, tag) in enumerate(history.events):
+        if num_bytes >= 0:
+            made[slot] = (num_bytes, CATEGORIES[tag], stream)
+        elif num_bytes == DONE:
+            continue
+        size, name, owner = made[slot]
+        kind = "alloc" if num_bytes >= 0 else "free"
+        moment = moment_of(history, index)
+        events.append(MemoryEvent(kind=kind, storage=slot, num_bytes=size, tag=name, stream=owner, moment=moment))
+    return tuple(events)
+
+
+def write_history(
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    blocks: ModelBlocks,
+    workspaces: tuple[int, ...],
+    *,
+    steps: int = 2,
+    library: Library = "nccl",
+    stage: int = 0,
+) -> History:
+    """A step that creates the optimizer's state (if `steps` is 2), then a steady one.
+
+    The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
+    stand for any number: what a second one finds, the third finds too; of a pipeline, as many as fill it twice.
+    """
+    step = StepWriter(shard_of(model, plan, stage), plan, stack, blocks, strategy_of(plan, library), stage)
+    early = plan.implementation in ("deepspeed", "megatron")  # their optimizers make their state when they are built
+    step.persistent(workspaces, optimizer_state=early or steps == 1)
+    count = min(plan.num_micro_batches, 2 * plan.pp)
+    if steps == 2:
+        step.step(count, first=not early)
+    steady = len(step.writer.events)
+    step.step(count)
+    writer = step.writer
+    return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
+
+
+def step_live_bytes(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> StepLiveBytes:
+    """Sum of live bytes over the steady step, each storage rounded up to `granularity_bytes`."""
+    sizes = [0] * history.num_slots
+    up = granularity_bytes - 1
+    live = 0
+    most: list[tuple[int, int]] = []
+    ends: list[int] = []
+    for start, end in pairwise([0, *history.bounds]):
+        highest, at = live, start
+        for index, (slot, num_bytes, _, _) in enumerate(history.events[start:end], start):
+            if num_bytes >= 0:
+                sizes[slot] = size = (num_bytes + up) // granularity_bytes * granularity_bytes
+                live += size
+                if live > highest:
+                    highest, at = live, index
+            elif num_bytes != DONE:
+                live -= sizes[slot]
+        most.append((highest, at))
+        ends.append(live)
+    return StepLiveBytes(most=most[1:], ends=ends[1:], resident=ends[0], final=live)
+
+
+def live_by_category(history: History, at: int, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> dict[str, int]:
+    """Category -> live bytes just after event `at`."""
+    alive: dict[int, tuple[int, int]] = {}
+    for slot, num_bytes, _, tag in history.events[: at + 1]:
+        if num_bytes >= 0:
+            alive[slot] = (num_bytes, tag)
+        elif num_bytes != DONE:
+            del alive[slot]
+    totals = dict.fromkeys(CATEGORIES, 0)
+    for num_bytes, tag in alive.values():
+        totals[CATEGORIES[tag]] += -(-num_bytes // granularity_bytes) * granularity_bytes
+    return {name: size for name, size in totals.items() if size}
+
+
+def step_reserved_bytes(history: History, allocator: CachingAllocator) -> list[int]:
+    """Bytes the allocator has reserved at the end of each moment of the steady step."""
+    malloc, free = allocator.malloc, allocator.free
+    blocks: dict[int, Block] = {}
+    reserved: list[int] = []
+    for start, end in pairwise([0, *history.bounds]):
+        for slot, num_bytes, stream, _ in history.events[start:end]:
+            if num_bytes >= 0:
+                blocks[slot] = malloc(num_bytes, stream)
+            elif num_bytes == FREE:
+                free(blocks.pop(slot))
+            elif num_bytes == FREE_LATER:
+                block = blocks.pop(slot)
+                allocator.record_stream(block, stream)
+                free(block)
+            else:
+                allocator.synchronize(stream)
+        reserved.append(allocator.reserved_bytes)
+    return reserved[1:]
+
+
+def moment_of(history: History, index: int) -> tuple[str, int, str, str]:
+    """(phase, micro-batch, unit, op) of an event."""
+    return history.marks[bisect_right(history.begins, index) - 1][1:]
+
+
+def label(moment: tuple[str, int, str, str]) -> str:
+    """A moment in words: "backward layer3 mb0: norm_1"."""
+    phase, micro_batch, unit, op = moment
+    return f"{phase} {unit} mb{micro_batch}: {op}" if unit else f"{phase}: {op}"

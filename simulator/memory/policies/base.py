@@ -1,0 +1,117 @@
+"""What every pool policy can do, so that one sequence of requests can be played on each of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from typing_extensions import override
+
+from simulator.memory.allocator import OutOfMemoryError
+from simulator.memory.allocator.blocks import MIN_BLOCK_BYTES, UNLIMITED_BYTES
+
+# What a request is for, as far as a policy may ask. ACTIVATION: kept from the forward to the backward.
+PERSISTENT, ACTIVATION, TEMPORARY = range(3)
+KINDS = ("persistent", "activation", "temporary")
+
+HandleT = TypeVar("HandleT")
+OnDriver = Callable[[str, int, int], None]  # (call, address, bytes)
+
+
+def ignore_call(call: str, address: int, num_bytes: int) -> None:
+    """Nobody wants to hear of the driver's calls."""
+
+
+def rounded(num_bytes: int, unit: int = MIN_BLOCK_BYTES) -> int:
+    """Up to a multiple of `unit`, at least one."""
+    return max(unit, -(-num_bytes // unit) * unit)
+
+
+class Pool(ABC, Generic[HandleT]):
+    """Memory of one device under one policy.
+
+    A block is allocated until its free is requested, and active until that is complete: only then may it be reused,
+    and only by its own stream, as without waiting for each other two streams cannot share it.
+    """
+
+    @property
+    @abstractmethod
+    def allocated_bytes(self) -> int:
+        """Of blocks whose free was not requested, as they were rounded."""
+
+    @property
+    @abstractmethod
+    def active_bytes(self) -> int:
+        """Of blocks that cannot be reused."""
+
+    @property
+    @abstractmethod
+    def reserved_bytes(self) -> int:
+        """Taken from the driver."""
+
+    @abstractmethod
+    def malloc(self, num_bytes: int, stream: int, kind: int) -> HandleT:
+        """A block of at least `num_bytes`. Raises OutOfMemoryError."""
+
+    @abstractmethod
+    def request_free(self, handle: HandleT) -> None:
+        """The program is done with it; other streams may not be."""
+
+    @abstractmethod
+    def complete_free(self, handle: HandleT) -> None:
+        """Nobody reads it any more."""
+
+    @abstractmethod
+    def empty_cache(self) -> None:
+        """Give back to the driver whatever is wholly free."""
+
+    @abstractmethod
+    def largest_free_bytes(self) -> int:
+        """The largest request that reserved memory can serve on some stream."""
+
+    @abstractmethod
+    def pieces(self, handle: HandleT) -> tuple[tuple[int, int], ...]:
+        """(address, bytes) of what a block occupies."""
+
+
+class OwnPool(Pool[HandleT]):
+    """A pool that counts for itself what it takes from the driver."""
+
+    def __init__(self, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call) -> None:
+        self._allocated = self._active = self._reserved = 0
+        self._capacity = UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
+        self._on_driver = on_driver
+
+    @property
+    @override
+    def allocated_bytes(self) -> int:
+        return self._allocated
+
+    @property
+    @override
+    def active_bytes(self) -> int:
+        return self._active
+
+    @property
+    @override
+    def reserved_bytes(self) -> int:
+        return self._reserved
+
+    def _count(self, size: int) -> None:
+        self._allocated += size
+        self._active += size
+
+    def _take(self, call: str, address: int, num_bytes: int) -> None:
+        """Take memory from the driver; the cache is emptied if that is what it needs. Raises OutOfMemoryError."""
+        if self._reserved + num_bytes > self._capacity:
+            self.empty_cache()
+        if self._reserved + num_bytes > self._capacity:
+            msg = f"{num_bytes} bytes do not fit: {self._reserved} of {self._capacity} are reserved"
+            raise OutOfMemoryError(msg)
+        self._reserved += num_bytes
+        self._on_driver(call, address, num_bytes)
+
+    def _give(self, call: str, address: int, num_bytes: int) -> None:
+        self._reserved -= num_bytes
+        self._on_driver(call, address, num_bytes)

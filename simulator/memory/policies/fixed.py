@@ -1,0 +1,94 @@
+"""Fixed blocks: large requests take whole blocks of one size from anywhere, joined to one range by mapping them.
+
+Nothing is ever too scattered to be used, whatever the sizes; the rest of each request's last block is wasted, and
+every allocation maps its blocks anew. Requests of up to 1 MiB come from PyTorch's small pool.
+"""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from simulator.memory.allocator import AllocatorSettings, Block
+from simulator.memory.allocator.blocks import SEGMENT_ROUND_BYTES, SMALL_BYTES
+from simulator.memory.policies.base import OnDriver, OwnPool, ignore_call
+from simulator.memory.policies.caching import CachingPool
+
+BLOCK_BYTES = SEGMENT_ROUND_BYTES  # the smallest that the driver maps
+
+Blocks = tuple[int, list[int]]  # (stream, addresses)
+
+
+class FixedPool(OwnPool["Block | Blocks"]):
+    """block_bytes: of a block, a multiple of 2 MiB."""
+
+    def __init__(
+        self, capacity_bytes: int | None = None, on_driver: OnDriver = ignore_call, *, block_bytes: int = BLOCK_BYTES
+    ) -> None:
+        super().__init__(capacity_bytes, on_driver)
+        self._small = CachingPool(AllocatorSettings(), None, self._small_call)
+        self._block_bytes = block_bytes
+        self._free: dict[int, list[int]] = {}
+        self._top = 2**50
+
+    def _small_call(self, call: str, address: int, num_bytes: int) -> None:
+        (self._take if call == "segment_alloc" else self._give)(call, address, num_bytes)
+
+    @override
+    def malloc(self, num_bytes: int, stream: int, kind: int) -> Block | Blocks:
+        if num_bytes <= SMALL_BYTES:
+            block = self._small.malloc(num_bytes, stream, kind)
+            self._count(block.size)
+            return block
+        free = self._free.setdefault(stream, [])
+        wanted = -(-num_bytes // self._block_bytes)
+        new = wanted - len(free)
+        if new > 0:
+            before = len(free)
+            self._take("segment_map", self._top, new * self._block_bytes)
+            if len(free) < before:  # the cache had to be emptied, of these too
+                self._take("segment_map", self._top + new * self._block_bytes, before * self._block_bytes)
+                new = wanted
+            free.extend(self._top + i * self._block_bytes for i in range(new))
+            self._top += new * self._block_bytes
+        taken = free[-wanted:]
+        del free[-wanted:]
+        reused = wanted - max(new, 0)
+        if reused:
+            self._on_driver("remap", taken[0], reused * self._block_bytes)
+        self._count(wanted * self._block_bytes)
+        return stream, taken
+
+    @override
+    def request_free(self, handle: Block | Blocks) -> None:
+        if isinstance(handle, Block):
+            self._small.request_free(handle)
+        self._allocated -= self._size(handle)
+
+    @override
+    def complete_free(self, handle: Block | Blocks) -> None:
+        self._active -= self._size(handle)
+        if isinstance(handle, Block):
+            self._small.complete_free(handle)
+        else:
+            self._free[handle[0]].extend(handle[1])
+
+    def _size(self, handle: Block | Blocks) -> int:
+        return handle.size if isinstance(handle, Block) else len(handle[1]) * self._block_bytes
+
+    @override
+    def empty_cache(self) -> None:
+        self._small.empty_cache()
+        for free in self._free.values():
+            if free:
+                self._give("segment_unmap", free[0], len(free) * self._block_bytes)
+                free.clear()
+
+    @override
+    def largest_free_bytes(self) -> int:
+        return max((len(free) * self._block_bytes for free in self._free.values()), default=0)
+
+    @override
+    def pieces(self, handle: Block | Blocks) -> tuple[tuple[int, int], ...]:
+        if isinstance(handle, Block):
+            return ((handle.address, handle.size),)
+        return tuple((address, self._block_bytes) for address in handle[1])

@@ -1,0 +1,258 @@
+"""Rank ↔ coordinates over the plan's axes, the groups of an axis, and what a group looks like on the cluster.
+
+Axes stand in the plan's rank order; by default in that of torch's DeviceMesh, outermost first: pp, dp_replicate,
+dp_shard, cp, tp, so that neighbours in tp are neighbouring ranks. Axes fuse by their joined names: `dp_shard_cp` is where FSDP
+shards; `dp_shard_cp/8` are groups of 8 neighbours there, `dp_shard_cp%8` groups of every eighth. Groups are lattices of ranks (`simulator.parallel.lattice`), so nothing
+here builds all ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd, lcm, prod
+from typing import TYPE_CHECKING, Final
+
+from simulator.base.errors import Fault, PlanError
+from simulator.parallel.group_layout import Pattern, layout, pairs_layout
+from simulator.parallel.lattice import Digit, Lattice
+from simulator.parallel.mesh.legal import degree_faults
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.wiring import Wiring
+from simulator.spec.plan import AXES, Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Among the ranks of a stage (of a shard group, where states are sharded): an expert's slices, a layer's experts, replicas
+EXPERT_AXES: Final = ("etp", "ep", "expert_dp")
+
+_FUSED: Final = {  # torchtitan's names for fused axes, beside the joined names
+    "dp": ("dp_replicate", "dp_shard"),
+    "dp_cp": ("dp_replicate", "dp_shard", "cp"),
+    "world": AXES,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShape:
+    """How the groups of one axis lie on the nodes; where groups differ, the worst of each.
+
+    num_ranks: ranks of a group. num_nodes: nodes it touches. ranks_per_node: its ranks on its fullest node.
+    num_groups_per_node: groups of this axis that share one node, and its NICs, at the same time.
+    spans_domain: a group reaches past one NVLink domain. local_stride: GPUs of a node from one rank of a group to the next.
+    node_stride: nodes from one that a group touches to the next.
+    local_blocks: where a group's ranks on a node have further strides: (how many blocks, GPUs from one to the next).
+    patterns: the GPUs of each group on a node, where strides do not say them: one for each way that nodes look.
+    off_rail: part of what a group sends between nodes that changes rails, as their NICs are cabled otherwise.
+    """
+
+    num_ranks: int
+    num_nodes: int
+    ranks_per_node: int
+    num_groups_per_node: int
+    spans_domain: bool
+    local_stride: int = 1
+    node_stride: int = 1
+    local_blocks: tuple[Digit, ...] = ()
+    patterns: tuple[Pattern, ...] = ()
+    off_rail: float = 0.0
+
+
+class Mesh:
+    """Placement of a plan's ranks on a cluster: rank r is GPU r, or on the cluster's seats.
+
+    Raises PlanError if the degrees do not fill it.
+    """
+
+    def __init__(self, plan: Plan, cluster: Cluster) -> None:
+        faults = degree_faults(plan, cluster)
+        if faults:
+            raise PlanError(faults)
+        self.plan = plan
+        self.cluster = cluster
+        self.axes: Mapping[str, int] = {axis: getattr(plan, axis) for axis in AXES}
+        self._strides: dict[str, int] = {}  # by axis, innermost first
+        stride = 1
+        for axis in reversed(plan.axis_order):
+            self._strides[axis] = stride
+            stride *= self.axes[axis]
+
+    @property
+    def num_ranks(self) -> int:
+        return prod(self.axes.values())
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Axis -> index of a rank; the inverse of `rank`. Raises IndexError out of range."""
+        if not 0 <= rank < self.num_ranks:
+            raise IndexError(rank)
+        return {axis: rank // self._strides[axis] % self.axes[axis] for axis in AXES}
+
+    def rank(self, coordinates: Mapping[str, int]) -> int:
+        """The rank at these indices (0 where an axis is not named). Raises IndexError out of range."""
+        rank = 0
+        for axis in AXES:
+            index = coordinates.get(axis, 0)
+            if not 0 <= index < self.axes[axis]:
+                raise IndexError(f"{axis} = {index}")
+            rank += index * self._strides[axis]
+        return rank
+
+    def stride(self, axis: str) -> int:
+        """Ranks from one index of an axis to the next."""
+        return self._strides[axis]
+
+    def groups(self, axis: str) -> Iterator[Sequence[int]]:
+        """The groups of an axis or fused axis, by first rank; the ranks of each ascending."""
+        lattice = self._lattice(axis)
+        return (lattice.ranks(rank) for rank in range(self.num_ranks) if lattice.base(rank) == rank)
+
+    def group_of(self, axis: str, rank: int) -> Sequence[int]:
+        """The group of an axis or fused axis that `rank` is in."""
+        lattice = self._lattice(axis)
+        return lattice.ranks(lattice.base(rank))
+
+    def partition(self, axis: str) -> NDArray[np.int64]:
+        """Of every rank the first rank of its group of an axis or fused axis."""
+        import numpy as np
+
+        return self._lattice(axis).bases(np.arange(self.num_ranks, dtype=np.int64))
+
+    def group_shape(self, axis: str) -> GroupShape:
+        """How the groups of an axis or fused axis lie on the nodes."""
+        if self.cluster.seats or self.cluster.rails:
+            return GroupShape(**layout(self.cluster, self.groups(axis)))
+        lattice, gpus = self._lattice(axis), self.cluster.gpus_per_node
+        on_node = lattice.on_each(gpus)
+        if on_node is None:
+            widest, fullest, most, apart = _ragged(lattice, gpus, self.cluster.num_nodes)
+        else:
+            widest, fullest, most = lattice.count // on_node, on_node, gpus // on_node
+            apart = next((max(1, stride // gpus) for count, stride in lattice.digits if count * stride > gpus), 1)
+        (_, first), *blocks = lattice.within(gpus) if fullest > 1 else ((1, 1),)
+        return GroupShape(
+            num_ranks=lattice.count,
+            num_nodes=widest,
+            ranks_per_node=fullest,
+            num_groups_per_node=most,
+            spans_domain=_spans(lattice, self.cluster.nvlink_domain_size, self.num_ranks),
+            local_stride=first,
+            local_blocks=tuple(blocks),
+            node_stride=apart,
+        )
+
+    def pair_shape(self, stage: int, other: int) -> GroupShape:
+        """How two stages that talk to each other lie on the nodes: every rank of a stage has its peer in the other."""
+        gpus, domain = self.cluster.gpus_per_node, self.cluster.nvlink_domain_size
+        away, width = (other - stage) * self.stride("pp"), self.num_ranks // self.axes["pp"]
+        placed = self.cluster.seats or self.cluster.rails
+        ranks = self._of_stage(stage, width if placed else min(width, max(gpus, domain)))
+        pairs = [(rank, rank + away) for rank in ranks]
+        if not self._by_count:
+            return GroupShape(**pairs_layout(self.cluster, pairs))
+        apart = [(a, b) for a, b in pairs if a // gpus != b // gpus]
+        return GroupShape(
+            num_ranks=2,
+            num_nodes=2 if apart else 1,
+            ranks_per_node=1 if apart else 2,
+            num_groups_per_node=max(Counter(a // gpus for a, _ in apart or pairs).values()),
+            spans_domain=any(a // domain != b // domain for a, b in pairs),
+            local_stride=1 if apart else abs(away),
+            node_stride=max(1, abs(away) // gpus) if apart else 1,
+        )
+
+    @property
+    def _by_count(self) -> bool:
+        """Which GPUs of a node two stages are on does not matter, only how many."""
+        inter = self.cluster.inter
+        placed = self.cluster.seats or self.cluster.rails or (inter is not None and inter.cards)
+        return Wiring.of(self.cluster).is_even and not placed
+
+    def _of_stage(self, stage: int, count: int) -> list[int]:
+        """The first `count` ranks of a pipeline stage."""
+        inner = self.stride("pp")
+        outer = inner * self.axes["pp"]
+        return [index // inner * outer + stage * inner + index % inner for index in range(count)]
+
+    def _of_experts(self, axis: str) -> Lattice:
+        """Groups of experts: a stage's ranks in order are cut into etp, those into ep, and equal places are replicas.
+
+        Megatron-LM's order for experts is etp, ep, expert data parallelism, pp (core/parallel_state.py, decoder and expert
+        rank generators); torchtitan takes ep out of the inner dp_shard, cp and tp (distributed/parallel_dims.py).
+        """
+        plan = self.plan
+        axes = ("dp_shard", "cp", "tp") if plan.zero else ("dp_replicate", "dp_shard", "cp", "tp")
+        whole, group = Lattice.of((self.axes[a], self._strides[a]) for a in axes), plan.ep * plan.etp
+        count, skip = {
+            "etp": (plan.etp, 1),
+            "ep": (plan.ep, plan.etp),
+            "expert_dp": (plan.num_expert_ranks // group, group),
+        }[axis]
+        found = whole.part(count, skip)
+        if found is None:
+            problem = f"ep × etp = {plan.ep} × {plan.etp} cuts the ranks of {' × '.join(axes)} unevenly"
+            raise PlanError(Fault(place="plan: ep", problem=problem, remedy="degrees that divide one another"))
+        return found
+
+    def _lattice(self, axis: str) -> Lattice:
+        if axis in EXPERT_AXES:
+            return self._of_experts(axis)
+        name, mark, part = axis.partition("%" if "%" in axis else "/")
+        whole = Lattice.of((self.axes[a], self._strides[a]) for a in axis_names(name))
+        if not part:
+            return whole
+        size = int(part) if part.isdecimal() else 0
+        count, skip = (whole.count // max(size, 1), size) if mark == "%" else (size, 1)
+        found = whole.part(count, skip) if size and count else None
+        if found is None:
+            problem = f"{part!r} neighbours are no part of the {whole.count} ranks of {name!r}"
+            raise PlanError(Fault(place="axis", problem=problem, remedy="a divisor of their number"))
+        return found
+
+
+def axis_names(axis: str) -> tuple[str, ...]:
+    """The axes that a (fused) axis' name stands for. Raises PlanError with the legal names."""
+    if axis in _FUSED:
+        return _FUSED[axis]
+    names, rest = [], f"{axis}_"
+    for name in AXES:
+        if rest.startswith(f"{name}_"):
+            names.append(name)
+            rest = rest.removeprefix(f"{name}_")
+    if rest:
+        problem = f"no axis, and no axes joined in order, are called {axis!r}"
+        legal = ", ".join((*AXES, *_FUSED))
+        raise PlanError(Fault(place="axis", problem=problem, remedy=f"{legal}, or joined in this order as dp_shard_cp"))
+    return tuple(names)
+
+
+def _ragged(lattice: Lattice, gpus: int, num_nodes: int) -> tuple[int, int, int, int]:
+    """Where nodes differ: (nodes a group touches, its ranks on its fullest node, groups that share a node) at most.
+
+    The last is how many nodes apart those that a group touches are at least.
+    """
+    touched: dict[int, list[int]] = {}  # by a first rank's place on its node
+    fullest, most = 1, 1
+    for node in range(min(num_nodes, lattice.period // gcd(lattice.period, gpus))):
+        members = Counter(lattice.base(rank) for rank in range(node * gpus, (node + 1) * gpus))
+        most, fullest = max(most, len(members)), max(fullest, *members.values())
+        for base in members:
+            place = base % gpus
+            if place not in touched:
+                touched[place] = sorted({rank // gpus for rank in lattice.ranks(place)})
+    widest = max(map(len, touched.values()))
+    return widest, fullest, most, min((b - a for nodes in touched.values() for a, b in pairwise(nodes)), default=1)
+
+
+def _spans(lattice: Lattice, domain: int, num_ranks: int) -> bool:
+    """Whether some group has ranks in two NVLink domains."""
+    if domain % lattice.period == 0 or num_ranks <= domain:
+        return False
+    if lattice.reach >= domain:
+        return True
+    # short groups on domains they do not nest in: look at one period of both
+    ranks = range(min(num_ranks, lcm(lattice.period, domain)))
+    return any(rank % domain + lattice.reach >= domain for rank in ranks if lattice.base(rank) == rank)

@@ -1,0 +1,168 @@
+"""Model shard: the part of a model that one rank holds under tensor and pipeline parallelism: a narrower, shorter model.
+
+Tensor parallelism is Megatron's split (arXiv 1909.08053, section 3): the products into attention and MLP by columns, so
+each rank has whole heads and a slice of d_ff; the products out of them by rows; the embedding and the LM head by
+vocabulary. Norms, the biases after row-wise products and learned positions are on every rank.
+
+A pipeline stage holds the layers of its chunks; the first virtual stage holds the embedding, the last the head. A tied
+matrix is held by both (arXiv 2104.04473 follows Megatron-LM, which sums its two gradients in every step).
+"""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from simulator.parallel.pipeline import num_positions, position, stage_layers
+from simulator.spec.model import BodyKind, LayerKind, Model, Parameter, wide
+from simulator.spec.model.experts import Experts
+from simulator.spec.model.hybrid import Mamba
+from simulator.spec.plan import Plan
+
+VOCAB_MULTIPLE = 128  # Megatron's make_vocab_size_divisible_by: each rank's part of the table is a multiple of it
+
+
+class LocalExperts(Experts):
+    """The experts of a layer that one rank holds: d_ff and shared_d_ff are the rank's own, the router is the whole one."""
+
+    held: int
+
+    @property
+    @override
+    def num_local(self) -> int:
+        return self.held
+
+
+class ModelShard(Model):
+    """What one rank holds of a model. Its sizes are the rank's own; d_model and head_dim are the whole model's.
+
+    ranks_per_kv_head: ranks of tp that attend to one key-value head and hold a part each of the weights that make it.
+    wide: numbers of the layers whose products stay in bf16. chunks: layer numbers of its pipeline chunks. embedding_chunk, head_chunk: which of them holds the ends; None: none.
+    """
+
+    chunks: tuple[tuple[int, ...], ...]
+    ranks_per_kv_head: int
+    embedding_chunk: int | None
+    head_chunk: int | None
+    wide: frozenset[int] = frozenset()
+
+    @property
+    def holds_embedding(self) -> bool:
+        return self.embedding_chunk is not None
+
+    @property
+    def holds_head(self) -> bool:
+        return self.head_chunk is not None
+
+    @property
+    @override
+    def kv_columns(self) -> int:
+        return self.kv_width // self.ranks_per_kv_head
+
+    @property
+    @override
+    def layer_numbers(self) -> tuple[int, ...]:
+        return tuple(layer for chunk in self.chunks for layer in chunk)
+
+    @property
+    def body_chunks(self) -> tuple[tuple[BodyKind, ...], ...]:
+        """Kinds of what each chunk holds between the model's ends."""
+        kinds = iter(zip(self.layer_numbers, self.layer_kinds, strict=True))
+        layers: list[list[BodyKind]] = [[self._marked(*next(kinds)) for _ in chunk] for chunk in self.chunks]
+        if self.head_chunk is None:
+            return tuple(map(tuple, layers))
+        modules: list[list[BodyKind]] = [
+            ["mtp"] * self.mtp_layers if i == self.head_chunk else [] for i in range(len(layers))
+        ]
+        return tuple((*mine, *more) for mine, more in zip(layers, modules, strict=True))
+
+    def _marked(self, number: int, kind: LayerKind) -> BodyKind:
+        return wide(kind) if number in self.wide else kind
+
+    @property
+    @override
+    def body(self) -> tuple[BodyKind, ...]:
+        return tuple(kind for chunk in self.body_chunks for kind in chunk)
+
+    @override
+    def _embedding(self) -> tuple[Parameter, ...]:
+        return super()._embedding() if self.holds_embedding else ()
+
+    @override
+    def _head(self) -> tuple[Parameter, ...]:
+        return super()._head() if self.holds_head else ()
+
+
+def shard_of(model: Model, plan: Plan, stage: int = 0) -> Model:
+    """The part of `model` on one rank of a stage; the model itself where nothing splits it, and for a `ModelShard`."""
+    if isinstance(model, ModelShard) or (plan.tp * plan.pp * plan.ep == 1 and not bf16_layers(model, plan)):
+        return model
+    schedule, pp, chunks = plan.pipeline_schedule, plan.pp, plan.virtual_stages
+    held = stage_layers(model.num_layers, pp, chunks, split=plan.split, schedule=schedule)[stage]
+    places = [position(schedule, pp, stage, chunk) for chunk in range(chunks)]
+    last = num_positions(schedule, pp, chunks) - 1
+    fields = {
+        "num_layers": sum(map(len, held)),
+        "num_heads": model.num_heads // plan.tp,
+        "num_kv_heads": max(1, model.num_kv_heads // plan.tp),
+        "ranks_per_kv_head": max(1, plan.tp // model.num_kv_heads),
+        "d_ff": model.d_ff // plan.tp,
+        "vocab_size": _vocabulary(model.vocab_size, plan),
+        "experts": None if model.experts is None else _experts(model.experts, plan),
+        "mamba": None if model.mamba is None else _mamba(model.mamba, plan),
+        "mtp_layers": model.mtp_layers if last in places else 0,
+        "tied_embeddings": model.tied_embeddings and pp == 1,
+        "chunks": tuple(map(tuple, held)),
+        "embedding_chunk": places.index(0) if 0 in places else None,
+        "wide": bf16_layers(model, plan),
+        "head_chunk": places.index(last) if last in places else None,
+    }
+    return ModelShard.model_construct(**(dict(model) | fields))
+
+
+def bf16_layers(model: Model, plan: Plan) -> frozenset[int]:
+    """Numbers of the layers whose products stay in bf16 (Megatron-LM, core/fp8_utils.py: is_first_last_bf16_layer)."""
+    if not plan.narrow:
+        return frozenset()
+    numbers, count = range(model.num_layers), model.num_layers
+    return frozenset((*numbers[: plan.first_layers_bf16], *numbers[max(0, count - plan.last_layers_bf16) :]))
+
+
+def whole_body(model: Model, plan: Plan) -> tuple[BodyKind, ...]:
+    """What stands between the ends of the whole model, under the plan's precisions."""
+    marked = bf16_layers(model, plan)
+    if not marked:
+        return model.body
+    kinds = (
+        (wide(k) if number in marked else k) for number, k in zip(model.layer_numbers, model.layer_kinds, strict=True)
+    )
+    return (*kinds, *model.body[len(model.layer_kinds) :])
+
+
+def body_names(shard: Model) -> tuple[str, ...]:
+    """Names of what a rank holds between the model's ends, in the order of its chunks; layers have the model's numbers."""
+    numbers, modules = iter(shard.layer_numbers), iter(range(shard.mtp_layers))
+    return tuple(f"mtp{next(modules)}" if kind == "mtp" else f"layer{next(numbers)}" for kind in shard.body)
+
+
+def _experts(experts: Experts, plan: Plan) -> LocalExperts:
+    fields = {
+        "held": experts.num_experts // plan.ep,
+        "d_ff": experts.d_ff // plan.etp,
+        "shared_d_ff": experts.shared_d_ff // plan.tp,
+    }
+    return LocalExperts.model_construct(**(dict(experts) | fields))
+
+
+def _mamba(mamba: Mamba, plan: Plan) -> Mamba:
+    """Heads and groups of a rank (Megatron-LM, core/ssm/mamba_mixer.py)."""
+    return mamba.model_copy(update={"num_heads": mamba.num_heads // plan.tp, "num_groups": mamba.num_groups // plan.tp})
+
+
+def _vocabulary(vocab_size: int, plan: Plan) -> int:
+    """Rows of the embedding on one rank: Megatron pads them, DTensor's first ranks hold one more."""
+    if not plan.vocab_parallel:
+        return vocab_size
+    rows = -(-vocab_size // plan.tp)
+    if plan.tp > 1 and plan.implementation in ("megatron", "deepspeed"):
+        return -(-rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    return rows

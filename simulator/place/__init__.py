@@ -1,6 +1,0 @@
-"""Which GPU each rank gets: priced by the routes between the GPUs of its groups, and confirmed by a step played on both."""
-
-from simulator.place.decide import Gain, GroupPath, Placement, place
-from simulator.place.local import Local, place_node
-
-__all__ = ["Gain", "GroupPath", "Local", "Placement", "place", "place_node"]

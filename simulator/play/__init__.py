@@ -1,0 +1,1 @@
+"""Play: time. A plan lowered to programs, and the engine that plays them on streams and links."""

@@ -1,0 +1,490 @@
+"""Builder: appends ops to one rank class's program and keeps its ids. It knows streams and links, not models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from functools import cached_property
+
+from simulator.parallel.mesh import GroupShape
+from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.rank_classes import GroupKinds, RankClass
+from simulator.play.lower.work import NO_WORK, Phase, Segment, Work
+from simulator.spec.software.stack import Stack
+from simulator.work.collectives import collective_cost, host_traffic, link_capacities, renamed
+from simulator.work.ops import Exchange
+from simulator.work.program import COMPUTE_STREAM, Collective, CollectiveCost, Compute, Number, Program, ProgramOp
+
+# Categories of the breakdown: a GPU that the cluster says is slow, the slowest of equal ones, a slower peer inside a block
+SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
+_IN = " in"  # of a link: the way into a GPU
+
+
+class Builder:
+    """One program under construction. Ids count up in host launch order; `after` lists may hold None (ignored).
+
+    rank: None builds the program of the class of all ranks (of a pipeline stage, if given); a number that of one rank, on
+    links of its own, meeting the other members of its groups. rank_class: a class of ranks where GPUs differ; it meets the other
+    classes of its groups.
+    """
+
+    def __init__(
+        self, fabric: MeshFabric, rank: int | None = None, stage: int | None = None, rank_class: RankClass | None = None
+    ) -> None:
+        self._fabric, self._rank, self._stage, self._rank_class = fabric, rank, stage, rank_class
+        self._at = rank if rank_class is None else rank_class.rank
+        self._group_kinds_by_role: dict[str, GroupKinds] = {}
+        self._meetings: dict[str, tuple[str, int]] = {}
+        self._reached: dict[GroupKinds | None, dict[str, Number]] = {}
+        self._ops: list[ProgramOp] = []
+        self._last_collective: int | None = None
+        self._last_compute: int | None = None
+        self._held: list[int | None] = []
+        self._pending_bytes = 0
+        self._found: dict[tuple[str, str, int], int] = {}
+        self._pieces: dict[Hashable, Work] = {}
+        self._exchanged: Counter[tuple[str, str, int]] = Counter()
+
+    def combined(self, size_bytes: int, *, last: bool) -> int:
+        """Bytes to all-reduce now: those of joined units, once they reach the stack's threshold; else 0."""
+        self._pending_bytes += size_bytes
+        if self._pending_bytes < self._fabric.stack.all_reduce_combine and not last:
+            return 0
+        ready, self._pending_bytes = self._pending_bytes, 0
+        return ready
+
+    def far_part(self, size_bytes: int) -> int:
+        """What ranks at one place of each node gather among them of a shard group's `size_bytes`."""
+        return size_bytes // self._fabric.near_ranks
+
+    @property
+    def agrees(self) -> bool:
+        """Replicas agree at the end of this step, where they take steps alone."""
+        return self._fabric.agrees
+
+    def hold(self, op: int | None) -> None:
+        """The next joining compute op waits for `op`, whatever else it waits for."""
+        self._held.append(op)
+
+    def exchange(self, label: str, exchange: Exchange, *after: int | None, waits: bool = False) -> int | None:
+        """Append a collective inside a block; None where its group is one rank. waits: so does the host, for its end."""
+        fabric, size, axis = self._fabric, self._fabric.sent_bytes(exchange), exchange.axis
+        if size == 0 or fabric.shape(axis).num_ranks == 1:
+            return None
+        price = fabric.exchanged(exchange, self._group_kinds(axis))
+        hooks_s = fabric.stack.host_unit_s if fabric.sharded and not exchange.copied and not exchange.captured else 0.0
+        host_s = _issued_s(exchange, fabric.stack) + hooks_s
+        return self._append(label, exchange.kind, axis, size, price, *after, host_s=host_s, waits=waits)
+
+    @property
+    def last_compute(self) -> int | None:
+        """The compute op appended last."""
+        return self._last_compute
+
+    def remember(self, what: str, unit: str, index: int, op: int | None) -> None:
+        """`op` is what happened to a unit in a micro-batch."""
+        if op is not None:
+            self._found[what, unit, index] = op
+
+    def found(self, what: str, unit: str, index: int) -> int | None:
+        """The op remembered, if any."""
+        return self._found.get((what, unit, index))
+
+    def transfer(self, label: str, kind: str, amount: int, *after: int | None) -> int | None:
+        """Append a transfer between tiers of `amount` bytes (on the CPU: elements) to its kind's own stream.
+
+        None where nothing moves. Where copies exclude compute, the next compute op waits for it.
+        """
+        transfers = self._fabric.transfers
+        if transfers is None or amount == 0:
+            return None
+        op = Collective(
+            id=len(self._ops),
+            stream=kind,
+            after=_ids(after),
+            label=label,
+            kind=kind,
+            key=f"{kind}:{len(self._ops)}{self._suffix}",
+            cost=transfers.cost(kind, amount, self._rank),
+            size_bytes=amount,
+            host_s=self._fabric.stack.host_launch_s,
+        )
+        self._ops.append(op)
+        if transfers.exclusive and kind in ("h2d", "d2h"):
+            self.hold(op.id)
+        return op.id
+
+    @property
+    def reads_loss(self) -> bool:
+        """The host waits for a micro-batch's loss before it goes on."""
+        return self._fabric.stack.reads_loss
+
+    @property
+    def reduces_late(self) -> bool:
+        """The stack reduces the gradients of all micro-batches once, behind the last backward."""
+        return self._fabric.stack.late_gradients
+
+    @property
+    def gathers_late(self) -> bool:
+        """The stack gathers all updated parameters before the first forward."""
+        return self._fabric.stack.late_parameters
+
+    def compute(
+        self,
+        label: str,
+        work: Work,
+        *after: int | None,
+        join: bool = True,
+        waits: bool = False,
+        early: bool = False,
+    ) -> int:
+        """Append `work` to the compute stream. join=False leaves what is held to the op behind it; waits: so does the host.
+
+        early: it starts with its first kernel, and what follows waits for the host to have launched the last.
+        """
+        if join:
+            after, self._held = (*after, *self._held), []
+        if not self._fabric.stack.overlap:
+            after = (*after, self._last_collective)
+        work = self._paced(work)
+        op = Compute(
+            id=len(self._ops),
+            stream=COMPUTE_STREAM,
+            after=_ids(after),
+            label=label,
+            duration_s=work.duration_s,
+            parts=work.parts,
+            host_s=work.host_s,
+            first_s=min(self._fabric.stack.host_launch_s, work.host_s) if early else None,
+            blocking=waits or work.level or self._fabric.stack.host_blocking,
+        )
+        self._ops.append(op)
+        self._last_compute = op.id
+        return op.id
+
+    def collective(
+        self, label: str, kind: str, role: str, size_bytes: int, *after: int | None, count: int = 1
+    ) -> int | None:
+        """Append a collective (`count` equal ones, back to back); None where the group is one rank or nothing moves.
+
+        Collectives of one role share a communicator, and NCCL runs those one after another: one stream a role.
+        """
+        fabric = self._fabric
+        if size_bytes == 0 or fabric.shape(role).num_ranks == 1:
+            return None
+        price = fabric.price(kind, role, size_bytes // count, self._group_kinds(role))
+        host_s = count * fabric.stack.host_collective_s + (fabric.stack.host_unit_s if fabric.sharded else 0.0)
+        return self._append(label, kind, role, size_bytes, price, *after, count=count, host_s=host_s)
+
+    def _append(
+        self,
+        label: str,
+        kind: str,
+        role: str,
+        size_bytes: int,
+        price: tuple[CollectiveCost, float],
+        *after: int | None,
+        host_s: float,
+        count: int = 1,
+        waits: bool = False,
+    ) -> int:
+        fabric, (one, slows) = self._fabric, price
+        if not fabric.stack.overlap:
+            after = (*after, self._last_compute)
+        one = self._beside_offload(renamed(one, self._suffix), kind, size_bytes // count, fabric.shape(role))
+        group, members = self._group(role)
+        op = Collective(
+            id=len(self._ops),
+            stream=f"nccl:{role}",
+            after=_ids(after),
+            label=label,
+            kind=kind,
+            key=f"{role}:{len(self._ops)}{group}",
+            members=members,
+            cost=_times(one, count),
+            size_bytes=size_bytes,
+            host_s=host_s,
+            interference=slows,
+            blocking=waits or fabric.synchronous,
+        )
+        self._ops.append(op)
+        self._last_collective = op.id
+        return op.id
+
+    def _beside_offload(self, one: CollectiveCost, kind: str, size_bytes: int, shape: GroupShape) -> CollectiveCost:
+        """A collective's cost with the bytes it has on links that it shares with offload's copies."""
+        fabric = self._fabric
+        if fabric.transfers is None:
+            return one
+        more = host_traffic(kind, size_bytes, shape, fabric.cluster, fabric.curves, nccl=fabric.nccl)
+        sizes = float(more.pcie_bytes), float(more.memory_bytes)
+        return fabric.transfers.beside(one, *sizes, more.fastest_bytes_per_s, self._rank)
+
+    def once(self, kind: Hashable, make: Callable[[], Work]) -> Work:
+        """The work of a kind of piece, made the first time that the program has one."""
+        if kind not in self._pieces:
+            self._pieces[kind] = make()
+        return self._pieces[kind]
+
+    def folded(self, *phases: Phase, synchronous: bool) -> Work:
+        """Phases one after another as one op, on links that nobody else uses meanwhile.
+
+        synchronous: the host waits for the device before and after, so its time counts where it is the longer one. A host
+        that waits for every kernel adds all of its time; one that waits for blocks waits for each phase, if anything waits.
+        """
+        if synchronous and self._fabric.stack.host_waits_for_blocks and len(phases) > 1:
+            return sum((self.folded(phase, synchronous=True) for phase in phases), NO_WORK)
+        total = self.summed(*phases)
+        blocking = self._fabric.stack.host_blocking
+        if any(segment.waits for phase in phases for segment in phase.segments) and not blocking:
+            return self._in_turns(phases)
+        if not synchronous and not blocking:
+            return total
+        spare_s = total.host_s if blocking else total.host_s - total.duration_s
+        return Work(parts=(*total.parts, ("host", spare_s)) if spare_s > 0 else total.parts, host_s=0.0)
+
+    def summed(self, *phases: Phase) -> Work:
+        """Phases one after another, on links that nobody else uses meanwhile, and the host's time beside it."""
+        parts = (self._alone(segment) for phase in phases for segment in phase.segments)
+        return sum(parts, NO_WORK)
+
+    def _alone(self, segment: Segment) -> Work:
+        work, beside = self._with_peers(segment.work), self._with_peers(segment.beside)
+        return work + self._beside(replace(segment, beside=beside))
+
+    def _in_turns(self, phases: tuple[Phase, ...]) -> Work:
+        """The same where the host waits inside: neither is ahead of the other at the begin, nor behind each wait."""
+        total, issued_s, done_s = NO_WORK, 0.0, 0.0
+        for segment in (segment for phase in phases for segment in phase.segments):
+            one = self._alone(segment)
+            total += one
+            issued_s += one.host_s
+            done_s = max(done_s + one.duration_s, issued_s)  # its last kernel starts when it is issued
+            issued_s = done_s if segment.waits else issued_s
+        return levelled(total, done_s)
+
+    def alongside(self, exchanges: tuple[Exchange, ...], work: Work) -> Work:
+        """Finished work with collectives beside it that it does not need, on links that nobody else uses meanwhile."""
+        return self._beside(Segment(work=NO_WORK, exchanges=exchanges, beside=work))
+
+    def _paced(self, work: Work) -> Work:
+        """Kernels at the pace of the slowest GPU, if they are not yet; on a GPU that is known to be slow, at its own."""
+        if any(name in (STRAGGLERS, SLOW) for name, _ in work.parts):
+            return work
+        speed, slowest = self._pace
+        own_s = work.duration_s * (1 / speed - 1)
+        waiting_s = slowest * (work.duration_s + own_s)
+        more = ((SLOW, own_s), (STRAGGLERS, waiting_s))
+        added = tuple((name, seconds) for name, seconds in more if seconds)
+        return Work(parts=(*work.parts, *added), host_s=work.host_s) if added else work
+
+    def _with_peers(self, work: Work) -> Work:
+        """The same on all ranks of a block: where one of them is slower than this one, this one waits."""
+        work, rank_classes = self._paced(work), self._fabric.rank_classes
+        if rank_classes is None or self._at is None or self._lag == 0:
+            return work
+        return Work(parts=(*work.parts, (WAITING, self._lag * work.duration_s)), host_s=work.host_s)
+
+    @cached_property
+    def _lag(self) -> float:
+        """How much longer the slowest rank of this one's blocks takes, as a fraction."""
+        rank_classes = self._fabric.rank_classes
+        return 0.0 if rank_classes is None or self._at is None else rank_classes.lag(self._at)
+
+    @cached_property
+    def _pace(self) -> tuple[float, float]:
+        """(speed of this GPU as a fraction of its device's, what the slowest of its equals is behind)."""
+        rank_classes = self._fabric.rank_classes
+        if rank_classes is None or self._at is None:
+            return 1.0, self._fabric.slowdown
+        return rank_classes.kind(self._at).speed, rank_classes.slowdown(rank_classes.kinds.number(self._at))
+
+    def _beside(self, segment: Segment) -> Work:
+        """A segment's collectives and the compute beside them, which they slow while their bytes move."""
+        fabric, stack = self._fabric, self._fabric.stack
+        end_s, lost_s = 0.0, 0.0
+        left_s = segment.beside.duration_s if stack.overlap else 0.0  # without overlap it runs before or after
+        beside_s, longest, host_s = left_s, "", segment.beside.host_s
+        for exchange in segment.exchanges:
+            if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
+                continue
+            group_kinds = self._group_kinds(exchange.axis)
+            one, slows = fabric.exchanged(exchange, group_kinds)
+            self._exchanged[exchange.kind, exchange.axis, exchange.num_bytes] += 1
+            capacities = self._capacities(group_kinds)
+            moving_s = max((float(size / capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
+            free_s = max(end_s + float(one.latency_s) - (beside_s - left_s + lost_s), 0.0)
+            left_s -= min(left_s, free_s)
+            slowed_s = min(moving_s, left_s / (1 - slows))
+            left_s, lost_s = left_s - slowed_s * (1 - slows), lost_s + slowed_s * slows
+            end_s += float(one.latency_s) + moving_s
+            longest = exchange.kind
+            host_s += _issued_s(exchange, stack)
+        exposed_s = max(end_s - beside_s - lost_s, 0.0)
+        parts = [*segment.beside.parts]
+        parts += [("interference", lost_s)] if lost_s else []
+        parts += [(f"exposed:{longest}", exposed_s)] if exposed_s else []
+        return Work(parts=tuple(parts), host_s=host_s)
+
+    def _capacities(self, group_kinds: GroupKinds | None) -> dict[str, Number]:
+        if group_kinds not in self._reached:
+            self._reached[group_kinds] = link_capacities(self._fabric.on(group_kinds), self._fabric.curves)
+        return self._reached[group_kinds]
+
+    def _group_kinds(self, role: str) -> GroupKinds | None:
+        """The kinds of GPUs in this rank's group of a role; None where all are equal."""
+        fabric = self._fabric
+        if fabric.rank_classes is None or self._at is None:
+            return None
+        if role not in self._group_kinds_by_role:
+            self._group_kinds_by_role[role] = fabric.rank_classes.group_kinds(fabric.axis(role), self._at)
+        return self._group_kinds_by_role[role]
+
+    def _pair(self, stages: tuple[int, ...]) -> GroupKinds | None:
+        """The kinds of GPUs at this rank's place in some stages."""
+        rank_classes = self._fabric.rank_classes
+        return None if rank_classes is None or self._at is None else rank_classes.pair(self._at, stages)
+
+    def send_message(
+        self, label: str, message: str, size_bytes: int, pair: tuple[int, int], *after: int | None, lane: str = ""
+    ) -> int:
+        """Append this stage's end of a message of `size_bytes` from stage pair[0] to pair[1]; both ends meet.
+
+        message: what tells it from the others between the same ranks. lane: messages of two lanes do not wait for each other. The sender's links are loaded, and where the two
+        GPUs differ, the receiver's way in: the slower one decides.
+        """
+        (source, target), group_kinds = pair, self._pair(pair)
+        sends = self._stage == source
+        one = mine = self._fabric.message(pair, size_bytes, group_kinds)
+        stream = f"nccl:pp {source} to {target}{lane}"
+        if not sends:
+            comes_in = one.link_bytes if group_kinds is not None and len(group_kinds.members) > 1 else {}
+            mine = CollectiveCost(latency_s=0.0, link_bytes={f"{link}{_IN}": size for link, size in comes_in.items()})
+        return self._joint(label, stream, "send_recv", message, 2, mine, size_bytes, *after)
+
+    def all_reduce_stages(
+        self, label: str, message: str, size_bytes: int, stages: tuple[int, ...], *after: int | None
+    ) -> int:
+        """Append this stage's part of an all-reduce among the ranks that stand at the same place in `stages`."""
+        fabric = self._fabric
+        shape = fabric.mesh.pair_shape(stages[0], stages[-1]) if len(stages) == 2 else fabric.mesh.group_shape("pp")
+        cluster = fabric.on(self._pair(stages))
+        one = collective_cost("all_reduce", size_bytes, shape, cluster, curves=fabric.curves, nccl=fabric.nccl)
+        return self._joint(label, "nccl:pp", "all_reduce", message, len(stages), one, size_bytes, *after)
+
+    def _joint(
+        self,
+        label: str,
+        stream: str,
+        kind: str,
+        message: str,
+        members: int,
+        one: CollectiveCost,
+        size: int,
+        *after: int | None,
+    ) -> int:
+        op = Collective(
+            id=len(self._ops),
+            stream=stream,
+            after=_ids(after),
+            label=label,
+            kind=kind,
+            key=f"pp:{message}{self._column}",
+            members=members,
+            cost=renamed(one, self._suffix),
+            size_bytes=size,
+            host_s=self._fabric.stack.host_launch_s,
+        )
+        self._ops.append(op)
+        return op.id
+
+    @property
+    def _column(self) -> str:
+        """What a rank has in common with those at its place in the other stages."""
+        if self._rank_class is not None:
+            return self._rendezvous("pp")[0]
+        if self._rank is None:
+            return ""
+        return f":{self._fabric.mesh.group_of('pp', self._rank)[0]}"
+
+    @property
+    def _suffix(self) -> str:
+        if self._rank_class is not None:
+            return f":{self._rank_class.name}"
+        if self._rank is not None:
+            return f":{self._rank}"
+        return "" if self._stage is None else f":stage{self._stage}"
+
+    def _group(self, role: str) -> tuple[str, int]:
+        """What tells a rank's group from the others of the role, and how many programs meet in it."""
+        if self._rank_class is not None:
+            return self._rendezvous(self._fabric.axis(role))
+        if self._rank is None:
+            return "", 1
+        ranks = self._fabric.mesh.group_of(self._fabric.axis(role), self._rank)
+        return f":{ranks[0]}", len(ranks)
+
+    def _rendezvous(self, axis: str) -> tuple[str, int]:
+        """The same of a class: groups in which the same classes meet are one."""
+        assert self._fabric.rank_classes is not None
+        assert self._rank_class is not None
+        assert axis in (*self._fabric.rank_classes.axes, "pp"), (
+            f"{axis}: ranks were not told apart by who they meet there"
+        )
+        if axis not in self._meetings:
+            classes = self._fabric.rank_classes.meeting_classes(axis, self._rank_class.rank)
+            self._meetings[axis] = f":{'+'.join(map(str, classes))}", len(classes)
+        return self._meetings[axis]
+
+    def _links(self) -> dict[str, Number]:
+        """Capacities of this program's own links; messages come in by their own where GPUs differ."""
+        rank_classes, curves = self._fabric.rank_classes, self._fabric.curves
+        if rank_classes is None or self._at is None:
+            return dict(link_capacities(self._fabric.cluster, curves, suffix=self._suffix))
+        own = rank_classes.kinds.number(self._at)
+        out = link_capacities(rank_classes.on(GroupKinds(frozenset({own}), own)), curves)
+        both = out | ({f"{name}{_IN}": rate for name, rate in out.items()} if self._stage is not None else {})
+        return {f"{name}{self._suffix}": rate for name, rate in both.items()}
+
+    def program(self) -> Program:
+        """What was built so far."""
+        links = self._links()
+        if self._fabric.transfers is not None:
+            links |= self._fabric.transfers.links(self._rank)
+        plan = self._fabric.mesh.plan
+        num_ranks = plan.num_devices // plan.pp if self._rank is None else 1
+        if self._rank_class is not None:
+            name, num_ranks = self._rank_class.name, self._rank_class.num_ranks
+        elif self._rank is not None:
+            name = f"rank{self._rank}"
+        else:
+            name = "rank" if self._stage is None else f"stage{self._stage}"
+        exchanges = tuple((*one, count) for one, count in self._exchanged.items())
+        return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links, exchanges=exchanges)
+
+
+def levelled(work: Work, end_s: float) -> Work:
+    """Work that ends at end_s with the host at its heels, because it had to wait for the host."""
+    spare_s = end_s - work.duration_s
+    parts = (*work.parts, ("host", spare_s)) if spare_s > 0 else work.parts
+    return Work(parts=parts, host_s=0.0, level=True)
+
+
+def _issued_s(exchange: Exchange, stack: Stack) -> float:
+    """Host time to issue it; of copies, each and its signal; none inside a CUDA graph."""
+    if exchange.captured:
+        return 0.0
+    return 2 * exchange.pieces * stack.further_kernel_s() if exchange.copied else stack.host_collective_s
+
+
+def _times(one: CollectiveCost, count: int) -> CollectiveCost:
+    if count == 1:
+        return one
+    share = one.share_bytes and count * one.share_bytes
+    link_bytes = {link: count * size for link, size in one.link_bytes.items()}
+    return CollectiveCost(latency_s=count * one.latency_s, link_bytes=link_bytes, share_bytes=share)
+
+
+def _ids(after: tuple[int | None, ...]) -> tuple[int, ...]:
+    return tuple(sorted({i for i in after if i is not None}))

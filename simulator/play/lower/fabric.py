@@ -1,0 +1,162 @@
+"""Fabric: what collectives run on, over which groups of the mesh each role meets, and what each call costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from simulator.parallel.mesh import GroupShape, Mesh
+from simulator.play.lower.rank_classes import GroupKinds, RankClasses
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.software.nccl import Nccl
+from simulator.spec.software.stack import Stack
+from simulator.work.collectives import collective_cost, copies, interference
+from simulator.work.offload import Transfers
+from simulator.work.ops import Exchange
+from simulator.work.program import CollectiveCost
+
+# Roles and axes over which ranks meet, pipelines aside: what folding refines over where GPUs differ
+ROLES = ("shard", "reshard", "replicate", "cp", "tp")
+EXPERT_ROLES = ("expert_shard", "expert_replicate", "ep", "etp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshFabric:
+    """What a collective's price depends on besides its size."""
+
+    cluster: Cluster
+    mesh: Mesh
+    stack: Stack
+    curves: LinkCurves
+    memory_weight: float  # what compute loses of memory that a collective uses
+    slowdown: float  # of the slowest GPU's compute, as a fraction
+    transfers: Transfers | None = None  # between HBM and the tiers below, where the plan offloads
+    nccl: Nccl = field(default_factory=Nccl)  # as the stack sets it up
+    agrees: bool = True  # the step ends with replicas agreeing, where they take steps alone
+    rank_classes: RankClasses | None = None  # where GPUs of the cluster differ
+    _shapes: dict[str, GroupShape] = field(default_factory=dict, compare=False, repr=False)
+    _prices: dict[tuple[str, str, int, GroupKinds | None], tuple[CollectiveCost, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _messages: dict[tuple[tuple[int, int], int, GroupKinds | None], CollectiveCost] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def axis(self, role: str) -> str:
+        """The mesh axis over which a role communicates: shard, reshard, replicate, and the same of experts; or the axis.
+
+        reshard: the part of a shard group that blocks are gathered from again in the backward. shard_near, shard_far: its
+        ranks on one node, and those at one place of each node.
+
+        Context-parallel ranks hold the same parameters as their peers, so gradients cross them too: with the shards
+        where there are any, else with the replicas.
+        """
+        plan = self.mesh.plan
+        # torch's ZeRO-1 shards the optimizer alone: DDP reduces whole gradients among all ranks
+        everyone = plan.zero == 0 or plan.implementation == "zero_redundancy"
+        return {
+            "shard": "dp_shard_cp",
+            "reshard": f"dp_shard_cp/{plan.reshard_ranks}" if plan.reshard_ranks else "dp_shard_cp",
+            "shard_near": f"dp_shard_cp/{self.near_ranks}",
+            "shard_far": f"dp_shard_cp%{self.near_ranks}",
+            "replicate": "dp_cp" if everyone else "dp_replicate",
+            "expert_shard": "expert_dp",
+            "expert_replicate": "expert_dp" if plan.zero == 0 else "dp_replicate",
+        }.get(role, role)
+
+    @cached_property
+    def near_ranks(self) -> int:
+        """Ranks of a shard group on one node."""
+        return self.mesh.group_shape("dp_shard_cp").ranks_per_node
+
+    @property
+    def synchronous(self) -> bool:
+        """The host waits for each collective, so that nothing runs beside it.
+
+        FSDP issues its collectives synchronously and leaves overlap to the device's streams (torch 2.13
+        `_fsdp_param_group.py`: unshard_async_op is False). Where the host is the device there are none, and each call
+        returns when the collective is over. DDP's buckets and ZeRO-1's broadcasts are asynchronous everywhere.
+        """
+        return self.stack.host_blocking and self.sharded
+
+    @property
+    def sharded(self) -> bool:
+        """Hooks around units of parameters issue the collectives."""
+        return self.mesh.plan.implementation in ("fsdp1", "fsdp2")
+
+    def shape(self, role: str) -> GroupShape:
+        """How the groups of a role lie on the nodes."""
+        if role not in self._shapes:
+            self._shapes[role] = self.mesh.group_shape(self.axis(role))
+        return self._shapes[role]
+
+    def sent_bytes(self, exchange: Exchange) -> int:
+        """Bytes of an exchange once copies of a token that go to the same place are sent once.
+
+        k experts drawn evenly lie on n (1 - (1 - 1/n)^k) of n nodes, or of n ranks where a group stays in one node.
+        """
+        if exchange.copies == 1:
+            return exchange.num_bytes
+        shape = self.shape(exchange.axis)
+        places = shape.num_ranks if shape.num_nodes == 1 or not shape.spans_domain else shape.num_nodes
+        return round(exchange.num_bytes * places * (1 - (1 - 1 / places) ** exchange.copies) / exchange.copies)
+
+    def on(self, group_kinds: GroupKinds | None) -> Cluster:
+        """The uniform cluster on which a group of these kinds of GPUs runs as it does here; None: all are equal."""
+        return self.cluster if group_kinds is None or self.rank_classes is None else self.rank_classes.on(group_kinds)
+
+    def price(
+        self, kind: str, role: str, size_bytes: int, group_kinds: GroupKinds | None = None
+    ) -> tuple[CollectiveCost, float]:
+        """What one collective costs, and the share of compute it takes meanwhile."""
+        found = self._prices.get((kind, role, size_bytes, group_kinds))
+        if found is None:
+            shape, cluster, curves = self.shape(role), self.on(group_kinds), self.curves
+            weight = (
+                self.memory_weight
+                if group_kinds is None or self.rank_classes is None
+                else self.rank_classes.memory_weight(group_kinds)
+            )
+            found = (
+                collective_cost(kind, size_bytes, shape, cluster, curves=curves, nccl=self.nccl),
+                float(interference(kind, shape, cluster, curves, memory_weight=weight, nccl=self.nccl)),
+            )
+            self._prices[kind, role, size_bytes, group_kinds] = found
+        return found
+
+    def exchanged(self, exchange: Exchange, group_kinds: GroupKinds | None = None) -> tuple[CollectiveCost, float]:
+        """The same of a collective inside a block. Copy engines reach the ranks of one NVLink domain; else NCCL carries it."""
+        size, shape = self.sent_bytes(exchange), self.shape(exchange.axis)
+        if not exchange.copied or shape.spans_domain:
+            return self._awaited(exchange.kind, exchange.axis, size, group_kinds)
+        key = f"copied {exchange.kind}", exchange.axis, size, group_kinds
+        if key not in self._prices:
+            weight = (
+                self.memory_weight
+                if group_kinds is None or self.rank_classes is None
+                else self.rank_classes.memory_weight(group_kinds)
+            )
+            self._prices[key] = copies(
+                exchange.kind, size, shape, self.on(group_kinds), self.curves, memory_weight=weight
+            )
+        return self._prices[key]
+
+    def _awaited(
+        self, kind: str, role: str, size_bytes: int, group_kinds: GroupKinds | None
+    ) -> tuple[CollectiveCost, float]:
+        """The price of a collective inside a block, whose ranks do not come at once."""
+        one, slows = self.price(kind, role, size_bytes, group_kinds)
+        wait_s = self.stack.collective_wait_s
+        return (replace(one, latency_s=one.latency_s + wait_s), slows) if wait_s else (one, slows)
+
+    def message(self, pair: tuple[int, int], size_bytes: int, group_kinds: GroupKinds | None = None) -> CollectiveCost:
+        """What one message between two pipeline stages costs."""
+        found = self._messages.get((pair, size_bytes, group_kinds))
+        if found is None:
+            shape = self.mesh.pair_shape(*pair)
+            found = collective_cost(
+                "send_recv", size_bytes, shape, self.on(group_kinds), curves=self.curves, nccl=self.nccl
+            )
+            self._messages[pair, size_bytes, group_kinds] = found
+        return found

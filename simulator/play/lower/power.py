@@ -1,0 +1,64 @@
+"""How much a step uses the tensor cores: what the board's power cap leaves each kernel depends on it.
+
+The driver holds the mean power of some tenths of a second at the cap by the clock of all SMs. Streams over memory draw less
+than products, so a step with many of them runs its products faster than a loop of products would.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from simulator.base.kernels import Kernel
+from simulator.play.lower.work import Clock
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import ModelBlocks, optimizer_kernels, recompute_ops
+from simulator.work.zero import communication, pieces, stepped_numel
+
+_ROUNDS = 2  # the use is a mean over times that depend on it, weakly: the second round moves it by less than 0.01
+
+
+def shared_clock(clock: Clock, model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> Clock:
+    """The clock under which the step's kernels share the power cap. Communication and waiting are left out."""
+    if not clock.depends_on_use:
+        return clock
+    kernels = _kernels(model, plan, stack, blocks)
+    for _ in range(_ROUNDS):
+        clock = clock.under(_mean_use(clock, kernels))
+    return clock
+
+
+def _mean_use(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> float:
+    used_s = whole_s = 0.0
+    for kernel, times in kernels:
+        seconds = times * clock.seconds(kernel)
+        whole_s += seconds
+        used_s += seconds * clock.tensor_use(kernel)
+    return used_s / whole_s if used_s else 1.0
+
+
+def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> list[tuple[Kernel, float]]:
+    """Kernels of one micro-batch, and how often each runs in it."""
+    found: list[tuple[Kernel, float]] = []
+    counts, every = Counter(model.body), plan.recompute_every if plan.recompute == "every_k" else 1
+    for block in blocks.kinds:
+        times = 1 if block in (blocks.embedding, blocks.head) else counts[block.name]  # type: ignore[index]
+        found += [(kernel, times) for op in block.ops for kernel in (*op.forward, *op.backward)]
+    for block in blocks.body:
+        again = counts[block.name] / every  # type: ignore[index]
+        found += [(kernel, again) for op in recompute_ops(block, plan, stack) for kernel in op.forward]
+    first = 1 / plan.num_micro_batches
+    syncs = 1 if plan.syncs_every_micro_batch else first
+    for unit in communication(model, plan):
+        found += [(kernel, 1) for kernel in (*unit.gather_forward_kernels, *unit.gather_backward_kernels)]
+        found += [(kernel, syncs) for kernel in unit.gradient_kernels]
+        found += [(kernel, syncs) for hop in unit.hops for kernel in hop.kernels]
+        found += [(kernel, first) for kernel in unit.keep_kernels]
+        found += [(kernel, 1 - first) for kernel in unit.add_kernels]
+    if plan.offload.optimizer == "none":
+        numel = stepped_numel(model, plan)
+        update = optimizer_kernels(numel, sum(len(shapes) for _, shapes in pieces(model)), plan)
+        found += [(kernel, first) for kernel in update]
+    return found

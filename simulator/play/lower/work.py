@@ -1,0 +1,297 @@
+"""Work: what the phases of a block cost on one rank, in seconds by category. Kernels become time here, once a block.
+
+A phase is a sequence of segments: compute up to a collective inside the block (tensor or context parallelism), that
+collective, and the compute that runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
+from typing import Literal
+
+from simulator.base.kernels import Attention, Gemm, Kernel, Stream, launches
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster.device import Device
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import NARROW_MODULE, Stack
+from simulator.work.ops import Block, Exchange, Op, recompute_ops
+
+Direction = Literal["forward", "backward", "inputs", "weights"]
+_MODULES = ("gemm", "attention")  # categories of ops that frameworks write as modules of their own
+# How often Python handles each expert's weight by product: (layout, narrow) -> times. Transformer Engine 2.9,
+# pytorch/module/grouped_linear.py: weights in prepare_for_saving and save_for_backward, get_weight_workspace of narrow ones;
+# handle_custom_ddp_from_mcore, AccumulateGrad and the data-parallel hook of gradients.
+_TIMES_HANDLED = {("tn", False): 1, ("tn", True): 2, ("nt", False): 1, ("nt", True): 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Seconds of device time by category, and the host's time to launch it. level: at its end the host waits for the device."""
+
+    parts: tuple[tuple[str, float], ...]
+    host_s: float
+    level: bool = False
+
+    @property
+    def duration_s(self) -> float:
+        return sum(seconds for _, seconds in self.parts)
+
+    def __add__(self, other: Work) -> Work:
+        totals: dict[str, float] = {}
+        for category, seconds in (*self.parts, *other.parts):
+            totals[category] = totals.get(category, 0.0) + seconds
+        level = self.level or other.level
+        return Work(parts=tuple(totals.items()), host_s=self.host_s + other.host_s, level=level)
+
+    def scaled(self, factor: float) -> Work:
+        """A part of it."""
+        parts = tuple((category, factor * seconds) for category, seconds in self.parts)
+        return Work(parts=parts, host_s=factor * self.host_s)
+
+    def booked_as(self, category: str) -> Work:
+        """The same under one category."""
+        parts = ((category, self.duration_s),) if self.parts else ()
+        return Work(parts=parts, host_s=self.host_s)
+
+
+NO_WORK = Work(parts=(), host_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Compute, then collectives, and what runs beside them: the next segment waits for all of it; waits: so does the host."""
+
+    work: Work
+    exchanges: tuple[Exchange, ...] = ()
+    beside: Work = NO_WORK
+    waits: bool = False
+
+    @property
+    def in_pieces(self) -> Segment:
+        """Where pieces of what runs beside wait for the collective, or it for them, one of them runs alone."""
+        pieces = max((exchange.pieces for exchange in self.exchanges), default=1)
+        if pieces == 1 or not self.beside.parts:
+            return self
+        lead, rest = self.beside.scaled(1 / pieces), self.beside.scaled(1 - 1 / pieces)
+        return replace(self, work=self.work + lead, beside=rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One direction of a block, in order."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def work(self) -> Work:
+        """All its compute."""
+        return sum((part for s in self.segments for part in (s.work, s.beside)), NO_WORK)
+
+    def __add__(self, other: Phase) -> Phase:
+        """One after the other; compute that meets at the seam is one op."""
+        if not self.segments or not other.segments or self.segments[-1].exchanges or self.segments[-1].waits:
+            return Phase(segments=self.segments + other.segments)
+        first, *rest = other.segments
+        seam = replace(first, work=self.segments[-1].work + first.work)
+        return Phase(segments=(*self.segments[:-1], seam, *rest))
+
+    def booked_as(self, category: str) -> Phase:
+        """All its compute under one category."""
+        return Phase(
+            segments=tuple(
+                replace(s, work=s.work.booked_as(category), beside=s.beside.booked_as(category)) for s in self.segments
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWork:
+    """The phases of a block. `recompute` runs just before `backward` where the block is checkpointed.
+
+    inputs, weights: the backward in two, where a pipeline schedule leaves the weights' gradients for later.
+    """
+
+    forward: Phase
+    backward: Phase
+    recompute: Phase
+    inputs: Phase
+    weights: Phase
+    flop: int  # forward and backward
+    recompute_flop: int
+
+
+def _makes_weights(op: Op, kernel: Kernel) -> bool:
+    """The kernel makes the gradient of a linear layer's weight."""
+    return op.category == "gemm" and isinstance(kernel, Gemm) and kernel.layout == "nt"
+
+
+def without_weights(ops: Iterable[Op]) -> Iterator[Op]:
+    """Backwards without the products of the weights' gradients; their collectives keep their places."""
+    for op in ops:
+        kept = tuple(kernel for kernel in op.backward if not _makes_weights(op, kernel))
+        last = len(kept)
+        moved = tuple(
+            replace(e, at=min(e.at, last), beside=min(e.beside, last - min(e.at, last))) for e in op.backward_exchanges
+        )
+        yield replace(op, backward=kept, backward_exchanges=moved)
+
+
+def only_weights(ops: Iterable[Op]) -> Iterator[Op]:
+    """Backwards with nothing but the products of the weights' gradients."""
+    for op in ops:
+        yield replace(op, backward=tuple(k for k in op.backward if _makes_weights(op, k)), backward_exchanges=())
+
+
+class Clock:
+    """Turns kernels into Work: calibration's kernel times under a stack's factors and launch costs.
+
+    use: mean use of the tensor cores over the step (`simulator.play.lower.power`).
+    """
+
+    def __init__(self, device: Device, calibration: Calibration, stack: Stack, use: float = 1.0) -> None:
+        self._device, self._calibration, self._stack = device, calibration, stack
+        self._architecture, self._ideal = device.architecture, calibration.kind == "ideal"
+        self._attention_factor = stack.attention.speed_factor.get(device.architecture, 1.0)
+        self._timer = calibration.timer(device, stack.attention, use)
+
+    @property
+    def depends_on_use(self) -> bool:
+        """The device's power cap makes what one kernel takes depend on the others of the step."""
+        power = self._calibration.power
+        return power is not None and power.memory_draw < 1
+
+    def under(self, use: float) -> Clock:
+        """The clock of a step with this mean use of the tensor cores."""
+        return Clock(self._device, self._calibration, self._stack, use)
+
+    def tensor_use(self, kernel: Kernel) -> float:
+        """Use of the tensor cores while a kernel runs, from 0 to 1."""
+        return self._timer.tensor_use(kernel)
+
+    def seconds(self, kernel: Kernel) -> float:
+        """Seconds of one kernel in this stack. An ideal calibration has no losses, so no stack's losses either."""
+        time_s = self._timer.kernel_s(kernel)
+        if self._ideal:
+            return time_s
+        if isinstance(kernel, Gemm):
+            factor = self._stack.gemm_factor_on(self._architecture, kernel.dtype)
+            return time_s / (factor * self._stack.grouped_factor if kernel.grouped else factor)
+        return time_s / self._attention_factor if isinstance(kernel, Attention) else time_s
+
+    def work(self, category: str, kernels: Iterable[Kernel]) -> Work:
+        """All `kernels` under one category."""
+        kernels = tuple(kernels)
+        return Work(parts=((category, sum(map(self.seconds, kernels))),), host_s=self._host_s(kernels))
+
+    @property
+    def stack(self) -> Stack:
+        """Whose factors and launch costs these are."""
+        return self._stack
+
+    def direction(self, block: Block, name: Direction) -> Phase:
+        """One phase of a block."""
+        match name:
+            case "forward":
+                return self.phase(block.ops, forward=True)
+            case "backward":
+                return self.phase(block.ops[::-1], forward=False)
+            case "inputs":
+                return self.phase(without_weights(block.ops[::-1]), forward=False)
+            case "weights":
+                return self.phase(only_weights(block.ops[::-1]), forward=False)
+
+    def block(self, block: Block, plan: Plan) -> BlockWork:
+        """Forward, backward and recomputation of one block."""
+        repeated = recompute_ops(block, plan, self._stack)
+        return BlockWork(
+            forward=self.direction(block, "forward"),
+            backward=self.direction(block, "backward"),
+            inputs=self.direction(block, "inputs"),
+            weights=self.direction(block, "weights"),
+            recompute=self.phase(repeated, forward=True).booked_as("recompute"),
+            flop=sum(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
+            recompute_flop=sum(kernel.flop for op in repeated for kernel in op.forward),
+        )
+
+    def phase(self, ops: Iterable[Op], *, forward: bool) -> Phase:
+        """Ops one after another, their collectives between them."""
+        segments: list[Segment] = []
+        work, fed, graph = NO_WORK, frozenset[str](), False
+        for op in ops:
+            kernels, exchanges = (op.forward, op.forward_exchanges) if forward else (op.backward, op.backward_exchanges)
+            done, of = 0, len(kernels)
+            if kernels:
+                work += self._graph_call if op.captured and not graph else NO_WORK
+                graph = op.captured
+            if op.name in fed and not exchanges:
+                segments[-1] = replace(segments[-1], beside=segments[-1].beside + self._op(op, kernels, of))
+                continue
+            for at, group in groupby(exchanges, key=attrgetter("at")):
+                together = tuple(group)
+                until = at + max(exchange.beside for exchange in together)
+                work += self._op(op, kernels[done:at], of)
+                segments.append(Segment(work=work, exchanges=together, beside=self._op(op, kernels[at:until], of)))
+                work, done = NO_WORK, until
+                fed = frozenset(name for exchange in together for name in exchange.feeds)
+            work += self._op(op, kernels[done:], of)
+            if forward and op.waits:
+                if work.parts or not segments:
+                    segments.append(Segment(work=work))
+                    work = NO_WORK
+                segments[-1], fed = replace(segments[-1], waits=True), frozenset()
+        last = (Segment(work=work),) if work.parts or not segments else ()
+        return Phase(segments=(*(segment.in_pieces for segment in segments), *last))
+
+    def _op(self, op: Op, kernels: tuple[Kernel, ...], of: int) -> Work:
+        """Some of an op's `of` kernels, with their share of the host's time around all of them."""
+        if not kernels:
+            return NO_WORK
+        plain = op.category in ("gemm", "attention", "scan") or op.by_torch or self._ideal
+        seconds = sum(self.seconds(kernel) * (1 if plain else self._stream_factor(kernel)) for kernel in kernels)
+        if op.captured:
+            return Work(parts=((op.category, seconds),), host_s=0.0)
+        module_s = self._module_s(op, kernels) * len(kernels) / of if op.category in _MODULES else 0.0
+        host_s = self._host_s(kernels) + module_s + self._experts_s(kernels)
+        return Work(parts=((op.category, seconds),), host_s=host_s)
+
+    def _stream_factor(self, kernel: Kernel) -> float:
+        """The stack's time over a stream's; casts to fp8 were measured as they are written by hand."""
+        by_hand = isinstance(kernel, Stream) and kernel.op == "quantise"
+        return 1.0 if by_hand else self._stack.elementwise_factor_on(self._architecture)
+
+    @property
+    def _graph_call(self) -> Work:
+        """The host's call of a captured graph: a module (Transformer Engine's graphed callables are), and its launch."""
+        return Work(parts=(), host_s=self._stack.host_module_s + self._stack.host_launch_s)
+
+    def _module_s(self, op: Op, kernels: tuple[Kernel, ...]) -> float:
+        """Host time of an op's module around its kernels; of one an expert, where they are modules of their own."""
+        alone = self._stack.grouped_gemm == "modules"
+        experts = (k.launches for k in kernels if alone and isinstance(k, Gemm) and k.grouped)
+        products = (k for k in op.forward if isinstance(k, Gemm) and not k.grouped)
+        narrow = NARROW_MODULE if any(k.dtype in ("fp8", "fp4") for k in products) else 1.0
+        return self._stack.host_module_s * narrow * max(experts, default=1)
+
+    def _experts_s(self, kernels: tuple[Kernel, ...]) -> float:
+        """Host time of a grouped linear layer on each expert's weight: Python handles it as it would an operator.
+
+        Forward it is looked up and saved for the backward, narrow ones with their copy; backward its gradient's hook runs.
+        """
+        if self._stack.grouped_gemm != "one_each":
+            return 0.0
+        grouped = [k for k in kernels if isinstance(k, Gemm) and k.grouped and k.launches > 1]
+        handled = sum(k.launches * _TIMES_HANDLED.get((k.layout, k.dtype in ("fp8", "fp4")), 0) for k in grouped)
+        return self._stack.host_launch_s * handled
+
+    def _host_s(self, kernels: tuple[Kernel, ...]) -> float:
+        """Host time to launch kernels: a call each, and in C++ the further ones of a call."""
+        further = sum(map(self._further, kernels))
+        calls = sum(map(launches, kernels)) - further
+        return self._stack.host_launch_s * calls + self._stack.further_kernel_s() * further
+
+    def _further(self, kernel: Kernel) -> int:
+        """Products that one call launches behind its first, for several experts or pieces. A cast makes a tensor of each."""
+        return launches(kernel) - 1 if isinstance(kernel, Gemm) and self._stack.grouped_gemm != "modules" else 0

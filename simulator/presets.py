@@ -1,6 +1,0 @@
-"""Where the data files that ship with the project lie: devices, clusters, models, stacks, calibrations."""
-
-from pathlib import Path
-from typing import Final
-
-TOPOLOGIES: Final = Path(__file__).resolve().parents[1] / "topologies"

@@ -1,0 +1,1 @@
+"""Spec: what is asked. Models, plans, clusters, software, calibrations, prices."""

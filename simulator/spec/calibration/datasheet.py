@@ -1,0 +1,172 @@
+"""Calibrations made without a measurement: the ideal machine, and typical fractions by architecture.
+
+The fractions are medians of published sweeps of large shapes (docs/background/kernels.md names them); a device's own
+deviate by 10-20 %, which is what its sigma says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from simulator.base.kernels import PARENT, Direction, StreamOp
+from simulator.spec.calibration.curves import AttentionCurve, GemmCurve, Power, Quality, StreamCurve
+from simulator.spec.calibration.records import Interference, MemoryOverheads, Overheads, Provenance
+from simulator.spec.cluster.device import Device
+
+TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (128, 64), (64, 64), (16, 64))
+STREAM_OPS: tuple[StreamOp, ...] = get_args(StreamOp)
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+FUSED = ("flash2", "flash3", "cudnn")
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Typical fractions of one architecture; e of peak FLOP/s, bandwidth of peak bytes/s."""
+
+    e_burst: float
+    e_sust: float
+    k_ramp: float
+    alpha: float
+    gemm_t0_s: float
+    attention_forward: float
+    attention_backward: float
+    stream: float
+    stream_slow: float  # norms backward, reductions, softmax, optimizer
+    launch_s: float
+    channels: int
+    misaligned: float
+    sm_hz: float | None  # highest clock of an SM with 128 lanes; None: memory alone limits
+
+
+# GEMM, attention and bandwidth: medians over large shapes of the sweeps in experiments/measured/kernels; volta,
+# cdna2, cdna3 and cpu have no sweep there and take round figures of the same kind.
+TYPICAL: dict[str, Typical] = {
+    "volta": Typical(0.80, 0.70, 160, 0.33, 5e-6, 0.35, 0.28, 0.85, 0.65, 2.6e-6, 12, 4.0, 0.765e9),
+    "ampere": Typical(0.85, 0.79, 167, 0.33, 4.4e-6, 0.60, 0.48, 0.85, 0.65, 2.6e-6, 24, 2.9, 1.41e9),
+    "ada": Typical(0.77, 0.55, 160, 0.33, 4e-6, 0.50, 0.38, 0.90, 0.70, 1.6e-6, 4, 2.9, 2.5e9),
+    "hopper": Typical(0.82, 0.68, 130, 0.20, 3.5e-6, 0.45, 0.36, 0.87, 0.65, 2.4e-6, 16, 6.0, 1.98e9),
+    "blackwell": Typical(0.71, 0.55, 70, 0.0, 2.6e-6, 0.50, 0.42, 0.80, 0.60, 2.4e-6, 16, 6.0, 1.965e9),
+    "cdna2": Typical(0.55, 0.48, 130, 0.33, 6e-6, 0.30, 0.20, 0.75, 0.55, 5e-6, 32, 4.0, 0.85e9),
+    "cdna3": Typical(0.55, 0.48, 130, 0.33, 6e-6, 0.35, 0.22, 0.75, 0.55, 5e-6, 32, 4.0, 1.05e9),
+    "cpu": Typical(0.60, 0.50, 64, 0.0, 2e-6, 0.20, 0.15, 0.60, 0.45, 2e-6, 0, 1.0, None),
+}
+# Elements an SM handles in a clock where torch works on one at a time: kernels inside steps of one H200
+# (docs/background/kernels.md). SMs of 64 lanes count half.
+ELEMENTS_PER_CLOCK: dict[StreamOp, float] = {"strided": 1.2, "join": 0.9, "widen": 1.3}
+_SLOW: tuple[StreamOp, ...] = ("norm_backward", "softmax", "reduce", "embedding_backward", "optimizer")
+_SOURCE = "typical of the architecture, published sweeps"
+
+
+def ideal() -> dict[str, Any]:
+    """Fields of a machine without losses. Reference peaks are out of reach, so that no device is limited by them."""
+    sure = Quality(basis="definition")
+    return {
+        "name": "ideal",
+        "kind": "ideal",
+        "gemms": {"bf16": _ideal_gemm(sure), "fp8": _ideal_gemm(sure)},
+        "attention": tuple(_ideal_attention(d, sure) for d in DIRECTIONS),
+        "streams": tuple(StreamCurve(op=op, bw_frac=1.0, t0_s=0.0, quality=sure) for op in STREAM_OPS),
+        "overheads": Overheads(launch_s=0.0, host_op_s=0.0),
+        "interference": Interference(sms_per_channel=0.0, num_channels=0, hbm_weight=0.0),
+        "memory": MemoryOverheads(context_bytes=0, nccl_communicator_bytes=0, cublas_workspace_bytes=0),
+        "uncertainty": {"gemm": 0.0, "attention": 0.0, "elementwise": 0.0, "communication": 0.0},
+        "provenance": Provenance(machine="none: efficiency 1, latency 0"),
+    }
+
+
+def _ideal_gemm(quality: Quality) -> GemmCurve:
+    return GemmCurve(
+        peak_flop_per_s=1e30,
+        e_burst=1.0,
+        e_sust=1.0,
+        f0_flop=1.0,
+        bw_frac=1.0,
+        t0_s=0.0,
+        k_ramp=0.0,
+        alpha=0.0,
+        tile_pen=0.0,
+        tiles=(),
+        quality=quality,
+    )
+
+
+def _ideal_attention(direction: Direction, quality: Quality) -> AttentionCurve:
+    return AttentionCurve(
+        kernels=FUSED,
+        direction=direction,
+        peak_flop_per_s=1e30,
+        e_max={"128": 1.0},
+        s0=0.0,
+        t0_s=0.0,
+        bw_frac=1.0,
+        p=None,
+        half_waves=False,
+        quality=quality,
+    )
+
+
+def datasheet(device: Device) -> dict[str, Any]:
+    """Fields of a calibration that knows only the device's data sheet and its architecture's habits."""
+    t = TYPICAL[device.architecture]
+    prior = Quality(basis="prior", notes=(_SOURCE,))
+    dtypes = [d for d in ("bf16", "fp16", "tf32", "fp32", "fp8") if device.peak(d) > 0]
+    return {
+        "name": f"datasheet:{device.name}",
+        "kind": "datasheet",
+        "power": Power(reference_w=device.power_w, exponent=0.75, source="its own data sheet"),
+        "gemms": {d: _typical_gemm(t, device.peak(d), prior) for d in dtypes},
+        "attention": tuple(_typical_attention(t, d, device, prior) for d in DIRECTIONS),
+        "streams": tuple(_typical_stream(t, op, prior) for op in STREAM_OPS if t.sm_hz or op not in PARENT),
+        "overheads": Overheads(
+            launch_s=t.launch_s, host_op_s=9e-6, sources={"launch_s": _SOURCE, "host_op_s": _SOURCE}
+        ),
+        "interference": Interference(num_channels=t.channels, hbm_weight=0.5, sources={"all": _SOURCE}),
+        "memory": MemoryOverheads(
+            context_bytes=500 * MIB,
+            nccl_communicator_bytes=200 * MIB,
+            cublas_workspace_bytes=32 * MIB if device.architecture in ("hopper", "blackwell") else 8_519_680,
+            sources={"all": _SOURCE},
+        ),
+        "uncertainty": {"gemm": 0.15, "attention": 0.25, "elementwise": 0.2, "communication": 0.25},
+        "provenance": Provenance(machine=f"none: data sheet of {device.name}", notes=(_SOURCE,)),
+    }
+
+
+def _typical_gemm(t: Typical, peak: float, quality: Quality) -> GemmCurve:
+    return GemmCurve(
+        peak_flop_per_s=peak,
+        e_burst=t.e_burst,
+        e_sust=t.e_sust,
+        f0_flop=1.5e12,
+        bw_frac=0.8,
+        t0_s=t.gemm_t0_s,
+        k_ramp=t.k_ramp,
+        p=3.0,
+        alpha=t.alpha,
+        tile_pen=1.0,
+        tiles=TILES,
+        misaligned={"1": t.misaligned, "2": t.misaligned ** (2 / 3), "4": t.misaligned ** (1 / 3)},
+        quality=quality,
+    )
+
+
+def _typical_attention(t: Typical, direction: Direction, device: Device, quality: Quality) -> AttentionCurve:
+    e = t.attention_forward if direction == "forward" else t.attention_backward
+    return AttentionCurve(
+        kernels=FUSED,
+        direction=direction,
+        peak_flop_per_s=device.peak("bf16") or device.peak("fp16") or device.peak("fp32"),
+        e_max={"64": 0.8 * e, "128": e},
+        s0=500.0,
+        t0_s=10e-6,
+        quality=quality,
+    )
+
+
+def _typical_stream(t: Typical, op: StreamOp, quality: Quality) -> StreamCurve:
+    slow = t.stream_slow if op in _SLOW else t.stream
+    per_clock = ELEMENTS_PER_CLOCK.get(op)
+    rate = per_clock * t.sm_hz if per_clock and t.sm_hz else None
+    return StreamCurve(op=op, bw_frac=slow, elements_per_sm_s=rate, t0_s=3e-6, quality=quality)

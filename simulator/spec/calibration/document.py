@@ -1,0 +1,169 @@
+"""Calibration: the only door from real hardware. A file of curves with provenance; kernels in, seconds out."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Self
+
+from pydantic import PrivateAttr, ValidationError
+from typing_extensions import override
+
+from simulator.base.errors import CalibrationError, Fault
+from simulator.base.kernels import Gemm, Kernel, Scan, Stream
+from simulator.base.presets import TOPOLOGIES
+from simulator.base.schema import faults_of, read_json
+from simulator.spec.calibration.curve_set import CurveSet, SpeedOf
+from simulator.spec.calibration.scan import CATEGORY as SCAN
+from simulator.spec.calibration.scan import SIGMA as SCAN_SIGMA
+from simulator.spec.calibration.timer import Timer
+from simulator.spec.cluster.device import Device
+from simulator.spec.software.stack import AttentionBackend
+
+SUFFIX = ".calibration.json"
+LINKS = "links"  # the curves of links stand beside the devices' and have a reader of their own
+FORMAT_VERSION = 1
+_SIGMA_OF = {"gemm": "gemm", "attention": "attention", "communication": "communication"}
+
+
+class _Timers(dict[tuple[int, int], Timer]):
+    """A cache is no part of a calibration's identity: any two compare equal."""
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Timers)
+
+    __hash__ = None
+
+
+class Calibration(CurveSet, defer_build=False):
+    """A calibration as a document: where it comes from, what it is saved as, and the clocks that read its curves."""
+
+    _timers: _Timers = PrivateAttr(default_factory=_Timers)
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> Self:
+        """A calibration by name (`topologies/calibrations`) or from a file. Raises CalibrationError with every fault."""
+        path = Path(name_or_path)
+        if path.suffix == ".json" or path.is_file():
+            return cls._read(path)
+        known = calibration_names()
+        if str(name_or_path) not in known:
+            raise CalibrationError(_unknown(str(name_or_path), known))
+        return cls._read(_shipped() / f"{name_or_path}{SUFFIX}")
+
+    @classmethod
+    def _read(cls, path: Path) -> Self:
+        data = read_json(path, CalibrationError)
+        try:
+            return cls.model_validate_json(json.dumps(data))
+        except ValidationError as exc:
+            raise CalibrationError(faults_of(exc, path.name)) from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the file; equal calibrations give equal bytes."""
+        unset = {name for name in ("links", "speed") if not getattr(self, name)}
+        text = json.dumps(self.model_dump(mode="json", exclude=unset), indent=1, ensure_ascii=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def ideal(cls) -> Self:
+        """Efficiency 1, latency 0: t = max(FLOP / peak, bytes / bandwidth). What theory tests use."""
+        from simulator.spec.calibration.datasheet import ideal
+
+        return cls(**ideal())
+
+    @classmethod
+    def datasheet(cls, device: Device) -> Self:
+        """Documented typical fractions of the device's architecture, with wide uncertainty."""
+        from simulator.spec.calibration.datasheet import datasheet
+
+        return cls(**datasheet(device))
+
+    @classmethod
+    def for_device(cls, device: Device) -> Self:
+        """The calibration a device names, or else its data sheet."""
+        return cls.load(device.calibration) if device.calibration else cls.datasheet(device)
+
+    def with_speed(self, speed: dict[SpeedOf, float]) -> Self:
+        """The same calibration with kernels so many times as fast."""
+        return type(self).model_validate(
+            {**{name: getattr(self, name) for name in type(self).model_fields}, "speed": speed}
+        )
+
+    def timer(self, device: Device, backend: AttentionBackend | None = None, use: float = 1.0) -> Timer:
+        """The kernel clock of one device and attention backend, kept for the life of this calibration.
+
+        use: mean use of the tensor cores over the step; any but 1 gets a clock of its own.
+        """
+        if use != 1.0:
+            return Timer(self, device, backend, use)
+        key = (id(device), id(backend))
+        timer = self._timers.get(key)
+        if timer is None:  # the timer holds device and backend, so their ids stay theirs
+            timer = self._timers[key] = Timer(self, device, backend)
+        return timer
+
+    def kernel_s(self, kernel: Kernel, device: Device, *, backend: AttentionBackend | None = None) -> float:
+        """Seconds of one kernel among products only (`Power`). Raises CalibrationError where a number is missing."""
+        return self.timer(device, backend).kernel_s(kernel)
+
+    def kernels_s(self, kernels: tuple[Kernel, ...], device: Device, backend: AttentionBackend | None = None) -> float:
+        """Seconds of kernels run one after another."""
+        return self.timer(device, backend).kernels_s(kernels)
+
+    def sigma(self, category: str) -> float:
+        """One-sigma relative systematic uncertainty of a category; memory-bound ones share `elementwise`."""
+        if category == SCAN:
+            return 0.0 if self.kind == "ideal" else SCAN_SIGMA
+        return self.uncertainty[_SIGMA_OF.get(category, "elementwise")]  # type: ignore[index]
+
+    def extrapolated(self, kernel: Kernel, backend: AttentionBackend | None = None) -> str | None:
+        """Why this kernel's time is not backed by a measurement near it; None if it is."""
+        if isinstance(kernel, Stream):
+            quality = next((c.quality for c in self.streams if c.op == kernel.op), None)
+            what: str = kernel.op
+            why = quality.outside(num_bytes=kernel.num_bytes) if quality else None
+        elif isinstance(kernel, Gemm):
+            return self._extrapolated_gemm(kernel)
+        elif isinstance(kernel, Scan):
+            return "scan: borrowed"  # one of its kernels was measured, on Hopper
+        elif backend is not None and backend.states_speed(kernel.direction):
+            return f"attention {kernel.direction}: the stack's own efficiency"
+        else:
+            quality = self.attention_curve(kernel.direction, backend).quality
+            what = f"attention {kernel.direction}"
+            why = quality.outside(seq_kv=kernel.seq_kv, head_dim=kernel.head_dim)
+        if quality is not None and quality.basis in ("borrowed", "prior"):
+            return f"{what}: {quality.basis}"
+        return f"{what}: {why}" if why else None
+
+    def _extrapolated_gemm(self, kernel: Gemm) -> str | None:
+        curve = self.gemms.get(kernel.dtype)
+        if curve is None and kernel.dtype != "fp16":
+            return f"gemm {kernel.dtype}: not measured, scaled by peak"
+        curve = curve or self.gemms.get("bf16")
+        if curve is None:
+            return f"gemm {kernel.dtype}: not measured"
+        if curve.quality.basis in ("borrowed", "prior"):
+            return f"gemm {kernel.dtype}: {curve.quality.basis}"
+        why = curve.quality.outside(m=kernel.m, n=kernel.n, k=kernel.k)
+        return f"gemm {kernel.dtype}: {why}" if why else None
+
+
+def calibration_names() -> list[str]:
+    """Names of the calibrations that ship with the package."""
+    names = {f.name.removesuffix(SUFFIX) for f in _shipped().iterdir() if f.name.endswith(SUFFIX)}
+    return sorted(names - {LINKS})
+
+
+def _shipped() -> Path:
+    return TOPOLOGIES / "calibrations"
+
+
+def _unknown(name: str, known: list[str]) -> Fault:
+    near = get_close_matches(name.lower(), known, n=3, cutoff=0.3) or known or ["a data sheet"]
+    return Fault(
+        place=f"calibration {name!r}", problem="not known", remedy=f"one of {', '.join(near)}, or a file's path"
+    )

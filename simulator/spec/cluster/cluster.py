@@ -1,0 +1,240 @@
+"""Cluster: equal nodes of equal devices but for named exceptions, the links inside a node, the network between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from typing_extensions import override
+
+from simulator.base.errors import ClusterError, Fault, InputError
+from simulator.base.presets import TOPOLOGIES
+from simulator.base.schema import Strict, faults_of, nearest, read_toml
+from simulator.spec.cluster import hosts, links
+from simulator.spec.cluster.device import Device
+from simulator.spec.cluster.exceptions import Deviation, device_of, numbers_of
+from simulator.spec.cluster.parts import MAX_NODES, Fabric, Host, Inter, Intra, Pcie
+from simulator.spec.cluster.rank_mapping import gpu_at, rank_on
+from simulator.spec.cluster.routing import Link
+from simulator.spec.cluster.structure import structure_faults
+from simulator.spec.cluster.tiers import HostTier, tier_defaults
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+class Cluster(Strict):
+    """`num_nodes` equal nodes of `gpus_per_node` equal devices. Rank r is GPU r mod gpus_per_node of node r div it.
+
+    seats: the GPU of each rank where that is not so: of one node's ranks, for all nodes alike, or of all ranks.
+
+    nvlink_domain_size: GPUs (consecutive ranks) that one NVLink switch joins; gpus_per_node unless stated.
+    idle_gpus: of each node beside gpus_per_node, on the same NVLink: they compute nothing and lend their memory.
+    tier: a node's memory and drives below HBM; what is left out is the usual host's behind a link of its kind.
+    exceptions: nodes and GPUs that differ from the rest.
+    sources: where each number stands.
+    """
+
+    name: str
+    device: Annotated[Device, BeforeValidator(device_of)]
+    num_nodes: int = Field(ge=1, le=MAX_NODES, default=1)
+    gpus_per_node: int = Field(ge=1, le=1024)
+    nvlink_domain_size: int = Field(ge=1)
+    idle_gpus: int = Field(ge=0, le=1024, default=0)
+    intra: Intra
+    host: Host | None = None
+    pcie: Pcie | None = None
+    tier: HostTier | None = None
+    inter: Inter | None = None
+    fabric: Fabric = Fabric()
+    exceptions: Annotated[tuple[Deviation, ...], Field(strict=False)] = ()
+    seats: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
+    sources: dict[str, str] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _domain_is_a_node(cls, data: object) -> object:
+        if isinstance(data, dict) and "nvlink_domain_size" not in data and isinstance(data.get("gpus_per_node"), int):
+            return {**data, "nvlink_domain_size": data["gpus_per_node"]}
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tier_is_completed(cls, data: object) -> object:
+        if not isinstance(data, dict) or not isinstance(data.get("tier"), dict):
+            return data
+        link = data.get("host") or data.get("intra")
+        kind = link.get("kind") if isinstance(link, dict) else getattr(link, "kind", "")
+        known, given = tier_defaults(str(kind)), data["tier"]
+        sources = {**known.get("sources", {}), **dict.fromkeys(given, "given"), **given.get("sources", {})}
+        return {**data, "tier": {**known, **given, "sources": sources}}
+
+    @model_validator(mode="after")
+    def _structure(self, info: ValidationInfo) -> Self:
+        if not (info.context or {}).get("structure_checked"):
+            plain = self.model_dump(exclude={"device", "sources", "exceptions"})
+            faults = structure_faults(plain | {"device": self.device, "exceptions": self.exceptions}, self.name)
+            if faults:
+                raise ClusterError(faults)
+        return self
+
+    @override
+    @classmethod
+    def parse(cls, data: object, place: str, error: type[InputError], *, from_file: bool = False) -> Self:
+        """As Strict.parse, with the faults of the structure (islands, ranges) beside those of the fields."""
+        faults = structure_faults(data, place) if isinstance(data, dict) else []
+        try:
+            cluster = cls.model_validate(data, context={"from_file": from_file, "structure_checked": True})
+        except ValidationError as exc:
+            raise error([*faults_of(exc, place, cls), *faults]) from None
+        if faults:
+            raise error(faults)
+        return cluster
+
+    @classmethod
+    def load(cls, name_or_path: str | Path, num_nodes: int | None = None) -> Self:
+        """A preset by name, or a TOML file. Raises ClusterError with every fault."""
+        text = str(name_or_path)
+        is_path = isinstance(name_or_path, Path) or text.endswith(".toml")
+        if not is_path and text not in cluster_names():
+            known = nearest(text, cluster_names()) or f"known: {', '.join(cluster_names())}"
+            if Path(text).is_file():
+                known = f"a matrix or XML becomes one by `shardwise topo {text} --device GPU --save node.toml`"
+            raise ClusterError(Fault(place="cluster", problem=f"no preset is called {text!r}", remedy=known))
+        path = Path(text) if is_path else TOPOLOGIES / f"{text}.toml"
+        data = read_toml(path, ClusterError)
+        asked = {} if num_nodes is None else {"num_nodes": num_nodes}  # exceptions name nodes of these
+        return cls.parse({**data, **asked}, str(path), ClusterError, from_file=True)
+
+    @classmethod
+    def synthesise(
+        cls,
+        device: str,
+        num_devices: int,
+        gpus_per_node: int | None = None,
+        intra_kind: str | None = None,
+        inter_bytes_per_s_per_node: float | None = None,
+    ) -> Self:
+        """The usual machine for a GPU, for tables that state little else (rules: docs/reference/cluster-file.md).
+
+        gpus_per_node: the usual host's if None. inter_bytes_per_s_per_node: all NICs of a node, one way.
+        Raises ClusterError: unknown device or kind, devices that do not fill whole nodes.
+        """
+        preset = cls.load(hosts.usual_host(Device.resolve(device)))
+        return cls.parse(
+            hosts.adapt(
+                preset.model_dump() | {"device": Device.load(device)},
+                num_devices,
+                gpus_per_node,
+                intra_kind,
+                inter_bytes_per_s_per_node,
+            ),
+            f"{device} × {num_devices}",
+            ClusterError,
+        )
+
+    def with_nodes(self, num_nodes: int) -> Self:
+        """The same nodes, `num_nodes` of them. Raises ClusterError."""
+        data = {field: getattr(self, field) for field in type(self).model_fields}
+        return self.parse({**data, "num_nodes": num_nodes}, self.name, ClusterError)
+
+    @property
+    def usual(self) -> Self:
+        """The cluster without its exceptions."""
+        return self.model_copy(update={"exceptions": ()}) if self.exceptions else self
+
+    def with_rank_mapping(self, seats: Sequence[int]) -> Self:
+        """The same GPUs with ranks on other ones of them; none: rank r on GPU r. Raises ClusterError."""
+        data = {field: getattr(self, field) for field in type(self).model_fields}
+        return self.parse({**data, "seats": tuple(seats)}, self.name, ClusterError)
+
+    def gpu_of(self, rank: int) -> int:
+        """The GPU of a rank, counted over the nodes."""
+        return gpu_at(self.seats, rank)
+
+    def rank_on(self, gpu: int) -> int:
+        """The rank on a GPU, counted over the nodes."""
+        return rank_on(self.seats, gpu)
+
+    @property
+    def rails(self) -> Mapping[int, tuple[int, ...]]:
+        """Node -> the rail of each of its NICs, where that is not the NIC's own number."""
+        stated = [one for one in self.exceptions if one.rails is not None]
+        return {node: one.rails for one in stated for node in numbers_of(one.nodes) if one.rails is not None}
+
+    def must_be_in_order(self, what: str) -> None:
+        """Raise ClusterError where ranks have seats, for `what`, which knows no ranks' own GPUs."""
+        if self.seats:
+            problem = f"{what} takes rank r on GPU r, and these have seats"
+            raise ClusterError(Fault(place=f"{self.name}: seats", problem=problem, remedy="a cluster without seats"))
+
+    def must_be_even(self, what: str) -> None:
+        """Raise ClusterError where nodes differ, for `what`, which takes them as equal."""
+        if self.exceptions:
+            problem = f"{what} takes all nodes as equal, and these differ ({self.exceptions[0].words})"
+            raise ClusterError(
+                Fault(place=f"{self.name}: exceptions", problem=problem, remedy="a cluster without exceptions")
+            )
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def lent_bytes(self) -> int:
+        """Memory that a node's idle GPUs lend over NVLink; none where they are reached through the host only."""
+        if self.intra.shape == "pcie":
+            return 0
+        return self.idle_gpus * (self.device.usable_bytes - self.device.hypervisor_bytes)
+
+    @property
+    def node_bytes_per_s(self) -> float:
+        """What all NICs of a node send together, one way; 0 without a network."""
+        return self.inter.num_nics * self.inter.nic_bytes_per_s if self.inter else 0.0
+
+    @property
+    def host_link(self) -> Host | None:
+        """A GPU's link to its host: the stated one, or the PCIe that joins the GPUs."""
+        if self.host is None and self.intra.shape == "pcie":
+            return Host(kind=self.intra.kind, bytes_per_s=self.intra.bytes_per_s, latency_s=self.intra.latency_s)  # type: ignore[arg-type]
+        return self.host
+
+    @property
+    def host_tier(self) -> HostTier | None:
+        """What lies below HBM: the stated tier, or the usual one behind the host link, at most as fast as that link."""
+        link = self.host_link
+        tier = self.tier or (HostTier.of_kind(link.kind) if link is not None else None)
+        return tier if tier is None or link is None else tier.capped(link.bytes_per_s)
+
+    def network_bytes_per_s(self, num_nodes: int) -> float:
+        """What a node sends one way in a group of `num_nodes` nodes: past a switch, its oversubscription takes its part.
+
+        A leaf's uplinks serve its whole size, so nodes that fill it in part have more of them each.
+        """
+        tapers = [taper * used / nodes for used, nodes, taper in self.fabric.levels if num_nodes > used]
+        return self.node_bytes_per_s / max([1.0, *tapers])
+
+    def route(self, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
+        """The directed links from one rank to another; none from a rank to itself. Raises ClusterError out of range."""
+        self.must_be_even("a route")
+        return links.route(self, self.gpu_of(src_rank), self.gpu_of(dst_rank))
+
+    def islands(self) -> tuple[Sequence[int], ...]:
+        """Ranks that reach each other without PCIe or network, by NVLink (or xGMI): the sets, by first rank."""
+        self.must_be_even("a search for islands")
+        found = links.islands(self)
+        return tuple(sorted(tuple(sorted(map(self.rank_on, each))) for each in found)) if self.seats else found
+
+    def graph(self) -> nx.DiGraph[str]:
+        """One node's GPUs, switches, host and NICs; edges carry kind, bytes_per_s and latency_s."""
+        self.must_be_even("a graph")
+        return links.graph(self)
+
+
+@cache
+def cluster_names() -> tuple[str, ...]:
+    """Names of all presets, sorted."""
+    return tuple(sorted(path.stem for path in TOPOLOGIES.glob("*.toml")))

@@ -1,0 +1,161 @@
+"""Device: what one accelerator can do and hold, from its data sheet. What it *achieves* is calibration's."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field
+
+from simulator.base.errors import ClusterError, Fault
+from simulator.base.presets import TOPOLOGIES
+from simulator.base.schema import Strict, nearest, read_toml
+from simulator.base.units import Bytes, BytesPerS, FlopPerS
+
+Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna2", "cdna3", "cpu"]
+
+DEVICES: Final = TOPOLOGIES / "devices"
+
+_VENDORS = re.compile(r"\b(nvidia|amd|tesla|geforce|instinct)\b")
+# What a board's name may be dressed in without naming another one
+_DRESS = re.compile(
+    r"\b(nvidia|amd|tesla|geforce|instinct|tensor|cores?|gpus?|hgx|dgx|oam|hbm[0-9a-z]*|nvl(?=72|36)\d*|\d+(?:\.\d+)?tb/s)\b|\b\d+ *x(?= )"
+)
+_MEMORY = re.compile(r"\b(\d+) ?(?:gib|gb|g)\b")
+_POWER = re.compile(r"\b(\d+) ?w\b")
+_TOLERANCE = 0.08  # marketing counts GB or GiB, with or without what ECC and the driver keep
+
+
+class PeakFlop(Strict):
+    """Dense peak FLOP/s by dtype; 0 where the device has no such units."""
+
+    fp32: FlopPerS = Field(gt=0)
+    tf32: FlopPerS = Field(ge=0, default=0)
+    bf16: FlopPerS = Field(ge=0, default=0)
+    fp16: FlopPerS = Field(ge=0, default=0)
+    fp8: FlopPerS = Field(ge=0, default=0)
+    fp4: FlopPerS = Field(ge=0, default=0)
+
+
+class Device(Strict):
+    """One accelerator.
+
+    memory_bytes: what the driver reports as total (nvidia-smi's MiB × 2**20), not the marketing gigabytes.
+    cuda_memory_bytes: what a process can get of it (cudaMemGetInfo's total), where a source states it.
+    hypervisor_bytes: what a hypervisor or another tenant keeps of the memory.
+    power_w: the board's power cap; sustained matrix speed follows it.
+    host_factor: time that Python takes on its host over DGX H100's Xeon, where the CPU is part of the device or of its age.
+    aliases: other names that tables and users give it.
+    sources: where each number stands.
+    """
+
+    name: str
+    architecture: Architecture
+    memory_bytes: Bytes = Field(gt=0)
+    cuda_memory_bytes: Bytes | None = Field(gt=0, default=None)
+    hypervisor_bytes: Bytes = Field(ge=0, default=0)
+    memory_bytes_per_s: BytesPerS = Field(gt=0)
+    peak_flop_per_s: PeakFlop
+    num_sms: int = Field(gt=0)
+    power_w: float = Field(gt=0)
+    host_factor: float = Field(gt=0, le=100, default=1.0)
+    calibration: str = ""  # the calibration whose kernels this device shares (empty: data sheet only)
+    aliases: Annotated[tuple[str, ...], Field(strict=False)] = ()  # a list in TOML
+    sources: dict[str, str] = {}
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak FLOP/s for `dtype`; 0 if the device lacks it."""
+        return float(getattr(self.peak_flop_per_s, dtype))
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory a process can get, before its own context: CUDA's total where known, else the driver's."""
+        return self.cuda_memory_bytes or self.memory_bytes
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """The device of that name or alias, or of a TOML file. Raises ClusterError with the nearest names."""
+        path = Path(name) if name.endswith(".toml") else DEVICES / f"{cls.resolve(name)}.toml"
+        return cls.parse(read_toml(path, ClusterError), str(path), ClusterError, from_file=True)
+
+    @classmethod
+    def resolve(cls, alias: str) -> str:
+        """The name behind an alias, spelling aside. Raises ClusterError with the nearest names."""
+        if alias in device_names():
+            return alias
+        found = _by_alias().get(_key(alias)) or _by_words(alias)
+        if found is None:
+            known = {*device_names(), *(a for aliases in _aliases().values() for a in aliases)}
+            raise ClusterError(
+                Fault(
+                    place="device",
+                    problem=f"no device is called {alias!r}",
+                    remedy=nearest(alias, known) or f"known: {', '.join(device_names())}",
+                )
+            )
+        return found
+
+
+@cache
+def device_names() -> tuple[str, ...]:
+    """Names of all device files, sorted."""
+    return tuple(sorted(path.stem for path in DEVICES.glob("*.toml")))
+
+
+@cache
+def _aliases() -> dict[str, tuple[str, ...]]:
+    """Name -> aliases; read without validation, which loading a device does."""
+    files = {name: tomllib.loads((DEVICES / f"{name}.toml").read_text("utf-8")) for name in device_names()}
+    return {name: tuple(data.get("aliases", ())) for name, data in files.items()}
+
+
+@cache
+def _by_alias() -> dict[str, str]:
+    return {_key(spelling): name for name, aliases in _aliases().items() for spelling in (name, *aliases)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelling:
+    """`H100 SXM5 80 GB HBM3 (700W)`: the words h100 and sxm, 80 GB, 700 W."""
+
+    words: frozenset[str]
+    gigabytes: int | None
+    watts: int | None
+
+    def means(self, alias: _Spelling, name: str) -> bool:
+        """The device `name` is called so: the same words, and its own memory and power where stated."""
+        if self.words != alias.words or (self.gigabytes is None and alias.gigabytes is not None):
+            return False
+        device = Device.load(name)
+        sizes = [self.gigabytes * unit / device.memory_bytes for unit in (10**9, 2**30)] if self.gigabytes else [1.0]
+        power = self.watts / device.power_w if self.watts else 1.0
+        return abs(power - 1) <= _TOLERANCE and any(abs(size - 1) <= _TOLERANCE for size in sizes)
+
+
+@cache
+def _spelled(text: str) -> _Spelling:
+    plain = re.sub(r"[_\-(),@]+", " ", text.casefold())
+    memory, power = _MEMORY.search(plain), _POWER.search(plain)
+    bare = _DRESS.sub(" ", _POWER.sub(" ", _MEMORY.sub(" ", plain)))
+    words = frozenset(re.sub(r"^sxm\d$", "sxm", word) for word in bare.split())
+    return _Spelling(words, int(memory[1]) if memory else None, int(power[1]) if power else None)
+
+
+def _by_words(text: str) -> str | None:
+    """The one device that is called so, its words in any order; None if there are several or none."""
+    asked = _spelled(text)
+    found = {
+        name
+        for name, aliases in _aliases().items()
+        if any(asked.means(_spelled(alias), name) for alias in (name, *aliases))
+    }
+    return found.pop() if len(found) == 1 and asked.words else None
+
+
+def _key(spelling: str) -> str:
+    """`NVIDIA A100-SXM4-80GB`, `a100_sxm4_80gb` and `A100 SXM4 80GB` are one spelling."""
+    return re.sub(r"[\W_]+", "", _VENDORS.sub("", spelling.casefold()))

@@ -1,0 +1,348 @@
+"""Nodes and GPUs of a cluster that differ from the rest: what a file may say of them, and what each GPU then is.
+
+A cluster stays a description of equal nodes with a few exceptions, so that nothing here grows with the cluster: kinds of
+GPUs are few, and only the GPUs that an exception names are listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import Strict
+from simulator.base.units import Bytes, BytesPerS, UnitError, format_bytes, parse_bytes
+from simulator.spec.cluster.device import Device
+from simulator.spec.cluster.hosts import usual_links
+from simulator.spec.cluster.parts import MAX_NODES, IntraKind
+
+if TYPE_CHECKING:
+    from simulator.spec.cluster.cluster import Cluster
+
+_SPANS = re.compile(r"\d{1,6}(-\d{1,6})?(\s*,\s*\d{1,6}(-\d{1,6})?)*", re.ASCII)
+_OF_A_KIND: Final = (
+    *("device", "speed", "free_bytes", "intra_kind", "intra_bytes_per_s", "num_nics", "nic_bytes_per_s"),
+)
+_STATES: Final = (*_OF_A_KIND, "rails")
+_OF_THE_NODE: Final = ("num_nics", "nic_bytes_per_s", "rails")
+_OLDEST_FIRST: Final = ("volta", "ampere", "ada", "hopper", "blackwell")
+
+
+def device_of(value: object) -> object:
+    """A device's name becomes the device; an unknown one is a fault of this field."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return Device.load(value)
+    except InputError as exc:
+        raise ValueError(
+            "; ".join(f"{f.problem} ({f.remedy})" if f.remedy else f.problem for f in exc.faults)
+        ) from None
+
+
+def _text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _is_span(value: str) -> str:
+    if not _SPANS.fullmatch(value):
+        msg = f"{value!r} is no list of numbers: for example '0-3,7'"
+        raise ValueError(msg)
+    return value
+
+
+Span = Annotated[str, BeforeValidator(_text), AfterValidator(_is_span)]
+
+
+class Deviation(Strict):
+    """What some nodes, or some GPUs of them, are instead. What is not stated is as everywhere.
+
+    rails: on a rail-optimised fabric the rail of each of the node's NICs; elsewhere the n-th NIC is on the n-th rail.
+
+    nodes, gpus: "3", "0-3,7"; gpus by their index in the node, all of them unless stated.
+    device: another GPU. speed: its compute as a fraction of what the device does. free_bytes: of its memory, what others
+    leave to a process; all of it unless stated. intra_kind, intra_bytes_per_s: all links
+    of one GPU together; of another device unless stated those of its usual machine. num_nics, nic_bytes_per_s: of the node.
+    """
+
+    nodes: Span
+    gpus: Span | None = None
+    device: Annotated[Device | None, BeforeValidator(device_of)] = None
+    speed: float | None = Field(gt=0, le=1, default=None)
+    intra_kind: IntraKind | None = None
+    intra_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
+    num_nics: int | None = Field(gt=0, le=1024, default=None)
+    nic_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
+    free_bytes: Bytes | None = Field(gt=0, default=None)
+    rails: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, Field(strict=False)] = None
+
+    @property
+    def words(self) -> str:
+        """Who, and what is different."""
+        who = f"nodes {self.nodes}" + (f" GPUs {self.gpus}" if self.gpus is not None else "")
+        stated = {name: getattr(self, name) for name in _STATES if getattr(self, name) is not None}
+        return f"{who}: " + ", ".join(f"{name} = {_shown(name, value)}" for name, value in stated.items())
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, Device):
+        return value.name
+    if name == "free_bytes" and isinstance(value, int):
+        return format_bytes(value) if value else "all"
+    if name == "rails" and isinstance(value, tuple):
+        return f"[{', '.join(map(str, value))}]"
+    return f"{value / 1e9:g}GB/s" if name.endswith("bytes_per_s") and isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuKind:
+    """What a GPU is and what it hangs on. device: its name in `GpuKinds.devices`. free_bytes: 0 where all its memory is."""
+
+    device: str
+    speed: float
+    intra_kind: str
+    intra_bytes_per_s: float
+    num_nics: int
+    nic_bytes_per_s: float
+    free_bytes: int = 0
+
+    @property
+    def holder(self) -> str:
+        """The device, and how much of it is free where that is not all: GPUs of one holder hold equally much."""
+        return f"{self.device} with {format_bytes(self.free_bytes)} free" if self.free_bytes else self.device
+
+    def unlike(self, usual: GpuKind) -> str:
+        """What differs from the usual kind, in words; "all others" for the usual one itself."""
+        differing = [name for name in _OF_A_KIND if getattr(self, name) != getattr(usual, name)]
+        return ", ".join(f"{name} = {_shown(name, getattr(self, name))}" for name in differing) or "all others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuKinds:
+    """The kinds of GPUs of a cluster, its own first, and which ranks are of another."""
+
+    kinds: tuple[GpuKind, ...]
+    devices: Mapping[str, Device]
+    of_rank: Mapping[int, int]  # of the others: rank -> index in kinds
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> GpuKinds:
+        """Every kind that the cluster's exceptions make."""
+        inter, intra = cluster.inter, cluster.intra
+        usual = GpuKind(
+            device=cluster.device.name,
+            speed=1.0,
+            intra_kind=intra.kind,
+            intra_bytes_per_s=intra.bytes_per_s,
+            num_nics=inter.num_nics if inter else 0,
+            nic_bytes_per_s=inter.nic_bytes_per_s if inter else 0.0,
+        )
+        found: dict[int, GpuKind] = {}
+        for one in cluster.exceptions:
+            for gpu in _gpus(one, cluster.gpus_per_node):
+                found[gpu] = replace(found.get(gpu, usual), **_changes(one, cluster))
+        numbers = {usual: 0}
+        with_rank_mapping = {cluster.rank_on(gpu): kind for gpu, kind in found.items()}
+        of_rank = {rank: numbers.setdefault(kind, len(numbers)) for rank, kind in sorted(with_rank_mapping.items())}
+        devices = {one.device.name: one.device for one in cluster.exceptions if one.device is not None}
+        return cls(
+            kinds=tuple(numbers),
+            devices={cluster.device.name: cluster.device} | devices,
+            of_rank={rank: number for rank, number in of_rank.items() if number},
+        )
+
+    def number(self, rank: int) -> int:
+        """Which kind a rank's GPU is of."""
+        return self.of_rank.get(rank, 0)
+
+    def memory_of(self, kind: GpuKind) -> Device:
+        """The device of a kind, with no more memory than is free."""
+        device = self.devices[kind.device]
+        taken = max(device.hypervisor_bytes, device.usable_bytes - kind.free_bytes) if kind.free_bytes else 0
+        return device.model_copy(update={"hypervisor_bytes": taken}) if taken else device
+
+    def slowest(self, cluster: Cluster, members: Iterable[int], own: int) -> Cluster:
+        """A uniform cluster on which a group of these kinds runs as it does here, for one of kind `own`.
+
+        NCCL takes the least of all ranks for every property that it chooses and builds rings by (src/init.cc,
+        initTransportsRank), and a ring runs at the pace of its slowest link.
+        """
+        kinds = [self.kinds[number] for number in sorted(set(members))]
+        near = min(kinds, key=lambda kind: kind.intra_bytes_per_s)
+        oldest = min(
+            (self.devices[kind.device].architecture for kind in kinds),
+            key=lambda name: _OLDEST_FIRST.index(name) if name in _OLDEST_FIRST else -1,
+        )
+        far = min(kinds, key=lambda kind: kind.num_nics * kind.nic_bytes_per_s)
+        device = self.devices[self.kinds[own].device].model_copy(update={"architecture": oldest})
+        intra = {"kind": near.intra_kind, "bytes_per_s": near.intra_bytes_per_s}
+        changed: dict[str, Any] = {"device": device, "exceptions": (), "intra": cluster.intra.model_copy(update=intra)}
+        if cluster.inter is not None:
+            nics = {"num_nics": far.num_nics, "nic_bytes_per_s": far.nic_bytes_per_s}
+            changed["inter"] = cluster.inter.model_copy(update=nics)
+        return cluster.model_copy(update=changed)
+
+
+def _changes(one: Deviation, cluster: Cluster) -> dict[str, Any]:
+    """The fields of a kind that an exception states; another device brings the links of its usual machine."""
+    changes = {name: getattr(one, name) for name in _OF_A_KIND if getattr(one, name) is not None}
+    if one.device is not None:
+        changes["device"] = one.device.name
+        links = usual_links(one.device.name)
+        if cluster.intra.shape == "switch" and links is not None and links != usual_links(cluster.device.name):
+            changes = {"intra_kind": links[0], "intra_bytes_per_s": links[1]} | changes
+    return changes
+
+
+def _gpus(one: Deviation, gpus_per_node: int) -> Iterator[int]:
+    gpus = numbers_of(one.gpus) if one.gpus is not None else range(gpus_per_node)
+    return (node * gpus_per_node + gpu for node in numbers_of(one.nodes) for gpu in gpus)
+
+
+def numbers_of(span: str) -> list[int]:
+    """The numbers of "0-3,7", ascending, each once."""
+    found: set[int] = set()
+    for part in span.split(","):
+        first, _, last = part.strip().partition("-")
+        found |= set(range(int(first), min(int(last or first), MAX_NODES) + 1))
+    return sorted(found)
+
+
+def exception_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    """Every fault of a file's exceptions that their single fields do not show; fields that are malformed are skipped."""
+    given = data.get("exceptions")
+    listed = list(map(_table, given)) if isinstance(given, list | tuple) else []
+    seen: dict[tuple[str, int, int], int] = {}
+    for index, one in enumerate(listed):
+        where = f"{place}: exceptions[{index}]"
+        if not any(one.get(name) is not None for name in _STATES):
+            yield Fault(place=where, problem="does not say what is different", remedy=f"one of {', '.join(_STATES)}")
+        for name in (name for name in _OF_THE_NODE if one.get("gpus") is not None and one.get(name) is not None):
+            yield Fault(place=f"{where}.{name}", problem="cards are the node's, not a GPU's", remedy="without gpus")
+        yield from _reach(one, data, where)
+        yield from _links(one, data, where)
+        yield from _devices(one, data, where)
+        yield from _memory(one, data, where)
+        yield from _rails(one, data, where)
+        yield from _twice(one, index, data, where, seen)
+
+
+def _reach(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
+    """Nodes and GPUs that do not exist, and spans that run backwards."""
+    for name, total in (("nodes", data.get("num_nodes", 1)), ("gpus", data.get("gpus_per_node"))):
+        span = _text(one.get(name))
+        if not isinstance(span, str) or not _SPANS.fullmatch(span) or not isinstance(total, int):
+            continue
+        for part in span.split(","):
+            first, dash, last = part.strip().partition("-")
+            if dash and int(last) < int(first):
+                yield Fault(place=f"{where}.{name}", problem=f"{part.strip()} ends before it begins")
+            elif int(last or first) >= total:
+                what = "node" if name == "nodes" else "GPU of a node"
+                problem = f"{part.strip()} is beyond the last {what}, {total - 1}"
+                yield Fault(place=f"{where}.{name}", problem=problem, remedy=f"0 to {total - 1}" if total > 1 else "0")
+
+
+def _links(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
+    """Links that a shape cannot have different on one node."""
+    intra, inter = _table(data.get("intra")), _table(data.get("inter"))
+    shape = intra.get("shape")
+    near = [name for name in ("intra_kind", "intra_bytes_per_s") if one.get(name) is not None]
+    kind = one.get("intra_kind")
+    if isinstance(kind, str) and not kind.startswith(("nvlink", "xgmi")):
+        problem = f"GPUs on {kind} beside others on a switch are not modelled"
+        yield Fault(place=f"{where}.intra_kind", problem=problem, remedy="nvlink2 to nvlink5, xgmi")
+    if near and shape not in (None, "switch"):
+        problem = f"links that differ on one node are not modelled on shape {shape!r}"
+        yield Fault(place=f"{where}.{near[0]}", problem=problem, remedy="shape 'switch', or all nodes as that one is")
+    far = [name for name in _OF_THE_NODE if one.get(name) is not None]
+    if far and not inter:
+        yield Fault(place=f"{where}.{far[0]}", problem="the cluster has no network", remedy="add [inter]")
+    if "num_nics" in far and inter.get("cards"):
+        problem = "which of the cards in inter.cards are left is not modelled"
+        yield Fault(place=f"{where}.num_nics", problem=problem, remedy="nic_bytes_per_s, or no inter.cards")
+
+
+def _devices(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
+    """Another vendor's GPU, one whose links nobody knows, and two devices of one name."""
+    device, usual = _device(one.get("device")), _device(data.get("device"))
+    if device is None or usual is None:
+        return
+    if (device.architecture in _OLDEST_FIRST) != (usual.architecture in _OLDEST_FIRST):
+        problem = f"{device.name} and {usual.name} have no collectives in common"
+        yield Fault(place=f"{where}.device", problem=problem, remedy="GPUs of one vendor")
+    links = usual_links(device.name)
+    stated = one.get("intra_kind") is not None and one.get("intra_bytes_per_s") is not None
+    if _table(data.get("intra")).get("shape") == "switch" and links is None and not stated:
+        problem = f"no rule says by which links a {device.name} hangs on a switch"
+        yield Fault(place=f"{where}.device", problem=problem, remedy="intra_kind and intra_bytes_per_s with it")
+    if device.name == usual.name and device != usual:
+        problem = f"two different devices are called {device.name}"
+        yield Fault(place=f"{where}.device", problem=problem, remedy="a name for each")
+
+
+def _memory(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
+    """More free memory than there is."""
+    device = _device(one.get("device") if one.get("device") is not None else data.get("device"))
+    try:
+        free = parse_bytes(free) if isinstance(free := one.get("free_bytes"), str) else free
+    except UnitError:
+        return  # its own field says so
+    if isinstance(free, int) and device is not None and free > device.usable_bytes:
+        problem = f"{format_bytes(free)} free of {format_bytes(device.usable_bytes)}"
+        yield Fault(
+            place=f"{where}.free_bytes", problem=problem, remedy="what other processes leave of the GPU's memory"
+        )
+
+
+def _rails(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
+    """Rails that are no order of the NICs, and fabrics that have none."""
+    rails, inter, fabric = one.get("rails"), _table(data.get("inter")), _table(data.get("fabric"))
+    if not isinstance(rails, list | tuple):
+        return
+    if fabric.get("kind", "rail_optimised") != "rail_optimised":
+        yield Fault(place=f"{where}.rails", problem="a fat tree has no rails", remedy="a rail-optimised fabric")
+    nics = inter.get("num_nics")
+    if isinstance(nics, int) and sorted(map(str, rails)) != sorted(map(str, range(nics))):
+        problem = f"{list(rails)} are not the rails of {nics} cards"
+        yield Fault(place=f"{where}.rails", problem=problem, remedy=f"each of 0 to {nics - 1} once")
+
+
+def _twice(
+    one: Mapping[str, object],
+    index: int,
+    data: Mapping[str, object],
+    where: str,
+    seen: dict[tuple[str, int, int], int],
+) -> Iterator[Fault]:
+    """The same said of one GPU by two exceptions."""
+    gpus_per_node = data.get("gpus_per_node")
+    nodes, gpus = _text(one.get("nodes")), _text(one.get("gpus"))
+    if not isinstance(nodes, str) or not _SPANS.fullmatch(nodes) or not isinstance(gpus_per_node, int):
+        return
+    if gpus is not None and not (isinstance(gpus, str) and _SPANS.fullmatch(gpus)):
+        return
+    local = numbers_of(gpus) if gpus is not None else range(min(gpus_per_node, 1024))
+    for name in (name for name in _STATES if one.get(name) is not None):
+        others = {seen.setdefault((name, node, gpu), index) for node in numbers_of(nodes) for gpu in local} - {index}
+        if others:
+            problem = f"exceptions[{min(others)}] says it of some of these GPUs too"
+            yield Fault(place=f"{where}.{name}", problem=problem, remedy="one of them")
+
+
+def _device(value: object) -> Device | None:
+    try:
+        value = device_of(value)
+        return value if isinstance(value, Device) else Device.model_validate(value)
+    except ValueError:
+        return None  # its own field says so
+
+
+def _table(value: object) -> Mapping[str, object]:
+    if isinstance(value, Mapping):
+        return value
+    return value.__dict__ if isinstance(value, Strict) else {}

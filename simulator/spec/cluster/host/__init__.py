@@ -1,0 +1,44 @@
+"""One host as it was read: GPUs, NICs, the paths between them; islands, nearest NICs, cuts, what looks wrong.
+
+A `Host` is what a machine says of itself; a `Cluster` is what a person states. Readers make hosts: nvidia_smi, nccl_xml.
+"""
+
+from simulator.spec.cluster.host.cuts import Cut, cuts, rated
+from simulator.spec.cluster.host.findings import Finding, findings
+from simulator.spec.cluster.host.parts import PATHS, Cable, Gpu, Host, Nic, Path, PcieLink
+from simulator.spec.cluster.host.structure import (
+    Island,
+    Nearest,
+    domains,
+    gpu_paths,
+    idle_nics,
+    islands,
+    nearest_nics,
+    pcie_groups,
+)
+from simulator.spec.cluster.host.tree import NodeTree, Switch
+
+__all__ = [
+    "PATHS",
+    "Cable",
+    "Cut",
+    "Finding",
+    "Gpu",
+    "Host",
+    "Island",
+    "Nearest",
+    "Nic",
+    "NodeTree",
+    "Path",
+    "PcieLink",
+    "Switch",
+    "cuts",
+    "domains",
+    "findings",
+    "gpu_paths",
+    "idle_nics",
+    "islands",
+    "nearest_nics",
+    "pcie_groups",
+    "rated",
+]

@@ -1,0 +1,208 @@
+"""The usual machine of a GPU, for tables that state a GPU and little else. The rules stand in the cluster file's docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, Final
+
+from simulator.base.errors import ClusterError, Fault
+from simulator.base.presets import TOPOLOGIES
+from simulator.base.schema import nearest, read_toml
+from simulator.base.units import parse_bytes_per_s
+
+# Device -> the preset whose node it usually sits in.
+_USUAL: Final = {
+    "v100-sxm2-16gb": "dgx1-v100-8",
+    "v100-sxm2-32gb": "dgx1-v100-8",
+    "a100-sxm4-40gb": "dgx-a100-40-8",
+    "a100-sxm4-80gb": "dgx-a100-80-8",
+    "a100-pcie-80gb": "pcie-a100-80-8",
+    "a800-80gb": "hgx-a800-80-8",
+    "h100-sxm5-80gb": "dgx-h100-8",
+    "h100-96gb-500w": "hgx-h100-96-500w-8",
+    "h100-pcie": "pcie-h100-8",
+    "h100-nvl": "pcie-h100-8",
+    "h200-sxm": "hgx-h200-8",
+    "h20": "hgx-h20-8",
+    "b200-sxm": "dgx-b200-8",
+    "b300-sxm": "dgx-b300-8",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb300-nvl72",
+    "l40s": "pcie-l40s-8",
+    "a40": "pcie-a40-8",
+    "a6000": "pcie-a40-8",
+    "rtx-4090": "pcie-rtx4090-4",
+    "rtx-pro-6000-server": "pcie-rtx-pro-6000-8",
+    "mi250x-gcd": "mi250x-8",
+    "mi300x": "mi300x-8",
+    "mi325x": "mi300x-8",
+    "a10": "pcie-a40-8",
+    "a10g": "pcie-a40-8",
+    "a30": "pcie-a40-8",
+    "a100-pcie-40gb": "pcie-a100-80-8",
+    "gh200": "gh200-1",
+    "h20-141gb": "hgx-h20-8",
+    "h200-nvl": "pcie-h100-8",
+    "h800-sxm5-80gb": "hgx-h800-8",
+    "l4": "pcie-l40s-8",
+    "l40": "pcie-l40s-8",
+    "rtx-3090": "pcie-rtx4090-4",
+    "rtx-3090-ti": "pcie-rtx4090-4",
+    "rtx-5090": "pcie-rtx4090-4",
+    "rtx-6000-ada": "pcie-l40s-8",
+}
+
+# One way, all links of a GPU together (github:stas00/ml-engineering network/README.md, all-to-all and PCIe tables).
+_ONE_WAY: Final = {
+    "nvlink2": 150e9,
+    "nvlink3": 300e9,
+    "nvlink4": 450e9,
+    "nvlink5": 900e9,
+    "xgmi": 448e9,
+    "pcie4": 31e9,
+    "pcie5": 63e9,
+}
+
+# PCIe links of 16 lanes, one way, by transfer rate in GT/s (the same table; 1, 2, 3, 6: lanes × rate × coding). With the
+# kind that stands for each.
+_BY_RATE: Final = {
+    2.5: (4e9, "pcie3"),
+    5.0: (8e9, "pcie3"),
+    8.0: (15.75e9, "pcie3"),
+    16.0: (31e9, "pcie4"),
+    32.0: (63e9, "pcie5"),
+    64.0: (121e9, "pcie5"),
+}
+
+
+_WIRED: Final = ("mesh", "cube_mesh", "pairs")  # shapes that a larger node does not simply continue
+
+
+def pcie_bytes_per_s(gt_per_s: float, lanes: int) -> float | None:
+    """Data sheet of a PCIe link, one way; None for a rate that no generation has."""
+    return _BY_RATE[gt_per_s][0] * lanes / 16 if gt_per_s in _BY_RATE else None
+
+
+def pcie_kind(bytes_per_s: float, lanes: int = 16) -> str:
+    """The generation whose link of so many lanes is nearest."""
+    return min(_BY_RATE.values(), key=lambda one: abs(one[0] * lanes / 16 - bytes_per_s))[1]
+
+
+@cache
+def usual_links(device: str) -> tuple[str, float] | None:
+    """(kind, bytes/s one way of all links of a GPU) of the machine a device usually sits in.
+
+    None where no rule knows the machine, or its GPUs share no switch.
+    """
+    if device not in _USUAL:
+        return None
+    intra = read_toml(TOPOLOGIES / f"{_USUAL[device]}.toml", ClusterError)["intra"]
+    return (intra["kind"], parse_bytes_per_s(intra["bytes_per_s"])) if intra["shape"] == "switch" else None
+
+
+def usual_host(device: str) -> str:
+    """The preset a device usually sits in. Raises ClusterError if no rule knows it."""
+    if device in _USUAL:
+        return _USUAL[device]
+    raise ClusterError(
+        Fault(place="device", problem=f"no rule says which machine holds {device!r}", remedy=nearest(device, _USUAL))
+    )
+
+
+def adapt(
+    data: dict[str, Any],
+    num_devices: int,
+    gpus_per_node: int | None,
+    intra_kind: str | None,
+    inter_bytes_per_s_per_node: float | None,
+) -> dict[str, Any]:
+    """A preset's data with what the table states put in. Raises ClusterError with every fault."""
+    usual = int(data["gpus_per_node"])
+    gpus = min(gpus_per_node or usual, num_devices)
+    faults = [*_size_faults(num_devices, gpus), *_kind_faults(intra_kind)]
+    if gpus > usual and intra_kind is None and data["intra"]["shape"] in _WIRED:
+        problem = f"{data['name']} wires {usual} GPUs to each other, not {gpus}"
+        faults.append(Fault(place="gpus_per_node", problem=problem, remedy=f"at most {usual}, or another intra_kind"))
+    if faults:
+        raise ClusterError(faults)
+    data |= {"num_nodes": num_devices // gpus, "gpus_per_node": gpus}
+    data["nvlink_domain_size"] = data["nvlink_domain_size"] if data["nvlink_domain_size"] > usual else gpus
+    data["intra"] = _intra(data["intra"], intra_kind, gpus, usual)
+    data["pcie"] = _pcie(data["pcie"], gpus)
+    data["inter"] = _inter(data["inter"], inter_bytes_per_s_per_node, gpus / usual)
+    data["sources"] |= {"assumed": f"{data['name']}: the usual machine of this GPU, with what was stated put in"}
+    return data
+
+
+def _size_faults(num_devices: int, gpus: int) -> list[Fault]:
+    if num_devices < 1 or gpus < 1:
+        return [
+            Fault(place="num_devices", problem=f"{num_devices} devices on nodes of {gpus}", remedy="at least 1 each")
+        ]
+    if num_devices % gpus:
+        near = f"{num_devices // gpus * gpus} or {(num_devices // gpus + 1) * gpus}"
+        problem = f"{num_devices} devices do not fill nodes of {gpus}"
+        return [Fault(place="num_devices", problem=problem, remedy=f"{near}, or another gpus_per_node")]
+    return []
+
+
+def _kind_faults(kind: str | None) -> list[Fault]:
+    if kind is None or kind in _ONE_WAY:
+        return []
+    known = nearest(kind, _ONE_WAY) or f"known: {', '.join(_ONE_WAY)}"
+    return [Fault(place="intra_kind", problem=f"no link is called {kind!r}", remedy=known)]
+
+
+def _intra(intra: Mapping[str, Any], kind: str | None, gpus: int, usual: int) -> dict[str, Any]:
+    """The stated kind at its data-sheet rate; else the first `gpus` of the usual node, with the links between them."""
+    if kind is not None and kind != intra["kind"]:
+        shape = "pcie" if kind.startswith("pcie") else "switch"
+        return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
+    if intra["edges"]:
+        kept = tuple(edge for edge in intra["edges"] if max(edge["src"], edge["dst"]) < gpus)
+        return {**intra, "edges": kept} if kept else {**intra, "shape": "mesh", "edges": ()}
+    if intra["shape"] == "mesh" and gpus > 1:  # a pair's cable stays what it is
+        return {**intra, "bytes_per_s": intra["bytes_per_s"] * (gpus - 1) / (usual - 1)}
+    return dict(intra)
+
+
+def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: str) -> dict[str, Any]:
+    """The links between a node's GPUs replaced by another kind's at its data sheet's rate; `off`: the host link alone.
+
+    Raises ClusterError: a kind that nobody knows, or a node without a host link.
+    """
+    if kind != "off":
+        faults = _kind_faults(kind)
+        if faults:
+            raise ClusterError(replace(fault, place="link.intra") for fault in faults)
+        shape = "pcie" if kind.startswith("pcie") else "switch"
+        return {**intra, "kind": kind, "shape": shape, "bytes_per_s": _ONE_WAY[kind], "edges": ()}
+    if host is None:
+        remedy = "link.intra=pcie4 or pcie5, or [host] in the cluster file"
+        raise ClusterError(Fault(place="link.intra", problem="the nodes state no link to their host", remedy=remedy))
+    if not host["kind"].startswith("pcie"):
+        problem = f"GPUs do not meet over the {host['kind']} link to their hosts"
+        raise ClusterError(Fault(place="link.intra", problem=problem, remedy="link.intra=pcie5"))
+    return {name: host[name] for name in ("kind", "bytes_per_s", "latency_s")} | {"shape": "pcie"}
+
+
+def _pcie(pcie: Mapping[str, Any] | None, gpus: int) -> dict[str, Any] | None:
+    """The tree above the first `gpus`; a larger node's is unknown."""
+    if pcie is None or gpus > sum(map(len, pcie["sockets"]), 0):
+        return None
+    parts = {
+        key: tuple(part for part in (tuple(gpu for gpu in each if gpu < gpus) for each in pcie[key]) if part)
+        for key in ("sockets", "switches")
+    }
+    return {**pcie, **parts}
+
+
+def _inter(inter: Mapping[str, Any] | None, total: float | None, share: float) -> dict[str, Any] | None:
+    """The stated total over the usual number of NICs; without one, a node's NICs shrink or grow with its GPUs."""
+    if inter is None:
+        return None
+    nics = max(1, round(inter["num_nics"] * share))
+    rate = inter["nic_bytes_per_s"] if total is None else total / nics
+    return {**inter, "num_nics": nics, "nic_bytes_per_s": rate}

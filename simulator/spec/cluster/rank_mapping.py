@@ -1,0 +1,74 @@
+"""Rank mapping: which GPU each rank sits on, where that is not GPU r for rank r.
+
+A cluster's seats are the GPUs of one node's ranks, which every node then repeats, or those of all ranks, counted over the
+nodes: GPU g of node n is n × gpus_per_node + g.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from simulator.base.errors import Fault
+
+_SHOWN = 8  # GPUs named in one fault
+RankMapping = tuple[int, ...]
+
+
+def gpu_at(rank_mapping: RankMapping, rank: int) -> int:
+    """The GPU of a rank, counted over the nodes."""
+    if not rank_mapping:
+        return rank
+    block, place = divmod(rank, len(rank_mapping))
+    return block * len(rank_mapping) + rank_mapping[place]
+
+
+def rank_on(rank_mapping: RankMapping, gpu: int) -> int:
+    """The rank on a GPU; the inverse of `gpu_at`."""
+    if not rank_mapping:
+        return gpu
+    block, place = divmod(gpu, len(rank_mapping))
+    return block * len(rank_mapping) + _inverse(rank_mapping)[place]
+
+
+@lru_cache(maxsize=256)
+def _inverse(rank_mapping: RankMapping) -> RankMapping:
+    return tuple(sorted(range(len(rank_mapping)), key=rank_mapping.__getitem__))
+
+
+def shortest(rank_mapping: Sequence[int], per_node: int) -> RankMapping:
+    """The same seats as one node's where all nodes look alike, and none where rank r sits on GPU r."""
+    first = tuple(rank_mapping[:per_node])
+    if all(gpu == gpu_at(first, rank) for rank, gpu in enumerate(rank_mapping)):
+        return () if first == tuple(range(len(first))) else first
+    return tuple(rank_mapping)
+
+
+def rank_mapping_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    """GPUs that do not exist, hold two ranks or none. What is malformed is a fault of its own field."""
+    rank_mapping, per_node, nodes = data.get("seats"), data.get("gpus_per_node"), data.get("num_nodes", 1)
+    if (
+        not isinstance(rank_mapping, list | tuple)
+        or not rank_mapping
+        or not isinstance(per_node, int)
+        or not isinstance(nodes, int)
+    ):
+        return
+    where, total = f"{place}: seats", per_node * nodes
+    if len(rank_mapping) not in (per_node, total):
+        either = f"{per_node}, those of every node" + (f", or {total}, those of all" if nodes > 1 else "")
+        yield Fault(place=where, problem=f"{len(rank_mapping)} GPUs", remedy=either)
+        return
+    numbers = [seat for seat in rank_mapping if isinstance(seat, int)]
+    size, counts = len(rank_mapping), Counter(numbers)
+    if beyond := sorted({gpu for gpu in numbers if gpu >= size}):
+        yield Fault(place=where, problem=f"names GPU {_listed(beyond)}; there are {size}", remedy=f"0 to {size - 1}")
+    if twice := sorted(gpu for gpu, count in counts.items() if count > 1):
+        yield Fault(place=where, problem=f"GPU {_listed(twice)} stands twice", remedy="each GPU once")
+    if left := [gpu for gpu in range(size) if gpu not in counts]:
+        yield Fault(place=where, problem=f"GPU {_listed(left)} has no rank", remedy="each GPU once")
+
+
+def _listed(gpus: Sequence[int]) -> str:
+    return ", ".join(map(str, gpus[:_SHOWN])) + (", …" if len(gpus) > _SHOWN else "")

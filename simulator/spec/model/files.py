@@ -1,0 +1,42 @@
+"""Files of models: the presets that ship, by name, and TOML files that may be like one of them."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from simulator.base.errors import Fault, ModelError
+from simulator.base.presets import TOPOLOGIES
+from simulator.base.schema import read_toml
+
+PRESETS = TOPOLOGIES / "models"
+MAX_FILE_BYTES = 4 * 2**20  # a config.json has some kilobytes; what is larger is not one
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names that `Model.load` knows, sorted."""
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
+
+
+def unknown_model(name: str) -> Fault:
+    """That no preset and no file is called so, and which names are near."""
+    nearest = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
+    close = f"nearest: {', '.join(nearest)}; " if nearest else ""
+    remedy = f"{close}or the path of a config.json or .toml"
+    return Fault(place="model", problem=f"no preset and no file is called {name!r}", remedy=remedy)
+
+
+def model_fields(path: Path, depth: int = 0) -> dict[str, Any]:
+    """The file's fields over those of the preset it is `like`. Its name defaults to the file's."""
+    if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
+        raise ModelError(Fault(place=str(path), problem=f"larger than {MAX_FILE_BYTES} bytes", remedy="a model file"))
+    data = {"name": path.stem, **read_toml(path, ModelError)}
+    like = data.pop("like", None)
+    if like is None:
+        return data
+    if not isinstance(like, str) or like not in preset_names() or depth > 3:
+        raise ModelError(Fault(place=f"{path}: like", problem=f"{like!r} is no preset", remedy="a preset's name"))
+    base = model_fields(PRESETS / f"{like}.toml", depth + 1)
+    tables = {key: {**base[key], **data[key]} for key in data if isinstance(data[key], dict) and key in base}
+    return {**base, **data, **tables}

@@ -1,0 +1,86 @@
+"""The noun `Model`: what a token costs, and where models come from.
+
+Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L layers, s sequence length, E experts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from simulator.base.errors import ModelError
+from simulator.spec.model.files import PRESETS, model_fields, preset_names, unknown_model
+from simulator.spec.model.parameters import ModelParameters
+
+
+class Model(ModelParameters, defer_build=False):
+    """A decoder-only transformer. Its fields are those of `ModelFields`; its parameters and layers `ModelParameters`'.
+
+    Required: name, num_layers, d_model, num_heads, d_ff, vocab_size. Defaults are those of Llama.
+    """
+
+    # -- FLOP ----------------------------------------------------------------------------------------------------
+
+    def attention_pairs(self, seq_len: int, *, causal: bool = True) -> int:
+        """(query, key) pairs of one head over all layers and one sequence.
+
+        Causal counts half the square, s²/2, by convention (exactly s(s+1)/2); a window w < s leaves w s - w²/2.
+        """
+        square = seq_len * seq_len
+        full = square // 2 if causal else square
+        if self.sliding_window is None or self.sliding_window >= seq_len:
+            return self.num_attention_layers * full
+        window = self.sliding_window
+        band = window * seq_len - window * window // 2
+        num_global = self.num_layers // self.global_every if self.global_every else 0
+        return num_global * full + (self.num_attention_layers - num_global) * band
+
+    def model_flop_per_sequence(self, seq_len: int, *, causal: bool = True) -> int:
+        """FLOP of one sequence, forward and backward, without recomputation: 6 N_matmul s + 12 H C pairs.
+
+        6 FLOP a parameter and token: a multiply and an add, once forward and twice backward; the embedding lookup is
+        free. Attention: two products forward (4 FLOP a pair and channel), twice that backward; where values have
+        channels of their own number, 2 FLOP for each of theirs and 2 for each of the queries'. A Mamba-2 mixer's recurrence:
+        4 I N a token, twice that backward.
+        """
+        matmul = 6 * self.num_matmul_parameters * seq_len
+        if self.mamba is not None:
+            matmul += 3 * self.mamba.scan_flop_per_token * self.layer_kinds.count("mamba") * seq_len
+        pairs = self.attention_pairs(seq_len, causal=causal)
+        more = self.mtp_layers * self.mtp_passes * (seq_len * seq_len // 2 if causal else seq_len * seq_len)
+        return matmul + 6 * (self.q_width + self.o_width) * (pairs + more)
+
+    def model_flop_per_token(self, seq_len: int, *, causal: bool = True) -> int:
+        """FLOP a token: 6 N_matmul + 12 L s H C, attention halved if causal (PaLM's appendix B counts it in full)."""
+        return self.model_flop_per_sequence(seq_len, causal=causal) // seq_len
+
+    # -- making one ----------------------------------------------------------------------------------------------
+
+    def with_max_positions(self, max_positions: int) -> Self:
+        """The same model with another context length: learned positions are parameters, and grow with it."""
+        return self.model_copy(update={"max_positions": max_positions})
+
+    @classmethod
+    def load(cls, name_or_path: str | Path) -> Model:
+        """A preset by name, or a model from a config.json (Hugging Face), a folder that holds one, or a TOML file.
+
+        Raises ModelError: with the nearest names if nothing is called so, with every fault of the file otherwise.
+        """
+        text = str(name_or_path)
+        if text in preset_names():
+            return cls._from_toml(PRESETS / f"{text}.toml")
+        path = Path(text)
+        if path.is_dir():
+            path = path / "config.json"
+        if path.suffix == ".toml":
+            return cls._from_toml(path)
+        if path.suffix == ".json" or path.is_file():
+            from simulator.spec.model.hf_config import file_fields
+
+            fields, place = file_fields(path)
+            return Model.parse(fields, place, ModelError)
+        raise ModelError(unknown_model(text))
+
+    @staticmethod
+    def _from_toml(path: Path) -> Model:
+        return Model.parse(model_fields(path), str(path), ModelError)

@@ -1,0 +1,217 @@
+"""Every parameter of a model with its shape, in registration order, and what they sum to.
+
+Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L layers, s sequence length, E experts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+
+from simulator.spec.model.experts import Experts, Latent
+from simulator.spec.model.fields import ModelFields
+from simulator.spec.model.hybrid import KINDS, HybridKind
+from simulator.spec.model.hybrid import parameter_shapes as mamba_shapes
+from simulator.spec.model.layer_kinds import BodyKind, LayerKind, ModelPart, Parameter, plain
+
+# Where a family registers its norms among a layer's parameters: buckets are filled in registration order.
+_NORMS_BETWEEN = ("gpt2", "gpt3", "mpt")  # ln_1, attention, ln_2, mlp
+_NORMS_FIRST = ("gpt_neox", "falcon")  # all norms, attention, mlp; every other family: attention, mlp, norms
+
+
+class ModelParameters(ModelFields, defer_build=True):
+    """A model's layers, and the parameters of each."""
+
+    def parameter_shapes(self, unit: ModelPart) -> tuple[Parameter, ...]:
+        """(name, shape) of every parameter of one `unit`, in registration order. Weights are (out, in) as in torch."""
+        match plain(unit):
+            case "embedding":
+                return self._embedding()
+            case "head":
+                return self._head()
+            case "mtp":
+                return self._mtp()
+            case "layer" | "dense_layer" as layer:
+                return self._layer(dense=layer == "dense_layer")
+            case "mamba" | "attention" | "mlp" | "moe" as branch:
+                return (*self._norm_of("norm", self.d_model), *self._branch(branch))
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer, in order."""
+        if self.pattern is not None:
+            return tuple(KINDS[self.pattern[number]] for number in self.layer_numbers)
+        kinds: dict[bool, LayerKind] = {True: "layer", False: "dense_layer"}
+        experts = self.experts
+        if experts is None:
+            return (kinds[True],) * self.num_layers
+        return tuple(kinds[experts.in_layer(number)] for number in self.layer_numbers)
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """Numbers of its layers in the whole model."""
+        return tuple(range(self.num_layers))
+
+    @property
+    def body(self) -> tuple[BodyKind, ...]:
+        """What stands between embedding and head, in order: layers, then modules of multi-token prediction."""
+        module: BodyKind = "mtp"
+        return (*self.layer_kinds, *[module for _ in range(self.mtp_layers)])
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts, the modules of multi-token prediction among them."""
+        if self.experts is None:
+            return 0
+        return self.layer_kinds.count("layer" if self.pattern is None else "moe") + self.mtp_layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with attention; modules of multi-token prediction are not among them."""
+        return self.num_layers if self.pattern is None else self.layer_kinds.count("attention")
+
+    def num_parameters_of(self, unit: ModelPart) -> int:
+        """Parameters of one embedding, one layer, or the head (a tied head has only its norm)."""
+        return sum(prod(shape) for _, shape in self.parameter_shapes(unit))
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained parameters, exactly; a tied matrix counts once."""
+        ends = self.num_parameters_of("embedding") + self.num_parameters_of("head")
+        layers = sum(count * self.num_parameters_of(kind) for kind, count in Counter(self.body).items())
+        return ends + layers
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token passes: of the routed experts, those it is sent to."""
+        if self.experts is None:
+            return self.num_parameters
+        idle = self.experts.num_experts - self.experts.top_k
+        return self.num_parameters - self.num_expert_layers * idle * self.num_parameters_of_expert
+
+    @property
+    def num_parameters_of_expert(self) -> int:
+        """Parameters of one routed expert."""
+        return 0 if self.experts is None else sum(prod(shape[1:]) for _, shape in self._routed(self.experts))
+
+    @property
+    def num_matmul_parameters(self) -> int:
+        """Parameters that multiply a token's activations: the layers' matrices and the LM head (tied or not), no biases.
+
+        A convolution's taps are left out, as in Megatron-LM's count. Of the routed experts, those it is sent to. A module of multi-token prediction has the LM head once more.
+        """
+        heads = (1 + self.mtp_layers * self.mtp_passes) * self.vocab_size * self.d_model
+        passes = {"mtp": self.mtp_passes}
+        return heads + sum(
+            count * passes.get(kind, 1) * self._matmul_parameters_of(kind) for kind, count in Counter(self.body).items()
+        )
+
+    def _matmul_parameters_of(self, unit: ModelPart) -> int:
+        matrices = ((name, shape) for name, shape in self.parameter_shapes(unit) if name.endswith(".weight"))
+        top_k = 0 if self.experts is None else self.experts.top_k
+        return sum(
+            top_k * prod(shape[1:]) if name.startswith("experts.") else prod(shape)
+            for name, shape in matrices
+            if len(shape) > 1 and name != "mamba.conv.weight"
+        )
+
+    def _embedding(self) -> tuple[Parameter, ...]:
+        tokens: Parameter = ("embedding.weight", (self.vocab_size, self.d_model))
+        positions: Parameter = ("positions.weight", (self.max_positions, self.d_model))
+        norm = self._norm_of("embedding_norm", self.d_model) if self.embedding_norm else ()
+        return (tokens, *([positions] if self.positions == "learned" else []), *norm)
+
+    def _head(self) -> tuple[Parameter, ...]:
+        parameters = [*self._norm_of("norm", self.d_model)]
+        if not self.tied_embeddings:
+            parameters.append(("lm_head.weight", (self.vocab_size, self.d_model)))
+        if self.lm_head_bias:
+            parameters.append(("lm_head.bias", (self.vocab_size,)))
+        return tuple(parameters)
+
+    def _mtp(self) -> tuple[Parameter, ...]:
+        d = self.d_model
+        norms = [p for name in ("embedding_norm", "stream_norm") for p in self._norm_of(f"mtp.{name}", d)]
+        joined = _linear("mtp.join", d, 2 * d, bias=False)
+        return (*norms, *joined, *self._layer(dense=False), *self._norm_of("mtp.norm", d))
+
+    def _layer(self, *, dense: bool) -> tuple[Parameter, ...]:
+        norms = [self._norm_of(f"norm_{i + 1}", self.d_model) for i in range(self.num_norms)]
+        attention = self._attention() if self.latent is None else self._latent_attention(self.latent)
+        mlp = self._mlp() if self.experts is None or dense else self._experts(self.experts)
+        if self.family in _NORMS_BETWEEN:
+            return (*norms[0], *attention, *(p for norm in norms[1:] for p in norm), *mlp)
+        flat = tuple(p for norm in norms for p in norm)
+        return (*flat, *attention, *mlp) if self.family in _NORMS_FIRST else (*attention, *mlp, *flat)
+
+    def _branch(self, kind: HybridKind) -> tuple[Parameter, ...]:
+        """The one branch of a hybrid's layer."""
+        if kind == "mamba" and self.mamba is not None:
+            return mamba_shapes(self.mamba, self.d_model)
+        if kind == "moe" and self.experts is not None:
+            return self._experts(self.experts)
+        return self._attention() if kind == "attention" else self._mlp()
+
+    def _attention(self) -> tuple[Parameter, ...]:
+        q, kv, d = self.q_width, self.kv_columns, self.d_model
+        widths = {"qkv": q + 2 * kv} if self.fused_qkv else {"q": q, "k": kv, "v": kv}
+        parameters = [p for name, n in widths.items() for p in _linear(f"attention.{name}", n, d, bias=self.qkv_bias)]
+        parameters += _linear("attention.out", d, q, bias=self.out_bias)
+        if self.qk_norm:
+            parameters += [("attention.q_norm.weight", (self.head_dim,)), ("attention.k_norm.weight", (self.head_dim,))]
+        if self.attention_sinks:
+            parameters.append(("attention.sinks", (self.num_heads,)))
+        return tuple(parameters)
+
+    def _latent_attention(self, latent: Latent) -> tuple[Parameter, ...]:
+        d, q_rank, kv_rank = self.d_model, latent.q_lora_rank, latent.kv_lora_rank
+        kv_width = self.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        queries = [*_linear("attention.q", self.q_width, d, bias=False)]
+        if q_rank:
+            norm = self._norm_of("attention.q_norm", q_rank)
+            down = _linear("attention.q_down", q_rank, d, bias=False)
+            queries = [*down, *norm, *_linear("attention.q_up", self.q_width, q_rank, bias=False)]
+        return (
+            *queries,
+            *_linear("attention.kv_down", kv_rank + latent.qk_rope_head_dim, d, bias=False),
+            *self._norm_of("attention.kv_norm", kv_rank),
+            *_linear("attention.kv_up", kv_width, kv_rank, bias=False),
+            *_linear("attention.out", d, self.o_width, bias=False),
+        )
+
+    def _mlp(self) -> tuple[Parameter, ...]:
+        return self._dense("mlp", self.d_ff, bias=self.mlp_bias)
+
+    def _dense(self, name: str, width: int, *, bias: bool, of: int = 0) -> tuple[Parameter, ...]:
+        """of: channels that it reads and writes, if not the stream's."""
+        d = of or self.d_model
+        into = ("gate", "up") if self.gated else ("up",)
+        parameters = [p for part in into for p in _linear(f"{name}.{part}", width, d, bias=bias)]
+        return (*parameters, *_linear(f"{name}.down", d, width, bias=bias))
+
+    def _experts(self, experts: Experts) -> tuple[Parameter, ...]:
+        """Router, routed experts (all in one parameter, by expert), shared experts."""
+        d = self.d_model
+        router = _linear("router", experts.num_experts, d, bias=experts.router_bias)
+        shared = self._dense("shared", experts.shared_d_ff, bias=experts.bias) if experts.shared_d_ff else ()
+        gate = _linear("shared_gate", 1, d, bias=False) if experts.shared_gate else ()
+        latent = experts.latent_dim
+        low = (
+            (*_linear("latent_down", latent, d, bias=False), *_linear("latent_up", d, latent, bias=False))
+            if latent
+            else ()
+        )
+        return (*router, *low, *self._routed(experts), *shared, *gate)
+
+    def _routed(self, experts: Experts) -> tuple[Parameter, ...]:
+        one = self._dense("experts", experts.d_ff, bias=experts.bias, of=experts.latent_dim)
+        return tuple((name, (experts.num_local, *shape)) for name, shape in one)
+
+    def _norm_of(self, name: str, width: int) -> tuple[Parameter, ...]:
+        weight: Parameter = (f"{name}.weight", (width,))
+        return (weight, (f"{name}.bias", (width,))) if self.norm_bias else (weight,)
+
+
+def _linear(name: str, width_out: int, width_in: int, *, bias: bool) -> list[Parameter]:
+    weight: Parameter = (f"{name}.weight", (width_out, width_in))
+    return [weight, (f"{name}.bias", (width_out,))] if bias else [weight]

@@ -1,0 +1,19 @@
+"""Plan: how a model is placed and run."""
+
+from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
+from simulator.spec.plan.order import AXES, MAX_COUNT
+from simulator.spec.plan.plan import CudaGraph, DataParallel, Fp8Recipe, Plan, RecomputeModule
+from simulator.spec.plan.unused_fields import unused_fields
+
+__all__ = [
+    "AXES",
+    "MAX_COUNT",
+    "NOTHING_OFFLOADED",
+    "CudaGraph",
+    "DataParallel",
+    "Fp8Recipe",
+    "Offload",
+    "Plan",
+    "RecomputeModule",
+    "unused_fields",
+]

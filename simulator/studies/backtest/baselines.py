@@ -1,0 +1,88 @@
+"""Baselines: what a few fitted numbers reach on the same rows. Fitted on one half of a group, tested on the other.
+
+Both know the measured times of half the rows; the simulator knows none. So a baseline that is beaten was beaten with
+a handicap.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simulator.studies.backtest.outcome import RowOutcome, Work
+from simulator.studies.backtest.scores import error_score, quantile
+
+NUM_SPLITS = 20
+MIN_ROWS = {"constant_mfu": 4, "four_terms": 10}  # half of them must determine one number, or four and a spare
+
+Sample = tuple[Work, float]  # what is known of a row, and its measured step seconds
+Predictor = Callable[[Work], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Errors on held-out halves, pooled over the splits. n: rows of the group; reason: why there is no score."""
+
+    name: str
+    n: int
+    median_abs_error: float | None
+    p90_abs_error: float | None
+    bias: float | None
+    reason: str | None
+
+
+def baselines(outcomes: Sequence[RowOutcome], seed: str) -> tuple[Baseline, ...]:
+    """Both baselines on one group's scored rows. `seed` names the group, so that its splits never change."""
+    samples = [
+        (o.work, o.measured_step_s) for o in outcomes if o.work and o.measured_step_s and o.step_error is not None
+    ]
+    return tuple(_baseline(name, fit, samples, seed) for name, fit in _FITS.items())
+
+
+def constant_mfu(samples: Sequence[Sample]) -> Predictor:
+    """One MFU for all rows: the median of the measured ones."""
+    mfu = quantile([work.ideal_s / measured for work, measured in samples], 0.5) or 1.0
+    return lambda work: work.ideal_s / mfu
+
+
+def four_terms(samples: Sequence[Sample]) -> Predictor:
+    """Step time as a line in GEMM FLOP, attention FLOP, elementwise bytes and communication bytes.
+
+    Non-negative least squares of relative errors: Σ aⱼ xⱼ / t against 1, each term scaled by its mean first.
+    """
+    from numpy import array, where
+    from scipy.optimize import nnls
+
+    relative = array([[x / measured for x in work.terms] for work, measured in samples])
+    scale = relative.mean(axis=0)
+    scale = where(scale > 0, scale, 1.0)
+    weights = nnls(relative / scale, array([1.0] * len(samples)))[0] / scale
+    return lambda work: float(sum(w * x for w, x in zip(weights, work.terms, strict=True)))
+
+
+_FITS: dict[str, Callable[[Sequence[Sample]], Predictor]] = {"constant_mfu": constant_mfu, "four_terms": four_terms}
+
+
+def _baseline(
+    name: str, fit: Callable[[Sequence[Sample]], Predictor], samples: Sequence[Sample], seed: str
+) -> Baseline:
+    n = len(samples)
+    if n < MIN_ROWS[name]:
+        reason = f"{n} rows are too few: {MIN_ROWS[name]} are needed to fit on half and test on half"
+        return Baseline(name=name, n=n, median_abs_error=None, p90_abs_error=None, bias=None, reason=reason)
+    errors: list[float] = []
+    for split in range(NUM_SPLITS):
+        order = list(samples)
+        random.Random(f"{seed}|{split}").shuffle(order)  # noqa: S311  a reproducible draw, not a secret
+        predict = fit(order[: n // 2])
+        errors += [predict(work) / measured - 1 for work, measured in order[n // 2 :]]
+    score = error_score(errors)
+    return Baseline(
+        name=name,
+        n=n,
+        median_abs_error=score.median_abs_error,
+        p90_abs_error=score.p90_abs_error,
+        bias=score.bias,
+        reason=None,
+    )

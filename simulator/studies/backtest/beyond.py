@@ -1,0 +1,35 @@
+"""What a row's name or notes say of it that no model or plan of today has a word for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from simulator.formats.readers.runs_table import RunRow
+
+# Families whose layers are not softmax attention over the past, by their papers or config.json
+_NOT_ATTENTION: Final = (
+    (r"minimax-?(text-?)?0?1\b|minimax-?m1", "lightning attention in seven of eight layers (arXiv 2501.08313)"),
+    (r"qwen-?3-?next|qwen-?3\.5|kimi-?linear", "gated delta layers (config.json: linear_attention)"),
+    (r"ring-?(mini-)?linear|ling-?linear|minicpm-?sala", "linear attention"),
+    (r"\brwkv|\bretnet|hyena|\bxlstm|\bgla-", "recurrence instead of attention"),
+    (r"recurrent-?gemma|\bgriffin|\bhawk\b", "recurrent blocks beside attention (arXiv 2402.19427)"),
+    (r"\bjamba|\bzamba|\bsamba|falcon-?(mamba|h1)|codestral-?mamba|granite-?4.*\bh\b|bamba", "state-space layers"),
+)
+_NOT_DECODER: Final = r"\b(bert|roberta|deberta|modernbert|t5|mt5|flan-?t5|ul2|bart|whisper|vit|clip|dit|unet)\b"
+# adapters' names; DeepSeek's ranks (q_lora, kv_lora) are none
+_ADAPTERS: Final = re.compile(r"(?<![a-z_])q?lora\b(?![-_]rank)|\bpeft\b|\badapters?\b", re.IGNORECASE)
+
+
+def beyond_models(row: RunRow) -> Iterator[tuple[str, str]]:
+    """(kind, detail) of what the row's model has that a model of today has not."""
+    name = re.sub(r"[\s_/]+", "-", row.model_name.casefold())
+    for pattern, what in _NOT_ATTENTION:
+        if re.search(pattern, name):
+            yield "layers without attention", what
+            break
+    if found := re.search(_NOT_DECODER, name):
+        yield "no decoder", f"{found[0]}: a model that is more, or other, than one stack of causal layers"
+    if _ADAPTERS.search(f"{row.model_name} {row.framework} {row.notes}"):
+        yield "adapters", "most parameters are frozen, by its name or notes"

@@ -1,0 +1,270 @@
+"""Backtest of a table of measured collectives: every row predicted, scored by machine, collective and size class."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Literal
+
+from simulator.base.errors import InputError
+from simulator.formats.readers.collectives_table import BadRow, CollectiveRow, read_collectives
+from simulator.studies.backtest.collective_rules import degraded, resolve
+from simulator.studies.backtest.resolve import RefusedError
+from simulator.studies.backtest.scores import ErrorScore, error_score, quantile
+from simulator.work.collectives import choose
+
+SCHEMA_VERSION: Final = 1
+SizeClass = Literal["< 64 KiB", "64 KiB – 64 MiB", "≥ 64 MiB"]
+SIZE_CLASSES: Final[tuple[SizeClass, ...]] = ("< 64 KiB", "64 KiB – 64 MiB", "≥ 64 MiB")
+_BORDERS = (64 * 2**10, 64 * 2**20)
+_REPEATED: Final = re.compile(r"repeat \d+|dir version \S+")  # what tells a source's repeats apart, not its settings
+Status = Literal["ok", "refused", "bad", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveOutcome:
+    """One row: its status, why if it is not ok, and predicted beside measured; None where unknown.
+
+    degraded: why the run was broken in reality; duplicate_of: line of an earlier equal row. Neither kind is scored.
+    noise: the measurement over the median of its other repeats, minus 1. assumed: what the row left open.
+    """
+
+    line: int
+    status: Status
+    reason: str | None = None
+    kind: str = ""
+    source: str = ""
+    machine: str = ""
+    collective: str = ""
+    size_bytes: int | None = None
+    measured_time_s: float | None = None
+    predicted_time_s: float | None = None
+    algorithm: str | None = None
+    protocol: str | None = None
+    logged_algorithm: str | None = None
+    assumed: str | None = None
+    degraded: str | None = None
+    duplicate_of: int | None = None
+    noise: float | None = None
+
+    @property
+    def scored(self) -> bool:
+        return self.status == "ok" and not self.degraded and self.duplicate_of is None
+
+    @property
+    def error(self) -> float | None:
+        """Predicted over measured, minus 1."""
+        both = self.predicted_time_s and self.measured_time_s
+        return self.predicted_time_s / self.measured_time_s - 1 if both else None  # type: ignore[operator]  # both are there
+
+    @property
+    def size_class(self) -> SizeClass | None:
+        if self.size_bytes is None:
+            return None
+        return SIZE_CLASSES[sum(self.size_bytes >= border for border in _BORDERS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveGroup:
+    """The scored rows of one source, machine, collective and size class.
+
+    noise_floor: median of |noise| over those that have repeats (noise_rows): what a perfect prediction would score.
+    """
+
+    source: str
+    machine: str
+    collective: str
+    size_class: str
+    score: ErrorScore
+    noise_floor: float | None
+    noise_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivesReport:
+    """Every row of a table in its order; a group for each machine, collective and size class; one for each class."""
+
+    table: str
+    interrupted: bool
+    groups: tuple[CollectiveGroup, ...]
+    totals: tuple[CollectiveGroup, ...]
+    outcomes: tuple[CollectiveOutcome, ...]
+
+    def count(self, status: Status) -> int:
+        return sum(o.status == status for o in self.outcomes)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Kind of reason -> rows."""
+        return dict(Counter(o.kind for o in self.outcomes if o.status == "refused").most_common())
+
+    @property
+    def logged(self) -> tuple[int, int]:
+        """Rows whose algorithm a log names, and those of them where the prediction picks it."""
+        told = [o for o in self.outcomes if o.logged_algorithm and o.status == "ok"]
+        return len(told), sum(o.logged_algorithm == o.algorithm for o in told)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`; docs/reference/collectives-table.md describes every key."""
+        logged, agree = self.logged
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "table": self.table,
+            "interrupted": self.interrupted,
+            "totals": [_flat(group) for group in self.totals],
+            "groups": [_flat(group) for group in self.groups],
+            "refused": self.refused,
+            "logged_algorithms": {"rows": logged, "agree": agree},
+            "rows": [
+                {**asdict(o), "size_class": o.size_class, "error": o.error, "scored": o.scored} for o in self.outcomes
+            ],
+        }
+
+
+def _flat(group: CollectiveGroup) -> dict[str, Any]:
+    data = asdict(group)
+    score: dict[str, Any] = data.pop("score")
+    return {**data, **score}
+
+
+def run(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> CollectivesReport:
+    """Predict every row of the table at `path`, in the table's order. Raises TableError if the file is no such table.
+
+    Ctrl-C ends it early: the report then holds the rows done so far and is marked `interrupted`.
+    """
+    rows = list(read_collectives(path))
+    outcomes: list[CollectiveOutcome] = []
+    interrupted = False
+    try:
+        for row in rows:
+            outcomes.append(evaluate_row(row))
+            if progress is not None and len(outcomes) % 100 == 0:
+                progress(len(outcomes), len(rows))
+    except KeyboardInterrupt:
+        interrupted = True
+    return make_report(str(path), rows, outcomes, interrupted=interrupted)
+
+
+def evaluate_row(row: CollectiveRow | BadRow) -> CollectiveOutcome:
+    """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    if isinstance(row, BadRow):
+        return CollectiveOutcome(line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
+    start = CollectiveOutcome(
+        line=row.line,
+        status="failed",
+        source=row.source,
+        machine=machine_name(row, ""),
+        collective=row.collective,
+        size_bytes=row.size_bytes,
+        measured_time_s=row.time_us * 1e-6,
+        degraded=degraded(row) or None,
+    )
+    try:
+        return _predicted(row, start)
+    except RefusedError as exc:
+        return replace(start, status="refused", kind=exc.kind, reason=str(exc))
+    except InputError as exc:
+        return replace(start, status="refused", kind=f"{exc.noun} refused", reason="; ".join(map(str, exc.faults)))
+    except Exception as exc:  # noqa: BLE001  one row's defect must not cost the others
+        return replace(start, reason=f"{type(exc).__name__}: {exc}")
+
+
+def _predicted(row: CollectiveRow, start: CollectiveOutcome) -> CollectiveOutcome:
+    call = resolve(row)
+    choice = choose(call.kind, call.size_bytes, call.shape, call.cluster, nccl=call.nccl)
+    return replace(
+        start,
+        status="ok",
+        machine=machine_name(row, call.network),
+        predicted_time_s=float(choice.time_s),
+        algorithm=choice.algorithm,
+        protocol=choice.protocol,
+        logged_algorithm=call.logged or None,
+        assumed=call.assumed or None,
+    )
+
+
+def machine_name(row: CollectiveRow, network: str) -> str:
+    """`H100-SXM5-80GB, 2 × 8, infiniband`."""
+    nodes = row.n_nodes or "?"
+    local = row.n_gpus // row.n_nodes if row.n_gpus and row.n_nodes else "?"
+    return ", ".join(part for part in (row.gpu, f"{nodes} × {local}", network) if part)
+
+
+def make_report(
+    table: str, rows: Sequence[CollectiveRow | BadRow], outcomes: Sequence[CollectiveOutcome], *, interrupted: bool
+) -> CollectivesReport:
+    """Mark repeats, group and score. Groups stand in the order of (source, machine, collective, size)."""
+    marked = tuple(_with_noise(rows, _without_repeats(rows, outcomes)))
+    grouped: dict[tuple[str, str, str, int], list[CollectiveOutcome]] = defaultdict(list)
+    by_class: dict[SizeClass, list[CollectiveOutcome]] = {name: [] for name in SIZE_CLASSES}
+    for outcome in marked:
+        if outcome.scored and outcome.size_class is not None:
+            index = SIZE_CLASSES.index(outcome.size_class)
+            grouped[outcome.source, outcome.machine, outcome.collective, index].append(outcome)
+            by_class[outcome.size_class].append(outcome)
+    groups = (_group((s, m, c, SIZE_CLASSES[i]), members) for (s, m, c, i), members in sorted(grouped.items()))
+    totals = (_group(("", "", "", name), members) for name, members in by_class.items())
+    return CollectivesReport(
+        table=table, interrupted=interrupted, groups=tuple(groups), totals=tuple(totals), outcomes=marked
+    )
+
+
+def _group(key: tuple[str, str, str, str], members: Sequence[CollectiveOutcome]) -> CollectiveGroup:
+    source, machine, collective, size_class = key
+    noise = [abs(o.noise) for o in members if o.noise is not None]
+    return CollectiveGroup(
+        source=source,
+        machine=machine,
+        collective=collective,
+        size_class=size_class,
+        score=error_score([o.error for o in members if o.error is not None]),
+        noise_floor=quantile(noise, 0.5),
+        noise_rows=len(noise),
+    )
+
+
+def _without_repeats(
+    rows: Sequence[CollectiveRow | BadRow], outcomes: Sequence[CollectiveOutcome]
+) -> Iterator[CollectiveOutcome]:
+    """A row equal to an earlier one in every column is the same measurement: it is not scored."""
+    seen: dict[CollectiveRow, int] = {}
+    for row, outcome in zip(rows, outcomes, strict=False):
+        if isinstance(row, CollectiveRow):
+            first = seen.setdefault(replace(row, line=0), row.line)
+            yield outcome if first == row.line else replace(outcome, duplicate_of=first)
+        else:
+            yield outcome
+
+
+def _with_noise(
+    rows: Sequence[CollectiveRow | BadRow], outcomes: Iterator[CollectiveOutcome]
+) -> Iterator[CollectiveOutcome]:
+    """Repeats: scored rows of one machine, collective and size, in place alike, of equal software as far as told."""
+    marked = list(outcomes)
+    repeats: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    keys = [_repeat_key(row, o) for row, o in zip(rows, marked, strict=False)]
+    for key, outcome in zip(keys, marked, strict=True):
+        if key is not None and outcome.measured_time_s is not None:
+            repeats[key].append(outcome.measured_time_s)
+    for key, outcome in zip(keys, marked, strict=True):
+        times = repeats.get(key, []) if key is not None else []
+        if len(times) < 2 or outcome.measured_time_s is None:
+            yield outcome
+            continue
+        others = list(times)
+        others.remove(outcome.measured_time_s)
+        yield replace(outcome, noise=outcome.measured_time_s / median(others) - 1)
+
+
+def _repeat_key(row: CollectiveRow | BadRow, outcome: CollectiveOutcome) -> tuple[object, ...] | None:
+    if isinstance(row, BadRow) or not outcome.scored:
+        return None
+    settings = _REPEATED.sub("", row.notes)
+    software = (row.nccl_version, row.algo_env, row.proto_env, settings, row.in_place)
+    rate = row.inter_link_gbps_per_node
+    return (outcome.source, outcome.machine, row.intra_link, rate, outcome.collective, row.size_bytes, *software)

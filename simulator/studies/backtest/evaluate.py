@@ -1,0 +1,206 @@
+"""Judging: every row of a table predicted and held against its measurement. A row may fail; the table goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+from simulator.base.errors import InputError
+from simulator.formats.readers.memory_table import MemoryRow, is_memory_table, read_memory
+from simulator.formats.readers.runs_table import BadRow, RunRow, read_runs
+from simulator.memory import MemoryUse, simulate_memory
+from simulator.predict import Prediction, predict
+from simulator.studies.backtest import memory_rows
+from simulator.studies.backtest.choices import described
+from simulator.studies.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes
+from simulator.studies.backtest.outcome import RowOutcome
+from simulator.studies.backtest.recipes import published_recipe
+from simulator.studies.backtest.report import BacktestReport, make_report
+from simulator.studies.backtest.resolve import RefusedError, Run, resolve, variants_of
+from simulator.studies.backtest.work import measured_step_s, work_of
+from simulator.work.ops import build_blocks
+
+Row = RunRow | MemoryRow | BadRow
+Progress = Callable[[int, int], None]  # rows done, rows in all
+
+
+def run(path: str | Path, *, progress: Progress | None = None, jobs: int = 1) -> BacktestReport:
+    """Predict every row of the table at `path`, of runs or of tracked memory, in the table's order.
+
+    progress is called after each row. jobs: processes; the report does not depend on it. Raises TableError if the file
+    is no table. Ctrl-C ends it early: the report then holds the rows done so far and is marked `interrupted`.
+    """
+    rows: list[Row] = list(read_memory(path) if is_memory_table(path) else read_runs(path))
+    outcomes: list[RowOutcome] = []
+    interrupted = False
+    try:
+        for outcome in _evaluated(rows, jobs):
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(len(outcomes), len(rows))
+    except KeyboardInterrupt:
+        interrupted = True
+    return make_report(str(path), _without_repeats(rows, outcomes), interrupted=interrupted)
+
+
+def _evaluated(rows: Sequence[Row], jobs: int) -> Iterator[RowOutcome]:
+    if jobs <= 1:
+        yield from map(evaluate_row, rows)
+        return
+    with ProcessPoolExecutor(max_workers=jobs) as pool:
+        try:
+            yield from pool.map(evaluate_row, rows, chunksize=8)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def evaluate_row(row: Row) -> RowOutcome:
+    """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    if isinstance(row, BadRow):
+        return RowOutcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
+    start = _started(row) if isinstance(row, RunRow) else memory_rows.started(row)
+    try:
+        return _predicted(row, start) if isinstance(row, RunRow) else memory_rows.judged(row, start)
+    except RefusedError as exc:
+        return replace(start, status="refused", kind=exc.kind, reason=str(exc))
+    except NoStepTimeError as exc:
+        return replace(start, status="refused", kind="metric", reason=str(exc))
+    except InputError as exc:
+        return replace(start, status="refused", kind=f"{exc.noun} refused", reason="; ".join(map(str, exc.faults)))
+    except Exception as exc:  # noqa: BLE001  one row's defect must not cost the others
+        return replace(start, reason=f"{type(exc).__name__}: {exc}")
+
+
+def _started(row: RunRow) -> RowOutcome:
+    return RowOutcome(
+        id=row.id,
+        line=row.line,
+        status="failed",
+        source=row.source,
+        gpu=row.gpu,
+        precision=row.precision,
+        mem_metric=_metric_name(row),
+        measured_memory_bytes=memory_bytes(row),
+        measured_oom=row.mem_metric == "oom",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """A row with its blanks filled in one way, and what is predicted for it."""
+
+    run: Run
+    prediction: Prediction
+
+    def seconds(self, of_plan: float) -> float:
+        """A time of the plan, whose micro-batches are all full, as the run's."""
+        return float(of_plan) * self.run.time_factor
+
+
+def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
+    """What is predicted in the first way that fits, or in the last; the interval spans all that may have run."""
+    variants = _variants(row)
+    fitting = [way for way in variants if way.prediction.fits]
+    way = (fitting or variants[-1:])[0]
+    run, prediction = way.run, way.prediction
+    measured = measured_step_s(run)
+    if len(variants) == 1:
+        fits, hangs_on, spanned = _verdict(way)
+    else:
+        (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), fitting or [way]
+    return replace(
+        start,
+        status="calibration" if row.id in run.stack.calibration_runs else "ok",
+        predicted_step_s=way.seconds(prediction.step_s),
+        low_step_s=min(each.seconds(each.prediction.low_s) for each in spanned),
+        high_step_s=max(each.seconds(each.prediction.high_s) for each in spanned),
+        measured_step_s=measured,
+        predicted_memory_bytes=_memory(run, prediction.memory),
+        fits=fits,
+        open=hangs_on,
+        work=work_of(run),
+        unmodelled=run.unmodelled,
+    )
+
+
+def _variants(row: RunRow) -> list[_Variant]:
+    """Every way to fill the row that a plan can express. Raises what the first one does if there is none."""
+    found, refused = list[_Variant](), list[Exception]()
+    for each in variants_of(row):
+        try:
+            run = resolve(each)
+        except (InputError, RefusedError) as exc:
+            refused.append(exc)
+        else:
+            found.append(_Variant(run, predict(run.model, run.plan, run.cluster, stack=run.stack)))
+    if not found:
+        raise refused[0]
+    return found
+
+
+def _open_verdict(way: _Variant, variants: Sequence[_Variant], fitting: Sequence[_Variant]) -> tuple[bool | None, str]:
+    """Whether a row that is open in several ways fits: in all, in none, or in some of them (None)."""
+    rows = [each.run.row for each in variants]
+    taken = f"predicted with {described(way.run.row, rows)}, which the row does not state"
+    if not fitting:
+        return False, taken
+    more = f"; {len(fitting)} of {len(variants)} ways to fill it fit"
+    return (True if len(fitting) == len(variants) else None), taken + more
+
+
+def _verdict(way: _Variant) -> tuple[bool | None, str, list[_Variant]]:
+    """Whether it fits, what that hangs on, and ways that may have run.
+
+    Where a row does not say what was recomputed, all that could be may be.
+    """
+    run, prediction = way.run, way.prediction
+    stated = run.row.act_ckpt or published_recipe(run.row)
+    if prediction.fits or stated or run.plan.recompute == "full":
+        return prediction.fits, "", [way]
+    plan = run.plan.model_copy(update={"recompute": "full"})
+    least = predict(run.model, plan, run.cluster, stack=run.stack)
+    if not least.fits:
+        return False, "", [way]
+    hangs_on = f"recomputation is not stated: too much with {run.plan.recompute}, fits with full"
+    return None, hangs_on, [way, _Variant(replace(run, plan=plan), least)]
+
+
+def _memory(run: Run, fullest: MemoryUse) -> int:
+    """The figure that the row's memory metric measures, on the GPU that it measured; else what the fullest one holds in all."""
+    row = run.row
+    figure = MEMORY_FIGURES[row.mem_metric][0] if row.mem_metric in MEMORY_FIGURES else "used"
+    memory = _of_last_stage(run) if row.mem_metric_detail == "last rank" and run.plan.pp > 1 else fullest
+    return {
+        "allocated": memory.peak_allocated_bytes,
+        "reserved": memory.peak_reserved_bytes,
+        "used": memory.used_bytes,
+    }[figure]
+
+
+def _of_last_stage(run: Run) -> MemoryUse:
+    """Memory of the rank that comes last: of a pipeline, in its last stage."""
+    blocks, last = build_blocks(run.model, run.stack, run.plan), run.plan.pp - 1
+    return simulate_memory(run.model, run.plan, run.stack, blocks, run.cluster.device, stages=(last,), quick=True)[0]
+
+
+def _metric_name(row: RunRow) -> str:
+    if row.mem_metric is None:
+        return ""
+    return f"{row.mem_metric}({row.mem_metric_detail})" if row.mem_metric_detail else row.mem_metric
+
+
+def _without_repeats(rows: Iterable[Row], outcomes: Iterable[RowOutcome]) -> list[RowOutcome]:
+    """A row equal to an earlier one in all but id, place and notes reports the same measurement: it is not scored."""
+    seen: dict[tuple[object, ...], str] = {}
+    marked = []
+    for row, outcome in zip(rows, outcomes, strict=False):
+        if isinstance(row, RunRow):
+            key = astuple(replace(row, id="", line=0, source_location="", notes=""))
+            first = seen.setdefault(key, row.id)
+            marked.append(replace(outcome, duplicate_of="" if first == row.id else first))
+        else:
+            marked.append(outcome)
+    return marked

@@ -1,0 +1,139 @@
+"""Several predictions beside a first one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from simulator.predict import Prediction, predict
+from simulator.predict.difference import Difference, Timed, difference, sharing, timed
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.prices import Prices
+from simulator.spec.software.stack import Stack
+from simulator.studies.compare.ablations import Gain, ablated
+from simulator.studies.compare.costs import Cost, costs_of
+from simulator.studies.search.front import pareto
+
+SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning; new keys do not raise it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is predicted, and what it is called. calibration, stack: None as for `predict`; prices: None: no costs."""
+
+    name: str
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    calibration: Calibration | None = None
+    stack: Stack | None = None
+    prices: Prices | None = None
+
+    def same_software(self, other: Subject) -> bool:
+        """Only machines and prices differ."""
+        mine, theirs = (self.model, self.plan, self.stack), (other.model, other.plan, other.stack)
+        return mine == theirs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A subject's prediction; against_first: its seconds a token over the first's (None for the first itself)."""
+
+    subject: Subject
+    prediction: Prediction
+    against_first: Difference | None
+    gains: tuple[Gain, ...]
+    costs: tuple[Cost, ...] = ()
+
+    @property
+    def s_per_token(self) -> float:
+        return self.prediction.step_s / self.prediction.tokens_per_step
+
+    @property
+    def device_s_per_token(self) -> float:
+        return self.s_per_token * self.prediction.num_devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All of them, the first one first."""
+
+    rows: tuple[Compared, ...]
+
+    @property
+    def on_front(self) -> tuple[bool, ...]:
+        """Rows that fit and that no other such beats in both seconds and money a token, at each one's cheapest price."""
+        fits = [row for row in self.rows if row.prediction.fits]
+        best = pareto([(row.s_per_token, min((c.billion_tokens for c in row.costs), default=0.0)) for row in fits])
+        found = {id(row): one for row, one in zip(fits, best, strict=True)}
+        return tuple(found.get(id(row), False) for row in self.rows)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; docs/reference/json-output.md describes every key."""
+        rows = zip(self.rows, self.on_front, strict=True)
+        subjects = [_data(row) | ({"on_front": best} if row.costs else {}) for row, best in rows]
+        return {"schema_version": SCHEMA_VERSION, "subjects": subjects}
+
+
+def compare(subjects: Sequence[Subject], *, ablate: bool = True, run_tokens: int | None = None) -> Comparison:
+    """Predict each and set it against the first. Raises as `predict` does, and where a cluster has no price."""
+    rows: list[Compared] = []
+    for subject in subjects:
+        prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)
+        gains = _gains(subject, prediction) if ablate else ()
+        row = compared(subject, prediction, rows[0] if rows else None, gains)
+        costs = costs_of(prediction, subject.cluster, subject.prices, run_tokens) if subject.prices else ()
+        rows.append(replace(row, costs=costs))
+    return Comparison(rows=tuple(rows))
+
+
+def _gains(subject: Subject, prediction: Prediction) -> tuple[Gain, ...]:
+    inputs = subject.calibration or Calibration.for_device(subject.cluster.device)
+    stack = subject.stack or Stack.load(subject.plan.stack)
+    return ablated(subject.model, subject.plan, subject.cluster, inputs, stack, prediction)
+
+
+def compared(
+    subject: Subject, prediction: Prediction, first: Compared | None, gains: tuple[Gain, ...] = ()
+) -> Compared:
+    """A subject's prediction against the first's, by seconds a token."""
+    against = None
+    if first is not None:
+        mine, theirs = _timed(subject, prediction), _timed(first.subject, first.prediction)
+        if subject.same_software(first.subject):
+            mine, theirs = sharing(mine, theirs)
+        against = difference(mine, theirs)
+    return Compared(subject=subject, prediction=prediction, against_first=against, gains=gains)
+
+
+def _timed(subject: Subject, prediction: Prediction) -> Timed:
+    step_s, device = float(prediction.step_s) / prediction.tokens_per_step, subject.cluster.device.name
+    return timed(step_s, prediction.spread, prediction.stack_sigma, subject.plan, device)
+
+
+def _data(row: Compared) -> dict[str, Any]:
+    p, against = row.prediction, row.against_first
+    return {
+        "name": row.subject.name,
+        "model": p.model,
+        "cluster": p.cluster,
+        "num_devices": p.num_devices,
+        "verdict": p.verdict,
+        "step_s": float(p.step_s),
+        "low_s": float(p.low_s),
+        "high_s": float(p.high_s),
+        "tokens_per_step": p.tokens_per_step,
+        "tokens_per_s": p.tokens_per_s,
+        "device_s_per_token": row.device_s_per_token,
+        "mfu": p.mfu,
+        "used_bytes": p.memory.used_bytes,
+        "capacity_bytes": p.memory.capacity_bytes,
+        "breakdown_s": {name: float(seconds) for name, seconds in p.breakdown.items()},
+        "against_first": asdict(against) | {"distinguishable": against.distinguishable} if against else None,
+        "ablations": [asdict(gain) for gain in row.gains],
+        "costs": [asdict(one) for one in row.costs],
+    }

@@ -1,0 +1,32 @@
+"""Goodput: a step's prediction made into a run of days, with what interrupts it.
+
+    answer = goodput(prediction, LongRun(tokens=15 * 10**12), tokens_per_step=..., ...)
+    answer.days.p50, answer.goodput, answer.interval_s
+
+The closed forms of Young and Daly choose the interval between checkpoints; runs played with drawn failures say what
+comes of it, and of half and twice the interval.
+"""
+
+from simulator.studies.goodput.answer import Goodput, Interval, Share, Spread, expected_run_s, goodput
+from simulator.studies.goodput.failures import Cause, Failures
+from simulator.studies.goodput.interval import daly_s, expected_s, young_s
+from simulator.studies.goodput.run import LongRun
+from simulator.studies.goodput.timeline import Conditions, SimulatedRun, play
+
+__all__ = [
+    "Cause",
+    "Conditions",
+    "Failures",
+    "Goodput",
+    "Interval",
+    "LongRun",
+    "Share",
+    "SimulatedRun",
+    "Spread",
+    "daly_s",
+    "expected_run_s",
+    "expected_s",
+    "goodput",
+    "play",
+    "young_s",
+]

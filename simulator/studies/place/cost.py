@@ -1,0 +1,132 @@
+"""The price of a placement: seconds a step that a GPU's links are busy, by the routes that its groups then have.
+
+Every call is priced alone, as the simulator prices it, with all groups of its axis at once (`ports`, `cards`); calls are
+added. What compute hides is not taken off: a step played tells, and decides in the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Final, NamedTuple
+
+from simulator.parallel.group_layout import Pattern
+from simulator.parallel.mesh import GroupShape, Mesh
+from simulator.play.lower import Lowering
+from simulator.spec.cluster.rank_mapping import RankMapping
+from simulator.studies.place.traffic import Call, Where, step_calls
+from simulator.work.collectives.call import Call as NcclCall
+from simulator.work.collectives.cost import call_of, call_s
+from simulator.work.collectives.ports import PCIE
+
+_IN_ORDER: Final = "send_recv"  # of other kinds NCCL orders the GPUs of a group
+_LOUD: Final = 0.1  # of all bytes: who sends less does not decide who gets the cables
+
+
+class PlacementPrice(NamedTuple):
+    """A placement. crossings: of each loud axis, how many of its sets of groups cross PCIe; prices_s: of each call.
+
+    PCIe paths are crossed at their data sheet's speed in prices, which machines reach less surely than their cables'. So
+    placements are compared by who has to, the loudest first, before prices.
+    """
+
+    crossings: tuple[int, ...]
+    prices_s: tuple[float, ...]
+
+    @property
+    def price_s(self) -> float:
+        return sum(self.prices_s)
+
+
+class PlacementPricer:
+    """The price of seating the ranks of every node's places 0, 1, … on its GPUs, alike on all nodes.
+
+    blocks: the place of each rank, counted over the nodes; none: rank r has place r. calls: of the step.
+    """
+
+    def __init__(self, lowering: Lowering, calls: Sequence[Call], blocks: RankMapping = ()) -> None:
+        self.cluster, self.curves, self.nccl = lowering.cluster, lowering.curves, lowering.fabric.nccl
+        self.calls = tuple(calls)
+        self.num_places = self.cluster.gpus_per_node
+        rank_mapping = blocks or tuple(range(self.num_places))
+        self.mesh = Mesh(lowering.plan, lowering.whole.model_copy(update={"seats": rank_mapping}))
+        self._seen: dict[tuple[Where, str, tuple[Pattern, ...]], int] = {}  # by where they lie: a kind of call
+        self._numbers: dict[NcclCall, int] = {}
+        self._kinds: list[NcclCall] = []
+        self._over_pcie: list[bool] = []
+        self._seconds: dict[tuple[int, int], float] = {}  # by call and kind of call: few, as routes are alike
+
+    @classmethod
+    def of(cls, lowering: Lowering, blocks: RankMapping = ()) -> PlacementPricer:
+        """The routes of a lowered step."""
+        return cls(lowering, step_calls(lowering), blocks)
+
+    def price_s(self, order: Sequence[int]) -> float:
+        """Seconds a step; order: the GPU of each place."""
+        return self.evaluated(order).price_s
+
+    def evaluated(self, order: Sequence[int]) -> PlacementPrice:
+        """What every call costs, and who crosses PCIe though the node has cables."""
+        moved = {where: self.moved(where, order) for where in self.shapes}
+        kinds = [self._kind(call, moved[call.where]) for call in self.calls]
+        over = {call.where for call, kind in zip(self.calls, kinds, strict=True) if self._over_pcie[kind]}
+        return PlacementPrice(
+            crossings=tuple(sum(where in over for where in wheres) for wheres in self._loud),
+            prices_s=tuple(self._call_s(index, kind) for index, kind in enumerate(kinds)),
+        )
+
+    @cached_property
+    def _loud(self) -> tuple[tuple[Where, ...], ...]:
+        """Axes, and all messages together, that send a tenth of all bytes or more, the loudest first."""
+        sent: Counter[str] = Counter()
+        wheres: dict[str, dict[Where, None]] = {}
+        for call in self.calls:
+            name = "messages" if isinstance(call.where, tuple) else call.where
+            sent[name] += call.count * call.size_bytes  # type: ignore[assignment]  # a Counter adds fractions as well
+            wheres.setdefault(name, {})[call.where] = None
+        loud = [name for name in sent if sent[name] >= _LOUD * sent.total()]
+        return tuple(tuple(wheres[name]) for name in sorted(loud, key=lambda name: (-sent[name], name)))
+
+    def moved(self, where: Where, order: Sequence[int]) -> tuple[Pattern, ...]:
+        """The GPUs of each group, for each way that nodes look."""
+        keep = where in self._ordered
+        return tuple(sorted({_moved(pattern, order, keep=keep) for pattern in self.shapes[where].patterns}))
+
+    @cached_property
+    def shapes(self) -> dict[Where, GroupShape]:
+        """How groups and stages lie; their patterns are of places."""
+        return {call.where: self._shape(call.where) for call in self.calls}
+
+    @cached_property
+    def _ordered(self) -> frozenset[Where]:
+        return frozenset(call.where for call in self.calls if call.kind == _IN_ORDER)
+
+    def _shape(self, where: Where) -> GroupShape:
+        return self.mesh.pair_shape(*where) if isinstance(where, tuple) else self.mesh.group_shape(where)
+
+    def _kind(self, call: Call, patterns: tuple[Pattern, ...]) -> int:
+        """Equal for calls that find equal routes."""
+        kind = self._seen.get((call.where, call.kind, patterns))
+        if kind is None:
+            shape = replace(self.shapes[call.where], patterns=patterns)
+            one = call_of(call.kind, 0, shape, self.cluster, self.nccl)
+            kind = self._seen[call.where, call.kind, patterns] = self._numbers.setdefault(one, len(self._kinds))
+            if kind == len(self._kinds):
+                self._kinds.append(one)
+                self._over_pcie.append(one.links.port_link == PCIE)
+        return kind
+
+    def _call_s(self, index: int, kind: int) -> float:
+        found = self._seconds.get((index, kind))
+        if found is None:
+            call = self.calls[index]
+            alone = float(call_s(replace(self._kinds[kind], size_bytes=call.size_bytes), self.curves))
+            found = self._seconds[index, kind] = call.count * alone
+        return found
+
+
+def _moved(pattern: Pattern, order: Sequence[int], *, keep: bool) -> Pattern:
+    groups = (tuple(order[place] for place in group) for group in pattern)
+    return tuple(sorted(groups if keep else (tuple(sorted(group)) for group in groups)))

@@ -1,0 +1,29 @@
+"""Replays of recorded or predicted memory events: exactly, or under other settings and other pool policies."""
+
+from simulator.studies.replay.costs import DriverCosts
+from simulator.studies.replay.exact import Mismatch, ReplayReport, Tally, memory_trace, replay
+from simulator.studies.replay.measure import Demand, Score, compare, demand, play
+from simulator.studies.replay.recording import RecordedBlock, RecordedSegment, Recording
+from simulator.studies.replay.sequence import Sequence, of_history, of_recording, repeated, varied
+
+__all__ = [
+    "Demand",
+    "DriverCosts",
+    "Mismatch",
+    "RecordedBlock",
+    "RecordedSegment",
+    "Recording",
+    "ReplayReport",
+    "Score",
+    "Sequence",
+    "Tally",
+    "compare",
+    "demand",
+    "memory_trace",
+    "of_history",
+    "of_recording",
+    "play",
+    "repeated",
+    "replay",
+    "varied",
+]

@@ -1,0 +1,181 @@
+"""One sequence of requests on one policy: what it reserves, how it fragments, what the driver is asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from simulator.memory.allocator import OutOfMemoryError
+from simulator.memory.policies import ACTIVATION, Pool, PoolInputs, buffer_bytes, make_pool
+from simulator.studies.replay.costs import DriverCosts
+from simulator.studies.replay.sequence import ALLOC, COMPLETE_FREE, EMPTY_CACHE, FREE, REQUEST_FREE, Request, Sequence
+
+SMALL_REQUEST_BYTES = 256 * 10**6  # what the share of small requests counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a sequence asks for in its step, whoever serves it. peak_at: index in the whole sequence.
+
+    share_below_256_mb: of the step's allocations; share_of_bytes_below_256_mb: of their bytes.
+    """
+
+    peak_live_bytes: int
+    peak_at: int
+    num_allocations: int
+    num_frees: int
+    share_below_256_mb: float
+    share_of_bytes_below_256_mb: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A policy's answer. Peaks are of the measured step; the other figures hold at the moment of most live bytes.
+
+    fragmentation_bytes: reserved - allocated. external_fragmentation: 1 - largest free block / all that is free, of
+    blocks that may be reused. calls, calls_s: the driver's, in the measured step; all_calls, all_calls_s: before it too.
+    out_of_memory: where the capacity was not enough; the figures then hold until there.
+    """
+
+    policy: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    fragmentation_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    external_fragmentation: float
+    calls: dict[str, int]
+    calls_s: float
+    all_calls: dict[str, int]
+    all_calls_s: float
+    out_of_memory: str | None
+
+
+def demand(sequence: Sequence) -> Demand:
+    """What is asked for: the most bytes alive, and the sizes."""
+    sizes: dict[int, int] = {}
+    live = 0
+    peak, peak_at = 0, sequence.steady
+    for index, (what, number, num_bytes, _, _) in enumerate(sequence.requests):
+        if what == ALLOC:
+            sizes[number] = num_bytes
+            live += num_bytes
+            if live > peak and index >= sequence.steady:
+                peak, peak_at = live, index
+        elif what in (FREE, REQUEST_FREE):
+            live -= sizes[number]
+    asked = [r[2] for r in sequence.step if r[0] == ALLOC]
+    small = [num_bytes for num_bytes in asked if num_bytes < SMALL_REQUEST_BYTES]
+    return Demand(
+        peak_live_bytes=peak,
+        peak_at=peak_at,
+        num_allocations=len(asked),
+        num_frees=sum(r[0] in (FREE, REQUEST_FREE) for r in sequence.step),
+        share_below_256_mb=len(small) / len(asked) if asked else 0.0,
+        share_of_bytes_below_256_mb=sum(small) / sum(asked) if sum(asked) else 0.0,
+    )
+
+
+def compare(sequence: Sequence, policies: Iterable[str], needs: PoolInputs, costs: DriverCosts) -> list[Score]:
+    """The same sequence on each policy."""
+    needs = replace(needs, checkpoints=checkpoints(sequence))
+    peak_at = demand(sequence).peak_at
+    return [measure(sequence, name, needs, costs, peak_at) for name in policies]
+
+
+def checkpoints(sequence: Sequence) -> tuple[int, int]:
+    """(stream, bytes) of a buffer for the activations of the stream that has most of them."""
+    by_stream: Counter[int] = Counter()
+    stream_of: dict[int, int] = {}
+    for what, number, num_bytes, stream, kind in sequence.requests:
+        if what == ALLOC and kind == ACTIVATION:
+            by_stream[stream] += num_bytes
+            stream_of[number] = stream
+    if not by_stream:
+        return 0, 0
+    main = by_stream.most_common(1)[0][0]
+    rows = (
+        (what == ALLOC, number, num_bytes)
+        for what, number, num_bytes, _, _ in sequence.requests
+        if stream_of.get(number) == main and what in (ALLOC, FREE, COMPLETE_FREE)
+    )
+    return main, buffer_bytes(rows)
+
+
+@dataclass(slots=True)
+class _Driver:
+    """Counts and prices calls."""
+
+    costs: DriverCosts
+    calls: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def __call__(self, call: str, address: int, num_bytes: int) -> None:  # noqa: ARG002  as pools tell it
+        self.calls[call] += 1
+        self.seconds += self.costs.seconds(call, num_bytes)
+
+
+def measure(sequence: Sequence, policy: str, needs: PoolInputs, costs: DriverCosts, peak_at: int) -> Score:
+    """Play and measure. peak_at: index of the request at which fragmentation is looked at."""
+    driver = _Driver(costs)
+    out_of_memory = None
+    peaks = [0, 0]
+    moment = (0, 0, 0)  # reserved - allocated, free, largest free
+    before, before_s = Counter[str](), 0.0
+    pool: Pool[Any] | None = None
+
+    def watch(index: int) -> None:
+        nonlocal moment, before, before_s
+        assert pool is not None
+        if index == sequence.steady:
+            before, before_s = driver.calls.copy(), driver.seconds
+        if index >= sequence.steady:
+            peaks[0] = max(peaks[0], pool.allocated_bytes)
+            peaks[1] = max(peaks[1], pool.reserved_bytes)
+        if index == peak_at:
+            free = pool.reserved_bytes - pool.active_bytes
+            moment = (pool.reserved_bytes - pool.allocated_bytes, free, min(free, pool.largest_free_bytes()))
+
+    try:
+        pool = make_pool(policy, needs, driver)
+        play(sequence.requests, pool, watch)
+    except OutOfMemoryError as exc:
+        out_of_memory = str(exc)
+    fragmentation, free, largest = moment
+    return Score(
+        policy=policy,
+        peak_allocated_bytes=peaks[0],
+        peak_reserved_bytes=peaks[1],
+        fragmentation_bytes=fragmentation,
+        free_bytes=free,
+        largest_free_bytes=largest,
+        external_fragmentation=1 - largest / free if free else 0.0,
+        calls=dict(sorted((driver.calls - before).items())),
+        calls_s=driver.seconds - before_s,
+        all_calls=dict(sorted(driver.calls.items())),
+        all_calls_s=driver.seconds,
+        out_of_memory=out_of_memory,
+    )
+
+
+def play(requests: Iterable[Request], pool: Pool[Any], watch: Callable[[int], None] | None = None) -> dict[int, Any]:
+    """Play requests on a pool; the handles of what is still in use. watch: called with each index after its request."""
+    handles: dict[int, Any] = {}
+    for index, (what, number, num_bytes, stream, kind) in enumerate(requests):
+        if what == ALLOC:
+            handles[number] = pool.malloc(num_bytes, stream, kind)
+        elif what == FREE:
+            handle = handles.pop(number)
+            pool.request_free(handle)
+            pool.complete_free(handle)
+        elif what == REQUEST_FREE:
+            pool.request_free(handles[number])
+        elif what == COMPLETE_FREE:
+            pool.complete_free(handles.pop(number))
+        elif what == EMPTY_CACHE:
+            pool.empty_cache()
+        if watch is not None:
+            watch(index)
+    return handles

@@ -1,0 +1,182 @@
+"""Prices of a plan's collectives alone on their links, and what the data parallelism of a pipeline stage costs by stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from simulator.parallel.mesh import GroupShape, Mesh
+from simulator.play.lower.fabric import MeshFabric
+from simulator.spec.plan import Plan
+from simulator.studies.search.context import SearchContext
+from simulator.studies.search.traffic import Passes, UnitGroup
+from simulator.work.collectives import collective_cost, copies, interference, link_capacities
+from simulator.work.zero import UnitComm
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTime:
+    """One collective alone: seconds until it is over, seconds in which it moves bytes, the share of compute it takes."""
+
+    alone_s: float = 0.0
+    moving_s: float = 0.0
+    slows: float = 0.0
+
+    def times(self, count: float) -> CollectiveTime:
+        return CollectiveTime(count * self.alone_s, count * self.moving_s, self.slows)
+
+
+_FREE: Final = CollectiveTime()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """A stage's data-parallel collectives: by stream, those of every micro-batch, of every reduction, of a step.
+
+    first_s: before the first compute; last_s: after the last backward; late_s: after the optimizer; turn_s, return_s:
+    between a backward and a forward, or another chunk's or micro-batch's backward, behind it.
+    """
+
+    every: dict[str, list[CollectiveTime]]
+    reductions: dict[str, list[CollectiveTime]]
+    once: dict[str, list[CollectiveTime]]
+    first_s: float
+    last_s: float
+    late_s: float
+    turn_s: float
+    return_s: float
+    passes: Passes
+
+
+@dataclass(slots=True)
+class CollectiveTimes:
+    """Prices under one machine and software, remembered."""
+
+    context: SearchContext
+    _prices: dict[object, CollectiveTime] = field(default_factory=dict)
+    _groups: dict[object, GroupShape] = field(default_factory=dict)
+    _capacities: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        found = link_capacities(self.context.cluster, self.context.curves)
+        self._capacities = {name: float(capacity) for name, capacity in found.items()}
+
+    def group(self, mesh: Mesh, axis: str) -> GroupShape:
+        """How the groups of an axis, or the ends of a message, lie on the nodes."""
+        key = (tuple(mesh.axes.values()), axis)
+        found = self._groups.get(key)
+        if found is None:
+            found = mesh.pair_shape(0, 1) if axis == "message" else mesh.group_shape(axis)
+            self._groups[key] = found
+        return found
+
+    def price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool = False) -> CollectiveTime:
+        """A collective alone, or the copies that stand for it."""
+        if size_bytes == 0 or shape.num_ranks == 1:
+            return _FREE
+        key = (kind, size_bytes, shape, copied)
+        found = self._prices.get(key)
+        if found is None:
+            found = self._prices[key] = self._price(kind, size_bytes, shape, copied=copied)
+        return found
+
+    def _price(self, kind: str, size_bytes: int, shape: GroupShape, *, copied: bool) -> CollectiveTime:
+        context = self.context
+        nccl, weight = context.stack.software(), context.calibration.interference.hbm_weight
+        slows = 0.0
+        if copied:
+            one, slows = copies(kind, size_bytes, shape, context.cluster, context.curves, memory_weight=weight)
+        else:
+            one = collective_cost(kind, size_bytes, shape, context.cluster, curves=context.curves, nccl=nccl)
+        if kind != "send_recv" and not copied:
+            slows = float(interference(kind, shape, context.cluster, context.curves, memory_weight=weight, nccl=nccl))
+        moving = max((float(size) / self._capacities[link] for link, size in one.link_bytes.items()), default=0.0)
+        return CollectiveTime(float(one.latency_s) + moving, moving, slows)
+
+
+@dataclass(frozen=True, slots=True)
+class StagePricing:
+    """Prices of one plan's roles."""
+
+    prices: CollectiveTimes
+    plan: Plan
+    fabric: MeshFabric
+
+    def one(self, kind: str, role: str, size_bytes: int, count: int = 1) -> CollectiveTime:
+        if size_bytes == 0:
+            return _FREE
+        shape = self.prices.group(self.fabric.mesh, self.fabric.axis(role))
+        price = self.prices.price(kind, size_bytes // count, shape)
+        return price if count == 1 else price.times(count)
+
+    def traffic(self, units: tuple[UnitGroup, ...], layers: tuple[UnitGroup, ...], passes: Passes) -> Traffic:
+        """The collectives of a stage's units, of which `layers` are no ends of the model."""
+        plan, edge = self.plan, units[0].comm  # of the first unit, which the backward reduces last
+        every: dict[str, list[CollectiveTime]] = {"shard": [], "reshard": []}
+        reductions: dict[str, list[CollectiveTime]] = {"shard": [], "replicate": []}
+        once: dict[str, list[CollectiveTime]] = {"shard": []}
+        again = "shard" if plan.reshard_ranks is None else "reshard"
+        joined = self.fabric.stack.all_reduce_combine > 0  # into calls of other sizes
+        for unit in units:
+            comm, n = unit.comm, unit.count
+            if plan.gathers and not plan.hierarchical_gather:  # two stages may be quicker than one
+                near = again if plan.zeropp.secondary_ranks > 1 else "shard"  # ZeRO++'s later forwards
+                size = comm.all_gather_backward_bytes if near == again else comm.all_gather_forward_bytes
+                every[near].append(self.one("all_gather", near, size).times(n))
+                every[again].append(self.one("all_gather", again, comm.all_gather_backward_bytes).times(n))
+            elif comm.parameter_gather_bytes:
+                once["shard"].append(self._late(comm).times(n))
+            reductions["shard"].append(self.one("reduce_scatter", "shard", comm.reduce_scatter_bytes).times(n))
+            if not joined and not comm.late_all_reduce:  # MiCS sums with the last micro-batch alone
+                reductions["replicate"].append(self._all_reduce(comm).times(n))
+        last_s = self.one("reduce_scatter", "shard", edge.reduce_scatter_bytes).alone_s
+        behind = not plan.gathers and plan.implementation != "megatron"
+        return Traffic(
+            every=every,
+            reductions=reductions,
+            once=once,
+            first_s=self._first_s(edge),
+            last_s=last_s + (0.0 if joined else self._all_reduce(edge).alone_s),
+            late_s=sum(price.alone_s for price in once["shard"]) if behind else 0.0,
+            turn_s=self._turn_s([unit.comm for unit in units]),
+            return_s=self._return_s([unit.comm for unit in units], [unit.comm for unit in layers]),
+            passes=passes,
+        )
+
+    def _turn_s(self, comms: Sequence[UnitComm]) -> float:
+        """Sharded parameters: one stream reduces a backward's last gradients, then gathers the next forward's first unit."""
+        firsts = comms[:1] if self.plan.pp == 1 else comms  # any that a chunk may begin with
+        return self._in_turn(firsts, [comm.all_gather_forward_bytes for comm in firsts])
+
+    def _return_s(self, comms: Sequence[UnitComm], layers: Sequence[UnitComm]) -> float:
+        """The same before another backward that begins with a layer, gathered again."""
+        if self.plan.pp == 1 or self.plan.reshard_ranks is not None:
+            return 0.0
+        return self._in_turn(comms, [comm.all_gather_backward_bytes for comm in layers])
+
+    def _in_turn(self, comms: Sequence[UnitComm], gathered: Sequence[int]) -> float:
+        """The least that a reduction of one of the units and then a gather of one of those sizes take."""
+        plan = self.plan
+        if not plan.gathers or not plan.syncs_every_micro_batch or plan.hierarchical_gather:
+            return 0.0
+        reduces, gathers = min(comm.reduce_scatter_bytes for comm in comms), min(gathered, default=0)
+        if not reduces or not gathers:
+            return 0.0
+        return self.one("reduce_scatter", "shard", reduces).alone_s + self.one("all_gather", "shard", gathers).alone_s
+
+    def _first_s(self, edge: UnitComm) -> float:
+        if self.plan.gathers:
+            size = 0 if self.plan.hierarchical_gather else edge.all_gather_forward_bytes
+            return self.one("all_gather", "shard", size).alone_s
+        if self.plan.implementation == "megatron":
+            return self.one("all_gather", "shard", edge.parameter_gather_bytes).alone_s
+        return 0.0
+
+    def _late(self, comm: UnitComm) -> CollectiveTime:
+        if comm.num_broadcasts:
+            return self.one("broadcast", "shard", comm.parameter_gather_bytes, comm.num_broadcasts)
+        return self.one("all_gather", "shard", comm.parameter_gather_bytes)
+
+    def _all_reduce(self, comm: UnitComm) -> CollectiveTime:
+        return self.one("all_reduce", "replicate", comm.all_reduce_bytes, comm.num_buckets)

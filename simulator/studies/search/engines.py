@@ -1,0 +1,229 @@
+"""Where candidates run: in this process, on this machine's cores, or on a dask cluster. All give results in order of asking."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from simulator.base.errors import Fault, InputError
+from simulator.studies.search.evaluate import evaluate
+from simulator.studies.search.outcome import PlanOutcome
+from simulator.studies.search.space import Branch
+from simulator.studies.search.study import SearchStudy, software_version
+from simulator.studies.search.survey import Survey, Surveyor
+
+COLLECT = 50_000, 20, 50  # a simulation makes many objects and few cycles: collect them less often
+_RETRIES = 5  # of a task whose process died
+
+
+class Task(Protocol):
+    """Something whose result will be there: a future of any library."""
+
+    def result(self) -> Any: ...  # noqa: ANN401  of the task's own type
+
+
+class Engine(Protocol):
+    """Runs surveys and evaluations of one study. width: how many it keeps busy."""
+
+    width: int
+
+    def survey(self, branches: list[Branch], limit: float) -> Task: ...
+    def evaluate(self, key: str) -> Task: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Serial:
+    """This process: nothing is started."""
+
+    def __init__(self, study: SearchStudy) -> None:
+        self.width = 1
+        self._study, self._surveyor = study, Surveyor(study)
+
+    def survey(self, branches: list[Branch], limit: float) -> Task:
+        return _done(_surveyed(self._surveyor, branches, limit))
+
+    def evaluate(self, key: str) -> Task:
+        return _done(evaluate(self._study, key))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Processes:
+    """A pool of processes, each making its study once. If one dies, a new pool runs what was lost."""
+
+    def __init__(self, study: SearchStudy, jobs: int) -> None:
+        self.width = jobs
+        self._study = study
+        self._pool = self._start()
+
+    def _start(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("forkserver")
+        return ProcessPoolExecutor(self.width, mp_context=context, initializer=_begin, initargs=(self._study,))
+
+    def survey(self, branches: list[Branch], limit: float) -> Task:
+        return _Retried(self, _survey_here, (branches, limit))
+
+    def evaluate(self, key: str) -> Task:
+        return _Retried(self, _evaluate_here, key)
+
+    def submit(self, run: Callable[[Any], Any], argument: object) -> tuple[ProcessPoolExecutor, Future[Any]]:
+        """A task, and the pool that it is in."""
+        try:
+            return self._pool, self._pool.submit(run, argument)
+        except BrokenProcessPool:
+            self.replace(self._pool)
+            return self._pool, self._pool.submit(run, argument)
+
+    def replace(self, broken: ProcessPoolExecutor) -> None:
+        """A new pool for a broken one, unless somebody has made it already."""
+        if self._pool is broken:
+            broken.shutdown(wait=False, cancel_futures=True)
+            self._pool = self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)  # nothing runs at a search's end: no race at exit
+
+
+class _Retried:
+    """A task that survives the death of the process it runs in, a few times."""
+
+    def __init__(self, engine: Processes, run: Callable[[Any], Any], argument: object) -> None:
+        self._engine, self._run, self._argument = engine, run, argument
+        self._pool, self._future = engine.submit(run, argument)
+
+    def result(self) -> Any:  # noqa: ANN401  of the task's own type
+        for _ in range(_RETRIES):
+            try:
+                return self._future.result()
+            except BrokenProcessPool:
+                self._engine.replace(self._pool)
+                self._pool, self._future = self._engine.submit(self._run, self._argument)
+        return self._future.result()
+
+
+class Dask:
+    """A dask.distributed cluster. A task of a worker that died runs again on another: outcomes do not depend on where."""
+
+    def __init__(self, study: SearchStudy, scheduler: str) -> None:
+        try:
+            from distributed import Client
+        except ImportError:
+            remedy = "pip install 'shardwise[distributed]', or --engine processes"
+            raise InputError(
+                Fault(place="--engine dask", problem="dask.distributed is missing", remedy=remedy)
+            ) from None
+        try:
+            self._client: Any = Client(scheduler, timeout="10s", set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as exc:
+            remedy = "the address that `dask scheduler` prints, as tcp://HOST:8786"
+            raise InputError(Fault(place="--scheduler", problem=f"{scheduler}: {exc}", remedy=remedy)) from None
+        _refuse_other_workers(self._client, scheduler)
+        self._study: Any = self._client.scatter(study, broadcast=False, hash=False)
+        threads = self._client.scheduler_info().get("workers", {}).values()
+        self.width = max(1, sum(worker["nthreads"] for worker in threads))
+
+    def survey(self, branches: list[Branch], limit: float) -> Task:
+        task: Task = self._client.submit(_survey_there, self._study, branches, limit, pure=False, retries=3)
+        return task
+
+    def evaluate(self, key: str) -> Task:
+        task: Task = self._client.submit(evaluate, self._study, key, pure=False, retries=3)
+        return task
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError, TimeoutError):
+            self._client.close(timeout=5)
+
+
+def _refuse_other_workers(client: Any, scheduler: str) -> None:  # noqa: ANN401  of an extra
+    """Raises InputError: no worker, or one that has not this shardwise, whose outcomes would be others."""
+    problem = ""
+    try:
+        client.wait_for_workers(1, timeout=10)
+        found = client.run(_version_there)
+    except TimeoutError:
+        problem = "has no worker"
+    except Exception as exc:  # noqa: BLE001  whatever a worker says, in the words that it came in
+        problem = f"a worker cannot run a search: {exc}"
+    else:
+        others = {version for version in found.values() if version != software_version()}
+        if others:
+            problem = f"workers run shardwise {', '.join(sorted(others))}, and this is {software_version()}"
+    if problem:
+        client.close(timeout=5)
+        remedy = "this version of shardwise on every worker: pip install 'shardwise[distributed]'"
+        raise InputError(Fault(place="--scheduler", problem=f"{scheduler}: {problem}", remedy=remedy))
+
+
+def _done(value: object) -> Task:
+    future: Future[object] = Future()
+    future.set_result(value)
+    return future
+
+
+_HERE: dict[str, Any] = {}  # of a worker process
+
+
+def begin_worker() -> None:
+    """What every process of a pool does first: leaves Ctrl-C to its parent, and ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it ends the pool
+    gc.set_threshold(*COLLECT)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _begin(study: SearchStudy) -> None:
+    begin_worker()
+    _HERE.update(study=study, surveyor=Surveyor(study))
+
+
+def _end_with_the_parent() -> None:
+    """A search that was killed leaves nobody behind."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _survey_here(asked: tuple[list[Branch], float]) -> Survey:
+    return _surveyed(_HERE["surveyor"], *asked)
+
+
+def _evaluate_here(key: str) -> PlanOutcome:
+    return evaluate(_HERE["study"], key)
+
+
+def _version_there() -> str:
+    return software_version()
+
+
+def _survey_there(study: SearchStudy, branches: list[Branch], limit: float) -> Survey:
+    return _surveyed(Surveyor(study), branches, limit)
+
+
+def _surveyed(surveyor: Surveyor, branches: list[Branch], limit: float) -> Survey:
+    found = Survey()
+    for branch in branches:
+        found.merge(surveyor.survey(branch, limit))
+    return found

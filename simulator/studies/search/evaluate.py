@@ -1,0 +1,62 @@
+"""One candidate simulated: its memory first, and its time where it fits."""
+
+from __future__ import annotations
+
+from simulator.base.errors import InputError
+from simulator.play.lower import Lowering, lower
+from simulator.predict import Prediction, memory_of, prediction_of
+from simulator.studies.search.outcome import PlanOutcome, parsed
+from simulator.studies.search.study import SearchStudy
+
+
+def evaluate(study: SearchStudy, key: str) -> PlanOutcome:
+    """The outcome of a plan. Never raises: what cannot be predicted is `failed`, with the reason."""
+    try:
+        return _evaluated(study, key)
+    except InputError as exc:
+        return PlanOutcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
+    except Exception as exc:  # noqa: BLE001  one plan's defect must not cost the others
+        return PlanOutcome(key=key, status="failed", reason=f"{type(exc).__name__}: {_first_line(exc)}")
+
+
+def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
+    plan, nodes = parsed(key)
+    context = study.context(study.cluster(nodes), plan.stack)
+    lowering = lower(context.model, plan, context.cluster, context.stack, context.calibration, context.curves)
+    held = memory_of(lowering, quick=True)
+    memory = held.memory
+    if held.verdict == "OOM" or (held.verdict == "TIGHT" and study.fits_only):
+        return PlanOutcome(
+            key=key,
+            status="oom",
+            reason=held.cause,
+            num_devices=plan.num_devices,
+            used_bytes=memory.used_bytes,
+            peak_allocated_bytes=memory.peak_allocated_bytes,
+            capacity_bytes=memory.capacity_bytes,
+        )
+    return _timed(key, lowering, prediction_of(lowering, held))
+
+
+def _first_line(exc: Exception) -> str:
+    return next(iter(str(exc).splitlines()), "")
+
+
+def _timed(key: str, lowering: Lowering, prediction: Prediction) -> PlanOutcome:
+    memory = prediction.memory
+    return PlanOutcome(
+        key=key,
+        status="fits" if prediction.verdict == "FITS" else "tight",
+        num_devices=lowering.plan.num_devices,
+        step_s=float(prediction.step_s),
+        low_s=float(prediction.low_s),
+        high_s=float(prediction.high_s),
+        tokens_per_step=prediction.tokens_per_step,
+        mfu=float(prediction.mfu),
+        used_bytes=memory.used_bytes,
+        peak_allocated_bytes=memory.peak_allocated_bytes,
+        capacity_bytes=memory.capacity_bytes,
+        breakdown={name: float(seconds) for name, seconds in prediction.breakdown.items()},
+        spread={name: float(one) for name, one in prediction.spread.items()},
+        stack_sigma=prediction.stack_sigma,
+    )

@@ -1,0 +1,84 @@
+"""The table as a file: CSV, JSON, or Parquet where pyarrow is there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import check_writable
+from simulator.studies.search.report import SearchReport, flat
+
+EXPORTS: Final = (".csv", ".json", ".parquet")
+
+
+def check_export(path: Path) -> None:
+    """Raises InputError where `export` could only fail: told before a search, not after it."""
+    if path.suffix not in EXPORTS:
+        remedy = f"one of {', '.join(EXPORTS)}"
+        raise InputError(Fault(place="--export", problem=f"{path.name} has no format", remedy=remedy))
+    if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise InputError(_without_pyarrow(path))
+    check_writable(path, "--export")
+
+
+def export(report: SearchReport, path: Path) -> None:
+    """Write the table; the ending says how. Raises InputError where it cannot be written."""
+    try:
+        if path.suffix == ".parquet":
+            _parquet(report, path)
+        else:
+            text = _csv(report) if path.suffix == ".csv" else _json(report)
+            path.write_text(text, encoding="utf-8", newline="")
+    except OSError as exc:
+        raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
+
+
+def _json(report: SearchReport) -> str:
+    return json.dumps(report.as_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _rows(report: SearchReport) -> list[dict[str, Any]]:
+    """One flat record a row: the plan's fields in columns of their own, those that any row sets."""
+    names: dict[str, None] = {}
+    records = []
+    for row in report.rows:
+        data = flat(row)
+        against, plan = data.pop("against_best"), data.pop("plan")
+        names |= dict.fromkeys(plan)
+        ratios = {f"step_over_best{end}": against[key] if against else None for end, key in _ENDS.items()}
+        records.append((data | ratios, row.plan.model_dump(mode="json")))
+    return [data | {f"plan.{name}": _cell(plan[name]) for name in names} for data, plan in records]
+
+
+_ENDS: Final = {"": "ratio", "_low": "low", "_high": "high"}
+
+
+def _cell(value: object) -> object:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+
+
+def _csv(report: SearchReport) -> str:
+    rows = _rows(report)
+    sink = io.StringIO()
+    writer = csv.DictWriter(sink, fieldnames=list(rows[0]) if rows else ["rank"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return sink.getvalue()
+
+
+def _parquet(report: SearchReport, path: Path) -> None:
+    try:
+        from pyarrow import Table, parquet
+    except ImportError:
+        raise InputError(_without_pyarrow(path)) from None
+    parquet.write_table(Table.from_pylist(_rows(report)), path)
+
+
+def _without_pyarrow(path: Path) -> Fault:
+    remedy = "pip install 'shardwise[parquet]', or export to .csv or .json"
+    return Fault(place=str(path), problem="Parquet needs pyarrow", remedy=remedy)

@@ -1,0 +1,190 @@
+"""Time against cost: the best plan of each size of a cluster, and which of them no other beats in both.
+
+On one size the quickest plan is also the cheapest, as its devices cost the same by the hour whatever they run. So the front
+over all plans is one over sizes, each with its own search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.base.errors import InputError
+from simulator.predict.difference import Difference, Timed, difference, timed
+from simulator.spec.cluster import Cluster
+from simulator.spec.prices import Price, Prices, cost
+from simulator.studies.search.driver import Progress, search
+from simulator.studies.search.engines import Engine
+from simulator.studies.search.journal import Journal
+from simulator.studies.search.outcome import fields_of
+from simulator.studies.search.report import Row
+from simulator.studies.search.study import SearchStudy
+
+SCHEMA_VERSION: Final = 1
+SECONDS_PER_DAY: Final = 86_400
+DEVICE_HOURS: Final = "device-hours"  # the currency where there are no prices
+
+EngineOf = Callable[[SearchStudy], Engine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontRow:
+    """One size. best: its best plan, or None with the reason. price: the cheapest; None without prices.
+
+    billion_tokens, run: money, or device-hours without prices. on_front: no other size is both quicker and cheaper.
+    over_cheapest: its money a token over the cheapest size's, in which errors that both share cancel; None for that one.
+    """
+
+    nodes: int
+    best: Row | None
+    reason: str = ""
+    price: Price | None = None
+    billion_tokens: float | None = None
+    run: float | None = None
+    run_days: float | None = None
+    on_front: bool = False
+    over_cheapest: Difference | None = None
+
+    @property
+    def within_noise(self) -> bool:
+        """At 90 % its cost is not to be told from the cheapest."""
+        return self.over_cheapest is not None and not self.over_cheapest.distinguishable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """Sizes, the smallest first."""
+
+    study: SearchStudy
+    currency: str
+    run_tokens: int | None
+    rows: tuple[FrontRow, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; docs/reference/json-output.md describes every key."""
+        inputs = self.study.inputs() | {"run_tokens": self.run_tokens}
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "inputs": inputs,
+            "currency": self.currency,
+            "sizes": [_data(row) for row in self.rows],
+        }
+
+
+def pareto(points: list[tuple[float, float]]) -> list[bool]:
+    """Which (time, money) pairs no other one beats in one without being worse in the other."""
+    return [not any(a <= time and b <= money and (a, b) != (time, money) for a, b in points) for time, money in points]
+
+
+def front(
+    study: SearchStudy,
+    engine_of: EngineOf,
+    journal: Path | None = None,
+    *,
+    prices: Prices | None = None,
+    run_tokens: int | None = None,
+    tell: Callable[[Progress], None] = lambda _: None,
+) -> Front:
+    """Search each size of the study for its quickest plan. journal: its name gets the number of nodes put in.
+
+    Raises InputError where no size has a legal plan, or the cluster has no price; Interrupted on Ctrl-C.
+    """
+    if prices is not None:
+        prices.of(study.space.clusters[0])
+    rows: list[FrontRow] = []
+    refusals: list[InputError] = []
+    for cluster in study.space.clusters:
+        alone = replace(study, space=replace(study.space, clusters=(cluster,)), objective="step", top=1)
+        try:
+            rows.append(_searched(alone, engine_of, journal, prices, run_tokens, tell))
+        except InputError as exc:
+            refusals.append(exc)
+            rows.append(FrontRow(nodes=cluster.num_nodes, best=None, reason="; ".join(map(str, exc.faults))))
+    if len(refusals) == len(rows):
+        raise refusals[0]
+    known = [row for row in rows if row.best is not None]
+    best = dict(zip((row.nodes for row in known), pareto([_point(row) for row in known]), strict=True))
+    currency = prices.currency if prices is not None else DEVICE_HOURS
+    cheapest = min(known, key=lambda row: _point(row)[1], default=None)
+    marked = tuple(
+        replace(row, on_front=best.get(row.nodes, False), over_cheapest=_over(row, cheapest)) for row in rows
+    )
+    return Front(study=study, currency=currency, run_tokens=run_tokens, rows=marked)
+
+
+def _searched(
+    study: SearchStudy,
+    engine_of: EngineOf,
+    journal: Path | None,
+    prices: Prices | None,
+    run_tokens: int | None,
+    tell: Callable[[Progress], None],
+) -> FrontRow:
+    (cluster,) = study.space.clusters
+    with engine_of(study) as engine:
+        if journal is None:
+            report = search(study, engine, None, tell)
+        else:
+            name = journal.with_name(f"{journal.stem}.{cluster.num_nodes}nodes{journal.suffix}")
+            with Journal(name, study.identity) as kept:
+                report = search(study, engine, kept, tell)
+    if not report.rows:
+        return FrontRow(nodes=cluster.num_nodes, best=None, reason="no plan fits in memory")
+    return _priced(report.rows[0], cluster, prices, run_tokens)
+
+
+def _priced(row: Row, cluster: Cluster, prices: Prices | None, run_tokens: int | None) -> FrontRow:
+    outcome = row.outcome
+    assert outcome.step_s is not None
+    price = min(prices.of(cluster), key=lambda one: one.gpu_hour) if prices is not None else None
+    hours = outcome.num_devices * outcome.step_s / 3600
+    step = cost(price, outcome.num_devices, outcome.step_s) if price is not None else hours
+    steps = run_tokens / outcome.tokens_per_step if run_tokens is not None else None
+    return FrontRow(
+        nodes=row.nodes,
+        best=row,
+        price=price,
+        billion_tokens=step / outcome.tokens_per_step * 1e9,
+        run=step * steps if steps is not None else None,
+        run_days=outcome.step_s * steps / SECONDS_PER_DAY if steps is not None else None,
+    )
+
+
+def _over(row: FrontRow, cheapest: FrontRow | None) -> Difference | None:
+    if row.best is None or cheapest is None or row is cheapest:
+        return None
+    return difference(_timed(row), _timed(cheapest))
+
+
+def _timed(row: FrontRow) -> Timed:
+    """The money, which errs as the step does."""
+    assert row.best is not None
+    o = row.best.outcome
+    return timed(_point(row)[1], o.spread, o.stack_sigma, row.best.plan)
+
+
+def _point(row: FrontRow) -> tuple[float, float]:
+    assert row.best is not None
+    assert row.best.outcome.step_s is not None
+    assert row.billion_tokens is not None
+    return row.best.outcome.step_s, row.billion_tokens
+
+
+def _data(row: FrontRow) -> dict[str, Any]:
+    best, price = row.best, row.price
+    found: dict[str, Any] = {"nodes": row.nodes, "reason": row.reason}
+    found |= {
+        "num_devices": best.outcome.num_devices if best else None,
+        "step_s": best.outcome.step_s if best else None,
+        "low_s": best.outcome.low_s if best else None,
+        "high_s": best.outcome.high_s if best else None,
+        "tokens_per_s": best.tokens_per_s if best else None,
+        "plan": fields_of(best.plan) if best else None,
+    }
+    names = ("kind", "gpu_hour", "date", "source")
+    found["price"] = {name: getattr(price, name) for name in names} if price is not None else None
+    figures = ("billion_tokens", "run", "run_days", "on_front")
+    over = asdict(row.over_cheapest) if row.over_cheapest is not None else None
+    return found | {name: getattr(row, name) for name in figures} | {"over_cheapest": over}

@@ -1,0 +1,67 @@
+"""Sizes of a cluster for people: the quickest plan of each, its cost, and which of them nobody beats in both."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simulator.base.units import format_seconds
+from simulator.spec.prices import Price
+from simulator.studies.search.front import Front, FrontRow
+from simulator.studies.search.text import words
+
+WIDTH = 150
+
+
+def render_front(found: Front) -> RenderableType:
+    """The answer for a rich console."""
+    inputs = found.study.inputs()
+    head = f"{inputs['model']} on {inputs['cluster']}, {inputs['global_batch']:,} × {inputs['seq_len']:,} tokens a step"
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    money = f"{found.currency} a billion tokens"
+    run = ("days", f"{found.currency} of the run") if found.run_tokens else ()
+    for name in ("", "nodes", "GPUs", "step", "90 %", "tokens/s", money, *run, "quickest plan"):
+        table.add_column(name, justify="left" if name in ("", "90 %", "quickest plan") else "right")
+    for row in found.rows:
+        table.add_row(*_cells(row, with_run=bool(run)))
+    prices = {
+        f"{p.kind}, {p.gpu_hour:.2f} {found.currency} a GPU and hour, {p.date}: {p.source}": None
+        for p in _prices(found)
+    }
+    return Group(
+        Text(f"{head}: time against cost", style="bold"),
+        Text(),
+        table,
+        Text(),
+        Text(
+            "≈ its cost cannot be told from the cheapest at 90 %: intervals of the ratio, in which shared errors cancel."
+        ),
+        Text("* no other size is both quicker and cheaper. Failures and restarts are not in it: `shardwise goodput`."),
+        *(Text(f"at {one}") for one in prices),
+    )
+
+
+def _prices(found: Front) -> list[Price]:
+    return [row.price for row in found.rows if row.price is not None]
+
+
+def _cells(row: FrontRow, *, with_run: bool) -> list[str]:
+    best = row.best
+    if best is None:
+        return ["", f"{row.nodes:,}", *[""] * (7 if with_run else 5), row.reason]
+    o = best.outcome
+    assert o.step_s is not None
+    assert o.low_s is not None
+    assert o.high_s is not None
+    times = [format_seconds(o.step_s), f"{format_seconds(o.low_s)} - {format_seconds(o.high_s)}"]
+    money = f"{row.billion_tokens or 0:,.4g}" + (" ≈" if row.within_noise else "")
+    run = [f"{row.run_days or 0:,.1f}", f"{row.run or 0:,.0f}"] if with_run else []
+    cells = [
+        f"{row.nodes:,}",
+        f"{o.num_devices:,}",
+        *times,
+        f"{best.tokens_per_s:,.0f}",
+        money,
+    ]
+    return ["*" if row.on_front else "", *cells, *run, words(best)]

@@ -1,0 +1,103 @@
+"""Journal: every finished candidate on disk before anybody hears of it, so that nothing is simulated twice.
+
+SQLite in write-ahead mode with full synchronisation: a row whose commit has returned outlives kill -9 and a power cut.
+The file says which shardwise and which study it belongs to, and refuses any other.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final, Self
+
+from simulator.base.errors import Fault, InputError
+from simulator.studies.search.outcome import PlanOutcome
+from simulator.studies.search.study import software_version
+
+SCHEMA: Final = "2"  # of the file; another is refused
+_APPLICATION: Final = 0x53485744  # "SHWD": tells our files from other SQLite databases
+
+
+class Journal:
+    """Outcomes by key. Raises InputError where the file cannot be used, and says why."""
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self.path = path
+        try:
+            self._refuse_unwritable()
+            self._database = sqlite3.connect(path, isolation_level=None, timeout=5)
+            self._open(identity)
+        except sqlite3.Error as exc:
+            problem, remedy = f"is no journal that can be used: {exc}", "another --journal, or remove the file"
+            raise InputError(Fault(place=str(path), problem=problem, remedy=remedy)) from None
+
+    def _refuse_unwritable(self) -> None:
+        folder = self.path.parent
+        problem = ""
+        if not folder.is_dir():
+            problem = "there is no such folder"
+        elif not os.access(folder, os.W_OK) or (self.path.exists() and not os.access(self.path, os.W_OK)):
+            problem = "cannot be written"
+        if problem:
+            place = str(folder if not self.path.exists() else self.path)
+            raise InputError(Fault(place=place, problem=problem, remedy="--journal with a path that can be written"))
+
+    def _open(self, identity: str) -> None:
+        database = self._database
+        marked = database.execute("PRAGMA application_id").fetchone()[0]
+        empty = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        if not empty and marked != _APPLICATION:
+            remedy = "another --journal"
+            raise InputError(Fault(place=str(self.path), problem="is another program's database", remedy=remedy))
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        if empty:
+            self._create(identity)
+        self._check(identity)
+
+    def _create(self, identity: str) -> None:
+        """All in one transaction: a journal is whole or empty."""
+        facts = {"schema": SCHEMA, "version": software_version(), "study": identity}
+        self._database.execute("BEGIN IMMEDIATE")
+        self._database.execute(f"PRAGMA application_id={_APPLICATION}")
+        self._database.execute("CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        self._database.execute("CREATE TABLE IF NOT EXISTS outcomes (key TEXT PRIMARY KEY, outcome TEXT NOT NULL)")
+        self._database.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", facts.items())
+        self._database.execute("COMMIT")
+
+    def _check(self, identity: str) -> None:
+        found = dict(self._database.execute("SELECT name, value FROM facts"))
+        wanted = {"schema": SCHEMA, "version": software_version(), "study": identity}
+        words = {
+            "schema": "is a journal of another format",
+            "version": "was written by another version of shardwise",
+            "study": "belongs to another study (model, cluster, batch, fixed values, stack or calibration differ)",
+        }
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                detail = "" if name == "study" else f": {found.get(name)}, this is {value}"
+                remedy = "another --journal, or remove the file"
+                raise InputError(Fault(place=str(self.path), problem=words[name] + detail, remedy=remedy))
+
+    def outcomes(self) -> dict[str, PlanOutcome]:
+        """All that is known. Raises InputError where a row cannot be read."""
+        try:
+            rows = self._database.execute("SELECT key, outcome FROM outcomes").fetchall()
+            return {key: PlanOutcome.from_json(text) for key, text in rows}
+        except (sqlite3.Error, ValueError, TypeError) as exc:
+            remedy = "another --journal, or remove the file"
+            raise InputError(Fault(place=str(self.path), problem=f"is damaged: {exc}", remedy=remedy)) from None
+
+    def add(self, outcome: PlanOutcome) -> None:
+        """Keep an outcome: when this returns, it is on disk. Raises InputError where the disk refuses."""
+        try:
+            self._database.execute("INSERT OR REPLACE INTO outcomes VALUES (?, ?)", (outcome.key, outcome.to_json()))
+        except sqlite3.Error as exc:
+            raise InputError(Fault(place=str(self.path), problem=f"cannot be written: {exc}")) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()

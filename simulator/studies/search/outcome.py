@@ -1,0 +1,67 @@
+"""What became of one candidate, as data that a journal keeps and another process sends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from simulator.spec.plan import Plan
+
+Status = Literal["fits", "tight", "oom", "failed"]
+STATUSES: Final[tuple[Status, ...]] = ("fits", "tight", "oom", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOutcome:
+    """One simulated plan. key: the plan, and the nodes it runs on, in words that name nothing else.
+
+    Times and breakdown are None and empty where it does not fit, or could not be predicted (reason says why).
+    spread, stack_sigma: where the step's uncertainty comes from (`Prediction.spread`).
+    """
+
+    key: str
+    status: Status
+    reason: str = ""
+    num_devices: int = 0
+    step_s: float | None = None
+    low_s: float | None = None
+    high_s: float | None = None
+    tokens_per_step: int = 0
+    mfu: float | None = None
+    used_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    capacity_bytes: int | None = None
+    breakdown: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
+    stack_sigma: float = 0.0
+
+    @property
+    def ranked(self) -> bool:
+        """It fits, as far as is known, and has a time."""
+        return self.status in ("fits", "tight")
+
+    def to_json(self) -> str:
+        """One line; `from_json` reads it back to the same value, bit by bit, and in the same order."""
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> PlanOutcome:
+        return cls(**json.loads(text))
+
+
+def fields_of(plan: Plan) -> dict[str, Any]:
+    """The plan's fields that are not at their defaults, as plain data in the order of the plan."""
+    return plan.model_dump(mode="json", exclude_defaults=True)
+
+
+def key_of(plan: Plan, num_nodes: int) -> str:
+    """Equal for equal plans on equal nodes, and different otherwise."""
+    return json.dumps({"nodes": num_nodes, **fields_of(plan)}, sort_keys=True, separators=(",", ":"))
+
+
+def parsed(key: str) -> tuple[Plan, int]:
+    """The plan and the number of nodes of a key."""
+    data = json.loads(key)
+    nodes = data.pop("nodes")
+    return Plan.model_validate_json(json.dumps(data)), nodes

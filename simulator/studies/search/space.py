@@ -1,0 +1,287 @@
+"""Space: every legal plan of a model on a cluster for one global batch, in a fixed order.
+
+A plan is chosen level by level: what is fixed for the whole search and whose data parallelism runs, then degrees, then
+micro-batches and their schedule, then what is sharded over which ranks, recomputed and offloaded. Plan, model and
+cluster say what is legal, and nobody else: on every level a plan is probed whose later fields are still at rest, and a
+fault in a field that is chosen already ends the branch. So most of the space is refused without being written out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import product
+from typing import Any, Final
+
+from simulator.base.errors import Fault, InputError
+from simulator.parallel.pipeline import SCHEDULES
+from simulator.play.lower import legal
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Offload, Plan
+from simulator.spec.software.stack import Stack
+
+Fields = dict[str, Any]
+
+# What a framework's stack runs; the first whose name occurs in `Stack.framework`, and PyTorch's own otherwise.
+_RUNS: Final = {
+    "DeepSpeed": ("deepspeed",),
+    "Megatron": ("megatron",),
+    "NeMo": ("megatron",),
+    "FSDP1": ("fsdp1",),
+}
+_TORCH_RUNS: Final = ("ddp", "zero_redundancy", "fsdp2")
+
+OFFLOADS: Final[Mapping[str, Offload]] = {
+    "none": Offload(),
+    "activations": Offload(activations="host"),
+    "optimizer": Offload(optimizer="host"),
+    "states": Offload(optimizer="host", parameters="host"),
+}
+# Fields that the search chooses by itself, level by level, and where a fault in a field chosen so far is reported.
+_FIRST: Final = ("data_parallel", "zero")
+_DEGREES: Final = ("tp", "cp", "pp", "ep", "sequence_parallel")
+_FLOWS: Final = ("micro_batch_size", "schedule", "virtual_stages")
+_LAST: Final = ("dp_replicate", "recompute", "offload")
+CHOSEN: Final = (*_FIRST, *_DEGREES, *_FLOWS, *_LAST)
+DERIVED: Final = ("dp_shard", "num_micro_batches", "seq_len", "sharding_strategy")
+_DEGREE_PLACES: Final = (
+    *("degrees", "tp", "cp", "ep", "etp", "rank_order", "cp_exchange", "seq_len", "sequence_parallel"),
+)
+_FLOW_PLACES: Final = ("pp", "num_micro_batches", "virtual_stages", "schedule", "layers", "first_stage_layers")
+_LEAF_PLACES: Final = ("dp_shard", "dp_replicate", "recompute", "offload")
+BATCH: Final = "global batch"
+MOST_DEVICES: Final = "max-gpus"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """The degrees and all that is chosen before them: plans below it share blocks, groups and prices."""
+
+    cluster: Cluster
+    fields: Fields
+
+
+@dataclass(slots=True, kw_only=True)
+class Pruned:
+    """Candidates that each rule refused, and an example of each."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def add(self, rule: str, count: int, example: str) -> None:
+        if count:
+            self.counts[rule] += count
+            self.examples.setdefault(rule, example)
+
+    def merge(self, other: Pruned) -> None:
+        for rule, count in other.counts.items():
+            self.add(rule, count, other.examples[rule])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """What is searched.
+
+    clusters: the same nodes in different numbers. fixed: field of Plan -> the values it may take; a field that the
+    search does not choose by itself is free to have several too. max_devices: no plan on more.
+    """
+
+    model: Model
+    clusters: tuple[Cluster, ...]
+    global_batch: int
+    seq_len: int
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    max_devices: int | None = None
+
+    def branches(self, pruned: Pruned) -> Iterator[Branch]:
+        """The branches in order; what is refused on the way is counted in `pruned`."""
+        others = [name for name in self.fixed if name not in CHOSEN]
+        for values in product(*(self.fixed[name] for name in others)):
+            base = {"seq_len": self.seq_len, **dict(zip(others, values, strict=True))}
+            for parallel, zero in product(self._implementations(base), self._values("zero", (0, 1, 2, 3))):
+                start = {**base, "data_parallel": parallel, "zero": zero}
+                for cluster in self.clusters:
+                    yield from self._degrees(cluster, start, pruned)
+
+    def _degrees(self, cluster: Cluster, start: Fields, pruned: Pruned) -> Iterator[Branch]:
+        devices = cluster.num_devices
+        sizes = _divisors(devices)
+        experts = sizes if self.model.experts is not None else (1,)
+        values = [self._values(name, sizes) for name in ("tp", "cp", "pp")]
+        for tp, cp, pp, ep in product(*values, self._values("ep", experts)):
+            for sequence in self._values("sequence_parallel", (False, True) if tp > 1 else (False,)):
+                chosen = {**start, "tp": tp, "cp": cp, "pp": pp, "ep": ep, "sequence_parallel": sequence}
+                branch = Branch(cluster=cluster, fields=chosen)
+                ranks, rest = divmod(devices, tp * cp * pp)
+                if self.max_devices is not None and devices > self.max_devices:
+                    pruned.add(MOST_DEVICES, self._size(branch, ranks), f"{devices} devices")
+                    continue
+                if rest:
+                    problem = f"tp {tp} × cp {cp} × pp {pp} do not divide {devices} devices"
+                    pruned.add("degrees", self._size(branch, 1), problem)
+                    continue
+                fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks)}, ("zero", *_DEGREE_PLACES))
+                if fault is None:
+                    yield branch
+                else:
+                    pruned.add(_rule(fault), self._size(branch, ranks), str(fault))
+
+    def plans(self, branch: Branch, pruned: Pruned) -> Iterator[Plan]:
+        """The legal plans of a branch, in order.
+
+        No rule reads both how micro-batches flow and what stands in a leaf. So where a flow is legal with some leaf, and
+        a leaf with some flow, the two are legal together, and nobody is asked (tests/unit/test_search.py).
+        """
+        chosen = branch.fields
+        ranks = branch.cluster.num_devices // (chosen["tp"] * chosen["cp"] * chosen["pp"])
+        flows = list(self.flows(branch))
+        below = [leaf for leaf in self.leaves(branch, ranks) if self._holds(branch, leaf, len(flows), pruned)]
+        held: set[int] = set()  # numbers of leaves that are legal with some flow
+        for size, schedule, chunks in flows:
+            count, rest = divmod(self.global_batch, ranks * size)
+            if rest:
+                problem = f"{ranks} data-parallel ranks × {size} sequences do not divide a batch of {self.global_batch}"
+                pruned.add(BATCH, len(below), problem)
+                continue
+            flow = {"micro_batch_size": size, "num_micro_batches": count}
+            flow |= {"schedule": schedule, "virtual_stages": chunks}
+            fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks), **flow}, _FLOW_PLACES)
+            if fault is not None:
+                pruned.add(_rule(fault), len(below), str(fault))
+                continue
+            runs = False  # with some leaf
+            for number, leaf in enumerate(below):
+                fields = {**chosen, **flow, **leaf}
+                if runs and number in held:
+                    yield Plan(**fields)
+                    continue
+                plan = self._legal(branch, fields, pruned)
+                if plan is not None:
+                    runs = True
+                    held.add(number)
+                    yield plan
+
+    def _holds(self, branch: Branch, leaf: Fields, num_flows: int, pruned: Pruned) -> bool:
+        """Whether nothing is wrong with what stands in a leaf itself."""
+        at_rest = _at_rest(branch.fields, leaf["dp_replicate"] * leaf["dp_shard"])
+        fault = self._probe(branch, {**branch.fields, **at_rest, **leaf}, _LEAF_PLACES)
+        if fault is not None:
+            pruned.add(_rule(fault), num_flows, str(fault))
+        return fault is None
+
+    def _legal(self, branch: Branch, fields: Fields, pruned: Pruned) -> Plan | None:
+        try:
+            plan = Plan(**fields)
+            legal(self.model, plan, branch.cluster, _stack(plan.stack))
+        except (InputError, ValueError) as exc:
+            fault = exc.faults[0] if isinstance(exc, InputError) else Fault(place="plan", problem=str(exc))
+            pruned.add(_rule(fault), 1, str(fault))
+            return None
+        return plan
+
+    def _probe(self, branch: Branch, fields: Fields, places: Sequence[str]) -> Fault | None:
+        """The first fault of a plan in one of `places`, if any."""
+        try:
+            plan = Plan(**fields)
+        except ValueError as exc:
+            return Fault(place="plan", problem=str(exc))
+        try:
+            legal(self.model, plan, branch.cluster, _stack(plan.stack))
+        except InputError as exc:
+            return next((fault for fault in exc.faults if _rule(fault) in places), None)
+        return None
+
+    def flows(self, branch: Branch) -> Iterator[tuple[int, str | None, int]]:
+        """(sequences of a micro-batch, schedule, chunks) that are tried."""
+        for size in self._values("micro_batch_size", _divisors(self.global_batch)):
+            for schedule in self._values("schedule", (None,) if branch.fields["pp"] == 1 else SCHEDULES):
+                for chunks in self._values("virtual_stages", self._chunks(schedule)):
+                    yield size, schedule, chunks
+
+    def _chunks(self, schedule: str | None) -> tuple[int, ...]:
+        """Virtual stages that are tried: what a schedule asks for, and for interleaving what may deal layers evenly."""
+        if schedule in ("dualpipe", "dualpipe_v"):
+            return (2,)
+        return _divisors(self.model.num_layers)[1:] if schedule == "interleaved" else (1,)
+
+    def leaves(self, branch: Branch, ranks: int) -> list[Fields]:
+        """What is sharded over which ranks, recomputed and offloaded."""
+        chosen = branch.fields
+        leaves: list[Fields] = []
+        for replicas in self._values("dp_replicate", _replicas(chosen, ranks, branch.cluster)):
+            if ranks % replicas:
+                continue
+            degrees = {"dp_replicate": replicas, "dp_shard": ranks // replicas}
+            recomputes = self._values("recompute", ("none", "selective", "full"))
+            leaves += [
+                {**degrees, "recompute": recompute, "offload": OFFLOADS[offload]}
+                for recompute, offload in product(recomputes, self._values("offload", ("none",)))
+            ]
+        return leaves
+
+    def _size(self, branch: Branch, ranks: int) -> int:
+        """Candidates below a branch that was refused."""
+        chosen, ranks = branch.fields, max(ranks, 1)
+        key = (branch.cluster.num_nodes, chosen["pp"] == 1, chosen["zero"], chosen["tp"] * chosen["cp"], ranks)
+        if key not in self._sizes:
+            self._sizes[key] = sum(1 for _ in self.flows(branch)) * len(self.leaves(branch, ranks))
+        return self._sizes[key]
+
+    @cached_property
+    def _sizes(self) -> dict[object, int]:
+        return {}
+
+    def _values(self, name: str, default: Sequence[Any]) -> Sequence[Any]:
+        return self.fixed.get(name, default)
+
+    def _implementations(self, base: Fields) -> Sequence[str]:
+        if "data_parallel" in self.fixed:
+            return self.fixed["data_parallel"]
+        framework = _stack(base.get("stack", Plan().stack)).framework
+        return next((runs for word, runs in _RUNS.items() if word in framework), _TORCH_RUNS)
+
+
+@lru_cache(maxsize=64)
+def _stack(name: str) -> Stack:
+    return Stack.load(name)
+
+
+def _at_rest(chosen: Fields, ranks: int) -> Fields:
+    """Fields below the degrees that say nothing about them."""
+    axis = "dp_replicate" if chosen["zero"] == 0 else "dp_shard"
+    return {axis: ranks, "schedule": None if chosen["pp"] == 1 else "1f1b"}
+
+
+def _replicas(chosen: Fields, ranks: int, cluster: Cluster) -> tuple[int, ...]:
+    """Replicas that are tried: all ranks where nothing is sharded; else one, or one a node."""
+    if chosen["zero"] == 0:
+        return (ranks,)
+    inside, rest = divmod(cluster.gpus_per_node, chosen["tp"] * chosen["cp"])
+    if rest or inside < 2 or ranks % inside or ranks == inside:
+        return (1,)
+    return 1, ranks // inside
+
+
+def _rule(fault: Fault) -> str:
+    """The field in which a fault stands."""
+    return fault.place.removeprefix("plan: ").partition(".")[0]
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(dict.fromkeys((*low, *(number // d for d in reversed(low)))))
+
+
+def tightest(pruned: Pruned) -> Fault:
+    """The fault of an empty space: how many candidates each rule refused, the hardest first."""
+    ranked = sorted(pruned.counts.items(), key=lambda item: (-item[1], item[0]))
+    if not ranked:
+        return Fault(place="search", problem="no candidate at all", remedy="at least one value for every field")
+    rule, count = ranked[0]
+    total = sum(pruned.counts.values())
+    others = ", ".join(f"{name} {number:,}" for name, number in ranked[1:])
+    problem = f"no legal plan among {total:,} candidates: {rule} refuses {count:,} ({pruned.examples[rule]})"
+    return Fault(place="search", problem=problem + (f"; then {others}" if others else ""), remedy=f"loosen {rule}")

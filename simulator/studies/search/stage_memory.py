@@ -1,0 +1,129 @@
+"""What a pipeline stage holds whatever passes through it: its states between steps, and parameters that FSDP2 gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.parallel.model_shard import ModelShard
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.studies.search.context import SearchContext
+from simulator.studies.search.shards import ModelShards
+from simulator.work.zero import gathered_sizes, gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
+
+WHOLE: Final = ("gpipe", "1f1b", "interleaved")  # schedules whose backwards are never split
+
+
+class Layer(NamedTuple):
+    """Bytes of a layer under FSDP2: its whole parameters, its gradients, and the copy of these that is reduced."""
+
+    parameters: int
+    gradients: int
+    reduced: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageMemory:
+    """A stage's share, and bytes.
+
+    kinds, chunks: its layers by kind, all and by chunk. resident: between steps. gradients: at the optimizer. gathered:
+    parameters that FSDP2 keeps from the forward to the backward; layer: one of its layers, where it is FSDP2 and all
+    layers are alike; whole_layers: layers are among those that it keeps.
+    """
+
+    shard: Model
+    kinds: Mapping[str, int]
+    chunks: tuple[Mapping[str, int], ...]
+    resident: int
+    gradients: int
+    gathered: int
+    layer: Layer | None
+    whole_layers: bool
+
+    @property
+    def length(self) -> int:
+        """Layers of the chunk whose backward comes first."""
+        return sum(self.chunks[-1].values())
+
+    @property
+    def sends_output(self) -> bool:
+        """Another stage has the head."""
+        return isinstance(self.shard, ModelShard) and self.shard.head_chunk is None
+
+
+@dataclass(slots=True)
+class StageMemories:
+    """Stages of plans one after another; what they share is made once."""
+
+    context: SearchContext
+    shards: ModelShards
+    _found: dict[object, StageMemory] = field(default_factory=dict)
+    _resident: dict[object, tuple[int, int]] = field(default_factory=dict)
+    _gathered: dict[object, tuple[int, Layer]] = field(default_factory=dict)
+
+    def of(self, plan: Plan, stages: tuple[int, ...]) -> list[StageMemory]:
+        """Those stages of a plan."""
+        states = _states(plan)
+        return [self._of(plan, stage, states) for stage in stages]
+
+    def _of(self, plan: Plan, stage: int, states: tuple[object, ...]) -> StageMemory:
+        key = (states, plan.schedule, plan.virtual_stages, stage)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._made(plan, stage, states)
+        return found
+
+    def _made(self, plan: Plan, stage: int, states: tuple[object, ...]) -> StageMemory:
+        shard, shards = self.shards.of(plan, stage), self.shards
+        resident, gradients = self._between(plan, shard, states)
+        body = shards.body(shard)
+        known = plan.implementation == "fsdp2" and plan.pipeline_schedule in WHOLE and shard.experts is None
+        gathered, layer = self._whole(plan, shard, states) if known else (0, None)
+        return StageMemory(
+            shard=shard,
+            kinds=body,
+            chunks=shards.chunks(shard) if isinstance(shard, ModelShard) else (body,),
+            resident=resident,
+            gradients=gradients,
+            gathered=gathered,
+            layer=layer if set(body) == {"layer"} else None,
+            whole_layers=keeps_layers(plan),
+        )
+
+    def _whole(self, plan: Plan, shard: Model, states: tuple[object, ...]) -> tuple[int, Layer]:
+        """What FSDP2 keeps gathered, and a layer."""
+        key = (states, self.shards.content(shard))
+        found = self._gathered.get(key)
+        if found is None:
+            found = self._gathered[key] = _gathered(plan, shard)
+        return found
+
+    def _between(self, plan: Plan, shard: Model, states: tuple[object, ...]) -> tuple[int, int]:
+        """(bytes between steps, those of gradients at the optimizer)."""
+        key = (states, self.shards.content(shard))
+        found = self._resident.get(key)
+        if found is None:
+            resident = sum(resident_bytes(shard, plan).values())
+            # hand-fused blocks leave no gradients of their own where nothing shards them
+            whole = plan.implementation in ("ddp", "zero_redundancy") and self.context.stack.blocks == "fused"
+            gradients = 0 if whole else sum(gradient_tensors(shard, plan))
+            found = self._resident[key] = resident, gradients
+        return found
+
+
+def _gathered(plan: Plan, shard: Model) -> tuple[int, Layer]:
+    root, *layers = units(shard, plan)
+    kept = [*([root] if keeps_root(plan) else []), *(layers if keeps_layers(plan) else [])]
+    wide, narrow = DTYPE_BYTES[plan.gradient_dtype], DTYPE_BYTES[plan.compute_dtype]
+    last = layers[-1] if layers else root
+    layer = Layer(sum(gathered_sizes(last, plan)), last.numel * narrow, last.padded_numel * wide)
+    return sum(sum(gathered_sizes(unit, plan)) for unit in kept), layer
+
+
+def _states(plan: Plan) -> tuple[object, ...]:
+    offload = plan.offload
+    whose = (plan.implementation, plan.zero, plan.pp, offload.optimizer, offload.parameters)
+    return (*whose, plan.tp, plan.cp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard)

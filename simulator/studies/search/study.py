@@ -1,0 +1,105 @@
+"""A search's study: everything that decides its answer, and nothing that only decides how long it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, Literal
+
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.software.stack import Stack
+from simulator.studies.search.context import SearchContext
+from simulator.studies.search.space import Space
+
+Objective = Literal["step", "throughput", "cost", "memory"]
+OBJECTIVES: Final[tuple[Objective, ...]] = ("step", "throughput", "cost", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchStudy:
+    """The space, the machine's numbers, and what is looked for.
+
+    stack: None for the plans' own by name. objective: step seconds, seconds a token, device-seconds a token, or bytes.
+    top: how many plans the table has; no better one is ever pruned. fits_only: even the upper end of a plan's memory
+    must fit.
+    """
+
+    space: Space
+    calibration: Calibration | None = None
+    stack: Stack | None = None
+    objective: Objective = "step"
+    top: int = 10
+    fits_only: bool = False
+
+    def context(self, cluster: Cluster, stack_name: str) -> SearchContext:
+        """What plans under that stack on that many nodes share."""
+        return SearchContext(
+            model=self.space.model,
+            cluster=cluster,
+            stack=self.stack or _stack(stack_name),
+            calibration=self.calibration or Calibration.for_device(cluster.device),
+        )
+
+    def cluster(self, num_nodes: int) -> Cluster:
+        return next(each for each in self.space.clusters if each.num_nodes == num_nodes)
+
+    def value(self, step_s: float, num_devices: int, tokens: int, used_bytes: float) -> float:
+        """What is minimised."""
+        match self.objective:
+            case "step":
+                return step_s
+            case "throughput":
+                return step_s / tokens
+            case "cost":
+                return step_s * num_devices / tokens
+            case "memory":
+                return used_bytes
+
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as plain data."""
+        space = self.space
+        return {
+            "model": space.model.name,
+            "cluster": space.clusters[0].name,
+            "nodes": [cluster.num_nodes for cluster in space.clusters],
+            "global_batch": space.global_batch,
+            "seq_len": space.seq_len,
+            "fixed": {name: list(values) for name, values in space.fixed.items()},
+            "max_gpus": space.max_devices,
+            "calibration": self.calibration.name if self.calibration else None,
+            "objective": self.objective,
+            "top": self.top,
+            "fits_only": self.fits_only,
+        }
+
+    @property
+    def identity(self) -> str:
+        """A hash of everything that an outcome depends on: model, clusters, stack and calibration to the last digit."""
+        space = self.space
+        context = [space.model, *space.clusters, self.calibration, self.stack]
+        text = json.dumps(
+            [
+                software_version(),
+                self.inputs(),
+                *(None if one is None else one.model_dump(mode="json") for one in context),
+            ],
+            sort_keys=True,
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def software_version() -> str:
+    """Which shardwise predicts."""
+    try:
+        return version("shardwise")
+    except PackageNotFoundError:  # a checkout that nobody installed
+        return "unknown"
+
+
+@lru_cache(maxsize=64)
+def _stack(name: str) -> Stack:
+    return Stack.load(name)

@@ -1,0 +1,125 @@
+"""Survey: every legal plan of a branch with its floors. What cannot fit goes at once, what cannot win goes later."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+from simulator.memory import outside_torch_bytes
+from simulator.spec.plan import Plan
+from simulator.studies.search.context import SearchContext
+from simulator.studies.search.memory_floor import MemoryFloor
+from simulator.studies.search.outcome import key_of
+from simulator.studies.search.shards import ModelShards
+from simulator.studies.search.space import Branch, Pruned
+from simulator.studies.search.study import SearchStudy
+from simulator.studies.search.time_floor import TimeFloor
+
+_UNBOUNDED: Final = ("comm_hook", "zeropp", "sync_every_steps", "hierarchical_gather")
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """A plan that may fit: the least that its objective can be."""
+
+    floor: float
+    key: str
+
+
+def bounded(branch: Branch) -> bool:
+    """The floors hold. Of what they do not know (GPUs that differ, compressed or staged traffic) all is simulated."""
+    fields, known = branch.fields, Plan.model_fields
+    usual = all(fields.get(name, known[name].default) == known[name].default for name in _UNBOUNDED)
+    return usual and not branch.cluster.exceptions
+
+
+@dataclass(slots=True)
+class Survey:
+    """What was found in branches: num_legal plans, of which some are too large, some too slow, and others prospects."""
+
+    num_legal: int = 0
+    num_too_large: int = 0
+    num_too_slow: int = 0
+    prospects: list[Prospect] = field(default_factory=list)
+    pruned: Pruned = field(default_factory=Pruned)
+
+    def merge(self, other: Survey) -> None:
+        self.num_legal += other.num_legal
+        self.num_too_large += other.num_too_large
+        self.num_too_slow += other.num_too_slow
+        self.prospects += other.prospects
+        self.pruned.merge(other.pruned)
+
+
+@dataclass(slots=True)
+class Surveyor:
+    """Surveys branches one after another; neighbours share blocks and prices."""
+
+    study: SearchStudy
+    _shares: ModelShards = field(init=False)
+    _floors: dict[object, tuple[SearchContext, MemoryFloor, TimeFloor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shares = ModelShards(self.study.space.model)
+
+    def survey(self, branch: Branch, limit: float = math.inf) -> Survey:
+        """All legal plans of the branch; those whose value must exceed `limit` are too slow."""
+        found, known = Survey(), bounded(branch)
+        floors = self._of(branch)
+        leasts: dict[object, float] = {}
+        for plan in self.study.space.plans(branch, found.pruned):
+            found.num_legal += 1
+            floor = self._floor(plan, *floors, limit, leasts) if known else 0.0
+            if floor is None:
+                found.num_too_large += 1
+            elif floor > limit:
+                found.num_too_slow += 1
+            else:
+                found.prospects.append(Prospect(floor, key_of(plan, branch.cluster.num_nodes)))
+        return found
+
+    def _floor(
+        self,
+        plan: Plan,
+        context: SearchContext,
+        memory: MemoryFloor,
+        time: TimeFloor,
+        limit: float,
+        leasts: dict[object, float],
+    ) -> float | None:
+        """The least value of a plan, or something above `limit` that is no more; None where it cannot fit."""
+        study = self.study
+        if study.objective == "memory":
+            used = memory.num_bytes(plan) + outside_torch_bytes(context.cluster.device, plan)
+            return study.value(0.0, plan.num_devices, plan.tokens_per_step, used) if memory.fits(plan) else None
+        if limit < math.inf:
+            least = study.value(self._least_s(plan, time, leasts), plan.num_devices, plan.tokens_per_step, 0)
+            if least > limit:
+                return least
+        if not memory.fits(plan):
+            return None
+        # no table asks for more than the steps that reach its limit
+        most_s = limit / study.value(1.0, plan.num_devices, plan.tokens_per_step, 0)
+        return study.value(time.seconds(plan, most_s), plan.num_devices, plan.tokens_per_step, 0)
+
+    @staticmethod
+    def _least_s(plan: Plan, time: TimeFloor, leasts: dict[object, float]) -> float:
+        """The same for all plans of a branch that differ in schedules and in what is sharded over which ranks."""
+        key = (plan.micro_batch_size, plan.recompute)
+        found = leasts.get(key)
+        if found is None:
+            found = leasts[key] = time.least_s(plan)
+        return found
+
+    def _of(self, branch: Branch) -> tuple[SearchContext, MemoryFloor, TimeFloor]:
+        """The floors of a branch; those of another start are forgotten, as branches come in order."""
+        chosen = ("data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel")
+        start = tuple((name, repr(value)) for name, value in branch.fields.items() if name not in chosen)
+        key = (branch.cluster.num_nodes, start)
+        if key not in self._floors:
+            equal = branch.cluster.usual  # floors are those of equal nodes, and asked of these alone
+            context = self.study.context(equal, branch.fields.get("stack", Plan().stack))
+            time = TimeFloor(context, self._shares)
+            self._floors = {key: (context, MemoryFloor(context, self._shares, time.shapes), time)}
+        return self._floors[key]

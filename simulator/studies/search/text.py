@@ -1,0 +1,120 @@
+"""A search's answer for people: the table, what was pruned by what, and what the best plan's file says."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from simulator.base.units import format_bytes, format_seconds
+from simulator.studies.search.outcome import fields_of
+from simulator.studies.search.report import Row, SearchReport
+
+WIDTH = 150
+
+
+def render(report: SearchReport) -> RenderableType:
+    """The report for a rich console."""
+    parts: list[RenderableType] = [Text(_headline(report), style="bold"), Text()]
+    if report.rows:
+        parts += [_table(report), Text()]
+    parts.append(Text(_counts(report)))
+    parts += [Text(f"could not be predicted: {count:,} × {reason}") for reason, count in report.failures.items()]
+    if report.rows:
+        parts += [
+            Text(),
+            Text(_noise(report)),
+            Text(),
+            Text("The best, as [plan] of a study file:"),
+            Text(_toml(report.rows[0])),
+        ]
+    return Group(*parts)
+
+
+def _headline(report: SearchReport) -> str:
+    inputs = report.study.inputs()
+    nodes = "/".join(map(str, inputs["nodes"]))
+    what = f"{inputs['model']} on {nodes} × {inputs['cluster']}, {inputs['global_batch']:,} × {inputs['seq_len']:,} tokens a step"
+    state = "INTERRUPTED, best so far: " if report.interrupted else ""
+    return f"{state}{what}: {'nothing that fits' if not report.rows else f'by {report.study.objective}'}"
+
+
+def _table(report: SearchReport) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("", "step", "90 %", "tokens/s", "MFU", "memory", "GPUs", "plan"):
+        table.add_column(name, justify="left" if name in ("plan", "90 %") else "right")
+    for row in report.rows:
+        o = row.outcome
+        assert o.step_s is not None
+        assert o.low_s is not None
+        assert o.high_s is not None
+        mark = "≈" if row.within_noise else ""
+        table.add_row(
+            f"{row.rank}{mark}",
+            format_seconds(o.step_s),
+            f"{format_seconds(o.low_s)} - {format_seconds(o.high_s)}",
+            f"{row.tokens_per_s:,.0f}",
+            f"{o.mfu or 0:.1%}",
+            format_bytes(o.used_bytes or 0) + (" TIGHT" if o.status == "tight" else ""),
+            f"{o.num_devices:,}",
+            words(row),
+        )
+    return table
+
+
+def words(row: Row) -> str:
+    """A plan in a line: degrees, then what else it chooses."""
+    plan = row.plan
+    degrees = {axis: getattr(plan, axis) for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")}
+    parts = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
+    parts.append(f"{plan.implementation} zero {plan.zero}")
+    parts.append(f"mb {plan.micro_batch_size}×{plan.num_micro_batches}")
+    if plan.pp > 1:
+        parts.append(plan.pipeline_schedule + (f" v{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    parts += ["sp"] if plan.sequence_parallel else []
+    parts += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    offload = plan.offload
+    parts += [
+        f"offload {name}" for name in ("optimizer", "parameters", "activations") if getattr(offload, name) != "none"
+    ]
+    return " · ".join(parts)
+
+
+def _counts(report: SearchReport) -> str:
+    c = report.counts
+    refused = sum(c.refused.values())
+    rules = ", ".join(f"{name} {count:,}" for name, count in c.refused.items())
+    ran = sum(c.simulated.values())
+    found = ", ".join(f"{count:,} {status}" for status, count in c.simulated.items() if count)
+    lines = [
+        f"{refused + c.legal:,} candidates: {refused:,} illegal ({rules or 'none'}), {c.legal:,} legal.",
+        f"Of the legal: {c.too_large:,} pruned by memory, {c.too_slow:,} by the bound, {ran:,} simulated ({found}).",
+    ]
+    if c.open:
+        lines.append(f"{c.open:,} were not reached: the table may change.")
+    return "\n".join(lines)
+
+
+def _noise(report: SearchReport) -> str:
+    near = sum(row.within_noise for row in report.rows)
+    return (
+        f"≈ {near} of these cannot be told from the best at 90 %: intervals of the ratio of two steps, in which errors that "
+        f"both share cancel."
+    )
+
+
+def _toml(row: Row) -> str:
+    lines = []
+    for name, value in fields_of(row.plan).items():
+        if isinstance(value, dict):
+            inner = ", ".join(f"{key} = {_value(each)}" for key, each in value.items())
+            lines.append(f"  {name} = {{ {inner} }}")
+        else:
+            lines.append(f"  {name} = {_value(value)}")
+    return "\n".join(lines)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

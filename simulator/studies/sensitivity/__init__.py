@@ -1,0 +1,12 @@
+"""Sensitivity: how far a figure, and a decision between alternatives, hang on each of their inputs.
+
+Inputs vary at once over stated ranges (Saltelli's sample of a Sobol sequence); Sobol's indices say what share of the
+variance each explains alone, and with its interactions; counted is how often another alternative would win.
+"""
+
+from simulator.studies.sensitivity.answer import Ends, Evaluated, Index, Sensitivity, analysed
+from simulator.studies.sensitivity.design import Design
+from simulator.studies.sensitivity.ranges import Error, Input, Range
+from simulator.studies.sensitivity.text import render
+
+__all__ = ["Design", "Ends", "Error", "Evaluated", "Index", "Input", "Range", "Sensitivity", "analysed", "render"]

@@ -1,0 +1,99 @@
+"""Inputs that vary: a leaf of a study between two values, or an error of the prediction's own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final, Self
+
+from simulator.base.errors import Fault, InputError
+
+_END: Final = re.compile(r"(x?)(\d{1,15}(?:\.\d{1,12})?)\s*([A-Za-z/]*)")
+_EDGE: Final = 1e-9  # of the unit interval: an error has no end
+_NORMAL: Final = NormalDist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """KEY=LOW..HIGH: values of one unit, spread evenly; multiples (x0.5..x2) are spread evenly by their ratio.
+
+    only: the alternative whose input it is (B:KEY=...); None: all alternatives' together.
+    """
+
+    leaf: str
+    low: float
+    high: float
+    prefix: str = ""
+    unit: str = ""
+    only: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The range of a flag. Raises InputError."""
+        key, equals, span = (part.strip() for part in text.partition("="))
+        letter, colon, rest = key.partition(":")
+        if colon and len(letter) == 1 and letter.isascii() and letter.isupper():
+            key, only = rest, ord(letter) - ord("A")
+        else:
+            only = None
+        remedy = "KEY=LOW..HIGH, as link.inter.bytes_per_s=200Gb/s..400Gb/s or price.per_gpu_hour=x0.5..x2"
+        ends = [_END.fullmatch(part.strip()) for part in span.split("..")]
+        if not equals or len(ends) != 2 or ends[0] is None or ends[1] is None:
+            raise InputError(Fault(place=f"--vary {text}", problem="is no range", remedy=remedy))
+        (prefix, low, unit), (other, high, same) = ends[0].groups(), ends[1].groups()
+        if (prefix, unit) != (other, same):
+            raise InputError(Fault(place=f"--vary {key}", problem="its ends have two units", remedy=remedy))
+        if not float(low) < float(high):
+            raise InputError(Fault(place=f"--vary {key}", problem=f"{low} is not below {high}", remedy=remedy))
+        if prefix and float(low) == 0:
+            raise InputError(Fault(place=f"--vary {key}", problem="x0 is no multiple", remedy="a factor above 0"))
+        return cls(leaf=key, low=float(low), high=float(high), prefix=prefix, unit=unit, only=only)
+
+    @property
+    def key(self) -> str:
+        """As on the command line."""
+        return self.leaf if self.only is None else f"{chr(ord('A') + self.only)}:{self.leaf}"
+
+    def concerns(self, alternative: int) -> bool:
+        """It is an input of that alternative."""
+        return self.only in (None, alternative)
+
+    def value(self, share: float) -> float:
+        """What lies at that share of the range, from 0 to 1."""
+        if self.prefix:
+            return float(self.low * (self.high / self.low) ** share)
+        return self.low + (self.high - self.low) * share
+
+    def text(self, share: float) -> str:
+        """The same as it is written behind KEY=."""
+        return f"{self.prefix}{_plain(self.value(share))}{self.unit}"
+
+    @property
+    def words(self) -> str:
+        return f"{self.text(0)}..{self.text(1)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Error:
+    """An error of the prediction: what one sigma makes of each alternative's step, relative to it. Normal."""
+
+    key: str
+    sigmas: tuple[float, ...]
+
+    def log_factor(self, alternative: int, share: float) -> float:
+        """What it adds to the logarithm of an alternative's step at a share of its distribution."""
+        return self.sigmas[alternative] * _NORMAL.inv_cdf(min(max(share, _EDGE), 1 - _EDGE))
+
+    @property
+    def words(self) -> str:
+        low, high = (f"{each:.1%}" for each in (min(self.sigmas), max(self.sigmas)))
+        return f"± {low} of the step" if low == high else f"± {low} to {high} of the step"
+
+
+Input = Range | Error
+
+
+def _plain(number: float) -> str:
+    """Without an exponent."""
+    return f"{number:.12f}".rstrip("0").rstrip(".")

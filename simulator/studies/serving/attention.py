@@ -1,0 +1,94 @@
+"""Attention of one layer against the cache: prompts exactly, decoding off lines between exact prices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from simulator.base.kernels import DTYPE_BYTES, Gemm
+from simulator.parallel.model_shard import ModelShard
+from simulator.play.lower.work import Clock
+from simulator.spec.model.experts import Latent
+from simulator.studies.serving.batch import Batch, causal_pairs, padded
+from simulator.studies.serving.kernels import CachedAttention
+from simulator.studies.serving.plan import InferencePlan
+from simulator.studies.serving.shards import cached_channels
+
+KEYS_APART = 64  # a sequence, between the exact prices of decoding
+
+
+class AttentionCosts:
+    """Prices of one GPU's heads. clock_of: the clock of a step of so many new tokens."""
+
+    def __init__(self, part: ModelShard, plan: InferencePlan, clock_of: Callable[[int], Clock]) -> None:
+        self._part, self._plan, self._clock_of = part, plan, clock_of
+        self._decodes: dict[tuple[int, int], float] = {}
+
+    def decode_s(self, count: int, keys: int) -> float:
+        """`count` sequences that see `keys` keys together."""
+        apart = KEYS_APART * count
+        node, rest = divmod(keys, apart)
+        low = self._node_s(count, node)
+        return low + (self._node_s(count, node + 1) - low) * rest / apart if rest else low
+
+    def _node_s(self, count: int, node: int) -> float:
+        found = self._decodes.get((count, node))
+        if found is None:
+            found = self.decode_exactly_s(count, max(count, node * KEYS_APART * count))
+            self._decodes[count, node] = found
+        return found
+
+    def decode_exactly_s(self, count: int, keys: int) -> float:
+        """The exact price that `decode_s` reads its lines from. Latents are attended to as they are, one head of keys."""
+        part, plan = self._part, self._plan
+        clock = self._clock_of(padded(count) if plan.cuda_graphs else count)
+        cached_bytes = keys * cached_channels(part) * DTYPE_BYTES[plan.kv_dtype]
+        kernel = self._kernel(count, 1, 2 * keys // count, pairs=keys, queries=count, cached_bytes=cached_bytes)
+        if part.latent is not None:
+            rank = part.latent.kv_lora_rank
+            width = rank + part.latent.qk_rope_head_dim
+            kernel = replace(kernel, num_kv_heads=1, head_dim=width, v_head_dim=rank)
+        return clock.seconds(kernel)
+
+    def prefill_s(self, batch: Batch, window: int | None) -> float:
+        """All pieces of prompts of a step. Cached latents become keys and values first."""
+        pairs = sum(causal_pairs(chunk, window) for chunk in batch.chunks)
+        new = sum(chunk.new for chunk in batch.chunks)
+        keys = sum(min(chunk.cached + chunk.new, chunk.new + (window or chunk.cached)) for chunk in batch.chunks)
+        count, part, plan = len(batch.chunks), self._part, self._plan
+        clock = self._clock_of(batch.tokens)
+        if part.latent is None:
+            cached_bytes, widened_s = keys * cached_channels(part) * DTYPE_BYTES[plan.kv_dtype], 0.0
+        else:
+            cached_bytes = keys * (part.q_width + part.o_width) * DTYPE_BYTES[plan.compute_dtype]
+            widened_s = self._widened_s(sum(chunk.cached for chunk in batch.chunks), part.latent, clock)
+        seq_kv = max(1, 2 * pairs // new)
+        kernel = self._kernel(count, -(-new // count), seq_kv, pairs=pairs, queries=new, cached_bytes=cached_bytes)
+        return clock.seconds(kernel) + widened_s
+
+    def _widened_s(self, tokens: int, latent: Latent, clock: Clock) -> float:
+        """Keys and values of cached tokens out of their latents, once more for every piece behind them."""
+        if not tokens:
+            return 0.0
+        width = self._part.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        return clock.seconds(Gemm(m=tokens, n=width, k=latent.kv_lora_rank, dtype=self._plan.compute_dtype))
+
+    def _kernel(
+        self, batch: int, seq_q: int, seq_kv: int, *, pairs: int, queries: int, cached_bytes: int
+    ) -> CachedAttention:
+        part = self._part
+        return CachedAttention(
+            batch=batch,
+            seq_q=seq_q,
+            seq_kv=seq_kv,
+            num_heads=part.num_heads,
+            num_kv_heads=part.num_kv_heads,
+            head_dim=part.head_dim,
+            v_head_dim=0 if part.latent is None else part.latent.v_head_dim,
+            causal=True,
+            direction="forward",
+            dtype=self._plan.compute_dtype,
+            pairs=pairs,
+            queries=queries,
+            cached_bytes=cached_bytes,
+        )

@@ -1,0 +1,179 @@
+"""The ops of one serving step: training's forward blocks for any number of tokens, and a head that samples.
+
+Layers and embedding are `simulator.work.ops` for T new tokens; the head works on the rows that sample, gathers the logits of
+a split vocabulary on every GPU, and ends in a softmax and a draw instead of a loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from math import ceil
+from typing import Any, Self
+
+from simulator.base.kernels import Attention, Gemm, Kernel
+from simulator.spec.model.experts import Experts
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving.plan import InferencePlan, Part
+from simulator.studies.serving.shards import StageShard, experts_reached
+from simulator.work.ops import Block, Category, build_blocks
+from simulator.work.ops.core import Exchange
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.linear import linear
+from simulator.work.ops.norm import norm
+from simulator.work.ops.op_context import OpContext
+from simulator.work.ops.tensor_parallel import Split
+
+
+def forward_blocks(shard: StageShard, plan: InferencePlan, stack: Stack, tokens: int) -> dict[str, Block]:
+    """The embedding and a layer of each kind, for `tokens` new tokens of any sequences."""
+    blocks = build_blocks(shard.embedding, stack, _training(plan, tokens, "embedding"))
+    return {"embedding": blocks.embedding, **{block.name: block for block in blocks.body}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A kernel or collective of a forward for any number of tokens: the one for a single token, and what grows with more."""
+
+    single: Kernel | Exchange
+    growth: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def through(cls, single: Kernel | Exchange, double: Kernel | Exchange) -> Self:
+        """From its sizes for one token and for two."""
+        grown = ((f.name, getattr(double, f.name), getattr(single, f.name)) for f in fields(single))
+        return cls(single, tuple((name, two - one) for name, two, one in grown if two != one))
+
+    def at(self, tokens: int) -> Any:  # noqa: ANN401  of the kind that `single` is
+        """Its sizes for so many tokens."""
+        if not self.growth:
+            return self.single
+        more = {name: getattr(self.single, name) + (tokens - 1) * each for name, each in self.growth}
+        return replace(self.single, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """The products of a layer's experts: no straight line, for a few tokens reach a few experts only.
+
+    Experts that are reached, on average over even routing, are computed and read, with all rows among them.
+    """
+
+    one: Gemm
+    experts: Experts
+    imbalance: float
+
+    def at(self, tokens: int) -> Gemm:
+        """For so many tokens. A GPU that holds some of the experts has its part of the rows, the busiest more than that."""
+        share = self.experts.num_local / self.experts.num_experts
+        count = max(1, round(share * max(self.experts.top_k, experts_reached(self.experts, tokens))))
+        rows = ceil(self.imbalance * share * tokens * self.experts.top_k / count)
+        return replace(self.one, m=rows, batch=count, launches=min(self.one.launches, count))
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOps:
+    """The forward of a block for any number of tokens, without attention's own kernel.
+
+    All sizes but those of experts are straight lines over the tokens (tests/unit/test_inference.py), so two forwards give them all,
+    some ten times faster than building each.
+    """
+
+    ops: tuple[tuple[Category, tuple[_Line | _Routed, ...], tuple[_Line, ...]], ...]
+
+    @classmethod
+    def of(cls, single: Block, double: Block, experts: Experts | None = None, imbalance: float = 1.0) -> Self:
+        """From the block of one token and that of two."""
+        found = []
+        for one, two in zip(single.ops, double.ops, strict=True):
+            pairs = zip(one.forward, two.forward, strict=True)
+            kernels = tuple(_sized(a, b, experts, imbalance) for a, b in pairs if not isinstance(a, Attention))
+            between = zip(one.forward_exchanges, two.forward_exchanges, strict=True)
+            exchanges = tuple(_Line.through(a, b) for a, b in between)
+            if kernels or exchanges:
+                found.append((one.category, kernels, exchanges))
+        return cls(tuple(found))
+
+    def at(self, tokens: int) -> tuple[tuple[Category, tuple[Kernel, ...], tuple[Exchange, ...]], ...]:
+        """(category, kernels, collectives) of each op, in order."""
+        return tuple(
+            (category, tuple(line.at(tokens) for line in kernels), tuple(line.at(tokens) for line in exchanges))
+            for category, kernels, exchanges in self.ops
+        )
+
+
+def _sized(single: Kernel, double: Kernel, experts: Experts | None, imbalance: float) -> _Line | _Routed:
+    if isinstance(single, Gemm) and single.grouped and experts is not None:
+        return _Routed(single, experts, imbalance)
+    return _Line.through(single, double)
+
+
+def forward_ops(shard: StageShard, plan: InferencePlan, stack: Stack) -> dict[str, ForwardOps]:
+    """The embedding and a layer of each kind."""
+    single, double = (forward_blocks(shard, plan, stack, tokens) for tokens in (1, 2))
+    experts, imbalance = shard.part.experts, plan.expert_imbalance
+    return {name: ForwardOps.of(single[name], double[name], experts, imbalance) for name in single}
+
+
+def head_ops(shard: StageShard, plan: InferencePlan, stack: Stack) -> ForwardOps:
+    """The head, by rows that sample."""
+    single, double = (head_block(shard, plan, stack, rows) for rows in (1, 2))
+    return ForwardOps.of(single, double)
+
+
+def head_block(shard: StageShard, plan: InferencePlan, stack: Stack, rows: int) -> Block:
+    """Final norm, LM head, gather, and sampling of `rows` sequences."""
+    s = OpContext(model=shard.head, stack=stack, plan=_training(plan, rows, "head"), autocast=False)
+    m = s.model
+    x = Value("input", s.tokens * m.d_model, s.stream_dtype)
+    g = Graph("head", x)
+    x = norm(g, s, "norm", x, m.d_model)
+    split: Split = "columns" if s.vocab_parallel else "none"
+    logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
+    if s.vocab_parallel:
+        logits = _gathered(g, logits, plan.tp)
+    if m.logit_softcap:
+        logits = g.pointwise("capped", [logits], g.value("capped", logits.numel, logits.dtype), category="loss")
+    return g.block(_sampled(g, logits, rows), m.num_parameters_of("head"))
+
+
+def _gathered(g: Graph, part: Value, tp: int) -> Value:
+    """The logits of the whole vocabulary on every rank; gathered ranks lie behind each other, so a copy puts them in order."""
+    whole = g.value("gathered", part.numel * tp, part.dtype)
+    exchange = Exchange(kind="all_gather", axis="tp", num_bytes=whole.num_bytes)
+    copy = stream("copy", whole.num_bytes, whole.num_bytes)
+    g.op("gathered", "loss", inputs=(part,), outputs=(whole,), forward=(copy,), forward_exchanges=(exchange,))
+    return whole
+
+
+def _sampled(g: Graph, logits: Value, rows: int) -> Value:
+    """Logits in fp32, their softmax, and the index drawn from each row."""
+    wide = g.value("logits.float", logits.numel, "fp32")
+    g.op(
+        "logits.float",
+        "loss",
+        inputs=(logits,),
+        outputs=(wide,),
+        forward=(g.conversion(logits.numel, logits.dtype, "fp32"),),
+    )
+    f = wide.num_bytes
+    odds = g.value("probabilities", logits.numel, "fp32")
+    g.op("probabilities", "loss", inputs=(wide,), outputs=(odds,), forward=(stream("softmax", 3 * f, f),))
+    drawn = g.value("drawn", rows, "int64")
+    g.op("drawn", "loss", inputs=(odds,), outputs=(drawn,), forward=(stream("reduce", f, drawn.num_bytes),))
+    return drawn
+
+
+def _training(plan: InferencePlan, tokens: int, part: Part) -> Plan:
+    """The training plan whose forward has the same shapes: one sequence of all new tokens, no optimizer, no autocast."""
+    return Plan(
+        tp=plan.tp,
+        etp=plan.tp,
+        zero=0,
+        data_parallel="megatron",
+        micro_batch_size=1,
+        seq_len=tokens,
+        precision=plan.compute_dtype,
+        master_dtype=plan.compute_dtype,
+        vocab_parallel=part not in plan.replicate,
+    )

@@ -1,0 +1,289 @@
+"""StepCosts: seconds of one serving step on each pipeline stage, from the kernels, links and host of the training model.
+
+A step computes n new tokens: one for each sequence that decodes, and pieces of prompts. What depends on n alone (all
+products, streams and collectives of a layer) is priced once for each n, the head once for each number of rows, both
+exactly. Attention depends on what is cached: a prompt's is priced exactly; that of decoding is read off a line between
+two exact prices KEYS_APART keys a sequence apart, within 0.1 % of the exact one (tests/theory/test_inference_theory.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from simulator.base.errors import Fault, StackError
+from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
+from simulator.play.lower.work import Clock
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving.attention import AttentionCosts
+from simulator.studies.serving.batch import MOST_CAPTURED, Batch, padded
+from simulator.studies.serving.blocks import ForwardOps, forward_ops, head_ops
+from simulator.studies.serving.groups import pipeline_shape, tensor_shape
+from simulator.studies.serving.kernels import stored_as
+from simulator.studies.serving.plan import InferencePlan
+from simulator.studies.serving.shards import cached_channels, stage_shards
+from simulator.studies.serving.windows import windows
+from simulator.work.collectives import collective_s
+from simulator.work.ops import Exchange
+from simulator.work.ops.graph import stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of products, attention, streams over memory, collectives between them, and the host that launches all."""
+
+    gemm_s: float = 0.0
+    attention_s: float = 0.0
+    stream_s: float = 0.0
+    exchange_s: float = 0.0
+    host_s: float = 0.0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            gemm_s=self.gemm_s + other.gemm_s,
+            attention_s=self.attention_s + other.attention_s,
+            stream_s=self.stream_s + other.stream_s,
+            exchange_s=self.exchange_s + other.exchange_s,
+            host_s=self.host_s + other.host_s,
+        )
+
+    def times(self, count: int) -> Cost:
+        """`count` of these, one after another."""
+        return Cost(
+            gemm_s=count * self.gemm_s,
+            attention_s=count * self.attention_s,
+            stream_s=count * self.stream_s,
+            exchange_s=count * self.exchange_s,
+            host_s=count * self.host_s,
+        )
+
+    @property
+    def device_s(self) -> float:
+        return self.gemm_s + self.attention_s + self.stream_s
+
+    @property
+    def busy_s(self) -> float:
+        return self.device_s + self.exchange_s
+
+
+class StepCosts:
+    """Prices batches. One object a (model, plan, cluster, stack, calibration); everything is kept that was priced.
+
+    pace: a factor on every time, for the ends of an interval (`at_pace`).
+    """
+
+    pace = 1.0
+
+    def __init__(
+        self,
+        model: Model,
+        plan: InferencePlan,
+        cluster: Cluster,
+        stack: Stack,
+        calibration: Calibration,
+        curves: LinkCurves,
+    ) -> None:
+        _refuse_attention(stack)
+        stack = stack.on_host_of(cluster.device)
+        self.model, self.plan, self.cluster, self.stack = model, plan, cluster, stack
+        self._curves, self._ideal = curves, calibration.kind == "ideal"
+        self._clock = Clock(cluster.device, calibration, stack)
+        self._elementwise = stack.elementwise_factor_on(cluster.device.architecture)
+        self._clocks: dict[int, Clock] = {}
+        self.shards = stage_shards(model, plan)
+        self._nccl = stack.software()
+        self._linear: dict[int, tuple[dict[str, Cost], Clock]] = {}
+        self._heads: dict[int, Cost] = {}
+        self.attention = AttentionCosts(self.shards[0].part, plan, lambda tokens: self._linear_of(tokens)[1])
+        self._exchanges: dict[tuple[str, int], float] = {}
+        self._captured: dict[int, tuple[float, ...]] = {}
+
+    @cached_property
+    def windows(self) -> tuple[int | None, ...]:
+        """The windows of the model's layers, in the order of `Batch.keys`."""
+        return tuple(window for window, _ in windows(self.model, range(self.model.num_layers)))
+
+    @cached_property
+    def layers_by_window(self) -> tuple[tuple[int, ...], ...]:
+        """Layers of each stage with each window."""
+        found = (dict(windows(self.model, shard.layers)) for shard in self.shards)
+        return tuple(tuple(each.get(window, 0) for window in self.windows) for each in found)
+
+    @property
+    def overhead_s(self) -> float:
+        """Host time before each step, while the devices wait. A machine without losses has none."""
+        on_host = self.cluster.device.host_factor
+        return 0.0 if self._ideal else self.pace * on_host * self.stack.step_overhead_s
+
+    def at_pace(self, pace: float) -> StepCosts:
+        """The same prices, all of them `pace` times as long."""
+        other = copy(self)  # what was priced is shared: it knows no pace
+        other.pace = pace
+        return other
+
+    def graphed(self, batch: Batch) -> bool:
+        """The step is launched as one CUDA graph."""
+        return self.plan.cuda_graphs and not batch.chunks and batch.decodes <= MOST_CAPTURED
+
+    def stages_s(self, batch: Batch) -> tuple[float, ...]:
+        """Seconds of the step on each pipeline stage, the message to the next one included."""
+        times = self._graph_s(batch) if self.graphed(batch) else [self._seconds(cost) for cost in self.costs(batch)]
+        return tuple(times) if self.pace == 1.0 else tuple(self.pace * seconds for seconds in times)
+
+    def _graph_s(self, batch: Batch) -> list[float]:
+        """Stages of a step that only decodes: all but attention is kept by the number of sequences."""
+        count = batch.decodes
+        bases = self._captured.get(count)
+        if bases is None:
+            stages = range(len(self.shards))
+            bases = self._captured[count] = tuple(self._stage(n, padded(count), count).busy_s for n in stages)
+        if len(batch.keys) == 1:
+            each_s = self.attention.decode_s(count, batch.keys[0])
+            return [base + layers * each_s for base, (layers,) in zip(bases, self.layers_by_window, strict=True)]
+        seen_s = [self.attention.decode_s(count, keys) for keys in batch.keys]
+        return [
+            base + sum(n * seconds for n, seconds in zip(counts, seen_s, strict=True))
+            for base, counts in zip(bases, self.layers_by_window, strict=True)
+        ]
+
+    def costs(self, batch: Batch) -> tuple[Cost, ...]:
+        """The same in parts, before the larger of device and host is taken."""
+        graphed = self.graphed(batch)
+        tokens = padded(batch.decodes) if graphed else batch.tokens
+        found = []
+        for stage, counts in enumerate(self.layers_by_window):
+            cost = self._stage(stage, tokens, batch.rows)
+            for count, window, keys in zip(counts, self.windows, batch.keys, strict=True):
+                if batch.decodes and count:
+                    cost += self._booked(self.attention.decode_s(batch.decodes, keys)).times(count)
+                if batch.chunks and count:
+                    cost += self._booked(self.attention.prefill_s(batch, window)).times(count)
+            found.append(replace(cost, host_s=0.0) if graphed else cost)
+        return tuple(found)
+
+    def _booked(self, seconds: float) -> Cost:
+        return Cost(attention_s=seconds, host_s=self.stack.host_launch_s)
+
+    def _seconds(self, cost: Cost) -> float:
+        """The host runs ahead of the device, so the slower of the two decides. An ideal host costs nothing."""
+        return cost.busy_s if self._ideal else max(cost.busy_s, cost.host_s)
+
+    def _stage(self, stage: int, tokens: int, rows: int) -> Cost:
+        """All of a stage but attention."""
+        shard = self.shards[stage]
+        found = self._linear_of(tokens)[0]
+        cost = Cost()
+        for kind, count in self._kinds[stage]:
+            cost += found[kind].times(count)
+        if shard.holds_embedding:
+            cost += found["embedding"]
+        if shard.holds_head:
+            cost += self._head(rows)
+        else:
+            cost += Cost(exchange_s=self._message_s(stage, tokens), host_s=self.stack.host_collective_s)
+        return cost
+
+    def _linear_of(self, tokens: int) -> tuple[dict[str, Cost], Clock]:
+        """The embedding and a layer of each kind without its attention kernel, for so many new tokens; and their clock."""
+        found = self._linear.get(tokens)
+        if found is None:
+            clock = self._clock_of(self._forward["layer"], tokens)
+            channels = tokens * cached_channels(self.shards[0].part)
+            sizes = (channels * DTYPE_BYTES[dtype] for dtype in (self.plan.compute_dtype, self.plan.kv_dtype))
+            store = self._kernels((stream("copy", *sizes),), clock)  # K and V into their blocks
+            costs = {"embedding": self._ops(self._forward["embedding"], tokens, clock)}
+            for kind in self._forward.keys() - costs.keys():
+                costs[kind] = self._ops(self._forward[kind], tokens, clock, narrow=True) + store
+            found = self._linear[tokens] = (costs, clock)
+        return found
+
+    def _head(self, rows: int) -> Cost:
+        found = self._heads.get(rows)
+        if found is None:
+            if rows == 0:  # pieces of prompts only
+                return Cost()
+            found = self._heads[rows] = self._ops(self._head_ops, rows, self._clock)
+        return found
+
+    @cached_property
+    def _forward(self) -> dict[str, ForwardOps]:
+        """Of the whole model on one stage: it has layers of every kind."""
+        whole = stage_shards(self.model, self.plan.model_copy(update={"pp": 1}))[0]
+        return forward_ops(whole, self.plan, self.stack)
+
+    @cached_property
+    def _kinds(self) -> tuple[tuple[tuple[str, int], ...], ...]:
+        """Layers of each kind on each stage."""
+        return tuple(tuple(Counter(shard.part.layer_kinds).items()) for shard in self.shards)
+
+    @cached_property
+    def _head_ops(self) -> ForwardOps:
+        return head_ops(self.shards[-1], self.plan, self.stack)
+
+    def _ops(self, block: ForwardOps, tokens: int, clock: Clock, *, narrow: bool = False) -> Cost:
+        """A block's forward. narrow: its weights are stored as the plan says."""
+        total = Cost()
+        for category, kernels, exchanges in block.at(tokens):
+            factor = 1.0 if self._ideal or category == "gemm" else self._elementwise
+            total += self._kernels(stored_as(kernels, self.plan.weights) if narrow else kernels, clock, factor)
+            for exchange in exchanges:
+                total += Cost(exchange_s=self._exchange_s(exchange), host_s=self.stack.host_collective_s)
+        return total
+
+    def _kernels(self, kernels: Sequence[Kernel], clock: Clock, factor: float = 1.0) -> Cost:
+        gemm_s = sum((clock.seconds(kernel) for kernel in kernels if isinstance(kernel, Gemm)), 0.0)
+        stream_s = sum((clock.seconds(kernel) for kernel in kernels if not isinstance(kernel, Gemm)), 0.0)
+        host_s = self.stack.host_launch_s * sum(map(launches, kernels))
+        return Cost(gemm_s=factor * gemm_s, stream_s=factor * stream_s, host_s=host_s)
+
+    def _exchange_s(self, exchange: Exchange) -> float:
+        key = (exchange.kind, exchange.num_bytes)
+        found = self._exchanges.get(key)
+        if found is None:
+            shape = tensor_shape(self.plan, self.cluster)
+            seconds = collective_s(
+                exchange.kind, exchange.num_bytes, shape, self.cluster, curves=self._curves, nccl=self._nccl
+            )
+            found = self._exchanges[key] = float(seconds)
+        return found
+
+    def _message_s(self, stage: int, tokens: int) -> float:
+        """A stage's result to the next one: [n, d_model] in the compute dtype."""
+        size = tokens * self.model.d_model * DTYPE_BYTES[self.plan.compute_dtype]
+        shape = pipeline_shape(self.plan, self.cluster, stage)
+        return float(collective_s("send_recv", size, shape, self.cluster, curves=self._curves, nccl=self._nccl))
+
+    def _clock_of(self, layer: ForwardOps, tokens: int) -> Clock:
+        """The clock that the power cap leaves a step of such layers (simulator.play.lower.power), in hundredths of use."""
+        if not self._clock.depends_on_use:
+            return self._clock
+        kernels = [kernel for _, kernels, _ in layer.at(tokens) for kernel in kernels]
+        clock = self._clock
+        for _ in range(2):
+            use = round(100 * _mean_use(clock, kernels))
+            if use not in self._clocks:
+                self._clocks[use] = self._clock.under(max(use, 1) / 100)
+            clock = self._clocks[use]
+        return clock
+
+
+def _mean_use(clock: Clock, kernels: Iterable[Kernel]) -> float:
+    times = [(clock.seconds(kernel), clock.tensor_use(kernel)) for kernel in kernels]
+    whole_s = sum(seconds for seconds, _ in times)
+    return sum(seconds * use for seconds, use in times) / whole_s if whole_s else 1.0
+
+
+def _refuse_attention(stack: Stack) -> None:
+    """Attention over a cache needs a fused kernel and its curve."""
+    backend = stack.attention
+    if backend.kernel == "math" or backend.states_speed("forward"):
+        why = "has no fused kernel" if backend.kernel == "math" else "states speeds of whole sequences only"
+        problem = f"attention of {stack.name} {why}: what reading a cache costs cannot be told"
+        raise StackError(Fault(place="inference: stack", problem=problem, remedy='stack = "vllm-2025"'))

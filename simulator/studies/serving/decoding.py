@@ -1,0 +1,96 @@
+"""One decoding step taken apart: where its time goes, how much of the memory's bandwidth it uses, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.studies.serving.batch import Batch
+from simulator.studies.serving.costs import StepCosts
+from simulator.studies.serving.groups import pipeline_shape, tensor_shape
+from simulator.studies.serving.report import DecodeStep
+from simulator.studies.serving.shards import idle_expert_bytes, kv_bytes_per_token, part_bytes, weight_bytes
+from simulator.work.collectives import sigma as collective_sigma
+
+Z90: Final = 1.6449  # two-sided 90 % of a normal distribution
+# Priors, one sigma: no published table of decoding attention, and of the host's time between steps, is at hand. Kernels
+# that read a cache reach some 0.5 to 0.9 of bandwidth; overheads lie between half and twice the stack's.
+CACHE_SIGMA: Final = 0.3
+HOST_SIGMA: Final = 0.5
+
+
+def batch_of(costs: StepCosts, sequences: int, context: int) -> Batch:
+    """`sequences` sequences that decode behind `context` tokens each, the new one among them."""
+    return Batch(decodes=sequences, keys=tuple(sequences * min(context, w or context) for w in costs.windows))
+
+
+def parts_of(costs: StepCosts, batch: Batch) -> dict[str, float]:
+    """Seconds of a step by category, through all stages; they sum to the step."""
+    stages = costs.costs(batch)
+    found = {
+        "gemm": sum(cost.gemm_s for cost in stages),
+        "attention": sum(cost.attention_s for cost in stages),
+        "elementwise": sum(cost.stream_s for cost in stages),
+        "collectives": sum(cost.exchange_s for cost in stages),
+    }
+    return {**found, "host": costs.overhead_s + sum(costs.stages_s(batch)) - sum(found.values())}
+
+
+def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: LinkCurves) -> float:
+    """One-sigma relative uncertainty of a step: each category's own by its share, and the stack's, in quadrature."""
+    if calibration.kind == "ideal":
+        return 0.0
+    parts = parts_of(costs, batch)
+    total = sum(parts.values())
+    sigmas = {
+        "gemm": calibration.sigma("gemm"),
+        "attention": max(CACHE_SIGMA, calibration.sigma("attention")),
+        "elementwise": calibration.sigma("elementwise"),
+        "collectives": _collectives_sigma(costs, batch, curves),
+        "host": HOST_SIGMA,
+    }
+    shares = ((parts[name] / total * one) ** 2 for name, one in sigmas.items())
+    return math.sqrt(costs.stack.sigma**2 + sum(shares))
+
+
+def _collectives_sigma(costs: StepCosts, batch: Batch, curves: LinkCurves) -> float:
+    """Of the all-reduces behind attention and MLP, or of the messages between stages where there are none."""
+    plan, cluster, nccl = costs.plan, costs.cluster, costs.stack.software()
+    if plan.engine_devices == 1:
+        return 0.0
+    size = batch.tokens * costs.model.d_model * DTYPE_BYTES[plan.compute_dtype]
+    if plan.tp == 1:
+        return collective_sigma("send_recv", size, pipeline_shape(plan, cluster, 0), cluster, curves, nccl=nccl)
+    return collective_sigma("all_reduce", size, tensor_shape(plan, cluster), cluster, curves, nccl=nccl)
+
+
+def decode_step(
+    costs: StepCosts, sequences: int, context: int, calibration: Calibration, curves: LinkCurves
+) -> DecodeStep:
+    """One step of `sequences` sequences with `context` tokens each."""
+    batch = batch_of(costs, sequences, context)
+    times = costs.stages_s(batch)
+    slowest = times.index(max(times))
+    step_s = costs.overhead_s + sum(times)
+    spread = math.exp(Z90 * sigma_of(costs, batch, calibration, curves))
+    return DecodeStep(
+        sequences=sequences,
+        context=context,
+        step_s=step_s,
+        low_s=step_s / spread,
+        high_s=step_s * spread,
+        parts=parts_of(costs, batch),
+        bandwidth_share=_read_bytes(costs, slowest, batch) / times[slowest] / costs.cluster.device.memory_bytes_per_s,
+    )
+
+
+def _read_bytes(costs: StepCosts, stage: int, batch: Batch) -> int:
+    """Weights and cache that a GPU of a stage reads: all but a table that only looks tokens up and experts not reached."""
+    shard, plan = costs.shards[stage], costs.plan
+    looked_up = 0 if shard.part.tied_embeddings else part_bytes(shard, plan, "embedding")
+    per_layer = kv_bytes_per_token(shard, plan) // max(1, len(shard.layers))
+    cached = sum(n * keys for n, keys in zip(costs.layers_by_window[stage], batch.keys, strict=True)) * per_layer
+    return weight_bytes(shard, plan) - looked_up - idle_expert_bytes(shard, plan, batch.tokens) + cached

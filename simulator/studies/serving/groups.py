@@ -1,0 +1,34 @@
+"""How the groups of an engine lie on the nodes. Engines stand one after another, in each the stages, in each tp's ranks."""
+
+from __future__ import annotations
+
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.cluster import Cluster
+from simulator.studies.serving.plan import InferencePlan
+
+
+def tensor_shape(plan: InferencePlan, cluster: Cluster) -> GroupShape:
+    """The groups of tp: neighbours. All groups of a node communicate at once."""
+    gpus = cluster.gpus_per_node
+    return GroupShape(
+        num_ranks=plan.tp,
+        num_nodes=-(-plan.tp // gpus),
+        ranks_per_node=min(plan.tp, gpus),
+        num_groups_per_node=max(1, min(gpus, plan.num_devices) // plan.tp),
+        spans_domain=plan.tp > cluster.nvlink_domain_size,
+    )
+
+
+def pipeline_shape(plan: InferencePlan, cluster: Cluster, stage: int) -> GroupShape:
+    """The pairs of a stage and the next, of the engine where they lie farthest apart; those of one engine send at once."""
+    gpus, domain = cluster.gpus_per_node, cluster.nvlink_domain_size
+    starts = [engine * plan.engine_devices + stage * plan.tp for engine in range(plan.dp)]
+    pairs = [(start + rank, start + rank + plan.tp) for start in starts for rank in range(plan.tp)]
+    apart = any(a // gpus != b // gpus for a, b in pairs)
+    return GroupShape(
+        num_ranks=2,
+        num_nodes=2 if apart else 1,
+        ranks_per_node=1 if apart else 2,
+        num_groups_per_node=min(plan.tp, gpus),
+        spans_domain=any(a // domain != b // domain for a, b in pairs),
+    )

@@ -1,0 +1,72 @@
+"""Kernels that training has not: attention against a paged cache, and products whose weights alone are quantised.
+
+Both are the training kernels with their own bytes, so the same calibrated curves price them. What no microbenchmark
+backs is said in docs/background/inference.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from typing_extensions import override
+
+from simulator.base.kernels import DTYPE_BYTES, Attention, Gemm, Kernel, Stream
+
+# Bits a weight takes with its scales: int8 has one 16-bit scale a row (left out: 16 / k bits), int4 a 16-bit scale and a
+# 4-bit zero for each group of 128 (AWQ and GPTQ checkpoints).
+WEIGHT_BITS = {"bf16": 16.0, "fp16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4 + 20 / 128}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedAttention(Attention):
+    """Attention of new tokens over what is cached, for a whole batch of sequences of any lengths.
+
+    pairs: (query, key) pairs of one head, over the batch. queries: new tokens. cached_bytes: of K and V of all tokens that
+    are seen, the new ones among them, in the dtype that they are kept in. The inherited shape only says how well the kernel fills the device: seq_q
+    and seq_kv of a mean sequence, whose queries see seq_kv / 2 keys on average.
+    """
+
+    pairs: int
+    queries: int
+    cached_bytes: int
+
+    @property
+    @override
+    def flop(self) -> int:
+        return 2 * self.pairs * self.num_heads * (self.head_dim + (self.v_head_dim or self.head_dim))
+
+    @property
+    @override
+    def num_bytes(self) -> int:
+        """Q and O of the new tokens, and what is cached, once each."""
+        channels = self.head_dim + (self.v_head_dim or self.head_dim)
+        return self.queries * self.num_heads * channels * DTYPE_BYTES[self.dtype] + self.cached_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowWeights(Gemm):
+    """A product whose weights [n, k] are stored in `weight_bits` and widened in registers."""
+
+    weight_bits: float
+
+    @property
+    @override
+    def num_bytes(self) -> int:
+        e = DTYPE_BYTES[self.dtype]
+        return self.batch * (e * (self.m * self.k + self.m * self.n) + int(self.k * self.n * self.weight_bits / 8))
+
+
+def stored_as(kernels: tuple[Kernel, ...], weights: str) -> tuple[Kernel, ...]:
+    """The kernels of a layer with its weights stored so: narrower reads, or fp8 products behind quantised activations."""
+    found: list[Kernel] = []
+    for kernel in kernels:
+        if not isinstance(kernel, Gemm) or weights in ("bf16", "fp16"):
+            found.append(kernel)
+        elif weights == "fp8":
+            read = kernel.batch * kernel.m * kernel.k * DTYPE_BYTES[kernel.dtype]
+            found.append(Stream(op="quantise", read_bytes=read, write_bytes=kernel.batch * kernel.m * kernel.k))
+            found.append(replace(kernel, dtype="fp8"))
+        else:
+            same = {field.name: getattr(kernel, field.name) for field in fields(kernel)}
+            found.append(NarrowWeights(**same, weight_bits=WEIGHT_BITS[weights]))
+    return tuple(found)

@@ -1,0 +1,178 @@
+"""Memory of a serving GPU: weights, the activations of the largest step, and cache blocks in what is left.
+
+vLLM's scheme: a step of max_batched_tokens is run once; what the GPU may use (its memory × gpu_memory_utilization) less
+weights, that step's peak and what has grown outside torch meanwhile is cut into blocks. The CUDA context comes on top. The peak is read off the caching allocator, which
+plays the forward's allocations: an activation dies with its last reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simulator.memory import outside_torch_bytes
+from simulator.memory.allocator import Block as Storage
+from simulator.memory.allocator import CachingAllocator
+from simulator.memory.outside import workspace_bytes
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving.blocks import forward_blocks, head_block
+from simulator.studies.serving.plan import InferencePlan
+from simulator.studies.serving.shards import StageShard, kv_bytes_per_token, part_bytes, stage_shards, weight_bytes
+from simulator.work.ops import Block
+
+# What vLLM sees grow outside torch on one GPU between its first look and the end of its trial step: "non_torch_memory takes
+# 0.16GiB" in the logs of two 80 GB GPUs (github.com/kubernetes-sigs/gateway-api-inference-extension/pull/550 and
+# github.com/generative-computing/mellea/pull/416). The CUDA context is older than that look, so the fraction leaves it out.
+_SEEN_BYTES = int(0.16 * 2**30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingMemory:
+    """Bytes of one GPU of the stage that limits the cache, and what that leaves.
+
+    weight_bytes: embedding_bytes and head_bytes among them. activation_bytes: peak of the largest step.
+    outside_torch_bytes: context, libraries, communicators; seen_outside_bytes: those that the budget has to hold.
+    capacity_bytes: what a process can get; budget_bytes: the part of it that the plan allows.
+    block_bytes: of one block on this GPU. num_blocks: of one scheduler (with pp stages there are pp, which share them).
+    longest_tokens: of one sequence that must fit. model_fraction: of all parameters' bytes, on this GPU.
+    """
+
+    stage: int
+    weight_bytes: int
+    embedding_bytes: int
+    head_bytes: int
+    model_fraction: float
+    activation_bytes: int
+    outside_torch_bytes: int
+    seen_outside_bytes: int
+    capacity_bytes: int
+    budget_bytes: int
+    block_bytes: int
+    block_size: int
+    num_blocks: int
+    num_schedulers: int
+    longest_tokens: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of all blocks on this GPU."""
+        return self.num_blocks * self.num_schedulers * self.block_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self.weight_bytes + self.activation_bytes + self.outside_torch_bytes + self.kv_bytes
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the cache of one engine holds."""
+        return self.num_blocks * self.num_schedulers * self.block_size
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-self.longest_tokens // self.block_size)
+
+    @property
+    def fits(self) -> bool:
+        """One sequence of the longest kind has room, else an engine refuses to start; and the GPU has what is used."""
+        return self.missing_bytes == 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is short for one such sequence: of the budget, or of the GPU; 0 if it fits."""
+        needed = self.needed_blocks * self.num_schedulers * self.block_bytes
+        fixed = self.weight_bytes + self.activation_bytes
+        return max(
+            0,
+            fixed + self.seen_outside_bytes + needed - self.budget_bytes,
+            fixed + self.outside_torch_bytes + max(needed, self.kv_bytes) - self.capacity_bytes,
+        )
+
+    @property
+    def over_budget(self) -> bool:
+        """It is the budget that is short."""
+        return self.num_blocks < self.needed_blocks
+
+
+def serving_memory(model: Model, plan: InferencePlan, device: Device, stack: Stack) -> ServingMemory:
+    """Memory of the stage with the fewest blocks."""
+    shards = stage_shards(model, plan)
+    whole = weight_bytes(stage_shards(model, plan.model_copy(update={"tp": 1, "pp": 1, "replicate": ()}))[0], plan)
+    found = (_stage(model, plan, device, stack, shards, stage, whole) for stage in range(plan.pp))
+    return min(found, key=lambda each: (each.num_blocks, -each.missing_bytes, each.stage))
+
+
+def _stage(
+    model: Model,
+    plan: InferencePlan,
+    device: Device,
+    stack: Stack,
+    shards: Sequence[StageShard],
+    stage: int,
+    whole_bytes: int,
+) -> ServingMemory:
+    shard = shards[stage]
+    held = weight_bytes(shard, plan)
+    activations = activation_bytes(model, shard, plan, stack, device)
+    outside = outside_torch_bytes(device, Plan(), sum(degree > 1 for degree in (plan.tp, plan.pp)))
+    capacity = device.usable_bytes - device.hypervisor_bytes
+    budget = int(capacity * plan.gpu_memory_utilization)
+    block = plan.block_size * kv_bytes_per_token(shard, plan)
+    seen = _SEEN_BYTES + outside - outside_torch_bytes(device, Plan(), 0) if outside else 0
+    left = budget - held - activations - seen
+    return ServingMemory(
+        stage=stage,
+        weight_bytes=held,
+        embedding_bytes=part_bytes(shard, plan, "embedding"),
+        head_bytes=part_bytes(shard, plan, "head"),
+        model_fraction=held / whole_bytes,
+        activation_bytes=activations,
+        outside_torch_bytes=outside,
+        seen_outside_bytes=seen,
+        capacity_bytes=capacity,
+        budget_bytes=budget,
+        block_bytes=block,
+        block_size=plan.block_size,
+        num_blocks=max(0, left // block // plan.pp),
+        num_schedulers=plan.pp,
+        longest_tokens=plan.model_len(model),
+    )
+
+
+def activation_bytes(model: Model, shard: StageShard, plan: InferencePlan, stack: Stack, device: Device) -> int:
+    """Peak of the largest step on one GPU: max_batched_tokens new tokens, max_sequences of which sample."""
+    tokens = plan.batched_tokens(model)
+    found = forward_blocks(shard, plan, stack, tokens)
+    blocks = [found["embedding"]] if shard.holds_embedding else []
+    for kind in dict.fromkeys(shard.part.layer_kinds):
+        blocks += [found[kind]] * 2  # the second begins as all others do
+    head = head_block(shard, plan, stack, min(plan.max_sequences, tokens)) if shard.holds_head else None
+    allocator = CachingAllocator()
+    for size in workspace_bytes(device)[:1]:  # no second thread: there is no backward
+        allocator.malloc(size)
+    state = allocator.malloc(blocks[0].input_bytes)
+    for block in blocks:
+        state = _play(allocator, block, state)
+    if head is not None:
+        rows = allocator.malloc(head.input_bytes)  # the rows that sample, picked from all
+        allocator.free(state)
+        state = _play(allocator, head, rows)
+    return allocator.peak_allocated_bytes
+
+
+def _play(allocator: CachingAllocator, block: Block, state: Storage) -> Storage:
+    """One block's forward: each storage is freed behind its last reader. Returns that of the block's output."""
+    last = {name: index for index, op in enumerate(block.ops) for name in op.inputs}
+    live: dict[str, Storage] = {block.input: state}
+    for index, op in enumerate(block.ops):
+        for tensor in op.outputs:
+            live[tensor.name] = allocator.malloc(tensor.num_bytes)
+        if op.forward_temporary_bytes:
+            allocator.free(allocator.malloc(op.forward_temporary_bytes))
+        for name in dict.fromkeys((*op.inputs, *(tensor.name for tensor in op.outputs))):
+            if name in live and name != block.output and last.get(name, index) <= index:
+                allocator.free(live.pop(name))
+    return live[block.output]

@@ -1,0 +1,197 @@
+"""InferencePlan: how a model is placed and served. It validates itself; `check` judges it beside a model and a cluster."""
+
+from __future__ import annotations
+
+from math import gcd
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field
+
+from simulator.base.errors import Fault, PlanError
+from simulator.base.schema import Strict, read_toml
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+
+Weights = Literal["bf16", "fp16", "fp8", "int8", "int4"]
+KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
+Part = Literal["embedding", "head"]
+
+MAX_COUNT = 2**20
+DEFAULT_BATCHED_TOKENS = 8192
+
+
+def _list(value: object) -> object:
+    """A flag's text, "embedding,head", as the list that a file has."""
+    if isinstance(value, str):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return value
+
+
+class InferencePlan(Strict):
+    """One way to serve a model. An engine has tp × pp GPUs; dp engines share the requests.
+
+    weights: of the layers' matrices. bf16, fp16: as they are. fp8: both operands of the products, activations quantised on
+    the fly. int8, int4: weights alone (a scale a row; groups of 128 with scale and zero), products in 16 bits. Embedding,
+    norms and head stay in 16 bits, as in published checkpoints.
+    kv_cache: dtype of cached keys and values; auto: as activations. block_size: tokens of a cache block (PagedAttention).
+    gpu_memory_utilization: fraction of the GPU's memory for weights, activations and cache. max_model_len: tokens of prompt
+    and answer together; None: the model's positions. max_batched_tokens: of one step; None: 8192, or max_model_len where
+    that is longer and prompts are not cut. max_sequences: running at once in one engine.
+    chunked_prefill: prompts are cut to fill what decoding leaves of a step (Sarathi); otherwise whole prompts come first.
+    experts: of a mixture, over tp: split, a slice of each on every GPU; dealt, whole ones (expert parallelism).
+    expert_imbalance: rows of the busiest GPU's experts over the mean's, where they are dealt.
+    cuda_graphs: steps that only decode are launched as one graph. replicate: parts that every GPU of a tp group holds whole.
+    """
+
+    tp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    pp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    dp: int = Field(ge=1, le=MAX_COUNT, default=1)
+
+    weights: Weights = "bf16"
+    kv_cache: KvDtype = "auto"
+    block_size: int = Field(ge=1, le=MAX_COUNT, default=16)
+    gpu_memory_utilization: float = Field(gt=0, le=1, default=0.9)
+    max_model_len: int | None = Field(ge=1, le=2**31, default=None)
+    max_batched_tokens: int | None = Field(ge=1, le=2**31, default=None)
+    max_sequences: int = Field(ge=1, le=MAX_COUNT, default=256)
+    chunked_prefill: bool = True
+    cuda_graphs: bool = True
+    experts: Literal["split", "dealt"] = "split"
+    expert_imbalance: float = Field(ge=1, le=1000, default=1.0)
+    replicate: Annotated[tuple[Part, ...], Field(strict=False), BeforeValidator(_list)] = ()
+
+    stack: str = "vllm-2025"
+
+    @property
+    def engine_devices(self) -> int:
+        """GPUs of one engine."""
+        return self.tp * self.pp
+
+    @property
+    def num_devices(self) -> int:
+        return self.engine_devices * self.dp
+
+    @property
+    def compute_dtype(self) -> Literal["bf16", "fp16"]:
+        """Of activations, and of products whose weights alone are quantised."""
+        return "fp16" if self.weights == "fp16" else "bf16"
+
+    @property
+    def kv_dtype(self) -> Literal["bf16", "fp16", "fp8"]:
+        return self.compute_dtype if self.kv_cache == "auto" else self.kv_cache
+
+    def model_len(self, model: Model) -> int:
+        """Tokens that one sequence may reach."""
+        return self.max_model_len or model.max_positions
+
+    def batched_tokens(self, model: Model) -> int:
+        """Tokens that one step may compute."""
+        if self.max_batched_tokens is not None:
+            return self.max_batched_tokens
+        return DEFAULT_BATCHED_TOKENS if self.chunked_prefill else max(DEFAULT_BATCHED_TOKENS, self.model_len(model))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """A plan from a TOML file. Raises PlanError with every fault."""
+        file = Path(path)
+        return cls.parse(read_toml(file, PlanError), str(file), PlanError, from_file=True)
+
+
+def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
+    """Raise PlanError with every way in which plan, model and cluster do not fit together."""
+    if model.mamba is not None:
+        problem = f"{model.name} has Mamba layers, whose states no cache of keys and values holds: serving them is not modelled"
+        raise PlanError(Fault(place="model", problem=problem, remedy="a model whose layers all have attention"))
+    faults = [*_split_faults(plan, model), *_place_faults(plan, cluster), *_length_faults(plan, model)]
+    if faults:
+        raise PlanError(faults)
+
+
+def legal_tp(model: Model, *, dealt: bool = False) -> tuple[int, ...]:
+    """Degrees that split heads and MLP; key-value heads divide, or each is held by several GPUs."""
+    most = gcd(model.num_heads, *(n for n, _ in _widths(model, dealt=dealt)))
+    return tuple(
+        tp
+        for tp in range(1, min(most, 1024) + 1)
+        if most % tp == 0 and (model.num_kv_heads % tp == 0 or tp % model.num_kv_heads == 0)
+    )
+
+
+def _widths(model: Model, *, dealt: bool) -> list[tuple[int, str]]:
+    """What tp splits besides heads: columns, or whole experts."""
+    experts = model.experts
+    if experts is None:
+        return [(model.d_ff, "columns of the MLP")]
+    routed = (experts.num_experts, "experts") if dealt else (experts.d_ff, "columns of an expert")
+    found = [routed, (experts.shared_d_ff, "columns of the shared experts")]
+    if "dense_layer" in model.layer_kinds:
+        found.append((model.d_ff, "columns of the MLP"))
+    return [(n, what) for n, what in found if n]
+
+
+def _split_faults(plan: InferencePlan, model: Model) -> list[Fault]:
+    tp, kv = plan.tp, model.num_kv_heads
+    faults: list[Fault] = []
+    dealt = plan.experts == "dealt"
+    legal = legal_tp(model, dealt=dealt)
+    nearest = " or ".join(map(str, sorted(sorted(legal, key=lambda n: (abs(n - tp), n))[:2])))
+    wrong = [f"{n} {what}" for n, what in ((model.num_heads, "heads"), *_widths(model, dealt=dealt)) if n % tp]
+    if kv % tp and tp % kv:
+        wrong.append(f"{kv} key-value heads (nor is it a multiple of them)")
+    if wrong:
+        problem = f"tp = {tp} does not divide the model's {', '.join(wrong)}"
+        faults.append(Fault(place="inference: tp", problem=problem, remedy=f"tp = {nearest}"))
+    if dealt and model.experts is None:
+        problem = f"{model.name} has no experts to deal"
+        faults.append(Fault(place="inference: experts", problem=problem, remedy='experts = "split"'))
+    if plan.expert_imbalance > 1 and not dealt:
+        problem = "slices of experts are as busy on every GPU"
+        faults.append(Fault(place="inference: expert_imbalance", problem=problem, remedy='1, or experts = "dealt"'))
+    if plan.pp > model.num_layers:
+        problem = f"pp = {plan.pp} stages for {model.num_layers} layers"
+        faults.append(Fault(place="inference: pp", problem=problem, remedy=f"pp = {model.num_layers} at most"))
+    if plan.tp == 1 and plan.replicate:
+        problem = "replicates what tp = 1 does not split"
+        faults.append(Fault(place="inference: replicate", problem=problem, remedy="tp = 2 or more, or nothing"))
+    return faults
+
+
+def _place_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
+    faults: list[Fault] = []
+    gpus = cluster.gpus_per_node
+    if plan.num_devices > cluster.num_devices:
+        need = f"tp {plan.tp} × pp {plan.pp} × dp {plan.dp} = {plan.num_devices}"
+        fits = cluster.num_devices // plan.engine_devices
+        remedy = f"dp = {fits}, or " if fits else ""
+        faults.append(
+            Fault(
+                place="inference: degrees",
+                problem=f"{need}, the cluster has {cluster.num_devices} devices ({cluster.num_nodes} × {gpus})",
+                remedy=f"{remedy}nodes = {-(-plan.num_devices // gpus)}",
+            )
+        )
+    if (plan.tp <= gpus and gpus % plan.tp) or (plan.tp > gpus and plan.tp % gpus):
+        near = max(n for n in range(1, min(plan.tp, gpus) + 1) if gpus % n == 0)
+        problem = f"groups of tp = {plan.tp} do not fill nodes of {gpus} GPUs evenly"
+        faults.append(Fault(place="inference: tp", problem=problem, remedy=f"tp = {near}"))
+    return faults
+
+
+def _length_faults(plan: InferencePlan, model: Model) -> list[Fault]:
+    faults: list[Fault] = []
+    longest, batched = plan.model_len(model), plan.batched_tokens(model)
+    if longest > model.max_positions:
+        problem = f"{longest} tokens, and {model.name} was made for {model.max_positions} positions"
+        faults.append(
+            Fault(place="inference: max_model_len", problem=problem, remedy=f"max_model_len = {model.max_positions}")
+        )
+    if not plan.chunked_prefill and batched < longest:
+        problem = f"{batched} tokens a step, and a whole prompt may have max_model_len = {longest}"
+        remedy = f"max_batched_tokens = {longest}, or chunked_prefill = true"
+        faults.append(Fault(place="inference: max_batched_tokens", problem=problem, remedy=remedy))
+    if batched < plan.max_sequences:
+        problem = f"{batched} tokens a step for max_sequences = {plan.max_sequences}, one token each"
+        remedy = f"max_batched_tokens = {plan.max_sequences} or more, or max_sequences = {batched}"
+        faults.append(Fault(place="inference: max_batched_tokens", problem=problem, remedy=remedy))
+    return faults

@@ -1,0 +1,79 @@
+"""What makes a serving plan fit: single changes, each judged by its memory, those that change least first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from simulator.base.errors import InputError
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving.memory import ServingMemory, serving_memory
+from simulator.studies.serving.plan import InferencePlan, check, legal_tp
+
+NUM_REMEDIES = 4
+_MOST_UTILIZATION = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change of the plan under which one sequence of the longest kind fits, and the tokens that the cache then holds."""
+
+    change: str
+    plan: dict[str, Any]
+    num_devices: int
+    kv_tokens: int
+    changes_numerics: bool
+
+
+def remedies(
+    model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack, memory: ServingMemory
+) -> tuple[Remedy, ...]:
+    """The first few changes that make it fit."""
+    found: list[Remedy] = []
+    for change in _changes(model, plan, cluster.device, memory):
+        other = plan.model_copy(update=change)
+        try:
+            check(other, model, cluster)
+        except InputError:
+            continue
+        after = serving_memory(model, other, cluster.device, stack)
+        if after.fits and len(found) < NUM_REMEDIES:
+            found.append(_remedy(change, other, after))
+    return tuple(found)
+
+
+def _remedy(change: dict[str, Any], plan: InferencePlan, memory: ServingMemory) -> Remedy:
+    words = ", ".join(f"{name} = {'[]' if value == () else value}" for name, value in change.items())
+    return Remedy(
+        change=words,
+        plan=change,
+        num_devices=plan.num_devices,
+        kv_tokens=memory.kv_tokens,
+        changes_numerics=bool({"weights", "kv_cache"} & change.keys()),
+    )
+
+
+def _changes(model: Model, plan: InferencePlan, device: Device, memory: ServingMemory) -> Iterator[dict[str, Any]]:
+    """What to try, in order: settings, the length, more GPUs an engine, narrower numbers."""
+    if plan.replicate:
+        yield {"replicate": ()}
+    if plan.gpu_memory_utilization != _MOST_UTILIZATION:
+        yield {"gpu_memory_utilization": _MOST_UTILIZATION}
+    if memory.num_blocks and memory.over_budget:
+        yield {"max_model_len": memory.num_blocks * memory.block_size}
+    for tp in legal_tp(model, dealt=plan.experts == "dealt"):
+        if plan.tp < tp <= 8 * plan.tp:
+            yield {"tp": tp, "dp": 1}
+    if plan.pp < model.num_layers:
+        yield {"pp": 2 * plan.pp, "dp": 1}
+    if DTYPE_BYTES[plan.kv_dtype] > 1:
+        yield {"kv_cache": "fp8"}
+    for weights in ("fp8", "int8", "int4"):
+        narrower = weights == "int4" or plan.weights in ("bf16", "fp16")
+        if narrower and weights != plan.weights and (weights != "fp8" or device.peak("fp8") > 0):
+            yield {"weights": weights}

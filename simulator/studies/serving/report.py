@@ -1,0 +1,217 @@
+"""Serving: the answer of `serve`, and the figures that are read off a played queue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.predict.prediction import Source
+from simulator.studies.serving.memory import ServingMemory
+from simulator.studies.serving.remedies import Remedy
+from simulator.studies.serving.scheduler import RequestState
+
+Verdict = Literal["OK", "OVERLOADED", "OOM"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Nearest-rank percentiles, mean and largest of a figure over the requests that count, in seconds."""
+
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    mean_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Limits on a request's time to first token, time per output token, and whole latency; None: no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    latency_s: float | None = None
+
+    @property
+    def any(self) -> bool:
+        return (self.ttft_s, self.tpot_s, self.latency_s) != (None, None, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attainment:
+    """One limit: the share of requests within it. held: the 99th percentile is."""
+
+    name: str
+    limit_s: float
+    share: float
+    held: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """ttft: arrival to first token. tpot: from there, per further token (of answers with two or more). latency: to the end."""
+
+    ttft: Spread
+    tpot: Spread | None
+    latency: Spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the engines did in the measured time.
+
+    arriving_per_s: requests; 0: all at once. capacity_per_s: requests that a queue that never empties is served at, and
+    its 90 % interval. utilisation: of the measured time, the part in which the first stage of an engine computes. sequences: mean in a step.
+    kv_mean, kv_peak: of an engine's blocks, in use (peak: of one scheduler). in_system: requests, mean over everything.
+    recomputed_tokens: that preemptions threw away.
+    """
+
+    measured_s: float
+    arriving_per_s: float
+    capacity_per_s: float
+    low_capacity_per_s: float
+    high_capacity_per_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    prompt_tokens_per_s: float
+    utilisation: float
+    num_steps: int
+    sequences: float
+    kv_mean: float
+    kv_peak: float
+    in_system: float
+    preemptions: int
+    recomputed_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCost:
+    """Money at one price. million_*: of so many tokens at the load that was played; at_capacity: if the queue never emptied.
+
+    low_, high_at_capacity: 90 % interval. An output token bears its prompt; `million_tokens` shares among both.
+    """
+
+    kind: str
+    currency: str
+    date: str
+    source: str
+    gpu_hour: float
+    request: float
+    million_output_tokens: float
+    million_tokens: float
+    million_output_tokens_at_capacity: float
+    low_at_capacity: float
+    high_at_capacity: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeStep:
+    """One step that decodes `sequences` sequences of `context` tokens each, through all stages.
+
+    low_s, high_s: its 90 % interval. parts: where it goes: gemm, attention, elementwise, collectives, host (between steps,
+    and what launching takes beyond the devices' work); they sum to step_s. bandwidth_share: bytes of weights and cache that
+    a GPU of the slowest stage reads, over what its memory delivers at its data sheet's speed in that time.
+    """
+
+    sequences: int
+    context: int
+    step_s: float
+    low_s: float
+    high_s: float
+    parts: dict[str, float]
+    bandwidth_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How a plan serves a stream of requests. latencies, load: None where the plan does not fit.
+
+    low_latencies, high_latencies: with every time at the lower and the upper end of its 90 % interval, where that was asked.
+    sigma: one-sigma relative uncertainty of a mean step's time. num_requests: played; num_warmup of them are in no figure. slo_share: requests within every limit; None: none is set.
+    costs: where prices were given.
+    """
+
+    model: str
+    cluster: str
+    num_devices: int
+    verdict: Verdict
+    cause: str
+    suggestion: str
+    num_requests: int
+    num_warmup: int
+    latencies: Latencies | None
+    low_latencies: Latencies | None
+    high_latencies: Latencies | None
+    sigma: float | None
+    load: Load | None
+    attainments: tuple[Attainment, ...]
+    slo_share: float | None
+    decode_steps: tuple[DecodeStep, ...]
+    memory: ServingMemory
+    remedies: tuple[Remedy, ...]
+    assumptions: tuple[str, ...]
+    sources: tuple[Source, ...]
+    costs: tuple[TokenCost, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict != "OOM"
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Of at least one value."""
+    ordered = sorted(values)
+    n = len(ordered)
+
+    def rank(share: float) -> float:
+        return ordered[max(0, math.ceil(share * n) - 1)]
+
+    return Spread(p50_s=rank(0.5), p90_s=rank(0.9), p99_s=rank(0.99), mean_s=math.fsum(ordered) / n, max_s=ordered[-1])
+
+
+def ttft_s(job: RequestState) -> float:
+    """Arrival to the end of the step that makes the first token."""
+    assert job.first_s is not None
+    return job.first_s - job.request.arrival_s
+
+
+def tpot_s(job: RequestState) -> float | None:
+    """Mean time of the tokens behind the first; None where there are none."""
+    assert job.first_s is not None
+    assert job.end_s is not None
+    more = job.request.output_tokens - 1
+    return (job.end_s - job.first_s) / more if more else None
+
+
+def latency_s(job: RequestState) -> float:
+    """Arrival to the last token."""
+    assert job.end_s is not None
+    return job.end_s - job.request.arrival_s
+
+
+def latencies(jobs: Sequence[RequestState]) -> Latencies:
+    """Of the requests that count."""
+    paces = [pace for pace in map(tpot_s, jobs) if pace is not None]
+    return Latencies(
+        ttft=spread(map(ttft_s, jobs)),
+        tpot=spread(paces) if paces else None,
+        latency=spread(map(latency_s, jobs)),
+    )
+
+
+def attained(jobs: Sequence[RequestState], slo: Slo, found: Latencies) -> tuple[tuple[Attainment, ...], float | None]:
+    """Each limit with the share of requests within it, and the share within all."""
+    limits = (("ttft", slo.ttft_s, ttft_s, found.ttft), ("tpot", slo.tpot_s, tpot_s, found.tpot))
+    rows: list[Attainment] = []
+    within = [True] * len(jobs)
+    for name, limit, measure, measured in (*limits, ("latency", slo.latency_s, latency_s, found.latency)):
+        if limit is None:
+            continue
+        values = [measure(job) for job in jobs]
+        good = [value is None or value <= limit for value in values]
+        within = [a and b for a, b in zip(within, good, strict=True)]
+        held = measured is None or measured.p99_s <= limit
+        rows.append(Attainment(name=name, limit_s=limit, share=sum(good) / len(good), held=held))
+    return tuple(rows), (sum(within) / len(within) if rows else None)

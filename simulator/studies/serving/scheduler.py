@@ -1,0 +1,233 @@
+"""Scheduler: which sequences the next step computes, and which cache blocks they hold. It knows no clock.
+
+Iteration-level scheduling (Orca, OSDI '22) with vLLM's rules: requests wait in order of arrival and run in order of
+admission; where decoding needs a block and none is free, the sequence admitted last gives up its own, goes back to the head
+of the queue and computes everything anew (preemption by recomputation). With chunked prefill decoding comes first and
+pieces of prompts fill the step (Sarathi-Serve, OSDI '24); without it whole prompts come first, in steps of their own.
+A prompt is admitted when all its blocks are free, and WATERMARK of all blocks besides.
+
+All decoding sequences advance together, so a step costs time in proportion to what changes, not to what runs: sequences
+that need a block, finish or fill a window are found in counters by the number of the decoding step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from simulator.studies.serving.batch import Batch, Chunk
+from simulator.studies.serving.workload import Request
+
+WATERMARK = 0.01  # vLLM, core/block_manager.py: against admitting a prompt and preempting it at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of one scheduler: cache blocks and their tokens, sequences at once, tokens a step."""
+
+    num_blocks: int
+    block_size: int
+    max_sequences: int
+    max_tokens: int
+    chunked: bool
+    windows: tuple[int | None, ...] = (None,)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RequestState:
+    """A request on its way. `cached` tokens and `done` tokens of its answer were true at decoding step `since`."""
+
+    request: Request
+    index: int
+    cached: int = 0
+    done: int = 0
+    since: int = 0
+    preemptions: int = 0
+    first_s: float | None = None
+    end_s: float | None = None
+
+    @property
+    def known(self) -> int:
+        """Tokens of prompt and answer so far: what a prefill computes."""
+        return self.request.prompt_tokens + self.done
+
+
+class _Keys:
+    """Keys that all decoding sequences see in the next step, through one window."""
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window
+        self._full: Counter[int] = Counter()  # decoding step -> sequences that then fill the window
+        self._growing = 0
+        self.total = 0
+
+    def change(self, cached: int, step: int, sign: int) -> None:
+        """A sequence with so many cached tokens comes (+1) or goes (-1) before decoding step `step`."""
+        keys = cached + 1
+        if self._window is not None and keys >= self._window:
+            self.total += sign * self._window
+            return
+        self.total += sign * keys
+        self._growing += sign
+        if self._window is not None:
+            self._full[step + self._window - keys] += sign
+
+    def advance(self, step: int) -> None:
+        """To decoding step `step`, the next one."""
+        self.total += self._growing
+        self._growing -= self._full.pop(step, 0)
+
+
+class Scheduler:
+    """One queue and one pool of blocks. `next_batch` and `complete` take turns.
+
+    Figures: preemptions; prefilled, decoded: tokens computed; recomputed: of those prefilled, the ones that had been cached.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.waiting: deque[RequestState] = deque()
+        self.running: dict[int, RequestState] = {}  # in order of admission
+        self.free = limits.num_blocks
+        self.preemptions = self.prefilled = self.decoded = self.recomputed = 0
+        self._keys = tuple(_Keys(window) for window in limits.windows)
+        self._need: Counter[int] = Counter()  # decoding step mod block_size -> sequences that then need a block
+        self._finish: dict[int, dict[int, RequestState]] = {}  # decoding step -> sequences whose last token it makes
+        self._step = 0
+        self._decoding = 0
+        self._partial: RequestState | None = None
+        self._decodes = 0
+        self._pieces: list[tuple[RequestState, Chunk]] = []
+
+    @property
+    def used_blocks(self) -> int:
+        return self.limits.num_blocks - self.free
+
+    @property
+    def unfinished(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    def next_batch(self) -> Batch | None:
+        """What the next step computes; None if there is nothing to do."""
+        self._pieces, self._decodes = [], 0
+        if self.limits.chunked:
+            calm = self._make_room()
+            self._decodes = self._decoding
+            self._take_blocks()
+            self._fill(self.limits.max_tokens - self._decodes, admit=calm)
+        else:
+            self._fill(self.limits.max_tokens, admit=True)
+            if not self._pieces:
+                self._make_room()
+                self._decodes = self._decoding
+                self._take_blocks()
+        if not self._decodes and not self._pieces:
+            return None
+        keys = tuple(each.total if self._decodes else 0 for each in self._keys)
+        return Batch(decodes=self._decodes, keys=keys, chunks=tuple(chunk for _, chunk in self._pieces))
+
+    def complete(self, now_s: float) -> list[RequestState]:
+        """The step is over: every sequence in it has its tokens. Returns those that are finished."""
+        finished: list[RequestState] = []
+        if self._decodes:
+            self.decoded += self._decodes
+            for job in self._finish.pop(self._step, {}).values():
+                self._leave(job)
+                job.cached, job.done = job.cached + 1, job.done + 1
+                finished.append(job)
+            self._step += 1
+            for each in self._keys:
+                each.advance(self._step)
+            for job in finished:
+                self._return_blocks(job.cached)
+        for job, chunk in self._pieces:
+            job.cached += chunk.new
+            self.prefilled += chunk.new
+            if chunk.last:
+                self._prefill_ends(job, now_s, finished)
+        for job in finished:
+            job.end_s = now_s
+            del self.running[job.index]
+        return finished
+
+    def _prefill_ends(self, job: RequestState, now_s: float, finished: list[RequestState]) -> None:
+        job.done += 1
+        job.first_s = now_s if job.first_s is None else job.first_s
+        if job.done == job.request.output_tokens:
+            self._return_blocks(job.cached)
+            finished.append(job)
+        else:
+            self._join(job)
+
+    def _join(self, job: RequestState) -> None:
+        """It decodes from the next decoding step on."""
+        job.since = self._step
+        self._decoding += 1
+        self._need[(self._step - job.cached) % self.limits.block_size] += 1
+        last = self._step + job.request.output_tokens - job.done - 1
+        self._finish.setdefault(last, {})[job.index] = job
+        for each in self._keys:
+            each.change(job.cached, self._step, +1)
+
+    def _leave(self, job: RequestState) -> None:
+        """It decodes no more. Its tokens are brought up to what they were before the decoding step that is next or now."""
+        past = self._step - job.since
+        job.cached, job.done = job.cached + past, job.done + past
+        for each in self._keys:
+            each.change(job.cached, self._step, -1)
+        self._decoding -= 1
+        self._need[(self._step - job.cached) % self.limits.block_size] -= 1
+
+    def _make_room(self) -> bool:
+        """Preempt until every decoding sequence has its next block. False if anything was preempted."""
+        before = self.preemptions
+        while self._need[self._step % self.limits.block_size] > self.free:
+            self._preempt()
+        return self.preemptions == before
+
+    def _take_blocks(self) -> None:
+        self.free -= self._need[self._step % self.limits.block_size]
+
+    def _return_blocks(self, tokens: int) -> None:
+        self.free += -(-tokens // self.limits.block_size)
+
+    def _preempt(self) -> None:
+        """The sequence admitted last loses its blocks and waits at the head of the queue."""
+        _, job = self.running.popitem()
+        if job is self._partial:
+            self._partial = None
+            self._return_blocks(job.known)
+        else:
+            last = job.since + job.request.output_tokens - job.done - 1
+            del self._finish[last][job.index]
+            self._leave(job)
+            self._return_blocks(job.cached)
+        self.recomputed += job.cached
+        job.cached = 0
+        job.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(job)
+
+    def _fill(self, tokens: int, *, admit: bool) -> None:
+        """Pieces of prompts for at most so many tokens: the one begun, then those that wait."""
+        if self._partial is not None:
+            tokens -= self._compute(self._partial, tokens)
+        while admit and self.waiting and tokens > 0 and len(self.running) < self.limits.max_sequences:
+            job = self.waiting[0]
+            blocks = -(-job.known // self.limits.block_size)
+            spare = int(WATERMARK * self.limits.num_blocks) if self.running else 0
+            if blocks + spare > self.free or (not self.limits.chunked and job.known > tokens):
+                return
+            self.waiting.popleft()
+            self.running[job.index] = job
+            self.free -= blocks
+            tokens -= self._compute(job, tokens)
+
+    def _compute(self, job: RequestState, tokens: int) -> int:
+        """A piece of the job's prompt, as long as may be; returns its length."""
+        new = min(job.known - job.cached, tokens)
+        if new:
+            last = job.cached + new == job.known
+            self._pieces.append((job, Chunk(new=new, cached=job.cached, last=last)))
+            self._partial = None if last else job
+        return new

@@ -1,0 +1,50 @@
+"""Where a serving answer's inputs come from, and what is assumed because nothing measured says it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.predict.prediction import Source
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.studies.serving.costs import StepCosts
+from simulator.work.collectives import Links, calibrated
+from simulator.work.collectives import source as links_source
+
+ASSUMPTIONS: Final = (
+    "reading the cache reaches the bandwidth of the attention kernel's calibration at any batch size, and one kernel's floor",
+    "int8 and int4 weights reach the 16-bit product's share of bandwidth",
+    "tensor-parallel all-reduces are NCCL's; serving frameworks' own for small sizes are not modelled",
+    "every answer has the length that the request states",
+)
+
+
+_OF_EXPERTS: Final = "routing is even: a step reads the experts that its tokens reach on average"
+_OF_LATENTS: Final = "attention over latents reaches what the attention kernel's calibration says of its widest heads"
+_OF_MTP: Final = "modules of multi-token prediction are not loaded"
+
+
+def assumptions(model: Model) -> tuple[str, ...]:
+    """Those that this model's answer rests on."""
+    found = list(ASSUMPTIONS)
+    found += [_OF_EXPERTS] if model.experts is not None else []
+    found += [_OF_LATENTS] if model.latent is not None else []
+    return tuple([*found, _OF_MTP] if model.mtp_layers else found)
+
+
+def sources(costs: StepCosts, calibration: Calibration, cluster: Cluster, curves: LinkCurves) -> tuple[Source, ...]:
+    """Provenance of every input."""
+    model, stack = costs.model, costs.stack
+    date = f", {calibration.provenance.date}" if calibration.provenance.date else ""
+    near = "ideal" if curves.ideal_links else "calibrated" if calibrated(Links.of(cluster), curves) else "datasheet"
+    return (
+        Source(what="model", kind="given", detail=f"{model.name}, {model.num_parameters:,} parameters"),
+        Source(what="device", kind="datasheet", detail=cluster.device.name),
+        Source(
+            what="kernels", kind=calibration.kind, detail=f"{calibration.name}: {calibration.provenance.machine}{date}"
+        ),
+        Source(what="links", kind=near, detail=links_source(cluster, curves, nccl=stack.software())),
+        Source(what="stack", kind="assumed", detail=f"{stack.name}: {stack.framework}"),
+    )

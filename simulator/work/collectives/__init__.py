@@ -1,0 +1,40 @@
+"""Collectives: what each costs on each class of link, which algorithm NCCL runs, and what compute loses meanwhile."""
+
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.work.collectives.call import Links
+from simulator.work.collectives.copies import copies
+from simulator.work.collectives.cost import (
+    Choice,
+    calibrated,
+    choose,
+    collective_cost,
+    collective_s,
+    link_capacities,
+    renamed,
+)
+from simulator.work.collectives.effects import interference, sigma, source
+from simulator.work.collectives.host_traffic import HostTraffic, host_traffic
+from simulator.work.collectives.volumes import KINDS, Volume, minimum, volume
+
+__all__ = [
+    "KINDS",
+    "Choice",
+    "HostTraffic",
+    "LinkCurves",
+    "Links",
+    "Volume",
+    "calibrated",
+    "choose",
+    "collective_cost",
+    "collective_s",
+    "copies",
+    "default_curves",
+    "host_traffic",
+    "interference",
+    "link_capacities",
+    "minimum",
+    "renamed",
+    "sigma",
+    "source",
+    "volume",
+]

@@ -1,0 +1,360 @@
+"""Costs: what one collective of a group costs each of its ranks, on two classes of link.
+
+"intra" is a GPU's port into its node, one way; "pcie" its link to the host, where groups that its cables do not join go
+that way (ports.py). "inter" is a GPU's even share of its node's NICs: if every GPU of a node
+runs a collective of the same axis at once, each has exactly its share, and the groups contend as they do in reality.
+Capacities are what the ring reaches with whole chunks; bytes of other algorithms are weighted by how far they are from
+that, so that one capacity serves all and concurrent collectives share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from simulator.base.errors import ClusterError, Fault, PlanError
+from simulator.spec.calibration.collective_curves import (
+    PORT_TOLERANCE,
+    LinkCurves,
+    Mode,
+    NetworkCurves,
+    PortCurves,
+    default_curves,
+    pipeline_fill_s,
+)
+from simulator.spec.software.nccl import Nccl
+from simulator.spec.software.nccl.software import NEWEST
+from simulator.work.collectives.call import Call, Links, Placement, network_of, nic_share, with_peer_access
+from simulator.work.collectives.ports import ports_of
+from simulator.work.collectives.proxy_messages import copied, crowd, fabric_of, group_of, posted_channels
+from simulator.work.collectives.settings import (
+    buffer_weight,
+    channel_weight,
+    channels_of,
+    nic_channel_weight,
+    send_ceiling_bytes_per_s,
+)
+from simulator.work.collectives.tuning import Pick, pick
+from simulator.work.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
+from simulator.work.program import CollectiveCost, Number
+
+if TYPE_CHECKING:
+    from simulator.parallel.mesh import GroupShape
+    from simulator.spec.cluster import Cluster
+
+LOOPS = ("ring", "hierarchical")  # each of their steps is a message on every edge
+_MOST_COSTS = 65536  # a search prices many plans; a cost is quickly made again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What NCCL picks, how long the call takes alone, and on how many channels (None where that is not calibrated)."""
+
+    algorithm: Algorithm
+    protocol: str
+    time_s: Number
+    channels: int | None = None
+
+
+def collective_cost(
+    kind: str,
+    size_bytes: int,
+    shape: GroupShape,
+    cluster: Cluster,
+    *,
+    curves: LinkCurves | None = None,
+    nccl: Nccl | None = None,
+) -> CollectiveCost:
+    """What one collective costs each rank: bytes over "intra" and "inter", and seconds before they flow.
+
+    size_bytes: of the full tensor, nccl-tests' convention (all-gather and reduce-scatter: n times a shard; all-to-all:
+    what one rank sends in total; send_recv: what one rank sends). nccl: None for a current one with nothing set.
+    Raises PlanError for an unknown kind or where the settings leave nothing to run, CalibrationError where a curve is
+    missing.
+    """
+    return _memo(curves or default_curves()).cost(call_of(kind, size_bytes, shape, cluster, nccl))
+
+
+def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, nccl: Nccl | None = None) -> Call:
+    """The call in the cost model's units. Raises PlanError for an unknown kind."""
+    nccl = nccl or Nccl()
+    links = Links.of(with_peer_access(cluster, nccl), shape, checked_kind(kind), nccl)
+    return Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl)
+
+
+def choose(
+    kind: str,
+    size_bytes: int,
+    shape: GroupShape,
+    cluster: Cluster,
+    curves: LinkCurves | None = None,
+    *,
+    nccl: Nccl | None = None,
+) -> Choice:
+    """The algorithm and protocol that NCCL picks, and the time of the call alone (see `collective_cost` for arguments)."""
+    curves = curves or default_curves()
+    call = call_of(kind, size_bytes, shape, cluster, nccl)
+    chosen = choice_of(call, curves)
+    return Choice(
+        algorithm=chosen.algorithm,
+        protocol=chosen.protocol,
+        time_s=call_s(call, curves),
+        channels=channels_of(call, chosen, curves),
+    )
+
+
+def collective_s(
+    kind: str,
+    size_bytes: int,
+    shape: GroupShape,
+    cluster: Cluster,
+    curves: LinkCurves | None = None,
+    *,
+    nccl: Nccl | None = None,
+) -> Number:
+    """Seconds of one collective alone on its links."""
+    return choose(kind, size_bytes, shape, cluster, curves, nccl=nccl).time_s
+
+
+def link_capacities(cluster: Cluster, curves: LinkCurves | None = None, *, suffix: str = "") -> dict[str, Number]:
+    """Achievable bytes/s of the links that costs of this cluster name.
+
+    "intra": one GPU's port; "pcie": its link to the host, where groups may be bound by it; "inter": its share of the
+    node's NICs.
+    suffix: appended to the names where every rank or node has links of its own (see `renamed`).
+    """
+    memo, links = _memo(curves or default_curves()), Links.of(cluster)
+    capacities: dict[str, Number] = {}
+    for port in ports_of(cluster):
+        seen = replace(links, port_kind=port.kind, port_bytes_per_s=port.bytes_per_s, port_link=port.link)
+        capacities |= memo.capacity(seen)
+    return {f"{name}{suffix}": value for name, value in capacities.items()}
+
+
+def renamed(cost: CollectiveCost, suffix: str) -> CollectiveCost:
+    """The same cost on links named with `suffix`."""
+    names = {f"{name}{suffix}": value for name, value in cost.link_bytes.items()}
+    return replace(cost, link_bytes=names)
+
+
+def call_s(call: Call, curves: LinkCurves) -> Number:
+    """Seconds of one call alone on its links."""
+    return _memo(curves).time_s(call)
+
+
+class _Memo:
+    """Costs and capacities of one set of curves, kept with it: hashing the curves would cost more than the call."""
+
+    def __init__(self, curves: LinkCurves) -> None:
+        self.curves = curves
+        self.costs: dict[Call, CollectiveCost] = {}
+        self.capacities: dict[Links, dict[str, Number]] = {}
+
+    def cost(self, call: Call) -> CollectiveCost:
+        found = self.costs.get(call)
+        if found is None:
+            if len(self.costs) >= _MOST_COSTS:
+                self.costs.clear()
+            found = self.costs[call] = _cost(call, self.curves)
+        return found
+
+    def capacity(self, links: Links) -> Mapping[str, Number]:
+        found = self.capacities.get(links)
+        if found is None:
+            found = self.capacities[links] = _capacities(links, self.curves)
+        return found
+
+    def time_s(self, call: Call) -> Number:
+        found, capacities = self.cost(call), self.capacity(call.links)
+        return found.latency_s + max((b / capacities[k] for k, b in found.link_bytes.items()), default=0)
+
+
+_memos: dict[int, _Memo] = {}
+
+
+def _memo(curves: LinkCurves) -> _Memo:
+    found = _memos.get(id(curves))
+    if found is None:
+        found = _memos[id(curves)] = _Memo(curves)  # the memo holds the curves, so the id stays theirs
+    return found
+
+
+def _capacities(links: Links, curves: LinkCurves) -> dict[str, Number]:
+    """What rings with whole chunks reach: the measure that other modes' bytes are weighted by."""
+    share = nic_share(links)
+    if curves.ideal_links:
+        return _drop_zero({links.port_link: Fraction(links.port_bytes_per_s), "inter": share})
+    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    capacities: dict[str, Number] = {links.port_link: links.port_bytes_per_s * port.mode("ring", "simple").efficiency}
+    if share:
+        network = curves.network(network_of(links), frozenset(), NEWEST)
+        capacities["inter"] = float(share) * network.mode("ring", "simple").efficiency
+    return capacities
+
+
+def choice_of(call: Call, curves: LinkCurves) -> Pick:
+    """Ideal links run rings (the closed forms); gloo has one way for each kind; real GPUs run what NCCL picks."""
+    if curves.ideal_links:
+        return Pick(POINT_TO_POINT.get(call.kind, "ring"), "simple")
+    if curves.library == "gloo":
+        return Pick(POINT_TO_POINT.get(call.kind, "ring"), "tcp")
+    return pick(call.kind, call.size_bytes, group_of(call), fabric_of(call), call.nccl)
+
+
+def algorithm_of(call: Call, curves: LinkCurves) -> tuple[Algorithm, str]:
+    """The algorithm, and the protocol or (gloo) the kind that its calibrated mode is named after."""
+    chosen = choice_of(call, curves)
+    return chosen.algorithm, call.kind if curves.library == "gloo" else chosen.protocol
+
+
+def form_of(call: Call, algorithm: Algorithm) -> Volume:
+    """The closed form."""
+    return volume(call.kind, algorithm, call.place.num_ranks, call.place.num_domains)
+
+
+def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
+    """Volume × size over each link, weighted by the mode's distance from the ring, and the delay before it."""
+    if call.place.num_domains > 1 and not call.links.num_nics:
+        problem = f"a {call.kind} spans {call.place.num_domains} nodes that no network joins"
+        raise ClusterError(Fault(place="cluster: inter", problem=problem, remedy="give `inter`, or one node"))
+    chosen, (algorithm, protocol) = choice_of(call, curves), algorithm_of(call, curves)
+    form = form_of(call, algorithm)
+    port_bytes = form.port * call.size_bytes * call.links.detour
+    nic_bytes = form.nic * call.size_bytes * nic_part(call) * _spine(algorithm, call)
+    if curves.ideal_links:
+        return CollectiveCost(
+            latency_s=Fraction(0), link_bytes=_drop_zero({call.links.port_link: port_bytes, "inter": nic_bytes})
+        )
+    port = port_curves(call, curves)
+    network = network_curves(call, curves) if call.place.num_domains > 1 else None
+    capacities = _memo(curves).capacity(call.links)
+    near_s = float(port_bytes) / call.port.bytes_per_s * port_weight(port, algorithm, protocol, form)
+    channels, mode = channels_of(call, chosen, curves), port.mode(algorithm, protocol)
+    near_s *= channel_weight(call, chosen, port, curves)
+    near_s *= buffer_weight(call, protocol, mode, call.port.bytes_per_s, channels)
+    near = call.links.port_link
+    weighted: dict[str, Number] = {near: near_s * float(capacities[near])}
+    if network is not None:
+        mode, share = network.mode(algorithm, protocol), float(nic_share(call.links))
+        far_s = float(nic_bytes) / share / mode.efficiency * nic_channel_weight(call, chosen, port, curves)
+        far_s *= 1 + mode.crowding * crowd(call)
+        far_s = max(
+            far_s, float(form.nic) * call.size_bytes / call.place.ranks_per_domain / send_ceiling_bytes_per_s(call)
+        )
+        far_s *= buffer_weight(call, protocol, mode, share * call.place.ranks_per_domain, channels)
+        weighted["inter"] = far_s * float(capacities["inter"])
+    transfer_s = max((float(b / capacities[k]) for k, b in weighted.items() if b), default=0.0)
+    by_host = network is not None and copied(call, network)
+    posted = posted_channels(call, algorithm, protocol)
+    delay_s = latency_s(port, network, algorithm, protocol, form, transfer_s, copied=by_host, channels=posted)
+    return CollectiveCost(latency_s=delay_s, link_bytes=_drop_zero(weighted))
+
+
+def port_curves(call: Call, curves: LinkCurves) -> PortCurves:
+    """The calibrated port that the call uses, or its nearest relative."""
+    return curves.port(call.port.kind, call.port.bytes_per_s, call.port.way)
+
+
+def network_curves(call: Call, curves: LinkCurves) -> NetworkCurves:
+    """The calibrated network between the call's nodes."""
+    return curves.network(call.network, call.traits, call.nccl.release)
+
+
+def port_weight(port: PortCurves, algorithm: Algorithm, protocol: str, form: Volume) -> float:
+    """Seconds on a port per second at the data sheet's speed: the mode's efficiency, and a loop's cost beyond its steps."""
+    mode = port.mode(algorithm, protocol)
+    return (1 + mode.drain / form.loop_steps if form.loop_steps else 1) / mode.efficiency
+
+
+def latency_s(
+    port: PortCurves,
+    network: NetworkCurves | None,
+    algorithm: Algorithm,
+    protocol: str,
+    form: Volume,
+    transfer_s: float,
+    *,
+    copied: bool = False,
+    channels: int = 1,
+) -> float:
+    """Launch, steps and pipeline fill. Across nodes the network's fill decides: its chunks are the slower ones.
+
+    Steps of rings and trees follow one another; sends to many peers are no pipeline. copied: each message is, by the host.
+    channels: the host posts a message for each at every step of a ring.
+    """
+    local = port.mode(algorithm, protocol)
+    if network is None:
+        return local.base_s + form.local_steps * local.hop_s + pipeline_fill_s(local, transfer_s)
+    far: Mode = network.mode(algorithm, protocol)
+    near_hop_s = max(local.hop_s, channels * far.post_s) if algorithm in LOOPS else local.hop_s
+    far_hop_s = far.hop_s + (channels - 1) * far.post_s + (far.copied_s if copied else 0.0)
+    steps = form.local_steps * near_hop_s + form.network_steps * far_hop_s
+    delay_s = local.base_s + far.base_s + steps
+    if algorithm in ("p2p", "send"):
+        return delay_s + pipeline_fill_s(far, transfer_s)
+    every = form.local_steps + form.network_steps
+    return delay_s + network.fill_s(far, every, protocol, transfer_s, ring=algorithm in LOOPS)
+
+
+def nic_part(call: Call) -> Fraction:
+    """One rank's part of its domain's NIC traffic, weighted to bytes over a GPU's even share of the NICs.
+
+    A node with idle GPUs leaves their share to the busy ones, but a GPU cannot use more than the NICs on its side
+    (one at least): with one busy GPU of eight and eight NICs it has its own share only. Where the place of the NICs
+    counts (Links.cards), it is what the group reaches.
+    """
+    links, place = call.links, call.place
+    if not links.num_nics:
+        return Fraction(0)
+    if links.nics is not None:
+        return nic_share(links) / Fraction(links.nics.bytes_per_s)
+    even = Fraction(links.num_nics, links.gpus_per_node)
+    usable = min(even * links.islands / place.busy_per_domain, max(Fraction(1), even))
+    return even / max(usable, even) / place.ranks_per_domain
+
+
+def _spine(algorithm: Algorithm, call: Call) -> Fraction:
+    """Slowdown by uplinks that are slower than the NICs below them, of the worst level of switches.
+
+    A switch of n nodes sends up n/taper nodes' worth. Of its k nodes that are the cluster's, a ring (or a tree over
+    consecutive nodes) leaves it once, with one node's traffic; groups whose nodes lie s apart share it s deep, and leave it
+    with min(s, k). Of an all-to-all's traffic (N − k/s)/(N − 1) leaves the switch of its sender.
+    """
+    links, nodes, stride, nics = call.links, call.place.num_domains, call.place.node_stride, call.links.nics
+    own_rail = algorithm.startswith(("nvls", "collnet"))  # every head of these has one NIC for both ways
+    if links.on_rails and nics is not None and nics.off_rail and not own_rail:  # another rail is another leaf
+        used, size, taper = links.levels[0]
+        return max(Fraction(1), Fraction(taper * nics.off_rail * used / size).limit_denominator(1024))
+    worst = Fraction(1)
+    if links.on_rails and links.off_rail:
+        used, size, taper = links.levels[0]
+        worst = max(worst, Fraction(taper * links.off_rail * min(used, nodes * stride) / size).limit_denominator(1024))
+    for used, size, taper in links.levels:
+        if (nodes - 1) * stride < used:
+            break
+        crossing = Fraction(min(stride, used), size)
+        if algorithm == "p2p":
+            crossing = Fraction(nodes - max(1, used // stride), nodes - 1) * Fraction(used, size)
+        worst = max(worst, Fraction(taper) * crossing)
+    return worst
+
+
+def _drop_zero(link_bytes: dict[str, Number]) -> dict[str, Number]:
+    return {name: value for name, value in link_bytes.items() if value}
+
+
+def checked_kind(kind: str) -> Kind:
+    """`kind` if it is one. Raises PlanError with the legal ones."""
+    found = next((k for k in KINDS if k == kind), None)
+    if found is None:
+        raise PlanError(Fault(place="collective", problem=f"no kind {kind!r}", remedy=f"one of {', '.join(KINDS)}"))
+    return found
+
+
+def calibrated(links: Links, curves: LinkCurves) -> bool:
+    """True where the port itself was measured, not a relative scaled by data-sheet speed."""
+    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    ratio = links.port_bytes_per_s / port.bytes_per_s
+    return port.stands_for(links.port_kind) and 1 / PORT_TOLERANCE <= ratio <= PORT_TOLERANCE

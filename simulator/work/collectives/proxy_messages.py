@@ -1,0 +1,63 @@
+"""What the host of a group posts to its NICs, message by message: for how many channels, copied by itself or not, among whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulator.spec.calibration.collective_curves import family_of
+from simulator.spec.software.nccl import efa
+from simulator.work.collectives.call import Call, nic_share
+from simulator.work.collectives.tuning import Group, NcclFabric
+from simulator.work.collectives.volumes import POINT_TO_POINT
+
+if TYPE_CHECKING:
+    from simulator.spec.calibration.collective_curves import NetworkCurves
+
+_LL_THREADS, _LL_BYTES = 512, 8  # of a channel, and of a thread before there is another
+
+
+def group_of(call: Call) -> Group:
+    """Ranks and nodes as NCCL counts them: a rack-wide NVLink domain is one node."""
+    return Group(call.place.num_ranks, call.place.num_domains)
+
+
+def fabric_of(call: Call) -> NcclFabric:
+    """What NCCL's search sees of the call's links."""
+    links, port = call.links, call.port
+    return NcclFabric(
+        family_of(port.kind),
+        links.architecture,
+        float(port.bytes_per_s / links.detour) / 1e9,
+        (links.nics.bytes_per_s if links.nics else float(nic_share(links)) * links.islands) / 1e9,
+        far_nics=call.far_nics,
+        sharp=call.network == "infiniband",
+        efa=efa.instance_of(links.architecture, links.num_nics) if call.network.startswith("efa") else None,
+        num_nics=max(1, links.num_nics * links.islands // links.gpus_per_node),
+        host_gb_per_s=links.host_bytes_per_s / 1e9,
+        amd=links.amd,
+    )
+
+
+def posted_channels(call: Call, algorithm: str, protocol: str) -> int:
+    """Channels of a ring's LL over nodes: NCCL takes another for each 8 bytes a thread and rank (src/enqueue.cc).
+
+    Other protocols have all of theirs long before their messages matter.
+    """
+    if call.place.num_domains == 1 or (algorithm, protocol) != ("ring", "ll"):
+        return 1
+    most = 2 * fabric_of(call).channels("ring", group_of(call), call.nccl.release).count  # each is made twice
+    most = min(most, call.nccl.environment.max_channels or most)
+    return int(min(most, max(1, call.size_bytes // (_LL_THREADS * _LL_BYTES * call.place.num_ranks))))
+
+
+def copied(call: Call, network: NetworkCurves) -> bool:
+    """Whether the host copies the call's messages out of GPU memory, one by one."""
+    if call.kind not in POINT_TO_POINT:
+        return False
+    message_bytes = call.size_bytes / (call.place.num_ranks if call.kind == "all_to_all" else 1)
+    return network.copies(message_bytes, call.traits)
+
+
+def crowd(call: Call) -> float:
+    """How many streams of others a pair of nodes meets: none between two, towards 1 among many; of an all-to-all."""
+    return 1 - 2 / call.place.num_domains if call.kind == "all_to_all" and call.place.num_domains > 1 else 0.0

@@ -1,0 +1,258 @@
+"""Attention: projections, positions, the kernel itself (fused, or two products and a softmax), output projection."""
+
+from __future__ import annotations
+
+from simulator.base.kernels import Attention, Gemm, Kernel, Layout, StreamOp
+from simulator.work.ops.context_parallel import ring, ring_backward_bytes, ring_forward_bytes, swap
+from simulator.work.ops.core import Category
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.latent import latent_projections
+from simulator.work.ops.linear import linear
+from simulator.work.ops.norm import norm
+from simulator.work.ops.op_context import OpContext
+from simulator.work.ops.rope import rotate
+from simulator.work.ops.tensor_parallel import FED, enter, leave, whole_columns
+
+_SOFTMAX_MATRICES = 4  # of scores, that a thread block of Megatron's fused softmax takes
+
+
+def attention(g: Graph, s: OpContext, x: Value) -> Value:
+    """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
+    given, x = x, enter(g, s, "attention.enter", x, FED)
+    if s.model.latent is not None:
+        q, k, v = latent_projections(g, s, x)
+    else:
+        q, k, v = _projections(g, s, x)
+        if s.model.qk_norm:
+            q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
+        q, k = rotate(g, s, [q, k])
+    mixed = q.base == q.name and s.model.latent is None  # latent attention makes all three
+    if s.stack.blocks == "fused" and s.stack.attention.kernel == "cudnn" and mixed:
+        # Transformer Engine takes Q, K, V as parts of one tensor or as three of their own, never mixed
+        v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), grads=[v], op="copy")
+    if s.expand_kv:
+        k, v = _expand(g, s, k, "k"), _expand(g, s, v, "v")
+    if s.swaps_heads:
+        q, k, v = swap(g, "heads", q, k, v, by=_swaps(s))
+    core = _core_math if s.stack.attention.kernel == "math" else _core_fused
+    o = core(g, s, q, k, v)
+    if s.swaps_heads:
+        (o,) = swap(g, "tokens", o, by=_swaps(s))
+    out = linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias, split="rows")
+    if s.stack.blocks == "eager":
+        g.hold("attention.scope", [given, x, q, k, v, o])  # the caller's argument too
+    return leave(g, s, "attention.leave", out)
+
+
+def _projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value]:
+    """Q, K, V. Where they come from one product they share its storage, and their gradients are joined by one copy."""
+    m = s.model
+    if not m.fused_qkv and s.stack.blocks != "fused":
+        widths = {"q": m.q_width, "k": m.kv_width, "v": m.kv_width}
+        q, k, v = (linear(g, s, name, x, width, bias=m.qkv_bias, split="columns") for name, width in widths.items())
+        return q, k, v
+    qkv = linear(g, s, "qkv", x, m.q_width + 2 * m.kv_columns, bias=m.qkv_bias, split="columns")
+    t = s.tokens
+    if m.kv_columns < m.kv_width:
+        qkv = whole_columns(g, s, "qkv.gathered", qkv)
+    q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_width), ("k", m.kv_width), ("v", m.kv_width)))
+    numel, size = sum(v.numel for v in (q, k, v)), sum(v.num_bytes for v in (q, k, v))
+    joined = stream("join" if s.stack.blocks == "eager" else "copy", size, size, numel=numel)
+    apart = _groups_apart(s, q)
+    g.op("split", "elementwise", inputs=(qkv,), forward=apart, backward=(joined,), grads=(qkv,), views=(q, k, v))
+    return q, k, v
+
+
+def _groups_apart(s: OpContext, q: Value) -> tuple[Kernel, ...]:
+    """Megatron's joint columns go by group of heads: its queries, its key, its value (core/transformer/attention.py).
+
+    Where a rank has several groups of several queries, its queries are no view of [s, b, heads, head_dim]: `reshape` copies them.
+    """
+    m = s.model
+    several = 1 < m.num_kv_heads < m.num_heads and s.stack.blocks == "fused" and s.plan.implementation == "megatron"
+    return (stream("strided", q.num_bytes, q.num_bytes, numel=q.numel),) if several else ()
+
+
+def _expand(g: Graph, s: OpContext, x: Value, name: str) -> Value:
+    """K or V copied to all heads; backward sums the copies' gradients."""
+    out = g.value(f"{name}.expanded", s.tokens * s.model.q_width, x.dtype)
+    g.op(
+        out.name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(out,),
+        forward=(stream(_reorder(s), x.num_bytes, out.num_bytes, numel=out.numel),),
+        backward=(stream("reduce", out.num_bytes, x.num_bytes),),
+        grads=(x,),
+    )
+    return out
+
+
+def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
+    """Tiled attention. Saves Q, K, V, O, the log-sum-exp of each row in fp32, and dropout's random state."""
+    m, b = s.model, s.batch
+    o = g.value("o", s.tokens * m.o_width, q.dtype)
+    heads, kv_heads = m.num_heads // s.head_parts, m.num_kv_heads // s.head_parts
+    lse = g.value("logsumexp", b * heads * _rounded(s, s.attention_seq), "fp32")
+    state = []
+    if s.stack.attention.random_state:
+        state = [g.value("philox_seed", 2, "int64"), g.value("philox_offset", 1, "int64")]
+    kernels = [
+        Attention(
+            batch=b,
+            seq_q=s.attention_seq,
+            seq_kv=s.seq_kv,
+            num_heads=heads,
+            num_kv_heads=heads if s.expand_kv else kv_heads,
+            head_dim=m.head_dim,
+            causal=True,
+            direction=direction,
+            dtype=s.wide_dtype,
+            v_head_dim=0 if m.latent is None else m.latent.v_head_dim,
+        )
+        for direction in ("forward", "backward")
+    ]
+    g.op(
+        "attention",
+        "attention",
+        inputs=(q, k, v),
+        outputs=(o, lse, *state),
+        forward=kernels[:1],
+        backward=kernels[1:],
+        saved=(q, k, v, o, lse, *state),
+        grads=(q, k, v),
+        forward_temporary_bytes=ring_forward_bytes(s, o),
+        backward_temporary_bytes=_backward_temporary_bytes(s) + ring_backward_bytes(s, o),
+        forward_exchanges=ring(s, "all_gather"),
+        backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
+        selective_save=True,
+    )
+    return o
+
+
+def _rounded(s: OpContext, seq: int) -> int:
+    """Rows of the log-sum-exp: the 2022 Triton kernel pads to 128, the fp32 (memory-efficient) kernel to 32."""
+    multiple = {"flash1_triton": 128}.get(s.stack.attention.kernel, 32 if s.dtype == "fp32" else 1)
+    return -(-seq // multiple) * multiple
+
+
+def _backward_temporary_bytes(s: OpContext) -> int:
+    """FlashAttention-2's backward sums dQ in fp32, keeps Σ dO·O of each row, and expands dK and dV for shared heads."""
+    m, rows = s.model, s.batch * s.seq_q
+    expanded = 0 if s.expand_kv or m.num_kv_heads == m.num_heads else 2 * rows * m.q_width * s.element_bytes
+    return rows * m.q_width * 4 + rows * m.num_heads * 4 + expanded
+
+
+def _core_math(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
+    """Two batched products with a masked softmax between them."""
+    sq, skv, c = s.attention_seq, s.plan.seq_len, s.model.head_dim
+    cv = s.model.o_width // s.model.num_heads
+    numel = s.batch * (s.model.num_heads // s.head_parts) * sq * skv
+    scores = g.value("scores", numel, q.dtype)
+    g.op(
+        "scores",
+        "attention",
+        inputs=(q, k),
+        outputs=(scores,),
+        forward=(_product(s, sq, skv, c, "tn"),),
+        backward=(_product(s, sq, c, skv, "nn"), _product(s, skv, c, sq, "nt")),
+        saved=(q, k),
+        grads=(q, k),
+        forward_exchanges=ring(s, "all_gather"),
+        backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
+    )
+    probs = _softmax(g, s, scores)
+    if s.stack.dropout:
+        probs = _dropped(g, "probabilities", probs, "attention")
+    o = g.value("o", s.tokens * s.model.o_width, q.dtype)
+    g.op(
+        "o",
+        "attention",
+        inputs=(probs, v),
+        outputs=(o,),
+        forward=(_product(s, sq, cv, skv, "nn"),),
+        backward=(_product(s, sq, skv, cv, "tn"), _product(s, skv, cv, sq, "nt")),
+        saved=(probs, v),
+        grads=(probs, v),
+    )
+    merged = g.value("o.merged", o.numel, o.dtype)  # the heads beside each other again: a copy
+    return g.pointwise("o.merged", [o], merged, grads=[o], op=_reorder(s))
+
+
+def _softmax(g: Graph, s: OpContext, scores: Value) -> Value:
+    """Scale, mask and softmax: one fused kernel each way in the compute dtype, or operators in fp32 where that cannot run.
+
+    Megatron's kernel takes four matrices of scores a thread block: heads of the rank times sequences must divide by 4
+    (NVIDIA/Megatron-LM and microsoft/Megatron-DeepSpeed, megatron/model/fused_softmax.py; NVIDIA/TransformerEngine,
+    transformer_engine/pytorch/softmax.py, is_kernel_available).
+    """
+    if s.stack.blocks == "fused" and (s.batch * s.model.num_heads // s.head_parts) % _SOFTMAX_MATRICES:
+        return _softmax_operators(g, scores)
+    probs = g.value("probabilities", scores.numel, scores.dtype)
+    p = probs.num_bytes
+    g.op(
+        "probabilities",
+        "attention",
+        inputs=(scores,),
+        outputs=(probs,),
+        forward=(stream("softmax", p, p),),
+        backward=(stream("softmax", 2 * p, p),),
+        saved=(probs,),
+        grads=(scores,),
+    )
+    return probs
+
+
+def _softmax_operators(g: Graph, scores: Value) -> Value:
+    """To fp32, times the scale, masked in place, softmax, and back: an operator each, each with a gradient of its own."""
+    wide = g.cast(scores, "fp32", "scores.float", "attention")
+    scaled = g.value("scores.scaled", wide.numel, wide.dtype)
+    g.pointwise("scores.scaled", [wide], scaled, grads=[wide], category="attention")
+    probs, f = g.value("probabilities.float", wide.numel, wide.dtype), wide.num_bytes
+    g.op(
+        "probabilities.float",
+        "attention",
+        inputs=(scaled,),
+        outputs=(probs,),
+        forward=(stream("elementwise", f, f), stream("softmax", f, f)),
+        backward=(stream("softmax", 2 * f, f), stream("elementwise", f, f)),
+        saved=(probs,),
+        grads=(scaled,),
+        backward_temporary_bytes=f,
+    )
+    return g.cast(probs, scores.dtype, "probabilities", "attention")
+
+
+def _reorder(s: OpContext) -> StreamOp:
+    """How the stack copies a strided tensor into a contiguous one."""
+    return "strided" if s.stack.blocks == "eager" else "copy"
+
+
+def _swaps(s: OpContext) -> tuple[StreamOp, StreamOp]:
+    """Copies around an all-to-all of heads for tokens.
+
+    Transformer Engine's: torch's `contiguous` of a strided view, by heads, and one that its fuser compiles, by chunks of the
+    sequence (context_parallel.py, reorder_seq_chunks_for_a2a_before_attn, _after_attn).
+    """
+    return ("strided", "copy") if s.stack.blocks == "fused" else (_reorder(s), _reorder(s))
+
+
+def _dropped(g: Graph, name: str, x: Value, category: Category) -> Value:
+    """Dropout in a kernel of its own, which writes its mask."""
+    out, mask = g.value(f"{name}.dropped", x.numel, x.dtype), g.value(f"{name}.mask", x.numel, "int8")
+    g.op(
+        out.name,
+        category,
+        inputs=(x,),
+        outputs=(out, mask),
+        forward=(stream("elementwise", x.num_bytes, out.num_bytes + mask.num_bytes),),
+        backward=(stream("elementwise", out.num_bytes + mask.num_bytes, x.num_bytes),),
+        saved=(mask,),
+        grads=(x,),
+    )
+    return out
+
+
+def _product(s: OpContext, m: int, n: int, k: int, layout: Layout) -> Gemm:
+    """One product for each head of each sequence."""
+    return Gemm(m=m, n=n, k=k, batch=s.batch * s.model.num_heads // s.head_parts, dtype=s.wide_dtype, layout=layout)

@@ -1,0 +1,333 @@
+"""build_blocks: the embedding, one layer and the head of a model under a stack, as ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final, Literal
+
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.parallel.model_shard import shard_of, whole_body
+from simulator.spec.model import BodyKind, LayerKind, Model, wide
+from simulator.spec.model.hybrid import HybridKind
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops.attention import attention
+from simulator.work.ops.core import Block, ModelBlocks
+from simulator.work.ops.cuda_graphs import with_graphs
+from simulator.work.ops.fusion import fuse_residuals
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.linear import linear
+from simulator.work.ops.loss import cross_entropy
+from simulator.work.ops.mlp import mlp
+from simulator.work.ops.norm import norm
+from simulator.work.ops.op_context import OpContext, uses_autocast
+from simulator.work.ops.quantise import casts_in_norms
+from simulator.work.ops.tensor_parallel import Split, enter, gather, leave, part
+
+Feed = Callable[[Graph, OpContext, Value], Value]
+
+
+def build_blocks(model: Model, stack: Stack, plan: Plan) -> ModelBlocks:
+    """Blocks for one micro-batch on one rank: T = micro_batch_size × seq_len / cp tokens. Exact FLOP and bytes.
+
+    Under tensor parallelism the shapes are those of the rank's share of the model.
+    """
+    setting = OpContext(model=shard_of(model, plan), stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
+    found = set(whole_body(model, plan))
+    return ModelBlocks(
+        embedding=_embedding(setting),
+        body=tuple(block for kind in _ORDER for block in _precisions(setting, kind, found)),
+        head=_head(setting),
+    )
+
+
+_ORDER: Final[tuple[LayerKind | Literal["mtp"], ...]] = (
+    "layer",
+    "dense_layer",
+    "mamba",
+    "attention",
+    "mlp",
+    "moe",
+    "mtp",
+)
+
+
+def _precisions(s: OpContext, kind: LayerKind | Literal["mtp"], found: set[BodyKind]) -> Iterator[Block]:
+    """The blocks of a kind: as the plan has it, and with products in bf16."""
+    if kind in found:
+        yield with_graphs(_body(s, kind), s.plan.cuda_graphs)
+    if kind != "mtp" and (name := wide(kind)) in found:
+        plan = s.plan.model_copy(update={"precision": "bf16", "fp8_recipe": None})
+        yield replace(with_graphs(_body(replace(s, plan=plan), kind), plan.cuda_graphs), name=name)
+
+
+def _body(s: OpContext, kind: LayerKind | Literal["mtp"]) -> Block:
+    """A block of a kind."""
+    match kind:
+        case "mtp":
+            return _mtp(s)
+        case "layer" | "dense_layer":
+            return _layer(s, dense=kind == "dense_layer")
+        case _:
+            return _one_branch(s, kind)
+
+
+def _embedding(s: OpContext) -> Block:
+    """Token lookup, learned positions, scale. Backward: a zeroed gradient, sorted indices, one scatter."""
+    m = s.model
+    ids = Value("tokens", s.tokens, "int64")
+    g = Graph("embedding", ids)
+    x = g.value("embedded", s.tokens * m.d_model, s.stream_dtype)
+    # DTensor makes the gradient of the whole table on every rank (torch 2.13, distributed/tensor/_ops/_embedding_ops.py)
+    parts = s.plan.tp if s.vocab_parallel and s.stack.blocks != "fused" else 1
+    table = parts * m.vocab_size * m.d_model * DTYPE_BYTES[s.parameter_dtype]
+    tied = (stream("elementwise", 2 * table, table),) if m.tied_embeddings else ()  # added to the head's gradient
+    g.op(
+        "embedding",
+        "embedding",
+        inputs=(ids,),
+        outputs=(x,),
+        forward=(stream("embedding_forward", ids.num_bytes + x.num_bytes, x.num_bytes),),
+        backward=(
+            stream("memset", 0, table),
+            stream("embedding_backward", x.num_bytes + 6 * ids.num_bytes, x.num_bytes, 6),
+            *tied,
+        ),
+        saved=(ids,),
+        parameter_numel=parts * m.vocab_size * m.d_model,
+    )
+    x = leave(g, s, "embedding.leave", x) if s.vocab_parallel else part(g, s, "embedding.part", x)
+    if m.positions == "learned":
+        x = _learned_positions(g, s, x)
+    if m.embedding_scale:
+        x = g.pointwise("scaled", [x], g.value("scaled", x.numel, x.dtype), grads=[x])
+    if m.embedding_norm:
+        x = norm(g, s, "embedding_norm", x, m.d_model)
+    return g.block(x, m.num_parameters_of("embedding"))
+
+
+def _learned_positions(g: Graph, s: OpContext, x: Value) -> Value:
+    """Rows of the position table looked up and added; backward sums over the batch, then scatters."""
+    m = s.model
+    rows = x.num_bytes // s.batch
+    table = m.max_positions * m.d_model * DTYPE_BYTES[s.parameter_dtype]
+    out = g.value("positioned", x.numel, x.dtype)
+    g.op(
+        "positions",
+        "embedding",
+        inputs=(x,),
+        outputs=(out,),
+        forward=(stream("embedding_forward", rows, rows), stream("elementwise", x.num_bytes + rows, x.num_bytes)),
+        backward=(
+            stream("reduce", x.num_bytes, rows),
+            stream("memset", 0, table),
+            stream("embedding_backward", rows, rows, 6),
+        ),
+        aliases=(x,),
+        forward_temporary_bytes=rows,
+        parameter_numel=m.max_positions * m.d_model,
+    )
+    return out
+
+
+def _keep_every_second_product(block: Block) -> Block:
+    """The first product's output is kept by the selective policy, the second's is made again, and so on."""
+    products = [op.name for op in block.ops if op.category == "gemm"]
+    sent = {op.name for op in block.ops if any(e.kind == "reduce_scatter" for e in op.forward_exchanges)}
+    again = set(products[1::2]) - sent  # results of reduce-scatters are kept, those with a product inside too
+    ops = tuple(replace(op, selective_save=False) if op.name in again else op for op in block.ops)
+    return replace(block, ops=ops)
+
+
+def _layer(s: OpContext, *, dense: bool) -> Block:
+    """Norm, attention, residual; norm, MLP, residual; or both branches on one stream (parallel_residual)."""
+    kind: LayerKind = "dense_layer" if dense else "layer"
+    x = Value("input", s.stream_tokens * s.model.d_model, s.stream_dtype)
+    g = Graph(kind, x, fused=s.stack.blocks == "compiled")
+    block = g.block(_branches(g, s, x, dense=dense), s.model.num_parameters_of(kind))
+    return _finished(block, s, x)
+
+
+def _mamba(g: Graph, s: OpContext, x: Value) -> Value:
+    from simulator.work.ops.mamba import mamba
+
+    return mamba(g, s, x)
+
+
+def _experts(g: Graph, s: OpContext, x: Value) -> Value:
+    from simulator.work.ops.experts import experts
+
+    return experts(g, s, x)
+
+
+_BRANCHES: Final[dict[HybridKind, tuple[str, Feed]]] = {
+    "mamba": ("1", _mamba),
+    "attention": ("1", attention),
+    "mlp": ("2", mlp),
+    "moe": ("2", _experts),
+}
+
+
+def _one_branch(s: OpContext, kind: HybridKind) -> Block:
+    """A hybrid's layer: norm, branch, residual. Its ops are called as those of the half of a layer that it amounts to."""
+    x = Value("input", s.stream_tokens * s.model.d_model, s.stream_dtype)
+    g = Graph(kind, x, fused=s.stack.blocks == "compiled")
+    half, branch = _BRANCHES[kind]
+    y = branch(g, s, norm(g, s, f"norm_{half}", x, s.model.d_model))
+    block = g.block(_add(g, s, f"residual_{half}", x, y), s.model.num_parameters_of(kind))
+    return _finished(block, s, x)
+
+
+def _mtp(s: OpContext) -> Block:
+    """A module of multi-token prediction, passed as often as the model says.
+
+    The stream goes on as it came (Megatron-LM, core/transformer/multi_token_prediction.py). Embedding and head are used
+    once more in each pass; their gradients, and a repeated module's, are added to those of the first use.
+    """
+    m, d = s.model, s.model.d_model
+    x = Value("input", s.stream_tokens * d, s.stream_dtype)
+    g = Graph("mtp", x, fused=s.stack.blocks == "compiled")
+    losses = [_mtp_pass(g, s, x, number) for number in range(m.mtp_passes)]
+    passed = g.value("passed", x.numel, x.dtype)
+    g.op(
+        "passed",
+        "elementwise",
+        inputs=(x, *losses),
+        outputs=(passed,),
+        forward=(stream("copy", x.num_bytes, x.num_bytes),),
+        grads=losses,
+        aliases=(x,),
+    )
+    return _finished(g.block(passed, m.num_parameters_of("mtp")), s, x)
+
+
+def _mtp_pass(g: Graph, s: OpContext, x: Value, number: int) -> Value:
+    """A layer on the stream joined with the next tokens' embeddings, and its loss."""
+    m, d = s.model, s.model.d_model
+    g.prefix = f"pass{number + 1}." if number else ""
+    next_tokens = g.value("mtp.embedded", x.numel, x.dtype)
+    size, table = x.num_bytes, m.vocab_size * d * DTYPE_BYTES[s.parameter_dtype]
+    lookup = stream("embedding_forward", size, size)
+    scatter = (stream("memset", 0, table), stream("embedding_backward", size, size, 6))
+    added = stream("elementwise", 2 * table, table)
+    g.op(
+        "mtp.embedding",
+        "embedding",
+        inputs=(),
+        outputs=(next_tokens,),
+        forward=(lookup,),
+        backward=(*scatter, added),
+    )
+    parts = [norm(g, s, "mtp.stream_norm", x, d), norm(g, s, "mtp.embedding_norm", next_tokens, d)]
+    both = g.value("mtp.both", 2 * x.numel, x.dtype)
+    joins = (stream("join", 2 * size, 2 * size, numel=both.numel),)
+    g.op("mtp.both", "elementwise", inputs=parts, outputs=(both,), forward=joins, backward=joins, grads=parts)
+    y = linear(g, s, "mtp.join", both, d, bias=False, split="none", tokens=s.stream_tokens)
+    y = norm(g, s, "mtp.norm", _branches(g, s, y, dense=False), d)
+    loss = _loss(g, s, y)
+    g.prefix = ""
+    return loss
+
+
+def _branches(g: Graph, s: OpContext, x: Value, *, dense: bool) -> Value:
+    """What a layer makes of the stream."""
+    feed = mlp if dense or s.model.experts is None else _experts
+    return _parallel(g, s, x, feed) if s.model.parallel_residual else _sequential(g, s, x, feed)
+
+
+def _finished(block: Block, s: OpContext, x: Value) -> Block:
+    """The block as the stack runs and recomputes it."""
+    if s.stack.selective_keeps == "every_second_product":
+        block = _keep_every_second_product(block)
+    return fuse_residuals(block, x.num_bytes) if s.stack.blocks == "compiled" else block
+
+
+def _sequential(g: Graph, s: OpContext, x: Value, feed: Feed) -> Value:
+    d = s.model.d_model
+    casts = casts_in_norms(s)
+    branch = attention(g, s, norm(g, s, "norm_1", x, d, casts=casts and s.model.latent is None))
+    if s.model.post_norms:
+        branch = norm(g, s, "post_norm_1", branch, d)
+    x = _add(g, s, "residual_1", x, branch)
+    branch = feed(g, s, norm(g, s, "norm_2", x, d, casts=casts and feed is mlp))
+    if s.model.post_norms:
+        branch = norm(g, s, "post_norm_2", branch, d)
+    return _add(g, s, "residual_2", x, branch)
+
+
+def _parallel(g: Graph, s: OpContext, x: Value, feed: Feed) -> Value:
+    d = s.model.d_model
+    first = norm(g, s, "norm_1", x, d)
+    second = first if s.model.shared_input_norm else norm(g, s, "norm_2", x, d)
+    branches = [attention(g, s, first), feed(g, s, second)]
+    return _add(g, s, "residual_2", x, _add(g, s, "residual_1", *branches))
+
+
+def _add(g: Graph, s: OpContext, name: str, x: Value, branch: Value) -> Value:
+    """The sum, in the dtype of x. Gradients pass through; a narrower branch gets its own by a cast."""
+    if s.stack.dropout:
+        return _dropped(g, name, x, branch)
+    out = g.value(name, x.numel, x.dtype)
+    if branch.dtype == x.dtype:
+        return g.pointwise(name, [x, branch], out, aliases=[x, branch])
+    read = x.num_bytes + branch.num_bytes
+    g.op(
+        name,
+        "elementwise",
+        inputs=(x, branch),
+        outputs=(out,),
+        forward=(stream("widen" if s.stack.blocks == "eager" else "elementwise", read, out.num_bytes, numel=x.numel),),
+        backward=(g.conversion(x.numel, out.dtype, branch.dtype),),
+        grads=(branch,),
+        aliases=(x,),
+    )
+    return out
+
+
+def _dropped(g: Graph, name: str, x: Value, branch: Value) -> Value:
+    """Bias, dropout and addition in one kernel, as Megatron has it; the branch's gradient is masked."""
+    out, mask = g.value(name, x.numel, x.dtype), g.value(f"{name}.mask", branch.numel, "int8")
+    g.op(
+        name,
+        "elementwise",
+        inputs=(x, branch),
+        outputs=(out, mask),
+        forward=(stream("elementwise", x.num_bytes + branch.num_bytes, out.num_bytes + mask.num_bytes),),
+        backward=(stream("elementwise", out.num_bytes + mask.num_bytes, branch.num_bytes),),
+        saved=(mask,),
+        grads=(branch,),
+        aliases=(x,),
+    )
+    return out
+
+
+def _head(s: OpContext) -> Block:
+    """Final norm, LM head, loss."""
+    m = s.model
+    x = Value("input", s.stream_tokens * m.d_model, s.stream_dtype)
+    g = Graph("head", x)
+    loss = _loss(g, s, norm(g, s, "norm", x, m.d_model))
+    return g.block(loss, m.num_parameters_of("head"))
+
+
+def _loss(g: Graph, s: OpContext, x: Value) -> Value:
+    """LM head and cross-entropy on normalised rows."""
+    m = s.model
+    x = enter(g, s, "head.enter", x) if s.vocab_parallel else gather(g, s, "head.gather", x)
+    split: Split = "columns" if s.vocab_parallel else "none"
+    logits = linear(g, s, "logits", x, m.vocab_size, bias=m.lm_head_bias, split=split, head=True)
+    if m.logit_softcap:
+        logits = _softcap(g, s, logits)
+    return cross_entropy(g, s, logits)
+
+
+def _softcap(g: Graph, s: OpContext, logits: Value) -> Value:
+    """Logits become cap × tanh(logits / cap): three operators, joined to the loss where that is compiled."""
+    if s.stack.loss == "fp32_compiled":
+        return logits
+    for name in ("divided", "tanh", "capped"):
+        out = g.value(name, logits.numel, logits.dtype)
+        saved = [out] if name == "tanh" else []
+        logits = g.pointwise(name, [logits], out, saved=saved, grads=[logits], category="loss")
+    return logits

@@ -1,0 +1,81 @@
+"""Context parallelism around the attention kernel: a ring of keys and values, or heads swapped for tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from simulator.base.kernels import StreamOp
+from simulator.work.ops.core import Exchange
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.op_context import OpContext
+
+
+def swap(g: Graph, name: str, *values: Value, by: tuple[StreamOp, StreamOp] = ("copy", "copy")) -> list[Value]:
+    """A part of the tokens and all heads become all tokens and a part of the heads, or the other way round.
+
+    Each tensor is laid out by receiver, sent, and put in order: two copies around the all-to-all, and a buffer that it
+    fills (transformer_engine/pytorch/attention/.../context_parallel.py: flash_attn_a2a_communicate). by: what kind of copies.
+    """
+    outputs = [g.value(f"{x.name}.{name}", x.numel, x.dtype) for x in values]
+    size, numel = sum(x.num_bytes for x in values), sum(x.numel for x in values)
+    copies = tuple(stream(op, size, size, len(values), numel=numel) for op in by)
+    exchange = (Exchange(kind="all_to_all", axis="cp", num_bytes=size, at=1),)
+    g.op(
+        f"swap to {name}",
+        "elementwise",
+        inputs=values,
+        outputs=outputs,
+        forward=copies,
+        backward=copies,
+        grads=values,
+        forward_temporary_bytes=size,
+        backward_temporary_bytes=size,
+        forward_exchanges=exchange,
+        backward_exchanges=exchange,
+    )
+    return outputs
+
+
+def ring(s: OpContext, *kinds: Literal["all_gather", "reduce_scatter"]) -> tuple[Exchange, ...]:
+    """Ring attention: keys and values of the whole sequence pass every rank of cp beside the kernel.
+
+    Backward they pass once more, and their gradients come back.
+    """
+    if not _rings(s):
+        return ()
+    size = 2 * s.batch * s.plan.seq_len * s.model.kv_width * s.element_bytes
+    return tuple(Exchange(kind=kind, axis="cp", num_bytes=size, beside=1) for kind in kinds)
+
+
+def _rings(s: OpContext) -> bool:
+    return s.plan.cp > 1 and not s.swaps_heads
+
+
+def ring_forward_bytes(s: OpContext, o: Value) -> int:
+    """What a ring's forward holds beside its results: keys and values of every rank, and what it sums results from.
+
+    Transformer Engine keeps the 16-bit result of each of the cp steps (the last rank's are all whole); torch merges
+    each step's into one, both in fp32 (torch/distributed/tensor/experimental: _SDPAMerger).
+    """
+    if not _rings(s):
+        return 0
+    results = s.plan.cp * o.num_bytes if s.stack.blocks == "fused" else 2 * 4 * o.numel
+    return s.plan.cp * _kv_bytes(s) + results
+
+
+def ring_backward_bytes(s: OpContext, o: Value) -> int:
+    """Of a ring's backward: two buffers of keys, values and their gradients, and one step's gradients.
+
+    torch gathers all keys and values once more instead, and sums gradients in fp32.
+    """
+    if not _rings(s):
+        return 0
+    kv = _kv_bytes(s)
+    if s.stack.blocks == "fused":
+        return 4 * kv + o.num_bytes + kv
+    return s.plan.cp * kv + 4 * (o.numel + kv // s.element_bytes)
+
+
+def _kv_bytes(s: OpContext) -> int:
+    """Keys and values of this rank's tokens."""
+    return 2 * s.tokens * (s.model.q_width if s.expand_kv else s.model.kv_width) * s.element_bytes

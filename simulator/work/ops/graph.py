@@ -1,0 +1,210 @@
+"""Graph: builds a block's ops. It names storages, and bills the sums of gradients where a tensor has several users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simulator.base.kernels import DTYPE_BYTES, Kernel, Stream, StreamOp
+from simulator.work.ops.core import Block, Category, Exchange, Op, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor inside a graph: `numel` elements of the storage `base`, its own unless it is a view."""
+
+    name: str
+    numel: int
+    dtype: str
+    view_of: str = ""
+
+    @property
+    def base(self) -> str:
+        return self.view_of or self.name
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def tensor(self) -> Tensor:
+        return Tensor(name=self.name, num_bytes=self.num_bytes)
+
+
+def stream(op: StreamOp, read_bytes: int, write_bytes: int, launches: int = 1, *, numel: int = 0) -> Stream:
+    """Shorthand for a `Stream`."""
+    return Stream(op=op, read_bytes=read_bytes, write_bytes=write_bytes, launches=launches, numel=numel)
+
+
+def conversion(numel: int, before: str, after: str, launches: int = 1) -> Stream:
+    """A cast of `numel` elements as torch does it: vectorised to a narrower dtype, an element at a time to a wider one."""
+    read, write = numel * DTYPE_BYTES[before], numel * DTYPE_BYTES[after]
+    return stream("widen" if write > read else "cast", read, write, launches, numel=numel)
+
+
+def _needed(saved: Sequence[Value], x: Value) -> int:
+    """Bytes that the gradient of `x` reads beside the output's gradient: the one saved tensor, or x's cofactor."""
+    return sum(v.num_bytes for v in saved if len(saved) == 1 or v.name != x.name)
+
+
+class Graph:
+    """Ops in the order in which they are added. `fused` graphs bill no sums: their kernels already take them in.
+
+    prefix: what names of ops and tensors begin with from here on, where the same modules are passed once more.
+    """
+
+    def __init__(self, name: str, input_value: Value, *, fused: bool = False) -> None:
+        self._name, self._input, self._fused = name, input_value, fused
+        self._ops: list[Op] = []
+        self._values: dict[str, Value] = {input_value.name: input_value}
+        self._uneven: set[str] = set()
+        self._quantised: set[str] = set()
+        self.prefix = ""
+
+    def _full(self, name: str) -> str:
+        return name if name.startswith(self.prefix) else f"{self.prefix}{name}"
+
+    def value(self, name: str, numel: int, dtype: str) -> Value:
+        """Declare an output. Names are unique in a block."""
+        name = self._full(name)
+        if name in self._values:
+            msg = f"{self._name} has two tensors called {name}"
+            raise AssertionError(msg)
+        self._values[name] = Value(name, numel, dtype)
+        return self._values[name]
+
+    def quantised_before(self, x: Value) -> bool:
+        """Whether x has been cast to fp8 for another product already: compilers join equal casts, eager code repeats them."""
+        before = x.name in self._quantised
+        self._quantised.add(x.name)
+        return self._fused and before
+
+    def view(self, name: str, base: Value, numel: int) -> Value:
+        """Declare a view: `numel` elements of `base`, with a gradient of its own."""
+        name = self._full(name)
+        self._values[name] = Value(name, numel, base.dtype, view_of=base.base)
+        return self._values[name]
+
+    def op(  # noqa: PLR0913  an op has that many facts
+        self,
+        name: str,
+        category: Category,
+        *,
+        inputs: Sequence[Value],
+        outputs: Sequence[Value] = (),
+        forward: Sequence[Kernel] = (),
+        backward: Sequence[Kernel] = (),
+        saved: Sequence[Value] = (),
+        grads: Sequence[Value] = (),
+        aliases: Sequence[Value] = (),
+        overwrites: Sequence[Value] = (),
+        views: Sequence[Value] = (),
+        forward_temporary_bytes: int = 0,
+        backward_temporary_bytes: int = 0,
+        parameter_numel: int = 0,
+        forward_exchanges: Sequence[Exchange] = (),
+        backward_exchanges: Sequence[Exchange] = (),
+        selective_save: bool = False,
+        by_torch: bool = False,
+        waits: bool = False,
+    ) -> None:
+        """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
+        op = Op(
+            name=self._full(name),
+            category=category,
+            forward=tuple(forward),
+            backward=tuple(backward),
+            inputs=tuple(v.base for v in inputs),
+            outputs=tuple(v.tensor for v in outputs),
+            saved=tuple(dict.fromkeys(v.base for v in saved)),
+            grad_inputs=tuple(v.tensor for v in grads),
+            grad_aliases=tuple(v.name for v in aliases),
+            grad_overwrites=tuple(v.base for v in overwrites),
+            views=tuple(v.name for v in views),
+            forward_temporary_bytes=forward_temporary_bytes,
+            backward_temporary_bytes=backward_temporary_bytes,
+            parameter_numel=parameter_numel,
+            forward_exchanges=tuple(forward_exchanges),
+            backward_exchanges=tuple(backward_exchanges),
+            selective_save=selective_save,
+            by_torch=by_torch,
+            waits=waits,
+        )
+        self._ops.append(op)
+
+    def sums_strided(self, x: Value) -> None:
+        """The gradients of `x` lie differently in memory, so their sum takes the kernel for strided tensors."""
+        self._uneven.add(x.name)
+
+    def conversion(self, numel: int, before: str, after: str) -> Stream:
+        """The kernel of a cast; a compiler's own is a vectorised one."""
+        kernel = conversion(numel, before, after)
+        return replace(kernel, op="elementwise") if self._fused else kernel
+
+    def hold(self, name: str, values: Sequence[Value]) -> None:
+        """Python locals: `values` live until here whether or not anybody saves them."""
+        self.op(name, "elementwise", inputs=values)
+
+    def pointwise(  # noqa: PLR0913  an op has that many facts
+        self,
+        name: str,
+        inputs: Sequence[Value],
+        output: Value,
+        *,
+        saved: Sequence[Value] = (),
+        grads: Sequence[Value] = (),
+        aliases: Sequence[Value] = (),
+        op: StreamOp = "elementwise",
+        category: Category = "elementwise",
+        backward_temporary_bytes: int = 0,
+    ) -> Value:
+        """One kernel that reads `inputs` once and writes `output`; backward, one kernel for each of `grads`."""
+        self.op(
+            name,
+            category,
+            inputs=inputs,
+            outputs=(output,),
+            forward=(stream(op, sum(v.num_bytes for v in inputs), output.num_bytes, numel=output.numel),),
+            backward=[stream(op, output.num_bytes + _needed(saved, g), g.num_bytes, numel=g.numel) for g in grads],
+            saved=saved,
+            grads=grads,
+            aliases=aliases,
+            backward_temporary_bytes=backward_temporary_bytes,
+        )
+        return output
+
+    def cast(self, x: Value, dtype: str, name: str, category: Category = "elementwise") -> Value:
+        """`x` in another dtype; itself if it has it already."""
+        if x.dtype == dtype:
+            return x
+        out = self.value(name, x.numel, dtype)
+        there, back = self.conversion(x.numel, x.dtype, dtype), self.conversion(x.numel, dtype, x.dtype)
+        self.op(name, category, inputs=(x,), outputs=(out,), forward=(there,), backward=(back,), grads=(x,))
+        return out
+
+    def block(self, output: Value, num_parameters: int) -> Block:
+        """The finished block."""
+        ops = self._ops if self._fused else self._with_sums()
+        return Block(
+            name=self._name,
+            ops=tuple(ops),
+            input=self._input.name,
+            output=output.name,
+            num_parameters=num_parameters,
+            input_bytes=self._input.num_bytes,
+        )
+
+    def _with_sums(self) -> list[Op]:
+        """Every differentiable use of a tensor but the last costs one sum, when its gradient arrives in the backward."""
+        seen: set[str] = set()
+        summed: list[Op] = []
+        for op in reversed(self._ops):
+            extra: list[Kernel] = []
+            for name in (*(t.name for t in op.grad_inputs), *op.grad_aliases):
+                if name in seen:
+                    x = self._values[name]
+                    how: StreamOp = "strided" if name in self._uneven else "elementwise"
+                    extra.append(stream(how, 2 * x.num_bytes, x.num_bytes, numel=x.numel))
+                seen.add(name)
+            summed.append(replace(op, backward=(*op.backward, *extra)) if extra else op)
+        return summed[::-1]

@@ -1,0 +1,199 @@
+"""Linear layers: three products (forward, data gradient, weight gradient), casts under autocast, quantisation to fp8 and fp4.
+
+Legend: T tokens, N columns out, K columns in, E experts of the rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.base.kernels import DTYPE_BYTES, Dtype, Gemm, Kernel, Layout, StreamOp
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.op_context import OpContext
+from simulator.work.ops.quantise import Quantiser, copy_bytes
+from simulator.work.ops.tensor_parallel import LayerCommunication, Split
+
+
+def linear(  # noqa: PLR0913  a product has that many facts
+    g: Graph,
+    s: OpContext,
+    name: str,
+    x: Value,
+    width_out: int,
+    *,
+    bias: bool,
+    split: Split,
+    head: bool = False,
+    tokens: int = 0,
+    keeps_input: bool = True,
+) -> Value:
+    """The product x Wᵀ + b: x is [T, K] (any view of it), the result [T, width_out] in the compute dtype.
+
+    split: how tensor parallelism cuts the weight; both widths are the rank's own. `head`: the LM head, which stays in
+    16 bits when the layers' products run in fp8. tokens: T, if not all of the rank's. keeps_input: False where another op
+    makes it again for the weight's gradient.
+    """
+    t, n = tokens or s.tokens, width_out
+    comm = LayerCommunication(s, split, "" if head else name)
+    k = x.numel // (s.stream_tokens if comm.gathers_input else t)
+    dtype = s.wide_dtype if head else s.gemm_dtype
+    weight = _parameters(g, s, name, n * k)
+    x = x if x.dtype == "fp8" else g.cast(x, s.dtype, f"{name}.input")
+    parts = s.plan.tp if comm.gathers_input else 1, comm.gradient_parts
+    quantise = None
+    if dtype in ("fp8", "fp4"):
+        quantise = Quantiser(g, s, name, (t * k, n * k, t * n), parts=parts, shared=g.quantised_before(x))
+    if quantise is not None:
+        x = quantise.input(x)
+    y = g.value(name, t * n // (s.plan.tp if comm.scatters_output else 1), s.dtype)
+    casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
+    if quantise is not None and (x.dtype == "fp8" or comm.casts_gradient) and s.stack.blocks != "fused":
+        casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=comm.gradient_parts)
+    whole_input, whole_output = _whole_bytes(s, x, t * k), t * n * s.element_bytes
+    g.op(
+        name,
+        "gemm",
+        inputs=(x, *weight),
+        outputs=(y,),
+        forward=(*casts, *_scaled(s, _product(t, n, k, dtype, comm.pieces)), *comm.sums(whole_output)),
+        backward=(
+            *casts_back,
+            *_exact(s, *_scaled(s, *_backward(s, dtype, t, n, k, bias=bias, pieces=comm.backward_pieces))),
+            *comm.ordered(s.batch, whole_output),
+            *_added(s, n * k),
+        ),
+        saved=(x, *weight) if keeps_input else weight,
+        grads=(x, *weight),
+        parameter_numel=(n if bias else 0) + (0 if weight else n * k),
+        forward_exchanges=comm.forward(whole_input, whole_output, len(casts)),
+        backward_exchanges=comm.backward(whole_input, t * k * s.element_bytes, whole_output, len(casts_back)),
+        forward_temporary_bytes=comm.forward_temporary_bytes(whole_input, whole_output),
+        backward_temporary_bytes=comm.backward_temporary_bytes(whole_input, t * k * s.element_bytes, whole_output),
+        selective_save=True,
+    )
+    return y
+
+
+def _whole_bytes(s: OpContext, x: Value, numel: int) -> int:
+    """Bytes of the whole input as it is gathered; scales of small blocks travel with their elements."""
+    if x.dtype == "fp8" and s.recipe in ("nvfp4", "blockwise"):
+        return copy_bytes(s.recipe, numel)
+    return numel * DTYPE_BYTES[x.dtype]
+
+
+def _scaled(s: OpContext, *kernels: Kernel) -> tuple[Kernel, ...]:
+    """Products of fp8 operands that have a scale for each block, where the recipe says so."""
+    if s.gemm_dtype != "fp8" or s.recipe not in ("blockwise", "mxfp8"):
+        return kernels
+    return tuple(replace(k, by_blocks=True) if isinstance(k, Gemm) and k.dtype == "fp8" else k for k in kernels)
+
+
+def _exact(s: OpContext, *kernels: Kernel) -> tuple[Kernel, ...]:
+    """fp8 products of the backward, which accumulate with split accumulators: a gradient needs the bits.
+
+    So by default in Transformer Engine (pytorch/module/base.py, _2X_ACC_DGRAD, _2X_ACC_WGRAD; common/recipe, fp8_gemm_dgrad, _wgrad) and,
+    where one scale stands for a tensor, in torchao (float8/config.py, gemm_config_grad_input, _grad_weight).
+    """
+    if s.gemm_dtype != "fp8" or s.recipe == "rowwise":
+        return kernels
+    return tuple(replace(k, split_accumulator=True) if isinstance(k, Gemm) and k.dtype == "fp8" else k for k in kernels)
+
+
+def _product(t: int, n: int, k: int, dtype: Dtype, pieces: int, layout: Layout = "tn") -> Gemm:
+    """A product of T rows; in pieces, one of T / pieces rows each, whose waves run into one another."""
+    return Gemm(m=-(-t // pieces), n=n, k=k, dtype=dtype, layout=layout, batch=pieces, launches=pieces)
+
+
+def _backward(s: OpContext, dtype: Dtype, t: int, n: int, k: int, *, bias: bool, pieces: int) -> tuple[Kernel, ...]:
+    """Data gradient, weight gradient, and the bias gradient: column sums of dy (in the epilogue where fused)."""
+    fused = s.stack.blocks == "fused"
+    kernels: list[Kernel] = [
+        _product(t, k, n, dtype, pieces, "nn"),
+        Gemm(m=n, n=k, k=t, dtype=dtype, layout="nt", accumulate_fp32=_accumulates(s)),
+    ]
+    if bias and not fused:
+        kernels.append(stream("reduce", t * n * s.element_bytes, n * s.element_bytes))
+    return tuple(kernels)
+
+
+def _accumulates(s: OpContext) -> bool:
+    """Weight gradients are added to those of earlier micro-batches as they leave the product."""
+    return s.stack.blocks == "fused" and s.stack.weight_gradients != "added"
+
+
+def _added(s: OpContext, numel: int, launches: int = 1) -> tuple[Kernel, ...]:
+    """What adds a weight's gradient to Megatron's buffer (core/distributed, a hook of each parameter), if its product does not."""
+    if s.stack.weight_gradients != "added" or s.plan.implementation != "megatron":
+        return ()
+    made, kept = s.element_bytes, DTYPE_BYTES[s.plan.gradient_dtype]
+    op: StreamOp = "widen" if kept > made else "elementwise"
+    return (stream(op, numel * (made + kept), numel * kept, launches, numel=numel),)
+
+
+def grouped_linear(
+    g: Graph,
+    s: OpContext,
+    name: str,
+    x: Value,
+    widths: tuple[int, int],
+    *,
+    bias: bool,
+    rows: int = 0,
+    gradient_came: bool = False,
+) -> Value:
+    """The products of the rank's experts: x is all their rows [T, K], by expert; the result is [T, N].
+
+    widths: (N, K) of one expert. Each is a product of T / E rows, together one kernel or one each (Transformer Engine
+    on several streams). An expert's row counts differ; a mean expert's time stands for each. rows: T, where x came
+    narrow with its scales. gradient_came: that of the result comes narrow, so that nothing casts it.
+    """
+    assert s.model.experts is not None
+    held, (n, k) = s.model.experts.num_local, widths
+    t = rows or x.numel // k
+    weight = _parameters(g, s, name, held * n * k)
+    launches = 1 if s.stack.grouped_gemm == "one" or s.fuses_experts else held
+    numels = t * k, held * n * k, t * n
+    quantise = Quantiser(g, s, name, numels, launches) if s.plan.narrow else None
+    if quantise is not None and x.dtype != "fp8":
+        x = quantise.input(x)
+    y = g.value(name, t * n, s.dtype)
+    casts, casts_back = (quantise.forward(), () if gradient_came else quantise.backward()) if quantise else ((), ())
+    rows = -(-t // held)
+    one = Gemm(m=rows, n=n, k=k, dtype=s.gemm_dtype, layout="tn", batch=held, grouped=True, launches=launches)
+    backward: list[Kernel] = [
+        replace(one, n=k, k=n, layout="nn"),
+        replace(one, m=n, n=k, k=rows, layout="nt", accumulate_fp32=_accumulates(s)),
+    ]
+    if bias:
+        backward.append(stream("reduce", y.num_bytes, held * n * s.element_bytes))
+    backward += _added(s, held * n * k, held)
+    g.op(
+        name,
+        "gemm",
+        inputs=(x, *weight),
+        outputs=(y,),
+        forward=(*casts, *_scaled(s, one)),
+        backward=(*casts_back, *_exact(s, *_scaled(s, *backward))),
+        saved=(x, *weight),
+        grads=(x, *weight),
+        parameter_numel=(held * n if bias else 0) + (0 if weight else held * n * k),
+        selective_save=True,
+    )
+    return y
+
+
+def _parameters(g: Graph, s: OpContext, name: str, numel: int) -> tuple[Value, ...]:
+    """Under autocast, the weight's cast: made at its first use in a micro-batch, kept for the data gradient."""
+    if not s.autocast or s.parameter_dtype == s.dtype:
+        return ()
+    weight = g.value(f"{name}.weight", numel, s.dtype)
+    g.op(
+        f"{name}.weight",
+        "elementwise",
+        inputs=(),
+        outputs=(weight,),
+        forward=(g.conversion(numel, s.parameter_dtype, s.dtype),),
+        backward=(g.conversion(numel, s.dtype, s.parameter_dtype),),
+        parameter_numel=numel,
+    )
+    return (weight,)

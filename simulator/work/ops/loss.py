@@ -1,0 +1,262 @@
+"""The loss: cross-entropy over V logits a token, which eager software does in fp32 with a storage a step.
+
+Bytes a 16-bit logit: eager 48 (44 for short rows), Megatron's fused 44 and unfused 52, in place 10, other fused and
+compiled ones 8.
+"""
+
+from __future__ import annotations
+
+from simulator.work.ops.core import Exchange
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.op_context import OpContext
+from simulator.work.ops.tensor_parallel import exchange
+
+# PyTorch's log-softmax passes over a row three times (maximum, sum, result). Short rows are still in a cache at the last
+# pass: its forward takes 7.3 ps a logit on A100 where a row has 64 KB and 9.9 ps from 128 KB on (Liger-Kernel's benchmark
+# data, fp32 logits), one read of 4 bytes apart at 1.7 TB/s. Backward it takes the same time for both.
+SHORT_ROW_BYTES = 100_000
+
+# What loss_parallel keeps of a row beside its logits: maximum, sum and its logarithm in fp32; backward the target, its
+# column here and its row (int64), whether it is here (a bool), what that adds and the scale in fp32.
+_ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
+
+
+def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
+    """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
+    if s.stack.loss == "fp32_eager":
+        loss = _eager(g, s, logits)
+    elif s.stack.loss == "fused" and s.stack.blocks == "fused":
+        loss = _megatron(g, s, logits)
+    elif s.stack.loss == "fp32_in_place":
+        loss = _megatron_unfused(g, s, logits)
+    elif s.stack.loss == "in_place":
+        loss = _in_place(g, s, logits)
+    else:
+        loss = _one_kernel(g, s, logits)
+    for index in range(s.stack.loss_metrics):
+        _metric(g, s, logits, f"metric{index}")
+    return loss
+
+
+def _rows(s: OpContext, num_kernels: int) -> tuple[Exchange, ...]:
+    """Where the vocabulary is split: each row's maximum, its sum and its target's logit, among the ranks of tp.
+
+    Megatron-LM, core/tensor_parallel/cross_entropy.py.
+    """
+    if not s.vocab_parallel:
+        return ()
+    return (exchange("all_reduce", 4 * s.tokens, num_kernels),) * 3
+
+
+def _metric(g: Graph, s: OpContext, logits: Value, name: str) -> None:
+    """A metric's cross-entropy under autocast: log-softmax (8 B, short rows 6), cast of its result (6).
+
+    PyTorch's cross_entropy_loss names the logits' own dtype to log_softmax (aten/src/ATen/native/LossNLL.cpp), which autocast
+    leaves as it is (autocast_mode.h, set_opt_dtype); only nll_loss is cast to fp32. It runs after the backward, when
+    nothing else is alive.
+    """
+    size, wide = logits.num_bytes, 4 * logits.numel
+    log_softmax = stream("softmax", _passes(s, logits) * size, size)
+    g.op(
+        name,
+        "loss",
+        inputs=(logits,),
+        outputs=(),
+        forward=(log_softmax, stream("widen", size, wide, numel=logits.numel)),
+    )
+
+
+def _passes(s: OpContext, rows: Value) -> int:
+    """How often log-softmax reads its rows from memory."""
+    return 2 if rows.num_bytes <= SHORT_ROW_BYTES * s.tokens else 3
+
+
+def _eager(g: Graph, s: OpContext, logits: Value) -> Value:
+    """Cast (6 B), log-softmax (16, short rows 12), pick; backward zero-fill (4), log-softmax (16), cast (6)."""
+    wide = g.cast(logits, "fp32", "logits.float", "loss")
+    if s.vocab_parallel and s.stack.blocks != "fused":
+        return _split(g, s, logits, wide)
+    f = wide.num_bytes
+    log_probs = g.value("log_probabilities", wide.numel, "fp32")
+    g.op(
+        "log_softmax",
+        "loss",
+        inputs=(wide,),
+        outputs=(log_probs,),
+        forward=(stream("softmax", _passes(s, wide) * f, f),),
+        backward=(stream("softmax", 3 * f, f),),  # the gradient twice: its row sum comes first
+        saved=(log_probs,),
+        grads=(wide,),
+        forward_exchanges=_rows(s, 1),
+    )
+    loss, total = g.value("loss", 1, "fp32"), g.value("total_weight", 1, "fp32")
+    picked = 32 * s.tokens  # a sector of memory for each picked number
+    g.op(
+        "nll",
+        "loss",
+        inputs=(log_probs, wide),
+        outputs=(loss, total),
+        forward=(stream("reduce", picked, 8),),
+        backward=(stream("memset", 0, f), stream("elementwise", picked, picked)),
+        saved=(log_probs, total),
+        grads=(log_probs,),
+    )
+    g.hold("loss.scope", [logits, loss])
+    return loss
+
+
+def _split(g: Graph, s: OpContext, logits: Value, wide: Value) -> Value:
+    """Torch's loss_parallel: the same operator by operator on this rank's columns (distributed/tensor/parallel/loss.py).
+
+    Forward: maximum (4), subtract (8), exponentiate (8), sum (4), subtract (8). Backward: zero-fill (4), exponentiate (8),
+    add (12), scale (8); what comes out is the gradient of the logits already.
+    """
+    f = wide.num_bytes
+    log_probs = g.value("log_probabilities", wide.numel, "fp32")
+    g.op(
+        "log_softmax",
+        "loss",
+        inputs=(wide,),
+        outputs=(log_probs,),
+        forward=(
+            stream("reduce", f, 4 * s.tokens),
+            stream("elementwise", f, f),
+            stream("elementwise", f, f),
+            stream("reduce", f, 4 * s.tokens),
+            stream("elementwise", f, f),
+        ),
+        saved=(log_probs,),
+        aliases=(wide,),
+        forward_temporary_bytes=f + _ROW_BYTES_FORWARD * s.tokens,
+        forward_exchanges=_rows(s, 1),
+    )
+    loss, total = g.value("loss", 1, "fp32"), g.value("total_weight", 1, "fp32")
+    picked = 32 * s.tokens  # a sector of memory for each picked number
+    g.op(
+        "nll",
+        "loss",
+        inputs=(log_probs, wide),
+        outputs=(loss, total),
+        forward=(stream("reduce", picked, 8),),
+        backward=(
+            stream("memset", 0, f),
+            stream("elementwise", picked, picked),
+            stream("elementwise", f, f),
+            stream("elementwise", 2 * f, f),
+            stream("elementwise", f, f),
+        ),
+        saved=(log_probs, total),
+        grads=(log_probs,),
+        backward_temporary_bytes=2 * f + _ROW_BYTES_BACKWARD * s.tokens,
+    )
+    g.hold("loss.scope", [logits, loss])
+    return loss
+
+
+def _one_kernel(g: Graph, s: OpContext, logits: Value) -> Value:
+    """One kernel each way on 16-bit logits: forward two passes for a row's maximum and sum, backward dlogits."""
+    size = logits.num_bytes
+    loss, sums = g.value("loss", 1, "fp32"), g.value("loss.logsumexp", 2 * s.tokens, "fp32")
+    g.op(
+        "cross_entropy",
+        "loss",
+        inputs=(logits,),
+        outputs=(loss, sums),
+        forward=(stream("softmax", 2 * size, sums.num_bytes),),
+        backward=(stream("softmax", size, size),),
+        saved=(logits, sums),
+        grads=(logits,),
+        forward_exchanges=_rows(s, 1),
+    )
+    g.hold("loss.scope", [logits, loss])
+    return loss
+
+
+def _in_place(g: Graph, s: OpContext, logits: Value) -> Value:
+    """Transformer Engine's: maxima and sums (2 B), then gradients over the logits (4); backward scales them (4).
+
+    transformer_engine/pytorch/triton/cross_entropy.py up to 2.17; later ones keep an fp32 gradient beside the logits.
+    """
+    size = logits.num_bytes
+    loss, sums = g.value("loss", s.tokens, "fp32"), g.value("maxima_and_sums", 3 * s.tokens, "fp32")
+    g.op(
+        "cross_entropy",
+        "loss",
+        inputs=(logits,),
+        outputs=(loss, sums),
+        forward=(stream("reduce", size, sums.num_bytes), stream("softmax", size, size)),
+        backward=(stream("elementwise", size, size),),
+        saved=(logits,),
+        overwrites=(logits,),
+    )
+    return loss
+
+
+def _megatron(g: Graph, s: OpContext, logits: Value) -> Value:
+    """Megatron's vocab-parallel cross-entropy, jit-fused: 44 B a logit, near the 7 × ideal measured on H100.
+
+    Forward: cast (6), maximum (4), subtract and exponentiate (8), sum (4), divide in place (8). Backward: scale in
+    place (8), cast (6).
+    """
+    f, size = 4 * logits.numel, logits.num_bytes
+    loss, probs = g.value("loss", s.tokens, "fp32"), g.value("loss.probabilities", logits.numel, "fp32")
+    g.op(
+        "cross_entropy",
+        "loss",
+        inputs=(logits,),
+        outputs=(loss, probs),
+        forward=(
+            stream("elementwise", size, f),
+            stream("reduce", f, 0),
+            stream("elementwise", f, f),
+            stream("reduce", f, 0),
+            stream("elementwise", f, f),
+        ),
+        backward=(stream("elementwise", f, f), stream("elementwise", f, size)),
+        saved=(probs,),
+        grads=(logits,),
+        forward_temporary_bytes=f,
+        forward_exchanges=_rows(s, 5),
+    )
+    g.hold("loss.scope", [logits, loss])
+    return loss
+
+
+# What Megatron's unfused loss launches of a number a row, beside its passes over the logits: forward the target's mask
+# (3), its place (4), its logit (5), the loss (2); backward its place and the mask in fp32 (3), what it takes off (3)
+_ROW_LAUNCHES_FORWARD, _ROW_LAUNCHES_BACKWARD = 14, 6
+
+
+def _megatron_unfused(g: Graph, s: OpContext, logits: Value) -> Value:
+    """Megatron's vocab-parallel cross-entropy as plain operators: 52 B a logit in one fp32 storage.
+
+    Forward: cast (6), maximum (4), then in place subtract (8), exponentiate (8), sum (4), divide (8); saves the quotients.
+    Backward: scale in place (8), cast (6). Megatron-LM, core/tensor_parallel/cross_entropy.py.
+    """
+    f, size, row = 4 * logits.numel, logits.num_bytes, 8 * s.tokens
+    loss, probs = g.value("loss", s.tokens, "fp32"), g.value("loss.probabilities", logits.numel, "fp32")
+    g.op(
+        "cross_entropy",
+        "loss",
+        inputs=(logits,),
+        outputs=(loss, probs),
+        forward=(
+            stream("widen", size, f, numel=logits.numel),
+            stream("reduce", f, 0),
+            stream("elementwise", f, f),
+            stream("elementwise", row, row, _ROW_LAUNCHES_FORWARD),
+            stream("elementwise", f, f),
+            stream("reduce", f, 0),
+            stream("elementwise", f, f),
+        ),
+        backward=(
+            stream("elementwise", row, row, _ROW_LAUNCHES_BACKWARD),
+            stream("elementwise", f, f),
+            stream("cast", f, size, numel=logits.numel),
+        ),
+        saved=(probs,),
+        grads=(logits,),
+        forward_exchanges=_rows(s, 7),
+    )
+    g.hold("loss.scope", [logits, loss])
+    return loss

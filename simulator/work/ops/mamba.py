@@ -1,0 +1,317 @@
+"""A Mamba-2 mixer: product into z, x, B, C, dt; causal convolution; chunked scan; gated norm; product back.
+
+The scan is mamba_ssm's (ops/triton/ssd_combined.py, after arXiv 2405.21060, section 6): it cuts the sequence into chunks of Q
+tokens. Inside a chunk it works as attention does, with a decay for the softmax; between chunks states are passed on. FLOP,
+for T tokens, I = H P inner channels, N states, G groups (masked products are computed below the diagonal):
+
+    forward   B xᵀ into states 2 T I N, C out of states 2 T I N, C Bᵀ 2 T Q G N, (C Bᵀ) x T (Q + R) I
+    backward  C Bᵀ and the states again; gradients of states, x, B, C by way of states 8 T I N; of x, of C Bᵀ and of the decay
+              inside chunks 3 T (Q + R) I; of B and C inside chunks 4 T Q G N
+
+R: rows of a tile, 64 of most tunings. Tiles that the diagonal crosses are multiplied whole, so masked squares cost Q + R where
+half of them were Q.
+
+Bytes are those that each kernel reads and writes once: states are written in fp32, read back, and kept in 16 bits for the
+last kernel; C Bᵀ is fp32.
+
+Kept for the backward: the product's result (z, x, B, C, dt) and the scan's, before z gates it. The convolution, C Bᵀ and the
+states are made again. Megatron-LM (core/ssm/mamba_mixer.py, _ssm_training) gates inside the scan and norms outside, which
+keeps the norm's input and that of the product back; Hugging Face's mixers leave norm and product to the same function, which
+makes their inputs again.
+
+Under context parallelism heads are swapped for tokens around convolution and scan (core/ssm/mamba_context_parallel.py); groups
+of which there are fewer than ranks are repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.base.kernels import Direction, Kernel, Scan
+from simulator.spec.model.hybrid import Mamba
+from simulator.work.ops.context_parallel import swap
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.linear import linear
+from simulator.work.ops.op_context import OpContext
+from simulator.work.ops.tensor_parallel import FED, enter, leave
+
+_TILE_ROWS: Final = 64  # BLOCK_SIZE_M of most tunings (ssd_chunk_scan.py)
+# Kernels of torch around the scan's own on tensors of a number a head and token: decays from their logarithm, casts of D and of
+# dt's bias; backward dt's copy, zeros that atomics add to, sums over programs, flips and running sums (ssd_combined.py)
+_SMALL_FORWARD: Final = 6
+_SMALL_BACKWARD: Final = 20
+
+
+def mamba(g: Graph, s: OpContext, x: Value) -> Value:
+    """The mixer of one layer, [T, D] -> [T, D], without its norm and residual."""
+    assert s.model.mamba is not None
+    m, given = s.model.mamba, x
+    x = enter(g, s, "mamba.enter", x, FED)
+    mixed = linear(g, s, "in_proj", x, m.projected, bias=False, split="columns")
+    scan = _Sizes.of(s, m)
+    mixed = _ordered(g, s, "in_proj.ordered", _heads_here(g, s, mixed, scan))
+    fused = s.stack.blocks == "fused"
+    y = _scan_gated(g, s, mixed, scan) if fused else _scan_normed(g, s, mixed, scan)
+    y = _ordered(g, s, "scan.ordered", y)
+    if s.plan.cp > 1:
+        (y,) = swap(g, "tokens", y)
+    if fused:
+        y = _norm(g, y, scan)
+    out = linear(g, s, "out_proj", y, s.model.d_model, bias=False, split="rows", keeps_input=fused)
+    if s.stack.blocks == "eager":
+        g.hold("mamba.scope", [given, x])
+    return leave(g, s, "mamba.leave", out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """What a rank scans, as sums over its tokens: channels and heads of its own, groups at least one a rank of cp.
+
+    element: bytes of an activation. padded: tokens with the last chunk of each sequence filled up.
+    """
+
+    mamba: Mamba
+    tokens: int
+    padded: int
+    groups: int
+    element: int
+
+    @classmethod
+    def of(cls, s: OpContext, m: Mamba) -> _Sizes:
+        sequence = -(-s.plan.seq_len // m.chunk_size) * m.chunk_size
+        padded = -(-s.batch * sequence // s.plan.cp)
+        groups = max(m.num_groups, s.plan.cp)  # of all ranks of cp together: each has its part of the groups
+        return cls(mamba=m, tokens=s.tokens, padded=padded, groups=groups, element=s.element_bytes)
+
+    @property
+    def inner(self) -> int:
+        """Bytes of z, of x, or of the result."""
+        return self.tokens * self.mamba.inner * self.element
+
+    @property
+    def grouped(self) -> int:
+        """Bytes of B, or of C."""
+        return self.tokens * self.groups * self.mamba.state_dim * self.element
+
+    @property
+    def convolved(self) -> int:
+        """Bytes of x, B and C."""
+        return self.inner + 2 * self.grouped
+
+    @property
+    def steps(self) -> int:
+        """Bytes of dt: a number a head and token."""
+        return self.tokens * self.mamba.num_heads * self.element
+
+    @property
+    def decays(self) -> int:
+        """Bytes of dt and of the decay summed up, in fp32."""
+        return 2 * 4 * self.tokens * self.mamba.num_heads
+
+    @property
+    def states(self) -> int:
+        """Elements of all chunks' states."""
+        return self.padded // self.mamba.chunk_size * self.mamba.inner * self.mamba.state_dim
+
+    @property
+    def scores(self) -> int:
+        """Bytes of C Bᵀ of all chunks and groups, in fp32."""
+        return 4 * self.padded * self.mamba.chunk_size * self.groups
+
+    @property
+    def by_state(self) -> int:
+        """FLOP of a product by way of states: 2 T I N."""
+        return 2 * self.padded * self.mamba.inner * self.mamba.state_dim
+
+    @property
+    def inside(self) -> int:
+        """FLOP of a product with the masked square of each chunk, in whole tiles: T (Q + R) I."""
+        rows = min(_TILE_ROWS, self.mamba.chunk_size)
+        return self.padded * (self.mamba.chunk_size + rows) * self.mamba.inner
+
+    @property
+    def squares(self) -> int:
+        """FLOP of the chunks' C Bᵀ, or of a gradient by way of it: 2 T Q G N."""
+        return 2 * self.padded * self.mamba.chunk_size * self.groups * self.mamba.state_dim
+
+
+def _heads_here(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
+    """All tokens of a part of the heads, where context parallelism has a part of the tokens."""
+    if s.plan.cp == 1:
+        return mixed
+    groups = scan.mamba.num_groups
+    if scan.groups > groups:
+        numel = mixed.numel + 2 * s.tokens * (scan.groups - groups) * scan.mamba.state_dim
+        out = g.value("in_proj.repeated", numel, mixed.dtype)
+        g.op(
+            out.name,
+            "elementwise",
+            inputs=(mixed,),
+            outputs=(out,),
+            forward=(stream("join", mixed.num_bytes, out.num_bytes, numel=numel),),
+            backward=(stream("reduce", out.num_bytes, mixed.num_bytes),),
+            grads=(mixed,),
+        )
+        mixed = out
+    (mixed,) = swap(g, "heads", mixed)
+    return mixed
+
+
+def _ordered(g: Graph, s: OpContext, name: str, x: Value) -> Value:
+    """Megatron's stream has tokens first, the scan sequences: a copy where there are several."""
+    if s.batch == 1 or s.stack.blocks != "fused":
+        return x
+    return g.pointwise(name, [x], g.value(name, x.numel, x.dtype), grads=[x], op="copy")
+
+
+def _scan_gated(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
+    """Convolution and scan, gated by z in the last kernel."""
+    y, plain = _results(g, s, mixed, "scan", scan)
+    inner = scan.inner
+    gated = (stream("activation", 4 * inner, 2 * inner),)  # dz, and the gradient of what z gated
+    g.op(
+        "scan",
+        "scan",
+        inputs=(mixed,),
+        outputs=(y, plain),
+        forward=_forward(s, scan, gate=inner),
+        backward=_backward(s, scan, gated),
+        saved=(mixed, plain),
+        grads=(mixed,),
+        forward_temporary_bytes=_forward_bytes(scan),
+        backward_temporary_bytes=_backward_bytes(scan),
+        parameter_numel=_small_parameters(scan.mamba),
+        selective_save=True,
+    )
+    return y
+
+
+def _scan_normed(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
+    """Convolution, scan and gated norm in one function; its backward makes the norm's result again for the product behind."""
+    y, plain = _results(g, s, mixed, "scan", scan)
+    rstd = g.value("scan.statistics", s.tokens * scan.groups, "fp32")
+    inner = scan.inner
+    norm = stream("norm_forward", 2 * inner, inner + rstd.num_bytes)
+    # reads the gradient, the scan's result and z; writes their two gradients and the result again
+    back = (stream("norm_backward", 3 * inner + rstd.num_bytes, 3 * inner),)
+    g.op(
+        "scan",
+        "scan",
+        inputs=(mixed,),
+        outputs=(y, plain, rstd),
+        forward=(*_forward(s, scan, gate=0), norm),
+        backward=_backward(s, scan, back),
+        saved=(mixed, plain, rstd),
+        grads=(mixed,),
+        forward_temporary_bytes=_forward_bytes(scan),
+        backward_temporary_bytes=_backward_bytes(scan),
+        parameter_numel=_small_parameters(scan.mamba) + scan.mamba.inner,
+        selective_save=True,
+    )
+    return y
+
+
+def _results(g: Graph, s: OpContext, mixed: Value, name: str, scan: _Sizes) -> tuple[Value, Value]:
+    """What the product back reads (through a norm), and the scan's own result."""
+    numel = s.tokens * scan.mamba.inner
+    return g.value(f"{name}.out", numel, mixed.dtype), g.value(f"{name}.plain", numel, mixed.dtype)
+
+
+def _small_parameters(m: Mamba) -> int:
+    """Of the convolution, dt's bias, A and D."""
+    return m.convolved * (m.conv_kernel + 1) + 3 * m.num_heads
+
+
+_Part = Callable[[int, int, int], Scan]  # of FLOP, bytes read, bytes written
+
+
+def _parts(s: OpContext, scan: _Sizes, direction: Direction) -> _Part:
+    """Makes kernels of the scan."""
+
+    def part(flop: int, read: int, write: int) -> Scan:
+        return Scan(
+            flop=flop,
+            read_bytes=read,
+            write_bytes=write,
+            dtype=s.wide_dtype,
+            head_dim=scan.mamba.head_dim,
+            direction=direction,
+        )
+
+    return part
+
+
+def _chunks(s: OpContext, scan: _Sizes, *, kept: int, small: int = 1) -> tuple[Kernel, ...]:
+    """Convolution, decays, states of chunks, their passing on, C Bᵀ.
+
+    kept: bytes of an element of the states passed on. small: launches that make the decays.
+    """
+    states, part = 4 * scan.states, _parts(s, scan, "forward")
+    return (
+        stream("activation", scan.convolved, scan.convolved),
+        stream("elementwise", scan.steps, scan.decays, small),
+        part(scan.by_state, scan.inner + scan.grouped + scan.decays, states),
+        stream("elementwise", states, kept * scan.states),
+        part(scan.squares, 2 * scan.grouped, scan.scores),
+    )
+
+
+def _forward(s: OpContext, scan: _Sizes, *, gate: int) -> tuple[Kernel, ...]:
+    """gate: bytes of z, where the last kernel writes the gated result beside its own."""
+    read = scan.scores + scan.inner + scan.grouped + scan.decays + scan.element * scan.states
+    last = _parts(s, scan, "forward")(scan.by_state + scan.inside, read + gate, scan.inner + gate)
+    return (*_chunks(s, scan, kept=scan.element, small=_SMALL_FORWARD), last)
+
+
+def _backward(s: OpContext, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """gradient: what makes the gradient of the scan's own result."""
+    inner, grouped, decays = scan.inner, scan.grouped, scan.decays
+    wide, narrow = 4 * scan.states, scan.element * scan.states
+    part = _parts(s, scan, "backward")
+    return (
+        *_chunks(s, scan, kept=4),
+        *gradient,
+        part(scan.by_state, inner + grouped + decays, wide),  # of the states
+        stream("elementwise", 2 * wide, 2 * narrow),  # passed back; both cast for the products behind
+        part(scan.by_state + scan.inside, 2 * inner + grouped + scan.scores + decays + narrow, inner + decays),  # of x
+        part(scan.by_state, inner + grouped + decays + narrow, 2 * grouped + decays),  # of B by way of states
+        part(scan.by_state, inner + grouped + decays + narrow, 2 * grouped + decays),  # of C
+        part(scan.inside, 2 * inner + decays, scan.scores),  # of C Bᵀ
+        part(scan.squares, scan.scores + 3 * grouped, grouped),  # of B inside chunks
+        part(scan.squares, scan.scores + 3 * grouped, grouped),  # of C
+        part(scan.inside, 2 * inner + scan.scores + decays, decays),  # of the decays
+        stream("elementwise", 3 * decays, scan.steps, _SMALL_BACKWARD),
+        stream("activation", 2 * scan.convolved, scan.convolved),  # of the convolution
+    )
+
+
+def _forward_bytes(scan: _Sizes) -> int:
+    """Where states are passed on they stand twice; behind, C Bᵀ beside the narrow ones."""
+    passing = (4 + scan.element) * scan.states
+    return scan.convolved + scan.decays + max(passing, scan.element * scan.states + scan.scores)
+
+
+def _backward_bytes(scan: _Sizes) -> int:
+    """Made again and its gradient: x, B, C and C Bᵀ; the gradient that z gated; states and theirs, wide and narrow."""
+    return 2 * scan.convolved + scan.inner + 2 * scan.decays + scan.scores + 2 * (4 + scan.element) * scan.states
+
+
+def _norm(g: Graph, y: Value, scan: _Sizes) -> Value:
+    """RMSNorm of each group's channels."""
+    rows, size = scan.tokens * scan.mamba.num_groups, y.num_bytes
+    out, rstd = g.value("mamba.norm", y.numel, y.dtype), g.value("mamba.norm.statistics", rows, "fp32")
+    small = rstd.num_bytes
+    g.op(
+        out.name,
+        "norm",
+        inputs=(y,),
+        outputs=(out, rstd),
+        forward=(stream("norm_forward", size, size + small),),
+        backward=(stream("norm_backward", 2 * size + small, size),),  # the weight's gradient in the same kernel
+        saved=(y, rstd),
+        grads=(y,),
+        parameter_numel=scan.mamba.inner,
+    )
+    return out

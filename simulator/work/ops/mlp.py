@@ -1,0 +1,172 @@
+"""The MLP of one layer: up (and gate) projection, activation, down projection."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.linear import linear
+from simulator.work.ops.op_context import OpContext
+from simulator.work.ops.tensor_parallel import FED, enter, leave
+
+# SiLU's backward written out, σ(x) (1 + x (1 − σ(x))) dy, has six operators; five results die with the expression.
+_SILU_OPERATORS = 5
+
+
+def mlp(g: Graph, s: OpContext, x: Value) -> Value:
+    """The MLP of one layer, [T, D] -> [T, D], without its norm and residual."""
+    return _mlp(g, s, x, _Part("", "mlp", s.model.d_ff, s.model.mlp_bias))
+
+
+def shared_experts(g: Graph, s: OpContext, x: Value) -> Value:
+    """The MLP that all tokens pass beside the routed experts."""
+    assert s.model.experts is not None
+    return _mlp(g, s, x, _Part("shared.", "shared", s.model.experts.shared_d_ff, s.model.experts.bias))
+
+
+class _Part(NamedTuple):
+    """An MLP of a layer: what its tensors' names begin with, its own name, its width, and whether it has biases."""
+
+    prefix: str
+    name: str
+    width: int
+    bias: bool
+
+
+def _mlp(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
+    given, x = x, enter(g, s, f"{part.name}.enter", x, tuple(f"{part.prefix}{name}" for name in FED))
+    hidden = _gated(g, s, x, part) if s.model.gated else _plain(g, s, x, part)
+    out = linear(g, s, f"{part.prefix}down", hidden, s.model.d_model, bias=part.bias, split="rows")
+    if s.stack.blocks == "eager":
+        g.hold(f"{part.name}.scope", [given, x])
+    return leave(g, s, f"{part.name}.leave", out)
+
+
+def activation(g: Graph, s: OpContext, up: Value, weights: Value | None = None) -> Value:
+    """The activation of rows that one product made, gate and up beside each other; weighted by row, if so.
+
+    Hand-fused software keeps what it reads; the weights' gradients are one more reduction in the same kernel.
+    """
+    numel = up.numel // 2 if s.model.gated else up.numel
+    if s.model.gate_clamp and s.stack.blocks == "fused" and s.plan.implementation == "megatron":
+        up = _clamped(g, up)
+    hidden = g.value("activation", numel, up.dtype)
+    read = [up] if weights is None else [up, weights]
+    g.op(
+        "activation",
+        "elementwise",
+        inputs=read,
+        outputs=(hidden,),
+        forward=(stream("activation", sum(v.num_bytes for v in read), hidden.num_bytes, numel=numel),),
+        backward=(stream("activation", hidden.num_bytes + up.num_bytes, up.num_bytes, numel=up.numel),),
+        saved=read,
+        grads=read,
+    )
+    return hidden
+
+
+def _clamped(g: Graph, up: Value) -> Value:
+    """Gate and up cut off before Megatron-Core's fused activation, whose kernel does not: two halves, each by itself.
+
+    fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl: chunk, clamp each, cat. Backward masks the halves' gradients
+    and joins them.
+    """
+    out, half = g.value("clamped", up.numel, up.dtype), up.num_bytes // 2
+    joined = stream("copy", up.num_bytes, up.num_bytes)  # of contiguous halves, so whole vectors
+    cut = stream("strided", half, half, numel=up.numel // 2)
+    masked = stream("strided", 2 * half, half, numel=up.numel // 2)
+    g.op(
+        "clamped",
+        "elementwise",
+        inputs=(up,),
+        outputs=(out,),
+        forward=(cut, cut, joined),
+        backward=(masked, masked, joined),
+        saved=(up,),
+        grads=(up,),
+        forward_temporary_bytes=up.num_bytes,
+        backward_temporary_bytes=up.num_bytes,
+    )
+    return out
+
+
+def _plain(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
+    """GELU and its like: one kernel each way."""
+    p = part.prefix
+    up = linear(g, s, f"{p}up", x, part.width, bias=part.bias, split="columns")
+    if s.model.mlp == "squared_relu" and (s.stack.blocks == "eager" or s.stack.squared_relu == "operators"):
+        return _squared_relu(g, up, p)
+    hidden = g.value(f"{p}activation", up.numel, up.dtype)
+    saved = [hidden] if s.model.mlp == "relu" else [up]
+    return g.pointwise(hidden.name, [up], hidden, saved=saved, grads=[up], op="activation")
+
+
+def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
+    """torch.pow(relu(x), 2): two operators. The power's backward is a copy (x to the power 1), times 2, times the gradient.
+
+    torch 2.7, torch/csrc/autograd/FunctionsManual.cpp, pow_backward: grad * (exponent * self.pow(exponent - 1)).
+    """
+    size, numel = up.num_bytes, up.numel
+    relu, hidden = g.value(f"{prefix}relu", numel, up.dtype), g.value(f"{prefix}activation", numel, up.dtype)
+    once = stream("elementwise", size, size, numel=numel)
+    twice = stream("elementwise", 2 * size, size, numel=numel)
+    g.op(
+        relu.name,
+        "elementwise",
+        inputs=(up,),
+        outputs=(relu,),
+        forward=(once,),
+        backward=(twice,),
+        saved=(relu,),
+        grads=(up,),
+        by_torch=True,
+    )
+    g.op(
+        hidden.name,
+        "elementwise",
+        inputs=(relu,),
+        outputs=(hidden,),
+        forward=(once,),
+        backward=(stream("copy", size, size, numel=numel), once, twice),
+        saved=(relu,),
+        grads=(relu,),
+        backward_temporary_bytes=size,
+        by_torch=True,
+    )
+    return hidden
+
+
+def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
+    """act(gate) × up: two operators, or one fused kernel (which keeps gate and up only)."""
+    p, width = part.prefix, part.width
+    if s.stack.blocks == "fused":
+        both = linear(g, s, f"{p}gate_up", x, 2 * width, bias=part.bias, split="columns")
+        hidden = g.value(f"{p}activation", s.tokens * width, both.dtype)
+        return g.pointwise(hidden.name, [both], hidden, saved=[both], grads=[both], op="activation")
+    gate = linear(g, s, f"{p}gate", x, width, bias=part.bias, split="columns")
+    if s.stack.blocks == "compiled":
+        return _swiglu(g, gate, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
+    act = g.value(f"{p}activation", gate.numel, gate.dtype)
+    parts = _SILU_OPERATORS * gate.num_bytes if s.stack.activation_backward == "operators" else 0
+    g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="activation", backward_temporary_bytes=parts)
+    return _gate_times_up(g, act, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
+
+
+def _gate_times_up(g: Graph, act: Value, up: Value, prefix: str) -> Value:
+    product = g.value(f"{prefix}product", act.numel, act.dtype)
+    return g.pointwise(product.name, [act, up], product, saved=[act, up], grads=[act, up])
+
+
+def _swiglu(g: Graph, gate: Value, up: Value, prefix: str) -> Value:
+    hidden, f = g.value(f"{prefix}activation", gate.numel, gate.dtype), gate.num_bytes
+    g.op(
+        hidden.name,
+        "elementwise",
+        inputs=(gate, up),
+        outputs=(hidden,),
+        forward=(stream("activation", 2 * f, f),),
+        backward=(stream("activation", 3 * f, 2 * f),),
+        saved=(gate, up),
+        grads=(gate, up),
+    )
+    return hidden

@@ -1,0 +1,88 @@
+"""Norms: one fused kernel each way, or written out as operators in fp32.
+
+Bytes an element in 16 bits, backward in brackets: fused 4 [10]; operators 40 [104].
+"""
+
+from __future__ import annotations
+
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.op_context import OpContext
+
+
+def norm(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
+    """Normalise each row of `width` elements of x. The output has x's dtype; casts: it is written in fp8."""
+    if s.stack.norm == "eager" and s.model.norm == "rms":
+        return _operators(g, name, x, width)
+    if s.stack.norm_dtype == "fp32" and s.stack.blocks == "eager" and x.dtype != "fp32":
+        wide = g.cast(x, "fp32", f"{name}.float", "norm")
+        return g.cast(_fused(g, s, f"{name}.wide", wide, width), x.dtype, name, "norm")
+    return _fused(g, s, name, x, width, casts=casts)
+
+
+def num_statistics(s: OpContext) -> int:
+    """fp32 numbers a row that the backward needs: 1/rms, or mean and 1/std."""
+    return 1 if s.model.norm == "rms" else 2
+
+
+def _fused(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
+    """Forward reads x and writes y. Backward reads dy and x twice, for dx and for the weight's column sums."""
+    rows = x.numel // width
+    out = g.value(name, x.numel, x.dtype)
+    statistics = g.value(f"{name}.statistics", rows * num_statistics(s), "fp32")
+    weight = width * (2 if s.model.norm_bias else 1)
+    small = statistics.num_bytes
+    size = x.num_bytes
+    g.op(
+        name,
+        "norm",
+        inputs=(x,),
+        outputs=(out, statistics),
+        forward=(stream("norm_forward", size, (x.numel if casts else size) + small),),
+        backward=(
+            stream("norm_backward", 2 * size + small, size),
+            stream("norm_backward", 2 * size + small, weight * DTYPE_BYTES[x.dtype], 2),
+        ),
+        saved=(x, statistics),
+        grads=(x,),
+        parameter_numel=weight,
+    )
+    return out
+
+
+def _operators(g: Graph, name: str, x: Value, width: int) -> Value:
+    """RMSNorm as torch composes it where no fused kernel exists: cast, square, mean, rsqrt, two products, cast."""
+    rows, n = x.numel // width, x.numel
+    wide = g.cast(x, "fp32", f"{name}.float", "norm")
+    square = g.value(f"{name}.square", n, "fp32")
+    f = square.num_bytes
+    power = (stream("elementwise", f, f, 1), stream("elementwise", f, f, 1), stream("elementwise", 2 * f, f, 1))
+    g.op(
+        f"{name}.square", "norm", inputs=(wide,), outputs=(square,), forward=(stream("elementwise", f, f),),
+        backward=power, saved=(wide,), grads=(wide,), backward_temporary_bytes=2 * f,
+    )  # fmt: skip
+    mean, rstd = g.value(f"{name}.mean", rows, "fp32"), g.value(f"{name}.rstd", rows, "fp32")
+    r = rstd.num_bytes
+    g.op(
+        f"{name}.mean", "norm", inputs=(square,), outputs=(mean,), forward=(stream("reduce", f, r),),
+        backward=(stream("strided", r, f, numel=n),), grads=(square,),
+    )  # fmt: skip
+    g.op(
+        f"{name}.rstd", "norm", inputs=(mean,), outputs=(rstd,), forward=(stream("elementwise", r, r, 2),),
+        backward=(stream("elementwise", 2 * r, r, 3),), saved=(rstd,), grads=(mean,),
+    )  # fmt: skip
+    scaled = g.value(f"{name}.scaled", n, "fp32")
+    spread = stream("strided", f + r, f, numel=n)  # a number for each row, or for each column, meets the whole tensor
+    product = (spread, stream("elementwise", 2 * f, f), stream("reduce", f, r))
+    g.op(
+        f"{name}.scaled", "norm", inputs=(wide, rstd), outputs=(scaled,), forward=(spread,),
+        backward=product, saved=(wide, rstd), grads=(wide, rstd), backward_temporary_bytes=f,
+    )  # fmt: skip
+    weighted = g.value(f"{name}.weighted" if x.dtype != "fp32" else name, n, "fp32")
+    spread = stream("strided", f, f, numel=n)
+    columns = (spread, stream("elementwise", 2 * f, f), stream("reduce", f, 4 * width))
+    g.op(
+        f"{name}.weighted", "norm", inputs=(scaled,), outputs=(weighted,), forward=(spread,),
+        backward=columns, saved=(scaled,), grads=(scaled,), backward_temporary_bytes=f, parameter_numel=width,
+    )  # fmt: skip
+    return g.cast(weighted, x.dtype, name, "norm")

@@ -1,0 +1,164 @@
+"""Setting: what a (model, stack, plan) means for the shapes and dtypes of one micro-batch on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.base.kernels import DTYPE_BYTES, Dtype
+from simulator.spec.model import Model
+from simulator.spec.plan import Fp8Recipe, Plan
+from simulator.spec.software.stack import Stack
+
+
+def uses_autocast(stack: Stack, plan: Plan) -> bool:
+    """Parameters reach the blocks wider than the compute dtype, so torch.autocast casts them at each use.
+
+    Sharded implementations hand over parameters in the compute dtype; plain modules and DDP hold the master weights.
+    """
+    whole = plan.implementation in ("ddp", "zero_redundancy") and plan.master_dtype != plan.compute_dtype
+    return whole or (stack.autocast and plan.implementation not in ("fsdp1", "fsdp2", "deepspeed", "megatron"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpContext:
+    """Shapes and dtypes of one micro-batch on one rank.
+
+    tokens: sequences × seq_len / cp. seq_q queries against seq_kv keys: under cp each rank holds s/cp queries, half
+    from either end of the sequence, so that all ranks do 1/cp of the causal work.
+    dtype: of activations; stream_dtype: of the residual stream (fp32 under autocast); gemm_dtype: of layers' products.
+    """
+
+    model: Model
+    stack: Stack
+    plan: Plan
+    autocast: bool
+
+    @property
+    def batch(self) -> int:
+        return self.plan.micro_batch_size
+
+    @property
+    def seq_q(self) -> int:
+        return self.plan.seq_len // self.plan.cp
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.seq_q
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Between its split regions, tensor parallelism splits the tokens."""
+        return self.plan.tp > 1 and self.plan.sequence_parallel
+
+    @property
+    def symmetric_memory(self) -> bool:
+        """Compiled products run in pieces that copies between the ranks of tp feed or drain (torch's async TP)."""
+        compiled = self.stack.blocks == "compiled" and self.stack.tp_overlap == "symmetric_memory"
+        return self.sequence_parallel and compiled
+
+    @property
+    def gathers_in_pieces(self) -> bool:
+        """Of those, gathers feed products too: not where tokens are cast to fp8 between the two, as for a scale a row.
+
+        torch/_inductor/fx_passes/micro_pipeline_tp.py follows what was gathered to products through reshapes only.
+        """
+        return self.symmetric_memory and (not self.plan.narrow or self.casts_before_gathers)
+
+    @property
+    def userbuffers(self) -> bool:
+        """The same of Transformer Engine's linear layers."""
+        fused = self.stack.blocks == "fused" and self.stack.tp_overlap == "userbuffers"
+        return self.sequence_parallel and fused
+
+    @property
+    def casts_before_gathers(self) -> bool:
+        """The tensor-parallel styles of torchao cast tokens to fp8 before they gather them, where one scale stands for a tensor."""
+        by_tensor = self.gemm_dtype == "fp8" and self.recipe == "tensorwise"
+        return by_tensor and self.sequence_parallel and self.stack.blocks != "fused"
+
+    @property
+    def vocab_parallel(self) -> bool:
+        """Each rank has its part of the vocabulary."""
+        return self.plan.tp > 1 and self.plan.vocab_parallel
+
+    @property
+    def stream_tokens(self) -> int:
+        """Tokens of the residual stream on this rank."""
+        return self.tokens // self.plan.tp if self.sequence_parallel else self.tokens
+
+    @property
+    def swaps_heads(self) -> bool:
+        """Around attention, context parallelism splits the heads instead of the sequence (Ulysses, arXiv 2309.14509)."""
+        return self.plan.cp > 1 and self.plan.cp_exchange == "all_to_all"
+
+    @property
+    def attention_seq(self) -> int:
+        """Queries of a sequence that the attention kernel of one rank sees."""
+        return self.plan.seq_len if self.swaps_heads else self.seq_q
+
+    @property
+    def head_parts(self) -> int:
+        """Ranks of cp that share the heads."""
+        return self.plan.cp if self.swaps_heads else 1
+
+    @property
+    def seq_kv(self) -> int:
+        """Keys a query sees, as the length of an equal causal triangle where windows cut some off.
+
+        A causal kernel over (q, kv) does q kv / 2 pairs, so a window w < s is the triangle with kv = 2w - w²/s.
+        """
+        model, s = self.model, self.plan.seq_len
+        if model.sliding_window is None or model.sliding_window >= s:
+            return s
+        return 2 * model.attention_pairs(s) // (model.num_attention_layers * s)
+
+    @property
+    def fuses_experts(self) -> bool:
+        """The experts' products, the activation between them and its casts are Transformer Engine's fused grouped MLP.
+
+        A graph of a whole step holds no row counts of the host, so only kernels that read them on the device can run the
+        products of experts without capacity; Megatron-Bridge's recipes set both together (cutedsl_fused_grouped_mlp).
+        """
+        graphed = "full_iteration" in self.plan.cuda_graphs and self.plan.expert_capacity_factor is None
+        return graphed and self.stack.blocks == "fused" and self.plan.narrow and self.recipe in ("mxfp8", "nvfp4")
+
+    @property
+    def dtype(self) -> str:
+        return self.plan.compute_dtype
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def stream_dtype(self) -> str:
+        return self.plan.master_dtype if self.autocast else self.dtype
+
+    @property
+    def parameter_dtype(self) -> str:
+        """Of the parameters as the block sees them."""
+        return self.plan.master_dtype if self.autocast else self.dtype
+
+    @property
+    def gemm_dtype(self) -> Dtype:
+        return self.plan.product_dtype
+
+    @property
+    def recipe(self) -> Fp8Recipe | Literal["nvfp4"]:
+        """How narrow products are scaled: as the plan says, else by past maxima where blocks are hand-fused."""
+        if self.plan.precision == "nvfp4":
+            return "nvfp4"
+        return self.plan.fp8_recipe or ("delayed" if self.stack.blocks == "fused" else "tensorwise")
+
+    @property
+    def wide_dtype(self) -> Dtype:
+        """Of products that stay wide when the layers' are narrow: attention and the LM head."""
+        return "bf16" if self.plan.narrow else self.plan.product_dtype
+
+    @property
+    def expand_kv(self) -> bool:
+        """K and V are copied to all heads before the attention kernel."""
+        model, backend = self.model, self.stack.attention
+        native = not backend.expand_kv_heads and backend.kernel != "math" and self.dtype != "fp32"
+        return model.num_kv_heads != model.num_heads and not native

@@ -1,0 +1,124 @@
+"""Rotary positions, as each kind of software writes them. Bytes an element in 16 bits: half 23 [29 backward], complex 20.
+
+The operators of rotate-half and the complex product read strided or broadcast tensors, where torch computes an address
+for every element: SMs limit them, not memory.
+"""
+
+from __future__ import annotations
+
+from simulator.base.kernels import DTYPE_BYTES, Stream
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.op_context import OpContext
+
+
+def rotate(g: Graph, s: OpContext, values: list[Value]) -> list[Value]:
+    """Q and K rotated by their positions; unchanged for models without rotary positions."""
+    if s.model.positions != "rope":
+        return values
+    if s.stack.blocks == "fused" and s.model.rotary_scale != 1 and s.plan.implementation == "megatron":
+        tables = _tables(g, s)
+        return [_scaled(g, x, tables) for x in values]
+    if s.stack.rope == "fused" or s.stack.blocks == "fused":
+        return [_one_kernel(g, x) for x in values]
+    if s.stack.rope == "complex_fp32":  # inductor has no complex operators and calls torch's own kernel
+        return [_complex(g, x) for x in values]
+    if s.stack.blocks == "compiled":
+        return [_one_kernel(g, x) for x in values]
+    tables = _tables(g, s)
+    return [_half(g, s, x, tables) for x in values]
+
+
+def _tables(g: Graph, s: OpContext) -> list[Value]:
+    """Tables of cosines and sines in the compute dtype; the fp32 tables are buffers, so in fp32 nothing is made."""
+    if s.dtype == "fp32":
+        return []
+    numel = s.seq_q * int(s.model.head_dim * s.model.rotary_fraction)
+    tables = []
+    for name in ("cos", "sin"):
+        table = g.value(name, numel, s.dtype)
+        kernel = stream("cast", 4 * numel, table.num_bytes)
+        g.op(name, "elementwise", inputs=(), outputs=(table,), forward=(kernel,))
+        tables.append(table)
+    return tables
+
+
+def _half(g: Graph, s: OpContext, x: Value, tables: list[Value]) -> Value:
+    """Hugging Face's rotate-half, x cos + cat(-x₂, x₁) sin. Only cos and sin are saved: they need no gradient.
+
+    x is a transposed view of a projection; after `cat` half of the terms lie in the order of heads. So the gradient that
+    leaves here has to be copied into the projection's order.
+    """
+    cos, sin = (tables[:1], tables[1:]) if tables else ([], [])
+    n = int(x.numel * s.model.rotary_fraction)
+    size = n * DTYPE_BYTES[x.dtype]
+    one = stream("strided", size, size, numel=n)
+    g.sums_strided(x)
+    out = g.value(f"{x.name}.rotated", n, x.dtype)
+    by_cos, negated = g.value(f"{x.name}.cos", n, x.dtype), g.value(f"{x.name}.negated", n - n // 2, x.dtype)
+    swapped, by_sin = g.value(f"{x.name}.swapped", n, x.dtype), g.value(f"{x.name}.sin", n, x.dtype)
+    slice_grad = Value(x.name, n, x.dtype)
+    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=_half_backward(s, one),
+         saved=cos, grads=(slice_grad,))  # fmt: skip
+    half = stream("strided", negated.num_bytes, negated.num_bytes, numel=negated.numel)
+    joined = stream("join", size, size, numel=n)  # the two halves' gradients become one
+    g.op(negated.name, "elementwise", inputs=(x,), outputs=(negated,), forward=(half,), backward=(half, joined),
+         grads=(slice_grad,), backward_temporary_bytes=negated.num_bytes)  # fmt: skip
+    g.op(swapped.name, "elementwise", inputs=(x, negated), outputs=(swapped,), forward=(joined,), aliases=(negated,))
+    g.op(by_sin.name, "elementwise", inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
+         saved=sin, grads=(swapped,))  # fmt: skip
+    g.pointwise(out.name, [by_cos, by_sin], out, aliases=[by_cos, by_sin], op="strided")
+    return out if n == x.numel else _rejoin(g, x, out)
+
+
+def _scaled(g: Graph, x: Value, tables: list[Value]) -> Value:
+    """Megatron-Core where positions are scaled, which Transformer Engine's kernel does not know.
+
+    x cos + cat(-x₂, x₁) sin, then `cat` with the channels that do not turn, be there any or not (rope_utils.py,
+    _apply_rotary_pos_emb_bshd). x is a slice of the joint product, so what reads it, and a table, is strided; what those make
+    is contiguous.
+    """
+    cos, sin = (tables[:1], tables[1:]) if tables else ([], [])
+    size, half = x.num_bytes, x.num_bytes // 2
+    one, cut = stream("strided", size, size, numel=x.numel), stream("strided", half, half, numel=x.numel // 2)
+    joined, summed = stream("join", size, size, numel=x.numel), stream("elementwise", 2 * size, size)
+    by_cos, by_sin, swapped, out = (
+        g.value(f"{x.name}.{n}", x.numel, x.dtype) for n in ("cos", "sin", "swapped", "rotated")
+    )
+    g.op(by_cos.name, "elementwise", inputs=(x, *cos), outputs=(by_cos,), forward=(one,), backward=(one,), saved=cos,
+         grads=(x,))  # fmt: skip
+    g.op(swapped.name, "elementwise", inputs=(x,), outputs=(swapped,), forward=(cut, joined), backward=(cut, joined),
+         grads=(x,), forward_temporary_bytes=half, backward_temporary_bytes=half)  # fmt: skip
+    g.op(by_sin.name, "elementwise", inputs=(swapped, *sin), outputs=(by_sin,), forward=(one,), backward=(one,),
+         saved=sin, grads=(swapped,))  # fmt: skip
+    g.op(out.name, "elementwise", inputs=(by_cos, by_sin), outputs=(out,), forward=(summed, stream("copy", size, size)),
+         aliases=(by_cos, by_sin), forward_temporary_bytes=size)  # fmt: skip
+    return out
+
+
+def _half_backward(s: OpContext, one: Stream) -> tuple[Stream, ...]:
+    """The product, and the copy that puts the gradient in order; where Q, K, V are one product, its join does that."""
+    return (one,) if s.model.fused_qkv else (one, one)
+
+
+def _rejoin(g: Graph, x: Value, rotated: Value) -> Value:
+    """Partial rotation: the rotated channels and the others in one tensor again."""
+    out = g.value(f"{x.name}.joined", x.numel, x.dtype)
+    kernel = stream("join", out.num_bytes, out.num_bytes, numel=out.numel)
+    g.op(out.name, "elementwise", inputs=(rotated, x), outputs=(out,), forward=(kernel,), backward=(kernel,),
+         grads=(x,), aliases=(rotated,))  # fmt: skip
+    return out
+
+
+def _complex(g: Graph, x: Value) -> Value:
+    """Meta's: cast to fp32, one complex product, cast back. The table is a buffer; nothing else is saved."""
+    wide = g.cast(x, "fp32", f"{x.name}.float")
+    turned = g.value(f"{x.name}.turned", x.numel, "fp32")
+    product = stream("strided", wide.num_bytes, turned.num_bytes, numel=x.numel // 2)  # complex numbers
+    g.op(turned.name, "elementwise", inputs=(wide,), outputs=(turned,), forward=(product,), backward=(product,),
+         grads=(wide,))  # fmt: skip
+    return g.cast(turned, x.dtype, f"{x.name}.rotated")
+
+
+def _one_kernel(g: Graph, x: Value) -> Value:
+    out = g.value(f"{x.name}.rotated", x.numel, x.dtype)
+    return g.pointwise(out.name, [x], out, grads=[x])

@@ -1,0 +1,190 @@
+"""Traces: what the engine saw happen, and the questions a prediction asks of it. No SimPy, no models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from simulator.work.program import COMPUTE_STREAM, Number
+
+Interval = tuple[Number, Number]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One op's time on its stream.
+
+    category: of a collective its kind, of compute its largest part. parts: of compute, nominal seconds by category.
+    nominal_s: what it would take alone: compute without interference, a collective with its links to itself.
+    joined_s: of a collective, when its last member had arrived (until then it occupies its stream and waits, as a
+        profiler shows it); None for compute.
+    cause: id of the op whose end it waited for last; None where that was the host's launch.
+    """
+
+    program: str
+    stream: str
+    id: int
+    label: str
+    category: str
+    start_s: Number
+    end_s: Number
+    nominal_s: Number
+    parts: tuple[tuple[str, Number], ...] = ()
+    joined_s: Number | None = None
+    cause: int | None = None
+
+    @property
+    def is_collective(self) -> bool:
+        return self.joined_s is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """All spans of a step, by program and then in host launch order. `step_s`: when the last of them ends.
+
+    Queries name a program; None is the first one.
+    """
+
+    spans: tuple[Span, ...]
+    step_s: Number
+
+    @cached_property
+    def _by_program(self) -> Mapping[str, Mapping[int, Span]]:
+        found: dict[str, dict[int, Span]] = {}
+        for span in self.spans:
+            found.setdefault(span.program, {})[span.id] = span
+        return found
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        return tuple(self._by_program)
+
+    def of(self, program: str | None = None) -> tuple[Span, ...]:
+        """The spans of one program, in host launch order."""
+        if program is None:
+            program = next(iter(self._by_program), "")
+        return tuple(self._by_program.get(program, {}).values())
+
+    def busy(self, program: str, stream: str) -> Number:
+        """Seconds in which the stream is occupied (spans of one stream never overlap)."""
+        return sum((span.end_s - span.start_s for span in self.of(program) if span.stream == stream), 0)
+
+    def exposed(self, kind: str, program: str | None = None) -> Number:
+        """Seconds in which collectives of this kind run while the compute stream does nothing.
+
+        Two kinds may be exposed at the same moment, so the kinds need not sum to what they cost: `breakdown` does.
+        """
+        collectives, covered = self._cover(kind, program)
+        return _length(collectives) - covered
+
+    def hidden(self, kind: str, program: str | None = None) -> Number:
+        """Seconds in which collectives of this kind run under compute."""
+        return self._cover(kind, program)[1]
+
+    def _cover(self, kind: str, program: str | None) -> tuple[list[Interval], Number]:
+        spans = self.of(program)
+        collectives = _union((s.start_s, s.end_s) for s in spans if s.is_collective and s.category == kind)
+        compute = _union((s.start_s, s.end_s) for s in spans if s.stream == COMPUTE_STREAM)
+        return collectives, _overlap(collectives, compute)
+
+    def breakdown(self, program: str | None = None) -> dict[str, Number]:
+        """Where the step's seconds went, seen from the compute stream; the values sum to `step_s` exactly.
+
+        A compute category: its nominal seconds. interference: what compute lost to collectives. Gaps go to what the
+        next compute op was waiting for, walked back in time to the start of the gap: exposed:<kind>, wait:<kind> (a
+        collective whose other members had not arrived), exposed:<category> (compute on another stream), host. idle:
+        after this program's last op, until the slowest program ends.
+        """
+        out: dict[str, Number] = {}
+        spans = self.of(program)
+        by_id = {span.id: span for span in spans}
+        ended: Number = 0
+        for span in (s for s in spans if s.stream == COMPUTE_STREAM):
+            _attribute(out, by_id, span.cause, ended, span.start_s)
+            for category, nominal_s in span.parts:
+                _add(out, category, nominal_s)
+            _add(out, "interference", span.end_s - span.start_s - span.nominal_s)
+            ended = span.end_s
+        last = max(spans, key=lambda span: span.end_s, default=None)
+        if last is not None:
+            _attribute(out, by_id, last.id, ended, last.end_s)
+            ended = last.end_s
+        _add(out, "idle", self.step_s - ended)
+        return out
+
+
+def _add(out: dict[str, Number], category: str, seconds: Number) -> None:
+    if seconds:
+        out[category] = out.get(category, 0) + seconds
+
+
+def _attribute(
+    out: dict[str, Number], by_id: Mapping[int, Span], cause: int | None, begin: Number, end: Number
+) -> None:
+    """Share the gap [begin, end] of the compute stream among the chain of ops that filled it, latest first."""
+    while end > begin and cause is not None:
+        span = by_id[cause]
+        start = max(span.start_s, begin)
+        if span.joined_s is None:
+            _add(out, f"exposed:{span.category}", end - start)
+        else:
+            joined = max(span.joined_s, begin)
+            _add(out, f"exposed:{span.category}", end - joined)
+            _add(out, f"wait:{span.category}", joined - start)
+        end, cause = start, span.cause
+    if end > begin:
+        _add(out, "host", end - begin)
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Disjoint intervals in order, covering the same moments."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Iterable[Interval]) -> Number:
+    return sum((end - start for start, end in intervals), 0)
+
+
+def _overlap(left: list[Interval], right: list[Interval]) -> Number:
+    """Seconds that two unions have in common."""
+    total: Number = 0
+    i = j = 0
+    while i < len(left) and j < len(right):
+        total += max(min(left[i][1], right[j][1]) - max(left[i][0], right[j][0]), 0)
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySample:
+    """What is held after one memory event. `label` names the moment."""
+
+    label: str
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTrace:
+    """Memory over a step, in order and without a clock.
+
+    peak_index: the first sample with the most allocated bytes. by_category: category -> bytes alive at that moment.
+    """
+
+    samples: tuple[MemorySample, ...]
+    peak_index: int
+    by_category: Mapping[str, int]
+
+    @property
+    def peak(self) -> MemorySample:
+        return self.samples[self.peak_index]

@@ -1,0 +1,43 @@
+"""What one piece of the model sends: the record that sharding makes and compression changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.base.kernels import Stream
+from simulator.work.zero.hops import Hop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitComm:
+    """What one piece of the model (embedding, layer0.., head) sends, in bytes of the full tensor; 0 = nothing.
+
+    all_gather_forward_bytes, all_gather_backward_bytes: parameters, in every micro-batch. FSDP's root unit is gathered
+    before the embedding and reduced after it.
+    reduce_scatter_bytes, all_reduce_bytes: gradients, in every micro-batch or the last one (Plan.syncs_every_micro_batch);
+    all_reduce_bytes under HSDP is the shard that travels between replicas. num_buckets: collectives they are split into.
+    parameter_gather_bytes: updated parameters, once a step; num_broadcasts: collectives that carry them where each owner
+    broadcasts its own (torch's ZeRO-1, a tensor at a time), 0 where they are gathered.
+    backward_gather_ranks: ranks of the backward's all-gather (smaller than dp_shard if reshard_after_forward is a number).
+    *_kernels: full-size passes over memory around the collectives, on the compute stream. keep_kernels, add_kernels: for
+    gradients that add up whole over micro-batches, in the first one and in later ones. experts: what its routed experts
+    send in their own groups, without passes.
+    """
+
+    unit: str
+    all_gather_forward_bytes: int = 0
+    all_gather_backward_bytes: int = 0
+    reduce_scatter_bytes: int = 0
+    all_reduce_bytes: int = 0
+    num_buckets: int = 1
+    parameter_gather_bytes: int = 0
+    num_broadcasts: int = 0
+    backward_gather_ranks: int = 1
+    gather_forward_kernels: tuple[Stream, ...] = ()
+    gather_backward_kernels: tuple[Stream, ...] = ()
+    gradient_kernels: tuple[Stream, ...] = ()
+    keep_kernels: tuple[Stream, ...] = ()
+    add_kernels: tuple[Stream, ...] = ()
+    experts: UnitComm | None = None
+    hops: tuple[Hop, ...] = ()
+    late_all_reduce: bool = False

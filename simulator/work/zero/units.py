@@ -1,0 +1,219 @@
+"""Units: the parameters that an implementation gathers, reduces and frees together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.parallel.model_shard import body_names
+from simulator.spec.model import Model
+from simulator.spec.model import ModelPart as Part
+from simulator.spec.plan import Plan
+
+Shape = tuple[int, ...]
+FIRST_BUCKET_BYTES = 2**20  # DDP's first bucket is small so that communication starts early
+DEFAULT_BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterUnit:
+    """Parameters that are gathered, reduced and freed together.
+
+    shapes: of its parameters in registration order. shards: ranks it is cut into (1: replicated).
+    local_numels: elements of each stored tensor on the fullest rank; padded_numel: elements of its collectives.
+    Its last num_expert_tensors are routed experts, cut into expert_shards instead.
+    """
+
+    name: str
+    shapes: tuple[Shape, ...]
+    shards: int
+    local_numels: tuple[int, ...]
+    padded_numel: int
+    expert_shards: int = 0
+    num_expert_tensors: int = 0
+
+    @property
+    def tensor_shards(self) -> tuple[int, ...]:
+        """Ranks that each of its tensors is cut into."""
+        rest = len(self.local_numels) - self.num_expert_tensors
+        return (self.shards,) * rest + (self.expert_shards,) * self.num_expert_tensors
+
+    def apart(self) -> tuple[ParameterUnit, ParameterUnit | None]:
+        """What travels in the plan's own groups, and what in those of the experts."""
+        count = self.num_expert_tensors
+        if not count:
+            return self, None
+        return (
+            _cut(self.name, self.shapes[:-count], self.local_numels[:-count], self.shards),
+            _cut(self.name, self.shapes[-count:], self.local_numels[-count:], self.expert_shards),
+        )
+
+    @property
+    def numel(self) -> int:
+        return sum(map(prod, self.shapes))
+
+    @property
+    def shard_numel(self) -> int:
+        """Elements of one rank's part of a collective."""
+        return sum(self.local_numels)
+
+
+def shard_ranks(plan: Plan) -> int:
+    """N: ranks over which the plan's stage cuts states. Context parallelism shares its ranks with FSDP's shards."""
+    return plan.dp_shard * plan.cp if plan.zero > 0 else 1
+
+
+def expert_shard_ranks(plan: Plan) -> int:
+    """Ranks over which the states of an expert are cut, where experts are dealt to ranks."""
+    return plan.num_expert_ranks // (plan.ep * plan.etp) if plan.zero > 0 else 1
+
+
+def pieces(model: Model) -> tuple[tuple[str, tuple[Shape, ...]], ...]:
+    """Embedding, layers (and modules of multi-token prediction) and head with their parameters' shapes, as registered."""
+    shapes = {kind: _shapes(model, kind) for kind in dict.fromkeys(model.body)}
+    body = ((name, shapes[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
+    return ("embedding", _shapes(model, "embedding")), *body, ("head", _shapes(model, "head"))
+
+
+def apart(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], tuple[Shape, ...]], ...]:
+    """Like `pieces`, but with the routed experts in a list of their own, where the plan shards and reduces them apart."""
+    if model.experts is None or not plan.experts_apart:
+        return tuple((name, shapes, ()) for name, shapes in pieces(model))
+    rest = {kind: _shapes(model, kind, routed=False) for kind in dict.fromkeys(model.body)}
+    routed = {kind: _shapes(model, kind, routed=True) for kind in rest}
+    body = ((name, rest[kind], routed[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
+    return ("embedding", _shapes(model, "embedding"), ()), *body, ("head", _shapes(model, "head"), ())
+
+
+def _shapes(model: Model, part: Part, *, routed: bool | None = None) -> tuple[Shape, ...]:
+    """Shapes of a part's parameters: all, or those of routed experts, or the others."""
+    named = model.parameter_shapes(part)
+    return tuple(shape for name, shape in named if routed is None or name.startswith("experts.") == routed)
+
+
+def flat_numels(model: Model, plan: Plan) -> tuple[tuple[int, int], ...]:
+    """(elements, ranks that share them) of the rank's parameters: all, and the experts' where those are apart."""
+    pairs = apart(model, plan)
+    rest = sum(numel_of(shapes) for _, shapes, _ in pairs)
+    routed = sum(numel_of(shapes) for _, _, shapes in pairs)
+    return ((rest, shard_ranks(plan)), *(((routed, expert_shard_ranks(plan)),) if routed else ()))
+
+
+def stepped_numel(model: Model, plan: Plan) -> int:
+    """Elements that a rank's optimizer updates where parameters are cut flat."""
+    return sum(-(-numel // ranks) for numel, ranks in flat_numels(model, plan))
+
+
+def units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
+    """The plan's units in the order in which the forward pass needs them.
+
+    FSDP: one a transformer block, and the root (embedding, final norm, head), which comes first.
+    DDP and torch's ZeRO-1: one a bucket, in the order in which the backward fills them. DeepSpeed stage 3: one a piece.
+    DeepSpeed 1 and 2, Megatron: one flat group.
+    """
+    implementation = plan.implementation
+    if implementation in ("fsdp1", "fsdp2"):
+        return _fsdp_units(model, plan)
+    if implementation in ("ddp", "zero_redundancy"):
+        return tuple(
+            ParameterUnit(
+                name=name, shapes=shapes, shards=1, local_numels=tuple(map(prod, shapes)), padded_numel=numel_of(shapes)
+            )
+            for name, shapes, _ in buckets(model, plan)
+        )
+    if plan.zero == 3:
+        return tuple(_flat(name, shapes, shard_ranks(plan)) for name, shapes in pieces(model))
+    everything = tuple(shape for _, shapes in pieces(model) for shape in shapes)
+    return (_flat("parameters", everything, shard_ranks(plan)),)
+
+
+def _fsdp_units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
+    ranks = shard_ranks(plan)
+    make = _rows if plan.implementation == "fsdp2" else _flat
+    (_, embedding, _), *body, (_, head, _) = apart(model, plan)
+    root = make("root", (*embedding, *head), ranks)
+    made: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], ParameterUnit] = {}
+    for name, shapes, routed in body:
+        if (shapes, routed) not in made:
+            made[shapes, routed] = _with_experts(make(name, shapes, ranks), routed, expert_shard_ranks(plan))
+    return root, *(replace(made[shapes, routed], name=name) for name, shapes, routed in body)
+
+
+def _with_experts(unit: ParameterUnit, routed: tuple[Shape, ...], ranks: int) -> ParameterUnit:
+    """FSDP2: experts are cut by expert; by their rows where there are fewer experts than ranks (torchtitan)."""
+    if not routed:
+        return unit
+    cut = tuple(shape if shape[0] >= ranks or len(shape) < 3 else (shape[1], shape[0], *shape[2:]) for shape in routed)
+    experts = _rows(unit.name, cut, ranks)
+    return replace(
+        unit,
+        shapes=(*unit.shapes, *routed),
+        local_numels=(*unit.local_numels, *experts.local_numels),
+        padded_numel=unit.padded_numel + experts.padded_numel,
+        expert_shards=ranks,
+        num_expert_tensors=len(routed),
+    )
+
+
+def _rows(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
+    """FSDP2: each parameter is cut on dim 0, padded to a multiple of the ranks."""
+    return _cut(name, shapes, tuple(-(-shape[0] // ranks) * prod(shape[1:]) for shape in shapes), ranks)
+
+
+def _cut(name: str, shapes: tuple[Shape, ...], local: tuple[int, ...], ranks: int) -> ParameterUnit:
+    return ParameterUnit(name=name, shapes=shapes, shards=ranks, local_numels=local, padded_numel=sum(local) * ranks)
+
+
+def _flat(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
+    """FSDP1, DeepSpeed, Megatron: the parameters of a unit are one vector, padded to a multiple of the ranks."""
+    shard = -(-numel_of(shapes) // ranks)
+    return ParameterUnit(name=name, shapes=shapes, shards=ranks, local_numels=(shard,), padded_numel=shard * ranks)
+
+
+def numel_of(shapes: tuple[Shape, ...]) -> int:
+    """Elements of all `shapes`."""
+    return sum(map(prod, shapes))
+
+
+def buckets(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], str], ...]:
+    """DDP's buckets as (name, shapes, piece that fills it), in the order of the backward.
+
+    A bucket closes as soon as it holds its cap, so one parameter may exceed it. The first cap is 1 MiB, if the cap was
+    left at its default.
+    """
+    size = DTYPE_BYTES[plan.master_dtype]
+    cap = FIRST_BUCKET_BYTES if plan.bucket_bytes == DEFAULT_BUCKET_BYTES else plan.bucket_bytes
+    buckets: list[tuple[str, tuple[Shape, ...], str]] = []
+    current: list[Shape] = []
+    held = 0
+    name = ""
+    for name, shapes in reversed(pieces(model)):
+        for shape in reversed(shapes):
+            current.append(shape)
+            held += prod(shape) * size
+            if held >= cap:
+                buckets.append((f"bucket{len(buckets)}", tuple(current), name))
+                current, held, cap = [], 0, plan.bucket_bytes
+    if current:
+        buckets.append((f"bucket{len(buckets)}", tuple(current), name))
+    return tuple(buckets)
+
+
+def gathered_sizes(unit: ParameterUnit, plan: Plan) -> tuple[int, ...]:
+    """Bytes of each of a unit's tensors as it is gathered: fp8 for matrices of layers where the plan says so."""
+    wide = DTYPE_BYTES[plan.compute_dtype]
+    narrow = 1 if plan.fp8_all_gather and unit.name != "root" else wide
+    tensors = zip(unit.shapes, unit.local_numels, unit.tensor_shards, strict=True)
+    return tuple(local * shards * (narrow if len(shape) > 1 else wide) for shape, local, shards in tensors)
+
+
+def keeps_layers(plan: Plan) -> bool:
+    """Blocks stay gathered between forward and backward."""
+    reshard = plan.reshard_after_forward
+    return plan.zero < 3 or reshard is False or (reshard is not True and reshard == 1)
+
+
+def keeps_root(plan: Plan) -> bool:
+    """The root stays gathered between forward and backward: the default, since the backward begins with it."""
+    return plan.reshard_after_forward is not True or plan.implementation == "fsdp1" or plan.zero < 3
