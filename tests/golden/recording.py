@@ -136,7 +136,7 @@ def _leaves(data: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 def _moved(was: object, is_: object) -> str:
     if isinstance(was, int | float) and isinstance(is_, int | float) and was:
-        return f" ({is_ / was - 1:+.2%})"
+        return f" ({100 * (is_ / was - 1):+.2g} %)"
     return ""
 
 
