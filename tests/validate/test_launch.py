@@ -94,7 +94,7 @@ def test_another_world_than_the_plans_is_refused_before_torch_is_loaded(monkeypa
 
 
 def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_plan, "standing_jobs", list)
+    monkeypatch.setattr(run_plan, "running_jobs", list)
     monkeypatch.setattr(run_plan, "count_gpus", lambda: 8)
     run_plan.check(task(device="cuda", dp_shard=8))
     with pytest.raises(InputError, match=r"needs 16 of 8 GPUs.*torchrun"):

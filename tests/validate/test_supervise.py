@@ -191,8 +191,8 @@ def test_exceptions_are_told_by_kind(code: str, kind: str) -> None:
     if "/dev/full" in code and not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     told = f"""
-        from validate.report import Report, describe, kind_of
-        report = Report.to_parent()
+        from validate.report import RankReport, describe, kind_of
+        report = RankReport.to_parent()
         try:
             {code}
         except BaseException as exc:
@@ -220,8 +220,8 @@ with scratch_folder() as folder:
 print(json.dumps([outcome.verdict.kind, outcome.verdict.detail, dict(outcome.partials)]), flush=True)
 """
 LIFELINE = """
-from validate.report import Report
-report = Report.to_parent()
+from validate.report import RankReport
+report = RankReport.to_parent()
 report.partial(pid=os.getpid())
 report.phase(str(os.getpid()))
 time.sleep(60)
@@ -285,7 +285,7 @@ def test_a_plan_that_torch_cannot_play_is_refused_with_every_reason() -> None:
 
 
 def test_a_device_at_work_for_somebody_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_plan, "standing_jobs", lambda: [Fault(place="GPU 0", problem="process 1 holds 9 MiB")])
+    monkeypatch.setattr(run_plan, "running_jobs", lambda: [Fault(place="GPU 0", problem="process 1 holds 9 MiB")])
     solo = task().model_copy(update={"mode": "solo", "device": "cuda"})
     with pytest.raises(InputError, match="process 1 holds"):
         run_plan.play(solo)

@@ -1,4 +1,4 @@
-"""The nouns that a study names: its model, its cluster with the ranks placed, its calibration, each under its `--set`s."""
+"""The inputs that a study names: its model, its cluster with the ranks placed, its calibration, each under its `--set`s."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`--set key=value`: reach any leaf of what a prediction is made from.
 
-`link.` is short for the links of a cluster: link.inter.bytes_per_s is what one network card sends. `x2` is twice what the
+`link.` is short for the links of a cluster: link.inter.bytes_per_s is what one NIC sends. `x2` is twice what the
 leaf is.
 """
 

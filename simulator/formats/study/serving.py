@@ -217,7 +217,7 @@ def _requests(workload: Workload) -> tuple[Request, ...]:
 
 
 def _overridden(overrides: Sequence[Override]) -> tuple[Source, ...]:
-    """Leaves of the nouns that `--set` reached."""
+    """Leaves of the inputs that `--set` reached."""
     return tuple(
         Source(what=o.flag.removeprefix("--set "), kind="given", detail=f"{o.text} (--set)")
         for o in overrides
