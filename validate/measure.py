@@ -134,6 +134,7 @@ class _Writer:
 
     def __init__(self, path: Path, file: IO[bytes], outcome: MeasureOutcome, machine: str, say: Say) -> None:
         self._path, self._file, self._outcome, self._machine, self._say = path, file, outcome, machine, say
+        self._early: list[str] = []  # lines of ranks that were quicker than the first one: the machine stands above them
 
     def line(self, text: str) -> None:
         """Add a line, or raise OSError and leave the file as it was."""
@@ -150,13 +151,16 @@ class _Writer:
 
     def take(self, index: int, row: Mapping[str, Any]) -> None:
         """A rank's line. The machine and where phases begin are told by the first rank alone."""
-        kind = row.get("kind")
+        kind, text = row.get("kind"), json.dumps(row, allow_nan=False) + "\n"
         if kind == "machine" and index == 0:
             self._check(machine_id(row))
-        if kind == "section" and index == 0:
+            self.line(text)
+        elif kind == "section" and index == 0:
             self._say(f"{row['name']}: {row['seconds']:.0f} s")
-        if kind not in ("machine", "section") or index == 0:
-            self.line(json.dumps(row, allow_nan=False) + "\n")
+        if kind not in ("machine", "section") or (kind == "section" and index == 0):
+            self._early.append(text)
+        while self._machine and self._early:
+            self.line(self._early.pop(0))
 
     def _check(self, identity: str) -> None:
         if self._machine and identity != self._machine:

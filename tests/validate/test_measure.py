@@ -65,6 +65,20 @@ def test_trouble_costs_its_phase_and_the_rest_goes_on(
     assert [row["error"] for row in rows if "error" in row] == [f"{kind} (rank 1): why"]
 
 
+def test_the_machine_stands_above_lines_of_a_quicker_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def supervise(*_: object, samples: Told, **__: object) -> Outcome:
+        for index, row in ((1, MACHINE), (1, product(64, rank=1)), (0, MACHINE), (0, product(64))):
+            samples(index, row)
+        return Outcome(verdict=Verdict(kind="ok"), results={}, partials={}, stderr={})
+
+    monkeypatch.setattr(measure, "supervise", supervise)
+    outcome = measure.measure(job(tmp_path / "s.jsonl"))
+    found = read_samples([tmp_path / "s.jsonl"])
+    assert not found.faults
+    assert outcome.num_samples == 2
+    assert [sample.rank for sample in found.samples] == [1, 0]
+
+
 def test_trouble_before_the_first_phase_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played = Supervisor(Verdict(kind="missing", detail="torch", rank=0, phase="start"))
     monkeypatch.setattr(measure, "supervise", played)

@@ -71,6 +71,7 @@ def end(ranks: Sequence[Rank], token: str, grace_s: float) -> None:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(rank.process.pid, number)
+                os.killpg(rank.process.pid, signal.SIGCONT)  # a stopped process hears SIGTERM only when it goes on
         for pid in marked(token):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
