@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.xdist_group("machine")  # one worker measures, and no other one beside it
 
 from simulator import Calibration, Cluster, Model, Plan, predict
 from simulator.base.errors import InputError
@@ -33,7 +34,7 @@ PLANS = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with samples.jsonl and the machine's files, made by the command line."""
     folder = tmp_path_factory.mktemp("machine")
-    run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.6", "--out", str(folder / "samples.jsonl")]
+    run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.2", "--out", str(folder / "samples.jsonl")]
     assert main(run) == ExitCode.OK
     fit = ["calibrate", "fit", str(folder / "samples.jsonl"), "-o", str(folder / "here.calibration.json")]
     assert main(fit) == ExitCode.OK
@@ -141,7 +142,7 @@ def say(text):
         print(*_children(os.getpid()), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-job = Job(out=Path(sys.argv[1]), minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True, start_s=900, grace_s=900)
+job = Job(out=Path(sys.argv[1]), minutes=0.05, device="cpu", num_ranks=2, threads=1, tiny=True, start_s=900, grace_s=900)
 measure(job, say)
 """
 
@@ -163,7 +164,7 @@ def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: P
     with out.open("a", encoding="utf-8") as file:
         file.write('{"kind": "gemm", "m": 6')  # as if the last write had been cut
     job = Job(
-        out=out, minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True, resume=True, start_s=900, grace_s=900
+        out=out, minutes=0.05, device="cpu", num_ranks=2, threads=1, tiny=True, resume=True, start_s=900, grace_s=900
     )
     outcome = measure(job)
     assert outcome.verdict == "complete", outcome.problems
@@ -184,7 +185,7 @@ def test_a_rank_that_dies_costs_its_phase_only(tmp_path: Path) -> None:
             killed.append(_children(os.getpid())[-1])
             os.kill(killed[0], signal.SIGKILL)
 
-    job = Job(out=out, minutes=0.2, device="cpu", num_ranks=2, threads=1, tiny=True, start_s=900, grace_s=900)
+    job = Job(out=out, minutes=0.05, device="cpu", num_ranks=2, threads=1, tiny=True, start_s=900, grace_s=900)
     outcome = measure(job, kill_one)
     assert outcome.verdict == "partial"
     assert len(outcome.problems) == 1
@@ -199,7 +200,7 @@ def test_a_silent_rank_is_ended_at_its_deadline(tmp_path: Path) -> None:
         if text.startswith("loss"):
             os.kill(_children(os.getpid())[-1], signal.SIGSTOP)
 
-    job = Job(out=tmp_path / "s.jsonl", minutes=0.12, device="cpu", num_ranks=2, threads=1, tiny=True, grace_s=1.0)
+    job = Job(out=tmp_path / "s.jsonl", minutes=0.05, device="cpu", num_ranks=2, threads=1, tiny=True, grace_s=1.0)
     outcome = measure(job, stop_one)
     assert outcome.verdict == "partial"
     assert "hung" in outcome.problems[0]
