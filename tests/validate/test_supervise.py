@@ -27,7 +27,7 @@ from validate.task import Task
 ROOT = Path(__file__).resolve().parents[2]
 # A machine may be as busy as it likes: what no test is about may take minutes, so only a test that fails meets it.
 GUARD_S = 300.0
-QUICK = Deadlines(by_phase_s={"short": 0.3}, other_s=GUARD_S, total_s=GUARD_S, settle_s=0.3, grace_s=0.3)
+QUICK = Deadlines(by_phase_s={"short": 0.3}, other_s=GUARD_S, total_s=GUARD_S, settle_s=0.05, grace_s=0.3)
 # Ranks that all end by themselves are waited for: whose trouble is told must not hang on who was first.
 ENDING = replace(QUICK, settle_s=GUARD_S)
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
