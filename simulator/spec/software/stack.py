@@ -6,6 +6,7 @@ compiled blocks, and the precision of the loss (../docs/background). So a plan n
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -227,24 +228,35 @@ class Stack(Strict):
         """Speed of products inside steps over their speed alone, of one dtype on one architecture."""
         return self.gemm_factor.get(f"{architecture}_{dtype}", self.gemm_factor.get(architecture, IN_STEP))
 
-    @classmethod
-    def load(cls, name: str | Path) -> Self:
+    @staticmethod
+    def load(name: str | Path) -> Stack:
         """The stack that ships under `name`, or the one in the TOML file at that path.
 
         Raises StackError with every fault; an unknown name is told the nearest ones.
         """
         file = Path(name)
-        if file.suffix != ".toml":
-            file = _shipped() / f"{name}.toml"
-            if str(name) not in cls.names():
-                place = f"stack {str(name)!r}"
-                raise StackError(Fault(place=place, problem="is unknown", remedy=nearest(str(name), cls.names())))
-        return cls.parse(_located(read_toml(file, StackError), file.parent), str(file), StackError, from_file=True)
+        return _read(file) if file.suffix == ".toml" else _shipped(str(name))
 
     @staticmethod
     def names() -> tuple[str, ...]:
         """The stacks that ship, sorted."""
-        return tuple(sorted(f.stem for f in _shipped().glob("*.toml")))
+        return _names()
+
+
+@functools.cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in _folder().glob("*.toml")))
+
+
+@functools.cache  # what ships does not change while a process runs, and a search asks for it thousands of times
+def _shipped(name: str) -> Stack:
+    if name not in _names():
+        raise StackError(Fault(place=f"stack {name!r}", problem="is unknown", remedy=nearest(name, _names())))
+    return _read(_folder() / f"{name}.toml")
+
+
+def _read(file: Path) -> Stack:
+    return Stack.parse(_located(read_toml(file, StackError), file.parent), str(file), StackError, from_file=True)
 
 
 def _nccl_problems(stack: Stack) -> list[str]:
@@ -266,5 +278,5 @@ def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     return data
 
 
-def _shipped() -> Path:
+def _folder() -> Path:
     return TOPOLOGIES / "stacks"
