@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,16 @@ def test_rows_measured_on_a_cpu_to_the_byte(number: str) -> None:
     assert tracked.peak_by_phase_bytes == {name: int(row[column]) for name, column in phases.items()}
 
 
+@pytest.fixture(scope="module")
+def kept_guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The device guard is compiled by the first play and found by the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHARDWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.xdist_group("guard")
+@pytest.mark.usefixtures("kept_guard")
 @pytest.mark.parametrize("number", ["85"])  # every other one has been checked by hand, and takes as long
 def test_rows_measured_for_cuda_to_the_byte(number: str) -> None:
     if guard.needs_guard() and guard.compiler() is None:
@@ -270,6 +281,8 @@ def test_a_stack_with_a_fused_norm_is_told_that_operators_were_played() -> None:
     [{"dp_shard": 2, "dp_replicate": 2}, {"dp_shard": 4, "precision": "fp32", "num_micro_batches": 2}],
     ids=["replicas", "fp32, accumulated"],
 )
+@pytest.mark.xdist_group("guard")
+@pytest.mark.usefixtures("kept_guard")
 def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any]) -> None:
     if guard.needs_guard() and guard.compiler() is None:
         pytest.skip("needs a CUDA build and a GPU, or a C++ compiler for the device guard")

@@ -1,13 +1,17 @@
 """CUDA's shapes of memory on a machine without CUDA: a device guard that does nothing, for fake tensors only.
 
 Call `stand_in(folder)` before torch is imported for the first time. It compiles `cuda_guard.cpp` against the installed
-torch (seconds; the library lies in `folder`), loads it, and gives torch.cuda streams and events that do nothing.
+torch, loads it, and gives torch.cuda streams and events that do nothing. Compiling takes seconds; the library lies in
+`folder`, or in the folder that SHARDWISE_CACHE names, where later runs find it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -45,13 +49,35 @@ def _torch() -> Path:
 
 
 def _compiled(folder: Path) -> Path:
-    program, home, library = compiler(), _torch(), folder / "libcuda_guard.so"
+    program, home = compiler(), _torch()
     if program is None:
         raise FileNotFoundError("no C++ compiler for the device guard: install g++, or use --device cpu")
-    command = [program, "-shared", "-fPIC", "-std=c++20", f"-I{home / 'include'}", str(_SOURCE), "-o", str(library)]
+    command = [program, "-shared", "-fPIC", "-std=c++20", f"-I{home / 'include'}", str(_SOURCE)]
     command += [f"-L{home / 'lib'}", f"-Wl,-rpath,{home / 'lib'}", "-lc10", "-ltorch_cpu"]
-    subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_S)  # noqa: S603  a fixed command
+    kept = Path(os.environ.get("SHARDWISE_CACHE") or folder)
+    library = kept / f"libcuda_guard-{_fingerprint(command, home)}.so"
+    if not library.is_file():
+        made = folder / library.name
+        told = [*command, "-o", str(made)]
+        subprocess.run(told, check=True, capture_output=True, timeout=_COMPILE_S)  # noqa: S603  a fixed command
+        _move(made, library)
     return library
+
+
+def _fingerprint(command: list[str], home: Path) -> str:
+    """What the library depends on: the command, the source, and which torch lies there."""
+    parts = (json.dumps(command).encode(), _SOURCE.read_bytes(), (home / "version.py").read_bytes())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _move(made: Path, library: Path) -> None:
+    """Whole or not at all: another run may look for it at the same time."""
+    if made == library:
+        return
+    library.parent.mkdir(parents=True, exist_ok=True)
+    beside = library.with_name(f"{library.name}.{os.getpid()}")
+    shutil.copyfile(made, beside)
+    beside.replace(library)
 
 
 class _Event:
