@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from simulator.predict import MemoryUse, Prediction, Source
 from simulator.work.trace import MemoryTrace, Timeline
+from tests import examples
 
-settings.register_profile("shardwise", deadline=None, derandomize=True, max_examples=50)
-settings.load_profile("shardwise")
+examples.load()  # before hypothesis reads its own option, --hypothesis-profile
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -134,7 +134,9 @@ class _Writer:
 
     def __init__(self, path: Path, file: IO[bytes], outcome: MeasureOutcome, machine: str, say: Say) -> None:
         self._path, self._file, self._outcome, self._machine, self._say = path, file, outcome, machine, say
-        self._early: list[str] = []  # lines of ranks that were quicker than the first one: the machine stands above them
+        self._early: list[
+            str
+        ] = []  # lines of ranks that were quicker than the first one: the machine stands above them
 
     def line(self, text: str) -> None:
         """Add a line, or raise OSError and leave the file as it was."""

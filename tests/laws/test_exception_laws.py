@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.base.errors import ClusterError
@@ -18,6 +18,7 @@ from simulator.spec.model.experts import Experts
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.program import check
+from tests.examples import examples
 
 MODEL = Model(
     name="small",
@@ -83,7 +84,7 @@ def lowered(fields: dict[str, Any], cluster: Cluster) -> Lowering:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40, ci=20)
 @given(fields=st.sampled_from(LAYOUTS), given=exceptions())
 def test_folded_equals_every_rank(fields: dict[str, Any], given: list[dict[str, Any]]) -> None:
     cluster = uneven(given)
@@ -100,7 +101,7 @@ def test_folded_equals_every_rank(fields: dict[str, Any], given: list[dict[str, 
             assert seconds == pytest.approx(alone.get(name, 0), rel=1e-6, abs=1e-9 * full.step_s)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40, ci=20)
 @given(fields=st.sampled_from(LAYOUTS), given=exceptions())
 def test_classes_cover_the_ranks_and_their_programs_meet(fields: dict[str, Any], given: list[dict[str, Any]]) -> None:
     cluster = uneven(given)
@@ -116,7 +117,7 @@ def test_classes_cover_the_ranks_and_their_programs_meet(fields: dict[str, Any],
     check(lowering.programs(2))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40, ci=20)
 @given(fields=st.sampled_from(LAYOUTS), given=exceptions())
 def test_bounds_hold_and_breakdowns_are_the_step(fields: dict[str, Any], given: list[dict[str, Any]]) -> None:
     cluster = uneven(given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.base.errors import PlanError
@@ -15,6 +15,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
 from simulator.work.zero import flat_numels
+from tests.examples import examples
 
 RANKS = 8
 HOST = Cluster.load("hgx-h100-8")
@@ -69,7 +70,7 @@ def is_legal(plan: Plan) -> bool:
 
 
 @given(placements)
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_products_and_parameters_are_dealt_out_and_none_is_lost(placement: dict[str, int]) -> None:
     """Over all ranks, products of experts are those of one rank that holds all and sees every token."""
     plan = plan_of(placement)
@@ -89,7 +90,7 @@ def test_products_and_parameters_are_dealt_out_and_none_is_lost(placement: dict[
 
 
 @given(placements, st.sampled_from(["all_to_all", "all_gather", "deep_ep"]))
-@settings(deadline=None, max_examples=12)
+@examples(12)
 def test_steps_stay_within_their_bounds_and_folding_changes_nothing(placement: dict[str, int], dispatcher: str) -> None:
     plan = plan_of(placement, dispatcher=dispatcher)
     if not is_legal(plan):
@@ -100,7 +101,7 @@ def test_steps_stay_within_their_bounds_and_folding_changes_nothing(placement: d
 
 
 @given(st.sampled_from([2, 4, 8]), st.floats(1.0, 3.0), st.floats(1.0, 3.0))
-@settings(deadline=None, max_examples=10)
+@examples(10)
 def test_more_imbalance_never_shortens_a_step_nor_frees_memory(ep: int, one: float, other: float) -> None:
     placement = {"tp": 1, "ep": ep, "whole": True, "sharded": True}
     less, more = (played(plan_of(placement, expert_imbalance=i)) for i in sorted((one, other)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.spec.calibration import Calibration
@@ -17,6 +17,7 @@ from simulator.studies.serving import Batch, Choice, InferencePlan, StepCosts, W
 from simulator.studies.serving.engine import Engine
 from simulator.studies.serving.scheduler import Limits, RequestState, Scheduler
 from simulator.studies.serving.workload import Request
+from tests.examples import examples
 
 MOST_TOKENS = 96  # of one request: as many as the smallest cache below holds
 
@@ -86,7 +87,7 @@ def played(limits: Limits, asked: list[Request]) -> tuple[Scheduler, list[Reques
     return scheduler, finished, batches
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(limits=schedulers(), asked=requests)
 def test_every_request_gets_its_answer_and_gives_back_its_blocks(limits: Limits, asked: list[Request]) -> None:
     scheduler, finished, batches = played(limits, asked)
@@ -98,7 +99,7 @@ def test_every_request_gets_its_answer_and_gives_back_its_blocks(limits: Limits,
     assert scheduler.prefilled + scheduler.decoded == computed + scheduler.recomputed
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(limits=schedulers(), asked=requests)
 def test_a_cache_for_everything_preempts_nobody(limits: Limits, asked: list[Request]) -> None:
     blocks = sum(-(-(r.prompt_tokens + r.output_tokens) // limits.block_size) for r in asked)
@@ -120,7 +121,7 @@ def one_at_a_time() -> StepCosts:
     return StepCosts(Model.load("llama3-8b"), plan, cluster, Stack.load(plan.stack), calibration, default_curves())
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(seed=st.integers(0, 2**32), rate=st.floats(0.5, 60), factor=st.floats(1, 5))
 def test_one_at_a_time_nobody_waits_less_when_all_come_sooner(
     one_at_a_time: StepCosts, seed: int, rate: float, factor: float

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.memory import simulate_memory, step_live_bytes, step_reserved_bytes, write_history
@@ -13,6 +13,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.work.ops import build_blocks
 from simulator.work.zero import resident_bytes
+from tests.examples import examples
 
 MIB = 2**20
 GPU = Device(
@@ -68,7 +69,7 @@ def check(allocator: CachingAllocator, live: list[Block]) -> None:
 
 
 @given(SETTINGS, st.lists(REQUESTS, max_size=60))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_reserved_holds_active_holds_allocated_at_every_event(
     options: AllocatorSettings, requests: list[tuple[str, int, int]]
 ) -> None:
@@ -81,7 +82,7 @@ def test_reserved_holds_active_holds_allocated_at_every_event(
 
 
 @given(SETTINGS, st.lists(REQUESTS, max_size=60))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_freeing_everything_makes_every_segment_one_free_block(
     options: AllocatorSettings, requests: list[tuple[str, int, int]]
 ) -> None:
@@ -95,7 +96,7 @@ def test_freeing_everything_makes_every_segment_one_free_block(
 
 
 @given(SETTINGS, st.lists(REQUESTS, max_size=60))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_the_same_requests_give_the_same_addresses(
     options: AllocatorSettings, requests: list[tuple[str, int, int]]
 ) -> None:
@@ -176,7 +177,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 @given(MODELS, STACKS, plans())
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_a_step_gives_back_what_it_took_and_never_frees_twice(model: Model, stack: Stack, plan: Plan) -> None:
     history = write_history(model, plan, stack, build_blocks(model, stack, plan), ())
     live: set[int] = set()
@@ -194,7 +195,7 @@ def test_a_step_gives_back_what_it_took_and_never_frees_twice(model: Model, stac
 
 
 @given(MODELS, STACKS, plans())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_categories_sum_to_the_peak_and_reserved_covers_it(model: Model, stack: Stack, plan: Plan) -> None:
     use, trace = simulate_memory(model, plan, stack, build_blocks(model, stack, plan), GPU)
     assert sum(use.by_category.values()) == use.peak_allocated_bytes == trace.peak.allocated_bytes
@@ -203,7 +204,7 @@ def test_categories_sum_to_the_peak_and_reserved_covers_it(model: Model, stack: 
 
 
 @given(MODELS, plans(), st.integers(2, 64))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_more_shard_ranks_never_raise_resident_bytes(model: Model, plan: Plan, ranks: int) -> None:
     if plan.zero == 0:
         return

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.base.errors import ClusterError
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.nics import PATH_TYPES, NicPaths, NicRules, Pattern, reached
+from tests.examples import examples
 
 PATTERNS: tuple[Pattern, ...] = ("ring", "all_to_all", "send")
 PLACES = st.one_of(
@@ -58,7 +59,7 @@ def way(found: NicPaths, name: str) -> float:
     return sum(load for link, load in found.loads.items() if link.startswith("nic") and link.endswith(name))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     cards=st.lists(PLACES, min_size=1, max_size=8),
     rules=RULES,
@@ -81,7 +82,7 @@ def test_bytes_come_and_go_by_cards_that_have_them(
     assert found.loads.get("memory", 0) == pytest.approx(2 * found.in_memory * len(groups))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(cards=st.lists(PLACES, min_size=1, max_size=8), groups=GROUPS, pattern=st.sampled_from(PATTERNS))
 def test_gpudirect_from_anywhere_never_stages(
     cards: list[dict[str, object]], groups: tuple[tuple[int, ...], ...], pattern: Pattern

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.base.errors import ClusterError
@@ -19,6 +19,7 @@ from simulator.spec.plan import Offload, Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.offload import tier_usage
 from simulator.work.ops import build_blocks
+from tests.examples import examples
 
 MODEL = Model(
     name="small",
@@ -89,7 +90,7 @@ def hbm_bytes(plan: Plan) -> int:
     return use.peak_allocated_bytes
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40, ci=20)
 @given(plans())
 def test_less_offload_never_holds_less_hbm(plan: Plan) -> None:
     least = hbm_bytes(plan)
@@ -101,7 +102,7 @@ def test_less_offload_never_holds_less_hbm(plan: Plan) -> None:
         assert least <= hbm_bytes(less) + fetched
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(plans())
 def test_memory_returns_and_what_leaves_hbm_is_below_it(plan: Plan) -> None:
     course = step_live_bytes(write_history(MODEL, plan, STACK, build_blocks(MODEL, STACK, plan), ()))
@@ -110,7 +111,7 @@ def test_memory_returns_and_what_leaves_hbm_is_below_it(plan: Plan) -> None:
     assert below.host_bytes + below.nvme_bytes >= 16 * MODEL.num_parameters // RANKS
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, ci=20)
 @given(plans(), st.sampled_from(RATES), st.sampled_from((2.0, 10.0)))
 def test_more_bandwidth_never_slows(plan: Plan, rate: str, factor: float) -> None:
     usual = cluster().host_tier
@@ -120,7 +121,7 @@ def test_more_bandwidth_never_slows(plan: Plan, rate: str, factor: float) -> Non
     assert faster <= slower * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, ci=20)
 @given(plans())
 def test_equal_ranks_and_micro_batches_fold(plan: Plan) -> None:
     lowering = lowered(plan)
@@ -128,7 +129,7 @@ def test_equal_ranks_and_micro_batches_fold(plan: Plan) -> None:
     assert folded.step_s == pytest.approx(full.step_s, rel=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(plans())
 def test_bounds_hold_and_the_breakdown_is_the_step(plan: Plan) -> None:
     played = play(lowered(plan))

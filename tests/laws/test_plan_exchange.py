@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from simulator.base.errors import PlanError
@@ -15,6 +15,7 @@ from simulator.formats.readers.plans import plan_fields, read_plan
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
+from tests.examples import examples
 
 MODEL = Model.load("llama3-8b")
 powers = st.sampled_from((1, 2, 4))
@@ -229,7 +230,7 @@ MIXTURE = Model.load("mixtral-8x7b")
 
 
 @given(expert_plans())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_mixtures_of_experts_are_kept(plan: Plan) -> None:
     assume(legal(plan))
     written = export_plan(
@@ -249,7 +250,7 @@ def legal(plan: Plan) -> bool:
 
 
 @given(exported())
-@settings(max_examples=150, deadline=None)
+@examples(150, ci=75)
 def test_a_format_keeps_every_plan_of_its_realm(case: tuple[str, Plan]) -> None:
     form, plan = case
     assume(legal(plan))
@@ -259,7 +260,7 @@ def test_a_format_keeps_every_plan_of_its_realm(case: tuple[str, Plan]) -> None:
 
 
 @given(own_plans(), st.sampled_from(FORMATS))
-@settings(max_examples=150, deadline=None)
+@examples(150, ci=75)
 def test_any_plan_is_kept_or_refused(plan: Plan, form: str) -> None:
     assume(legal(plan))
     try:
@@ -271,7 +272,7 @@ def test_any_plan_is_kept_or_refused(plan: Plan, form: str) -> None:
 
 
 @given(own_plans())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_what_is_written_is_the_same_every_time(plan: Plan) -> None:
     assume(legal(plan))
     assert export_plan(job(plan), "toml").text == export_plan(job(plan), "toml").text

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -22,6 +22,7 @@ from simulator.formats.readers.plans.megatron import KNOWN as MEGATRON_NAMES
 from simulator.formats.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from tests.examples import examples
 
 FILES = sorted((Path(__file__).resolve().parents[1] / "data" / "plans").iterdir())
 LAUNCHERS = {"--jobid", "--master_addr", "--max_restarts", "--nnodes", "--node_rank", "--nproc_per_node", "--rdzv_backend",
@@ -84,25 +85,25 @@ def tables(names: frozenset[str]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @given(damaged(), st.sampled_from((None, *PLAN_FORMATS)))
-@settings(max_examples=200, deadline=None)
+@examples(200, ci=100)
 def test_a_damaged_file_is_answered(text: str, form: str | None) -> None:
     answered(text, form)
 
 
 @given(tables(DEEPSPEED_NAMES))
-@settings(max_examples=100, deadline=None)
+@examples(100, ci=50)
 def test_any_deepspeed_configuration_is_answered(flat: dict[str, Any]) -> None:
     answered(json.dumps(nested(flat)), "deepspeed")
 
 
 @given(tables(ACCELERATE_NAMES))
-@settings(max_examples=100, deadline=None)
+@examples(100, ci=50)
 def test_any_accelerate_configuration_is_answered(flat: dict[str, Any]) -> None:
     answered(json.dumps(nested(flat)), "accelerate")  # JSON is YAML
 
 
 @given(tables(TORCHTITAN_NAMES))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_any_torchtitan_job_is_answered(flat: dict[str, Any]) -> None:
     answered(json.dumps(nested(flat)), "torchtitan")
 
@@ -110,13 +111,13 @@ def test_any_torchtitan_job_is_answered(flat: dict[str, Any]) -> None:
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(MEGATRON_NAMES)), st.sampled_from(("", "1", "2", "8", "adam", "0.5"))))
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_megatron_arguments_are_answered(options: list[tuple[str, str]]) -> None:
     answered("--micro-batch-size 1 " + " ".join(f"{name} {value}" for name, value in options), "megatron")
 
 
 @given(st.lists(st.sampled_from(sorted(MEGATRON_NAMES)), unique=True, max_size=12))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_argument_is_accounted_for(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from simulator.base.errors import EngineError, InputError
@@ -20,6 +20,7 @@ from simulator.studies.search.context import SearchContext
 from simulator.studies.search.memory_floor import MemoryFloor
 from simulator.studies.search.shards import ModelShards
 from simulator.studies.search.time_floor import TimeFloor
+from tests.examples import examples
 
 MODEL = Model(
     name="small",
@@ -129,19 +130,19 @@ def sharded(draw: st.DrawFn, num_devices: int) -> Plan:
     )
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.filter_too_much])
+@examples(50, ci=20, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data(), st.sampled_from((1, 4)))
 def test_floors_are_below_the_prediction(data: st.DataObject, nodes: int) -> None:
     _check(data.draw(plans(CLUSTERS[nodes].num_devices)), CLUSTERS[nodes])
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.filter_too_much])
+@examples(50, ci=20, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data(), st.sampled_from((1, 4)))
 def test_floors_of_sharded_pipelines_are_below_the_prediction(data: st.DataObject, nodes: int) -> None:
     _check(data.draw(sharded(CLUSTERS[nodes].num_devices)), CLUSTERS[nodes])
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
+@examples(12, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data(), st.sampled_from((plans, sharded)))
 def test_floors_of_hybrids_are_below_the_prediction(
     data: st.DataObject, kind: Callable[[int], st.SearchStrategy[Plan]]

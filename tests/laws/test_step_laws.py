@@ -1,7 +1,7 @@
 """Laws of a lowered step: folding changes nothing, bounds hold, the breakdown is the step."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.play.engine import run
@@ -14,6 +14,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
+from tests.examples import examples
 
 MODEL = Model(
     name="small",
@@ -79,7 +80,7 @@ def lowered(plan: Plan) -> Lowering:
     return lower(MODEL, plan, cluster, Stack.load(plan.stack), calibration, default_curves())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40, ci=20)
 @given(plans())
 def test_folded_equals_every_rank_playing_every_micro_batch(plan: Plan) -> None:
     lowering = lowered(plan)
@@ -90,7 +91,7 @@ def test_folded_equals_every_rank_playing_every_micro_batch(plan: Plan) -> None:
         assert folded.breakdown[name] == pytest.approx(seconds, rel=1e-6, abs=1e-9 * full.step_s)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(plans())
 def test_refinement_finds_that_all_ranks_are_equal(plan: Plan) -> None:
     lowering = lowered(plan)
@@ -100,7 +101,7 @@ def test_refinement_finds_that_all_ranks_are_equal(plan: Plan) -> None:
     assert run(classes).step_s == pytest.approx(run(programs).step_s, rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans())
 def test_bounds_hold_and_the_breakdown_is_the_step(plan: Plan) -> None:
     played = play(lowered(plan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.memory import MemoryUse, Pressure, simulate_memory
@@ -14,6 +14,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.work.ops import build_blocks
+from tests.examples import examples
 
 MIB = 2**20
 SMALL = Model(name="small", num_layers=3, d_model=256, num_heads=4, d_ff=704, vocab_size=1024)
@@ -84,14 +85,14 @@ def test_more_memory_never_turns_fits_into_less(
         assert later.fails
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(plan=plans, memory_mib=st.integers(850, 1000), more_mib=st.integers(0, 200))
 def test_more_memory_never_makes_a_step_fit_less(plan: Plan, memory_mib: int, more_mib: int) -> None:
     before, after = (used(plan, mib * MIB) for mib in (memory_mib, memory_mib + more_mib))
     assert ORDER.index(verdict_of(before)[0]) <= ORDER.index(verdict_of(after)[0])
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(plan=plans, data=st.data())
 def test_a_smaller_micro_batch_never_raises_the_peak(plan: Plan, data: st.DataObject) -> None:
     smaller = data.draw(st.integers(1, plan.micro_batch_size - 1))

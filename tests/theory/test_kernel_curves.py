@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.base.kernels import Attention, Gemm, Stream
@@ -16,6 +16,7 @@ from simulator.spec.calibration import Calibration, GemmCurve, Power, Quality, S
 from simulator.spec.calibration.curves import blend
 from simulator.spec.cluster.device import Device, PeakFlop
 from simulator.spec.software.stack import AttentionBackend
+from tests.examples import examples
 
 PEAK, BANDWIDTH, SMS = 1e15, 4e12, 128
 DEVICE = Device(
@@ -155,7 +156,7 @@ def test_sustained_speed_follows_the_power_cap(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*calibration_names(), "datasheet"])
-@settings(max_examples=60)
+@examples(60)
 @given(m=SIDE, n=SIDE, k=SIDE, scale=st.floats(0.01, 100))
 def test_products_are_never_faster_than_the_roofline_and_scale_with_the_device(
     name: str, m: int, n: int, k: int, scale: float

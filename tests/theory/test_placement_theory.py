@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.play.lower import lower
@@ -18,6 +18,7 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.place import place_node
 from simulator.studies.place.cost import PlacementPricer
 from simulator.studies.place.local import Problem
+from tests.examples import examples
 from tests.machines import bridged
 
 GB = 1e9
@@ -79,7 +80,7 @@ TREE = bridged(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(order=st.permutations(range(8)), names=st.permutations(range(8)))
 def test_a_price_does_not_know_how_gpus_are_numbered(order: list[int], names: list[int]) -> None:
     plan = Plan(tp=2, pp=2, dp_replicate=2, zero=0, num_micro_batches=4, seq_len=512)
@@ -87,7 +88,7 @@ def test_a_price_does_not_know_how_gpus_are_numbered(order: list[int], names: li
     assert other.price_s([names[gpu] for gpu in order]) == pytest.approx(pricer(plan, TREE).price_s(order))
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(names=st.permutations(range(8)))
 def test_nor_does_the_best_placement(names: list[int]) -> None:
     plan = Plan(tp=4, dp_replicate=2, zero=0, seq_len=512)

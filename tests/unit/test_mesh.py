@@ -4,7 +4,7 @@ from itertools import pairwise, permutations
 from math import prod
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from simulator.spec.model.experts import Experts
 from simulator.spec.model.hybrid import Mamba
 from simulator.spec.plan import AXES, Plan
 from simulator.work.collectives.ports import local_groups
+from tests.examples import examples
 
 HGX = Cluster.load("hgx-h100-8")
 
@@ -106,7 +107,7 @@ DEGREES = st.fixed_dictionaries(
 ORDERS = st.permutations(["tp", "cp", "dp_shard", "dp_replicate", "pp"]).map("-".join)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(degrees=DEGREES, order=st.one_of(st.just("tp-cp-ep-dp-pp"), ORDERS), data=st.data())
 def test_ranks_and_coordinates_are_a_bijection_and_groups_partition(
     degrees: dict[str, int], order: str, data: st.DataObject
@@ -126,7 +127,7 @@ def test_ranks_and_coordinates_are_a_bijection_and_groups_partition(
             assert [mesh.coordinates(rank)[axis] for rank in group] == list(range(degrees[axis]))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(degrees=DEGREES, order=st.one_of(st.just("tp-cp-ep-dp-pp"), ORDERS), trays=st.integers(1, 4))
 def test_shapes_on_ragged_domains(degrees: dict[str, int], order: str, trays: int) -> None:
     """Domains of 4, 8, 12 or 16 GPUs on trays of four, under any degrees."""
@@ -140,7 +141,7 @@ def test_shapes_on_ragged_domains(degrees: dict[str, int], order: str, trays: in
         assert mesh.group_shape(axis) == brute_shape(mesh, axis)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(degrees=DEGREES, order=ORDERS)
 def test_groups_on_a_node_are_those_of_its_first_gpus(degrees: dict[str, int], order: str) -> None:
     """What a wired node is told of a shape: which of its GPUs form groups. Nodes of 16 hold every axis whole or in halves."""
@@ -151,7 +152,7 @@ def test_groups_on_a_node_are_those_of_its_first_gpus(degrees: dict[str, int], o
         assert local_groups(mesh.group_shape(axis), 16) == tuple(group for group in on_first if group)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(degrees=DEGREES, order=ORDERS, stages=st.tuples(st.integers(0, 3), st.integers(0, 3)))
 def test_stages_meet_rank_by_rank(degrees: dict[str, int], order: str, stages: tuple[int, int]) -> None:
     """The shape of two stages is that of all pairs of ranks that differ in the stage alone."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.base.kernels import Gemm, Kernel, Stream
@@ -26,6 +26,7 @@ from simulator.work.ops import (
     optimizer_kernels,
     recompute_ops,
 )
+from tests.examples import examples
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY = ROOT.parent / "shared" / "data" / "memory.csv"
@@ -129,7 +130,7 @@ plans = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(models, stacks, plans)
 def test_every_tensor_is_made_before_it_is_read_and_every_gradient_has_a_taker(
     model: Model, stack: Stack, plan: Plan
@@ -150,7 +151,7 @@ def test_every_tensor_is_made_before_it_is_read_and_every_gradient_has_a_taker(
         assert all(kernel.num_bytes >= 0 for op in block.ops for kernel in (*op.forward, *op.backward))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(models, stacks, plans)
 def test_twice_the_sequences_keep_twice_the_bytes(model: Model, stack: Stack, plan: Plan) -> None:
     once = build_blocks(model, stack, plan).layer
@@ -164,7 +165,7 @@ def test_twice_the_sequences_keep_twice_the_bytes(model: Model, stack: Stack, pl
     assert twice.forward_flop == 2 * once.forward_flop
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(models, stacks, plans)
 def test_recomputation_runs_a_part_of_the_forward_in_its_order(model: Model, stack: Stack, plan: Plan) -> None:
     layer = build_blocks(model, stack, plan).layer

@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import predict
@@ -36,6 +36,7 @@ from simulator.studies.place.traffic import step_calls
 from simulator.studies.place.trial import Choice, Trials
 from simulator.studies.place.uneven import proportional
 from simulator.work.collectives import collective_cost
+from tests.examples import examples
 from tests.machines import bridged
 
 GB = 1e9
@@ -99,7 +100,7 @@ def prices_left() -> tuple[PlacementPricer, set[tuple[str, ...]]]:
     return priced, {tuple(f"{price:.9g}" for price in priced.evaluated(one).prices_s) for one in left}
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(order=st.permutations(range(8)))
 def test_symmetry_leaves_one_of_every_price(order: list[int]) -> None:
     priced, left = prices_left()

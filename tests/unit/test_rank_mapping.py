@@ -7,7 +7,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import predict
@@ -22,6 +22,7 @@ from simulator.spec.cluster.host import Gpu, Host
 from simulator.spec.cluster.rank_mapping import gpu_at, rank_on, shortest
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from tests.examples import examples
 
 GB = 1e9
 HEAD = "rank\tnode\tgpu\n"
@@ -119,7 +120,7 @@ def test_tensor_parallel_groups_on_their_bridges_are_faster() -> None:
     assert step_s(plan, crossed_pairs().with_rank_mapping((0, 2, 1, 3))) < step_s(plan, crossed_pairs())
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(order=st.permutations(range(4)), swap=st.sampled_from([(0, 1), (2, 3)]))
 def test_ranks_of_one_group_may_swap_their_seats(order: list[int], swap: tuple[int, int]) -> None:
     plan, a, b = Plan(tp=2, dp_shard=2, seq_len=1024), *swap

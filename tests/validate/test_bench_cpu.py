@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.xdist_group("machine")  # one worker measures, and no other one beside it
 
 from simulator import Calibration, Cluster, Model, Plan, predict
 from simulator.base.errors import InputError
@@ -21,6 +20,8 @@ from simulator.cli import ExitCode, main
 from validate.benches import spread
 from validate.measure import Job, measure
 from validate.samples import read_samples
+
+pytestmark = pytest.mark.xdist_group("machine")  # one worker measures, and no other one beside it
 
 TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
 PLANS = {
