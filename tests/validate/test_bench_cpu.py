@@ -177,7 +177,8 @@ def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: P
     assert all(len(ranks.get(key, ())) < 2 for key in twice), "only what one rank alone had written is measured again"
 
 
-def test_a_rank_that_dies_costs_its_phase_only(tmp_path: Path) -> None:
+def test_a_rank_that_dies_costs_its_phase_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("validate.measure.phases_of", lambda *_: ("gemm", "attention", "collectives"))
     out = tmp_path / "samples.jsonl"
     killed: list[int] = []
 
@@ -196,7 +197,8 @@ def test_a_rank_that_dies_costs_its_phase_only(tmp_path: Path) -> None:
     assert not any(_alive(pid) for pid in _children(os.getpid()))
 
 
-def test_a_silent_rank_is_ended_at_its_deadline(tmp_path: Path) -> None:
+def test_a_silent_rank_is_ended_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("validate.measure.phases_of", lambda *_: ("host", "loss", "optimizer"))
     def stop_one(text: str) -> None:
         if text.startswith("loss"):
             os.kill(_children(os.getpid())[-1], signal.SIGSTOP)

@@ -224,6 +224,7 @@ def played(option: str) -> TrackedMemory:
     return fake.play(TINY, plan(dp_shard=4, **OPTIONS[option]), CPU)
 
 
+@pytest.mark.xdist_group("options")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_of_a_plan_reaches_torch(option: str) -> None:
     """The simulator derives the same step from PyTorch's rules; random states of attention (24 B a layer) apart."""
@@ -299,6 +300,7 @@ def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any]) -> 
     assert set(compared.values()) == {0}
 
 
+@pytest.mark.xdist_group("options")
 def test_options_make_a_difference() -> None:
     """Otherwise the test above would hold of a player that ignores them."""
     courses = map(played, OPTIONS)
