@@ -66,10 +66,10 @@ def test_trouble_costs_its_phase_and_the_rest_goes_on(
 
 
 def test_the_machine_stands_above_lines_of_a_quicker_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def supervise(*_: object, samples: Told, **__: object) -> Outcome:
+    def supervise(*_: object, samples: Told, **__: object) -> SupervisedOutcome:
         for index, row in ((1, MACHINE), (1, product(64, rank=1)), (0, MACHINE), (0, product(64))):
             samples(index, row)
-        return Outcome(verdict=Verdict(kind="ok"), results={}, partials={}, stderr={})
+        return SupervisedOutcome(verdict=Verdict(kind="ok"), results={}, partials={}, stderr={})
 
     monkeypatch.setattr(measure, "supervise", supervise)
     outcome = measure.measure(job(tmp_path / "s.jsonl"))
