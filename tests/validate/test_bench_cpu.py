@@ -199,6 +199,7 @@ def test_a_rank_that_dies_costs_its_phase_only(tmp_path: Path, monkeypatch: pyte
 
 def test_a_silent_rank_is_ended_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("validate.measure.phases_of", lambda *_: ("host", "loss", "optimizer"))
+
     def stop_one(text: str) -> None:
         if text.startswith("loss"):
             os.kill(_children(os.getpid())[-1], signal.SIGSTOP)
