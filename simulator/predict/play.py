@@ -12,16 +12,20 @@ from simulator.spec.plan import Plan
 from simulator.work.program import COMPUTE_STREAM, Collective, Compute, Number, Program
 from simulator.work.trace import Timeline
 
-# From the third micro-batch on, every micro-batch but the last repeats the one before it (the pipeline of gathers is
-# full): a step of n is the step of 4 plus n - 4 times what the fourth added. tests/laws holds folded = played in full.
+# From the third micro-batch on, every micro-batch but the last usually repeats the one before it (the pipeline of gathers
+# is full): a step of n is the step of 4 plus n - 4 times what the fourth added. Whether it does is looked at, not assumed:
+# see `_folded`. tests/laws holds folded = played in full.
 _PLAYED = 4
+_MOST_PLAYED = 256  # repetitions of a step that never settles; more of them go on as the later half of these did
+_SETTLED = 1e-9  # of the step: what all repetitions that are left out may miss together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
     """What the engine says of one step. `timeline` shows `num_played` micro-batches of the plan's.
 
-    kinds: where GPUs differ, the breakdown of the busiest class of each kind.
+    kinds: where GPUs differ, the breakdown of the busiest class of each kind. launched_s: what the host takes to launch
+    the ops of the program that takes longest, where it never waits for the device.
     """
 
     step_s: float
@@ -33,6 +37,7 @@ class SimulatedStep:
     program: Program
     num_played: int
     kinds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    launched_s: float = 0.0
 
 
 def play(lowering: Lowering, *, fold: bool = True) -> SimulatedStep:
@@ -51,17 +56,77 @@ def play(lowering: Lowering, *, fold: bool = True) -> SimulatedStep:
 
 def _step(lowering: Lowering, *, fold: bool) -> SimulatedStep:
     """One step, with equal micro-batches folded or all of them played."""
+    if fold:
+        return _folded(lowering)
     count = lowering.plan.num_micro_batches
-    if not fold:
-        return _play(lowering, count, [lowering.program(count, rank) for rank in range(lowering.plan.num_devices)])
-    most, period = _repeats(lowering.plan)
+    return _play(lowering, count, [lowering.program(count, rank) for rank in range(lowering.plan.num_devices)])
+
+
+def _folded(lowering: Lowering) -> SimulatedStep:
+    """One step of equal ranks, in which micro-batches that repeat are played once.
+
+    They need not repeat: a host that launches a little slower than the device works catches up late, and collectives that
+    outlast a micro-batch meet each next one elsewhere. Then all are played.
+    """
+    count, (most, period) = lowering.plan.num_micro_batches, _repeats(lowering.plan)
     more = max(0, (count - most) // period)
     last = count - more * period
     longer = _play(lowering, last)
     if more == 0:
         return longer
     shorter = _play(lowering, last - period)
-    return _further(shorter, longer, more)
+    slack_s = _SETTLED * longer.step_s / more
+    if longer.launched_s - shorter.launched_s <= longer.step_s - shorter.step_s + slack_s:
+        if lowering.plan.pp == 1 and _ended_alike(shorter, longer, slack_s):
+            return _further(shorter, longer, more)
+        around = (last - 2 * period, last + period)  # the cheaper one first
+        if any(_added_alike(shorter, longer, _play(lowering, other), slack_s) for other in around):
+            return _further(shorter, longer, more)
+    return _unsettled(lowering, last, more, period)
+
+
+def _unsettled(lowering: Lowering, last: int, more: int, period: int) -> SimulatedStep:
+    """The step of all micro-batches, or of as many as are played at most and the mean of their later half."""
+    played = min(more, _MOST_PLAYED)
+    longer = _play(lowering, last + played * period)
+    if played == more:
+        return longer
+    half = played // 2
+    shorter = _play(lowering, last + (played - half) * period)
+    return _further(shorter, longer, (more - played) / half)
+
+
+def _ended_alike(shorter: SimulatedStep, longer: SimulatedStep, slack_s: float) -> bool:
+    """Whether the last micro-batch went alike in both, op by op: what it found was the same, so one more changes nothing."""
+    count = len(longer.program.ops) - len(shorter.program.ops)
+    later_s = longer.step_s - shorter.step_s
+    pairs = (
+        pair
+        for name in longer.timeline.programs
+        for pair in zip(shorter.timeline.of(name)[-count:], longer.timeline.of(name)[-count:], strict=True)
+    )
+    return all(
+        abs(b.start_s - a.start_s - later_s) <= slack_s and abs(b.end_s - a.end_s - later_s) <= slack_s
+        for a, b in pairs
+    )
+
+
+def _added_alike(shorter: SimulatedStep, longer: SimulatedStep, other: SimulatedStep, slack_s: float) -> bool:
+    """Whether a third step, shorter or longer than both by as much as they differ, lies on one line with them."""
+    steps = (other, shorter, longer) if other.num_played < shorter.num_played else (shorter, longer, other)
+    return all(abs(c - 2 * b + a) <= slack_s for a, b, c in zip(*_figures(*steps), strict=True))
+
+
+def _figures(*steps: SimulatedStep) -> list[list[float]]:
+    """Seconds of each step, by the same names in the same order."""
+    parts = [
+        {"step": one.step_s, **one.breakdown}
+        | {(kind, i): s for kind, both in one.communication.items() for i, s in enumerate(both)}
+        | {(kind, name): s for kind, found in one.kinds.items() for name, s in found.items()}
+        for one in steps
+    ]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return [[part.get(name, 0.0) for name in names] for part in parts]
 
 
 def _further(shorter: SimulatedStep, longer: SimulatedStep, more: float) -> SimulatedStep:
@@ -130,6 +195,7 @@ def _play(lowering: Lowering, num_micro_batches: int, programs: Sequence[Program
         program=program,
         num_played=num_micro_batches,
         kinds=_of_kinds(lowering, programs, timeline),
+        launched_s=max(map(_launched_s, programs)),
     )
 
 
@@ -169,6 +235,11 @@ def _serial_s(programs: Sequence[Program]) -> Number:
             for op, program in zip(ops, programs, strict=True)
         )
     return total
+
+
+def _launched_s(program: Program) -> float:
+    """The host's time to launch a program; 0 where it waits for the device on the way, which keeps it in step."""
+    return 0.0 if any(op.blocking for op in program.ops) else float(sum(op.host_s for op in program.ops))
 
 
 def _work_s(program: Program) -> float:

@@ -28,6 +28,8 @@ REFIT = "python experiments/fit_collectives.py"
 Family = Literal["nvlink", "pcie", "host"]
 # direct: GPU to GPU. host: both PCIe links and the memory of one socket between them. sockets: over both sockets' memory.
 Transport = Literal["direct", "host", "sockets"]
+# xGMI has no calibration of its own: it stands with the NVLink whose data sheet is nearest to its GPU's
+_OF_ITS_GENERATION = {"cdna2": "nvlink3", "cdna3": "nvlink4"}
 # Where nobody calibrated an algorithm: the one that loads links alike
 _RELATIVES = {
     "pat": "ring",
@@ -183,9 +185,13 @@ class LinkCurves(Strict):
         """Perfect links: the closed forms and nothing else."""
         return cls(name="ideal", ideal_links=True)
 
-    def port(self, kind: str, bytes_per_s: float, way: Transport = "direct") -> PortCurves:
-        """The port of that name and way, or the nearest calibrated one of its family by data-sheet speed."""
+    def port(self, kind: str, bytes_per_s: float, way: Transport = "direct", architecture: str = "") -> PortCurves:
+        """The port of that name and way, or the nearest calibrated one of its family by data-sheet speed.
+
+        architecture: of the GPU. It decides for links of no calibrated family, so that a faster one keeps its latencies.
+        """
         family = family_of(kind)
+        kind = _OF_ITS_GENERATION.get(architecture, kind) if family == "host" else kind
         mine = [p for p in self.ports if p.family == family]
         candidates = [p for p in mine if p.way == way] or mine or list(self.ports)
         if not candidates:

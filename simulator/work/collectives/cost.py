@@ -186,7 +186,7 @@ def _capacities(links: Links, curves: LinkCurves) -> dict[str, Number]:
     share = nic_share(links)
     if curves.ideal_links:
         return _drop_zero({links.port_link: Fraction(links.port_bytes_per_s), "inter": share})
-    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    port = curves.port(links.port_kind, links.port_bytes_per_s, architecture=links.architecture)
     capacities: dict[str, Number] = {links.port_link: links.port_bytes_per_s * port.mode("ring", "simple").efficiency}
     if share:
         network = curves.network(network_of(links), frozenset(), NEWEST)
@@ -254,7 +254,7 @@ def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
 
 def port_curves(call: Call, curves: LinkCurves) -> PortCurves:
     """The calibrated port that the call uses, or its nearest relative."""
-    return curves.port(call.port.kind, call.port.bytes_per_s, call.port.way)
+    return curves.port(call.port.kind, call.port.bytes_per_s, call.port.way, call.links.architecture)
 
 
 def network_curves(call: Call, curves: LinkCurves) -> NetworkCurves:
@@ -355,6 +355,6 @@ def checked_kind(kind: str) -> Kind:
 
 def calibrated(links: Links, curves: LinkCurves) -> bool:
     """True where the port itself was measured, not a relative scaled by data-sheet speed."""
-    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    port = curves.port(links.port_kind, links.port_bytes_per_s, architecture=links.architecture)
     ratio = links.port_bytes_per_s / port.bytes_per_s
     return port.stands_for(links.port_kind) and 1 / PORT_TOLERANCE <= ratio <= PORT_TOLERANCE

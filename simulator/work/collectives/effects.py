@@ -122,7 +122,7 @@ def source(cluster: Cluster, curves: LinkCurves | None = None, *, nccl: Nccl | N
     if curves.ideal_links:
         return "ideal links: data-sheet speed, no latency"
     links = Links.of(cluster)
-    port = curves.port(links.port_kind, links.port_bytes_per_s)
+    port = curves.port(links.port_kind, links.port_bytes_per_s, architecture=links.architecture)
     ratio = links.port_bytes_per_s / port.bytes_per_s
     parts = [f"{port.name}: {port.source}"]
     if not calibrated(links, curves):

@@ -22,7 +22,7 @@ def channels_of(call: Call, chosen: Pick, curves: LinkCurves) -> int | None:
     """Channels of the call: NCCL's own within what the environment allows, or a tuner's number. None: not NCCL's to say."""
     if curves.ideal_links or curves.library != "nccl":
         return None
-    port = curves.port(call.port.kind, call.port.bytes_per_s, call.port.way)
+    port = curves.port(call.port.kind, call.port.bytes_per_s, call.port.way, call.links.architecture)
     usual = usual_channels(port, chosen.algorithm)
     environment = call.nccl.environment
     count = chosen.channels or usual
