@@ -26,8 +26,8 @@ from simulator.spec.calibration import Calibration  # noqa: E402
 from simulator.spec.calibration.collective_curves import default_curves  # noqa: E402
 from simulator.spec.software.stack import Stack  # noqa: E402
 from simulator.work.ops import Op, optimizer_kernels, recompute_ops  # noqa: E402
+from simulator.work.script import communication, pieces, shard_ranks  # noqa: E402
 from simulator.work.trace import Span  # noqa: E402
-from simulator.work.zero import communication, pieces, shard_ranks  # noqa: E402
 from validate.compare.run import Run  # noqa: E402
 from validate.run_plan import read_records  # noqa: E402
 from validate.spanfile import read_spans  # noqa: E402

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from simulator.base.registry import IMPLEMENTATIONS
+
 if TYPE_CHECKING:
     from simulator.predict import Prediction, bounds, predict
     from simulator.spec.calibration import Calibration
@@ -25,6 +27,16 @@ if TYPE_CHECKING:
     from simulator.spec.software.stack import Stack
 
 __all__ = ["Calibration", "Cluster", "Device", "Model", "Plan", "Prediction", "Stack", "bounds", "predict"]
+
+
+def _implementations() -> None:
+    """Every implementation of data parallelism registers itself as its file is loaded."""
+    from simulator.work import script
+
+    assert script.IMPLEMENTATIONS is IMPLEMENTATIONS
+
+
+IMPLEMENTATIONS.loads_by(_implementations)
 
 
 def _public(name: str) -> object:  # noqa: PLR0911  one line a name

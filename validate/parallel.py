@@ -71,7 +71,7 @@ def build(
     if stack.blocks == "compiled":
         for block in module.layers:
             block.compile()
-    if plan.implementation == "fsdp2" and mesh is not None:
+    if plan.traits.shards_rows and mesh is not None:
         _shard(module, plan, mesh, pinned=pinned)
     return Built(
         module=module,
@@ -97,7 +97,7 @@ def materialise(built: Built, device: torch.device) -> None:
 
 def _mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
     """(dp_replicate, dp_shard, tp) without axes of one rank (FSDP2 keeps dp_shard); None where the world is the group."""
-    sharded = plan.implementation == "fsdp2"
+    sharded = plan.traits.shards_rows
     sizes = {"dp_replicate": plan.dp_replicate, "dp_shard": plan.dp_shard, "tp": plan.tp}
     kept = {name: size for name, size in sizes.items() if size > 1 or (sharded and name == "dp_shard")}
     if not sharded and len(kept) < 2 and plan.tp == 1:
@@ -183,7 +183,7 @@ def replicate(built: Built, plan: Plan, hook: Callable[..., Any] | None = None) 
 
     hook: reduces a bucket instead of an all-reduce (a fake process group has none that can be waited for).
     """
-    if plan.implementation not in ("ddp", "zero_redundancy") or plan.num_data_parallel == 1:
+    if not plan.traits.whole_modules or plan.num_data_parallel == 1:
         return
     ddp = nn.parallel.DistributedDataParallel(
         built.module,
@@ -235,7 +235,7 @@ def make_optimizer(built: Built, plan: Plan) -> torch.optim.Optimizer:
     """The plan's optimizer over this rank's parameters. Parameters of different meshes stand in groups of their own."""
     kind, options = _optimizer_of(plan)
     parameters = built.module.parameters()
-    if plan.implementation == "zero_redundancy" and plan.dp_shard > 1:
+    if plan.traits.reduces_among_all and plan.dp_shard > 1:
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         group = built.mesh["dp_shard"].get_group() if built.mesh is not None else None

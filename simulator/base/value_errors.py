@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, time
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticKnownError
+from pydantic_core.core_schema import no_info_before_validator_function
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -38,6 +41,22 @@ _PLAIN: Final[Mapping[object, str]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Beside `str` in a field's type: one of names that are known only when somebody asks."""
+
+    names: Callable[[], Sequence[str]]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_before_validator_function(self._known, handler(source))
+
+    def _known(self, value: object) -> object:
+        names = self.names()
+        if value in names:
+            return value
+        raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, names))})
+
+
 def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str] | None:
     """Problem and remedy of a value of the wrong type, beyond a limit, or that is none of a field's words.
 
@@ -48,7 +67,7 @@ def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str
         key, limit = _LIMITS[kind]
         return f"is {shown(value)}; it must be {limit.format(_number(context[key]))}", ""
     if kind == "literal_error":
-        words: list[object] = _words(field.annotation if field else None) or re.findall(
+        words: list[object] = words_of(field.annotation if field else None) or re.findall(
             r"'([^']*)'", str(context["expected"])
         )
         expected = ", ".join(shown(word) for word in words) or str(context["expected"])
@@ -65,7 +84,7 @@ def expected_for(field: FieldInfo | None) -> str:
     """What a missing field would hold: its description, its words, or its type; empty where nothing plain says it."""
     if field is None:
         return ""
-    words = _words(field.annotation)
+    words = words_of(field.annotation)
     if field.description or words:
         return field.description or f"one of {', '.join(str(word) for word in words)}"
     if field.metadata:
@@ -131,14 +150,16 @@ def _parts(annotation: object) -> list[Any]:
     return list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
 
 
-def _words(annotation: object) -> list[object]:
-    """The words of a Literal, bare, optional, or the items of a list."""
+def words_of(annotation: object) -> list[object]:
+    """The words of a Literal or a OneOf, bare, optional, or the items of a list."""
     found: list[object] = []
     for part in _parts(annotation):
         if get_origin(part) is Literal:
             found += get_args(part)
+        elif get_origin(part) is Annotated:
+            found += [word for one in part.__metadata__ if isinstance(one, OneOf) for word in one.names()]
         elif get_origin(part) in (tuple, list):
-            found += [word for inner in get_args(part) for word in _words(inner)]
+            found += [word for inner in get_args(part) for word in words_of(inner)]
     return found
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
+from simulator.base.value_errors import words_of
 from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, placement_option, study_options
 from simulator.formats.readers import PLAN_FORMATS
@@ -34,9 +35,7 @@ Exit codes: 0 it fits, 2 usage, 3 bad input, 4 it does not fit in memory."""
 
 def _metavar(annotation: object) -> str:
     """What a flag takes, from the type of Plan's field: `none|full`, INTEGER."""
-    choices = [
-        word for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal for word in get_args(part)
-    ]
+    choices = words_of(annotation)
     if choices:
         return "|".join(map(str, choices))
     names = {int: "INTEGER", bool: "true|false", str: "NAME", float: "NUMBER"}

@@ -4,7 +4,6 @@
 and plays the same sequence through the caching allocator. There is no clock in here.
 """
 
-from simulator.memory.choice import Library
 from simulator.memory.history import (
     History,
     MemoryEvent,
@@ -21,6 +20,7 @@ from simulator.memory.history import (
 from simulator.memory.outside import capacity_bytes, outside_torch_bytes, window_bytes
 from simulator.memory.pressure import Pressure
 from simulator.memory.use import MemoryUse, device_history, memory_uses, simulate_memory
+from simulator.work.script.implementation import Library
 
 __all__ = [
     "History",

@@ -24,7 +24,7 @@ def redistributed_bytes(model: Model, blocks: ModelBlocks, plan: Plan, stack: St
     positions that see a part of the tokens, norms of a part of the heads. FSDP2 does it as it reduces; of a tied matrix
     it is done as the head's gradient is added.
     """
-    if plan.tp == 1 or stack.blocks == "fused" or plan.implementation == "fsdp2":
+    if plan.tp == 1 or stack.blocks == "fused" or plan.traits.shards_rows:
         return 0
     numel = 0 if model.tied_embeddings else whole_table_numel(model, blocks) // plan.tp
     layers = tuple(p for kind in model.body for p in model.parameter_shapes(kind))
@@ -44,7 +44,7 @@ def dummy_gradients(blocks: ModelBlocks, plan: Plan) -> dict[str, tuple[tuple[in
 
     transformer_engine/pytorch/module/base.py: get_dummy_wgrad.
     """
-    if plan.implementation != "megatron":
+    if not plan.traits.fuses_gradient_sums:
         return {}
     kinds = (blocks.head, *blocks.body)
     return {block.name: tuple(dict.fromkeys(_weights(block))) for block in kinds}

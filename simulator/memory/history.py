@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
 
 from simulator.memory.allocator import Block, CachingAllocator
-from simulator.memory.choice import Library, strategy_of
 from simulator.memory.offloading import saved_bytes
-from simulator.memory.step import Mark, StepWriter, layer_tape, record_tapes
+from simulator.memory.step import StepWriter
 from simulator.memory.tape import CATEGORIES, DONE, FREE, FREE_LATER, Event
+from simulator.memory.tapes import layer_tape, record_tapes
+from simulator.memory.writer import Mark, Writer
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import ModelBlocks
+from simulator.work.script import implementation_of
+from simulator.work.script.implementation import Library
+from simulator.work.script.instructions import Allocate, Communicate, Free, Instruction, Launch
 
 CUDA_GRANULARITY_BYTES = 512
 
@@ -116,8 +121,10 @@ def write_history(
     The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
     stand for any number: what a second one finds, the third finds too; of a pipeline, as many as fill it twice.
     """
-    step = StepWriter(shard_of(model, plan, stage), plan, stack, blocks, strategy_of(plan, library), stage)
-    early = plan.implementation in ("deepspeed", "megatron")  # their optimizers make their state when they are built
+    step = StepWriter(
+        shard_of(model, plan, stage), plan, stack, blocks, implementation_of(plan).buffers(plan, library), stage
+    )
+    early = plan.traits.master_copy  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
     count = min(plan.num_micro_batches, 2 * plan.pp)
     if steps == 2:
@@ -126,6 +133,22 @@ def write_history(
     step.step(count)
     writer = step.writer
     return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
+
+
+def script_history(script: Iterable[Instruction]) -> History:
+    """The storages of a script written op by op, one steady step; moments are its launches and collectives."""
+    writer, slots = Writer(), dict[str, int]()
+    for one in script:
+        match one:
+            case Launch(label) | Communicate(label):
+                writer.at("step", 0, "", label)
+            case Allocate(storage, num_bytes, category, stream):
+                slots[storage] = writer.alloc(num_bytes, category, stream)
+            case Free(storage):
+                writer.free(slots.pop(storage))
+            case _:
+                raise TypeError(f"{type(one).__name__} stands for a described model's units")
+    return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=0)
 
 
 def step_live_bytes(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> StepLiveBytes:

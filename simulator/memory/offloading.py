@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulator.memory.tape import COMPUTE, DONE, FREE, INPUT, Event, Tape
+from simulator.memory.tape import DONE, FREE, INPUT, Event, Tape
+from simulator.work.script.storage import COMPUTE
 
 Saved = list[tuple[int, int, int]]  # (slot, bytes, category)
 

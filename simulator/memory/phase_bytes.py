@@ -9,7 +9,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
-from simulator.work.zero import stepped_numels, units
+from simulator.work.script import stepped_numels, units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def host_counter_bytes(model: Model, plan: Plan) -> int:
     """Adam's step counters in host memory: 4 bytes a parameter tensor; the fused optimizer keeps its on the device."""
     if plan.optimizer not in ("adam", "adamw") or plan.optimizer_impl == "fused":
         return 0
-    if plan.implementation == "zero_redundancy":
+    if plan.traits.reduces_among_all:
         return 4 * len(stepped_numels(model, plan))
     return 4 * sum(len(unit.shapes) for unit in units(model, plan))
 

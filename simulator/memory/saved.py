@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.base.kernels import DTYPE_BYTES
-from simulator.memory.step import gradient_dtype, record_tapes
 from simulator.memory.tape import GRADIENT, INPUT, Event, Tape
+from simulator.memory.tapes import gradient_dtype, record_tapes
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import ModelBlocks

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from simulator.work.ops import Block, Op
+from simulator.work.script.storage import COMPUTE
 
 # (slot, bytes or FREE, stream, category)
 Event = tuple[int, int, int, int]
@@ -39,7 +40,6 @@ TAG = {name: index for index, name in enumerate(CATEGORIES)}
 # kept until somebody frees them; added to existing ones and freed; accumulated: like that, but products make none and
 # add theirs into a buffer themselves
 ParameterGradients = Literal["kept", "added", "accumulated"]
-COMPUTE, GATHER, REDUCE, ALL_REDUCE = range(4)  # streams that own memory
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from simulator.memory.allocator import AllocatorSettings, CachingAllocator
-from simulator.memory.choice import Library
 from simulator.memory.history import (
     History,
     StepLiveBytes,
@@ -26,6 +25,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import ModelBlocks, build_blocks
+from simulator.work.script.implementation import Library
 from simulator.work.trace import MemorySample, MemoryTrace
 
 ADDRESS_SPACE_BYTES = 2**59

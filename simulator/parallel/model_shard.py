@@ -163,6 +163,6 @@ def _vocabulary(vocab_size: int, plan: Plan) -> int:
     if not plan.vocab_parallel:
         return vocab_size
     rows = -(-vocab_size // plan.tp)
-    if plan.tp > 1 and plan.implementation in ("megatron", "deepspeed"):
+    if plan.tp > 1 and plan.traits.own_model_code:
         return -(-rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     return rows

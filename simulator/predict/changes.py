@@ -89,7 +89,7 @@ def _optimizer(plan: Plan) -> Iterator[Change]:
 def _sharding(plan: Plan) -> Iterator[Change]:
     ranks = plan.num_data_parallel
     if plan.zero < 3 and ranks > 1:
-        whose = "deepspeed" if plan.implementation == "deepspeed" else None
+        whose = plan.implementation if plan.traits.cpu_adam else None  # an engine stays
         alone: dict[str, object] = {"comm_hook.kind": "none"} if plan.comm_hook.kind != "none" else {}  # of DDP
         alone |= {"sync_every_steps": 1, "outer_optimizer": "average"} if plan.sync_every_steps > 1 else {}
         fields = {"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks}
@@ -150,7 +150,8 @@ def _offload(plan: Plan) -> Iterator[Change]:
         yield Change(kind="offloaded activations", plan={"offload.activations": "host"})
     if plan.offload.optimizer != "none":
         return
-    names = {"fsdp2": ("optimizer", "parameters"), "deepspeed": ("optimizer",)}.get(plan.implementation, ())
+    both, traits = ("optimizer", "parameters"), plan.traits
+    names = both if traits.offloads_units else both[:1] if traits.cpu_adam else ()
     if names:
         yield Change(kind="offloaded states", plan={f"offload.{name}": "host" for name in names})
 

@@ -24,7 +24,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.collectives import collective_s
-from simulator.work.zero import units
+from simulator.work.script import units
 
 
 class Checkpoint(Strict):
@@ -119,7 +119,7 @@ def loading_s(model: Model, plan: Plan, cluster: Cluster, checkpoint: Checkpoint
 
 def _numel_bytes(plan: Plan) -> tuple[int, int]:
     """Bytes a parameter: of weights (16-bit copies beside master weights included), of moments."""
-    copies = plan.implementation in ("deepspeed", "megatron") and plan.compute_dtype != plan.master_dtype
+    copies = plan.traits.master_copy and plan.compute_dtype != plan.master_dtype
     weights = DTYPE_BYTES[plan.master_dtype] + (DTYPE_BYTES[plan.compute_dtype] if copies else 0)
     moments = {"sgd": 0, "sgd_momentum": 1, "adam8bit": 2}.get(plan.optimizer, 2)
     size = 1 if plan.optimizer == "adam8bit" else DTYPE_BYTES[plan.optimizer_dtype]

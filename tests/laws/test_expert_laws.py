@@ -14,7 +14,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
-from simulator.work.zero import flat_numels
+from simulator.work.script import flat_numels
 from tests.examples import examples
 
 RANKS = 8

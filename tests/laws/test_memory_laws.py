@@ -12,7 +12,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.work.ops import build_blocks
-from simulator.work.zero import resident_bytes
+from simulator.work.script import resident_bytes
 from tests.examples import examples
 
 MIB = 2**20

@@ -16,8 +16,8 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.program import Collective
-from simulator.work.zero import communication
-from simulator.work.zero.units import pieces
+from simulator.work.script import communication
+from simulator.work.script.sharding import pieces
 
 NODES, GPUS = 4, 8
 RANKS = NODES * GPUS

@@ -22,7 +22,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import Block, build_blocks, recompute_ops
 from simulator.work.ops.core import Exchange
-from simulator.work.zero import communication, model_state_bytes, resident_tensors
+from simulator.work.script import communication, model_state_bytes, resident_tensors
 
 STACK = Stack.load("megatron-core-2025")
 MIXTURES = ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2", "deepseek-v3", "gpt-oss-20b", "grok-1")

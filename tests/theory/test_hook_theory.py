@@ -15,9 +15,9 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.program import Collective, Compute, Program
-from simulator.work.zero import communication, resident_tensors
-from simulator.work.zero.hooks import compressed
-from simulator.work.zero.units import pieces
+from simulator.work.script import communication, resident_tensors
+from simulator.work.script.hooks import compressed
+from simulator.work.script.sharding import pieces
 
 MODEL = Model(name="small", num_layers=2, d_model=256, num_heads=4, d_ff=1024, vocab_size=4096)
 SHAPES = [shape for _, shapes in pieces(MODEL) for shape in shapes]

@@ -16,7 +16,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import Block, build_blocks
-from simulator.work.zero import units
+from simulator.work.script import units
 
 STACK = Stack.load("megatron-core-2025")
 TINY = Model.model_validate(

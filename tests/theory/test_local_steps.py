@@ -15,7 +15,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.program import Collective
-from simulator.work.zero import resident_tensors
+from simulator.work.script import resident_tensors
 
 MODEL = Model(name="small", num_layers=2, d_model=256, num_heads=4, d_ff=1024, vocab_size=4096)
 CLUSTER = Cluster.load("hgx-a100-80-8", 2)

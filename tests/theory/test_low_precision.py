@@ -18,8 +18,8 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import Op, build_blocks
 from simulator.work.ops.graph import stream
-from simulator.work.zero import communication
-from simulator.work.zero.units import pieces
+from simulator.work.script import communication
+from simulator.work.script.sharding import pieces
 
 MODEL = Model(name="small", num_layers=2, d_model=256, num_heads=4, d_ff=1024, vocab_size=4096)
 FUSED, EAGER = Stack.load("megatron-core-2025"), Stack.load("torchtitan-2025-eager")

@@ -22,7 +22,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.offload import moves, tier_usage
 from simulator.work.ops import build_blocks
 from simulator.work.program import Collective
-from simulator.work.zero import model_state_bytes, resident_tensors
+from simulator.work.script import model_state_bytes, resident_tensors
 
 MODEL = Model(
     name="small",

@@ -8,7 +8,7 @@ import pytest
 
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.work.zero import communication, model_state_bytes, resident_bytes, units
+from simulator.work.script import communication, model_state_bytes, resident_bytes, units
 
 RANKS = 64
 # Every matrix has a multiple of 64 elements and rows, so that no padding hides in the figures.

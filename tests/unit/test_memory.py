@@ -30,7 +30,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.studies.backtest.resolve import resolve
 from simulator.work.ops import ModelBlocks, build_blocks
-from simulator.work.zero import gradient_tensors, resident_bytes, resident_tensors, units
+from simulator.work.script import gradient_tensors, resident_bytes, resident_tensors, units
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "experiments" / "measured" / "runs.csv.gz"

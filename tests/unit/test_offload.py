@@ -23,8 +23,8 @@ from simulator.work.checkpoint import Checkpoint, saving
 from simulator.work.collectives import collective_s
 from simulator.work.offload import tier_usage
 from simulator.work.ops import build_blocks
+from simulator.work.script import units
 from simulator.work.trace import Timeline
-from simulator.work.zero import units
 
 MODEL = Model(
     name="small",

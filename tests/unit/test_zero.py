@@ -6,7 +6,7 @@ import pytest
 
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.work.zero import (
+from simulator.work.script import (
     communication,
     gradient_tensors,
     optimizer_tensors,

@@ -15,7 +15,7 @@ from simulator.base.errors import ModelError, StackError
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.work.zero.resident import resident_bytes
+from simulator.work.script.resident import resident_bytes
 from validate.task import Task
 
 pytest.importorskip("torch", reason="torch is not installed")

@@ -26,7 +26,7 @@ def track_step(
     """
     built.optimizer = make_optimizer(built, plan)
     step.make_optimizer_state()
-    sharded = plan.implementation == "fsdp2"
+    sharded = plan.traits.shards_rows
     tracker = ShardedTracker(built.module, built.optimizer) if sharded else PlainTracker()
     buckets = 0
     tracker.prepare(device, lambda: buckets)
@@ -53,7 +53,7 @@ def track_live_step(built: Built, step: TrainingStep, plan: Plan, device: torch.
 
     DDP's buckets exist already, unseen; their bytes are those of the parameters.
     """
-    sharded = plan.implementation == "fsdp2"
+    sharded = plan.traits.shards_rows
     tracker = ShardedTracker(built.module, built.optimizer) if sharded else PlainTracker()
     tracker.prepare(device, lambda: 0)
     if sharded:

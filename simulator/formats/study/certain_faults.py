@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.value_errors import words_of
 from simulator.parallel.mesh import degree_faults, model_faults
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -74,7 +75,7 @@ def _other_value(noun: BaseModel, name: str) -> object:
     """A legal value of the field that the noun does not have; the one it has where there is no telling (text, lists)."""
     info, value = type(noun).model_fields[name], getattr(noun, name)
     kinds = _parts(info.annotation)
-    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    words = words_of(info.annotation)
     if words:
         return next(word for word in words if word != value)
     if bool in kinds:

@@ -20,10 +20,10 @@ from simulator.parallel.pipeline import micro_batches, splits_backward
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
 from simulator.play.lower.hops import HopWork
-from simulator.play.lower.pipelined import Stage, pipelined_step, waits_for_messages
 from simulator.play.lower.power import shared_clock
 from simulator.play.lower.rank_classes import RankClasses
-from simulator.play.lower.schedule import ScheduledUnit, StageStep, replicated_step, sharded_step
+from simulator.play.lower.reader import StageReader
+from simulator.play.lower.stage import ScheduledUnit, Stage, StageStep, waits_for_messages
 from simulator.play.lower.stragglers import slowdown
 from simulator.play.lower.work import NO_WORK, BlockWork, Clock, Work
 from simulator.spec.calibration import Calibration
@@ -37,7 +37,9 @@ from simulator.spec.software.stack import Stack
 from simulator.work.offload import Moves, Transfers, UnitMoves, moves
 from simulator.work.ops import ModelBlocks, build_blocks, optimizer_kernels
 from simulator.work.program import Program
-from simulator.work.zero import Hop, UnitComm, agreement, communication, pieces, stepped_numel
+from simulator.work.script import Hop, UnitComm, agreement, communication, pieces, stepped_numel
+from simulator.work.script.order import Chunk
+from simulator.work.script.step import step_script
 
 __all__ = ["Lowering", "legal", "lower"]
 
@@ -148,7 +150,7 @@ class Lowering:
             offload=plan.offload,
             lent_bytes_per_s=_lent_bytes_per_s(self.cluster, plan),
             **_switches(self.cluster),
-            vectorised=plan.implementation == "deepspeed" or plan.optimizer_impl == "fused",
+            vectorised=plan.traits.cpu_adam or plan.optimizer_impl == "fused",
         )
 
     def program(self, num_micro_batches: int, rank: int | None = None, *, stage: int = 0) -> Program:
@@ -179,11 +181,9 @@ class Lowering:
         stages = self.stages
         if self.rank_classes is not None and rank is not None:
             stages = self.others.get(self.rank_classes.kind(rank).device, stages)
-        if self.plan.acts_in_order:
-            pipelined_step(build, stages[stage], num_micro_batches)
-        else:
-            schedule = sharded_step if self.plan.gathers else replicated_step
-            schedule(build, stages[0].chunks[0], num_micro_batches)
+        one = stages[stage if self.plan.acts_in_order else 0]
+        reader = StageReader(build, one, self.clock)
+        reader.read(step_script(self.plan, self.stack, one.script_chunks, num_micro_batches, stage))
         return build.program()
 
 
@@ -305,6 +305,7 @@ def _stage(
         chunks=tuple(
             StageStep(
                 plan=plan,
+                chunk=_shape(chunk),
                 units=chunk,
                 optimizer=optimizer,
                 moves=moved,
@@ -332,13 +333,23 @@ def _chunks(shard: Model, units: tuple[ScheduledUnit, ...]) -> tuple[tuple[Sched
     return tuple(chunks)
 
 
+def _shape(units: tuple[ScheduledUnit, ...]) -> Chunk:
+    """Which units are the ends of the model."""
+    ends = sum(unit.name in ("embedding", "head") for unit in units)
+    return Chunk(
+        num_layers=len(units) - ends,
+        embedding=any(unit.name == "embedding" for unit in units),
+        head=any(unit.name == "head" for unit in units),
+    )
+
+
 def _message_bytes(model: Model, plan: Plan) -> int:
     """Activations of a micro-batch, or their gradients, between stages.
 
     Sequence parallelism leaves each rank its tokens; Megatron and DeepSpeed send a part each without it too (arXiv
     2104.04473, section 4.1). That the receivers then gather the parts inside their node is left out.
     """
-    parts = plan.tp if plan.sequence_parallel or plan.implementation in ("megatron", "deepspeed") else 1
+    parts = plan.tp if plan.sequence_parallel or plan.traits.own_model_code else 1
     return plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
 
 

@@ -54,7 +54,7 @@ class MeshFabric:
         """
         plan = self.mesh.plan
         # torch's ZeRO-1 shards the optimizer alone: DDP reduces whole gradients among all ranks
-        everyone = plan.zero == 0 or plan.implementation == "zero_redundancy"
+        everyone = plan.zero == 0 or plan.traits.reduces_among_all
         return {
             "shard": "dp_shard_cp",
             "reshard": f"dp_shard_cp/{plan.reshard_ranks}" if plan.reshard_ranks else "dp_shard_cp",
@@ -83,7 +83,7 @@ class MeshFabric:
     @property
     def sharded(self) -> bool:
         """Hooks around units of parameters issue the collectives."""
-        return self.mesh.plan.implementation in ("fsdp1", "fsdp2")
+        return self.mesh.plan.traits.hooks_modules
 
     def shape(self, role: str) -> GroupShape:
         """How the groups of a role lie on the nodes."""

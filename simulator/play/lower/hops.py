@@ -15,7 +15,7 @@ from simulator.play.lower.work import Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopWork:
-    """A hop with the time of its passes; `simulator.work.zero.Hop`."""
+    """A hop with the time of its passes; `simulator.work.script.Hop`."""
 
     work: Work
     kind: str

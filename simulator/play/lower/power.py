@@ -15,7 +15,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import ModelBlocks, optimizer_kernels, recompute_ops
-from simulator.work.zero import communication, pieces, stepped_numel
+from simulator.work.script import communication, pieces, stepped_numel
 
 _ROUNDS = 2  # the use is a mean over times that depend on it, weakly: the second round moves it by less than 0.01
 

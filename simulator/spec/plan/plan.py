@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,13 +12,15 @@ from simulator.base.errors import PlanError
 from simulator.base.kernels import Dtype
 from simulator.base.schema import Strict, nearest, read_toml
 from simulator.base.units import Bytes
+from simulator.base.value_errors import OneOf
 from simulator.spec.plan.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus
 from simulator.spec.plan.faults import plan_faults
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES, MAX_COUNT, MAX_SIZE, ordered
 from simulator.spec.plan.schedules import Schedule, Split
+from simulator.spec.plan.traits import Traits, default_implementation, implementation_names, traits_of
 
-DataParallel = Literal["ddp", "fsdp1", "fsdp2", "zero_redundancy", "deepspeed", "megatron"]
+DataParallel: TypeAlias = Annotated[str, OneOf(implementation_names)]
 ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]
 Fp8Recipe = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8"]
@@ -245,7 +247,12 @@ class Plan(Strict):
         """Whose data parallelism runs."""
         if self.data_parallel is not None:
             return self.data_parallel
-        return {0: "ddp", 1: "zero_redundancy", 2: "fsdp2", 3: "fsdp2"}[self.zero]  # type: ignore[return-value]
+        return default_implementation(self.zero)
+
+    @property
+    def traits(self) -> Traits:
+        """What its data parallelism does."""
+        return traits_of(self.implementation)
 
     @property
     def reshard_ranks(self) -> int | None:
@@ -263,7 +270,7 @@ class Plan(Strict):
     @property
     def gathers(self) -> bool:
         """Parameters are gathered for use in every micro-batch (FSDP, ZeRO-3)."""
-        return self.implementation in ("fsdp1", "fsdp2") or self.zero == 3
+        return self.zero >= self.traits.gathers_from
 
     @property
     def syncs_every_micro_batch(self) -> bool:
@@ -281,17 +288,14 @@ class Plan(Strict):
             return self.comm_hook.dtype
         if self.sums_in_fp32:
             return "fp32"
-        if self.implementation in ("deepspeed", "megatron"):
-            return self.compute_dtype
-        if self.implementation in ("ddp", "zero_redundancy"):
-            return self.master_dtype
-        return "fp32" if self.implementation == "fsdp2" else self.compute_dtype
+        habits = {"master": self.master_dtype, "compute": self.compute_dtype, "fp32": "fp32"}
+        return habits[self.traits.gradient_dtype]
 
     @property
     def sums_in_fp32(self) -> bool:
         """DeepSpeed's pipelines add bf16 gradients up in fp32 buffers beside them (runtime/bf16_optimizer.py)."""
         return (
-            self.implementation == "deepspeed"
+            self.traits.sums_in_fp32
             and self.compute_dtype == "bf16"
             and self.pp > 1
             and self.zero < 2

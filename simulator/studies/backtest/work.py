@@ -12,7 +12,7 @@ from simulator.studies.backtest.measured import step_seconds
 from simulator.studies.backtest.outcome import Work
 from simulator.studies.backtest.resolve import RefusedError, Run
 from simulator.work.ops import Block, build_blocks, recompute_ops
-from simulator.work.zero import UnitComm, communication, shard_ranks
+from simulator.work.script import UnitComm, communication, shard_ranks
 
 _Amounts = Counter[str]
 

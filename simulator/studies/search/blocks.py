@@ -152,7 +152,7 @@ def block_key(plan: Plan, context: SearchContext, shards: ModelShards) -> tuple[
     """What a block knows of a plan, recomputation aside."""
     model = context.model
     layers = shards.of(plan).num_layers if model.sliding_window else 0
-    whose = uses_autocast(context.stack, plan), plan.implementation in ("megatron", "deepspeed")
+    whose = uses_autocast(context.stack, plan), plan.traits.own_model_code
     parts = (plan.tp, plan.cp, plan.ep, plan.etp, plan.expert_overlap, plan.sequence_parallel, plan.micro_batch_size)
     casts = (
         (plan.num_micro_batches, plan.fp8_recipe, plan.fp8_all_gather, plan.first_layers_bf16, plan.last_layers_bf16)

@@ -12,7 +12,7 @@ from simulator.spec.plan import Plan
 from simulator.studies.search.context import SearchContext
 from simulator.studies.search.traffic import Passes, UnitGroup
 from simulator.work.collectives import collective_cost, copies, interference, link_capacities
-from simulator.work.zero import UnitComm
+from simulator.work.script import UnitComm, implementation_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class StagePricing:
             if not joined and not comm.late_all_reduce:  # MiCS sums with the last micro-batch alone
                 reductions["replicate"].append(self._all_reduce(comm).times(n))
         last_s = self.one("reduce_scatter", "shard", edge.reduce_scatter_bytes).alone_s
-        behind = not plan.gathers and plan.implementation != "megatron"
+        behind = not plan.gathers and not implementation_of(plan).order(plan).gathers_before_use
         return Traffic(
             every=every,
             reductions=reductions,
@@ -169,7 +169,7 @@ class StagePricing:
         if self.plan.gathers:
             size = 0 if self.plan.hierarchical_gather else edge.all_gather_forward_bytes
             return self.one("all_gather", "shard", size).alone_s
-        if self.plan.implementation == "megatron":
+        if implementation_of(self.plan).order(self.plan).gathers_before_use:
             return self.one("all_gather", "shard", edge.parameter_gather_bytes).alone_s
         return 0.0
 

@@ -62,7 +62,7 @@ class MemoryFloor:
         if floor > enough or plan.offload.activations != "none":
             return floor
         # FSDP2's second micro-batch runs beside the gradients of the first; others' may exist at the optimizer alone
-        again = plan.pp == 1 and plan.num_micro_batches > 1 and plan.implementation == "fsdp2"
+        again = plan.pp == 1 and plan.num_micro_batches > 1 and plan.traits.shards_rows
         shape = self.shapes.of(plan)
         # inputs of layers are saved whatever else is: where they are too much already, no tape is recorded
         for find in (self._of_blocks,) if self._recorded(plan, shape) else (self._of_inputs, self._of_blocks):

@@ -12,7 +12,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.studies.search.context import SearchContext
 from simulator.studies.search.shards import ModelShards
-from simulator.work.zero import gathered_sizes, gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
+from simulator.work.script import gathered_sizes, gradient_tensors, keeps_layers, keeps_root, resident_bytes, units
 
 WHOLE: Final = ("gpipe", "1f1b", "interleaved")  # schedules whose backwards are never split
 
@@ -80,7 +80,7 @@ class StageMemories:
         shard, shards = self.shards.of(plan, stage), self.shards
         resident, gradients = self._between(plan, shard, states)
         body = shards.body(shard)
-        known = plan.implementation == "fsdp2" and plan.pipeline_schedule in WHOLE and shard.experts is None
+        known = plan.traits.shards_rows and plan.pipeline_schedule in WHOLE and shard.experts is None
         gathered, layer = self._whole(plan, shard, states) if known else (0, None)
         return StageMemory(
             shard=shard,
@@ -108,7 +108,7 @@ class StageMemories:
         if found is None:
             resident = sum(resident_bytes(shard, plan).values())
             # hand-fused blocks leave no gradients of their own where nothing shards them
-            whole = plan.implementation in ("ddp", "zero_redundancy") and self.context.stack.blocks == "fused"
+            whole = plan.traits.whole_modules and self.context.stack.blocks == "fused"
             gradients = 0 if whole else sum(gradient_tensors(shard, plan))
             found = self._resident[key] = resident, gradients
         return found

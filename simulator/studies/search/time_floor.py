@@ -26,7 +26,7 @@ from simulator.parallel.mesh import Mesh
 from simulator.parallel.model_shard import ModelShard, whole_body
 from simulator.parallel.pipeline import num_positions, position, splits_backward, turns
 from simulator.play.lower.fabric import MeshFabric
-from simulator.play.lower.pipelined import waits_for_messages
+from simulator.play.lower.stage import waits_for_messages
 from simulator.play.lower.stragglers import slowdown
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -334,7 +334,7 @@ class _Floor:
 
     def _message_s(self) -> float:
         plan = self.plan
-        parts = plan.tp if plan.sequence_parallel or plan.implementation in ("megatron", "deepspeed") else 1
+        parts = plan.tp if plan.sequence_parallel or plan.traits.own_model_code else 1
         tokens = plan.micro_batch_size * plan.seq_len // plan.cp
         size = tokens * self.base.context.model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
         return self.base.prices.price("send_recv", size, self.base.prices.group(self.mesh, "message")).alone_s

@@ -13,7 +13,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.studies.search.blocks import NO_USE, Use, use_of
 from simulator.work.ops import optimizer_kernels
-from simulator.work.zero import UnitComm, communication, pieces, stepped_numel
+from simulator.work.script import UnitComm, communication, pieces, stepped_numel
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class UnitGroup:
 
 def grouped(shard: Model, plan: Plan) -> tuple[UnitGroup, ...]:
     """Embedding, layers and head; those that differ in nothing but their name are counted. Buckets of DDP may differ."""
-    bucketed = plan.implementation in ("ddp", "zero_redundancy") or shard.experts is not None or shard.mtp_layers > 0
+    bucketed = plan.traits.whole_modules or shard.experts is not None or shard.mtp_layers > 0
     layers = shard.num_layers
     short = shard if bucketed or layers <= 1 else shard.model_copy(update=_one_layer(shard))
     first, *middle, last = (replace(comm, unit="") for comm in communication(short, plan))

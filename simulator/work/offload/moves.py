@@ -9,8 +9,8 @@ from simulator.base.kernels import DTYPE_BYTES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.offload.tier_usage import num_groups, shard_numel
-from simulator.work.zero import keeps_layers, keeps_root, pieces, shard_ranks, units
-from simulator.work.zero.units import numel_of
+from simulator.work.script import keeps_layers, keeps_root, pieces, shard_ranks, units
+from simulator.work.script.sharding import numel_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Moves:
 def moves(model: Model, plan: Plan, activation_bytes: Mapping[str, int]) -> Moves:
     """What the plan moves. activation_bytes: by piece, of one micro-batch."""
     order = tuple(name for name, _ in pieces(model))
-    states = _fsdp(model, plan) if plan.implementation == "fsdp2" else _deepspeed(model, plan)
+    states = _fsdp(model, plan) if plan.traits.offloads_units else _deepspeed(model, plan)
     found = {name: UnitMoves(**states.get(name, {}), activation_bytes=activation_bytes.get(name, 0)) for name in order}
     return Moves(plan=plan, order=order, units=found, groups=_groups(model, plan))
 

@@ -8,7 +8,7 @@ from math import prod
 from simulator.base.kernels import DTYPE_BYTES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.work.zero import pieces, shard_ranks, units
+from simulator.work.script import pieces, shard_ranks, units
 
 _STATES = {"master_weights": 1, "moments": 2, "gradients": 1}  # tensors of CPU Adam, in fp32
 _BUFFER_SETS = 3  # one is read, one updated, one written
@@ -37,14 +37,14 @@ class TierUsage:
 
 def shard_numel(model: Model, plan: Plan) -> int:
     """S: elements of the fullest rank's shard."""
-    if plan.implementation == "fsdp2":
+    if plan.traits.offloads_units:
         return sum(sum(unit.local_numels) for unit in units(model, plan))
     return -(-model.num_parameters // shard_ranks(plan))
 
 
 def num_groups(model: Model, plan: Plan) -> int:
     """Rounds of the optimizer: stage 3 updates sub-groups, the others all at once."""
-    if plan.implementation != "deepspeed" or plan.zero < 3:
+    if not plan.traits.cpu_adam or plan.zero < 3:
         return 1
     return -(-shard_numel(model, plan) // plan.offload.sub_group_numel)
 
@@ -65,13 +65,13 @@ def tier_usage(model: Model, plan: Plan, activation_bytes: int = 0) -> TierUsage
         states = {name: count * numel * 4 for name, count in _STATES.items()}
         if offload.delayed:  # the CPU reads one step's gradients while the next step's come down
             states["gradients"] *= 2
-        if plan.implementation == "deepspeed":
+        if plan.traits.cpu_adam:
             host["gradients_16bit"] = _accumulated(model, plan, numel) * compute
     if offload.optimizer == "nvme":
         group = min(numel, offload.sub_group_numel)
         host["swap_buffers"] = (_BUFFER_SETS if offload.overlap else 1) * offload.buffer_count * group * 4
     (nvme if offload.optimizer == "nvme" else host).update(states)
-    if offload.parameters != "none" and plan.implementation == "deepspeed":
+    if offload.parameters != "none" and plan.traits.cpu_adam:
         (nvme if offload.parameters == "nvme" else host)["parameters_16bit"] = numel * compute
         if offload.parameters == "nvme":
             largest = max(unit.shard_numel for unit in units(model, plan))

@@ -69,7 +69,7 @@ def _groups_apart(s: OpContext, q: Value) -> tuple[Kernel, ...]:
     Where a rank has several groups of several queries, its queries are no view of [s, b, heads, head_dim]: `reshape` copies them.
     """
     m = s.model
-    several = 1 < m.num_kv_heads < m.num_heads and s.stack.blocks == "fused" and s.plan.implementation == "megatron"
+    several = 1 < m.num_kv_heads < m.num_heads and s.stack.blocks == "fused" and s.plan.traits.core_layers
     return (stream("strided", q.num_bytes, q.num_bytes, numel=q.numel),) if several else ()
 
 

@@ -123,7 +123,7 @@ def _accumulates(s: OpContext) -> bool:
 
 def _added(s: OpContext, numel: int, launches: int = 1) -> tuple[Kernel, ...]:
     """What adds a weight's gradient to Megatron's buffer (core/distributed, a hook of each parameter), if its product does not."""
-    if s.stack.weight_gradients != "added" or s.plan.implementation != "megatron":
+    if s.stack.weight_gradients != "added" or not s.plan.traits.fuses_gradient_sums:
         return ()
     made, kept = s.element_bytes, DTYPE_BYTES[s.plan.gradient_dtype]
     op: StreamOp = "widen" if kept > made else "elementwise"

@@ -48,7 +48,7 @@ def activation(g: Graph, s: OpContext, up: Value, weights: Value | None = None) 
     Hand-fused software keeps what it reads; the weights' gradients are one more reduction in the same kernel.
     """
     numel = up.numel // 2 if s.model.gated else up.numel
-    if s.model.gate_clamp and s.stack.blocks == "fused" and s.plan.implementation == "megatron":
+    if s.model.gate_clamp and s.stack.blocks == "fused" and s.plan.traits.core_layers:
         up = _clamped(g, up)
     hidden = g.value("activation", numel, up.dtype)
     read = [up] if weights is None else [up, weights]

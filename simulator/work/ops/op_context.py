@@ -16,8 +16,8 @@ def uses_autocast(stack: Stack, plan: Plan) -> bool:
 
     Sharded implementations hand over parameters in the compute dtype; plain modules and DDP hold the master weights.
     """
-    whole = plan.implementation in ("ddp", "zero_redundancy") and plan.master_dtype != plan.compute_dtype
-    return whole or (stack.autocast and plan.implementation not in ("fsdp1", "fsdp2", "deepspeed", "megatron"))
+    whole = plan.traits.whole_modules and plan.master_dtype != plan.compute_dtype
+    return whole or (stack.autocast and plan.traits.whole_modules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

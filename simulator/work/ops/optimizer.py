@@ -43,7 +43,7 @@ def optimizer_kernels(numel: int, num_tensors: int, plan: Plan, *, clip: bool = 
             stream("reduce", gradient, 4 * num_tensors, launches),
             stream("optimizer", gradient, gradient, launches),
         ]
-    copies = plan.implementation in ("deepspeed", "megatron") and plan.compute_dtype != plan.master_dtype
+    copies = plan.traits.master_copy and plan.compute_dtype != plan.master_dtype
     if copies and plan.gradient_dtype != plan.master_dtype:
         kernels.append(conversion(numel, plan.gradient_dtype, plan.master_dtype, launches))
     kernels += [

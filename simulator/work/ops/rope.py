@@ -15,7 +15,7 @@ def rotate(g: Graph, s: OpContext, values: list[Value]) -> list[Value]:
     """Q and K rotated by their positions; unchanged for models without rotary positions."""
     if s.model.positions != "rope":
         return values
-    if s.stack.blocks == "fused" and s.model.rotary_scale != 1 and s.plan.implementation == "megatron":
+    if s.stack.blocks == "fused" and s.model.rotary_scale != 1 and s.plan.traits.core_layers:
         tables = _tables(g, s)
         return [_scaled(g, x, tables) for x in values]
     if s.stack.rope == "fused" or s.stack.blocks == "fused":

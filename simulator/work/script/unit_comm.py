@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.base.kernels import Stream
-from simulator.work.zero.hops import Hop
+from simulator.work.script.hops import Hop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from typing import Final
 
 from simulator.base.kernels import DTYPE_BYTES, Stream
 from simulator.spec.plan import Plan
-from simulator.work.zero.hops import Hop
-from simulator.work.zero.unit_comm import UnitComm
-from simulator.work.zero.units import Shape
+from simulator.work.script.hops import Hop
+from simulator.work.script.sharding import Shape
+from simulator.work.script.unit_comm import UnitComm
 
 SCALE_BYTES: Final = 4
 BLOCK_NUMEL: Final = 8000  # elements that share a scale at most: CUDAQuantizer.target_group_size

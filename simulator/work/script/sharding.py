@@ -1,8 +1,8 @@
-"""Units: the parameters that an implementation gathers, reduces and frees together."""
+"""Parameters in units that an implementation gathers, reduces and frees together, and how they are cut into shards."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from simulator.base.kernels import DTYPE_BYTES
@@ -12,8 +12,6 @@ from simulator.spec.model import ModelPart as Part
 from simulator.spec.plan import Plan
 
 Shape = tuple[int, ...]
-FIRST_BUCKET_BYTES = 2**20  # DDP's first bucket is small so that communication starts early
-DEFAULT_BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,8 @@ class ParameterUnit:
         if not count:
             return self, None
         return (
-            _cut(self.name, self.shapes[:-count], self.local_numels[:-count], self.shards),
-            _cut(self.name, self.shapes[-count:], self.local_numels[-count:], self.expert_shards),
+            cut(self.name, self.shapes[:-count], self.local_numels[:-count], self.shards),
+            cut(self.name, self.shapes[-count:], self.local_numels[-count:], self.expert_shards),
         )
 
     @property
@@ -105,67 +103,17 @@ def stepped_numel(model: Model, plan: Plan) -> int:
     return sum(-(-numel // ranks) for numel, ranks in flat_numels(model, plan))
 
 
-def units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
-    """The plan's units in the order in which the forward pass needs them.
-
-    FSDP: one a transformer block, and the root (embedding, final norm, head), which comes first.
-    DDP and torch's ZeRO-1: one a bucket, in the order in which the backward fills them. DeepSpeed stage 3: one a piece.
-    DeepSpeed 1 and 2, Megatron: one flat group.
-    """
-    implementation = plan.implementation
-    if implementation in ("fsdp1", "fsdp2"):
-        return _fsdp_units(model, plan)
-    if implementation in ("ddp", "zero_redundancy"):
-        return tuple(
-            ParameterUnit(
-                name=name, shapes=shapes, shards=1, local_numels=tuple(map(prod, shapes)), padded_numel=numel_of(shapes)
-            )
-            for name, shapes, _ in buckets(model, plan)
-        )
-    if plan.zero == 3:
-        return tuple(_flat(name, shapes, shard_ranks(plan)) for name, shapes in pieces(model))
-    everything = tuple(shape for _, shapes in pieces(model) for shape in shapes)
-    return (_flat("parameters", everything, shard_ranks(plan)),)
-
-
-def _fsdp_units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
-    ranks = shard_ranks(plan)
-    make = _rows if plan.implementation == "fsdp2" else _flat
-    (_, embedding, _), *body, (_, head, _) = apart(model, plan)
-    root = make("root", (*embedding, *head), ranks)
-    made: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], ParameterUnit] = {}
-    for name, shapes, routed in body:
-        if (shapes, routed) not in made:
-            made[shapes, routed] = _with_experts(make(name, shapes, ranks), routed, expert_shard_ranks(plan))
-    return root, *(replace(made[shapes, routed], name=name) for name, shapes, routed in body)
-
-
-def _with_experts(unit: ParameterUnit, routed: tuple[Shape, ...], ranks: int) -> ParameterUnit:
-    """FSDP2: experts are cut by expert; by their rows where there are fewer experts than ranks (torchtitan)."""
-    if not routed:
-        return unit
-    cut = tuple(shape if shape[0] >= ranks or len(shape) < 3 else (shape[1], shape[0], *shape[2:]) for shape in routed)
-    experts = _rows(unit.name, cut, ranks)
-    return replace(
-        unit,
-        shapes=(*unit.shapes, *routed),
-        local_numels=(*unit.local_numels, *experts.local_numels),
-        padded_numel=unit.padded_numel + experts.padded_numel,
-        expert_shards=ranks,
-        num_expert_tensors=len(routed),
-    )
-
-
-def _rows(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
+def by_rows(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
     """FSDP2: each parameter is cut on dim 0, padded to a multiple of the ranks."""
-    return _cut(name, shapes, tuple(-(-shape[0] // ranks) * prod(shape[1:]) for shape in shapes), ranks)
+    return cut(name, shapes, tuple(-(-shape[0] // ranks) * prod(shape[1:]) for shape in shapes), ranks)
 
 
-def _cut(name: str, shapes: tuple[Shape, ...], local: tuple[int, ...], ranks: int) -> ParameterUnit:
+def cut(name: str, shapes: tuple[Shape, ...], local: tuple[int, ...], ranks: int) -> ParameterUnit:
+    """A unit whose tensors are cut apart from each other. local: elements of each on the fullest rank."""
     return ParameterUnit(name=name, shapes=shapes, shards=ranks, local_numels=local, padded_numel=sum(local) * ranks)
 
 
-def _flat(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
+def flat(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
     """FSDP1, DeepSpeed, Megatron: the parameters of a unit are one vector, padded to a multiple of the ranks."""
     shard = -(-numel_of(shapes) // ranks)
     return ParameterUnit(name=name, shapes=shapes, shards=ranks, local_numels=(shard,), padded_numel=shard * ranks)
@@ -174,30 +122,6 @@ def _flat(name: str, shapes: tuple[Shape, ...], ranks: int) -> ParameterUnit:
 def numel_of(shapes: tuple[Shape, ...]) -> int:
     """Elements of all `shapes`."""
     return sum(map(prod, shapes))
-
-
-def buckets(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], str], ...]:
-    """DDP's buckets as (name, shapes, piece that fills it), in the order of the backward.
-
-    A bucket closes as soon as it holds its cap, so one parameter may exceed it. The first cap is 1 MiB, if the cap was
-    left at its default.
-    """
-    size = DTYPE_BYTES[plan.master_dtype]
-    cap = FIRST_BUCKET_BYTES if plan.bucket_bytes == DEFAULT_BUCKET_BYTES else plan.bucket_bytes
-    buckets: list[tuple[str, tuple[Shape, ...], str]] = []
-    current: list[Shape] = []
-    held = 0
-    name = ""
-    for name, shapes in reversed(pieces(model)):
-        for shape in reversed(shapes):
-            current.append(shape)
-            held += prod(shape) * size
-            if held >= cap:
-                buckets.append((f"bucket{len(buckets)}", tuple(current), name))
-                current, held, cap = [], 0, plan.bucket_bytes
-    if current:
-        buckets.append((f"bucket{len(buckets)}", tuple(current), name))
-    return tuple(buckets)
 
 
 def gathered_sizes(unit: ParameterUnit, plan: Plan) -> tuple[int, ...]:
@@ -215,5 +139,8 @@ def keeps_layers(plan: Plan) -> bool:
 
 
 def keeps_root(plan: Plan) -> bool:
-    """The root stays gathered between forward and backward: the default, since the backward begins with it."""
-    return plan.reshard_after_forward is not True or plan.implementation == "fsdp1" or plan.zero < 3
+    """The root stays gathered between forward and backward: the default, since the backward begins with it.
+
+    FSDP1 has no word for anything else.
+    """
+    return plan.reshard_after_forward is not True or not plan.traits.shards_rows or plan.zero < 3

@@ -10,8 +10,8 @@ from __future__ import annotations
 from simulator.base.kernels import Stream
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.work.zero.hops import Hop
-from simulator.work.zero.resident import resident_tensors
+from simulator.work.script.hops import Hop
+from simulator.work.script.queries import resident_tensors
 
 
 def agreement(model: Model, plan: Plan) -> tuple[Hop, ...]:

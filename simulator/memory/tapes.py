@@ -1,0 +1,62 @@
+"""The tapes of a plan's blocks: each kind recorded once, plain and checkpointed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.memory.tape import ParameterGradients, Tape, record
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.ops import ModelBlocks, cached_tensors, recompute_ops, uses_autocast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tapes:
+    """The tapes of a plan's blocks, by kind of layer: plain, and checkpointed."""
+
+    embedding: Tape
+    plain: dict[str, Tape]
+    checkpointed: dict[str, Tape]
+    head: Tape
+    head_gemm: int  # index in head.backward.events where the model's own backward begins
+
+
+def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradients: bool) -> Tapes:
+    """Record every kind of block once."""
+    gradients: ParameterGradients = "kept" if keep_gradients else "added"
+    if plan.traits.fuses_gradient_sums and stack.weight_gradients == "accumulated":
+        gradients = "accumulated"
+    tape = partial(record, parameter_bytes=DTYPE_BYTES[gradient_dtype(plan, stack)], gradients=gradients)
+    again = {block.name: recompute_ops(block, plan, stack) for block in blocks.body}
+    constant = plan.traits.shards_rows
+    head = tape(blocks.head, ends_forward=True)
+    gemms = [op.name for op in blocks.head.ops if op.category == "gemm"]
+    begins = {name: index for index, name in head.backward.marks}
+    return Tapes(
+        embedding=tape(blocks.embedding, owns_input=False),
+        plain={block.name: tape(block, keep_constants=constant) for block in blocks.body},
+        checkpointed={
+            block.name: tape(
+                block,
+                again[block.name],
+                cached=cached_tensors(block, again[block.name], plan, stack),
+                keep_constants=constant,
+            )
+            for block in blocks.body
+        },
+        head=head,
+        head_gemm=begins[gemms[-1]] if gemms else 0,
+    )
+
+
+def gradient_dtype(plan: Plan, stack: Stack) -> str:
+    """Of the gradients that autograd makes of parameters."""
+    return plan.master_dtype if uses_autocast(stack, plan) else plan.compute_dtype
+
+
+def layer_tape(tapes: Tapes, plan: Plan, kind: str, index: int) -> Tape:
+    """The tape of a layer of a kind: checkpointed or not."""
+    every = plan.recompute_every if plan.recompute == "every_k" else 1
+    return (tapes.checkpointed if plan.recompute != "none" and index % every == 0 else tapes.plain)[kind]

@@ -1,0 +1,55 @@
+"""Writer: the allocations and frees of a step, in order, and the moments at which ops begin."""
+
+from __future__ import annotations
+
+from simulator.memory.tape import DONE, FREE, FREE_LATER, GRADIENT, INPUT, TAG, Event, Part
+from simulator.work.script.storage import COMPUTE
+
+Mark = tuple[int, str, int, str, str]  # (event index, phase, micro-batch, unit, op)
+
+
+class Writer:
+    """Collects events and the moments at which ops begin: the `Storages` of a step."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.marks: list[Mark] = []
+        self.num_slots = 0
+        self._phase = ("start", 0, "")
+
+    def at(self, phase: str, micro_batch: int, unit: str, op: str) -> None:
+        """What follows happens at this moment."""
+        self._phase = (phase, micro_batch, unit)
+        self.marks.append((len(self.events), phase, micro_batch, unit, op))
+
+    def alloc(self, num_bytes: int, category: str, stream: int = COMPUTE) -> int:
+        slot = self.num_slots
+        self.num_slots += 1
+        self.events.append((slot, num_bytes, stream, TAG[category]))
+        return slot
+
+    def free(self, *slots: int) -> None:
+        self.events.extend([(slot, FREE, COMPUTE, 0) for slot in slots])
+
+    def free_later(self, event: int, *slots: int) -> None:
+        self.events.extend([(slot, FREE_LATER, event, 0) for slot in slots])
+
+    def happened(self, event: int) -> None:
+        self.events.append((0, DONE, event, 0))
+
+    def play(self, part: Part, base: int, given: int, gradient: int, start: int = 0, end: int | None = None) -> None:
+        """Append events `start` to `end` of a tape's part whose slots begin at `base`."""
+        outside = {INPUT: given, GRADIENT: gradient}
+        shift = len(self.events) - start
+        phase, micro_batch, unit = self._phase
+        stop = len(part.events) if end is None else end
+        self.marks.extend(
+            [
+                (i + shift, phase, micro_batch, unit, op)
+                for i, op in part.marks
+                if start <= i < stop or i == stop == start
+            ]
+        )
+        self.events.extend(
+            [(base + s if s >= 0 else outside[s], n, stream, tag) for s, n, stream, tag in part.events[start:end]]
+        )

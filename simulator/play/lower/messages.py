@@ -1,0 +1,52 @@
+"""Messages between pipeline stages: what an action needs of another stage, and what it makes for one.
+
+Non-interleaved schedules of Megatron and DeepSpeed exchange with their neighbours between two pieces of compute and wait
+for both directions (megatron/core/pipeline_parallel/p2p_communication.py: batch_isend_irecv, wait, then
+torch.cuda.synchronize(), so the host starts anew each time); interleaved ones, and torch's, send and receive beside
+compute (overlap_p2p_comm).
+"""
+
+from __future__ import annotations
+
+from simulator.parallel.pipeline import Action, neighbours
+from simulator.play.lower.builder import Builder
+from simulator.play.lower.stage import Stage
+from simulator.spec.plan import Plan
+
+
+def receive(build: Builder, stage: Stage, action: Action) -> None:
+    """The next compute waits for what the action needs of another stage."""
+    plan = stage.plan
+    near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.virtual_stages)
+    if near.receives is not None:
+        gate = build.last_compute if stage.waits_for_messages else None
+        source, _ = near.receives
+        label = f"receive {action} from stage {source}"
+        message, pair = _message(stage.index, action), (source, stage.index)
+        build.hold(build.send_message(label, message, stage.message_bytes, pair, gate, lane=_lane(plan, action)))
+
+
+def send(build: Builder, stage: Stage, action: Action, end: int) -> None:
+    """What the action made leaves once op `end` is over."""
+    plan = stage.plan
+    near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.virtual_stages)
+    if near.sends is not None:
+        target, then = near.sends
+        label = f"send {then} to stage {target}"
+        message, pair = _message(target, then), (stage.index, target)
+        sent = build.send_message(label, message, stage.message_bytes, pair, end, lane=_lane(plan, then))
+        if stage.waits_for_messages:
+            build.hold(sent)
+
+
+def _lane(plan: Plan, action: Action) -> str:
+    """Activations and gradients that go the same way do not wait for each other's turn.
+
+    Their senders group all that goes and comes (deepseek-ai/DualPipe, dualpipe.py: one batch_isend_irecv).
+    """
+    both = plan.expert_overlap or plan.pipeline_schedule in ("dualpipe", "dualpipe_v")
+    return f" {action.kind}" if both else ""
+
+
+def _message(target: int, action: Action) -> str:
+    return f"{action.kind}{action.micro_batch} chunk {action.chunk} of stage {target}"

@@ -1,0 +1,43 @@
+"""A script without a described model, as a program that the engine plays: the door for captured programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from simulator.parallel.mesh import Mesh
+from simulator.play.lower.builder import Builder
+from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.reader import StageReader
+from simulator.play.lower.stage import Stage
+from simulator.play.lower.work import Clock
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.program import Program
+from simulator.work.script.instructions import Instruction
+
+
+def script_program(
+    script: Iterable[Instruction],
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    calibration: Calibration,
+    curves: LinkCurves,
+) -> Program:
+    """The program of all ranks, which are equal. plan: its degrees say who meets whom in a collective's role."""
+    fabric = MeshFabric(
+        cluster=cluster,
+        mesh=Mesh(plan, cluster),
+        stack=stack,
+        curves=curves,
+        memory_weight=calibration.interference.hbm_weight,
+        slowdown=0.0,
+        nccl=stack.software(),
+    )
+    build = Builder(fabric)
+    clock = Clock(cluster.device, calibration, stack)
+    StageReader(build, Stage(index=0, plan=plan, chunks=(), message_bytes=0), clock).read(script)
+    return build.program()

@@ -1,0 +1,73 @@
+"""Traits of an implementation of data parallelism: what a plan and its legality need to know of it.
+
+The implementations stand in `simulator.work.script`, one file each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simulator.base.registry import IMPLEMENTATIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What an implementation does, as facts that others may ask for.
+
+    zero_stages: the ZeRO stages that it has; default_for: those that it runs where a plan names no implementation.
+    gathers_from: the stage from which on parameters are gathered in every micro-batch.
+    gradient_dtype: what gradients travel in unless a plan says so.
+    """
+
+    name: str
+    zero_stages: tuple[int, ...]
+    default_for: tuple[int, ...] = ()
+    gathers_from: int = 3
+    gradient_dtype: Literal["master", "compute", "fp32"] = "compute"
+    # every rank holds the modules whole, in the master dtype; gradients travel in buckets (DDP)
+    whole_modules: bool = False
+    # hooks around the user's modules issue the collectives (FSDP)
+    hooks_modules: bool = False
+    # each parameter is sharded by its rows (DTensor), not as a part of a flat vector
+    shards_rows: bool = False
+    # ranks compute with 16-bit parameters, and the optimizer keeps an fp32 copy beside them, made when it is built
+    master_copy: bool = False
+    # all gradients are reduced among all ranks, also where the optimizer's state is sharded
+    reduces_among_all: bool = False
+    # the framework brings the model's code: vocabulary padded for tp, each rank of tp sends its part between stages,
+    # plain schedules wait for their messages
+    own_model_code: bool = False
+    # products add weight gradients into the gradient buffer themselves (gradient accumulation fusion)
+    fuses_gradient_sums: bool = False
+    # experts are sharded and reduced in groups of their own
+    expert_groups: bool = False
+    # pipelines add bf16 gradients up in fp32 beside them
+    sums_in_fp32: bool = False
+    # layers are Megatron-Core's, which compose Transformer Engine's modules, and no modules of the user's
+    core_layers: bool = False
+    # parameters and states below HBM: shards of modules (torch's CPUOffloadPolicy), or an engine's flat partitions with
+    # a vectorised Adam on the CPU (ZeRO-Offload)
+    offloads_units: bool = False
+    cpu_adam: bool = False
+    # replicas may take steps alone and agree on their parameters every so many
+    takes_local_steps: bool = False
+
+
+def traits_of(name: str) -> Traits:
+    """Of a known implementation. Raises KeyError for a name that nobody registered."""
+    found: Traits = IMPLEMENTATIONS[name].traits
+    return found
+
+
+def implementation_names() -> tuple[str, ...]:
+    """Names that `data_parallel` may have."""
+    return IMPLEMENTATIONS.names()
+
+
+def default_implementation(zero: int) -> str:
+    """The usual implementation of a ZeRO stage. Raises KeyError where none is."""
+    for name in implementation_names():
+        if zero in traits_of(name).default_for:
+            return name
+    raise KeyError(zero)

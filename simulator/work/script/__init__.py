@@ -1,0 +1,73 @@
+"""StepScript: the order of a step, written once, and each implementation of data parallelism in a file of its own.
+
+Letters: Ψ parameters, N shard ranks. Sources: arXiv 1910.02054 (the ZeRO stages), and the frameworks' own code, named in
+each implementation's file; told in docs/background/memory.md and docs/background/schedules.md.
+
+To add an implementation, write its file beside these and import it here: CONTRIBUTING.md has an example.
+"""
+
+from simulator.base.registry import IMPLEMENTATIONS
+from simulator.work.script.ddp import DDP
+from simulator.work.script.deepspeed import DEEPSPEED
+from simulator.work.script.fsdp1 import FSDP1
+from simulator.work.script.fsdp2 import FSDP2
+from simulator.work.script.hops import Hop
+from simulator.work.script.implementation import Implementation, implementation_of, register
+from simulator.work.script.local_sgd import agreement
+from simulator.work.script.megatron import MEGATRON
+from simulator.work.script.queries import (
+    buffer_tensors,
+    communication,
+    gradient_tensors,
+    model_state_bytes,
+    resident_bytes,
+    resident_tensors,
+    units,
+)
+from simulator.work.script.resident import optimizer_tensors, stepped_numels
+from simulator.work.script.sharding import (
+    ParameterUnit,
+    expert_shard_ranks,
+    flat_numels,
+    gathered_sizes,
+    keeps_layers,
+    keeps_root,
+    pieces,
+    shard_ranks,
+    stepped_numel,
+)
+from simulator.work.script.step import step_script
+from simulator.work.script.unit_comm import UnitComm
+from simulator.work.script.zero_redundancy import ZERO_REDUNDANCY
+
+for _one in (DDP, FSDP1, FSDP2, ZERO_REDUNDANCY, DEEPSPEED, MEGATRON):  # in the order in which people see them
+    register(_one)
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "Hop",
+    "Implementation",
+    "ParameterUnit",
+    "UnitComm",
+    "agreement",
+    "buffer_tensors",
+    "communication",
+    "expert_shard_ranks",
+    "flat_numels",
+    "gathered_sizes",
+    "gradient_tensors",
+    "implementation_of",
+    "keeps_layers",
+    "keeps_root",
+    "model_state_bytes",
+    "optimizer_tensors",
+    "pieces",
+    "register",
+    "resident_bytes",
+    "resident_tensors",
+    "shard_ranks",
+    "step_script",
+    "stepped_numel",
+    "stepped_numels",
+    "units",
+]

@@ -1,0 +1,138 @@
+"""Buffers: what an implementation of data parallelism allocates and frees around the units of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from typing_extensions import override
+
+from simulator.base.kernels import DTYPE_BYTES
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.work.script.queries import resident_tensors, units
+from simulator.work.script.sharding import ParameterUnit, keeps_layers, keeps_root
+from simulator.work.script.storage import ROOT, Storages
+
+
+class Buffers:
+    """What an implementation of data parallelism holds around the units of a step. This one: their gradients.
+
+    unit: ROOT, or a layer's number among those of the rank. ahead: units whose parameters are gathered meanwhile.
+    """
+
+    keeps_gradients = True  # parameter gradients stay after the block's backward
+
+    def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
+        self.storages, self.model, self.plan = storages, model, plan
+        self.gradients: list[int] = []
+        self.whole_table_numel = 0  # of the embedding, where DTensor makes its gradient whole on every rank
+        self.redistributed_bytes = 0  # gradients that the optimizer first brings into their parameters' layout
+
+    def begin(self) -> None:
+        """Before the first micro-batch."""
+
+    def before_forward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        """Parameters of the unit must be there."""
+
+    def after_forward(self, unit: int) -> None:
+        """They may go."""
+
+    def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        """They must be there again."""
+
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:  # noqa: ARG002
+        """Parameter gradients of the unit exist: (slot, elements) in the order of the backward."""
+        self.gradients.extend(slot for slot, _ in gradients)
+
+    def end_backward(self) -> None:
+        """A micro-batch's backward is over."""
+
+    def optimizer(self, state: Callable[[], None]) -> None:
+        """The optimizer's step: `state` creates its state the first time."""
+        state()
+        if self.redistributed_bytes:
+            self.storages.free(self.storages.alloc(self.redistributed_bytes, "temporaries"))
+        self.temporaries([numel for tensor in self.stepped() for numel in tensor])
+
+    def agree(self) -> None:
+        """Replicas that took steps alone reduce one flat copy of their parameters."""
+        if self.plan.sync_every_steps > 1:
+            size = sum(resident_tensors(self.model, self.plan)["parameters"])
+            self.storages.free(self.storages.alloc(size, "temporaries"))
+
+    def stepped(self) -> list[tuple[int, ...]]:
+        """Elements of the tensors that the optimizer steps on this rank."""
+        size = DTYPE_BYTES[self.plan.master_dtype]
+        return [(num_bytes // size,) for num_bytes in resident_tensors(self.model, self.plan)["parameters"]]
+
+    def temporaries(self, numels: Sequence[int]) -> None:
+        """Square roots of the second momenta: all at once (foreach), two of one parameter (loop), none (fused)."""
+        on_host = self.plan.offload.optimizer != "none"
+        if on_host or self.plan.optimizer not in ("adam", "adamw") or self.plan.optimizer_impl == "fused":
+            return
+        size = DTYPE_BYTES[self.plan.optimizer_dtype]
+        if self.plan.optimizer_impl == "foreach":
+            self.storages.free(*[self.storages.alloc(numel * size, "temporaries") for numel in numels])
+            return
+        denominator: list[int] = []  # Python's variable holds the last parameter's until it is bound anew
+        for numel in numels:
+            root, quotient = (self.storages.alloc(numel * size, "temporaries") for _ in range(2))
+            self.storages.free(root, *denominator)
+            denominator = [quotient]
+        self.storages.free(*denominator)
+
+    def zero_grad(self) -> None:
+        self.storages.free(*self.gradients)
+        self.gradients = []
+
+
+class ShardedBuffers(Buffers):
+    """Common to FSDP and ZeRO-3: units are gathered for use, and freed."""
+
+    def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
+        super().__init__(storages, model, plan)
+        self.compute, self.master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.master_dtype]
+        self.reduced = DTYPE_BYTES[plan.gradient_dtype]
+        self.units: dict[int, ParameterUnit] = dict(enumerate(units(model, plan), start=ROOT))
+        self.parameters: dict[int, list[int]] = {}  # unit -> slots of its gathered parameters
+        self.kept: dict[int, list[tuple[int, int]]] = {}  # unit -> gradients accumulated without a reduction
+        self.shards: dict[int, int] = {}  # unit -> slot of its reduced gradient
+
+    @override
+    def begin(self) -> None:
+        self.shards = {}
+
+    def reshards(self, unit: int) -> bool:
+        return not (keeps_root(self.plan) if unit == ROOT else keeps_layers(self.plan))
+
+    @override
+    def zero_grad(self) -> None:
+        self.storages.free(*self.shards.values())
+        self.shards = {}
+
+    def keep_shard(self, unit: int, slot: int) -> None:
+        """The reduced gradient of a micro-batch: the first one stays, later ones are added to it; or it leaves HBM."""
+        if self.leaves(unit):
+            self.storages.free(slot)
+        else:
+            self.shards[unit] = slot
+
+    def leaves(self, unit: int) -> bool:
+        """The unit's reduced gradient does not stay as it is: it is added to an earlier one, or goes to the host."""
+        return unit in self.shards or self.plan.offload.optimizer != "none"
+
+    def accumulate(self, unit: int, gradients: Sequence[tuple[int, int]], element_bytes: int) -> None:
+        """Without a reduction, whole gradients stay, in `element_bytes` an element."""
+        if unit not in self.kept:
+            self.kept[unit] = [
+                (self.storages.alloc(numel * element_bytes, "gradients"), numel) for _, numel in gradients
+            ]
+        self.storages.free(*[slot for slot, _ in gradients])
+
+    def take_kept(self, unit: int, gradients: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+        """Gradients to reduce: this micro-batch's, added to those kept before."""
+        kept = self.kept.pop(unit, None)
+        if kept is None:
+            return gradients
+        self.storages.free(*[slot for slot, _ in gradients])
+        return kept

@@ -1,0 +1,306 @@
+"""DeepSpeed: ZeRO stages 0 to 3, and ZeRO++ (DeepSpeed 0.18, `runtime/zero`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Final
+
+from typing_extensions import override
+
+from simulator.base.kernels import DTYPE_BYTES, Stream
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.plan.traits import Traits
+from simulator.work.script.buffers import Buffers, ShardedBuffers
+from simulator.work.script.flat import flat_communication, flat_resident, flat_units, padded
+from simulator.work.script.implementation import Implementation, Library, MakeBuffers
+from simulator.work.script.order import Order, Replicated, Sharded
+from simulator.work.script.quantised import quantised_bytes, with_zeropp
+from simulator.work.script.sharding import Shape, apart, expert_shard_ranks, pieces, shard_ranks
+from simulator.work.script.storage import GATHER, ROOT, Storages
+from simulator.work.script.unit_comm import UnitComm
+
+
+class DeepSpeedBuffers(Buffers):
+    """ZeRO-0, 1 and 2: gradients pass through a bucket; stage 2 keeps this rank's part of them only.
+
+    A pipeline reduces once, behind the last backward: its bucket is made then (runtime/zero/stage_1_and_2.py).
+    """
+
+    def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
+        super().__init__(storages, model, plan)
+        self._size = DTYPE_BYTES[plan.compute_dtype]
+        self._bucket: int | None = None
+        self._begun = False
+        self.keeps_gradients = False
+
+    @override
+    def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        ranks = shard_ranks(self.plan) if self.plan.zero == 2 else 1
+        if not self.gradients and self.plan.offload.optimizer == "none":
+            part = -(-self.model.num_parameters // ranks) * self._size
+            self.gradients = [self.storages.alloc(part, "gradients")]
+        if not self._reduces_at_the_end:
+            self._bucket = self._new_bucket()
+
+    @property
+    def _reduces_at_the_end(self) -> bool:
+        return self.plan.pp > 1 and self.plan.zero < 2
+
+    def _new_bucket(self) -> int:
+        numel = min(self.plan.reduce_bucket_numel, self.model.num_parameters)
+        return self.storages.alloc(numel * self._size, "buckets")
+
+    @override
+    def end_backward(self) -> None:
+        self._begun = False
+        if self._bucket is not None:
+            self.storages.free(self._bucket)
+            self._bucket = None
+
+    @override
+    def optimizer(self, state: Callable[[], None]) -> None:
+        """The part's gradients are cast to fp32; 16-bit ones go before the update. Offloaded, nothing happens here."""
+        if self._reduces_at_the_end:
+            self.storages.free(self._new_bucket())
+        if self.plan.offload.optimizer != "none":
+            return
+        shard = -(-self.model.num_parameters // shard_ranks(self.plan))
+        wide = self.storages.alloc(shard * 4, "gradients")
+        self.zero_grad()
+        state()
+        self.temporaries([shard])
+        self.storages.free(wide)
+
+
+class Fp32SumBuffers(Buffers):
+    """A pipeline in bf16: every backward makes new 16-bit gradients, which are added to fp32 ones that stay.
+
+    They live until the next backward begins (runtime/bf16_optimizer.py, runtime/pipe/engine.py: clear_lp_grads).
+    """
+
+    keeps_gradients = True
+
+    def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
+        super().__init__(storages, model, plan)
+        self._made: list[int] = []
+        self._begun = False
+        self._largest = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
+
+    @override
+    def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        if not self._begun:
+            self._begun = True
+            self.zero_grad()
+
+    @override
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+        self._made.extend(slot for slot, _ in gradients)
+
+    @override
+    def end_backward(self) -> None:
+        """Each gradient is cast before it is added."""
+        self._begun = False
+        self.storages.free(self.storages.alloc(4 * self._largest, "temporaries"))
+
+    @override
+    def optimizer(self, state: Callable[[], None]) -> None:
+        state()
+        self.temporaries([-(-self.model.num_parameters // shard_ranks(self.plan))])
+
+    @override
+    def zero_grad(self) -> None:
+        self.storages.free(*self._made)
+        self._made = []
+
+
+class Zero3Buffers(ShardedBuffers):
+    """ZeRO-3: units gathered without a copy; gradients go through the persistent bucket into the persistent part."""
+
+    keeps_gradients = False
+
+    def _gather(self, unit: int) -> None:
+        if unit not in self.parameters and unit in self._numels:
+            size, ranks = self._numels[unit] * self.compute, shard_ranks(self.plan)
+            fetched = self.plan.offload.parameters != "none" and ranks > 1
+            shard = [self.storages.alloc(size // ranks, "all_gather", GATHER)] if fetched else []
+            self.parameters[unit] = [self.storages.alloc(size, "unsharded_parameters", GATHER)]
+            self.storages.free(*shard)
+
+    def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
+        super().__init__(storages, model, plan)
+        ((_, embedding), *layers, (_, head)) = [(unit.name, unit.padded_numel) for unit in flat_units(model, plan)]
+        self._numels = {ROOT: embedding + head, **{i: numel for i, (_, numel) in enumerate(layers)}}
+
+    @override
+    def reshards(self, unit: int) -> bool:
+        return unit != ROOT
+
+    def _ahead(self, unit: int, direction: int) -> None:
+        following = unit + direction
+        if self._numels.get(following, 2**62) <= self.plan.prefetch_bucket_numel:
+            self._gather(following)
+
+    @override
+    def before_forward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        self._gather(unit)
+        self._ahead(unit, 1)
+
+    @override
+    def after_forward(self, unit: int) -> None:
+        if self.reshards(unit):
+            self.storages.free(*self.parameters.pop(unit))
+
+    @override
+    def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        self._gather(unit)
+        self._ahead(unit if unit != ROOT else len(self.model.body), -1)
+
+    @override
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+        self.storages.free(*self.parameters.pop(unit))
+
+    @override
+    def optimizer(self, state: Callable[[], None]) -> None:
+        """Sub-groups of 1e9 elements: only one group's fp32 gradients exist at once. Offloaded, none do."""
+        if self.plan.offload.optimizer != "none":
+            return
+        shard = -(-self.model.num_parameters // shard_ranks(self.plan))
+        state()
+        wide = self.storages.alloc(min(shard, 10**9) * 4, "gradients")
+        self.storages.free(wide)
+
+
+class ZeroPlusPlusBuffers(Zero3Buffers):
+    """Gathered int8 until the parameters are used; the second copy, from the first forward to the optimizer; int4.
+
+    DeepSpeed's `_partition_param_sec` makes the second copy when a forward releases a unit, and `invalidate_secondary_tensor`
+    drops all of them in the step.
+    """
+
+    def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
+        super().__init__(storages, model, plan)
+        self._zeropp = plan.zeropp
+        self._narrow: dict[int, int] = {}  # unit -> slot of its gathered int8
+        self._second: dict[int, int] = {}  # unit -> slot of this rank's part of the second copy
+        self._matrix = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
+
+    @override
+    def _gather(self, unit: int) -> None:
+        if not self._zeropp.quantized_weights:
+            super()._gather(unit)
+        elif unit not in self.parameters and unit not in self._narrow and unit in self._numels:
+            self._narrow[unit] = self.storages.alloc(quantised_bytes(self._numels[unit]), "all_gather", GATHER)
+
+    def _widen(self, unit: int) -> None:
+        if unit in self._narrow:
+            size = self._numels[unit] * self.compute
+            self.parameters[unit] = [self.storages.alloc(size, "unsharded_parameters")]
+            self.storages.free(self._narrow.pop(unit))
+
+    @override
+    def before_forward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        super().before_forward(unit, ahead)
+        self._widen(unit)
+
+    @override
+    def after_forward(self, unit: int) -> None:
+        near = self._zeropp.secondary_ranks
+        if near > 1 and unit not in self._second:
+            size = -(-self._numels[unit] // near) * self.compute
+            self._second[unit] = self.storages.alloc(size, "unsharded_parameters")
+        super().after_forward(unit)
+
+    @override
+    def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        super().before_backward(unit, ahead)
+        self._widen(unit)
+
+    @override
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+        super().after_backward(unit, gradients, sync=sync)
+        if self._zeropp.quantized_gradients and unit != ROOT:
+            # one matrix at a time: its int4, and what it receives
+            self.storages.free(*[self.storages.alloc(self._matrix // 2, "reduce_scatter") for _ in range(2)])
+
+    @override
+    def optimizer(self, state: Callable[[], None]) -> None:
+        self.storages.free(*self._second.values())
+        self._second = {}
+        super().optimizer(state)
+
+
+def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan, ranks: int) -> UnitComm:
+    """Gradients are copied into buckets and divided. MiCS sums among replicas with the last micro-batch alone."""
+    compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
+    numel = padded(shapes, ranks)
+    copy = Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * compute)
+    divide = Stream(op="elementwise", read_bytes=numel * reduced, write_bytes=numel * reduced)
+    comm = flat_communication(name, shapes, plan, ranks, (copy, divide), -(-numel // plan.reduce_bucket_numel))
+    return replace(comm, late_all_reduce=plan.zero == 3)
+
+
+def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:
+    ranks = shard_ranks(plan)
+    return tuple(
+        replace(
+            with_zeropp(_unit_comm(name, shapes, plan, ranks), shapes, plan, node_ranks or ranks),
+            experts=_unit_comm(name, routed, plan, expert_shard_ranks(plan)) if routed else None,
+        )
+        for name, shapes, routed in apart(model, plan)
+    )
+
+
+def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
+    compute = DTYPE_BYTES[plan.compute_dtype]
+
+    def gradients(shard: int, whole: int) -> list[int]:
+        return [shard * compute] if plan.zero == 3 else [whole * 4] if plan.sums_in_fp32 else []
+
+    buckets = [plan.reduce_bucket_numel * compute] if plan.zero == 3 else []
+    if plan.offload.optimizer != "none" and plan.zero < 3:  # through which gradients leave
+        largest = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
+        buckets = [*buckets, largest * compute]
+    return flat_resident(model, plan, gradients, buckets)
+
+
+def _gradients(model: Model, plan: Plan) -> list[int]:
+    if plan.zero == 3:
+        return []
+    ranks = 1 if plan.zero < 2 else shard_ranks(plan)
+    return [-(-model.num_parameters // ranks) * DTYPE_BYTES[plan.compute_dtype]]
+
+
+def _order(plan: Plan) -> Order:
+    return Sharded() if plan.zero == 3 else Replicated()
+
+
+def _buffers(plan: Plan, library: Library) -> MakeBuffers:  # noqa: ARG001
+    if plan.zeropp.any:
+        return ZeroPlusPlusBuffers
+    if plan.sums_in_fp32:
+        return Fp32SumBuffers
+    return Zero3Buffers if plan.zero == 3 else DeepSpeedBuffers
+
+
+DEEPSPEED: Final = Implementation(
+    traits=Traits(
+        name="deepspeed",
+        zero_stages=(0, 1, 2, 3),
+        master_copy=True,
+        own_model_code=True,
+        sums_in_fp32=True,
+        cpu_adam=True,
+    ),
+    order=_order,
+    units=flat_units,
+    communication=_communication,
+    resident=_resident,
+    gradients=_gradients,
+    buffers=_buffers,
+)

@@ -1,0 +1,76 @@
+"""What DeepSpeed and Megatron have in common: parameters as one flat vector, an fp32 copy of which the optimizer keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simulator.base.kernels import DTYPE_BYTES, Stream
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.work.script.resident import optimizer_tensors
+from simulator.work.script.sharding import (
+    ParameterUnit,
+    Shape,
+    flat,
+    flat_numels,
+    numel_of,
+    pieces,
+    shard_ranks,
+    stepped_numel,
+)
+from simulator.work.script.unit_comm import UnitComm
+
+
+def flat_units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
+    """Stage 3: one a piece of the model. Below it: one flat group."""
+    ranks = shard_ranks(plan)
+    if plan.zero == 3:
+        return tuple(flat(name, shapes, ranks) for name, shapes in pieces(model))
+    everything = tuple(shape for _, shapes in pieces(model) for shape in shapes)
+    return (flat("parameters", everything, ranks),)
+
+
+def flat_communication(
+    name: str, shapes: tuple[Shape, ...], plan: Plan, ranks: int, passes: tuple[Stream, ...] = (), num_buckets: int = 1
+) -> UnitComm:
+    """Stage 0 all-reduces; 1 and 2 reduce-scatter and gather new parameters; 3 gathers twice.
+
+    passes: over the gradients before they travel.
+    """
+    compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
+    numel = padded(shapes, ranks)
+    gathered = numel * compute if plan.zero == 3 else 0
+    return UnitComm(
+        unit=name,
+        all_gather_forward_bytes=gathered,
+        all_gather_backward_bytes=gathered,
+        backward_gather_ranks=ranks,
+        reduce_scatter_bytes=numel * reduced if plan.zero > 0 else 0,
+        all_reduce_bytes=numel // ranks * reduced if plan.zero == 0 or plan.dp_replicate > 1 else 0,
+        num_buckets=num_buckets,
+        parameter_gather_bytes=numel * compute if plan.zero in (1, 2) else 0,
+        gradient_kernels=passes,
+    )
+
+
+def padded(shapes: tuple[Shape, ...], ranks: int) -> int:
+    """Elements of a flat vector, a multiple of the ranks."""
+    return -(-numel_of(shapes) // ranks) * ranks
+
+
+def flat_resident(
+    model: Model, plan: Plan, gradients: Callable[[int, int], list[int]], buckets: list[int]
+) -> dict[str, list[int]]:
+    """Bytes between steps: 16-bit parameters, an fp32 master copy and momenta of this rank's flat part.
+
+    gradients: those that stay, of (elements of this rank's part, of all).
+    """
+    compute = DTYPE_BYTES[plan.compute_dtype]
+    whole = sum(-(-numel // ranks) * ranks for numel, ranks in flat_numels(model, plan))
+    shard = stepped_numel(model, plan)
+    return {
+        "parameters": [(shard if plan.zero == 3 else whole) * compute],
+        "gradients": gradients(shard, whole),
+        "optimizer_state": [shard * 4, *optimizer_tensors(shard, plan)],
+        "buckets": buckets,
+    }

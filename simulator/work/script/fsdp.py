@@ -1,0 +1,147 @@
+"""What FSDP1 and FSDP2 have in common: their units, what these send, and what stays between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias, cast
+
+from simulator.base.kernels import DTYPE_BYTES, Stream, StreamOp
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.work.script.resident import torch_resident
+from simulator.work.script.sharding import (
+    ParameterUnit,
+    Shape,
+    apart,
+    by_rows,
+    expert_shard_ranks,
+    gathered_sizes,
+    keeps_layers,
+    keeps_root,
+    shard_ranks,
+)
+from simulator.work.script.unit_comm import UnitComm
+
+
+class UnitPasses(NamedTuple):
+    """Full-size passes over memory around a unit's collectives: before its use, before the reduction of its gradients.
+
+    keep, add: where gradients add up whole over micro-batches, of the first one and of later ones.
+    """
+
+    gather: tuple[Stream, ...]
+    gradient: tuple[Stream, ...]
+    keep: tuple[Stream, ...]
+    add: tuple[Stream, ...]
+
+
+MakeUnit: TypeAlias = Callable[[str, tuple[Shape, ...], int], ParameterUnit]
+PassesOf: TypeAlias = Callable[[ParameterUnit, Plan], UnitPasses]
+
+
+def fsdp_units(model: Model, plan: Plan, make: MakeUnit) -> tuple[ParameterUnit, ...]:
+    """One a transformer block, and the root (embedding, final norm, head), which comes first."""
+    ranks = shard_ranks(plan)
+    (_, embedding, _), *body, (_, head, _) = apart(model, plan)
+    root = make("root", (*embedding, *head), ranks)
+    made: dict[tuple[tuple[Shape, ...], tuple[Shape, ...]], ParameterUnit] = {}
+    for name, shapes, routed in body:
+        if (shapes, routed) not in made:
+            made[shapes, routed] = _with_experts(make(name, shapes, ranks), routed, expert_shard_ranks(plan))
+    return root, *(replace(made[shapes, routed], name=name) for name, shapes, routed in body)
+
+
+def _with_experts(unit: ParameterUnit, routed: tuple[Shape, ...], ranks: int) -> ParameterUnit:
+    """FSDP2: experts are cut by expert; by their rows where there are fewer experts than ranks (torchtitan)."""
+    if not routed:
+        return unit
+    shapes = tuple(
+        shape if shape[0] >= ranks or len(shape) < 3 else (shape[1], shape[0], *shape[2:]) for shape in routed
+    )
+    experts = by_rows(unit.name, shapes, ranks)
+    return replace(
+        unit,
+        shapes=(*unit.shapes, *routed),
+        local_numels=(*unit.local_numels, *experts.local_numels),
+        padded_numel=unit.padded_numel + experts.padded_numel,
+        expert_shards=ranks,
+        num_expert_tensors=len(routed),
+    )
+
+
+def fsdp_communication(units: Sequence[ParameterUnit], plan: Plan, passes: PassesOf) -> tuple[UnitComm, ...]:
+    """What each piece of the model sends. units: of `fsdp_units`; passes: over memory around a unit's collectives."""
+    root, *layers = units
+    comm = _unit_comm(root, plan, passes, kept=keeps_root(plan))
+    embedding = replace(comm, unit="embedding", all_gather_backward_bytes=0, gather_backward_kernels=())
+    head = UnitComm(
+        unit="head",
+        all_gather_backward_bytes=comm.all_gather_backward_bytes,
+        backward_gather_ranks=comm.backward_gather_ranks,
+        gather_backward_kernels=comm.gather_backward_kernels,
+    )
+    if not layers:
+        return embedding, head
+    made: dict[tuple[Shape, ...], UnitComm] = {}
+    for unit in layers:
+        if unit.shapes not in made:
+            made[unit.shapes] = _unit_comm(unit, plan, passes, kept=keeps_layers(plan))
+    return embedding, *(replace(made[unit.shapes], unit=unit.name) for unit in layers), head
+
+
+def _unit_comm(unit: ParameterUnit, plan: Plan, passes_of: PassesOf, *, kept: bool) -> UnitComm:
+    """What a unit sends; passes over its memory are those of all its tensors."""
+    rest, routed = unit.apart()
+    comm = _unit_bytes(rest, plan, kept=kept)
+    passes = passes_of(unit, plan)
+    gather = passes.gather if plan.zero > 0 else ()
+    return replace(
+        comm,
+        experts=None if routed is None else _unit_bytes(routed, plan, kept=kept),
+        gather_forward_kernels=gather,
+        gather_backward_kernels=() if kept else gather,
+        gradient_kernels=passes.gradient,
+        keep_kernels=passes.keep,
+        add_kernels=passes.add,
+    )
+
+
+def _unit_bytes(unit: ParameterUnit, plan: Plan, *, kept: bool) -> UnitComm:
+    compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
+    sharded = unit.shards > 1
+    whole = sum(gathered_sizes(unit, plan)) if plan.fp8_all_gather else unit.padded_numel * compute
+    gathered = whole if plan.zero > 0 else 0
+    again = 0 if kept else gathered
+    ranks = plan.reshard_ranks or unit.shards
+    replicas = plan.dp_replicate
+    return UnitComm(
+        unit=unit.name,
+        all_gather_forward_bytes=gathered if sharded else 0,
+        all_gather_backward_bytes=again if sharded else 0,
+        backward_gather_ranks=ranks,
+        reduce_scatter_bytes=unit.padded_numel * reduced if sharded else 0,
+        all_reduce_bytes=unit.shard_numel * reduced if replicas > 1 else 0,
+    )
+
+
+def added(unit: ParameterUnit, plan: Plan, kept_dtype: str) -> tuple[Stream, ...]:
+    """A gradient added to the one kept of earlier micro-batches, of the same dtype or a wider one."""
+    compute, kept = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[kept_dtype]
+    if plan.syncs_every_micro_batch:
+        return ()
+    numel, add = unit.padded_numel, "widen" if kept > compute else "elementwise"
+    return (
+        Stream(op=cast("StreamOp", add), read_bytes=numel * (kept + compute), write_bytes=numel * kept, numel=numel),
+    )
+
+
+def fsdp_resident(units: Sequence[ParameterUnit], plan: Plan) -> dict[str, list[int]]:
+    """Bytes of every tensor between steps: the shards, and the optimizer's state of each."""
+    stored = [numel for unit in units for numel in unit.local_numels]
+    return torch_resident(stored, stored, [], plan)
+
+
+def fsdp_gradients(units: Sequence[ParameterUnit], plan: Plan) -> list[int]:
+    """FSDP2's sharded gradients are views of one flat output a unit, FSDP1's are that output."""
+    return [unit.shard_numel * DTYPE_BYTES[plan.master_dtype] for unit in units]

@@ -1,0 +1,155 @@
+"""FSDP1: torch's FullyShardedDataParallel (torch 2.13 `fsdp/_runtime_utils.py`, `_flat_param.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from typing_extensions import override
+
+from simulator.base.kernels import DTYPE_BYTES, Stream
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.plan.traits import Traits
+from simulator.work.script.buffers import ShardedBuffers
+from simulator.work.script.fsdp import (
+    UnitPasses,
+    added,
+    fsdp_communication,
+    fsdp_gradients,
+    fsdp_resident,
+    fsdp_units,
+)
+from simulator.work.script.implementation import Implementation
+from simulator.work.script.order import Sharded
+from simulator.work.script.sharding import ParameterUnit, flat
+from simulator.work.script.storage import GATHER, REDUCE, Storages
+from simulator.work.script.unit_comm import UnitComm
+
+
+class Fsdp1Order(Sharded):
+    """With limit_all_gathers, a gather takes the buffer freed by the unit two back; without, the host's lead limits it."""
+
+    @override
+    def forward_window(self, plan: Plan) -> int | None:
+        return super().forward_window(plan) if plan.limit_all_gathers else None
+
+
+class Fsdp1Buffers(ShardedBuffers):
+    """FullyShardedDataParallel: the gathered vector is the parameters; frees wait for the compute stream.
+
+    With limit_all_gathers the host waits, before a gather, for the unit two back; without, it runs ahead and frees
+    come late.
+    """
+
+    def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
+        super().__init__(storages, model, plan)
+        self._events: list[int] = []  # frees the host has not waited for
+        self._next_event = 1000
+
+    def _gather(self, unit: int) -> None:
+        if unit in self.parameters or unit not in self.units:
+            return
+        if self.plan.limit_all_gathers and len(self._events) >= 2:
+            self.storages.happened(self._events.pop(0))
+        piece = self.units[unit]
+        cast = None
+        if self.compute != self.master:
+            cast = self.storages.alloc(piece.shard_numel * self.compute, "all_gather", GATHER)
+        if piece.shards > 1 or cast is None:
+            num_bytes = piece.padded_numel * self.compute if piece.shards > 1 else 0
+            self.parameters[unit] = (
+                [self.storages.alloc(num_bytes, "unsharded_parameters", GATHER)] if num_bytes else []
+            )
+            if cast is not None:
+                self._free_later(cast)
+        else:
+            self.parameters[unit] = [cast]
+
+    def _free_later(self, *slots: int) -> None:
+        self.storages.free_later(self._next_event, *slots)
+
+    def _reshard(self, unit: int) -> None:
+        self._free_later(*self.parameters.pop(unit))
+        self._events.append(self._next_event)
+        self._next_event += 1
+
+    @override
+    def before_forward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        self._gather(unit)
+        for one in ahead:
+            self._gather(one)
+
+    @override
+    def after_forward(self, unit: int) -> None:
+        if self.reshards(unit):
+            self._reshard(unit)
+
+    @override
+    def before_backward(self, unit: int, ahead: Sequence[int] = ()) -> None:
+        self._gather(unit)
+        for one in ahead:
+            self._gather(one)
+
+    @override
+    def after_backward(self, unit: int, gradients: Sequence[tuple[int, int]], *, sync: bool) -> None:
+        piece = self.units[unit]
+        flat = self.storages.alloc(piece.padded_numel * self.compute, "gradients")
+        self.storages.free(*[slot for slot, _ in gradients])
+        self._reshard(unit)
+        if not sync:
+            self.accumulate(unit, [(flat, piece.padded_numel)], self.compute)
+            return
+        ((flat, _),) = self.take_kept(unit, [(flat, piece.padded_numel)])
+        if self.reduced != self.compute:
+            wide = self.storages.alloc(piece.padded_numel * self.reduced, "reduce_scatter", REDUCE)
+            self._free_later(flat)
+            flat = wide
+        shard = self.storages.alloc(piece.shard_numel * self.reduced, "gradients", REDUCE)
+        self._free_later(flat)
+        if self.reduced != self.master:
+            wide = self.storages.alloc(piece.shard_numel * self.master, "gradients", REDUCE)
+            self._free_later(shard)
+            shard = wide
+        self.keep_shard(unit, shard)
+
+    @override
+    def end_backward(self) -> None:
+        for event in range(1000, self._next_event + 1):
+            self.storages.happened(event)
+        self._events, self._next_event = [], 1000
+
+
+def _units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
+    return fsdp_units(model, plan, flat)
+
+
+def _passes(unit: ParameterUnit, plan: Plan) -> UnitPasses:
+    """The shard cast to the compute dtype; gradients flattened, widened and divided: 18 B a parameter from bf16 to fp32."""
+    compute, master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.master_dtype]
+    reduced, numel = DTYPE_BYTES[plan.gradient_dtype], unit.padded_numel
+    cast = Stream(op="cast", read_bytes=unit.shard_numel * master, write_bytes=unit.shard_numel * compute)
+    flatten = Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * compute)
+    divide = Stream(op="elementwise", read_bytes=numel * reduced, write_bytes=numel * reduced)
+    wide = Stream(op="widen", read_bytes=numel * compute, write_bytes=numel * reduced, numel=numel)
+    return UnitPasses(
+        gather=(cast,) if compute != master else (),
+        gradient=(flatten, divide) if compute == reduced else (flatten, wide, divide),
+        keep=(),
+        add=added(unit, plan, plan.compute_dtype),
+    )
+
+
+def _communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:  # noqa: ARG001
+    return fsdp_communication(_units(model, plan), plan, _passes)
+
+
+FSDP1: Final = Implementation(
+    traits=Traits(name="fsdp1", zero_stages=(0, 2, 3), gathers_from=0, hooks_modules=True),
+    order=lambda _: Fsdp1Order(),
+    units=_units,
+    communication=_communication,
+    resident=lambda model, plan: fsdp_resident(_units(model, plan), plan),
+    gradients=lambda model, plan: fsdp_gradients(_units(model, plan), plan),
+    buffers=lambda *_: Fsdp1Buffers,
+)

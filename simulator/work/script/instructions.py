@@ -1,0 +1,163 @@
+"""Instructions of a StepScript: what one rank issues in a step, in host order, without seconds and without addresses.
+
+Two grains. What a described model does is written unit by unit (a unit is a block, or the embedding or head at an end of
+the model): `Unshard`, `Run`, `Reshard`, `Gradient`, `Reduce`, grouped into a `Pass` of one micro-batch through a chunk of
+layers. What somebody captured of a real program is written op by op: `Launch`, `Communicate`, `Allocate`, `Free`. Every
+reader takes both: time (`play.lower`) skips storages, memory skips seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from simulator.base.kernels import Kernel
+from simulator.parallel.pipeline import Action
+
+# loss: the head's cross-entropy behind the model's own forward, and before its own backward.
+# inputs, weights: halves of a backward that a schedule splits
+Phase = Literal["forward", "loss", "loss_backward", "backward", "inputs", "weights"]
+Direction = Literal["forward", "backward", "inputs", "weights"]
+
+
+class Unshard(NamedTuple):
+    """A unit's parameters must be whole before it runs.
+
+    gathers: all-gathers to issue now, as (unit, unit whose run in this pass they wait for; None: none). They may be of
+    units ahead, and none where every rank holds the parameters.
+    """
+
+    unit: int
+    gathers: tuple[tuple[int, int | None], ...] = ()
+
+
+class Run(NamedTuple):
+    """A unit's compute. after: unit whose reduction in this pass must be over, as its buffer is used again."""
+
+    unit: int
+    phase: Phase
+    after: int | None = None
+
+
+class Reshard(NamedTuple):
+    """The unit has run: of its parameters only the shard need stay."""
+
+    unit: int
+
+
+class Evict(NamedTuple):
+    """What the unit's forward saved leaves the GPU; the unit after the next waits until it has left."""
+
+    unit: int
+
+
+class Restore(NamedTuple):
+    """What the unit's backward needs comes back to the GPU, and meanwhile that of units ahead."""
+
+    unit: int
+
+
+class Gradient(NamedTuple):
+    """The gradients of a unit's parameters exist: they are packed to be reduced, or kept for later micro-batches."""
+
+    unit: int
+
+
+class Reduce(NamedTuple):
+    """The unit's gradients are reduced among ranks, and leave the GPU where the optimizer is elsewhere."""
+
+    unit: int
+
+
+class GatherUpdated(NamedTuple):
+    """The unit's parameters, of which each rank updated a shard, become whole again on all."""
+
+    unit: int
+    chunk: int = 0
+
+
+UnitInstruction = Unshard | Run | Reshard | Evict | Restore | Gradient | Reduce | GatherUpdated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One micro-batch through a chunk of a rank's layers, in one direction.
+
+    first: the chunk's first forward of the step; last: its last backward. syncs: gradients are reduced in this pass.
+    units: instructions by unit, in the order in which the micro-batch passes them; the ends of the model that the chunk
+    does not hold have none. action: what a pipeline schedule calls it.
+    """
+
+    chunk: int
+    micro_batch: int
+    direction: Direction
+    units: tuple[tuple[UnitInstruction, ...], ...]
+    first: bool = False
+    last: bool = False
+    syncs: bool = False
+    action: Action | None = None
+
+
+class Receive(NamedTuple):
+    """What an action needs of another pipeline stage."""
+
+    action: Action
+
+
+class Send(NamedTuple):
+    """What an action made for another pipeline stage."""
+
+    action: Action
+
+
+class Together(NamedTuple):
+    """A forward and a backward of different micro-batches at once. by_layer: a layer of each in turn."""
+
+    forward: Pass
+    backward: Pass
+    by_layer: bool
+
+
+class Update(NamedTuple):
+    """The optimizer's step, once every gradient is there."""
+
+
+class Agree(NamedTuple):
+    """Replicas that take steps alone agree on their parameters."""
+
+
+class Launch(NamedTuple):
+    """Kernels on the compute stream. after: labels of launches and collectives on other streams that they wait for."""
+
+    label: str
+    category: str
+    kernels: tuple[Kernel, ...]
+    after: tuple[str, ...] = ()
+
+
+class Communicate(NamedTuple):
+    """A collective of `size_bytes` (of the full tensor) among the ranks of a role (`play.lower.fabric`), on its stream."""
+
+    label: str
+    kind: str
+    role: str
+    size_bytes: int
+    after: tuple[str, ...] = ()
+
+
+class Allocate(NamedTuple):
+    """A storage begins. stream: whose frees the allocator may reuse at once (`memory.tape`)."""
+
+    storage: str
+    num_bytes: int
+    category: str
+    stream: int = 0
+
+
+class Free(NamedTuple):
+    """A storage ends."""
+
+    storage: str
+
+
+Instruction = Pass | Receive | Send | Together | GatherUpdated | Update | Agree | Launch | Communicate | Allocate | Free

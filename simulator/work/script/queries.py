@@ -1,0 +1,69 @@
+"""Questions to a plan's implementation: its units, what they send, and what stays on a GPU, in exact bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.work.script.implementation import implementation_of
+from simulator.work.script.sharding import ParameterUnit
+from simulator.work.script.unit_comm import UnitComm
+
+
+def units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
+    """The plan's units in the order in which the forward pass needs them (DDP: in which the backward fills them)."""
+    return implementation_of(plan).units(model, plan)
+
+
+def communication(model: Model, plan: Plan, node_ranks: int | None = None) -> tuple[UnitComm, ...]:
+    """What each piece of the model sends, in forward order: embedding, layer0.., head.
+
+    node_ranks: ranks of a shard group on one node; None: all of them.
+    """
+    comms = implementation_of(plan).communication(model, plan, node_ranks)
+    if plan.sync_every_steps == 1:
+        return comms
+    return tuple(replace(comm, all_reduce_bytes=0) for comm in comms)  # replicas agree apart: `agreement`
+
+
+def resident_tensors(model: Model, plan: Plan) -> dict[str, list[int]]:
+    """Bytes of every tensor that lives on the fullest GPU between steps, by category.
+
+    parameters: as the implementation stores them. gradients: only where their buffer outlives the step.
+    optimizer_state: momenta, and the fp32 master copy if it is one more. buckets: communication buffers that stay.
+    buffers: the model's own (position tables).
+    """
+    tensors = implementation_of(plan).resident(model, plan)
+    if plan.offload.optimizer != "none":
+        tensors = {**tensors, "gradients": [], "optimizer_state": []}
+    if plan.offload.parameters != "none":
+        tensors = {**tensors, "parameters": []}
+    return {**tensors, "buffers": buffer_tensors(model, plan)}
+
+
+def buffer_tensors(model: Model, plan: Plan) -> list[int]:
+    """Bytes of the model's own buffers: fp32 tables of the rotary cosines and sines."""
+    if model.positions != "rope":
+        return []
+    return [plan.seq_len * int(model.head_dim * model.rotary_fraction) * 4] * 2
+
+
+def resident_bytes(model: Model, plan: Plan, *, granularity_bytes: int = 1) -> dict[str, int]:
+    """Category -> bytes between steps on the fullest GPU; each tensor rounded up to `granularity_bytes` (CUDA: 512)."""
+    return {
+        category: sum(-(-size // granularity_bytes) * granularity_bytes for size in sizes)
+        for category, sizes in resident_tensors(model, plan).items()
+    }
+
+
+def gradient_tensors(model: Model, plan: Plan) -> list[int]:
+    """Bytes of every tensor that the backward leaves for the optimizer and that did not exist before the step."""
+    return [] if plan.offload.optimizer != "none" else implementation_of(plan).gradients(model, plan)
+
+
+def model_state_bytes(model: Model, plan: Plan) -> int:
+    """Parameters, gradients and optimizer state on one GPU: the figure of ZeRO's table."""
+    held = resident_tensors(model, plan)
+    kinds = ("parameters", "gradients", "optimizer_state")
+    return sum(sum(held[kind]) for kind in kinds) + sum(gradient_tensors(model, plan))

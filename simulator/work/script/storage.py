@@ -1,0 +1,28 @@
+"""Storages as a script's implementations ask for them: allocated, freed, and owned by streams."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+COMPUTE, GATHER, REDUCE, ALL_REDUCE = range(4)  # streams that own memory
+ROOT: Final = -1  # the unit of the embedding and the head, where they are one; layers count from 0
+
+
+class Storages(Protocol):
+    """Who keeps account of a step's storages. A slot names one."""
+
+    def alloc(self, num_bytes: int, category: str, stream: int = COMPUTE) -> int:
+        """A storage begins: its slot."""
+        ...
+
+    def free(self, *slots: int) -> None:
+        """Storages end."""
+        ...
+
+    def free_later(self, event: int, *slots: int) -> None:
+        """Storages are freed, but the allocator waits for an event of another stream before it uses them again."""
+        ...
+
+    def happened(self, event: int) -> None:
+        """That event has come."""
+        ...
