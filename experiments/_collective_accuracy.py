@@ -33,11 +33,11 @@ HEAD = """
 ## Collectives
 
 Predicted against measured times of `experiments/measured/collectives.csv.gz`, by [the rules](reference/collectives-table.md),
-`shardwise backtest` on it. A cell is n: median / 90th percentile of |predicted / measured − 1|, then the noise floor, the
-same of each measurement against the median of its repeats; ~ marks runs that are no repeats, but that nothing in the table
-tells the model apart (other settings, days, software of one choice). Targets: median ≤ 20 %, 12 %, 6 %, 90th percentile at most
-twice that; **bold** misses one. Ports and networks are fitted on most of these rows; what a fit says of machines, scales and
-GPUs it has not seen stands below. `python experiments/accuracy.py --collectives` writes this section alone.
+as `shardwise backtest` prints them. A cell is n: median / 90th percentile of |predicted / measured − 1|, then the noise floor:
+the same of each measurement against the median of its repeats. ~ marks runs that are not repeats, but that the model cannot
+distinguish by the table (other settings, days, software with the same choice). Targets: median ≤ 20 %, 12 %, 6 %, 90th
+percentile at most twice that; **bold** misses one. Ports and networks are fitted on most of these rows; results for machines,
+scales and GPUs that a fit has not seen are below. `python experiments/accuracy.py --collectives` writes only this section.
 """
 LEFT_OUT = """
 ### Machines left out
@@ -49,7 +49,7 @@ Each machine predicted by a fit of its class without it (median / 90th percentil
 SCALES = """
 ### What the fit has not seen
 
-Each line: coefficients fitted on the first set alone, errors on the second (median / 90th percentile of |log(predicted /
+Each line: coefficients fitted only on the first set, errors on the second (median / 90th percentile of |log(predicted /
 measured)|).
 
 | fitted on | predicted | < 64 KiB | 64 KiB – 64 MiB | ≥ 64 MiB |
@@ -141,7 +141,7 @@ def _flagged(report: CollectivesReport) -> Iterator[str]:
     for outcome in report.outcomes:
         if outcome.degraded:
             flagged[outcome.degraded] = flagged.get(outcome.degraded, 0) + 1
-    yield "Flagged as no error of the model, neither fitted nor scored:\n"
+    yield "Flagged as problems of the measurement, neither fitted nor scored:\n"
     yield from (f"- {count} rows: {reason}." for reason, count in flagged.items())
 
 

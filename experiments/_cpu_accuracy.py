@@ -20,8 +20,8 @@ FOLDERS = Path(__file__).resolve().parent / "measured"
 COMMITTED = "cpu-loop-*"
 # 18M under FSDP2: 195,386,348 bytes as layer 3 is gathered, and 6,294,528 of layer 5's gradients once more
 LATE_COPY = (
-    "The worst peak is gloo's: it drops its copy of what it scatters in a thread of its own, and that run was recorded when\n"
-    "a tracked step did not wait for that yet. The copy outlived the next gather, and is the whole difference to the byte."
+    "The worst peak is caused by gloo: it frees its copy of what it scatters in a thread of its own, and this run was recorded\n"
+    "before tracked steps waited for that. The copy was still live at the next gather; it is the whole difference, to the byte."
 )
 TARGET_STEP, TARGET_PEAK = 0.15, 0.01
 TITLE, NEXT = "\n## Two ranks on a CPU\n", "\n## Collectives\n"
@@ -127,10 +127,10 @@ def section() -> Iterator[str]:
     if not folders:
         return
     yield TITLE
-    yield f"""Plans that nothing was fitted on, run with gloo on two cores by `experiments/cpu_loop.py` after `calibrate run` on the
+    yield f"""Plans on which nothing was fitted, run with gloo on two cores by `experiments/cpu_loop.py` after `calibrate run` on the
 same machine. Targets: median {percent(TARGET_STEP)} of the step, {percent(TARGET_PEAK)} of peak bytes. *spread* is from
-the tenth to the ninetieth percentile of ten steps. *pace* is the time of one fixed product before each step (the slower
-rank's) over its time while the machine was calibrated: a virtual machine's cores change speed with their neighbours.
+the tenth to the ninetieth percentile of ten steps. *pace* is the time of one fixed matrix product before each step (the
+slower rank's) over its time during calibration: a virtual machine's cores change speed with their neighbours.
 """
     yield from table(folders[-1])
     notes = folders[-1] / "NOTES.md"

@@ -14,12 +14,12 @@ from validate.run_plan import read_records
 
 RUNS = Path(__file__).resolve().parent / "measured" / "h200-solo-2026-11-20" / "runs.jsonl"
 
-INTRODUCTION = """Thirteen plans of `experiments/measured/h200-solo-2026-11-20`, played by `shardwise validate run --mode solo`.
+INTRODUCTION = """Thirteen plans of `experiments/measured/h200-solo-2026-11-20`, run by `shardwise validate run --mode solo`.
 `gemm_factor` of the eager stack was fitted on five steps of an earlier run on the same kind of device (its
-`calibration_runs`). Of three of these plans the fits of kernels saw the profiled kernels (`SEEN`), never a step's time:
-8B with 2 x 8192 tokens, 1B over 8 replicas, 3B with selective recomputation. The step stands without its communication.
-Kernel by kernel, `python experiments/kernels_in_steps.py`: the ops of the held-out plans miss by 3.5 % of their time, whatever
-cancels in the sum. The last plan waits for the host (see the samples' README).
+`calibration_runs`). For three of these plans the kernel fits have seen the profiled kernels (`SEEN`), but never a step's time:
+8B with 2 x 8192 tokens, 1B over 8 replicas, 3B with selective recomputation. Communication is excluded from the step.
+Kernel by kernel (`python experiments/kernels_in_steps.py`), the absolute errors of the held-out plans' ops are 3.5 % of their
+time. The last plan waits for the host (see the samples' README).
 """
 
 

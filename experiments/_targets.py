@@ -26,8 +26,8 @@ FAR = 0.30
 HEAD = """
 ## At a glance
 
-Each set of runs beside its target, and beside one MFU a set, which has seen half of the measured times. **Bold** misses its
-target, or one MFU where that is above 4 %. [Why rows miss](#why-rows-miss) stands below.
+Each set of runs with its target, and with the baseline of one MFU per set, which has seen half of the measured times. **Bold**
+misses its target, or is worse than one MFU and above 4 %. [Why rows miss](#why-rows-miss) is below.
 
 | runs | n | median | p90 | target | bias | MFU rank | in 90 % | one MFU |
 |---|--:|--:|--:|--:|--:|--:|--:|--:|"""
@@ -36,7 +36,7 @@ WHY = """
 ## Why rows miss
 
 Scored rows that miss by more than their set's target of the 90th percentile ({far} where it has none), by cause. Explanations
-change no number.
+change no number on this page.
 
 | runs | cause | rows | err | ids |
 |---|---|--:|--:|---|"""

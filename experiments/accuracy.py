@@ -49,16 +49,16 @@ TARGETS = (
 HEAD = """# Accuracy
 
 Predicted against measured step times of published training runs, on {date}. Regenerate with
-`python experiments/accuracy.py`. The table is `experiments/measured/runs.csv.gz`; its columns, and the rules that turn a
-row into a plan, are in [the reference](reference/runs-table.md).
+`python experiments/accuracy.py`. The table is `experiments/measured/runs.csv.gz`. [The reference](reference/runs-table.md)
+explains its columns, and the rules that turn a row into a plan.
 
 Kernels and links are fitted on microbenchmarks, never on these runs. {calibration}
 
-err = predicted / measured − 1. *median* and *p90* are of |err|, *bias* is the median of err, *MFU rank* is Spearman's
+err = predicted / measured − 1. *median* and *p90* are those of |err|, *bias* is the median of err, *MFU rank* is Spearman's
 correlation of predicted with measured MFU, *in 90 %* the share of rows inside their 90 % interval. Two baselines are
-fitted on a random half of each group's rows and tested on the other half, 20 times: *one MFU* (a constant a group) and
-*four terms* (GEMM FLOP, attention FLOP, elementwise and loss bytes, communication bytes). They have seen measured times
-of the same runs; the simulator has not. Cells of baselines are median / p90.
+fitted on a random half of each group's rows and tested on the other half, 20 times: *one MFU* (one constant per group) and
+*four terms* (GEMM FLOP, attention FLOP, elementwise and loss bytes, communication bytes). The baselines have seen measured
+times of the same runs; the simulator has not. Cells of baselines are median / p90.
 
 {total} rows: {counts}.
 """
@@ -134,7 +134,9 @@ def _calibration() -> str:
     named = "; ".join(f"`{name}` on {', '.join(f'`{r}`' for r in runs)}" for name, runs in fitted.items())
     lent = [name for name in Stack.names() if name not in fitted and Stack.load(name).elementwise_factor != 1]
     more = (
-        f" {', '.join(f'`{name}`' for name in lent)} take theirs from one of these, as each file says." if lent else ""
+        f" {', '.join(f'`{name}`' for name in lent)} take their coefficients from one of these, as each file says."
+        if lent
+        else ""
     )
     return f"Stacks with coefficients fitted on named runs, which are not scored: {named}.{more}"
 
@@ -165,7 +167,7 @@ def _step_cells(group: Group, *, targets: bool) -> Iterator[str]:
 
 
 def _memory_table(report: BacktestReport) -> Iterator[str]:
-    yield "| source | GPU | precision | metric | n | median | p90 | bias | said OOM, ran |"
+    yield "| source | GPU | precision | metric | n | median | p90 | bias | predicted OOM, ran |"
     yield "|---|---|---|---|--:|--:|--:|--:|--:|"
     for group in report.groups:
         for m in group.memory:
@@ -178,12 +180,14 @@ def _verdicts(report: BacktestReport) -> Iterator[str]:
     """Rows that ran and were said not to fit, and those whose verdict hangs on what they do not state."""
     ran, said, left = (sum(getattr(g.verdicts, name) for g in report.groups) for name in ("ran", "said_oom", "open"))
     yield ""
-    yield f"{ran} rows ran. {said} of them were said not to fit; of {left} it hangs on what the row does not state."
+    yield (
+        f"{ran} rows ran. {said} of them were predicted not to fit; for {left} it depends on something that the row does not state."
+    )
     rows = [o for o in report.outcomes if o.status in ("ok", "calibration") and not o.measured_oom]
     rows = [o for o in rows if not o.fits and (o.open or o.fits is False)]
     if rows:
         yield ""
-        yield "| row that ran | GPU | said |"
+        yield "| row that ran | GPU | predicted |"
         yield "|---|---|---|"
     for o in rows:
         yield f"| `{o.id}` | {o.gpu} | {o.open or 'does not fit'} |"

@@ -48,9 +48,9 @@ _NEAR = 0.05
 HEAD = """
 ## Choosing by prediction
 
-Published grids: at least {least} runs of one source that differ in nothing but the plan. *Regret* is the measured step of the
-plan predicted quickest over the measured best, less 1; targets: the best among the first three, and regret ≤ 5 %.
-[Further](search-regret.md): how often the interval of the ratio of two plans holds the measured one.
+A published grid is at least {least} runs of one source that differ only in the plan. *Regret* is the measured step of the
+plan predicted to be fastest over the measured best, minus 1; targets: the best among the first three, and regret ≤ 5 %.
+[More](search-regret.md): how often the interval of the ratio of two plans holds the measured ratio.
 """
 
 Key = tuple[object, ...]
