@@ -27,7 +27,7 @@ HEAD = """
 ## At a glance
 
 Each set of runs with its target, and with the baseline of one MFU per set, which has seen half of the measured times. **Bold**
-misses its target, or is worse than one MFU and above 4 %. [Why rows miss](#why-rows-miss) is below.
+misses its target, or is worse than one MFU where one MFU is above 4 %. [Why rows miss](#why-rows-miss) is below.
 
 | runs | n | median | p90 | target | bias | MFU rank | in 90 % | one MFU |
 |---|--:|--:|--:|--:|--:|--:|--:|--:|"""
