@@ -91,7 +91,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Fused (flash) attention. Causal masks halve the FLOP; backward does 5 products where forward does 2 (×2.5).
+    """Fused (flash) attention. Causal masks halve the FLOP; the backward does 5 products, the forward 2 (×2.5).
 
     head_dim: of queries and keys; v_head_dim: of values and the result (0: the same). Forward one product is of either
     kind; backward scores, dQ and dK are of the first, dP and dV of the second.
@@ -127,7 +127,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A kernel that streams over memory: bytes it must read and bytes it must write.
+    """A memory-bound kernel: the bytes that it must read and write.
 
     numel: elements of its result, which SMs limit where a kernel handles them one by one (0: not such a kernel).
     transposed_bytes: of what it writes, a second copy that tensor cores need which take fp8 in one layout only (Hopper's); a kernel
@@ -174,5 +174,5 @@ Kernel = Gemm | Attention | Stream | Scan
 
 
 def launches(kernel: Kernel) -> int:
-    """Kernel launches the host pays for."""
+    """Kernel launches that cost host time."""
     return 1 if isinstance(kernel, Attention) else kernel.launches

@@ -1,4 +1,4 @@
-"""Where the data files that ship with the project lie: devices, clusters, models, stacks, calibrations."""
+"""Paths of the data files that ship with the project: devices, clusters, models, stacks, calibrations."""
 
 from pathlib import Path
 from typing import Final

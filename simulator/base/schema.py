@@ -68,7 +68,7 @@ def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None) -> F
 
 
 def _field_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> FieldInfo | None:
-    """The field that `loc` ends in, or of which it names an item."""
+    """The field at the end of `loc`, or the field whose item `loc` names."""
     names = [part for part in loc if isinstance(part, str)]
     owner = model_at(model, names[:-1])
     return owner.model_fields.get(names[-1]) if owner is not None and names else None
@@ -91,7 +91,7 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A remedy that names the known names nearest to `name`; all of them where there are few; empty where none."""
+    """A remedy that lists the known names nearest to `name`: all if there are few, empty if there are none."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
@@ -107,7 +107,7 @@ def _where(place: str, loc: tuple[int | str, ...]) -> str:
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """Raise InputError where a file could not be written there: told before long work, not after it."""
+    """Raise InputError if a file cannot be written there, before any long work."""
     problem = ""
     if path.is_dir():
         problem = "is a folder"

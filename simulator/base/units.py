@@ -46,7 +46,7 @@ _SPEEDS: Final = _scales("FLOP/s")
 
 
 class UnitError(ValueError):
-    """Text that is not the quantity that is due. `remedy` says what would be right."""
+    """Text that is not a quantity of the expected kind. `remedy` says what would be right."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         self.problem = problem
@@ -97,7 +97,7 @@ def _short(text: str) -> str:
 
 
 def _meaning(unit: str) -> str:
-    """What a unit out of place is, so that the reader sees the mix-up."""
+    """What a misplaced unit means, to show the mix-up."""
     if unit in _BITS:
         return f" ({unit} counts bits; B is a byte)"
     for dimension in (SIZE, RATE, TIME, SPEED):
@@ -200,7 +200,7 @@ def format_number(value: float) -> str:
 
 
 def _three_digits(value: float) -> float:
-    """Rounded to three digits; from a thousand on they would hide whole units, so it stays as it is."""
+    """Rounded to three digits; from a thousand on unchanged, since rounding would hide whole units."""
     return float(f"{value:.3g}") if abs(value) < 1000 else value
 
 
@@ -218,7 +218,7 @@ def parse_count(text: str) -> int:
 
 
 def _counted(value: object) -> object:
-    """Numbers pass."""
+    """Numbers are accepted unchanged."""
     return parse_count(value) if isinstance(value, str) else value
 
 

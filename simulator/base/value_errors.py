@@ -1,4 +1,4 @@
-"""A value that does not suit its field, in our words: what was given, and what would be right."""
+"""Our own messages for a value of the wrong type or range: what was given, and what would be right."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str
 
 
 def expected_for(field: FieldInfo | None) -> str:
-    """What a missing field would hold: its description, its words, or its type; empty where nothing plain says it."""
+    """What a missing field expects: its description, its legal words, or its type; empty if none is simple enough."""
     if field is None:
         return ""
     words = words_of(field.annotation)
@@ -97,7 +97,7 @@ def expected_for(field: FieldInfo | None) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as it is written in TOML or JSON, cut where it is long."""
+    """A value as written in TOML or JSON, shortened if it is long."""
     if isinstance(value, date | time):
         return str(value)
     try:
@@ -125,7 +125,7 @@ def _given(value: object) -> str:
 
 
 def _unquoted(value: object, expected: str) -> str:
-    """A number or a truth value that was put in quotes, without them."""
+    """A number or boolean that was given in quotes, without the quotes."""
     if not isinstance(value, str) or len(value) > _LONGEST:
         return ""
     wanted = {"a whole number": (int,), "a number": (int, float), "true or false": (bool,)}.get(expected, ())

@@ -1,4 +1,4 @@
-"""Plans out to other frameworks: written, read back, and compared, so that what is written is the plan or an error.
+"""Plans written for other frameworks: written, read back and compared, so the file is either the same plan or an error.
 
 A framework keeps part of a plan outside its file (DeepSpeed has no sequence length, say): those fields are named beside the text.
 What it cannot run at all, or would run otherwise, is a fault with what it would run instead.
@@ -57,7 +57,7 @@ _NO_SHAPE: Final = {"name", "family", "sources", "fused_qkv", "max_positions", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """A plan in another framework's words. beside: Plan's fields that its file cannot hold, for the training script."""
+    """A plan in another framework's format. beside: Plan's fields that the file cannot hold (training script)."""
 
     format: str
     text: str
@@ -161,7 +161,7 @@ def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Ite
 
 
 def _devices(plan: Plan, draft: Draft) -> int:
-    """GPUs for as many replicas as the plan has, so that another degree is told as itself."""
+    """GPUs for as many replicas as the plan has, so that a different degree is reported as such."""
     return plan.num_data_parallel * prod(int(draft.fields.get(degree, 1)) for degree in ("tp", "cp", "pp"))
 
 
@@ -189,7 +189,7 @@ def _same_activation(name: str, one: object, two: object) -> bool:
 
 
 def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
-    """What of a plan acts, as it acts: defaults resolved, and what its implementation does not look at left out."""
+    """The fields of a plan that have an effect: defaults resolved, fields that its implementation ignores left out."""
     kind = plan.implementation
     found = plan.model_dump(
         exclude={"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp"}

@@ -1,1 +1,1 @@
-"""Parallel: who does it. The mesh, what each rank holds of a model, where ranks sit, pipeline schedules."""
+"""Parallel: which rank does what. The mesh, the model shard of each rank, group layouts, pipeline schedules."""

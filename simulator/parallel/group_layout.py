@@ -1,4 +1,4 @@
-"""How groups lie on nodes where ranks do not sit in order: counted rank by rank, where `Lattice` needs no list.
+"""How groups are spread over nodes if there is a rank mapping: counted rank by rank (without one, see `Lattice`).
 
 What a group finds between its GPUs depends on which they are, so the GPUs of each group are told node by node; nodes
 that look alike are told once.
@@ -58,7 +58,7 @@ def layout(cluster: Cluster, groups: Iterable[Sequence[int]]) -> Layout:
 
 
 def pairs_layout(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> Layout:
-    """How pairs of ranks lie that send to each other; where some are apart, these. Senders and receivers are told apart."""
+    """How pairs of communicating ranks are spread; if some are on different nodes, only these. Pairs are directed."""
     gpus = cluster.gpus_per_node
     places = [(cluster.gpu_of(a), cluster.gpu_of(b)) for a, b in pairs]
     apart = [(a, b) for a, b in places if a // gpus != b // gpus]
@@ -99,7 +99,7 @@ class Rails:
         return cls(stated, tuple(nearest(wiring, places, gpu)[0] for gpu in range(cluster.gpus_per_node)))
 
     def missed(self, held: Mapping[int, Sequence[int]]) -> float:
-        """Part of what goes from each node of a group to its next that the rails of the two do not share."""
+        """Share of the traffic between a group's consecutive nodes that changes rails."""
         nodes = sorted(held)
         if self.of_node.keys().isdisjoint(nodes) or len(nodes) == 1:
             return 0.0

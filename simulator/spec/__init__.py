@@ -1,1 +1,1 @@
-"""Spec: what is asked. Models, plans, clusters, software, calibrations, prices."""
+"""Spec: the inputs. Models, plans, clusters, software, calibrations, prices."""

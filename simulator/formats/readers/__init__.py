@@ -1,4 +1,4 @@
-"""Readers: a file a format, each turned into one of the inputs."""
+"""Readers: one module per file format; each returns one of the inputs."""
 
 from typing import Final
 

@@ -97,7 +97,7 @@ def parse_record(
 
 
 def repeated(line: int, name: str, first_line: int, column: str) -> BadRow:
-    """A row whose id stood before."""
+    """A row that repeats an earlier id."""
     fault = Fault(
         place=f"line {line}: {column}", problem=f"{name!r} stands on line {first_line} too", remedy="one id a run"
     )
@@ -218,7 +218,7 @@ class CellError(Exception):
 
 
 def text_cell(cell: str) -> str:
-    """Free text as it stands; NUL and what is not UTF-8 are refused."""
+    """Free text, unchanged; NUL and bytes that are not UTF-8 are refused."""
     if "\x00" in cell:
         raise CellError("holds a NUL byte")
     if any("\ud800" <= c <= "\udfff" for c in cell):

@@ -1,4 +1,4 @@
-"""A host as it was read, as a cluster that can be predicted on.
+"""Turns a host that was read from a file into a cluster for predictions.
 
 The source says who is joined to whom; data sheets say how fast: of the GPU, and of the usual machine of that GPU for what no
 source shows (the host link's generation, the kind of network, speeds of NICs that a matrix lists without them).
@@ -162,7 +162,7 @@ def _inter(host: Host, usual: Cluster, sources: dict[str, str]) -> dict[str, Any
 
 
 def _rates(links: Iterable[PcieLink | None]) -> list[float]:
-    """Data sheets of those that are told."""
+    """Data-sheet rates of the devices that the source names."""
     rates = (pcie_bytes_per_s(link.gt_per_s, link.lanes) for link in links if link is not None)
     return [rate for rate in rates if rate is not None]
 
@@ -179,7 +179,7 @@ def _pcie_link(host: Host, usual: TopologyHost | None, sources: dict[str, str]) 
 
 
 def _place(host: Host, nic: Nic) -> dict[str, Any]:
-    """Beside the GPUs within PXB; else on the CPU of its NUMA node, or of the GPUs that reach it over one."""
+    """A NIC's position: beside the GPUs within PXB; else on the CPU of its NUMA node, or of GPUs within PHB."""
     paths = {i: path for i, gpu in enumerate(host.gpus) if (path := host.path(gpu.name, nic.name)) is not None}
     beside = [i for i, path in paths.items() if path.kind in ("PIX", "PXB")]
     if beside:

@@ -88,7 +88,7 @@ class JsonStream:
                 raise Broken("it ends early")
 
     def _more(self) -> bool:
-        """Read on; what was used is let go."""
+        """Read more text; text already used is dropped."""
         try:
             chunk = self._file.read(CHUNK)
         except (OSError, EOFError) as exc:  # gzip ends early, or is damaged

@@ -255,7 +255,7 @@ def _memory_trace(events: Events, step: TracedStep | None) -> MemoryTrace | None
 
 
 def _about(head: Mapping[str, Any]) -> dict[str, Any]:
-    """What the head of the file says of the job, as far as it is plain."""
+    """What the head of the file says about the job (simple values only)."""
     about: dict[str, Any] = {}
     devices = head.get("deviceProperties")
     if isinstance(devices, list):

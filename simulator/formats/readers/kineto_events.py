@@ -1,4 +1,4 @@
-"""What is kept of a profiler's trace while it streams by: columns of numbers, and the few events that are told apart."""
+"""What is kept of a profiler's trace while it is read: columns of numbers, and a few special events."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _take_row(paste: _Paste, number: int, line: str) -> None:
 
 
 def _drop_cut_cell(paste: _Paste) -> None:
-    """A paste may end inside a word: what may be part of one is left out, and the other side of the pair tells it."""
+    """A paste may end inside a word: such a cell is dropped, and the other side of the pair completes it."""
     row = max(paste.rows.values(), key=lambda row: row.line, default=None)
     if row is None or not row.cells or row.rest or (len(row.cells) == len(paste.columns) and not paste.affinities):
         return
@@ -158,7 +158,7 @@ def _drop_cut_cell(paste: _Paste) -> None:
 
 
 def _paths(paste: _Paste) -> dict[tuple[str, str], Path]:
-    """The path of every pair that is told from either side; faults go to the paste."""
+    """The path of every pair that either side states; faults are added to the paste."""
     told: dict[tuple[str, str], Path] = {}
     for name, row in paste.rows.items():
         for column, cell in zip(paste.columns, row.cells, strict=False):

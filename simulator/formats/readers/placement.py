@@ -1,4 +1,4 @@
-"""Where each rank sits: a table with the columns rank, node and gpu (or pci_bus_id), as the launch kit's `ranks.tsv` is one."""
+"""Rank mapping: a table with the columns rank, node and gpu (or pci_bus_id), such as the launch kit's `ranks.tsv`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN: Final = 8  # ranks or GPUs named in one fault
 
 
 def read_placement(path: Path, cluster: Cluster, host: Host | None = None) -> RankMapping:
-    """The cluster's seats as the table has them. host: one of its nodes, for bus ids.
+    """The rank mapping in the table, for a cluster. host: one of its nodes, for bus ids.
 
     Raises PlanError with every fault: lines that cannot be read, ranks that lack or stand twice, GPUs that hold two ranks,
     none, or do not exist, bus ids that no GPU has.
@@ -49,7 +49,7 @@ class _Table:
     faults: list[Fault] = field(default_factory=list)
 
     def read(self) -> None:
-        """Every line, then what only all of them show."""
+        """Every line, then the checks that need all lines."""
         head, *lines = self._lines()
         named = "gpu" in head or "pci_bus_id" in head
         if missing := [name for name in ("rank", "node") if name not in head] + ([] if named else ["gpu"]):
@@ -73,7 +73,7 @@ class _Table:
         return [line.split("\t") for line in text.splitlines()] or [[]]
 
     def _row(self, row: Mapping[str, str], place: str) -> Iterator[Fault]:
-        """Seat one rank."""
+        """Map one rank to its GPU."""
         numbers = {name: _number(row.get(name, "")) for name in ("rank", "node")}
         if wrong := [name for name, number in numbers.items() if number is None]:
             yield Fault(place=place, problem=f"{' and '.join(wrong)}: no whole number", remedy="0, 1, …")

@@ -1,4 +1,4 @@
-"""Reads a memory snapshot that nobody trusts: run as a script, in a process of its own with little memory and time.
+"""Reads an untrusted memory snapshot: run as a script, in a separate process with limited memory and time.
 
 A pickle may ask for any global, and a few bytes of one may ask for gigabytes. So no global is ever loaded (plain
 containers, text, numbers, None and booleans need none), and what a file costs to read is bounded by the system. What

@@ -1,4 +1,4 @@
-"""Mesh: where a plan's ranks and their groups lie on a cluster, and which plans model and cluster allow."""
+"""Mesh: how a plan's ranks and groups map to a cluster, and which plans the model and cluster allow."""
 
 from simulator.parallel.mesh.groups import EXPERT_AXES, GroupShape, Mesh, axis_names
 from simulator.parallel.mesh.legal import check, degree_faults, model_faults, nearest_divisor, shares_kv_heads

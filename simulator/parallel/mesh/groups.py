@@ -63,7 +63,7 @@ class GroupShape:
 
 
 class Mesh:
-    """Placement of a plan's ranks on a cluster: rank r is GPU r, or on the cluster's seats.
+    """Placement of a plan's ranks on a cluster: rank r is GPU r, or as the cluster's rank mapping (`seats`) says.
 
     Raises PlanError if the degrees do not fill it.
     """
@@ -145,7 +145,7 @@ class Mesh:
         )
 
     def pair_shape(self, stage: int, other: int) -> GroupShape:
-        """How two stages that talk to each other lie on the nodes: every rank of a stage has its peer in the other."""
+        """How two communicating stages are spread over nodes: every rank of a stage has one peer in the other."""
         gpus, domain = self.cluster.gpus_per_node, self.cluster.nvlink_domain_size
         away, width = (other - stage) * self.stride("pp"), self.num_ranks // self.axes["pp"]
         placed = self.cluster.seats or self.cluster.rails
@@ -166,7 +166,7 @@ class Mesh:
 
     @property
     def _by_count(self) -> bool:
-        """Which GPUs of a node two stages are on does not matter, only how many."""
+        """The same if only the number of a stage's GPUs on a node matters, not which ones."""
         inter = self.cluster.inter
         placed = self.cluster.seats or self.cluster.rails or (inter is not None and inter.cards)
         return Wiring.of(self.cluster).is_even and not placed

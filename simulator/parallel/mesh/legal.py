@@ -1,4 +1,4 @@
-"""Which plans a model and a cluster allow: degrees, heads, experts, layers; as faults with the nearest that is right."""
+"""Legality of a plan for a model and cluster: degrees, heads, experts, layers; faults name the nearest legal value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.spec.plan import AXES, Plan
 
 
 class Heads(Protocol):
-    """What of a model decides whether a plan can split it."""
+    """The properties of a model that decide whether a plan can split it."""
 
     @property
     def num_heads(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Where a chunk stands on a micro-batch's way.
+"""The position of a chunk in the order in which a micro-batch passes the chunks.
 
 Chunk c of stage s has position c p + s (Megatron-LM). DualPipeV folds the way into a V: chunk 0 of stage s has position
 s, chunk 1 position 2p - 1 - s. DualPipe holds the model twice: a micro-batch goes either through all chunks 0, from
@@ -16,7 +16,7 @@ def num_positions(schedule: Schedule, num_stages: int, num_chunks: int = 1) -> i
 
 
 def position(schedule: Schedule, num_stages: int, stage: int, chunk: int = 0) -> int:
-    """Where a chunk stands on its micro-batches' way: 0 holds the embedding, the last the head."""
+    """The position of a chunk in its micro-batches' order: 0 holds the embedding, the last the head."""
     if schedule == "dualpipe":
         return stage if chunk == 0 else num_stages - 1 - stage
     if schedule == "dualpipe_v":

@@ -1,4 +1,4 @@
-"""What calibration knows about links: how close NCCL comes to the data sheet of a port or a network, and how late.
+"""Calibration of links: NCCL's bandwidth relative to the data sheet of a port or network, and its latency.
 
 A call takes  base + hops × hop_s + T + fill,  with T = bytes / (data sheet × efficiency) over the slowest link and
 fill = fill_s · sqrt(h · T / (T + fill_half_s)). The last term is the pipeline's fill: with the best chunk size it grows as
@@ -119,7 +119,7 @@ class PortCurves(LinkClass):
     num_nvls_channels: int = Field(ge=0, default=0)
 
     def stands_for(self, kind: str) -> bool:
-        """It is the class of that kind itself, not of a relative."""
+        """Whether this is the class of that kind itself, not of a similar one."""
         return self.name.partition("-")[0] == kind
 
 
@@ -142,11 +142,11 @@ class NetworkCurves(LinkClass):
         return applies(self.when, traits, release)
 
     def fill_depth(self, steps: int, protocol: str, *, ring: bool) -> float:
-        """How many times the fill of one step a call of `steps` pays."""
+        """The fill of a call of `steps`, in units of the fill of one step."""
         return fill_depth(steps, in_flight(protocol) if self.waits(protocol, ring=ring) else 0)
 
     def waits(self, protocol: str, *, ring: bool) -> bool:
-        """A ring's messages wait for those before them: their number bounds its pace, as bytes do."""
+        """A ring's messages wait for earlier ones, so their number limits its speed, as the bytes do."""
         return ring and protocol in self.waiting
 
     def fill_s(self, mode: Mode, steps: int, protocol: str, transfer_s: float, *, ring: bool) -> float:
@@ -236,12 +236,12 @@ _STEPS, _CHUNK_STEPS = 8, 4
 
 
 def in_flight(protocol: str) -> int:
-    """Messages of a channel that leave before the first must have arrived."""
+    """Messages of a channel that can be in flight before the first must have arrived."""
     return _STEPS // _CHUNK_STEPS if protocol == "simple" else _STEPS
 
 
 def fill_depth(steps: int, on_the_way: int) -> float:
-    """Of a pipeline with the best chunks the root of its steps; else the steps beyond those that were on the way already."""
+    """With the best chunks the square root of the steps; otherwise the steps beyond those already in flight."""
     return math.sqrt(steps) if not on_the_way else max(1.0, steps - on_the_way + 1.0)
 
 

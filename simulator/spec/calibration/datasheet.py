@@ -108,7 +108,7 @@ def _ideal_attention(direction: Direction, quality: Quality) -> AttentionCurve:
 
 
 def datasheet(device: Device) -> dict[str, Any]:
-    """Fields of a calibration that knows only the device's data sheet and its architecture's habits."""
+    """Fields of a calibration from the device's data sheet and the typical fractions of its architecture."""
     t = TYPICAL[device.architecture]
     prior = Quality(basis="prior", notes=(_SOURCE,))
     dtypes = [d for d in ("bf16", "fp16", "tf32", "fp32", "fp8") if device.peak(d) > 0]

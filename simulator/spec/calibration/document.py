@@ -1,4 +1,4 @@
-"""Calibration: the only door from real hardware. A file of curves with provenance; kernels in, seconds out."""
+"""Calibration: everything measured about real hardware. A file of curves with provenance; kernels in, seconds out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Timers(dict[tuple[int, int], Timer]):
 
 
 class Calibration(CurveSet, defer_build=False):
-    """A calibration as a document: where it comes from, what it is saved as, and the clocks that read its curves."""
+    """A calibration file: loading, saving, provenance, and the timers that evaluate its curves."""
 
     _timers: _Timers = PrivateAttr(default_factory=_Timers)
 
@@ -87,7 +87,7 @@ class Calibration(CurveSet, defer_build=False):
         return cls.load(device.calibration) if device.calibration else cls.datasheet(device)
 
     def with_speed(self, speed: dict[SpeedOf, float]) -> Self:
-        """The same calibration with kernels so many times as fast."""
+        """The same calibration with kernel speeds multiplied by these factors."""
         return type(self).model_validate(
             {**{name: getattr(self, name) for name in type(self).model_fields}, "speed": speed}
         )
@@ -106,7 +106,7 @@ class Calibration(CurveSet, defer_build=False):
         return timer
 
     def kernel_s(self, kernel: Kernel, device: Device, *, backend: AttentionBackend | None = None) -> float:
-        """Seconds of one kernel among products only (`Power`). Raises CalibrationError where a number is missing."""
+        """Seconds of a kernel in a step of products only (`Power`). Raises CalibrationError if a number is missing."""
         return self.timer(device, backend).kernel_s(kernel)
 
     def kernels_s(self, kernels: tuple[Kernel, ...], device: Device, backend: AttentionBackend | None = None) -> float:

@@ -86,7 +86,7 @@ class Timer:
         return curve.seconds(kernel, flop_per_s, self.device.memory_bytes_per_s, self.device.num_sms)
 
     def _scan_s(self, kernel: Scan) -> float:
-        """Its bytes, then its products (`calibration.scan`); on an ideal machine the longer of the two."""
+        """Its bytes' time plus its products' (`calibration.scan`); on an ideal machine the longer of the two."""
         moved = Stream(op="elementwise", read_bytes=kernel.read_bytes, write_bytes=kernel.write_bytes)
         sms = self.device.num_sms * self._clock
         memory_s = self._stream("elementwise").seconds(moved, self.device.memory_bytes_per_s, sms)
@@ -143,7 +143,7 @@ class Timer:
         return curve.seconds(kernel, speed, self.device.memory_bytes_per_s, self.device.num_sms)
 
     def _attention_peak(self, curve: AttentionCurve, peak: float) -> float:
-        """What a curve's fractions are of, in a dtype of this `peak`: the clock under the power cap in it."""
+        """The peak to which the curve's fractions refer, for a dtype of this `peak`, at the power cap's clock."""
         reference = self.device.peak("bf16") or self.device.peak("fp16") or peak
         limit = curve.peak_flop_per_s * self._clock**curve.power_limited
         return float(min(reference, limit)) * (peak / reference)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Cluster(Strict):
     """`num_nodes` equal nodes of `gpus_per_node` equal devices. Rank r is GPU r mod gpus_per_node of node r div it.
 
-    seats: the GPU of each rank where that is not so: of one node's ranks, for all nodes alike, or of all ranks.
+    seats: the rank mapping, if rank r is not GPU r: the GPUs of one node's ranks (all nodes alike) or of all ranks.
 
     nvlink_domain_size: GPUs (consecutive ranks) that one NVLink switch joins; gpus_per_node unless stated.
     idle_gpus: of each node beside gpus_per_node, on the same NVLink: they compute nothing and lend their memory.
@@ -166,13 +166,13 @@ class Cluster(Strict):
         return {node: one.rails for one in stated for node in numbers_of(one.nodes) if one.rails is not None}
 
     def must_be_in_order(self, what: str) -> None:
-        """Raise ClusterError where ranks have seats, for `what`, which knows no ranks' own GPUs."""
+        """Raise ClusterError if there is a rank mapping, for `what`, which does not support one."""
         if self.seats:
             problem = f"{what} takes rank r on GPU r, and these have seats"
             raise ClusterError(Fault(place=f"{self.name}: seats", problem=problem, remedy="a cluster without seats"))
 
     def must_be_even(self, what: str) -> None:
-        """Raise ClusterError where nodes differ, for `what`, which takes them as equal."""
+        """Raise ClusterError if nodes differ, for `what`, which assumes equal nodes."""
         if self.exceptions:
             problem = f"{what} takes all nodes as equal, and these differ ({self.exceptions[0].words})"
             raise ClusterError(
@@ -185,7 +185,7 @@ class Cluster(Strict):
 
     @property
     def lent_bytes(self) -> int:
-        """Memory that a node's idle GPUs lend over NVLink; none where they are reached through the host only."""
+        """Memory that a node's idle GPUs lend over NVLink; 0 if they are reached only through the host."""
         if self.intra.shape == "pcie":
             return 0
         return self.idle_gpus * (self.device.usable_bytes - self.device.hypervisor_bytes)

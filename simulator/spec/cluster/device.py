@@ -1,4 +1,4 @@
-"""Device: what one accelerator can do and hold, from its data sheet. What it *achieves* is calibration's."""
+"""Device: speed and memory of one accelerator by its data sheet. What it *achieves* is in the calibration."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class _Spelling:
     watts: int | None
 
     def means(self, alias: _Spelling, name: str) -> bool:
-        """The device `name` is called so: the same words, and its own memory and power where stated."""
+        """Whether this spelling means the device `name`: the same words, and its memory and power if stated."""
         if self.words != alias.words or (self.gigabytes is None and alias.gigabytes is not None):
             return False
         device = Device.load(name)
@@ -146,7 +146,7 @@ def _spelled(text: str) -> _Spelling:
 
 
 def _by_words(text: str) -> str | None:
-    """The one device that is called so, its words in any order; None if there are several or none."""
+    """The one device with these words in any order; None if there are several or none."""
     asked = _spelled(text)
     found = {
         name

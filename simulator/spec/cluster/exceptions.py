@@ -82,7 +82,7 @@ class Deviation(Strict):
 
     @property
     def words(self) -> str:
-        """Who, and what is different."""
+        """The nodes or GPUs, and what differs, in words."""
         who = f"nodes {self.nodes}" + (f" GPUs {self.gpus}" if self.gpus is not None else "")
         stated = {name: getattr(self, name) for name in _STATES if getattr(self, name) is not None}
         return f"{who}: " + ", ".join(f"{name} = {_shown(name, value)}" for name, value in stated.items())
@@ -100,7 +100,7 @@ def _shown(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKind:
-    """What a GPU is and what it hangs on. device: its name in `GpuKinds.devices`. free_bytes: 0 where all its memory is."""
+    """A GPU and its connections. device: its name in `GpuKinds.devices`. free_bytes: 0 if all its memory is free."""
 
     device: str
     speed: float
@@ -300,7 +300,7 @@ def _memory(one: Mapping[str, object], data: Mapping[str, object], where: str) -
 
 
 def _rails(one: Mapping[str, object], data: Mapping[str, object], where: str) -> Iterator[Fault]:
-    """Rails that are no order of the NICs, and fabrics that have none."""
+    """Rails that are not a permutation of the NICs, and fabrics without rails."""
     rails, inter, fabric = one.get("rails"), _table(data.get("inter")), _table(data.get("fabric"))
     if not isinstance(rails, list | tuple):
         return
@@ -319,7 +319,7 @@ def _twice(
     where: str,
     seen: dict[tuple[str, int, int], int],
 ) -> Iterator[Fault]:
-    """The same said of one GPU by two exceptions."""
+    """Two exceptions that set the same key of one GPU."""
     gpus_per_node = data.get("gpus_per_node")
     nodes, gpus = _text(one.get("nodes")), _text(one.get("gpus"))
     if not isinstance(nodes, str) or not _SPANS.fullmatch(nodes) or not isinstance(gpus_per_node, int):

@@ -63,7 +63,7 @@ class NicPaths:
 
 @dataclass(slots=True)
 class _Tally:
-    """Loads while routes are laid, and what parts of the traffic are staged or leave their rail."""
+    """Link loads while routes are added, and the shares of traffic that are staged or leave their rail."""
 
     loads: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     words: set[PathType] = field(default_factory=set)
@@ -73,7 +73,7 @@ class _Tally:
 
 
 def places_of(cluster: Cluster) -> tuple[NicPlace, ...]:
-    """Where each NIC of a node sits: as stated, else spread evenly beside the GPUs."""
+    """The position of each NIC of a node: as stated, else spread evenly beside the GPUs."""
     return _places(cluster.inter, cluster.gpus_per_node) if cluster.inter else ()
 
 
@@ -95,7 +95,7 @@ def path_type(wiring: Wiring, place: NicPlace, gpu: int) -> PathType:
 
 
 def socket_of(wiring: Wiring, place: NicPlace) -> int:
-    """The CPU that a NIC hangs on."""
+    """The CPU to which a NIC is attached."""
     return wiring.socket(place.gpus[0]) if place.gpus else place.socket or 0
 
 

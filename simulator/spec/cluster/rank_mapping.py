@@ -1,4 +1,4 @@
-"""Rank mapping: which GPU each rank sits on, where that is not GPU r for rank r.
+"""Rank mapping: the GPU of each rank, if rank r is not GPU r.
 
 A cluster's seats are the GPUs of one node's ranks, which every node then repeats, or those of all ranks, counted over the
 nodes: GPU g of node n is n × gpus_per_node + g.
@@ -38,7 +38,7 @@ def _inverse(rank_mapping: RankMapping) -> RankMapping:
 
 
 def shortest(rank_mapping: Sequence[int], per_node: int) -> RankMapping:
-    """The same seats as one node's where all nodes look alike, and none where rank r sits on GPU r."""
+    """The same mapping, as one node's if all nodes are alike, and empty if rank r is GPU r."""
     first = tuple(rank_mapping[:per_node])
     if all(gpu == gpu_at(first, rank) for rank, gpu in enumerate(rank_mapping)):
         return () if first == tuple(range(len(first))) else first
@@ -46,7 +46,7 @@ def shortest(rank_mapping: Sequence[int], per_node: int) -> RankMapping:
 
 
 def rank_mapping_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
-    """GPUs that do not exist, hold two ranks or none. What is malformed is a fault of its own field."""
+    """GPUs that do not exist, or that have two ranks or none. Malformed values are reported by their own field."""
     rank_mapping, per_node, nodes = data.get("seats"), data.get("gpus_per_node"), data.get("num_nodes", 1)
     if (
         not isinstance(rank_mapping, list | tuple)

@@ -1,6 +1,6 @@
 """Compare: predictions side by side, their difference with its interval, and what the step would gain without a limit.
 
-docs/guides/compare.md reads one.
+docs/guides/compare.md explains one.
 """
 
 from simulator.studies.compare.ablations import ABLATIONS, Gain, ablated

@@ -61,7 +61,7 @@ def _infinite_links(program: Program) -> Program:
 
 
 def _instant_offload(program: Program) -> Program:
-    """What lies below HBM takes no time: copies, drives, the CPU's optimizer."""
+    """Offload takes no time: copies, drives, the CPU's optimizer."""
     return _faster(program, lambda name: name in _BELOW)
 
 
@@ -94,7 +94,7 @@ def _perfect_overlap(program: Program) -> Program:
 
 
 def _without(program: Program, *prefixes: str) -> Program:
-    """Parts of folded compute that are waits, taken out."""
+    """Removes the waits inside folded compute."""
     ops = tuple(_shorter(op, prefixes) if isinstance(op, Compute) else op for op in program.ops)
     return replace(program, ops=ops)
 
@@ -119,7 +119,7 @@ ABLATIONS: Final = (*_PROGRAMS, "no bubble", "no fragmentation")
 
 @dataclass(frozen=True, kw_only=True)
 class _Ablated(Lowering):
-    """A lowering whose programs lack a limit."""
+    """A lowering whose programs do not have one of the limits."""
 
     change: Callable[[Program], Program]
 
@@ -131,7 +131,7 @@ class _Ablated(Lowering):
 def ablated(
     model: Model, plan: Plan, cluster: Cluster, calibration: Calibration, stack: Stack, prediction: Prediction
 ) -> tuple[Gain, ...]:
-    """What each limit costs, the dearest first.
+    """What each limit costs, the most expensive first.
 
     No bubble: the time that the pipeline's stages stand idle, which the prediction's own breakdown has. No
     fragmentation: the retries of the allocator, where the prediction has any, and what it reserves beyond what is live.

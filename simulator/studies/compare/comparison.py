@@ -23,7 +23,7 @@ SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is predicted, and what it is called. calibration, stack: None as for `predict`; prices: None: no costs."""
+    """One column: its inputs and its name. calibration, stack: None as for `predict`; prices: None: no costs."""
 
     name: str
     model: Model
@@ -80,7 +80,7 @@ class Comparison:
 
 
 def compare(subjects: Sequence[Subject], *, ablate: bool = True, run_tokens: int | None = None) -> Comparison:
-    """Predict each and set it against the first. Raises as `predict` does, and where a cluster has no price."""
+    """Predict each and compare it with the first. Raises as `predict` does, and if a cluster has no price."""
     rows: list[Compared] = []
     for subject in subjects:
         prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)

@@ -1,4 +1,4 @@
-"""What compared plans cost, and which of them nobody beats in both time and money."""
+"""The cost of compared plans, and which of them no other beats in both time and money."""
 
 from __future__ import annotations
 

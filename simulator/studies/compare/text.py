@@ -41,7 +41,7 @@ def _letters(rows: tuple[Compared, ...]) -> list[str]:
 
 
 def _limit(letter: str, row: Compared) -> str:
-    """The bottleneck, named by what taking it away buys."""
+    """The bottleneck, named by the gain of removing it."""
     first = row.gains[0]
     if first.gain < _LITTLE:
         return f"{letter} is limited by compute: no limit's absence would gain {_LITTLE:.0%}."

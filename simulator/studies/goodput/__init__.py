@@ -1,4 +1,4 @@
-"""Goodput: a step's prediction made into a run of days, with what interrupts it.
+"""Goodput: from the prediction of a step to a run of days with interruptions.
 
     answer = goodput(prediction, LongRun(tokens=15 * 10**12), tokens_per_step=..., ...)
     answer.days.p50, answer.goodput, answer.interval_s

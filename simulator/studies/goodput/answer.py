@@ -1,4 +1,4 @@
-"""The answer: how many days a run takes, how much of them trains, what it costs, and how often to save."""
+"""The answer: the days of a run, the share that is training, the cost, and the checkpoint interval."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def goodput(
     prices: Prices | None = None,
     progress: Progress | None = None,
 ) -> Goodput:
-    """What a run of these steps comes to. saving: of one checkpoint; load_s: to read it back.
+    """Simulate a run of these steps. saving: one checkpoint; load_s: time to read it back.
 
     Raises InputError where the cluster has no price.
     """
@@ -158,7 +158,7 @@ def goodput(
 def _conditions(
     run: LongRun, saving: Saving, load_s: float, *, size: JobSize, step_s: float, work_s: float
 ) -> Conditions:
-    """What the run meets. work_s: all its steps, without anything that goes wrong."""
+    """The conditions of the run. work_s: all its steps, without interruptions."""
     causes = tuple((cause, cause.rate_per_s(size)) for cause in run.causes)
     return Conditions(
         work_s=work_s,
@@ -207,7 +207,7 @@ def _restart_s(run: LongRun, load_s: float) -> float:
 
 
 def _interval_s(run: LongRun, saving: Saving, rate: float, step_s: float, work_s: float) -> float:
-    """As asked, or Daly's; at most one checkpoint a step, and none before the last one is written."""
+    """The given interval, or Daly's; at most one checkpoint per step, and none before the last one is written."""
     wanted = run.checkpoint_interval_s
     if wanted is None:
         wanted = daly_s(1 / rate, saving.blocking_s) if rate else work_s

@@ -23,7 +23,7 @@ _BATCH: Final = 256  # draws at a time: a generator's call costs more than a dra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What a run meets. Seconds; rates a second.
+    """The conditions of a run. Seconds; rates per second.
 
     interval_s: training between checkpoints. blocking_s: what one holds training up; written_s: until it can be read back,
     from its beginning. causes: with the rate of each in this job. restart_s: from an interruption to training again.
@@ -157,7 +157,7 @@ class _Run:
         return work_s + count * c.blocking_s
 
     def _interrupt(self, cause: Cause | None) -> None:
-        """Stand still until a restart comes through; interruptions strike it too."""
+        """Wait until a restart succeeds; interruptions can strike during it too."""
         c = self._c
         while True:
             name = cause.name if cause is not None else "slow host"

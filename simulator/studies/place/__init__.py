@@ -1,4 +1,4 @@
-"""Which GPU each rank gets: priced by the routes between the GPUs of its groups, and confirmed by a step played on both."""
+"""The best rank mapping: priced by the paths between the GPUs of each group, and confirmed by simulated steps."""
 
 from simulator.studies.place.decide import Gain, GroupPath, Placement, place
 from simulator.studies.place.local import Local, place_node

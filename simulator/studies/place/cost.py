@@ -1,4 +1,4 @@
-"""The price of a placement: seconds a step that a GPU's links are busy, by the routes that its groups then have.
+"""The price of a placement: seconds per step in which a GPU's links are busy, by the paths of its groups.
 
 Every call is priced alone, as the simulator prices it, with all groups of its axis at once (`ports`, `cards`); calls are
 added. What compute hides is not taken off: a step played tells, and decides in the end.
@@ -68,7 +68,7 @@ class PlacementPricer:
         return self.evaluated(order).price_s
 
     def evaluated(self, order: Sequence[int]) -> PlacementPrice:
-        """What every call costs, and who crosses PCIe though the node has cables."""
+        """The price of every call, and which groups use PCIe although the node has NVLinks."""
         moved = {where: self.moved(where, order) for where in self.shapes}
         kinds = [self._kind(call, moved[call.where]) for call in self.calls]
         over = {call.where for call, kind in zip(self.calls, kinds, strict=True) if self._over_pcie[kind]}
@@ -79,7 +79,7 @@ class PlacementPricer:
 
     @cached_property
     def _loud(self) -> tuple[tuple[Where, ...], ...]:
-        """Axes, and all messages together, that send a tenth of all bytes or more, the loudest first."""
+        """Axes (and all messages together) that send a tenth of all bytes or more, the one with most bytes first."""
         sent: Counter[str] = Counter()
         wheres: dict[str, dict[Where, None]] = {}
         for call in self.calls:

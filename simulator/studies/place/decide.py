@@ -1,4 +1,4 @@
-"""place(): the seats of a plan's ranks, and what they gain over the order of ranks by a step played on both."""
+"""place(): the rank mapping of a plan, and its gain over the default order, by one simulated step on each."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ class Placement:
 
     @property
     def gain(self) -> float:
-        """Part of the default order's step that the placement takes away."""
+        """Share of the default order's step that the placement saves."""
         return 1 - self.placed.step_s / self.default.step_s
 
     @property
     def against_default(self) -> Difference:
-        """The placed step over the default's: kernels are the same, and err alike; other links err on their own."""
+        """The placed step over the default's: kernel errors are shared and cancel; errors of other links do not."""
         return self._against(self.default)
 
     @property
     def against_own(self) -> Difference | None:
-        """The placed step over that of the seats that were given, likewise; None where none were, or where they stay."""
+        """The same over the step of the given mapping; None if there is none, or if it is kept."""
         return None if self.own is None or self.own is self.placed else self._against(self.own)
 
     def _against(self, other: Prediction) -> Difference:
@@ -176,7 +176,7 @@ def _answer(
 
 
 def _crosses_more(trials: Trials, start: Choice, own: Choice, calls: tuple[Call, ...]) -> bool:
-    """Whether the loudest traffic has to cross PCIe more than in the order of ranks."""
+    """Whether the largest traffic crosses PCIe more than in the default order."""
     gpus = range(trials.cluster.gpus_per_node)
     order, given = (
         PlacementPricer(trials.lowering(start), calls, rank_mapping).evaluated(gpus).crossings

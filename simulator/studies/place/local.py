@@ -69,12 +69,12 @@ def place_node(pricer: PlacementPricer, tell: Tell = lambda _, __: None) -> Loca
 
 
 def _rounded(evaluated: PlacementPrice) -> PlacementPrice:
-    """Sums in another order differ in their last digits; a microsecond a day is nothing."""
+    """Rounded, since sums in another order differ in their last digits."""
     return PlacementPrice(evaluated.crossings, tuple(float(f"{price:.9g}") for price in evaluated.prices_s))
 
 
 def _kept(priced: Iterable[PlacementPrice]) -> list[PlacementPrice]:
-    """The best, and those that none before them beats in every call: what hides behind compute is not known here.
+    """The best, and those that no earlier one beats in every call, since overlap is not known here.
 
     Half of those kept cross PCIe as little as can be; the others may be quicker nevertheless.
     """
@@ -201,7 +201,7 @@ def _starts(problem: Problem) -> Iterator[Order]:
 
 
 def greedy(problem: Problem) -> Order:
-    """Place by place: the one that talks most with those seated, on the GPU that is nearest to them for its bytes."""
+    """Place by place: the one that communicates most with those already placed, on the GPU nearest to them."""
     flows, distances, size = problem.flows, problem.distances, len(problem.flows)
     rank_mapping: dict[int, int] = {0: 0}
     while len(rank_mapping) < size:

@@ -1,4 +1,4 @@
-"""Nodes whose NICs are cabled to other rails: their ranks change GPUs, so that a group keeps its rail from node to node."""
+"""Nodes whose NICs are connected to other rails: their ranks change GPUs, so that a group stays on its rail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which placements of a node are one and the same: GPUs that nothing tells apart, and ranks that may change places.
+"""Which placements of a node are equivalent: GPUs that cannot be distinguished, and ranks that may be exchanged.
 
 GPUs are twins where swapping them leaves cables, sockets, switches and NICs as they are. Along an axis of the mesh ranks
 may be renumbered where that leaves all groups as they are; pipeline stages and rings of a fixed order may not.
@@ -21,7 +21,7 @@ from simulator.studies.place.cost import PlacementPricer
 
 
 def equal_gpus(cluster: Cluster) -> tuple[int, ...]:
-    """Of each GPU of a node the first that is its twin."""
+    """For each GPU of a node, the first GPU that is equivalent to it."""
     found: list[int] = []
     for gpu in range(cluster.gpus_per_node):
         first = (other for other in dict.fromkeys(found) if _are_twins(cluster, other, gpu))
@@ -68,7 +68,7 @@ class Lines:
 
     @property
     def order(self) -> int:
-        """How many placements they make one, at most."""
+        """The largest number of placements that become equivalent by these lines."""
         return prod(factorial(len(line)) for line in self.lines)
 
 

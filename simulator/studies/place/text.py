@@ -45,7 +45,7 @@ def _verdict(found: Placement) -> str:
 
 
 def _of_own(found: Placement) -> Iterator[str]:
-    """What the seats that were given are beside the answer."""
+    """How the given mapping compares with the answer."""
     if found.own is None:
         return
     before, against = f"{format_seconds(found.own.step_s)} as given", found.against_own
@@ -61,7 +61,7 @@ def _change(gain: float) -> str:
 
 
 def _sure(against: Difference) -> str:
-    """The gain's interval, or that it cannot be told from none."""
+    """The gain's interval, or that it cannot be distinguished from zero."""
     changes = (
         (abs(1 - against.high), abs(1 - against.low))
         if against.distinguishable

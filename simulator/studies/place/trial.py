@@ -26,7 +26,7 @@ _BETTER = 1 - 1e-6  # of a step: less is no gain
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A plan on seats."""
+    """A plan with a rank mapping."""
 
     plan: Plan
     rank_mapping: RankMapping
@@ -53,7 +53,7 @@ class Trials:
         return lower(self.model, choice.plan, cluster, self.stack, self.calibration, self.curves)
 
     def score(self, choice: Choice) -> Score:
-        """One step played; the worst where the plan cannot run so."""
+        """The score of one simulated step; the worst score if the plan cannot run like this."""
         key = (_changes(choice.plan), choice.rank_mapping)
         if key not in self.scores:
             self.scores[key] = self._played(choice)
@@ -74,7 +74,7 @@ class Trials:
 
 
 def _excess_bytes(lowering: Lowering) -> float:
-    """By how much the device that holds least is overfull; seats alone do not change what equal GPUs hold."""
+    """Bytes by which the fullest device exceeds its memory; a mapping alone does not change what equal GPUs hold."""
     if lowering.rank_classes is None:
         return 0.0
     held = memory_of(lowering, quick=True)

@@ -1,4 +1,4 @@
-"""Places and layers where GPUs differ: who sits on the slow ones, and how much a stage on them holds.
+"""Rank mapping and layers if GPUs differ: which ranks run on the slow ones, and how many layers their stage holds.
 
 Ranks that colour refinement does not tell apart are tried once (`simulator.play.fold`), so trials grow with the kinds of GPUs
 and the stages, not with the cluster.
@@ -22,7 +22,7 @@ Unit = tuple[tuple[int, ...], int]  # GPUs that change seats together, and which
 
 
 def suited(trials: Trials, start: Choice, *, deal: bool) -> Choice:
-    """Better seats and layers than the start's, as steps played say."""
+    """A better mapping and layers than the start's, by simulated steps."""
     kinds = GpuKinds.of(trials.cluster)
     if not kinds.of_rank:
         return start
@@ -55,7 +55,7 @@ def _units(trials: Trials, kinds: GpuKinds) -> list[Unit]:
 
 
 def _grouped(trials: Trials, start: Choice, kinds: GpuKinds) -> Iterator[Choice]:
-    """As they sit; then units of one kind side by side, at every place where a stage begins."""
+    """The present order; then units of one kind side by side, at every place where a stage begins."""
     yield start
     units, mesh = _units(trials, kinds), trials.lowering(start).mesh
     if len(units[0][0]) == 1 and trials.cluster.num_nodes > 1:

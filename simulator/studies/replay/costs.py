@@ -1,4 +1,4 @@
-"""What the driver's calls cost in time: a stall of the host, and of a device that has no work queued."""
+"""The time of driver calls: a stall of the host, and of a device that has no work queued."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class ReplayReport:
 
 
 def replay(recording: Recording) -> ReplayReport:
-    """Play a recording and compare. Raises InputError where its first state cannot be rebuilt."""
+    """Replay a recording and compare. Raises InputError if its initial state cannot be rebuilt."""
     run = Replay(recording)
     try:
         run.play(recording.events)
@@ -245,7 +245,7 @@ class Replay:
             self._differs(ACTIONS[action], f"{size} bytes at {at}", f"{call} of {num_bytes} bytes at {address}")
 
     def _not_taken(self) -> None:
-        """The recorded allocator took a segment where ours had a cached block."""
+        """The recorded allocator allocated a segment where ours had a cached block."""
         action, address, size = self._given[0]
         self._given.clear()
         self._differs(ACTIONS[action], f"{size} bytes at {address}", "a cached block")
@@ -257,7 +257,7 @@ class Replay:
     # --- the end
 
     def report(self) -> ReplayReport:
-        """What was found, and how the last state compares with the snapshot's."""
+        """The differences found, and how the final state compares with the snapshot's."""
         counts, allocator, recording = self.counts, self.allocator, self.recording
         segments = [(s.address, s.total_bytes) for s in recording.segments]
         blocks = [(b.address, b.size_bytes, b.state) for s in recording.segments for b in s.blocks]

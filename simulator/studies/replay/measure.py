@@ -17,7 +17,7 @@ SMALL_REQUEST_BYTES = 256 * 10**6  # what the share of small requests counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a sequence asks for in its step, whoever serves it. peak_at: index in the whole sequence.
+    """The requests of a sequence's step, independent of the policy. peak_at: index in the whole sequence.
 
     share_below_256_mb: of the step's allocations; share_of_bytes_below_256_mb: of their bytes.
     """

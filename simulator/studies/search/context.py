@@ -1,4 +1,4 @@
-"""What the plans of a branch have in common."""
+"""What all plans of a branch share."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _RETRIES = 5  # of a task whose process died
 
 
 class Task(Protocol):
-    """Something whose result will be there: a future of any library."""
+    """A pending result: a future of any library."""
 
     def result(self) -> Any: ...  # noqa: ANN401  of the task's own type
 
@@ -199,7 +199,7 @@ def _begin(study: SearchStudy) -> None:
 
 
 def _end_with_the_parent() -> None:
-    """A search that was killed leaves nobody behind."""
+    """End this process when its parent ends, so that a killed search leaves no process behind."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

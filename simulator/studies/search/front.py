@@ -49,7 +49,7 @@ class FrontRow:
 
     @property
     def within_noise(self) -> bool:
-        """At 90 % its cost is not to be told from the cheapest."""
+        """At 90 % its cost cannot be distinguished from the cheapest."""
         return self.over_cheapest is not None and not self.over_cheapest.distinguishable
 
 

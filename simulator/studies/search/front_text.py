@@ -1,4 +1,4 @@
-"""Sizes of a cluster for people: the quickest plan of each, its cost, and which of them nobody beats in both."""
+"""Sizes of a cluster as text: the fastest plan of each, its cost, and which of them no other beats in both."""
 
 from __future__ import annotations
 

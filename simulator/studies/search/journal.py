@@ -1,4 +1,4 @@
-"""Journal: every finished candidate on disk before anybody hears of it, so that nothing is simulated twice.
+"""Journal: every finished candidate is on disk before it is used, so that nothing is simulated twice.
 
 SQLite in write-ahead mode with full synchronisation: a row whose commit has returned outlives kill -9 and a power cut.
 The file says which shardwise and which study it belongs to, and refuses any other.

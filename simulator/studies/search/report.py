@@ -28,7 +28,7 @@ class Row:
 
     @property
     def within_noise(self) -> bool:
-        """At 90 % not to be told from the best."""
+        """At 90 % it cannot be distinguished from the best."""
         return self.against_best is not None and not self.against_best.distinguishable
 
     @property

@@ -1,4 +1,4 @@
-"""Shares of a model, remembered: a search asks for the same few thousands of times."""
+"""Cached shards of a model: a search asks for the same few thousands of times."""
 
 from __future__ import annotations
 

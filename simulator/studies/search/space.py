@@ -165,7 +165,7 @@ class Space:
                     yield plan
 
     def _holds(self, branch: Branch, leaf: Fields, num_flows: int, pruned: Pruned) -> bool:
-        """Whether nothing is wrong with what stands in a leaf itself."""
+        """Whether the fields of a leaf have no fault of their own."""
         at_rest = _at_rest(branch.fields, leaf["dp_replicate"] * leaf["dp_shard"])
         fault = self._probe(branch, {**branch.fields, **at_rest, **leaf}, _LEAF_PLACES)
         if fault is not None:
@@ -266,7 +266,7 @@ def _replicas(chosen: Fields, ranks: int, cluster: Cluster) -> tuple[int, ...]:
 
 
 def _rule(fault: Fault) -> str:
-    """The field in which a fault stands."""
+    """The field to which a fault belongs."""
     return fault.place.removeprefix("plan: ").partition(".")[0]
 
 

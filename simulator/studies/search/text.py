@@ -1,4 +1,4 @@
-"""A search's answer for people: the table, what was pruned by what, and what the best plan's file says."""
+"""A search's answer as text: the table, what was pruned and why, and the settings of the best plan's file."""
 
 from __future__ import annotations
 

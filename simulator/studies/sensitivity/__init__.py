@@ -1,4 +1,4 @@
-"""Sensitivity: how far a figure, and a decision between alternatives, hang on each of their inputs.
+"""Sensitivity: how much a figure, and a decision between alternatives, depend on each of their inputs.
 
 Inputs vary at once over stated ranges (Saltelli's sample of a Sobol sequence); Sobol's indices say what share of the
 variance each explains alone, and with its interactions; counted is how often another alternative would win.

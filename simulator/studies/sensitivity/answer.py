@@ -93,7 +93,7 @@ class Evaluated:
 def analysed(
     alternatives: Sequence[str], inputs: Sequence[Input], design: Design, found: Evaluated, *, seed: int
 ) -> Sensitivity:
-    """What the figures say."""
+    """The analysis of the figures."""
     values, now = found.values, found.now
     best = min(range(len(now)), key=lambda one: (now[one], one))
     sample = np.concatenate(design.parts(values)[:2], axis=1)  # A and B: independent points

@@ -1,4 +1,4 @@
-"""A sensitivity for people: the decision first, then what it hangs on."""
+"""A sensitivity as text: the decision first, then what it depends on."""
 
 from __future__ import annotations
 

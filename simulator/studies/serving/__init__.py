@@ -1,4 +1,4 @@
-"""Inference as a plan of its own: what a serving step costs, what a GPU holds, and how a stream of requests fares.
+"""Inference as a plan of its own: the time of a serving step, the memory of a GPU, and the queue of requests.
 
 An `InferencePlan` places a `Model` on a `Cluster`; `StepCosts` prices prefill and decode steps from the same ops, kernels
 and collectives as training; `serve` plays requests through continuous batching with a paged cache.

@@ -1,4 +1,4 @@
-"""Speeds that NCCL and RCCL make of the file (NVIDIA/nccl src/graph/topo.h and topo.cc; xGMI: ROCm/rccl topo.h)."""
+"""Speeds that NCCL and RCCL derive from the file (NVIDIA/nccl src/graph/topo.h and topo.cc; xGMI: ROCm/rccl topo.h)."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ class Reading:
         return int(name.removeprefix("GPU"))
 
     def pcie_paths(self) -> dict[tuple[str, str], Path]:
-        """Words for every pair by where their ways to the root meet."""
+        """The path type of every pair, by the element at which their paths to the root meet."""
         places = [*self.gpus.items(), *((name, element) for name, (element, _) in self.nics.items())]
         return {(a, b): self.meeting(x, y) for (a, x), (b, y) in combinations(places, 2)}
 

@@ -1,4 +1,4 @@
-"""Plans that other frameworks' files state: told apart by content, read into a `Draft`, completed by the number of GPUs."""
+"""Plans from other frameworks' files: recognised by content, read into a `Draft`, completed with the number of GPUs."""
 
 from __future__ import annotations
 

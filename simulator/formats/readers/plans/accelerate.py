@@ -70,7 +70,7 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
 
 
 def _kind(r: Reading, data: Mapping[str, Any]) -> str:
-    """Whose data parallelism runs; plugins that contradict it are faults."""
+    """The data-parallel implementation; plugins that contradict it are faults."""
     kind = r.choice("distributed_type", _PLUGINS) or "NO"
     if "fsdp_config" in _tables(data) and kind == "DEEPSPEED":
         r.fault("distributed_type", "DEEPSPEED beside an fsdp_config", "keep one of the two")

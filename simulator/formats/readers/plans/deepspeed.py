@@ -186,7 +186,7 @@ def _buckets(r: Reading, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _offload(r: Reading, stage: int) -> dict[str, Any]:
-    """What leaves HBM; the older spellings cpu_offload and cpu_offload_params too."""
+    """What is offloaded from HBM; also by the older keys cpu_offload and cpu_offload_params."""
     found: dict[str, Any] = {}
     for key, field in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
         name = f"{_ZERO}{key}."

@@ -1,4 +1,4 @@
-"""A plan as a foreign file states it, before the number of GPUs is known; and the plan it becomes with them."""
+"""A plan from another framework's file, before the number of GPUs is known; and the completed plan."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _degrees(draft: Draft, fields: dict[str, Any], num_devices: int, given: Mapp
 
 
 def _stated(draft: Draft, fields: Mapping[str, Any], ranks: int, num_devices: int) -> list[Fault]:
-    """Both degrees stand in the file."""
+    """Both data-parallel degrees are stated in the file."""
     shard, replicate = _count(fields, "dp_shard"), _count(fields, "dp_replicate")
     if shard * replicate == ranks:
         return []

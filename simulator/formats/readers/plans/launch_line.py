@@ -79,7 +79,7 @@ def _unwrapped(command: Sequence[Word]) -> list[Word]:
 
 
 def _parted(words: list[Word]) -> tuple[list[Word], list[Word]]:
-    """Words of launchers, and those behind the script's name; where no script is named, all are both."""
+    """The launcher's words, and the words after the script's name; without a script name, all words count as both."""
     for index, word in enumerate(words):
         if PurePosixPath(word.text).suffix == ".py" and not word.text.startswith("-"):
             return words[:index], words[index + 1 :]
@@ -173,7 +173,7 @@ def _take_world(words: Sequence[Word], text: str, file: str, line: LaunchLine) -
 
 
 def _unsettled(words: Sequence[Word], file: str) -> Fault | None:
-    """A number of nodes or processes that only a run knows."""
+    """A number of nodes or processes that is known only when the script runs."""
     names = {name for _, names in _WORLD for name in names} | set(_SHORT)
     for option, value in pairwise(words):
         if option.text in names and value.unknown:

@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments on data parallelism: whose it is, what it shards, and what travels beside compute."""
+"""Megatron-LM's arguments on data parallelism: the implementation, what it shards, and what overlaps with compute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATA_PARALLEL_NAMES: Final = (
 
 
 def read_data_parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> Degree:
-    """Whose data parallelism runs, and which degree takes the ranks that the others leave."""
+    """The data-parallel implementation, and the degree that takes the remaining ranks."""
     if r.flag("--deepspeed"):
         return _megatron_deepspeed(r, fields, stack)
     distributed = bool(r.flag("--use-distributed-optimizer"))
@@ -95,7 +95,7 @@ def _torch_fsdp_faults(r: Reading, fields: Mapping[str, Any], *, distributed: bo
 
 
 def _overlap(r: Reading, fields: Mapping[str, Any], stack: dict[str, tuple[object, str]], *, sharded: bool) -> None:
-    """Whether gradients and parameters travel beside compute: the stack's, which knows all traffic or none."""
+    """Whether communication of gradients and parameters overlaps with compute: in the stack it is all or nothing."""
     reduces, gathers = bool(r.flag("--overlap-grad-reduce")), bool(r.flag("--overlap-param-gather"))
     if gathers and not sharded:
         r.fault("--overlap-param-gather", "gathers nothing", "--use-distributed-optimizer")

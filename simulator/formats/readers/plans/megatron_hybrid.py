@@ -97,7 +97,7 @@ def _mixers(r: Reading, sizes: Mapping[str, int | None], data: Mapping[str, Any]
 
 
 def _spec(r: Reading) -> None:
-    """--spec names the layers that a pattern is made of; any other is told as not modelled."""
+    """--spec names the layers of a pattern; any other value is reported as not modelled."""
     entry = r.entries.get("--spec")
     value = entry.value if entry is not None else None
     words = value if isinstance(value, list) else str(value).strip("[]").split()

@@ -68,7 +68,7 @@ _DEGREES: Final = {"tp": "--tensor-model-parallel-size", "ep": "--expert-model-p
 
 
 def _indivisible(r: Reading, plan: Mapping[str, Any], counts: Mapping[str, tuple[int | None, str]]) -> None:
-    """What the degrees do not divide of a model that cannot be built. Of any other the mesh tells it."""
+    """Sizes that the degrees do not divide, if the model cannot be built (otherwise the mesh reports them)."""
     for degree, (count, what) in counts.items():
         parts = plan.get(degree, 1)
         if count and count % parts and degree not in r.given:

@@ -1,4 +1,4 @@
-"""How Megatron-LM's arguments deal layers to pipeline stages, and what of a stage is computed again."""
+"""Megatron-LM's arguments on the layers of pipeline stages, and on recomputation per stage."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_pipeline(r: Reading, fields: dict[str, Any]) -> None:
 def _without_layers(
     r: Reading, fields: dict[str, Any], ends: dict[str, bool], first: int | None, last: int | None
 ) -> None:
-    """What stands without the number of layers, which the model given beside the file has."""
+    """Settings that do not need the number of layers (the model given beside the file has it)."""
     count = r.integer("--num-virtual-stages-per-pipeline-rank")
     found = {"virtual_stages": count, "first_stage_layers": first, "last_stage_layers": last}
     fields |= {name: value for name, value in found.items() if value is not None} | ends

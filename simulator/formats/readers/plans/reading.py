@@ -82,7 +82,7 @@ class Reading:
         return self.entries[name].place if name in self.entries else f"{self.file}: {name}"
 
     def fault(self, name: str, problem: str, remedy: str = "") -> None:
-        """Something is wrong with this setting, which is named: a line may hold many."""
+        """Report a fault of this setting by its name, since a line may hold several settings."""
         place = self.place(name)
         if not place.endswith(f": {name}"):
             place = f"{place}: {name}"
@@ -159,12 +159,12 @@ class Reading:
         return found
 
     def note(self, name: str, what: str) -> None:
-        """Say what the setting became."""
+        """Note what the setting became."""
         if name in self.entries:
             self._mark(self.entries[name], "used", what)
 
     def unmodelled(self, name: str, why: str) -> None:
-        """Its effect on time or memory is in no prediction."""
+        """Its effect on time or memory is not modelled."""
         if name in self.entries:
             self._mark(self.entries[name], "not modelled", why)
 
@@ -174,7 +174,7 @@ class Reading:
             self._mark(self.entries[name], "overruled", why)
 
     def default_unmodelled(self, name: str, value: str, why: str) -> None:
-        """The same of what the format does unless told otherwise."""
+        """The same for a default of the format."""
         setting = Setting(name=name, value=value, place=f"{self.file} (default)", use="not modelled", note=why)
         self.added.append(setting)
 

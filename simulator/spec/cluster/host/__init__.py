@@ -1,6 +1,6 @@
 """One host as it was read: GPUs, NICs, the paths between them; islands, nearest NICs, cuts, what looks wrong.
 
-A `Host` is what a machine says of itself; a `Cluster` is what a person states. Readers make hosts: nvidia_smi, nccl_xml.
+A `Host` is a machine by its own description; a `Cluster` is written by a person. Host readers: nvidia_smi, nccl_xml.
 """
 
 from simulator.spec.cluster.host.cuts import Cut, cuts, rated

@@ -1,4 +1,4 @@
-"""Minimum cuts between the domains of a host: what can flow from one to another at most, by the cables it knows."""
+"""Minimum cuts between the domains of a host: the largest flow from one to another over the known links."""
 
 from __future__ import annotations
 

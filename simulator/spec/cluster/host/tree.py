@@ -1,4 +1,4 @@
-"""What SLURM says stands above the nodes."""
+"""The switches above the nodes, as SLURM describes them."""
 
 from __future__ import annotations
 
