@@ -168,7 +168,7 @@ def _row(record: Record, header: list[str]) -> RunRow | BadRow:
 
 
 def _contradictions(values: dict[str, object]) -> Iterator[tuple[str, str, str]]:
-    """What no single cell shows: (column, problem, remedy)."""
+    """Contradictions between cells: (column, problem, remedy)."""
     if (values.get("metric") is None) != (values.get("value") is None):
         yield "value", "metric and value come together, one of them is blank", "both, or neither"
     memory, amount = values.get("mem_metric"), values.get("mem_value")

@@ -188,7 +188,7 @@ def contradiction(events: Iterable[RecordedEvent]) -> tuple[int, str] | None:
 def _settings(
     data: dict[str, Any] | None, segments: Sequence[RecordedSegment], path: Path
 ) -> tuple[AllocatorSettings, list[str]]:
-    """What the allocator was told, and what had to be assumed. Raises InputError with every value that cannot be."""
+    """The allocator's settings, and those that were assumed. Raises InputError with every impossible value."""
     expandable = any(segment.is_expandable for segment in segments)
     if data is None:
         return AllocatorSettings(expandable_segments=expandable), [

@@ -149,7 +149,7 @@ def _direct(kind: str, bytes_per_s: float) -> Path:
 def _joined(
     cluster: Cluster, gpus: tuple[Gpu, ...], known: set[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], Path]]:
-    """Pairs that no cable joins: through the switch, or the host."""
+    """Pairs without a direct link: through the switch, or the host."""
     through, wiring = cluster.intra.shape == "switch", Wiring.of(cluster)
     switched = _direct(cluster.intra.kind, cluster.intra.bytes_per_s)
     for i, j in combinations(range(len(gpus)), 2):
@@ -169,7 +169,7 @@ def _end(name: str) -> str:
 
 
 def _cables(cluster: Cluster) -> Iterator[Cable]:
-    """Both directions of a cable are told once; NICs are no route between GPUs."""
+    """Each link once for both directions; NICs are not a path between GPUs."""
     seen = set()
     tree = cluster.pcie is not None
     if tree:

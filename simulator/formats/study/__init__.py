@@ -130,7 +130,7 @@ def read_study(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """A study as plain data, and who said what: the file's name, the flags' origins, `--set`s, another framework's file."""
+    """A study as plain data, with the origin of each value: the file, flags, `--set`s, another framework's file."""
 
     name: str
     raw: Mapping[str, Any]
@@ -174,7 +174,7 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
 
 
 def _checked(asked: _Asked, faults: list[Fault]) -> tuple[StudyFile | None, frozenset[str]]:
-    """The study, and the plan's fields that cannot be read, which it lacks; None: nothing can be said of its plan."""
+    """The study, and the plan's fields that cannot be read (missing in it); None: the plan cannot be checked."""
     raw = dict(asked.raw)
     try:
         return StudyFile.model_validate(raw, context=FROM_FILE), frozenset()
@@ -213,7 +213,7 @@ _DATA_PARALLEL: Final = frozenset({"dp_shard", "dp_replicate"})
 def _certain_faults(
     plan: Plan, model: Model | None, cluster: Cluster | None, unknown: frozenset[str], asked: _Asked
 ) -> list[Fault]:
-    """Faults of a plan that is known in part, by another framework's file or its own."""
+    """Faults of a partly known plan, from another framework's file or its own."""
     if asked.draft is None:
         stated = asked.raw["plan"].keys() & _DATA_PARALLEL
         return certain_faults(plan, model, cluster, unknown if stated else unknown | _DATA_PARALLEL)

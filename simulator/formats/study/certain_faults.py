@@ -1,4 +1,4 @@
-"""Faults of a plan of which some fields are not known yet: those that stand whatever these become.
+"""Faults of a plan with unknown fields: those that remain whatever values the fields get.
 
 No fault is judged by its words. The plan is checked once more for every unknown field, with another value in its place;
 a fault that rests on one of them is then gone, or says something else.
@@ -42,7 +42,7 @@ def plan_faults(plan: Plan, model: Model | None, cluster: Cluster | None, *, oth
 
 
 def certain_faults(plan: Plan, model: Model | None, cluster: Cluster | None, unknown: Collection[str]) -> list[Fault]:
-    """The faults of a plan, with model and cluster too, that stand whatever the `unknown` fields become."""
+    """The faults of a plan (also with model and cluster) that remain whatever values the `unknown` fields get."""
     found = plan_faults(plan, model, cluster, others=True)
     changes = [{name: _other_value(plan, name)} for name in sorted(unknown)]
     together = {name: value for change in changes for name, value in change.items()}

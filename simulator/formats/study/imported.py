@@ -1,4 +1,4 @@
-"""A plan from another framework's file, as part of a study: what it states, what the command line states over it."""
+"""A plan from another framework's file as part of a study: its settings, overridden by the command line's."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def num_nodes(draft: Draft, cluster: Cluster, given: Mapping[str, Any]) -> int |
 
 
 def stack_overrides(draft: Draft, overrides: Sequence[Override], given: Mapping[str, Any]) -> list[Override]:
-    """What the file says of its software otherwise than the preset; none under a stack of the caller's own."""
+    """The file's software settings that differ from the preset's; none if the caller names a stack."""
     if "stack" in given:
         return []
     set_already = {override.path for override in overrides if override.root == "stack"}
@@ -124,7 +124,7 @@ def _counted(draft: Draft) -> str:
 
 
 def warnings(draft: Draft) -> list[str]:
-    """Contradictions that the framework resolves, what no prediction holds, what no reader knows: never in silence."""
+    """Warnings: contradictions that the framework resolves, settings that are not modelled, and unknown settings."""
     lines: list[str] = []
     heads = {"overruled": "overruled", "not modelled": "not modelled", "unknown": "unknown, and ignored"}
     for use, head in heads.items():

@@ -89,7 +89,7 @@ def _rewired(cluster: Cluster, one: Override) -> list[Override]:
 
 
 class KernelSpeeds(Strict):
-    """`--set kernels.gemm=1.2`: so many times as fast as the calibration says."""
+    """`--set kernels.gemm=1.2`: kernel speeds relative to the calibration."""
 
     gemm: float = Field(gt=0, le=1e6, default=1.0)
     attention: float = Field(gt=0, le=1e6, default=1.0)
@@ -100,7 +100,7 @@ class KernelSpeeds(Strict):
 def calibration_of(
     raw: Mapping[str, Any], cluster: Cluster | None, overrides: Sequence[Override] = ()
 ) -> Calibration | None:
-    """The calibration that a study names, its kernels as much quicker as was set; None: the device's own."""
+    """The calibration that a study names, with the kernel speeds that were set; None: the device's own."""
     speed = patched(KernelSpeeds(), overrides, InputError)
     named = calibration_named(raw.get("calibration"), cluster)
     if not overrides or cluster is None:

@@ -1,4 +1,4 @@
-"""Who said what of a study: a file, a flag, or nobody; and what was said in vain."""
+"""The origin of each value of a study: a file, a flag, or a default; and the values that have no effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTHING = (False, None, 0, 1, "none")
 
 
 def without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
-    """What was asked of the plan and does nothing beside the rest of it."""
+    """Fields of the plan that were given but have no effect with the others."""
     idle = unused_fields(plan, experts=model.experts is not None)
     given = {name: getattr(plan, name) for name in idle if name in asked.model_fields_set}
     named = [name for name, value in given.items() if value is True or value not in _NOTHING]  # True equals 1
@@ -31,7 +31,7 @@ def without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
 def sources_of(
     name: str, raw: Mapping[str, Any], origins: Mapping[str, str], asked: Plan, plan: Plan, draft: Draft | None = None
 ) -> tuple[Source, ...]:
-    """Who said what: the file, a flag, or nobody (then it is assumed)."""
+    """The origin of each value: the file, a flag, or a default (then it is assumed)."""
     assumed = "assumed" if name == DEFAULT_NAME else "given"
     found = [
         Source(what=key, kind="given" if key in origins else assumed, detail=f"{raw[key]} ({origins.get(key, name)})")
@@ -51,7 +51,7 @@ def sources_of(
 
 
 def set_by_hand(overrides: Sequence[Override]) -> tuple[Source, ...]:
-    """What was set of anything but the plan."""
+    """Settings by `--set` outside the plan."""
     return tuple(
         Source(what=one.flag.removeprefix("--set "), kind="given", detail=f"{one.text} (--set)")
         for one in overrides
@@ -62,7 +62,7 @@ def set_by_hand(overrides: Sequence[Override]) -> tuple[Source, ...]:
 def _of_plan(
     name: str, kind: str, table: Mapping[str, Any], origins: Mapping[str, str], asked: Plan, plan: Plan
 ) -> list[Source]:
-    """The plan's fields: of flags, of the file, of nobody."""
+    """The origin of the plan's fields: flags, the file, or defaults."""
     found: list[Source] = []
     paths = [key.removeprefix("plan.") for key in origins if key.startswith("plan.")]
     flags = [f"{path} = {attrgetter(path)(plan)}" for path in paths]

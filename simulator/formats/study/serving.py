@@ -226,7 +226,7 @@ def _overridden(overrides: Sequence[Override]) -> tuple[Source, ...]:
 
 
 def _sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str], workload: Workload) -> tuple[Source, ...]:
-    """Who said what: the file, a flag, or nobody (then it is assumed)."""
+    """The origin of each value: the file, a flag, or a default (then it is assumed)."""
     assumed = "assumed" if name == DEFAULT_NAME else "given"
     found = [
         Source(what=key, kind="given" if key in origins else assumed, detail=f"{raw[key]} ({origins.get(key, name)})")

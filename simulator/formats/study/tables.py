@@ -1,4 +1,4 @@
-"""A study as plain data: its file, and flags and `--set`s over it, with who gave each value."""
+"""A study as plain data: its file, overridden by flags and `--set`s, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def merged(
 
 
 def nested(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict[str, Any]:
-    """`table` with the value put at the path; what is no table on the way gives way to one."""
+    """`table` with the value set at the path; values on the way that are not tables are replaced by tables."""
     name, *rest = path
     if not rest:
         return {**table, name: value}

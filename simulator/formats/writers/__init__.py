@@ -1,1 +1,1 @@
-"""What a prediction is written as: a file a format."""
+"""Writers of predictions: one module per format."""

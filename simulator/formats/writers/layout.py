@@ -1,4 +1,4 @@
-"""What the reports for people are made of: titled sections and plain tables."""
+"""Building blocks of text reports: titled sections and plain tables."""
 
 from __future__ import annotations
 

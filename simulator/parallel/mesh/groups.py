@@ -166,7 +166,7 @@ class Mesh:
 
     @property
     def _by_count(self) -> bool:
-        """The same if only the number of a stage's GPUs on a node matters, not which ones."""
+        """Whether only the number of a stage's GPUs on a node matters, not which ones."""
         inter = self.cluster.inter
         placed = self.cluster.seats or self.cluster.rails or (inter is not None and inter.cards)
         return Wiring.of(self.cluster).is_even and not placed

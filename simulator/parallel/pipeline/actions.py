@@ -35,5 +35,5 @@ class Action:
 
 
 def splits_backward(schedule: Schedule) -> bool:
-    """Whether some backwards of the schedule leave the weights' gradients to a W (`Action.whole` says which)."""
+    """Whether some backwards of the schedule leave the weight gradients to a separate W (`Action.whole` says which)."""
     return schedule in _SPLITTING

@@ -95,7 +95,7 @@ def peak_in_flight(
     group_size: int | None = None,
     paired: bool = False,
 ) -> int:
-    """The most that a stage holds at once, in micro-batches of one chunk each, over its chunks."""
+    """The most that a stage holds at once over all its chunks, counted in micro-batches of one chunk."""
     if schedule == "interleaved":
         warm_up = interleaved_warm_up(num_stages, stage, num_chunks, group_size or num_stages, paired=paired)
         return min(warm_up + 1, num_micro_batches * num_chunks)

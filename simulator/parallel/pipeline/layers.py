@@ -62,7 +62,7 @@ def _stage_counts(num_layers: int, num_stages: int, split: Split) -> list[int]:
 def layer_faults(
     schedule: Schedule, num_layers: int, num_stages: int, num_chunks: int, split: Split = EQUAL, place: str = "plan"
 ) -> list[Fault]:
-    """Everything that keeps the layers from being dealt."""
+    """Every reason why the layers cannot be divided like this."""
     counts = {"layers": num_layers, "pp": num_stages, "virtual_stages": num_chunks}
     if low := [name for name, count in counts.items() if count < 1]:
         return [Fault(place=f"{place}: {name}", problem=f"{name} = {counts[name]}", remedy="1 or more") for name in low]
@@ -134,7 +134,7 @@ def _equal_faults(num_layers: int, num_stages: int, positions: int, split: Split
 
 
 def _nearest(count: int, unit: int) -> str:
-    """The multiples of `unit` around `count`, as the reader would write them."""
+    """The multiples of `unit` next to `count`, as the user would write them."""
     below = count // unit * unit
     return f"{below} or {below + unit}" if below else f"{unit}"
 

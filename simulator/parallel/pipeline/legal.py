@@ -21,7 +21,7 @@ def faults(
     split: Split = EQUAL,
     place: str = "plan",
 ) -> list[Fault]:
-    """Everything that keeps the pipeline from running: its schedule's demands, and how the layers are dealt."""
+    """Every reason why the pipeline cannot run: the schedule's requirements, and the division of layers."""
     counts = num_layers, num_stages, num_micro_batches, num_chunks
     return list(_faults(schedule, *counts, group_size, split, place))
 
@@ -50,7 +50,7 @@ def schedule_faults(
     group_size: int | None = None,
     place: str = "plan",
 ) -> list[Fault]:
-    """What the schedule demands of stages, micro-batches and chunks. Empty: it runs."""
+    """Violations of the schedule's requirements on stages, micro-batches and chunks. Empty: it can run."""
     counts = {"pp": num_stages, "num_micro_batches": num_micro_batches, "virtual_stages": num_chunks}
     found = [
         Fault(place=f"{place}: {name}", problem=f"{name} = {count}", remedy="1 or more")

@@ -115,7 +115,7 @@ class _Issue:
         self.actions.append(self.weights.popleft())
 
     def both(self, forward: int, backward: int) -> None:
-        """A forward and the backward beside it."""
+        """A forward and the backward that runs beside it."""
         self.forward(forward)
         self.backward(backward, beside=True)
 
@@ -157,6 +157,6 @@ def _bidirectional(h: int, r: int, n: int) -> tuple[Action, ...]:
 
 
 def _mirrored(actions: tuple[Action, ...], far: bool, half: int) -> tuple[Action, ...]:  # noqa: FBT001
-    """DualPipe from phases to directions: in the far half of the stages phase 0 is what comes from the last stage."""
+    """Renumbers DualPipe's phases as directions: in the far half of the stages, phase 0 comes from the last stage."""
     directed = (replace(action, chunk=action.chunk ^ far) for action in actions)
     return tuple(replace(action, micro_batch=action.micro_batch + half * action.chunk) for action in directed)

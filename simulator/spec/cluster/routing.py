@@ -27,7 +27,7 @@ class Link:
 def shortest_route(links: Iterable[Link], src: str, dst: str) -> tuple[Link, ...] | None:
     """The links from `src` to `dst`: fewest hops, then the fastest bottleneck, then by name; None if there is no way.
 
-    Hops over the host's PCIe count 1.4, so that one relay through a GPU beats the host and two relays do not.
+    Hops over the host's PCIe count 1.4, so one relay through a GPU is preferred to the host, the host to two relays.
     """
     leaving: dict[str, list[Link]] = {}
     for link in links:

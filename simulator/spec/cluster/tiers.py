@@ -1,4 +1,4 @@
-"""Tiers below HBM: what a node's host and drives hold, and how fast a GPU reaches them. Numbers live in topologies/tiers."""
+"""Tiers below HBM: capacity and speed of a node's host memory and drives. The numbers are in topologies/tiers."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Wiring:
 
     @property
     def is_even(self) -> bool:
-        """Every GPU reaches each other alike at full port speed, whoever else is busy."""
+        """Every GPU reaches every other at full port speed, whatever the others do."""
         return self.intra.shape == "switch" or (self.intra.shape == "pcie" and self.pcie is None)
 
     def route(self, src: int, dst: int, group: Sequence[int]) -> GpuRoute:
@@ -179,7 +179,7 @@ class Wiring:
         return self._found(loads, words)
 
     def _found(self, loads: Mapping[str, float], words: Mapping[str, int]) -> Found:
-        """The rate at which the fullest link is full, where each unit of rate loads links so."""
+        """The rate at which the most loaded link is full; `loads` are per unit of rate."""
         direct, staged = words.get("P2P", 0), words.get("SHM", 0)
         share = staged / (direct + staged) if staged else 0.0
         return Found(_speed(self.rates, loads), bool(direct or staged), share, loads)
@@ -287,7 +287,7 @@ def _packed(wiring: Wiring, group: Group) -> Mapping[str, float]:
 
 
 def _most(cycles: Sequence[Sequence[str]], rates: Mapping[str, float]) -> list[float]:
-    """How much of each cycle, so that they are most together and no cable is overfull (a linear programme)."""
+    """The rate of each cycle that maximises their sum without overloading a link (a linear programme)."""
     import numpy as np
     from scipy.optimize import linprog
 

@@ -1,4 +1,4 @@
-"""Experts and latent attention: the parts of a block that mixtures of experts and DeepSeek's models have instead.
+"""Experts and latent attention: the blocks' parts in mixtures of experts and DeepSeek's models.
 
 Legend: D d_model, F d_ff of one expert, E experts, H heads.
 """

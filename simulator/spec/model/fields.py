@@ -1,4 +1,4 @@
-"""What a person writes of a model: its fields, what follows from one another, and where they contradict.
+"""The fields of a model file, how they follow from one another, and their contradictions.
 
 Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L layers, s sequence length, E experts.
 """
@@ -175,7 +175,7 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
 
 
 def _pattern_faults(model: ModelFields) -> Iterator[str]:
-    """Everything in which a model's pattern, its parts and its other fields contradict one another."""
+    """Every contradiction between a model's pattern, its parts and its other fields."""
     pattern = model.pattern
     if pattern is None:
         if model.mamba is not None:

@@ -20,7 +20,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 def unknown_model(name: str) -> Fault:
-    """That no preset and no file is called so, and which names are near."""
+    """The fault of an unknown model name, with the nearest names."""
     nearest = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
     close = f"nearest: {', '.join(nearest)}; " if nearest else ""
     remedy = f"{close}or the path of a config.json or .toml"

@@ -24,5 +24,5 @@ def wide(kind: LayerKind) -> Bf16Kind:
 
 
 def plain(unit: ModelPart) -> LayerKind | Literal["embedding", "mtp", "head"]:
-    """A unit by what it holds, whatever its products are in."""
+    """The kind of a unit by its contents, whatever the precision of its products."""
     return cast("LayerKind", unit.removesuffix(BF16_SUFFIX))

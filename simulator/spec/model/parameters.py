@@ -54,7 +54,7 @@ class ModelParameters(ModelFields, defer_build=True):
 
     @property
     def body(self) -> tuple[BodyKind, ...]:
-        """What stands between embedding and head, in order: layers, then modules of multi-token prediction."""
+        """The units between embedding and head, in order: layers, then multi-token-prediction modules."""
         module: BodyKind = "mtp"
         return (*self.layer_kinds, *[module for _ in range(self.mtp_layers)])
 
@@ -83,7 +83,7 @@ class ModelParameters(ModelFields, defer_build=True):
 
     @property
     def num_active_parameters(self) -> int:
-        """Parameters that one token passes: of the routed experts, those it is sent to."""
+        """Parameters used by one token: of the routed experts, those it is sent to."""
         if self.experts is None:
             return self.num_parameters
         idle = self.experts.num_experts - self.experts.top_k

@@ -1,1 +1,1 @@
-"""Software: what a stack does with a device, and how NCCL is set up."""
+"""Software: stacks (framework, kernels, coefficients) and NCCL's configuration."""

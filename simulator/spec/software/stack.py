@@ -70,7 +70,7 @@ class AttentionBackend(Strict):
     speed_factor: dict[str, float] = {}
 
     def states_speed(self, direction: str) -> bool:
-        """The stack brings its own speeds of this direction instead of the calibration's curves."""
+        """The stack states its own speed for this direction, instead of the calibration's curves."""
         return bool(self.forward_efficiency if direction == "forward" else self.backward_efficiency)
 
 
@@ -221,7 +221,7 @@ class Stack(Strict):
         return self.model_copy(update=dict.fromkeys(_HOST_TIMES, 0.0))
 
     def further_kernel_s(self) -> float:
-        """Host time of a kernel behind the first of one call."""
+        """Host time of each kernel of a call after the first."""
         return self.host_launch_s if self.host_kernel_s is None else self.host_kernel_s
 
     def gemm_factor_on(self, architecture: str, dtype: str) -> float:
@@ -260,7 +260,7 @@ def _read(file: Path) -> Stack:
 
 
 def _nccl_problems(stack: Stack) -> list[str]:
-    """What NCCL's version and variables have against them."""
+    """The faults of NCCL's version and variables."""
     found = []
     for version, variables in ((stack.nccl, {}), ("", stack.nccl_env)):
         try:

@@ -73,7 +73,7 @@ class Clocks:
 
 @dataclass(slots=True)
 class Shape:
-    """The blocks of plans that differ in nothing that a block knows, recomputation aside; times by use, made when asked."""
+    """The blocks of plans that are equal in all fields that blocks depend on, except recomputation; cached times."""
 
     blocks: ModelBlocks
     pace: float
@@ -149,7 +149,7 @@ class BlockShapes:
 
 
 def block_key(plan: Plan, context: SearchContext, shards: ModelShards) -> tuple[object, ...]:
-    """What a block knows of a plan, recomputation aside."""
+    """The fields of a plan on which its blocks depend, except recomputation."""
     model = context.model
     layers = shards.of(plan).num_layers if model.sliding_window else 0
     whose = uses_autocast(context.stack, plan), plan.traits.own_model_code

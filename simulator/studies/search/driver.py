@@ -1,4 +1,4 @@
-"""The search itself: scouts first, then the whole space against what they found, then best floor first.
+"""The search itself: a few scouts, then bounds of the whole space against the scouts, then simulation by rising bound.
 
 1. Scouts: the branches that split the model least, as many of them as give enough plans that may fit. Of these plans
    the best floors are simulated until the table is full: its worst plan is the limit.
@@ -136,7 +136,7 @@ class _Run:
         return sum(prospect.key not in self.simulated for prospect in prospects[number:])
 
     def _take(self, item: tuple[str, PlanOutcome | Task], total: int) -> None:
-        """Wait for a candidate, keep it on disk, then let it count."""
+        """Wait for a candidate, write it to disk, then use it."""
         study, (key, found) = self.study, item
         if not isinstance(found, PlanOutcome):
             outcome: PlanOutcome = found.result()
@@ -152,7 +152,7 @@ class _Run:
 
 
 def _split(branch: Branch) -> int:
-    """Ranks that share one copy of the model's work on a sequence."""
+    """Number of ranks among which the model is split."""
     fields = branch.fields
     product: int = fields["tp"] * fields["cp"] * fields["pp"] * fields["ep"]
     return product

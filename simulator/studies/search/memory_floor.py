@@ -213,7 +213,7 @@ def _reducing(plan: Plan, held: StageMemory, saved: Saved) -> int:
 
 
 def _rise(plan: Plan, held: StageMemory, saved: Saved) -> int:
-    """What a layer's backward adds, its parameters aside."""
+    """Bytes that a layer's backward adds, without its parameters."""
     plain = [saved.plain_rise[kind] for kind in held.kinds] if plan.recompute in ("none", "every_k") else []
     again = [saved.checkpointed_rise[kind] for kind in held.kinds] if plan.recompute != "none" else []
     return min(plain + again)
@@ -225,7 +225,7 @@ def _waiting(plan: Plan, held: StageMemory, saved: Saved) -> int:
 
 
 def _layers(plan: Plan, kinds: Mapping[str, int], saved: Saved) -> int:
-    """What layers of these kinds save."""
+    """Bytes that layers of these kinds save for the backward."""
     if plan.recompute == "none":
         return sum(count * saved.plain[kind] for kind, count in kinds.items())
     if plan.recompute != "every_k":

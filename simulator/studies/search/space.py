@@ -208,7 +208,7 @@ class Space:
         return _divisors(self.model.num_layers)[1:] if schedule == "interleaved" else (1,)
 
     def leaves(self, branch: Branch, ranks: int) -> list[Fields]:
-        """What is sharded over which ranks, recomputed and offloaded."""
+        """The choices of a leaf: sharding, recomputation and offload."""
         chosen = branch.fields
         leaves: list[Fields] = []
         for replicas in self._values("dp_replicate", _replicas(chosen, ranks, branch.cluster)):

@@ -1,4 +1,4 @@
-"""What a pipeline stage holds whatever passes through it: its states between steps, and parameters that FSDP2 gathers."""
+"""Memory of a pipeline stage apart from activations: its states between steps, and parameters that FSDP2 gathers."""
 
 from __future__ import annotations
 

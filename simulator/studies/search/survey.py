@@ -1,4 +1,4 @@
-"""Survey: every legal plan of a branch with its floors. What cannot fit goes at once, what cannot win goes later."""
+"""Survey: every legal plan of a branch with its bounds. Plans that cannot fit are dropped first, then slow ones."""
 
 from __future__ import annotations
 

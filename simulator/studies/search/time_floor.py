@@ -66,7 +66,7 @@ class TimeFloor:
         self.prices = CollectiveTimes(context)
 
     def seconds(self, plan: Plan, enough_s: float = math.inf) -> float:
-        """At most what predict() says of the plan's step. enough_s: a floor above that may be any such."""
+        """A lower bound of the step that predict() finds. enough_s: above this, any lower bound will do."""
         return _Floor(self, plan).seconds(enough_s / _ROUNDING) * _ROUNDING
 
     def least_s(self, plan: Plan) -> float:

@@ -1,4 +1,4 @@
-"""What the data parallelism of a stage sends and copies: the same for all plans that shard it alike."""
+"""The data-parallel communication and copies of a stage: the same for all plans with the same sharding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One decoding step taken apart: where its time goes, how much of the memory's bandwidth it uses, and how sure it is."""
+"""One decoding step in detail: where its time goes, its share of memory bandwidth, and its uncertainty."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Engine:
             lane.wake()
 
     def leave(self, finished: Sequence[RequestState]) -> None:
-        """Requests are answered."""
+        """Count requests that are answered."""
         self._count(-len(finished))
         before, self._finished = self._finished, self._finished + len(finished)
         if self.meter.start_s <= self._env.now <= self.meter.end_s:
@@ -135,7 +135,7 @@ class _Lane:
         self._idle: simpy.Event | None = None
 
     def wake(self) -> None:
-        """There is work."""
+        """Start the lane if it is idle, since there is work."""
         if self._idle is not None:
             idle, self._idle = self._idle, None
             idle.succeed()

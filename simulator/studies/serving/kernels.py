@@ -1,4 +1,4 @@
-"""Kernels that training has not: attention against a paged cache, and products whose weights alone are quantised.
+"""Kernels that only serving has: attention against a paged cache, and products with quantised weights only.
 
 Both are the training kernels with their own bytes, so the same calibrated curves price them. What no microbenchmark
 backs is said in docs/background/inference.md.

@@ -93,7 +93,7 @@ class ServingMemory:
 
     @property
     def over_budget(self) -> bool:
-        """It is the budget that is short."""
+        """Whether the budget is too small (not the GPU)."""
         return self.num_blocks < self.needed_blocks
 
 

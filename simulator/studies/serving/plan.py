@@ -1,4 +1,4 @@
-"""InferencePlan: how a model is placed and served. It validates itself; `check` judges it beside a model and a cluster."""
+"""InferencePlan: how a model is placed and served. It validates itself; `check` also needs model and cluster."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class _Deployment:
         return Engine(costs, self.limits, requests, window).run(progress)
 
     def probe(self) -> None:
-        """Price a step of each kind, so that a number the calibration lacks is told before the clock runs."""
+        """Price a step of each kind, so that a missing number of the calibration is reported before the simulation."""
         self.costs.stages_s(batch_of(self.costs, 1, 1))
         keys = tuple(0 for _ in self.costs.windows)
         self.costs.stages_s(Batch(decodes=0, keys=keys, chunks=(Chunk(new=1, cached=0),)))
@@ -113,7 +113,7 @@ def serve(  # noqa: PLR0913  one a noun
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What is played, and what is wanted of it."""
+    """What is simulated, and which results are wanted."""
 
     requests: Sequence[Request]
     slo: Slo
@@ -232,7 +232,7 @@ def _shorter(model: Model, plan: InferencePlan, total: int) -> str:
 
 
 def _full_queue(setting: _Deployment, requests: Sequence[Request]) -> list[Request]:
-    """Requests of the same lengths, all there from the beginning: several times as many as run at once."""
+    """Requests of the same lengths, all present from the beginning: several times as many as run at once."""
     memory, plan = setting.memory, setting.costs.plan
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
     room = max(1, int(memory.num_blocks * memory.block_size / mean))

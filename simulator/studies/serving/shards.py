@@ -106,7 +106,7 @@ def weight_bytes(shard: StageShard, plan: InferencePlan) -> int:
 
 
 def _layer_bytes(part: ModelShard, kind: LayerKind, plan: InferencePlan) -> int:
-    """One layer; a router stays wide."""
+    """One layer; a router stays in wide precision."""
     narrow = wide = 0
     for name, shape in part.parameter_shapes(kind):
         if len(shape) >= 2 and not name.startswith(_WIDE):

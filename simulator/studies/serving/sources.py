@@ -1,4 +1,4 @@
-"""Where a serving answer's inputs come from, and what is assumed because nothing measured says it."""
+"""Where a serving answer's inputs come from, and what is assumed for lack of a measurement."""
 
 from __future__ import annotations
 

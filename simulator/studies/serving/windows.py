@@ -1,4 +1,4 @@
-"""Which layers of a model see how far back."""
+"""The attention window of each layer of a model."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Block:
 
 
 def holds(commands: Sequence[Sequence[Word]], joins: Sequence[str] = ()) -> bool | None:
-    """Whether a condition holds: simple tests of known words, with && and || between them; None where it is more.
+    """Whether a condition holds: simple tests of known words, joined by && and ||; None if it is anything else.
 
     joins: what stands before each command behind the first; inside brackets too, where && would bind closer.
     """

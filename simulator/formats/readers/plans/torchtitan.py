@@ -253,7 +253,7 @@ def _precision(r: Reading, fields: dict[str, Any]) -> None:
 
 
 def _fp8(r: Reading, fields: dict[str, Any], *, sharded: bool) -> None:
-    """What converts linear layers, and how it scales."""
+    """The converter of linear layers, and its fp8 scaling."""
     converters = r.raw("model.converters") or []
     words = converters if isinstance(converters, list) else str(converters).split(",")
     for word in map(str, words):
@@ -306,7 +306,7 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
 
 
 def _model(r: Reading) -> tuple[str | None, str]:
-    """The preset that the file's model is; where it is none, what it was called and what would be one."""
+    """The preset of the file's model; if there is none, the name in the file and the names of presets."""
     family = r.text("model.name") or "llama3"
     flavor = r.text("model.flavor")
     found = FLAVORS.get((family, flavor or ""))

@@ -19,7 +19,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 @dataclass(frozen=True, slots=True, order=True)
 class GpuSlot:
-    """A GPU: node by its place among the hosts, and its local index as the cluster counts it."""
+    """A GPU: the index of its node among the hosts, and its local index in the cluster's numbering."""
 
     node: int
     gpu: int

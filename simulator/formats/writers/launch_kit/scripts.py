@@ -64,7 +64,7 @@ def _first_host(kit: Kit) -> str:
 
 
 def _node_rank(kit: Kit) -> Iterator[str]:
-    """The node's place: told, SLURM's, or its line in the hostfile."""
+    """The node's index: given, SLURM's, or its line in the hostfile."""
     if kit.num_nodes == 1:
         yield "NODE_RANK=0"
         return
@@ -99,7 +99,7 @@ def _orders(kit: Kit) -> list[str]:
 
 
 def _one_by_one(kit: Kit, formats: Mapping[str, str]) -> Iterator[str]:
-    """Ranks of a node that are no block: a process each, with the one GPU that it may see."""
+    """Ranks of a node that are not consecutive: one process each, which sees only its GPU."""
     yield f"export WORLD_SIZE={len(kit.seats)} LOCAL_WORLD_SIZE=1 LOCAL_RANK=0"
     yield "pids=()"
     yield "while IFS=$'\\t' read -r rank node _ _ _ cuda _; do"

@@ -1,4 +1,4 @@
-"""One NCCL: the version that runs, how it is set up, and who may overrule its choice."""
+"""One NCCL: its version, its configuration, and the tuners that may override its choice."""
 
 from __future__ import annotations
 
