@@ -1,9 +1,9 @@
 """Rank ↔ coordinates over the plan's axes, the groups of an axis, and what a group looks like on the cluster.
 
-Axes stand in the plan's rank order; by default in that of torch's DeviceMesh, outermost first: pp, dp_replicate,
-dp_shard, cp, tp, so that neighbours in tp are neighbouring ranks. Axes fuse by their joined names: `dp_shard_cp` is where FSDP
-shards; `dp_shard_cp/8` are groups of 8 neighbours there, `dp_shard_cp%8` groups of every eighth. Groups are lattices of ranks (`simulator.parallel.lattice`), so nothing
-here builds all ranks.
+Axes follow the plan's rank order; by default that of torch's DeviceMesh, outermost first: pp, dp_replicate, dp_shard,
+cp, tp, so that neighbours in tp are neighbouring ranks. Joined names fuse axes: FSDP shards over `dp_shard_cp`;
+`dp_shard_cp/8` are groups of 8 neighbours there, `dp_shard_cp%8` groups of every eighth. Groups are lattices of ranks
+(`simulator.parallel.lattice`), so nothing here builds all ranks.
 """
 
 from __future__ import annotations

@@ -126,10 +126,11 @@ class PortCurves(LinkClass):
 class NetworkCurves(LinkClass):
     """A network between nodes. `kinds` are the names of `cluster.inter.kind` that it stands for.
 
-    when: what must hold besides, as `NAME=value` of the environment or `NCCL<2.19`; the class with most of it wins.
-    waiting: protocols of which a ring's message waits where a channel's buffers are all on the way; what they wait is a bound
-    beside that of the bytes. Of others none waits, a ring fills as a pipeline does. copied_bytes: messages of GPU memory up to this size are copied out of it by
-    the host, one after another (Slingshot's immediate data, fi_cxi(7): FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1 forbids it).
+    when: further conditions, as `NAME=value` of the environment or `NCCL<2.19`; the class with most conditions wins.
+    waiting: protocols in which a ring's message waits if all buffers of a channel are in flight; this wait is a second
+    bound beside that of the bytes. In other protocols no message waits, and a ring fills as a pipeline does.
+    copied_bytes: messages up to this size are copied out of GPU memory by the host, one after another (Slingshot's
+    immediate data, fi_cxi(7): FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1 forbids it).
     """
 
     kinds: tuple[str, ...]

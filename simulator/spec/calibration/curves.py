@@ -48,9 +48,9 @@ class Quality(Strict):
 
 
 class Power(Strict):
-    """Speed under the board's power cap, which holds the mean of a step: what draws less leaves more to the rest.
+    """Speed under the board's power cap, which limits the mean of a step: kernels that draw less leave more to the rest.
 
-    What a kernel draws at a given clock grows with its use of the tensor cores, from memory_draw (none) to 1 (a loop of
+    The power of a kernel at a given clock grows with its use of the tensor cores, from memory_draw (none) to 1 (a loop of
     products). A step with a mean use p draws p + memory_draw · (1 - p), so it has x = cap / reference_w / that to spend.
     Products reach e_sust · peak · x ** exponent; SMs run at min(1, loop_clock · x ** clock_exponent) of their highest clock.
 

@@ -1,7 +1,7 @@
 """The price of a placement: seconds per step in which a GPU's links are busy, by the paths of its groups.
 
-Every call is priced alone, as the simulator prices it, with all groups of its axis at once (`ports`, `cards`); calls are
-added. What compute hides is not taken off: a step played tells, and decides in the end.
+Every call is priced alone, as the simulator prices it, with all groups of its axis at once (`ports`, `nics`); the prices
+are added. Overlap with compute is not subtracted: the simulated steps include it, and they decide.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _LOUD: Final = 0.1  # of all bytes: who sends less does not decide who gets the 
 
 
 class PlacementPrice(NamedTuple):
-    """A placement. crossings: of each loud axis, how many of its sets of groups cross PCIe; prices_s: of each call.
+    """A placement. crossings: for each axis with much traffic, how many of its sets of groups cross PCIe; prices_s: by call.
 
-    PCIe paths are crossed at their data sheet's speed in prices, which machines reach less surely than their cables'. So
-    placements are compared by who has to, the loudest first, before prices.
+    Prices assume PCIe's data-sheet speed, which machines reach less reliably than that of NVLink. So placements are
+    compared by their PCIe crossings before their prices, the axis with most bytes first.
     """
 
     crossings: tuple[int, ...]
@@ -41,7 +41,7 @@ class PlacementPrice(NamedTuple):
 
 
 class PlacementPricer:
-    """The price of seating the ranks of every node's places 0, 1, … on its GPUs, alike on all nodes.
+    """The price of mapping the ranks at every node's places 0, 1, … to its GPUs, in the same way on all nodes.
 
     blocks: the place of each rank, counted over the nodes; none: rank r has place r. calls: of the step.
     """

@@ -47,14 +47,14 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The answer. cluster: with its seats; plan: with its layers dealt anew, where that was asked for and helps.
+    """The answer. cluster: with its rank mapping (seats); plan: with its layers divided anew, if asked for and useful.
 
-    default, placed: a step in the order of ranks, with the plan as given, and as placed: equal where nothing is better.
-    own: a step on the seats that the cluster came with; None where it has none. It is `placed` itself where nothing is better.
-    own_crosses: these seats are no worse, and were not kept, as they put more of the loudest traffic on PCIe.
-    rank_order: in which axes fill nodes. exact: every placement that symmetry leaves of a node was priced. num_priced,
-    num_played: placements that were priced, and whose step was played. exhausted: no more steps were allowed. passed_over_s:
-    a shorter step of a placement that crosses PCIe more, and was not chosen for that.
+    default, placed: a step in the default order with the given plan, and as placed; equal if nothing is better.
+    own: a step on the mapping that the cluster came with; None if it has none. It is `placed` itself if nothing is better.
+    own_crosses: the given mapping is no worse, but was not kept because it puts more of the largest traffic on PCIe.
+    rank_order: the axes in the order in which they fill nodes. exact: every placement of a node was priced, up to
+    symmetry. num_priced, num_played: placements that were priced, and simulated. exhausted: the limit of simulated steps
+    was reached. passed_over_s: the shorter step of a placement that was rejected because it crosses PCIe more.
     """
 
     model: str
@@ -111,11 +111,11 @@ def place(
     deal_layers: bool = False,
     tell: Tell = lambda _, __: None,
 ) -> Placement:
-    """The best seats found for a plan's ranks. The cluster's own are played too, and stay where none found is better.
+    """The best rank mapping found for a plan. The cluster's own is simulated too, and kept if none found is better.
 
-    across_nodes: ranks may leave the node that their number gives them. deal_layers: where GPUs differ, the layers of
-    stages may change. tell: hears how many placements were priced, and how many steps played. Only what a played step
-    confirms is an answer. Raises InputError as `predict` does.
+    across_nodes: ranks may move to another node than the one of their number. deal_layers: if GPUs differ, the layers of
+    stages may change. tell: called with the number of placements priced and of steps simulated. Only a simulated step
+    confirms an answer. Raises InputError as `predict` does.
     """
     rank_mapping, cluster = shortest(cluster.seats, cluster.gpus_per_node), cluster.with_rank_mapping(())
     trials = Trials(

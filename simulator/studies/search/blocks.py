@@ -1,8 +1,8 @@
 """Blocks of a plan and the least time their phases can take, shared by all plans with the same shapes.
 
-How fast products run depends on how much of the whole step they are (the board's power cap), which differs between plans
-of equal blocks. A floor takes the time at a use of the tensor cores that is at most the plan's own, on a grid, so that
-plans share it: less use never makes a kernel slower.
+Under the board's power cap, the speed of matrix products depends on their share of the step, which differs between plans
+with equal blocks. A lower bound uses the time at a tensor-core use that is at most the plan's own, rounded down to
+a grid so that plans share it: less use never makes a kernel slower.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The search itself: a few scouts, then bounds of the whole space against the scouts, then simulation by rising bound.
 
-1. Scouts: the branches that split the model least, as many of them as give enough plans that may fit. Of these plans
-   the best floors are simulated until the table is full: its worst plan is the limit.
-2. Survey: the rest of the space. What must exceed the limit is too slow, and needs no closer look.
-3. Simulation of all that is left, best floor first, until no floor can beat what was found.
+1. Scouts: the branches that split the model least, until they contain enough plans that may fit. Of these plans, those
+   with the lowest bounds are simulated until the table is full: its worst plan is the limit.
+2. Survey: the rest of the space. Plans whose bound exceeds the limit are too slow and are dropped.
+3. Simulation of all that is left, lowest bound first, until no bound is below the worst plan of the table.
 
-Which candidates are simulated depends on the study alone, never on timing: candidate i is simulated if its floor does not
+Which candidates are simulated depends only on the study, never on timing: candidate i is simulated if its bound does not
 exceed the worst plan of the table as it stood after candidate i - WINDOW. So any number of processes, and any number of
 interruptions, ends with the same table.
 """

@@ -1,9 +1,9 @@
 """Space: every legal plan of a model on a cluster for one global batch, in a fixed order.
 
-A plan is chosen level by level: what is fixed for the whole search and whose data parallelism runs, then degrees, then
-micro-batches and their schedule, then what is sharded over which ranks, recomputed and offloaded. Plan, model and
-cluster say what is legal, and nobody else: on every level a plan is probed whose later fields are still at rest, and a
-fault in a field that is chosen already ends the branch. So most of the space is refused without being written out.
+A plan is chosen level by level: first the fields fixed for the whole search and the data-parallel implementation, then
+degrees, then micro-batches and their schedule, then sharding, recomputation and offload. The rules of plan, model and
+cluster are the only rules: on every level, a plan whose later fields have neutral values is checked, and a fault in a
+field that is already chosen ends the branch. So most of the space is refused without being enumerated.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class Space:
     def plans(self, branch: Branch, pruned: Pruned) -> Iterator[Plan]:
         """The legal plans of a branch, in order.
 
-        No rule reads both how micro-batches flow and what stands in a leaf. So where a flow is legal with some leaf, and
-        a leaf with some flow, the two are legal together, and nobody is asked (tests/unit/test_search.py).
+        No rule depends both on the flow of micro-batches and on the fields of a leaf. So a flow that is legal with some
+        leaf and a leaf that is legal with some flow are legal together, without a check (tests/unit/test_search.py).
         """
         chosen = branch.fields
         ranks = branch.cluster.num_devices // (chosen["tp"] * chosen["cp"] * chosen["pp"])

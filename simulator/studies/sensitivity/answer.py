@@ -42,10 +42,10 @@ class Ends:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """Alternatives, what varies, and what comes of it.
+    """Alternatives, what varies, and the results.
 
-    figure: what is compared, less is better; infinite where an alternative does not fit. pays: the price of each, as it is,
-    in words; empty where money is not compared. now: without any change.
+    figure: what is compared, less is better; infinite if an alternative does not fit. pays: the present price of each, in
+    words; empty if money is not compared. now: without any change.
     spread: 5, 50 and 95 % of each alternative's figure over the points. wins: share of the points at which each is best.
     flips: share at which another than today's best is. indices: of each alternative's figure; of the margin (logarithm of
     the best other's figure over that of today's best); of the decision (1 where today's best wins). Empty where a figure

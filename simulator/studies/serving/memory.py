@@ -1,8 +1,8 @@
 """Memory of a serving GPU: weights, the activations of the largest step, and cache blocks in what is left.
 
-vLLM's scheme: a step of max_batched_tokens is run once; what the GPU may use (its memory × gpu_memory_utilization) less
-weights, that step's peak and what has grown outside torch meanwhile is cut into blocks. The CUDA context comes on top. The peak is read off the caching allocator, which
-plays the forward's allocations: an activation dies with its last reader.
+vLLM's scheme: a step of max_batched_tokens is run once. The budget (memory × gpu_memory_utilization) minus the weights,
+that step's peak and the growth outside torch is divided into cache blocks. The CUDA context comes on top. The peak is
+that of the caching allocator for the forward's allocations: an activation is freed after its last reader.
 """
 
 from __future__ import annotations
