@@ -18,6 +18,9 @@ from simulator.work.trace import Timeline
 _PLAYED = 4
 _MOST_PLAYED = 256  # repetitions of a step that never settles; more of them go on as the later half of these did
 _SETTLED = 1e-9  # of the step: what all repetitions that are left out may miss together
+_EMPTYING = (
+    0.6  # the end of a step that must go alike for a pipeline to have settled; emptying takes about a third of it
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ def _folded(lowering: Lowering) -> SimulatedStep:
     shorter = _play(lowering, last - period)
     slack_s = _SETTLED * longer.step_s / more
     if longer.launched_s - shorter.launched_s <= longer.step_s - shorter.step_s + slack_s:
-        if lowering.plan.pp == 1 and _ended_alike(shorter, longer, slack_s):
+        if _ended_alike(shorter, longer, slack_s, pipeline=lowering.plan.pp > 1):
             return _further(shorter, longer, more)
         around = (last - 2 * period, last + period)  # the cheaper one first
         if any(_added_alike(shorter, longer, _play(lowering, other), slack_s) for other in around):
@@ -96,19 +99,21 @@ def _unsettled(lowering: Lowering, last: int, more: int, period: int) -> Simulat
     return _further(shorter, longer, (more - played) / half)
 
 
-def _ended_alike(shorter: SimulatedStep, longer: SimulatedStep, slack_s: float) -> bool:
-    """Whether the last micro-batch went alike in both, op by op: what it found was the same, so one more changes nothing."""
-    count = len(longer.program.ops) - len(shorter.program.ops)
+def _ended_alike(shorter: SimulatedStep, longer: SimulatedStep, slack_s: float, *, pipeline: bool) -> bool:
+    """Whether the last micro-batch went alike in both, op by op: what it found was the same, so one more changes nothing.
+
+    pipeline: so did all from the repetition before the stages begin to empty.
+    """
     later_s = longer.step_s - shorter.step_s
-    pairs = (
-        pair
-        for name in longer.timeline.programs
-        for pair in zip(shorter.timeline.of(name)[-count:], longer.timeline.of(name)[-count:], strict=True)
-    )
-    return all(
-        abs(b.start_s - a.start_s - later_s) <= slack_s and abs(b.end_s - a.end_s - later_s) <= slack_s
-        for a, b in pairs
-    )
+    for name in longer.timeline.programs:
+        before, after = shorter.timeline.of(name), longer.timeline.of(name)
+        count = round(_EMPTYING * len(before)) if pipeline else len(after) - len(before)
+        if not all(
+            abs(b.start_s - a.start_s - later_s) <= slack_s and abs(b.end_s - a.end_s - later_s) <= slack_s
+            for a, b in zip(before[-count:], after[-count:], strict=True)
+        ):
+            return False
+    return True
 
 
 def _added_alike(shorter: SimulatedStep, longer: SimulatedStep, other: SimulatedStep, slack_s: float) -> bool:

@@ -39,7 +39,7 @@ def plan_faults(plan: Plan, place: str) -> list[Fault]:
 
 
 def _implementation_faults(plan: Plan, place: str) -> list[Fault]:
-    legal = _LEGAL_ZERO[plan.implementation]
+    legal = plan.traits.zero_stages
     if plan.zero in legal:
         return []
     stages = " or ".join(map(str, legal))
