@@ -1,7 +1,6 @@
 """The example of CONTRIBUTING: an implementation in one file is predicted, in time and in memory, with no other change."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ MODEL = Model.load("llama3.2-1b")
 
 
 @pytest.fixture
-def in_pairs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Implementation]:
+def in_pairs(monkeypatch: pytest.MonkeyPatch) -> Implementation:
     IMPLEMENTATIONS.names()  # those that ship are registered first
     monkeypatch.setattr(IMPLEMENTATIONS, "_values", dict(IMPLEMENTATIONS._values))
     block = re.search(r"```python\n(\"\"\"FSDP2 that gathers two.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert block is not None
     found: dict[str, Any] = {}
     exec(compile(block[1], str(PAGE), "exec"), found)  # noqa: S102  the page is ours
-    yield register(found["FSDP2_IN_PAIRS"])
+    return register(found["FSDP2_IN_PAIRS"])
 
 
 def predicted(name: str) -> Prediction:

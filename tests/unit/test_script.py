@@ -1,6 +1,7 @@
 """StepScripts: what step_script writes, and a script written by hand, without a model, as time and as memory."""
 
 import ast
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from simulator.work.script.instructions import (
     Update,
 )
 from simulator.work.script.order import Chunk
+from simulator.work.script.sums import order_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB, MIB = 2**30, 2**20
@@ -174,3 +176,17 @@ def test_a_plan_names_its_implementation_or_gets_the_usual_one_of_its_stage() ->
     assert [Plan(zero=stage).implementation for stage in range(4)] == ["ddp", "zero_redundancy", "fsdp2", "fsdp2"]
     for name in ("ddp", "fsdp1", "fsdp2", "zero_redundancy", "deepspeed", "megatron"):
         assert implementation_of(Plan(data_parallel=name)).traits.name == name
+
+
+@pytest.mark.parametrize(
+    ("plan", "holds"),
+    [
+        (Plan(dp_shard=8, zero=3), {"gathers", "updated_last", "waits_for_gather"}),
+        (Plan(dp_replicate=8, zero=0), {"updated_last"}),
+        (Plan(dp_shard=8, zero=1, data_parallel="megatron"), {"waits_for_updated"}),
+        (Plan(dp_shard=8, zero=1, data_parallel="megatron", pp=2), {"waits_for_updated"}),
+        (Plan(dp_shard=8, zero=1, data_parallel="deepspeed"), {"updated_last"}),
+    ],
+)
+def test_what_an_order_comes_to(plan: Plan, holds: set[str]) -> None:
+    assert {name for name, held in asdict(order_sums(plan, STACK)).items() if held} == holds

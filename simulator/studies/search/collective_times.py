@@ -12,7 +12,8 @@ from simulator.spec.plan import Plan
 from simulator.studies.search.context import SearchContext
 from simulator.studies.search.traffic import Passes, UnitGroup
 from simulator.work.collectives import collective_cost, copies, interference, link_capacities
-from simulator.work.script import UnitComm, implementation_of
+from simulator.work.script import UnitComm
+from simulator.work.script.sums import OrderSums, order_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,11 @@ class StagePricing:
         reductions: dict[str, list[CollectiveTime]] = {"shard": [], "replicate": []}
         once: dict[str, list[CollectiveTime]] = {"shard": []}
         again = "shard" if plan.reshard_ranks is None else "reshard"
+        order = order_sums(plan, self.fabric.stack)
         joined = self.fabric.stack.all_reduce_combine > 0  # into calls of other sizes
         for unit in units:
             comm, n = unit.comm, unit.count
-            if plan.gathers and not plan.hierarchical_gather:  # two stages may be quicker than one
+            if order.gathers and not plan.hierarchical_gather:  # two stages may be quicker than one
                 near = again if plan.zeropp.secondary_ranks > 1 else "shard"  # ZeRO++'s later forwards
                 size = comm.all_gather_backward_bytes if near == again else comm.all_gather_forward_bytes
                 every[near].append(self.one("all_gather", near, size).times(n))
@@ -131,14 +133,13 @@ class StagePricing:
             if not joined and not comm.late_all_reduce:  # MiCS sums with the last micro-batch alone
                 reductions["replicate"].append(self._all_reduce(comm).times(n))
         last_s = self.one("reduce_scatter", "shard", edge.reduce_scatter_bytes).alone_s
-        behind = not plan.gathers and not implementation_of(plan).order(plan).gathers_before_use
         return Traffic(
             every=every,
             reductions=reductions,
             once=once,
-            first_s=self._first_s(edge),
+            first_s=self._first_s(edge, order),
             last_s=last_s + (0.0 if joined else self._all_reduce(edge).alone_s),
-            late_s=sum(price.alone_s for price in once["shard"]) if behind else 0.0,
+            late_s=sum(price.alone_s for price in once["shard"]) if order.updated_last else 0.0,
             turn_s=self._turn_s([unit.comm for unit in units]),
             return_s=self._return_s([unit.comm for unit in units], [unit.comm for unit in layers]),
             passes=passes,
@@ -165,11 +166,11 @@ class StagePricing:
             return 0.0
         return self.one("reduce_scatter", "shard", reduces).alone_s + self.one("all_gather", "shard", gathers).alone_s
 
-    def _first_s(self, edge: UnitComm) -> float:
-        if self.plan.gathers:
+    def _first_s(self, edge: UnitComm, order: OrderSums) -> float:
+        if order.waits_for_gather:
             size = 0 if self.plan.hierarchical_gather else edge.all_gather_forward_bytes
             return self.one("all_gather", "shard", size).alone_s
-        if implementation_of(self.plan).order(self.plan).gathers_before_use:
+        if order.waits_for_updated:
             return self.one("all_gather", "shard", edge.parameter_gather_bytes).alone_s
         return 0.0
 
