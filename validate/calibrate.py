@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simulator.base.errors import CalibrationError, Fault, InputError
-from simulator.cli import ExitCode
+from simulator.base.exit_codes import ExitCode
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.document import SUFFIX
 from simulator.spec.cluster import Cluster

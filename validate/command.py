@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
-from simulator.cli import ExitCode
 from simulator.formats.study import Study, read_study
 from simulator.spec.software.stack import Stack
 from validate import run_plan

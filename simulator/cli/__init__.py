@@ -1,4 +1,4 @@
-"""The command `shardwise`. Verbs are named as strings and loaded when called: `--help` imports nothing but click.
+"""The command `shardwise`. A verb's module is loaded when the verb is called: `--help` imports nothing but click.
 
 stdout carries the answer, stderr progress and errors. Exit codes stand in `ExitCode`.
 """
@@ -7,24 +7,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from enum import IntEnum
-from importlib import import_module
 
 import click
 from typing_extensions import override
 
-
-class ExitCode(IntEnum):
-    """What the shell learns. (1 is Python's own: a defect of ours, with its traceback.)"""
-
-    OK = 0
-    USAGE = 2
-    BAD_INPUT = 3
-    DOES_NOT_FIT = 4
-    RUN_FAILED = 5
-    INTERRUPTED = 130
-    READER_LEFT = 141  # as if by SIGPIPE
-
+from simulator.base.exit_codes import ExitCode
 
 VERBS = {
     "predict": "Step time and peak memory of one plan, and whether it fits.",
@@ -49,8 +36,49 @@ VERBS = {
 COLLECT = 50_000, 20, 50  # imports and predictions make many objects and few cycles: collect them less often
 
 
+def _command(verb: str) -> click.Command | None:  # noqa: C901, PLR0912  one case a verb
+    """The command of a verb, its module loaded now."""
+    command: click.Command
+    match verb:
+        case "predict":
+            from simulator.cli.predict import command
+        case "serve":
+            from simulator.cli.serve import command
+        case "search":
+            from simulator.cli.search import command
+        case "place":
+            from simulator.cli.place import command
+        case "goodput":
+            from simulator.cli.goodput import command
+        case "compare":
+            from simulator.cli.compare import command
+        case "sensitivity":
+            from simulator.cli.sensitivity import command
+        case "backtest":
+            from simulator.cli.backtest import command
+        case "validate":
+            from simulator.cli.validate import command
+        case "calibrate":
+            from simulator.cli.calibrate import command
+        case "import":
+            from simulator.cli.import_trace import command
+        case "export":
+            from simulator.cli.export import command
+        case "replay":
+            from simulator.cli.replay import command
+        case "topo":
+            from simulator.cli.topo import command
+        case "collective":
+            from simulator.cli.collective import command
+        case "doctor":
+            from simulator.cli.doctor import command
+        case _:
+            return None
+    return command
+
+
 class Verbs(click.Group):
-    """A group whose verb `v` is the object `command` of the module `simulator.cli.v`."""
+    """A group that loads a verb when it is asked for it."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -58,10 +86,7 @@ class Verbs(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        command: click.Command = import_module(f"simulator.cli.{cmd_name}").command
-        return command
+        return _command(cmd_name)
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from simulator.cli import ExitCode
+from simulator.base.exit_codes import ExitCode
 from simulator.studies.backtest import BacktestReport, CollectivesReport, render, run
 
 _WIDTH = 160  # a dozen columns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,10 +52,10 @@ def run(
 ) -> int:
     """Measure."""
     _needs_torch()
-    return int(
-        import_module("validate.calibrate").run(
-            minutes=minutes, out=out, device=device, ranks=ranks, threads=threads, resume=resume, tiny=tiny
-        )
+    from validate import calibrate
+
+    return calibrate.run(
+        minutes=minutes, out=out, device=device, ranks=ranks, threads=threads, resume=resume, tiny=tiny
     )
 
 
@@ -69,7 +68,9 @@ def run(
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that logs and collectives on GPUs are of.")
 def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None) -> int:
     """Fit."""
-    return int(import_module("validate.calibrate").fit(inputs=inputs, out=out, device=device, cluster=cluster))
+    from validate import calibrate
+
+    return calibrate.fit(inputs=inputs, out=out, device=device, cluster=cluster)
 
 
 def _needs_torch() -> None:

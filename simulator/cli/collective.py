@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 
 import click
 
 from simulator.base.errors import ClusterError, Fault, InputError, PlanError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes
-from simulator.cli import ExitCode
 from simulator.cli.terminal import show
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 from simulator.parallel.mesh import GroupShape
@@ -139,7 +138,9 @@ class Measured:
 
 def _measured(paths: tuple[Path, ...], kind: str) -> Measured:
     """What the logs say of `kind`. Raises CalibrationError or InputError: nothing of it, or several groups."""
-    read = import_module("validate.fit.nccl_tests").read_logs(list(paths))
+    from validate.fit.nccl_tests import read_logs
+
+    read = read_logs(list(paths))
     for fault in read.faults:
         click.echo(f"not read: {fault}", err=True)
     told = [sample for sample in read.samples if sample.shape["op"] == kind]

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, parse_count
-from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, loaded_prices, placement_option, price_options
 from simulator.cli.terminal import show
 from simulator.formats.study import read_study

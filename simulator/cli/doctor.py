@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from simulator.base.exit_codes import ExitCode
 from simulator.base.presets import TOPOLOGIES
-from simulator.cli import ExitCode
 
 _PACKAGES = ("simulator", "validate", "topologies")
 _LIBRARIES = ("click", "networkx", "numpy", "pydantic", "rich", "scipy", "simpy", "torch", "matplotlib", "dask")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
-from simulator.cli import ExitCode
+from simulator.base.exit_codes import ExitCode
 from simulator.cli.options import input_options, placement_option
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.formats.exchange import FORMATS, Export, Job, export_plan

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
-from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, loaded_prices, price_options, study_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.formats.study import Study, nested

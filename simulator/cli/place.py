@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable
-from simulator.cli import ExitCode
 from simulator.cli.export import head_of, job_of, write, write_files
 from simulator.cli.options import answer_options, placement_option, study_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of

@@ -10,10 +10,10 @@ from typing import Any, get_args
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
-from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, placement_option, study_options
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study

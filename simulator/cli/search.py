@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
-from simulator.cli import ExitCode
 from simulator.cli.options import answer_options, price_options
 from simulator.cli.progress import StatusLine
 from simulator.cli.search_front import refuse_without_front, run_front

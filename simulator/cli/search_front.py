@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, counted, parse_count
-from simulator.cli import ExitCode
 from simulator.cli.options import loaded_prices
 from simulator.cli.terminal import show
 from simulator.formats.writers.front_plot import Point, check_picture, write_front_plot

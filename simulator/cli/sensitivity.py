@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds
-from simulator.cli import ExitCode
 from simulator.cli.compare import name_of, split_settings
 from simulator.cli.goodput import read_run
 from simulator.cli.options import answer_options, loaded_prices, price_options

@@ -10,7 +10,7 @@ import click
 from rich.console import Group
 
 from simulator.base.errors import ClusterError, Fault
-from simulator.cli import ExitCode
+from simulator.base.exit_codes import ExitCode
 from simulator.cli.terminal import show
 from simulator.formats.readers.host_cluster import cluster_of
 from simulator.formats.readers.topology_source import host_of, read_source, with_device

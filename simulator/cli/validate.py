@@ -1,12 +1,11 @@
 """`shardwise validate`: run a plan for real, and put prediction and measurement side by side.
 
-Names and options only; what they do is in the package `validate`, found by name when a verb runs, and torch is loaded in
-the ranks' own processes.
+Names and options only; what they do is in the package `validate`, loaded when a verb runs, and torch is loaded in the
+ranks' own processes.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,9 @@ def run(study: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an
     """Play, print, keep."""
     if find_spec("torch") is None:
         raise InputError(Fault(place="torch", problem="is not installed", remedy="pip install 'shardwise[validate]'"))
-    return int(import_module("validate.command").run(study, options))
+    from validate.command import run as validate_run
+
+    return validate_run(study, options)
 
 
 _COMPARE = """Compare predictions with the runs in RUNS.jsonl, written by `validate run`.
@@ -80,4 +81,6 @@ of the error."""
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/validate.md).")
 def compare(runs: Path, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Predict every run, print the table."""
-    return int(import_module("validate.command").compare(runs, options))
+    from validate.command import compare as validate_compare
+
+    return validate_compare(runs, options)

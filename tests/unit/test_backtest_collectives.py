@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.readers.collectives_table import COLUMNS, CollectiveRow, read_collectives
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.cluster import Cluster

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from simulator import cli
-from simulator.cli import VERBS, ExitCode, doctor, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import VERBS, doctor, main
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.study import read_study
 
 PLANS = Path(__file__).resolve().parents[1] / "data" / "plans"

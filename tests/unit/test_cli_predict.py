@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import simulator.cli.predict as verb
 from simulator.base.errors import InputError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.study import read_study
 from simulator.formats.study.overrides import literal
 from simulator.predict import Prediction

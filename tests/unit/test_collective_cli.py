@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import InputError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.cli.collective import sizes_of
 from simulator.formats.writers.cluster_toml import cluster_toml
 from simulator.formats.writers.collective_table import bus_factor

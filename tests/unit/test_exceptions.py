@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import ClusterError, PlanError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.writers.cluster_toml import cluster_toml
 from simulator.predict import predict
 from simulator.spec.cluster import Cluster

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 
 STUDY = """
 model = "llama3-8b"

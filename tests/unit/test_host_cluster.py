@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from simulator.base.errors import ClusterError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.readers.host_cluster import cluster_of
 from simulator.formats.readers.nccl_xml import read_xml
 from simulator.formats.readers.topology_source import host_of, read_source

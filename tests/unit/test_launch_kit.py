@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from simulator.base.errors import PlanError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.exchange import Job
 from simulator.formats.writers.launch_kit import GpuSlot, Kit, launch_kit, make_kit
 from simulator.parallel.mesh import Mesh

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from simulator import Model
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.predict.link_loads import Loads, idle_links, link_loads
 from simulator.spec.cluster import Cluster, NicPlace, Pcie
 from simulator.spec.plan import Offload, Plan

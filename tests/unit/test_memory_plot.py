@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from simulator.base.errors import InputError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes
-from simulator.cli import ExitCode, main
+from simulator.cli import main
 from simulator.formats.writers.memory_plot import memory_plot, peak_words, write_memory_plot
 from simulator.memory import History, device_history
 from simulator.memory.live_bytes import live_bytes

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from simulator import predict
 from simulator.base.errors import ClusterError, InputError
+from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds
-from simulator.cli import ExitCode, main
+from simulator.cli import main
 from simulator.cli.launch_kit import check_folder
 from simulator.formats.readers.placement import read_placement
 from simulator.formats.writers.cluster_toml import cluster_toml

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from simulator import predict
 from simulator.base.errors import ClusterError, PlanError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.readers.placement import read_placement
 from simulator.formats.writers.cluster_toml import cluster_toml
 from simulator.parallel.mesh import Mesh

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from simulator.base.errors import TableError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.readers.arrivals_table import read_arrivals
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from simulator import Plan
 from simulator.base.errors import ClusterError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.readers.slurm_topology import read_conf, read_yaml
 from simulator.formats.readers.tree_cluster import cluster_below
 from simulator.formats.writers.cluster_toml import cluster_toml

@@ -16,7 +16,8 @@ pytest.importorskip("torch")
 
 from simulator import Calibration, Cluster, Model, Plan, predict
 from simulator.base.errors import InputError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from validate.benches import spread
 from validate.measure import Job, measure
 from validate.samples import read_samples

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import InputError
-from simulator.cli import ExitCode, main
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
 from simulator.formats.readers.kernel_names import category_of, collective_of
 from simulator.predict import Prediction, predict
 from simulator.spec.cluster import Cluster

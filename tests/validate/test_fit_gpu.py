@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simulator.base.exit_codes import ExitCode
 from simulator.base.kernels import Attention, Gemm
-from simulator.cli import ExitCode, main
+from simulator.cli import main
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration, Interference
 from simulator.spec.cluster import Cluster

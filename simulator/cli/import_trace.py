@@ -1,18 +1,16 @@
-# ruff: noqa: N999  a verb's module has its name
 """`shardwise import`: a profiler's trace of a real step, in our words, and beside a prediction."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
+from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes, format_seconds
-from simulator.cli import ExitCode
 from simulator.formats.readers.kineto import read_kineto, summary
 
 _HELP = """Read a Kineto or Chrome trace (torch.profiler's export_chrome_trace; .json or .json.gz, of any size).
@@ -39,14 +37,18 @@ def command(
     found = summary(read)
     compared = None
     if study is not None:  # measured runs are the business of validate
-        compared = import_module("validate.imported").compare(read, study, snapshot, out)
+        from validate.imported import compare
+
+        compared = compare(read, study, snapshot, out)
     if as_json:
         answer = {"schema_version": 1, **found, "comparison": compared}
         click.echo(json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         click.echo(_text(found))
         if compared is not None:
-            click.echo("\n" + import_module("validate.text").comparison_text(compared))
+            from validate.text import comparison_text
+
+            click.echo("\n" + comparison_text(compared))
     return ExitCode.OK
 
 
