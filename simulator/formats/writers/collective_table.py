@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,8 +15,12 @@ from rich.text import Text
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import counted, format_bytes, format_rate
+from simulator.formats.drawing import new_figure, save_as_ending
 from simulator.spec.cluster.nics import NicPaths
 from simulator.work.collectives import Choice
+
+if TYPE_CHECKING:
+    from simulator.formats.drawing import Figure
 
 SCHEMA_VERSION: Final = 1
 
@@ -205,13 +208,15 @@ def _bucket_table(buckets: Sequence[Bucketed]) -> Table:
 
 def plot(sweep: Sweep, path: Path) -> None:
     """Time and bus bandwidth over size, as a PNG, SVG or PDF by the file's ending. Raises InputError without matplotlib."""
-    try:
-        figure_type = import_module("matplotlib.figure").Figure  # by name: the simulator itself needs no plots
-    except ImportError:
-        raise InputError(
-            Fault(place="--plot", problem="needs matplotlib", remedy="pip install shardwise[plots]")
-        ) from None
-    figure = figure_type(figsize=(9, 4), layout="constrained")
+    with new_figure("--plot", (9, 4)) as figure:
+        _draw(figure, sweep)
+        try:
+            save_as_ending(figure, path)
+        except (OSError, ValueError) as exc:
+            raise InputError(Fault(place=f"--plot {path}", problem=f"cannot be written: {exc}")) from None
+
+
+def _draw(figure: Figure, sweep: Sweep) -> None:
     sizes = [row.size_bytes for row in sweep.rows]
     left, right = figure.subplots(1, 2)
     left.plot(sizes, [row.time_s * 1e6 for row in sweep.rows], marker=".")
@@ -225,7 +230,3 @@ def plot(sweep: Sweep, path: Path) -> None:
     figure.suptitle(
         f"{sweep.collective}, {counted(sweep.num_ranks, 'rank')} on {counted(sweep.num_nodes, 'node')} of {sweep.cluster}"
     )
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as exc:
-        raise InputError(Fault(place=f"--plot {path}", problem=f"cannot be written: {exc}")) from None

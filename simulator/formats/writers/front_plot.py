@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
+from simulator.formats.drawing import FORMATS, new_figure, picture_bytes
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-FORMATS: Final = (".png", ".svg")
+    from simulator.formats.drawing import Axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +45,9 @@ def write_front_plot(path: Path, points: Sequence[Point], time: str, money: str)
 
 
 def _picture(points: Sequence[Point], time: str, money: str, file_format: str) -> bytes:
-    try:
-        matplotlib = import_module("matplotlib")  # by name: the simulator itself needs no plots
-        figure_type = import_module("matplotlib.figure").Figure
-    except ImportError:
-        fault = Fault(place="--plot", problem="needs matplotlib", remedy='pip install "shardwise[plots]"')
-        raise InputError(fault) from None
-    sink = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
-        figure = figure_type(figsize=(7, 5), layout="constrained")
+    with new_figure("--plot", (7, 5)) as figure:
         _draw(figure.add_subplot(), points, time, money)
-        nothing = {"Date": None} if file_format == "svg" else {"Software": None}
-        figure.savefig(sink, format=file_format, dpi=110, metadata=nothing)
-    return sink.getvalue()
+        return picture_bytes(figure, file_format, 110)
 
 
 def _draw(axes: Axes, points: Sequence[Point], time: str, money: str) -> None:

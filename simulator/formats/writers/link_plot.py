@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_bytes, format_rate
+from simulator.formats.drawing import FORMATS, Colours, colours, new_figure, picture_bytes
 from simulator.predict.link_loads import Loads, NodeLink
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from simulator.formats.drawing import Axes
 
-FORMATS: Final = (".png", ".svg")
 _ROWS: Final = {"nvswitch": 3.0, "gpu": 2.0, "switch": 1.0, "cpu": 0.0, "memory": -0.8, "nic": 3.8}
 _FILLS: Final = {
     "nvswitch": "#dbe9f6",
@@ -40,26 +38,16 @@ def write_link_plot(path: Path, loads: Loads) -> None:
 
 
 def _picture(loads: Loads, file_format: str) -> bytes:
-    try:
-        matplotlib = import_module("matplotlib")  # by name: the simulator itself needs no plots
-        figure_type = import_module("matplotlib.figure").Figure
-    except ImportError:
-        fault = Fault(place="--draw", problem="needs matplotlib", remedy='pip install "shardwise[plots]"')
-        raise InputError(fault) from None
-    sink = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
-        figure = figure_type(figsize=(max(8.0, 1.4 * loads.num_gpus), 7), layout="constrained")
-        _draw(figure.add_subplot(), loads, matplotlib.colormaps["YlOrRd"])
-        nothing = {"Date": None} if file_format == "svg" else {"Software": None}
-        figure.savefig(sink, format=file_format, dpi=110, metadata=nothing)
-    return sink.getvalue()
+    with new_figure("--draw", (max(8.0, 1.4 * loads.num_gpus), 7)) as figure:
+        _draw(figure.add_subplot(), loads, colours("YlOrRd"))
+        return picture_bytes(figure, file_format, 110)
 
 
-def _draw(axes: Axes, loads: Loads, colours: Any) -> None:  # noqa: ANN401  matplotlib is not imported here
+def _draw(axes: Axes, loads: Loads, shades: Colours) -> None:
     at = _places(loads)
     label = len(loads.links) <= _MOST_LABELS
     for link in loads.links:
-        _draw_link(axes, loads, link, at, colours, label=label)
+        _draw_link(axes, loads, link, at, shades, label=label)
     for name, (x, y) in at.items():
         box = {"boxstyle": "round", "facecolor": _FILLS[_kind(name)], "edgecolor": "#555555"}
         axes.text(x, y, name, ha="center", va="center", fontsize=9, bbox=box, zorder=3)
@@ -74,7 +62,7 @@ def _draw_link(
     loads: Loads,
     link: NodeLink,
     at: Mapping[str, tuple[float, float]],
-    colours: Any,  # noqa: ANN401
+    shades: Colours,
     *,
     label: bool,
 ) -> None:
@@ -89,7 +77,7 @@ def _draw_link(
         xytext=(x0 + beside, y0 + level),
         arrowprops={
             "arrowstyle": "-|>" if loads.step_s else "-",
-            "color": colours(0.15 + 0.85 * min(1.0, busy)) if busy else "#bbbbbb",
+            "color": shades(0.15 + 0.85 * min(1.0, busy)) if busy else "#bbbbbb",
             "linewidth": 1 + 2.5 * min(1.0, busy),
             "connectionstyle": f"arc3,rad={bend}",
             "shrinkA": 12,

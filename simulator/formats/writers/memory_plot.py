@@ -1,27 +1,25 @@
 """The memory of a step as a picture: live bytes by category, what the allocator holds, and where the device ends.
 
-The only file of this package that draws, so the only one that knows matplotlib; it is loaded when a picture is asked
-for (docs/decisions). Memory has no clock: the axis is the order of operations in which the host issues them. The trace
-for Perfetto shows the same counters in time. Equal predictions make equal bytes.
+Memory has no clock: the axis is the order of operations in which the host issues them. The trace for Perfetto shows the
+same counters in time. Equal predictions make equal bytes.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_bytes
+from simulator.formats.drawing import FORMATS, new_figure, picture_bytes
 from simulator.memory import History
 from simulator.memory.live_bytes import LiveBytes, live_bytes
 from simulator.predict import Prediction
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from simulator.formats.drawing import Axes
 
-FORMATS: Final = (".png", ".svg")
 GIB = 2**30
 _POINTS = 1500  # stretches of the step: more than a picture has columns
 _OWNERS = 5  # named at the peak
@@ -57,19 +55,9 @@ def write_memory_plot(path: Path, prediction: Prediction, history: History) -> N
 
 def memory_plot(prediction: Prediction, history: History, file_format: str) -> bytes:
     """The picture as the bytes of a PNG or SVG file."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        fault = Fault(place="--memory", problem="needs matplotlib", remedy='pip install "shardwise[plots]"')
-        raise InputError(fault) from None
-    sink = io.BytesIO()
-    with rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
-        figure = Figure(figsize=(12, 6), layout="constrained")
+    with new_figure("--memory", (12, 6)) as figure:
         _draw(figure.add_subplot(), prediction, live_bytes(history, _POINTS))
-        nothing = {"Date": None} if file_format == "svg" else {"Software": None}
-        figure.savefig(sink, format=file_format, dpi=120, metadata=nothing)
-    return sink.getvalue()
+        return picture_bytes(figure, file_format, 120)
 
 
 def _draw(axes: Axes, prediction: Prediction, shown: LiveBytes) -> None:
