@@ -1,0 +1,89 @@
+"""How modules import each other, beyond what the contracts of import-linter say: never by a string, never in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("simulator", "validate")
+BY_STRING = {"import_module", "__import__", "exec", "runpy"}
+
+
+@cache
+def modules() -> Mapping[str, ast.Module]:
+    """Every module's tree by its dotted name; a package by its own."""
+    files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {_name(path): ast.parse(path.read_text()) for path in files}
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nothing_is_imported_by_a_string(package: str) -> None:
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules().items()
+        if name.partition(".")[0] == package
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute | ast.alias) and _last_word(node) in BY_STRING
+    ]
+    assert not found
+
+
+def _last_word(node: ast.Name | ast.Attribute | ast.alias) -> str:
+    match node:
+        case ast.Name(id=word):
+            return word
+        case ast.Attribute(attr=word):
+            return word
+        case ast.alias(name=word):
+            return word
+    raise AssertionError(node)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """As Python loads them: imports inside functions and those for type checkers do not count."""
+    graph = {name: set(_loaded_with(name, tree)) - {name} for name, tree in modules().items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as exc:
+        pytest.fail(" <- ".join(exc.args[1]))
+
+
+def _loaded_with(name: str, tree: ast.Module) -> Iterator[str]:
+    for statement in _at_import(tree.body):
+        match statement:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names if alias.name in modules())
+            case ast.ImportFrom(module=str(source), names=names, level=0) if source in modules():
+                inside = [f"{source}.{alias.name}" for alias in names]
+                yield from (module if module in modules() else source for module in inside)
+            case ast.ImportFrom(level=level) if level:
+                pytest.fail(f"{name} imports relatively")
+
+
+def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a module is loaded, but for those for type checkers."""
+    for statement in body:
+        match statement:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=rest):
+                yield from _at_import(rest)
+            case ast.If(body=then, orelse=rest):
+                yield from _at_import([*then, *rest])
+            case ast.Try(body=then, handlers=handlers, orelse=rest):
+                yield from _at_import([*then, *rest, *(line for handler in handlers for line in handler.body)])
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                pass
+            case ast.With(body=then) | ast.ClassDef(body=then):
+                yield from _at_import(then)
+            case _:
+                yield statement
