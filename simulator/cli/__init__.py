@@ -6,6 +6,7 @@ stdout carries the answer, stderr progress and errors. Exit codes stand in `Exit
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Sequence
 
 import click
@@ -105,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from simulator.base.errors import InputError
 
     gc.set_threshold(*COLLECT)
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some, it reads every installed package
     try:
         code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
     except click.ClickException as exc:

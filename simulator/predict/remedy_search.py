@@ -26,9 +26,9 @@ from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
 from simulator.memory.use import RESERVED_HIGH
 from simulator.parallel.pipeline import Split
-from simulator.play.lower import Lowering, lower
+from simulator.play.lower import Lowering, lower, unpriced_blocks
 from simulator.predict.changes import EXPANDABLE, EXPANDABLE_SEGMENTS, Change, changes
-from simulator.predict.play import play
+from simulator.predict.play import step_seconds
 from simulator.predict.prediction import Remedy
 from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import overflow, verdict_of
@@ -118,10 +118,11 @@ class _Search:
 
     def lower(self, plan: Plan, cluster: Cluster, num_layers: int | None = None) -> Lowering:
         """The plan made concrete. Raises InputError where the inputs refuse it."""
-        model = self.model
-        if num_layers is not None:
-            model = model.model_copy(update={"num_layers": num_layers})
+        model = self.model if num_layers is None else self._shortened(num_layers)
         return lower(model, plan, cluster, self.stack, self.calibration, self.curves)
+
+    def _shortened(self, num_layers: int) -> Model:
+        return self.model.model_copy(update={"num_layers": num_layers})
 
     def _short(self, plan: Plan, num_layers: int) -> int:
         """Layers of a short model: half of them for each pipeline stage, at least one a chunk; all where a split is given."""
@@ -137,13 +138,15 @@ class _Search:
         short, long = (self._short(plan, size) for size in _MEMORY_LAYERS)
         self.estimated_layers -= short + long + self._short(plan, _TIME_LAYERS)
         beyond = (layers - long) / max(long - short, 1)
-        few, more = (self._live(self.lower(plan, cluster, n)) for n in (short, long))
+        few, more = (self._live(plan, cluster, n) for n in (short, long))
         resident, added = (b + (b - a) * beyond for a, b in zip(few, more, strict=True))
         return _Figures(resident=resident, added=added, cost=self._cost(plan, cluster))
 
-    def _live(self, lowering: Lowering) -> tuple[int, int]:
-        workspaces = workspace_bytes(lowering.device)
-        history = write_history(lowering.model, lowering.plan, self.stack, lowering.blocks, workspaces, steps=1)
+    def _live(self, plan: Plan, cluster: Cluster, num_layers: int) -> tuple[int, int]:
+        """Live bytes that stay, and those that a step adds. Raises PlanError where the plan cannot be run."""
+        model, workspaces = self._shortened(num_layers), workspace_bytes(cluster.usual.device)
+        blocks = unpriced_blocks(model, plan, cluster, self.stack)
+        history = write_history(model, plan, self.stack, blocks, workspaces, steps=1)
         live = step_live_bytes(history)
         return live.resident, live.peak[0] - live.resident
 
@@ -152,7 +155,7 @@ class _Search:
         few = min(plan.num_micro_batches, max(_TIME_MICRO_BATCHES, plan.pp))
         short = plan.model_copy(update={"num_micro_batches": few})
         lowering = self.lower(short, cluster, self._short(plan, _TIME_LAYERS))
-        return device_s_per_token(short, play(lowering).step_s)
+        return device_s_per_token(short, step_seconds(lowering))
 
     def _overflows(self, candidate: _Candidate) -> bool:
         try:
@@ -284,7 +287,7 @@ def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy
     for pool, use in zip(pools, uses, strict=True):
         if verdict_of(with_lower_tiers(use, lowering))[0] == "FITS":
             change = candidate.change + EXPANDABLE_SEGMENTS if pool.expandable_segments else candidate.change
-            return _remedy(change, plan, use, play(lowering).step_s, cost_before)
+            return _remedy(change, plan, use, step_seconds(lowering), cost_before)
     return None
 
 

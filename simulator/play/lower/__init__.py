@@ -200,9 +200,7 @@ def lower(
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
     legal(model, plan, cluster, stack)
-    stack = stack.on_host_of(cluster.device)
-    if "full_iteration" in plan.cuda_graphs:
-        stack = stack.without_host()
+    stack = _as_hosted(stack, plan, cluster)
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
     blocks = build_blocks(model, stack, plan)
@@ -229,6 +227,18 @@ def lower(
         },
         calibrations={cluster.device.name: calibration, **theirs},
     )
+
+
+def unpriced_blocks(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> ModelBlocks:
+    """The blocks that `lower` prices: all that memory needs to know of a plan. Raises PlanError as `lower` does."""
+    legal(model, plan, cluster, stack)
+    return build_blocks(model, _as_hosted(stack, plan, cluster), plan)
+
+
+def _as_hosted(stack: Stack, plan: Plan, cluster: Cluster) -> Stack:
+    """The software at the pace of the cluster's hosts; a graph of the whole step leaves them nothing to do."""
+    stack = stack.on_host_of(cluster.device)
+    return stack.without_host() if "full_iteration" in plan.cuda_graphs else stack
 
 
 def legal(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> None:

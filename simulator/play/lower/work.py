@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Literal
 
 from simulator.base.kernels import Attention, Gemm, Kernel, Stream, launches
+from simulator.parallel.pipeline import splits_backward
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
 from simulator.spec.plan import Plan
@@ -107,11 +108,14 @@ class Phase:
         )
 
 
+NO_PHASE = Phase(segments=())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockWork:
     """The phases of a block. `recompute` runs just before `backward` where the block is checkpointed.
 
-    inputs, weights: the backward in two, where a pipeline schedule leaves the weights' gradients for later.
+    inputs, weights: the backward in two, where the plan's schedule leaves the weights' gradients for later.
     """
 
     forward: Phase
@@ -206,11 +210,12 @@ class Clock:
     def block(self, block: Block, plan: Plan) -> BlockWork:
         """Forward, backward and recomputation of one block."""
         repeated = recompute_ops(block, plan, self._stack)
+        backward, splits = self.direction(block, "backward"), splits_backward(plan.pipeline_schedule)
         return BlockWork(
             forward=self.direction(block, "forward"),
-            backward=self.direction(block, "backward"),
-            inputs=self.direction(block, "inputs"),
-            weights=self.direction(block, "weights"),
+            backward=backward,
+            inputs=self.direction(block, "inputs") if splits else backward,
+            weights=self.direction(block, "weights") if splits else NO_PHASE,
             recompute=self.phase(repeated, forward=True).booked_as("recompute"),
             flop=sum(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
             recompute_flop=sum(kernel.flop for op in repeated for kernel in op.forward),
