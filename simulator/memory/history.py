@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -187,8 +187,10 @@ def live_by_category(history: History, at: int, granularity_bytes: int = CUDA_GR
     return {name: size for name, size in totals.items() if size}
 
 
-def step_reserved_bytes(history: History, allocator: CachingAllocator) -> list[int]:
-    """Bytes the allocator has reserved at the end of each moment of the steady step."""
+def step_reserved_bytes(
+    history: History, allocator: CachingAllocator, at_steady: Callable[[], None] | None = None
+) -> list[int]:
+    """Bytes the allocator has reserved at the end of each moment of the steady step. at_steady: called where that begins."""
     malloc, free = allocator.malloc, allocator.free
     blocks: dict[int, Block] = {}
     reserved: list[int] = []
@@ -204,6 +206,8 @@ def step_reserved_bytes(history: History, allocator: CachingAllocator) -> list[i
                 free(block)
             else:
                 allocator.synchronize(stream)
+        if not reserved and at_steady is not None:
+            at_steady()
         reserved.append(allocator.reserved_bytes)
     return reserved[1:]
 

@@ -26,6 +26,35 @@ class Pressure:
     fails: bool
 
 
+class DriverCalls:
+    """What an allocator takes from the driver and gives back, told call by call."""
+
+    __slots__ = ("_calls",)
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[str, int]] = []
+
+    def __call__(self, call: str, address: int, num_bytes: int) -> None:  # noqa: ARG002  where it lies does not count
+        self._calls.append((call, num_bytes))
+
+    def clear(self) -> None:
+        """Forget what was before the steady step."""
+        self._calls.clear()
+
+    def pressure(self, num_retries: int = 0, *, fails: bool = False) -> Pressure:
+        """The calls since, counted."""
+        taken = [size for call, size in self._calls if call in ("segment_alloc", "segment_map")]
+        given = [size for call, size in self._calls if call in ("segment_free", "segment_unmap")]
+        return Pressure(
+            num_retries=num_retries,
+            malloc_calls=len(taken),
+            malloc_bytes=sum(taken),
+            free_calls=len(given),
+            free_bytes=sum(given),
+            fails=fails,
+        )
+
+
 def drive(events: list[Event], allocator: CachingAllocator) -> Iterator[tuple[int, Event, Block | None]]:
     """(index, event, its block) after each event has been played. Raises OutOfMemoryError where one does not fit."""
     blocks: dict[int, Block] = {}
@@ -48,10 +77,8 @@ def under_pressure(
     events: list[Event], steady: int, limit_bytes: int, settings: AllocatorSettings | None = None
 ) -> Pressure:
     """Play the events where the driver has `limit_bytes` for the allocator; those from `steady` on are counted."""
-    calls: list[tuple[str, int]] = []
-    allocator = CachingAllocator(
-        settings, capacity_bytes=limit_bytes, on_driver=lambda call, _, size: calls.append((call, size))
-    )
+    calls = DriverCalls()
+    allocator = CachingAllocator(settings, capacity_bytes=limit_bytes, on_driver=calls)
     retries_before, fails = 0, False
     try:
         for index, _, _ in drive(events, allocator):
@@ -60,13 +87,4 @@ def under_pressure(
                 retries_before = allocator.num_retries
     except OutOfMemoryError:
         fails = True
-    taken = [size for call, size in calls if call in ("segment_alloc", "segment_map")]
-    given = [size for call, size in calls if call in ("segment_free", "segment_unmap")]
-    return Pressure(
-        num_retries=allocator.num_retries - retries_before,
-        malloc_calls=len(taken),
-        malloc_bytes=sum(taken),
-        free_calls=len(given),
-        free_bytes=sum(given),
-        fails=fails,
-    )
+    return calls.pressure(allocator.num_retries - retries_before, fails=fails)

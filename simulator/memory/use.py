@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from simulator.memory.history import (
     write_history,
 )
 from simulator.memory.outside import capacity_bytes, outside_torch_bytes, window_bytes, workspace_bytes
-from simulator.memory.pressure import Pressure, under_pressure
+from simulator.memory.pressure import DriverCalls, Pressure, under_pressure
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
@@ -99,11 +99,15 @@ def simulate_memory(
     history, live = _fullest(model, plan, stack, blocks, device, stages)
     outside = outside_torch_bytes(device, plan, stack=stack) + window_bytes(model, plan, stack)
     hopeless = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
-    reserved = [most for most, _ in live.most] if hopeless else _reserved(history, live, settings)
+    calls = DriverCalls()
+    allocator = CachingAllocator(settings, on_driver=calls)
+    reserved = [most for most, _ in live.most] if hopeless else _reserved(history, live, allocator, calls.clear)
     use = _use(history, live, max(reserved), plan, device, outside)
     if use.fits_bare and not use.fits_surely:
         limit = use.capacity_bytes - use.outside_torch_bytes
-        use = replace(use, pressure=under_pressure(history.events, history.steady, limit, settings))
+        unmet = _never_meets(allocator, limit)
+        found = calls.pressure() if unmet else under_pressure(history.events, history.steady, limit, settings)
+        use = replace(use, pressure=found)
     per_moment = () if quick else zip(live.most, reserved, strict=True)
     samples = tuple(
         MemorySample(label=label(moment_of(history, index)), allocated_bytes=highest, reserved_bytes=held)
@@ -111,6 +115,13 @@ def simulate_memory(
     )
     peak_index = live.most.index(live.peak)
     return use, MemoryTrace(samples=samples, peak_index=peak_index, by_category=use.by_category)
+
+
+def _never_meets(allocator: CachingAllocator, limit_bytes: int) -> bool:
+    """What was played without a limit goes the same way under this one: nothing in it looks at the limit."""
+    settings = allocator.settings
+    looks = settings.expandable_segments or settings.garbage_collection_threshold > 0
+    return allocator.peak_reserved_bytes <= limit_bytes and not looks
 
 
 def memory_uses(
@@ -125,7 +136,7 @@ def memory_uses(
     history, live = _fullest(model, plan, stack, blocks, device)
     outside = outside_torch_bytes(device, plan, stack=stack) + window_bytes(model, plan, stack)
     for one in settings:
-        yield _use(history, live, max(_reserved(history, live, one)), plan, device, outside)
+        yield _use(history, live, max(_reserved(history, live, CachingAllocator(one))), plan, device, outside)
 
 
 def _fullest(
@@ -172,11 +183,13 @@ def _use(history: History, live: StepLiveBytes, reserved: int, plan: Plan, devic
     )
 
 
-def _reserved(history: History, live: StepLiveBytes, settings: AllocatorSettings | None) -> list[int]:
+def _reserved(
+    history: History, live: StepLiveBytes, allocator: CachingAllocator, at_steady: Callable[[], None] | None = None
+) -> list[int]:
     """What the allocator holds at the end of each moment. Beyond any address space it is not asked: what is alive."""
     if live.peak[0] > ADDRESS_SPACE_BYTES:
         return [most for most, _ in live.most]
-    return step_reserved_bytes(history, CachingAllocator(settings))
+    return step_reserved_bytes(history, allocator, at_steady)
 
 
 def device_history(model: Model, plan: Plan, stack: Stack, device: Device) -> History:
