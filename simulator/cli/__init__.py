@@ -5,6 +5,7 @@ stdout carries the answer, stderr progress and errors. Exit codes stand in `Exit
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ VERBS = {
 }
 
 
-COLLECT = 50_000, 20, 50  # imports and predictions make many objects and few cycles: collect them less often
+COLLECT = 200_000, 20, 50  # imports and predictions make many objects and few cycles: collect them less often
 
 
 def _command(verb: str) -> click.Command | None:  # noqa: C901, PLR0912  one case a verb
@@ -106,6 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from simulator.base.errors import InputError
 
     gc.set_threshold(*COLLECT)
+    atexit.register(gc.freeze)  # a process that ends need not look for cycles first
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # to look for some, it reads every installed package
     try:
         code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)

@@ -13,7 +13,7 @@ from typing_extensions import override
 from simulator.base.errors import ClusterError, Fault, InputError
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, faults_of, nearest, read_toml
-from simulator.spec.cluster import hosts, links
+from simulator.spec.cluster import hosts
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.exceptions import Deviation, device_of, numbers_of
 from simulator.spec.cluster.parts import MAX_NODES, Fabric, Host, Inter, Intra, Pcie
@@ -220,17 +220,23 @@ class Cluster(Strict):
     def route(self, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         """The directed links from one rank to another; none from a rank to itself. Raises ClusterError out of range."""
         self.must_be_even("a route")
+        from simulator.spec.cluster import links
+
         return links.route(self, self.gpu_of(src_rank), self.gpu_of(dst_rank))
 
     def islands(self) -> tuple[Sequence[int], ...]:
         """Ranks that reach each other without PCIe or network, by NVLink (or xGMI): the sets, by first rank."""
         self.must_be_even("a search for islands")
+        from simulator.spec.cluster import links
+
         found = links.islands(self)
         return tuple(sorted(tuple(sorted(map(self.rank_on, each))) for each in found)) if self.seats else found
 
     def graph(self) -> nx.DiGraph[str]:
         """One node's GPUs, switches, host and NICs; edges carry kind, bytes_per_s and latency_s."""
         self.must_be_even("a graph")
+        from simulator.spec.cluster import links
+
         return links.graph(self)
 
 
