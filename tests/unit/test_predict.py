@@ -7,10 +7,12 @@ import pytest
 
 from simulator.base.errors import PlanError, StackError
 from simulator.memory import MemoryUse
+from simulator.play.lower import lower
 from simulator.predict import Prediction, predict
+from simulator.predict.play import play, step_seconds
 from simulator.predict.verdict import verdict_of
 from simulator.spec.calibration import Calibration
-from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -112,3 +114,32 @@ def test_the_cause_of_an_oom_names_the_owner_and_the_moment() -> None:
     cause = verdict_of(use(79 * GIB, 85 * GIB, 90 * GIB))[1]
     assert "activations" in cause
     assert "backward head mb0" in cause
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_micro_batches": 4},
+        {"num_micro_batches": 7},
+        {"dp_shard": 1, "dp_replicate": 2, "pp": 4, "zero": 0, "num_micro_batches": 8},
+        {"dp_shard": 1, "dp_replicate": 8, "zero": 0, "sync_every_steps": 10},
+    ],
+)
+def test_a_step_alone_lasts_as_long_as_one_whose_parts_are_known(fields: dict[str, object]) -> None:
+    plan = Plan.model_validate({"dp_shard": 8, "seq_len": 2048} | fields)
+    model, cluster = Model.load("llama3.2-1b"), Cluster.load("hgx-h100-8")
+    calibration = Calibration.for_device(cluster.device)
+    curves = calibration.links or default_curves()
+    lowering = lower(model, plan, cluster, Stack.load(plan.stack), calibration, curves)
+    assert step_seconds(lowering) == play(lowering).step_s
+
+
+@pytest.mark.parametrize(("seq_len", "met"), [(8192, False), (9216, True)])
+def test_a_limit_that_is_never_met_changes_nothing(seq_len: int, met: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+    inputs = Model.load("llama3-8b"), Plan(dp_shard=8, seq_len=seq_len), Cluster.load("hgx-h100-8")
+    known = predict(*inputs).memory.pressure
+    assert known is not None
+    assert (known.num_retries > 0) is met
+    monkeypatch.setattr("simulator.memory.use._never_meets", lambda *_: False)
+    assert predict(*inputs).memory.pressure == known
