@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import FROM_FILE, UnitError
+from simulator.base.value_errors import FEW, expected_for, wrong_value
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -47,8 +48,6 @@ def faults_of(exc: ValidationError, place: str, model: type[BaseModel] | None = 
 
 
 def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None) -> Fault:
-    from simulator.base.value_errors import expected_for, wrong_value
-
     loc = detail["loc"]
     where = _where(place, loc)
     if detail["type"] == "extra_forbidden":
@@ -97,8 +96,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    from simulator.base.value_errors import FEW
-
     return f"known: {', '.join(names)}" if 0 < len(names) <= FEW else ""
 
 
