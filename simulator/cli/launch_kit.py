@@ -13,7 +13,7 @@ from simulator.formats.readers.placement import read_placement
 from simulator.formats.readers.topology_source import read_source
 from simulator.formats.study import Study
 from simulator.formats.writers.launch_kit import launch_kit, make_kit, ranks_table
-from simulator.parallel.mesh import check
+from simulator.parallel.legality import check_split
 from simulator.predict.transfers import transfer_schedule
 from simulator.spec.cluster.host import Host
 
@@ -27,7 +27,7 @@ def kit_files(
 ) -> dict[str, str]:
     """Name -> text. Raises InputError with every fault of hosts, topology and plan."""
     names = expand(hosts, "--hosts") if hosts is not None else ()
-    check(job.plan, job.model, asked.cluster)
+    check_split(job.plan, job.model, asked.cluster)
     kit = make_kit(job, asked.cluster, hosts=names, host=host)
     if asked.cluster.seats:
         head = {**head, "placement": "../ranks.tsv"}
@@ -44,7 +44,7 @@ def kit_files(
 
 def check_kit(asked: Study, job: Job, hosts: str | None, host: Host | None, folder: Path | None) -> None:
     """Raise InputError with every fault that a kit would have, before hours are spent on what goes into it."""
-    check(job.plan, job.model, asked.cluster)
+    check_split(job.plan, job.model, asked.cluster)
     make_kit(job, asked.cluster, hosts=expand(hosts, "--hosts") if hosts is not None else (), host=host)
     check_folder(folder)
 

@@ -31,10 +31,11 @@ from simulator.formats.writers.plans.deepspeed import deepspeed_json
 from simulator.formats.writers.plans.megatron import megatron_script
 from simulator.formats.writers.plans.study_toml import study_toml
 from simulator.formats.writers.plans.torchtitan import torchtitan_toml
+from simulator.parallel.legality import check, unused
 from simulator.parallel.pipeline.layers import stage_layers
 from simulator.spec.model import Model
 from simulator.spec.model.files import preset_names
-from simulator.spec.plan import Plan, unused_fields
+from simulator.spec.plan import Plan
 
 __all__ = ["FORMATS", "Export", "Job", "effective_fields", "export_plan"]
 
@@ -141,7 +142,7 @@ def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Ite
         yield from _model_faults(job.model, draft.model, form)
     try:
         back = Plan.model_validate(plan_fields(draft, _devices(job.plan, draft), beside, job.model))
-        back.check()
+        check(back)
     except InputError as exc:
         yield from exc.faults
         return
@@ -205,7 +206,7 @@ def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
     if not plan.narrow:
         found |= {"first_layers_bf16": 0, "last_layers_bf16": 0}
     found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
-    idle = unused_fields(plan, experts=model.experts is not None)
+    idle = unused(plan, experts=model.experts is not None)
     if plan.recompute == "every_k" and plan.recompute_every == 1:
         found["recompute"] = "full"
     return {name: value for name, value in found.items() if name not in idle and (name != "cuda_graphs" or value)}

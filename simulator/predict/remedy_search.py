@@ -25,6 +25,7 @@ from simulator.memory import (
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.outside import workspace_bytes
 from simulator.memory.use import RESERVED_HIGH
+from simulator.parallel.legality import check
 from simulator.parallel.pipeline import Split
 from simulator.play.lower import Lowering, lower, unpriced_blocks
 from simulator.predict.changes import EXPANDABLE, EXPANDABLE_SEGMENTS, Change, changes
@@ -234,7 +235,7 @@ def _promising(search: _Search, frontier: Iterable[_Candidate]) -> list[_Candida
 def _child(search: _Search, parent: _Candidate, change: Change) -> _Candidate | None:
     try:
         plan = change.applied(parent.plan)
-        plan.check()
+        check(plan)
         cluster = parent.cluster
         if change.nodes > 1:
             cluster = cluster.with_nodes(cluster.num_nodes * change.nodes)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.base.errors import PlanError
+from simulator.parallel.legality import check
 from simulator.parallel.model_shard import shard_of
 from simulator.predict import Prediction, predict
 from simulator.spec.cluster import Cluster
@@ -63,7 +64,7 @@ def played(plan: Plan, *, fold: bool = True) -> Prediction:
 
 def is_legal(plan: Plan) -> bool:
     try:
-        plan.check()
+        check(plan)
     except PlanError:
         return False
     return True

@@ -7,9 +7,10 @@ from collections import Counter
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from simulator.parallel.legality.pipeline import pipeline_faults
+from simulator.parallel.legality.rule import Pipeline
 from simulator.parallel.pipeline import (
     Split,
-    faults,
     held_at_first_backward,
     in_flight,
     micro_batches,
@@ -84,8 +85,8 @@ def test_layers_are_dealt_once_and_in_order(shape: Shape, num_layers: int, embed
     split = Split(embedding_as_layer=embedding, head_as_layer=head)
     positions = num_positions(shape.schedule, shape.p, shape.v)
     short = num_layers + embedding + head < positions
-    asked = (shape.schedule, num_layers, shape.p, shape.m, shape.v)
-    assert bool(faults(*asked, group_size=shape.group, split=split)) == short
+    asked = Pipeline(shape.schedule, shape.p, shape.m, shape.v, num_layers, shape.group, split)
+    assert bool(pipeline_faults(asked)) == short
     if short:
         return
     dealt = stage_layers(num_layers, shape.p, shape.v, split=split, schedule=shape.schedule)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulator.base.errors import PlanError
 from simulator.formats.exchange import FORMATS, Job, effective_fields, export_plan
 from simulator.formats.readers.plans import plan_fields, read_plan
+from simulator.parallel.legality import check
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -243,7 +244,7 @@ def test_mixtures_of_experts_are_kept(plan: Plan) -> None:
 
 def legal(plan: Plan) -> bool:
     try:
-        plan.check()
+        check(plan)
     except PlanError:
         return False
     return True

@@ -20,6 +20,7 @@ from simulator.formats.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
 from simulator.formats.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
 from simulator.formats.readers.plans.megatron import KNOWN as MEGATRON_NAMES
 from simulator.formats.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
+from simulator.parallel.legality import check
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from tests.examples import examples
@@ -50,7 +51,7 @@ def answered(text: str, form: str | None, given: dict[str, Any] = GIVEN, num_dev
         try:
             draft = read_plan(file, form, given=given)
             fields = plan_fields(draft, num_devices, given, draft.model if isinstance(draft.model, Model) else MODEL)
-            Plan.model_validate(fields).check()
+            check(Plan.model_validate(fields))
         except (InputError, ValidationError):
             return
 

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from simulator.base.errors import EngineError, InputError
+from simulator.parallel.legal import legal
 from simulator.parallel.pipeline import SCHEDULES
-from simulator.play.lower import legal
 from simulator.predict import predict
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster

@@ -8,6 +8,7 @@ import pytest
 
 from simulator.base.errors import PlanError
 from simulator.memory import MemoryUse, simulate_memory
+from simulator.parallel.legality import check
 from simulator.play.lower import Lowering, lower
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
@@ -153,6 +154,6 @@ def test_mics_gathers_between_nodes_first() -> None:
 )
 def test_what_has_no_meaning_is_told_at_once(fields: dict[str, object], words: list[str]) -> None:
     with pytest.raises(PlanError) as told:
-        plan(**fields).check()
+        check(plan(**fields))
     for word in words:
         assert word in str(told.value)

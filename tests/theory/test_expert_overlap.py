@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import PlanError
+from simulator.parallel.legality import check
 from simulator.parallel.pipeline import in_flight, order, peak_in_flight
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.builder import Builder
@@ -32,7 +33,7 @@ def lowered(model: Model = MIXTRAL, **fields: Any) -> Lowering:
         "expert_overlap": True, **fields,
     }  # fmt: skip
     plan = Plan.model_validate(given)
-    plan.check()
+    check(plan)
     where = Cluster.load("hgx-h100-8").with_nodes(plan.num_devices // 8)
     return lower(model, plan, where, STACK, Calibration.ideal(), LinkCurves.ideal())
 

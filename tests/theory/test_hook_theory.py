@@ -7,6 +7,7 @@ from math import prod
 import pytest
 
 from simulator.base.errors import PlanError
+from simulator.parallel.legality import check
 from simulator.play.lower import lower
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
@@ -105,4 +106,4 @@ def test_16_bit_hooks_halve_the_bytes_and_add_their_casts(kind: str) -> None:
 )
 def test_bad_input(fields: dict[str, object], words: str) -> None:
     with pytest.raises(PlanError, match=words.replace("(", r"\(")):
-        Plan.model_validate({"zero": 0, "dp_replicate": 8, "comm_hook": {"kind": "powersgd"}, **fields}).check()
+        check(Plan.model_validate({"zero": 0, "dp_replicate": 8, "comm_hook": {"kind": "powersgd"}, **fields}))

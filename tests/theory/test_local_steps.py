@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulator.base.errors import PlanError
+from simulator.parallel.legality import check
 from simulator.play.lower import Lowering, lower
 from simulator.predict import predict
 from simulator.predict.play import play
@@ -86,7 +87,7 @@ def test_the_report_states_the_staleness() -> None:
 )
 def test_combinations_without_meaning(fields: dict[str, object], words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        plan(**{"zero": 0, "dp_replicate": 4, "sync_every_steps": 4, **fields}).check()
+        check(plan(**{"zero": 0, "dp_replicate": 4, "sync_every_steps": 4, **fields}))
 
 
 def test_the_way_out_of_memory_takes_the_shards_and_leaves_what_only_replicas_have() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from simulator.base.errors import PlanError
 from simulator.base.kernels import Dtype, Gemm, Stream
+from simulator.parallel.legality import check
 from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import lower
 from simulator.spec.calibration import Calibration
@@ -123,7 +124,7 @@ def test_mxfp8_has_the_peak_of_fp8_on_blackwell_and_no_other_gpu() -> None:
 )
 def test_bad_input(fields: dict[str, object], words: list[str]) -> None:
     with pytest.raises(PlanError) as told:
-        Plan.model_validate({"precision": "fp8", **fields}).check()
+        check(Plan.model_validate({"precision": "fp8", **fields}))
     for word in words:
         assert word in str(told.value)
 
@@ -267,7 +268,7 @@ def test_who_cannot_multiply_fp4_or_blocks_is_told() -> None:
     assert "torch's own products" in refused("hgx-h100-8", "torch-2.6-eager", **fields)
     assert "by blocks of 128" in refused("pcie-l40s-8", "torch-2.6-eager", **fields)
     with pytest.raises(PlanError, match="the precision is bf16"):
-        Plan(first_layers_bf16=1).check()
+        check(Plan(first_layers_bf16=1))
 
 
 def test_a_fused_norm_finds_the_maximum_of_its_result() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from simulator.base.errors import PlanError
 from simulator.base.kernels import Gemm
-from simulator.parallel.mesh import check
+from simulator.parallel.legality import check_split
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -137,11 +137,11 @@ def test_what_they_made_is_gathered() -> None:
 
 def told(tp: int, **fields: object) -> str:
     with pytest.raises(PlanError) as caught:
-        check(shared(tp, **fields), GROUPED, Cluster.load("hgx-h100-8"))
+        check_split(shared(tp, **fields), GROUPED, Cluster.load("hgx-h100-8"))
     return str(caught.value)
 
 
 def test_degrees_that_heads_do_not_allow_are_told_the_nearest() -> None:
     assert "tp = 8 does not divide the model's 4 key-value heads (tp = 4)" in told(8, data_parallel="fsdp2", zero=3)
     assert "tp = 6 does not divide the model's 32 heads (tp = 4)" in told(6)
-    check(shared(8), GROUPED, Cluster.load("hgx-h100-8"))  # Megatron's
+    check_split(shared(8), GROUPED, Cluster.load("hgx-h100-8"))  # Megatron's

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from simulator.formats.readers.runs_table import RunRow
+from simulator.parallel.legality import check
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -111,7 +112,7 @@ def test_every_recipe_names_what_ships_and_none_contradicts_another() -> None:
         modules = tuple(record["recompute_modules"].split())
         graphs = tuple(record["cuda_graphs"].split())
         fields = {"dispatcher": record["dispatcher"], "cuda_graphs": graphs}
-        Plan.model_validate({**fields, **({"recompute_modules": modules} if modules else {})}).check()
+        check(Plan.model_validate({**fields, **({"recompute_modules": modules} if modules else {})}))
         facts = ("dispatcher", "overlap", "recompute_modules", "cuda_graphs", "releases")
         for release in record["releases"].split():
             key = (*(value for column, value in record.items() if column not in facts), release)

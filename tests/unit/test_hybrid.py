@@ -13,7 +13,7 @@ from simulator.formats.exchange import Job, export_plan
 from simulator.formats.readers.hf_config import model_from_config
 from simulator.formats.readers.plans.megatron import read_megatron
 from simulator.formats.readers.runs_table import RunRow
-from simulator.parallel.mesh import check
+from simulator.parallel.legality import check_split
 from simulator.predict import predict
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -142,13 +142,13 @@ def test_illegal_splits_are_told_at_once() -> None:
     cluster = Cluster.load("dgx-h100-8").with_nodes(12)
     plan = megatron(tp=16, cp=6, seq_len=4096 * 6)
     with pytest.raises(PlanError) as caught:
-        check(plan, Model.load("nemotron-h-8b"), cluster)
+        check_split(plan, Model.load("nemotron-h-8b"), cluster)
     text = str(caught.value)
     assert "8 Mamba groups" in text
     with pytest.raises(PlanError, match="cp = 6 is neither a divisor nor a multiple of a rank's 8 Mamba groups"):
-        check(megatron(cp=6, dp_shard=16, seq_len=4096 * 6), Model.load("nemotron-h-8b"), cluster)
+        check_split(megatron(cp=6, dp_shard=16, seq_len=4096 * 6), Model.load("nemotron-h-8b"), cluster)
     with pytest.raises(PlanError, match="fsdp2 splits no Mamba mixers"):
-        check(Plan(tp=2, dp_shard=48), Model.load("nemotron-h-8b"), cluster)
+        check_split(Plan(tp=2, dp_shard=48), Model.load("nemotron-h-8b"), cluster)
 
 
 def test_serving_a_hybrid_is_refused() -> None:
@@ -273,10 +273,10 @@ def test_narrow_products_of_mixers_come_in_sixteens() -> None:
     odd = model.model_copy(update={"mamba": model.mamba.model_copy(update={"num_heads": 120, "head_dim": 67})})
     cluster = Cluster.load("dgx-h100-8")
     with pytest.raises(PlanError, match="no multiple of 16"):
-        check(megatron(dp_shard=8, precision="fp8"), odd, cluster)
-    check(megatron(dp_shard=8, precision="fp8"), model, cluster)
+        check_split(megatron(dp_shard=8, precision="fp8"), odd, cluster)
+    check_split(megatron(dp_shard=8, precision="fp8"), model, cluster)
     with pytest.raises(PlanError, match="50 \\+ 3 layers in bf16, and the model has 52"):
-        check(megatron(dp_shard=8, precision="fp8", first_layers_bf16=50, last_layers_bf16=3), model, cluster)
+        check_split(megatron(dp_shard=8, precision="fp8", first_layers_bf16=50, last_layers_bf16=3), model, cluster)
 
 
 def test_a_repeated_module_of_megatrons() -> None:

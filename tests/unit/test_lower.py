@@ -6,7 +6,9 @@ import pytest
 
 from simulator.base.errors import PlanError
 from simulator.base.kernels import Gemm
-from simulator.play.lower import Lowering, legal, lower
+from simulator.parallel.legal import legal
+from simulator.parallel.legality import check
+from simulator.play.lower import Lowering, lower
 from simulator.play.lower.work import Clock
 from simulator.predict.play import collective_s, play
 from simulator.spec.calibration import Calibration
@@ -378,7 +380,7 @@ def test_what_a_graph_holds_costs_the_host_one_call() -> None:
         plan = Plan.model_validate(
             {"zero": 1, "data_parallel": "megatron", "dp_shard": 8, "ep": 8, "seq_len": 4096, "cuda_graphs": graphs}
         )
-        plan.check()
+        check(plan)
         layer = build_blocks(model, stack, plan).layer
         clock = Clock(device, Calibration.for_device(device), stack)
         forward, backward = (clock.direction(layer, name) for name in ("forward", "backward"))
@@ -415,7 +417,7 @@ def test_scopes_of_graphs_that_do_not_go_together_are_refused() -> None:
         (("moe", "moe_router"), "moe holds"),
     ):
         with pytest.raises(PlanError, match=said):
-            Plan(cuda_graphs=graphs).check()
+            check(Plan(cuda_graphs=graphs))
     plan = Plan(dp_shard=8, seq_len=2048, cuda_graphs=("attn",))
     with pytest.raises(PlanError, match="CUDA graphs of modules are Megatron's"):
         legal(MODEL, plan, Cluster.load("hgx-h100-8"), Stack.load("torch-2.6-eager"))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from simulator.base.errors import PlanError
-from simulator.parallel.mesh import GroupShape, Mesh, check
+from simulator.parallel.legality import check, check_split
+from simulator.parallel.mesh import GroupShape, Mesh
 from simulator.spec.cluster import Cluster
 from simulator.spec.model.experts import Experts
 from simulator.spec.model.hybrid import Mamba
@@ -195,13 +196,13 @@ def test_orders_that_are_none(order: str, degrees: dict[str, int], wrong: str) -
 
 def test_orders_that_do_not_fit_the_degrees() -> None:
     with pytest.raises(PlanError, match="does not say where cp = 2, pp = 4 stands"):
-        Plan(pp=4, cp=2, dp_shard=2, rank_order="tp-dp").check()
+        check(Plan(pp=4, cp=2, dp_shard=2, rank_order="tp-dp"))
     with pytest.raises(PlanError, match="puts experts outside dp_shard"):
-        Plan(ep=4, dp_shard=8, rank_order="tp-dp-ep-pp").check()
+        check(Plan(ep=4, dp_shard=8, rank_order="tp-dp-ep-pp"))
     with pytest.raises(PlanError, match="puts experts inside tp"):
-        Plan(ep=4, dp_shard=8, tp=2, rank_order="ep-tp-dp-pp").check()
-    Plan(ep=4, dp_shard=8, rank_order="tp-cp-ep-pp-dp").check()
-    Plan(dp_shard=8, rank_order="dp").check()
+        check(Plan(ep=4, dp_shard=8, tp=2, rank_order="ep-tp-dp-pp"))
+    check(Plan(ep=4, dp_shard=8, rank_order="tp-cp-ep-pp-dp"))
+    check(Plan(dp_shard=8, rank_order="dp"))
 
 
 def test_sixteen_thousand_gpus_build_no_rank_list() -> None:
@@ -224,7 +225,7 @@ def test_degrees_that_do_not_fill_the_cluster() -> None:
 def test_every_misfit_at_once() -> None:
     plan = Plan(dp_shard=3, tp=3, pp=2, ep=2)
     with pytest.raises(PlanError) as caught:
-        check(plan, Model(num_layers=1), HGX)
+        check_split(plan, Model(num_layers=1), HGX)
     problems = {fault.place: fault for fault in caught.value.faults}
     assert [fault.place for fault in caught.value.faults] == [
         "plan: degrees",
@@ -242,20 +243,20 @@ def test_every_misfit_at_once() -> None:
 def test_heads_are_dealt_out_evenly_by_an_all_to_all() -> None:
     plan = Plan(cp=8, seq_len=2048, cp_exchange="all_to_all", zero=0)
     with pytest.raises(PlanError, match="cp_exchange"):
-        check(plan, Model(num_kv_heads=4), HGX)
-    check(plan, Model(), HGX)
+        check_split(plan, Model(num_kv_heads=4), HGX)
+    check_split(plan, Model(), HGX)
 
 
 def test_a_fitting_plan_passes() -> None:
-    check(Plan(dp_shard=4, tp=2), Model(), HGX)
-    check(Plan(dp_shard=8, ep=4), Model(experts=Experts(num_experts=8, top_k=2)), HGX)
+    check_split(Plan(dp_shard=4, tp=2), Model(), HGX)
+    check_split(Plan(dp_shard=8, ep=4), Model(experts=Experts(num_experts=8, top_k=2)), HGX)
 
 
 def test_experts_that_do_not_fit_are_refused_with_every_reason() -> None:
     model = Model(experts=Experts(num_experts=8, top_k=2, d_ff=100))
     plan = Plan(dp_shard=4, tp=2, ep=3, seq_len=2048, zero=1, data_parallel="megatron")
     with pytest.raises(PlanError) as caught:
-        check(plan, model, HGX)
+        check_split(plan, model, HGX)
     text = str(caught.value)
     assert "ep = 3 does not divide the model's 8 experts" in text
     assert "whole experts (etp = 1) on tp = 2 ranks that all hold the same tokens" in text
@@ -264,14 +265,14 @@ def test_experts_that_do_not_fit_are_refused_with_every_reason() -> None:
 
 def test_expert_degrees_divide_the_ranks_of_a_stage() -> None:
     with pytest.raises(PlanError) as caught:
-        Plan(dp_shard=6, ep=4, etp=2, zero=1, data_parallel="megatron").check()
+        check(Plan(dp_shard=6, ep=4, etp=2, zero=1, data_parallel="megatron"))
     text = str(caught.value)
     assert "ep × etp = 4 × 2 does not divide dp_shard × cp × tp = 6" in text
     assert "etp = 2 is neither 1 nor tp = 1" in text
     with pytest.raises(PlanError, match="same rows on every rank"):
-        Plan(dp_shard=4, expert_capacity_factor=1.0, expert_imbalance=1.2).check()
+        check(Plan(dp_shard=4, expert_capacity_factor=1.0, expert_imbalance=1.2))
     with pytest.raises(PlanError, match="no expert parallelism here"):
-        Plan(dp_shard=4, ep=2, zero=3, data_parallel="fsdp1").check()
+        check(Plan(dp_shard=4, ep=2, zero=3, data_parallel="fsdp1"))
 
 
 def test_groups_of_experts_follow_the_order_of_ranks() -> None:

@@ -8,6 +8,7 @@ from simulator.base.errors import ClusterError, PlanError
 from simulator.formats.study import read_study
 from simulator.memory import activation_bytes, simulate_memory, write_history
 from simulator.memory.tape import FREE
+from simulator.parallel.legality import check
 from simulator.parallel.mesh import Mesh
 from simulator.play.engine import run
 from simulator.play.lower import Lowering, lower
@@ -250,7 +251,7 @@ def test_what_no_implementation_offloads_is_refused(
     given: dict[str, object], offload: dict[str, object], remedy: str
 ) -> None:
     with pytest.raises(PlanError) as caught:
-        plan(**given, offload=offload).check()
+        check(plan(**given, offload=offload))
     assert any(remedy in (fault.remedy or "") for fault in caught.value.faults)
 
 

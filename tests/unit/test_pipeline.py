@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from simulator.base.errors import PlanError
+from simulator.parallel.legality.pipeline import pipeline_faults
+from simulator.parallel.legality.rule import Pipeline
 from simulator.parallel.pipeline import (
     Action,
     Schedule,
     Split,
-    faults,
     in_flight,
     neighbours,
     order,
@@ -173,7 +174,7 @@ def test_dualpipe_holds_every_layer_twice_and_dualpipe_v_once() -> None:
 def test_a_schedule_that_cannot_run_names_the_nearest_that_can(
     schedule: Schedule, p: int, m: int, v: int, group: int | None, place: str, remedy: str
 ) -> None:
-    (fault,) = faults(schedule, 64, p, m, v, group_size=group)
+    (fault,) = pipeline_faults(Pipeline(schedule, p, m, v, 64, group_size=group))
     assert fault.place == f"plan: {place}"
     assert remedy in fault.remedy
     with pytest.raises(PlanError):
@@ -201,14 +202,14 @@ def test_a_schedule_that_cannot_run_names_the_nearest_that_can(
     ],
 )
 def test_layers_that_cannot_be_dealt_name_what_could(layers: int, p: int, v: int, split: Split, remedy: str) -> None:
-    found = faults("interleaved" if v > 1 else "1f1b", layers, p, 16, v, split=split)
+    found = pipeline_faults(Pipeline("interleaved" if v > 1 else "1f1b", p, 16, v, layers, split=split))
     assert any(remedy in fault.remedy for fault in found), found
     with pytest.raises(PlanError):
         stage_layers(layers, p, v, split=split)
 
 
 def test_all_faults_come_at_once() -> None:
-    found = faults("dualpipe", 2, 5, 7, 1, place="study")
+    found = pipeline_faults(Pipeline("dualpipe", 5, 7, 1, 2), place="study")
     assert [fault.place for fault in found] == [
         "study: virtual_stages",
         "study: pp",

@@ -16,6 +16,7 @@ from simulator.formats.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
 from simulator.formats.readers.plans.megatron import KNOWN as MEGATRON_NAMES
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
+from simulator.parallel.legality import check
 from simulator.parallel.pipeline import stage_layers
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -27,7 +28,7 @@ def plan_of(draft: Draft, num_devices: int, model: Model | None = None, **given:
     model = draft.model if isinstance(draft.model, Model) else model
     fields = plan_fields(draft, num_devices, given, model)
     plan = Plan.model_validate(fields)
-    plan.check()
+    check(plan)
     return plan
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from simulator.base.errors import InputError
 from simulator.cli import main
+from simulator.parallel.legal import legal
 from simulator.parallel.pipeline import SCHEDULES
-from simulator.play.lower import legal
 from simulator.predict.difference import Timed, difference, timed
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model

@@ -7,21 +7,22 @@ import json
 import pytest
 
 from simulator.cli import main
-from simulator.spec.plan import Plan, unused_fields
+from simulator.parallel.legality import unused
+from simulator.spec.plan import Plan
 
 
 def test_a_field_is_idle_until_what_it_needs_is_there() -> None:
-    assert "recompute_modules" in unused_fields(Plan(), experts=False)
-    assert "recompute_modules" not in unused_fields(Plan(recompute="selective"), experts=False)
-    assert "sequence_parallel" in unused_fields(Plan(), experts=False)
-    assert "sequence_parallel" not in unused_fields(Plan(tp=2), experts=False)
-    assert "dispatcher" in unused_fields(Plan(), experts=False)
-    assert "dispatcher" not in unused_fields(Plan(), experts=True)
+    assert "recompute_modules" in unused(Plan(), experts=False)
+    assert "recompute_modules" not in unused(Plan(recompute="selective"), experts=False)
+    assert "sequence_parallel" in unused(Plan(), experts=False)
+    assert "sequence_parallel" not in unused(Plan(tp=2), experts=False)
+    assert "dispatcher" in unused(Plan(), experts=False)
+    assert "dispatcher" not in unused(Plan(), experts=True)
 
 
 def test_every_idle_field_is_a_field() -> None:
     plans = (Plan(), Plan(data_parallel="deepspeed", zero=3), Plan(data_parallel="ddp", zero=0))
-    assert {name for plan in plans for name in unused_fields(plan, experts=False)} <= set(Plan.model_fields)
+    assert {name for plan in plans for name in unused(plan, experts=False)} <= set(Plan.model_fields)
 
 
 def test_what_was_asked_for_in_vain_stands_among_the_inputs(capsys: pytest.CaptureFixture[str]) -> None:

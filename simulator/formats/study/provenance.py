@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from simulator.formats.study.overrides import Override
 from simulator.formats.study.tables import DEFAULT_NAME
+from simulator.parallel.legality import unused
 from simulator.predict import Source
 from simulator.spec.model import Model
-from simulator.spec.plan import Plan, unused_fields
+from simulator.spec.plan import Plan
 
 if TYPE_CHECKING:
     from simulator.formats.readers.plans import Draft
@@ -20,7 +21,7 @@ _NOTHING = (False, None, 0, 1, "none")
 
 def without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
     """Fields of the plan that were given but have no effect with the others."""
-    idle = unused_fields(plan, experts=model.experts is not None)
+    idle = unused(plan, experts=model.experts is not None)
     given = {name: getattr(plan, name) for name in idle if name in asked.model_fields_set}
     named = [name for name, value in given.items() if value is True or value not in _NOTHING]  # True equals 1
     return tuple(

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 from simulator.base.errors import Fault, PlanError
 from simulator.parallel.group_layout import Pattern, layout, pairs_layout
 from simulator.parallel.lattice import Digit, Lattice
-from simulator.parallel.mesh.legal import degree_faults
+from simulator.parallel.legality.degrees import FILLS
+from simulator.parallel.legality.rule import OnCluster
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.wiring import Wiring
 from simulator.spec.plan import AXES, Plan
@@ -69,9 +70,9 @@ class Mesh:
     """
 
     def __init__(self, plan: Plan, cluster: Cluster) -> None:
-        faults = degree_faults(plan, cluster)
-        if faults:
-            raise PlanError(faults)
+        both = OnCluster(plan, cluster)
+        if FILLS.broken(both):
+            raise PlanError(FILLS.fault(both))
         self.plan = plan
         self.cluster = cluster
         self.axes: Mapping[str, int] = {axis: getattr(plan, axis) for axis in AXES}

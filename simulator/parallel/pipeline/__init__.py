@@ -5,7 +5,7 @@ chunks in the order of their *position*, 0 to the last, and its gradients go bac
 v chunks a stage. Told with drawings in docs/background/pipeline.md.
 """
 
-from simulator.parallel.pipeline.actions import Action, Kind, splits_backward
+from simulator.parallel.pipeline.actions import Action, Kind
 from simulator.parallel.pipeline.flow import (
     Neighbours,
     held_at_first_backward,
@@ -15,9 +15,9 @@ from simulator.parallel.pipeline.flow import (
     turns,
 )
 from simulator.parallel.pipeline.layers import stage_layers
-from simulator.parallel.pipeline.legal import faults
 from simulator.parallel.pipeline.orders import order
-from simulator.parallel.pipeline.placement import micro_batches, num_positions, position
+from simulator.parallel.pipeline.placement import micro_batches, position
+from simulator.parallel.schedule_traits import num_positions, splits_backward
 from simulator.spec.plan.schedules import SCHEDULES, Schedule, Split
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "Neighbours",
     "Schedule",
     "Split",
-    "faults",
     "held_at_first_backward",
     "in_flight",
     "micro_batches",

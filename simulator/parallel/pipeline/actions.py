@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from typing_extensions import override
 
-from simulator.spec.plan.schedules import Schedule
-
 Kind = Literal["F", "B", "W"]
-
-_SPLITTING: Final = ("zb_h1", "dualpipe", "dualpipe_v")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +28,3 @@ class Action:
     @override
     def __str__(self) -> str:
         return f"{self.kind}{self.micro_batch}.{self.chunk}"
-
-
-def splits_backward(schedule: Schedule) -> bool:
-    """Whether some backwards of the schedule leave the weight gradients to a separate W (`Action.whole` says which)."""
-    return schedule in _SPLITTING

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.base.errors import PlanError
+from simulator.parallel.legality.pipeline import schedule_faults
+from simulator.parallel.legality.rule import Pipeline
 from simulator.parallel.pipeline.actions import Action
-from simulator.parallel.pipeline.legal import schedule_faults
 from simulator.parallel.pipeline.orders import interleaved_warm_up
-from simulator.parallel.pipeline.placement import at_position, num_positions, position
+from simulator.parallel.pipeline.placement import at_position, position
+from simulator.parallel.schedule_traits import num_positions
 from simulator.spec.plan.schedules import Schedule
 
 Where = tuple[int, Action]  # (stage, what it does there)
@@ -64,7 +66,8 @@ def in_flight(
     They are held from the F to the end of the backward: to the W where there is one, else to the B. Of chunks the most
     may fall on different moments: `peak_in_flight` is the stage's. Raises PlanError where the schedule cannot run so.
     """
-    if found := schedule_faults(schedule, num_stages, num_micro_batches, num_chunks, group_size):
+    asked = Pipeline(schedule, num_stages, num_micro_batches, num_chunks, group_size=group_size)
+    if found := schedule_faults(asked):
         raise PlanError(found)
     p, m, s = num_stages, num_micro_batches, stage
     match schedule:

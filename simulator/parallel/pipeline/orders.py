@@ -13,8 +13,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from simulator.base.errors import PlanError
+from simulator.parallel.legality.pipeline import schedule_faults
+from simulator.parallel.legality.rule import Pipeline
 from simulator.parallel.pipeline.actions import Action
-from simulator.parallel.pipeline.legal import schedule_faults
 from simulator.spec.plan.schedules import Schedule
 
 
@@ -35,7 +36,8 @@ def order(
     group_size: consecutive micro-batches that interleaving runs through a chunk before the next chunk (Megatron's
     --microbatch-group-size-per-virtual-pipeline-stage; default: p). Raises PlanError where the schedule cannot run so.
     """
-    if found := schedule_faults(schedule, num_stages, num_micro_batches, num_chunks, group_size):
+    asked = Pipeline(schedule, num_stages, num_micro_batches, num_chunks, group_size=group_size)
+    if found := schedule_faults(asked):
         raise PlanError(found)
     p, m = num_stages, num_micro_batches
     match schedule:

@@ -10,11 +10,6 @@ from __future__ import annotations
 from simulator.spec.plan.schedules import Schedule
 
 
-def num_positions(schedule: Schedule, num_stages: int, num_chunks: int = 1) -> int:
-    """How many chunks a micro-batch passes through."""
-    return num_stages if schedule == "dualpipe" else num_stages * num_chunks
-
-
 def position(schedule: Schedule, num_stages: int, stage: int, chunk: int = 0) -> int:
     """The position of a chunk in its micro-batches' order: 0 holds the embedding, the last the head."""
     if schedule == "dualpipe":

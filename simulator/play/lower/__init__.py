@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from simulator.base.errors import Fault, PlanError
 from simulator.base.kernels import DTYPE_BYTES, Kernel
 from simulator.memory import activation_bytes
-from simulator.parallel.mesh import Mesh, check
+from simulator.parallel.legal import legal
+from simulator.parallel.mesh import Mesh
 from simulator.parallel.model_shard import ModelShard, body_names, shard_of
-from simulator.parallel.pipeline import micro_batches, splits_backward
+from simulator.parallel.pipeline import micro_batches
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
 from simulator.play.lower.hops import HopWork
@@ -41,7 +42,7 @@ from simulator.work.script import Hop, UnitComm, agreement, communication, piece
 from simulator.work.script.order import Chunk
 from simulator.work.script.step import step_script
 
-__all__ = ["Lowering", "legal", "lower"]
+__all__ = ["Lowering", "lower"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,27 +242,6 @@ def _as_hosted(stack: Stack, plan: Plan, cluster: Cluster) -> Stack:
     return stack.without_host() if "full_iteration" in plan.cuda_graphs else stack
 
 
-def legal(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> None:
-    """Raise PlanError where the plan cannot be run, or cannot be modelled, with this model on this cluster."""
-    found: list[Fault] = []
-    for judge in (
-        plan.check,
-        partial(check, plan, model, cluster),
-        partial(_refuse_unmodelled, model, plan, stack),
-        partial(_refuse_no_host, plan, cluster),
-        partial(_refuse_no_peer, plan, cluster),
-        partial(_refuse_no_blocks, plan, cluster, stack),
-        partial(_refuse_far_copies, plan, cluster, stack),
-        partial(_refuse_uneven_offload, plan, cluster),
-    ):
-        try:
-            judge()
-        except PlanError as exc:
-            found += exc.faults
-    if found:
-        raise PlanError(dict.fromkeys(found))
-
-
 def _of_its_kind(calibration: Calibration, device: Device) -> Calibration:
     """Another device's calibration: ideal or of its data sheet where that was asked for, else its own."""
     if calibration.kind == "ideal":
@@ -363,99 +343,9 @@ def _message_bytes(model: Model, plan: Plan) -> int:
     return plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
 
 
-def _refuse_unmodelled(model: Model, plan: Plan, stack: Stack) -> None:
-    faults: list[Fault] = []
-    if plan.recompute == "selective" and plan.recompute_modules != ("core_attn",) and stack.blocks != "fused":
-        problem = f"{stack.name} recomputes by operator, not by module"
-        remedy = "a hand-fused stack (megatron-core-2025), or no recompute_modules"
-        faults.append(Fault(place="plan: recompute_modules", problem=problem, remedy=remedy))
-    if plan.cuda_graphs and stack.blocks != "fused":
-        problem = f"CUDA graphs of modules are Megatron's, and {stack.name} has none"
-        faults.append(Fault(place="plan: cuda_graphs", problem=problem, remedy="megatron-core-2025, or no cuda_graphs"))
-    if model.experts is not None and plan.offload.any:
-        problem = "offload of a mixture of experts is not modelled"
-        faults.append(Fault(place="plan: offload", problem=problem, remedy="a dense model, or no offload"))
-    if plan.pp > 1 and plan.offload.any:
-        problem = "offload beside pipeline parallelism is not modelled"
-        faults.append(Fault(place="plan: offload", problem=problem, remedy="pp = 1, or no offload"))
-    if plan.gathers and splits_backward(plan.pipeline_schedule):
-        problem = f"{plan.pipeline_schedule} delays the weights' gradients, which sharded parameters do not allow"
-        faults.append(Fault(place="plan: schedule", problem=problem, remedy='zero = 0 or 1, or schedule = "1f1b"'))
-    if faults:
-        raise PlanError(faults)
-
-
 def _lent_bytes_per_s(cluster: Cluster, plan: Plan) -> float:
     """A rank's part of the ports of its node's idle GPUs, one way."""
     return cluster.idle_gpus * cluster.intra.bytes_per_s / min(cluster.gpus_per_node, plan.num_devices)
-
-
-def _refuse_no_peer(plan: Plan, cluster: Cluster) -> None:
-    if plan.offload.activations == "peer" and cluster.lent_bytes == 0:
-        problem = f"{cluster.name} has no idle GPUs"
-        if cluster.idle_gpus:
-            problem = (
-                f"the {cluster.idle_gpus} idle GPUs of {cluster.name} are reached through the host, not over NVLink"
-            )
-        remedy = 'idle_gpus in the cluster file, or activations = "host"'
-        raise PlanError(Fault(place="plan: offload.activations", problem=problem, remedy=remedy))
-
-
-def _refuse_no_blocks(plan: Plan, cluster: Cluster, stack: Stack) -> None:
-    """Products of block-scaled operands need tensor cores that read the scales, and kernels that write them."""
-    _refuse_no_fp4(plan, cluster, stack)
-    if plan.fp8_recipe == "blockwise" and cluster.device.architecture not in ("hopper", "blackwell"):
-        problem = f"Transformer Engine has no products of fp8 by blocks of 128 on {cluster.device.name}"
-        remedy = 'a Hopper or Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"'
-        raise PlanError(Fault(place="plan: fp8_recipe", problem=problem, remedy=remedy))
-    if plan.fp8_recipe == "blockwise" and stack.blocks != "fused":
-        problem = f"blocks of 128 are Transformer Engine's, and {stack.name} has torch's own products"
-        remedy = 'stack = "megatron-core-2025", or fp8_recipe = "tensorwise" or "rowwise"'
-        raise PlanError(Fault(place="plan: fp8_recipe", problem=problem, remedy=remedy))
-    if plan.fp8_recipe == "mxfp8" and cluster.device.architecture != "blackwell":
-        problem = f"{cluster.device.name} has no tensor cores for block-scaled fp8"
-        remedy = 'a Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"'
-        raise PlanError(Fault(place="plan: fp8_recipe", problem=problem, remedy=remedy))
-
-
-def _refuse_no_fp4(plan: Plan, cluster: Cluster, stack: Stack) -> None:
-    """NVFP4 is trained by Transformer Engine, on GPUs that have the units."""
-    if plan.precision != "nvfp4":
-        return
-    faults = []
-    if not cluster.device.peak("fp4"):
-        problem = f"{cluster.device.name} has no fp4 matrix units"
-        faults.append(Fault(place="plan: precision", problem=problem, remedy='a Blackwell GPU, or precision = "fp8"'))
-    if stack.blocks != "fused":
-        problem = f"nvfp4 products are Transformer Engine's, and {stack.name} has torch's own"
-        faults.append(Fault(place="plan: precision", problem=problem, remedy='stack = "megatron-core-2025", or "fp8"'))
-    if faults:
-        raise PlanError(faults)
-
-
-def _refuse_far_copies(plan: Plan, cluster: Cluster, stack: Stack) -> None:
-    """Symmetric memory of torch is read over NVLink: it has no other way to a peer."""
-    if plan.tp == 1 or not plan.sequence_parallel or stack.tp_overlap != "symmetric_memory":
-        return
-    shape = Mesh(plan, cluster).group_shape("tp")
-    if shape.spans_domain:
-        problem = (
-            f"asynchronous tensor parallelism reads its peers' memory over NVLink, and tp = {plan.tp} leaves the domain"
-        )
-        remedy = f"tp = {shape.ranks_per_node}, or a stack without symmetric_memory"
-        raise PlanError(Fault(place="plan: tp", problem=problem, remedy=remedy))
-
-
-def _refuse_uneven_offload(plan: Plan, cluster: Cluster) -> None:
-    if cluster.exceptions and plan.offload.any:
-        problem = "offload on nodes that differ is not modelled"
-        raise PlanError(Fault(place="cluster: exceptions", problem=problem, remedy="no offload, or no exceptions"))
-
-
-def _refuse_no_host(plan: Plan, cluster: Cluster) -> None:
-    if plan.offload.any and cluster.host_tier is None:
-        problem = f"{cluster.name} has no host memory that its GPUs reach"
-        raise PlanError(Fault(place="plan: offload", problem=problem, remedy="a [host] link in the cluster file"))
 
 
 def _units(

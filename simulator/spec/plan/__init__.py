@@ -3,7 +3,6 @@
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES, MAX_COUNT
 from simulator.spec.plan.plan import CudaGraph, DataParallel, Fp8Recipe, Plan, RecomputeModule
-from simulator.spec.plan.unused_fields import unused_fields
 
 __all__ = [
     "AXES",
@@ -15,5 +14,4 @@ __all__ = [
     "Offload",
     "Plan",
     "RecomputeModule",
-    "unused_fields",
 ]

@@ -1,20 +1,17 @@
-"""Plan: how a model is placed and run. It validates itself; what needs the model or the cluster is checked on meeting."""
+"""Plan: how a model is placed and run. What contradicts itself, or does not fit, `simulator.parallel.legality` says."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from simulator.base.errors import PlanError
 from simulator.base.kernels import Dtype
-from simulator.base.schema import Strict, nearest, read_toml
+from simulator.base.schema import Strict, nearest
 from simulator.base.units import Bytes
 from simulator.base.value_errors import OneOf
 from simulator.spec.plan.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus
-from simulator.spec.plan.faults import plan_faults
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES, MAX_COUNT, MAX_SIZE, ordered
 from simulator.spec.plan.schedules import Schedule, Split
@@ -318,16 +315,3 @@ class Plan(Strict):
         if self.precision in ("fp32", "tf32"):
             return "fp32"
         return "fp16" if self.precision == "fp16" else "bf16"
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """A plan from a TOML file. Raises PlanError with every fault."""
-        file = Path(path)
-        plan = cls.parse(read_toml(file, PlanError), str(file), PlanError, from_file=True)
-        plan.check(str(file))
-        return plan
-
-    def check(self, place: str = "plan") -> None:
-        """Raise PlanError with every contradiction inside the plan itself."""
-        if faults := plan_faults(self, place):
-            raise PlanError(faults)

@@ -10,6 +10,7 @@ from typing import Any
 from simulator.base.errors import ModelError, PlanError
 from simulator.formats.readers.memory_table import MemoryRow
 from simulator.memory.phase_bytes import tracked_phase_bytes
+from simulator.parallel.legality import check
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -138,7 +139,7 @@ def _plan(row: MemoryRow) -> Plan:
         **_sharding(row),
     }
     plan = Plan.parse(fields, f"line {row.line}", PlanError)
-    plan.check(f"line {row.line}")
+    check(plan, f"line {row.line}")
     return plan
 
 

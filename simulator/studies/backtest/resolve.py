@@ -12,6 +12,7 @@ from typing import Any
 from simulator.base.errors import ModelError, PlanError
 from simulator.formats.readers.plans import Draft, plan_fields
 from simulator.formats.readers.runs_table import RunRow
+from simulator.parallel.legality import check
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
@@ -137,7 +138,7 @@ def _as_stated(row: RunRow, rule: FrameworkRule, draft: Draft, cluster: Cluster)
     """The run that a row's own options describe, on the stack of its framework."""
     fields = {**plan_fields(draft, row.n_gpus or 1, {}), "stack": rule.stack(row)}
     plan = Plan.parse(fields, draft.file, PlanError)
-    plan.check(draft.file)
+    check(plan, draft.file)
     if not isinstance(draft.model, Model):
         raise RefusedError(("model not stated", "the options name none"))
     return Run(
@@ -270,7 +271,7 @@ def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Pl
     if nemo.keeps_fp8(row) and (fields["data_parallel"], fields["zero"]) == ("megatron", 1):
         fields["fp8_all_gather"] = fields.get("fp8_recipe") != "blockwise"
     plan = Plan.parse(fields, f"line {row.line}", PlanError)
-    plan.check(f"line {row.line}")
+    check(plan, f"line {row.line}")
     return micro_batches, plan
 
 

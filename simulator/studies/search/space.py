@@ -16,8 +16,8 @@ from itertools import product
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
+from simulator.parallel.legal import legal
 from simulator.parallel.pipeline import SCHEDULES
-from simulator.play.lower import legal
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Offload, Plan

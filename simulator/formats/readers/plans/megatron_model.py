@@ -9,7 +9,7 @@ from typing import Any, Final
 from simulator.base.errors import Fault, InputError, ModelError
 from simulator.formats.readers.plans.megatron_hybrid import HYBRID_NAMES, read_hybrid
 from simulator.formats.readers.plans.reading import Reading
-from simulator.parallel.mesh import nearest_divisor
+from simulator.parallel.legality.degrees import nearest_divisor
 from simulator.spec.model import Model
 
 MODEL_NAMES: Final = (

@@ -1,0 +1,66 @@
+"""Which plans are legal: one list of rules as data, and who asks it.
+
+`faults` says what is wrong with a plan, its model, cluster and software as far as these are known; `unused` which fields
+do nothing. Adding a rule is adding a `Rule` to the list of its subject: faults, the search's pruning and the judgement
+of half-read studies follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from simulator.base.errors import Fault, PlanError
+from simulator.parallel.legality.pipeline import broken_by
+from simulator.parallel.legality.rule import Case, Heads, Pipeline, Rule
+from simulator.parallel.legality.rules import RULES
+from simulator.parallel.legality.unused import unused
+from simulator.spec.cluster import Cluster
+from simulator.spec.plan import Plan
+
+__all__ = ["RULES", "Case", "Pipeline", "Rule", "broken", "check", "check_split", "faults", "first_fault", "unused"]
+
+Rules = tuple[Rule[Any], ...]
+_PIPELINE = frozenset(rule for rule in RULES if rule.reads == "pipeline")
+
+
+def broken(case: Case, rules: Rules = RULES) -> Iterator[tuple[Rule[Any], Any]]:
+    """The rules that do not hold, in order, each with what it was asked about. What is not known breaks no rule."""
+    subjects = case.subjects
+    asked = frozenset(broken_by(subjects["pipeline"])) if "pipeline" in subjects else frozenset[Rule[Any]]()
+    for rule in rules:
+        subject = subjects.get(rule.reads)
+        if subject is not None and (rule in asked if rule.reads == "pipeline" else rule.broken(subject)):
+            yield rule, subject
+
+
+def faults(case: Case, place: str = "plan") -> list[Fault]:
+    """Everything that is wrong, each once."""
+    return list(dict.fromkeys(rule.fault(subject, place) for rule, subject in broken(case)))
+
+
+def first_fault(case: Case, rules: Rules) -> Fault | None:
+    """What the first of `rules` says that does not hold."""
+    for rule, subject in broken(case, rules):
+        return rule.fault(subject)
+    return None
+
+
+def check(plan: Plan, place: str = "plan") -> None:
+    """Raise PlanError with every contradiction inside the plan itself."""
+    if found := faults(Case(plan=plan), place):
+        raise PlanError(found)
+
+
+def check_split(plan: Plan, model: Heads, cluster: Cluster) -> None:
+    """Raise PlanError with every way in which plan, model and cluster do not fit together.
+
+    Ring attention splits the sequence (which the plan alone decides), never the heads; an all-to-all splits both.
+    """
+    found = [
+        rule.fault(subject)
+        for rule, subject in broken(Case(plan=plan, model=model, cluster=cluster))
+        if rule.reads != "plan"
+    ]
+    if found:
+        raise PlanError(found)

@@ -1,0 +1,156 @@
+"""Degrees: what is sharded over which ranks, in which order, and that they fill the cluster."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.base.units import counted
+from simulator.parallel.legality.rule import ClusterRule, OnCluster, PlanRule
+from simulator.spec.plan import AXES, Plan
+from simulator.spec.plan.order import ordered
+
+STAGES: Final[dict[str, tuple[int, ...]]] = {
+    "ddp": (0,),
+    "fsdp1": (0, 2, 3),
+    "fsdp2": (2, 3),
+    "zero_redundancy": (1,),
+    "deepspeed": (0, 1, 2, 3),
+    "megatron": (0, 1, 3),  # 3: Megatron-FSDP with optim_grads_params
+}
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """Axes above 1 that the order does not name."""
+    names = ordered(plan.rank_order)
+    return [axis for axis in (*AXES[::-1], "ep") if axis not in names and getattr(plan, axis) > 1]
+
+
+def _left_out_equation(plan: Plan) -> str:
+    degrees = ", ".join(f"{axis} = {getattr(plan, axis)}" for axis in _left_out(plan))
+    return f"{plan.rank_order} does not say where {degrees} stands"
+
+
+def _experts_astray(plan: Plan) -> str:
+    """Where an order puts experts if not inside data parallelism: "outside dp_shard", "inside tp", or nowhere else."""
+    names = ordered(plan.rank_order)
+    inside = [name for name in names[: names.index("ep")] if name.startswith("dp") or name == "pp"]
+    if inside:
+        return f"outside {inside[0]}"
+    return "inside tp" if "tp" in names[names.index("ep") :] else ""
+
+
+def _reshards(plan: Plan) -> bool:
+    """Where parameters stay gathered among a number of ranks, it divides the shard group."""
+    ranks = plan.reshard_after_forward
+    return ranks is None or isinstance(ranks, bool) or (ranks >= 1 and plan.dp_shard % ranks == 0)
+
+
+_ORDER: Final = ("rank_order", *AXES, "ep")
+
+PLAN: Final = (
+    PlanRule(
+        where="zero",
+        fields=("implementation", "zero"),
+        holds=lambda plan: plan.zero in STAGES[plan.implementation],
+        equation=lambda plan: f"{plan.implementation} has no ZeRO stage {plan.zero}",
+        remedy=lambda plan: f"zero = {' or '.join(map(str, STAGES[plan.implementation]))}, or another data_parallel",
+    ),
+    PlanRule(
+        where="rank_order",
+        fields=_ORDER,
+        holds=lambda plan: not _left_out(plan),
+        equation=_left_out_equation,
+        remedy="tp-cp-ep-dp-pp in any order",
+    ),
+    PlanRule(
+        where="rank_order",
+        fields=_ORDER,
+        applies=lambda plan: plan.ep > 1 and not _left_out(plan),
+        holds=lambda plan: not _experts_astray(plan),
+        equation=lambda plan: f"{plan.rank_order} puts experts {_experts_astray(plan)}, which is not modelled",
+        remedy="ep behind tp, before dp and pp: tp-cp-ep-dp-pp",
+    ),
+    PlanRule(
+        where="dp_shard",
+        fields=("zero", "dp_shard", "dp_replicate"),
+        holds=lambda plan: plan.zero == 0 or plan.dp_shard > 1 or plan.dp_replicate <= 1,
+        equation=lambda plan: (
+            f"zero = {plan.zero} shards over dp_shard, which is 1, while dp_replicate = {plan.dp_replicate}"
+        ),
+        remedy=lambda plan: f"dp_shard = {plan.dp_replicate}, dp_replicate = 1; or zero = 0",
+    ),
+    PlanRule(
+        where="dp_shard",
+        fields=("zero", "dp_shard"),
+        holds=lambda plan: plan.zero > 0 or plan.dp_shard <= 1,
+        equation=lambda plan: f"zero = 0 shards nothing, yet dp_shard = {plan.dp_shard}",
+        remedy=lambda plan: f"dp_replicate = {plan.dp_shard * plan.dp_replicate}, dp_shard = 1",
+    ),
+    PlanRule(
+        where="seq_len",
+        fields=("seq_len", "cp"),
+        holds=lambda plan: plan.cp == 1 or plan.seq_len % (2 * plan.cp) == 0,
+        equation=lambda plan: f"seq_len {plan.seq_len} is not a multiple of 2 × cp = {2 * plan.cp} (causal balance)",
+        remedy=lambda plan: f"seq_len = {-(-plan.seq_len // (2 * plan.cp)) * 2 * plan.cp}",
+    ),
+    PlanRule(
+        where="sequence_parallel",
+        fields=("sequence_parallel", "seq_len", "cp", "tp"),
+        holds=lambda plan: not plan.sequence_parallel or plan.seq_len // plan.cp % plan.tp == 0,
+        equation=lambda plan: f"the {plan.seq_len // plan.cp} tokens of a rank do not divide by tp = {plan.tp}",
+        remedy=lambda plan: (
+            f"seq_len = {-(-plan.seq_len // (2 * plan.tp * plan.cp)) * 2 * plan.tp * plan.cp}, "
+            "or sequence_parallel = false"
+        ),
+    ),
+    PlanRule(
+        where="reshard_after_forward",
+        fields=("reshard_after_forward", "dp_shard"),
+        holds=_reshards,
+        equation=lambda plan: f"{plan.reshard_after_forward} does not divide dp_shard = {plan.dp_shard}",
+        remedy="a divisor of dp_shard, true or false",
+    ),
+)
+
+
+def _product(on: OnCluster) -> str:
+    plan, cluster = on.plan, on.cluster
+    equation = " × ".join(f"{axis} {getattr(plan, axis)}" for axis in AXES)
+    layout = f"{cluster.num_nodes} × {cluster.gpus_per_node} of {cluster.name}"
+    return f"{equation} = {plan.num_devices}, the cluster has {counted(cluster.num_devices, 'device')} ({layout})"
+
+
+def _nearest_degrees(on: OnCluster) -> str:
+    """The data-parallel degree that fills the cluster, else a number of nodes that the plan fills."""
+    plan, cluster = on.plan, on.cluster
+    axis = "dp_shard" if plan.zero or plan.dp_shard > 1 else "dp_replicate"
+    rest = plan.num_devices // getattr(plan, axis)
+    remedies = []
+    if cluster.num_devices % rest == 0:
+        remedies.append(f"{axis} = {cluster.num_devices // rest}")
+    else:
+        near = max(cluster.num_devices // rest, 1)
+        remedies.append(f"{axis} = {near} fills {near * rest} devices")
+    if plan.num_devices % cluster.gpus_per_node == 0:
+        remedies.append(f"num_nodes = {plan.num_devices // cluster.gpus_per_node}")
+    return ", or ".join(remedies)
+
+
+FILLS: Final = ClusterRule(
+    where="degrees",
+    fields=AXES,
+    holds=lambda on: on.plan.num_devices == on.cluster.num_devices,
+    equation=_product,
+    remedy=_nearest_degrees,
+)
+CLUSTER: Final = (FILLS,)
+
+
+def divisors(number: int) -> list[int]:
+    """Of a number, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of `number` that is next to `wanted`, of two the smaller."""
+    return min(divisors(number), key=lambda d: (abs(d - wanted), d))

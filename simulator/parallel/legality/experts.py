@@ -1,0 +1,175 @@
+"""Expert parallelism: degrees, who has it, and what its exchanges run beside."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Final
+
+from simulator.parallel.legality.degrees import nearest_divisor
+from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule
+from simulator.spec.model.experts import Experts
+from simulator.spec.plan import Plan
+
+_OWN_GROUPS: Final = ("megatron", "fsdp2")  # implementations whose experts have groups of their own
+
+
+def _undivided(plan: Plan) -> str:
+    inside = "dp_shard × cp × tp" if plan.zero else "dp_replicate × dp_shard × cp × tp"
+    return f"ep × etp = {plan.ep} × {plan.etp} does not divide {inside} = {plan.num_expert_ranks}"
+
+
+def _dividing(plan: Plan) -> str:
+    ranks = plan.num_expert_ranks
+    return f"ep = {gcd(ranks // plan.etp, plan.ep)}" if ranks % plan.etp == 0 else "ep = 1, etp = 1"
+
+
+def _runs_again(plan: Plan) -> bool:
+    """Recomputation covers the experts."""
+    if plan.recompute in ("full", "every_k"):
+        return True
+    return plan.recompute == "selective" and "moe" in plan.recompute_modules
+
+
+def _overlaps(plan: Plan) -> bool:
+    return plan.expert_overlap
+
+
+_OFF: Final = "or expert_overlap = false"
+
+_DEGREES: Final = (
+    PlanRule(
+        where="ep",
+        fields=("ep", "etp", "dp_replicate", "dp_shard", "cp", "tp", "zero"),
+        holds=lambda plan: plan.num_expert_ranks % (plan.ep * plan.etp) == 0,
+        equation=_undivided,
+        remedy=_dividing,
+    ),
+    PlanRule(
+        where="etp",
+        fields=("etp", "tp"),
+        holds=lambda plan: plan.etp in (1, plan.tp),
+        equation=lambda plan: f"etp = {plan.etp} is neither 1 nor tp = {plan.tp}",
+        remedy=lambda plan: " or ".join(f"etp = {n}" for n in sorted({1, plan.tp})),
+    ),
+    PlanRule(
+        where="ep",
+        fields=("ep", "etp", "implementation"),
+        holds=lambda plan: plan.ep * plan.etp == 1 or plan.implementation in _OWN_GROUPS,
+        equation=lambda plan: f"{plan.implementation} has no expert parallelism here",
+        remedy='data_parallel = "megatron" or "fsdp2"',
+    ),
+)
+
+_OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_comm
+    PlanRule(
+        where="expert_overlap",
+        fields=("expert_overlap", "ep"),
+        applies=_overlaps,
+        holds=lambda plan: plan.ep > 1,
+        equation="ep = 1 exchanges nothing",
+        remedy=f"ep = 2 or more, {_OFF}",
+    ),
+    PlanRule(
+        where="expert_overlap",
+        fields=("expert_overlap", "dispatcher"),
+        applies=_overlaps,
+        holds=lambda plan: plan.dispatcher != "all_gather",
+        equation="it hides all-to-alls, and the dispatcher gathers",
+        remedy=f'dispatcher = "all_to_all" or "deep_ep", {_OFF}',
+    ),
+    PlanRule(
+        where="expert_overlap",
+        fields=("expert_overlap", "recompute", "recompute_modules"),
+        applies=_overlaps,
+        holds=lambda plan: not _runs_again(plan),
+        equation="recomputation would run the exchanges again",
+        remedy=f'recompute = "none", or modules without moe, {_OFF}',
+    ),
+    PlanRule(
+        where="expert_overlap",
+        fields=("expert_overlap", "pp", "pipeline_schedule"),
+        applies=_overlaps,
+        holds=lambda plan: plan.pp == 1 or plan.pipeline_schedule in ("interleaved", "dualpipe", "dualpipe_v"),
+        equation=lambda plan: (
+            f"{plan.pipeline_schedule} has no forward and backward of different micro-batches at once"
+        ),
+        remedy=f'virtual_stages = 2 or more, schedule = "dualpipe_v", {_OFF}',
+    ),
+    PlanRule(
+        where="expert_overlap",
+        fields=("expert_overlap", "implementation", "zero"),
+        applies=_overlaps,
+        holds=lambda plan: not plan.gathers,
+        equation="beside sharded parameters it is not modelled",
+        remedy=f"zero = 0 or 1, {_OFF}",
+    ),
+)
+
+PLAN: Final = (
+    *_DEGREES,
+    *_OVERLAP,
+    PlanRule(
+        where="expert_imbalance",
+        fields=("expert_capacity_factor", "expert_imbalance", "expert_imbalance_sigma"),
+        holds=lambda plan: (
+            plan.expert_capacity_factor is None or (plan.expert_imbalance, plan.expert_imbalance_sigma) == (1.0, 0.0)
+        ),
+        equation="experts padded to a capacity take the same rows on every rank",
+        remedy="expert_imbalance = 1, expert_imbalance_sigma = 0; or no expert_capacity_factor",
+    ),
+)
+
+
+def _experts(of: OfModel) -> Experts:
+    """The model's experts; the rules that ask for them apply where there are some."""
+    if of.model.experts is None:
+        raise LookupError
+    return of.model.experts
+
+
+def _has_experts(of: OfModel) -> bool:
+    return of.model.experts is not None
+
+
+MODEL: Final = (
+    ModelRule(
+        where="ep",
+        fields=("ep",),
+        applies=lambda of: of.model.experts is None,
+        holds=lambda of: of.plan.ep <= 1,
+        equation="the model has no experts",
+        remedy="ep = 1",
+    ),
+    ModelRule(
+        where="ep",
+        fields=("ep",),
+        applies=_has_experts,
+        holds=lambda of: _experts(of).num_experts % of.plan.ep == 0,
+        equation=lambda of: f"ep = {of.plan.ep} does not divide the model's {_experts(of).num_experts} experts",
+        remedy=lambda of: f"ep = {nearest_divisor(_experts(of).num_experts, of.plan.ep)}",
+    ),
+    ModelRule(
+        where="ep",
+        fields=("ep", "etp", "tp", "implementation"),
+        applies=_has_experts,
+        holds=lambda of: not of.plan.experts_apart or of.plan.implementation in _OWN_GROUPS,
+        equation=lambda of: f"{of.plan.implementation} has no groups of their own for experts",
+        remedy=lambda of: f'ep = 1, etp = {of.plan.tp}; or data_parallel = "megatron" or "fsdp2"',
+    ),
+    ModelRule(
+        where="etp",
+        fields=("etp",),
+        applies=_has_experts,
+        holds=lambda of: _experts(of).d_ff % of.plan.etp == 0,
+        equation=lambda of: f"etp = {of.plan.etp} does not divide the {_experts(of).d_ff} columns of an expert",
+        remedy="etp = 1",
+    ),
+    ModelRule(
+        where="etp",
+        fields=("tp", "etp", "sequence_parallel"),
+        applies=_has_experts,
+        holds=lambda of: of.plan.tp <= of.plan.etp or of.plan.sequence_parallel,
+        equation=lambda of: f"whole experts (etp = 1) on tp = {of.plan.tp} ranks that all hold the same tokens",
+        remedy=lambda of: f"sequence_parallel = true, or etp = {of.plan.tp}",
+    ),
+)

@@ -1,0 +1,244 @@
+"""How layers are dealt to stages and chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from simulator.parallel.legality.rule import Pipeline, PipelineRule
+from simulator.parallel.schedule_traits import num_positions
+
+
+def _one_or_more(where: str, count: Callable[[Pipeline], int]) -> PipelineRule:
+    return PipelineRule(
+        where=where,
+        fields=() if where == "layers" else (where,),
+        holds=lambda line: count(line) >= 1,
+        equation=lambda line: f"{where} = {count(line)}",
+        remedy="1 or more",
+    )
+
+
+NUM_STAGES: Final = _one_or_more("pp", lambda line: line.num_stages)
+MICRO_BATCHES: Final = _one_or_more("num_micro_batches", lambda line: line.num_micro_batches)
+NUM_CHUNKS: Final = _one_or_more("virtual_stages", lambda line: line.num_chunks)
+_NUM_LAYERS: Final = _one_or_more("layers", lambda line: line.num_layers)
+
+
+def _counted(line: Pipeline) -> bool:
+    return line.num_layers >= 1 and line.num_stages >= 1 and line.num_chunks >= 1
+
+
+def _positions(line: Pipeline) -> int:
+    return num_positions(line.schedule, line.num_stages, line.num_chunks)
+
+
+def _way(line: Pipeline) -> int:
+    """Chunks of a stage that one micro-batch passes."""
+    return _positions(line) // line.num_stages
+
+
+# --- layers of every position are given
+
+
+def _explicit(line: Pipeline) -> bool:
+    return line.split.explicit is not None and _counted(line)
+
+
+def _given(line: Pipeline) -> tuple[int, ...]:
+    return line.split.explicit or ()
+
+
+def _sum(line: Pipeline) -> str:
+    counts = _given(line)
+    summed = " + ".join(map(str, counts)) if len(counts) <= 16 else "the numbers sum to"
+    return f"{summed} = {sum(counts)}, the model has {line.num_layers} layers"
+
+
+_OF_EACH: Final = (
+    PipelineRule(
+        where="stage_layers",
+        fields=("split",),
+        applies=_explicit,
+        holds=lambda line: line.split.first is None and line.split.last is None and not line.split.ends_as_layers,
+        equation="layers of each stage are given, and first, last, embedding or head as layers too",
+        remedy="one of the two",
+    ),
+    PipelineRule(
+        where="stage_layers",
+        fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
+        applies=_explicit,
+        holds=lambda line: len(_given(line)) == _positions(line),
+        equation=lambda line: f"{len(_given(line))} numbers for {_positions(line)} virtual stages",
+        remedy=lambda line: f"{_positions(line)} numbers: pp × virtual_stages",
+    ),
+    PipelineRule(
+        where="stage_layers",
+        fields=("split",),
+        applies=_explicit,
+        holds=lambda line: all(count >= 0 for count in _given(line)),
+        equation=lambda line: f"{min(_given(line))} layers in a stage",
+        remedy="0 or more",
+    ),
+    PipelineRule(
+        where="stage_layers",
+        fields=("split",),
+        applies=_explicit,
+        holds=lambda line: sum(_given(line)) == line.num_layers,
+        equation=_sum,
+        remedy=lambda line: f"numbers that sum to {line.num_layers}",
+    ),
+)
+
+
+# --- layers of the first or the last stage are given
+
+
+def _ends(line: Pipeline) -> bool:
+    split = line.split
+    return split.explicit is None and (split.first is not None or split.last is not None) and _counted(line)
+
+
+def _sizes(line: Pipeline) -> list[int]:
+    return [count for count in (line.split.first, line.split.last) if count is not None]
+
+
+def _middle(line: Pipeline) -> int:
+    """Stages whose layers are not given."""
+    return line.num_stages - len(_sizes(line))
+
+
+def _left(line: Pipeline) -> int:
+    return line.num_layers - sum(_sizes(line))
+
+
+def _left_text(line: Pipeline) -> str:
+    return f"{line.num_layers} layers - {' - '.join(map(str, _sizes(line)))} = {_left(line)}"
+
+
+def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[PipelineRule, ...]:
+    """What one end may hold."""
+
+    def told(line: Pipeline) -> int:
+        return count(line) or 0
+
+    return (
+        PipelineRule(
+            where=where,
+            fields=(where,),
+            applies=lambda line: _ends(line) and count(line) is not None,
+            holds=lambda line: told(line) >= 1,
+            equation=lambda line: f"{told(line)} layers",
+            remedy="1 or more",
+        ),
+        PipelineRule(
+            where=where,
+            fields=(where, "virtual_stages", "pipeline_schedule"),
+            applies=lambda line: _ends(line) and told(line) >= 1,
+            holds=lambda line: told(line) % _way(line) == 0,
+            equation=lambda line: f"{told(line)} layers are not a multiple of virtual_stages = {_way(line)}",
+            remedy=lambda line: _nearest(told(line), _way(line)),
+        ),
+    )
+
+
+_OF_ENDS: Final = (
+    PipelineRule(
+        where="first_stage_layers",
+        fields=("split",),
+        applies=_ends,
+        holds=lambda line: not line.split.ends_as_layers,
+        equation="layers of the first or last stage are given, and embedding or head count as layers too",
+        remedy="one of the two",
+    ),
+    *_end_rules("first_stage_layers", lambda line: line.split.first),
+    *_end_rules("last_stage_layers", lambda line: line.split.last),
+    PipelineRule(
+        where="pp",
+        fields=("split", "pp"),
+        applies=_ends,
+        holds=lambda line: _middle(line) >= 0,
+        equation=lambda line: f"first and last of pp = {line.num_stages} stages",
+        remedy="pp = 2 or more",
+    ),
+    PipelineRule(
+        where="pp",
+        fields=("split", "pp"),
+        applies=lambda line: _ends(line) and _middle(line) == 0,
+        holds=lambda line: _left(line) == 0,
+        equation=lambda line: f"{_left_text(line)} left, and no stage for them",
+        remedy=lambda line: f"sum to {line.num_layers}",
+    ),
+    PipelineRule(
+        where="pp",
+        fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
+        applies=lambda line: _ends(line) and _middle(line) > 0,
+        holds=lambda line: (
+            _left(line) >= _middle(line) * _way(line) and _left(line) % (_middle(line) * _way(line)) == 0
+        ),
+        equation=lambda line: f"{_left_text(line)} left for {_middle(line)} stages of {_way(line)} chunks",
+        remedy=lambda line: f"leave {_nearest(_left(line), _middle(line) * _way(line))}",
+    ),
+)
+
+
+# --- layers are dealt evenly
+
+
+def _evenly(line: Pipeline) -> bool:
+    split = line.split
+    return split.explicit is None and split.first is None and split.last is None and _counted(line)
+
+
+def _total(line: Pipeline) -> int:
+    return line.num_layers + line.split.ends_as_layers
+
+
+def _layers_text(line: Pipeline) -> str:
+    ends = line.split.ends_as_layers
+    return f"{line.num_layers} layers" + (f" + {ends} (embedding, head)" if ends else "")
+
+
+def _chunks_text(line: Pipeline) -> str:
+    way = _way(line)
+    return f"pp = {line.num_stages}" + (f" × {way} virtual stages = {_positions(line)}" if way > 1 else "")
+
+
+def _uneven(line: Pipeline) -> str:
+    if line.split.ends_as_layers:
+        return f"{_layers_text(line)} = {_total(line)} is not a multiple of {_chunks_text(line)}"
+    return f"{_layers_text(line)} do not divide by {_chunks_text(line)}"
+
+
+_OF_ALL: Final = (
+    PipelineRule(
+        where="pp",
+        fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
+        applies=_evenly,
+        holds=lambda line: _total(line) >= _positions(line),
+        equation=lambda line: f"{_chunks_text(line)} for {_layers_text(line)}",
+        remedy=lambda line: f"pp × virtual_stages ≤ {_total(line)}",
+    ),
+    PipelineRule(
+        where="pp",
+        fields=("split", "pp", "virtual_stages", "pipeline_schedule"),
+        applies=lambda line: _evenly(line) and line.split.even and _total(line) >= _positions(line),
+        holds=lambda line: _total(line) % _positions(line) == 0,
+        equation=_uneven,
+        remedy=lambda line: f"pp × virtual_stages = {_nearest_divisors(_total(line), _positions(line))}",
+    ),
+)
+
+LAYERS: Final = (_NUM_LAYERS, NUM_STAGES, NUM_CHUNKS, *_OF_EACH, *_OF_ENDS, *_OF_ALL)
+
+
+def _nearest(count: int, unit: int) -> str:
+    """The multiples of `unit` around `count`, as the reader would write them."""
+    below = count // unit * unit
+    return f"{below} or {below + unit}" if below else f"{unit}"
+
+
+def _nearest_divisors(total: int, near: int) -> str:
+    below = next(size for size in range(near, 0, -1) if total % size == 0)
+    above = next((size for size in range(near + 1, total + 1) if total % size == 0), None)
+    return f"{below} or {above}" if above else f"{below}"

@@ -1,0 +1,132 @@
+"""Offload: FSDP2 all states to the host or none; DeepSpeed the optimizer, in stage 3 parameters too."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.parallel.legality.rule import PlanRule, Run, RunRule
+from simulator.spec.plan import Plan
+
+_FIELDS: Final = ("offload", "implementation", "zero")
+
+
+def _offloads(plan: Plan) -> bool:
+    """States leave the device, or their update is delayed."""
+    offload = plan.offload
+    return offload.optimizer != "none" or offload.parameters != "none" or offload.delayed
+
+
+def _by_deepspeed(plan: Plan) -> bool:
+    return _offloads(plan) and plan.implementation == "deepspeed"
+
+
+PLAN: Final = (
+    PlanRule(
+        where="offload",
+        fields=_FIELDS,
+        applies=lambda plan: _offloads(plan) and plan.implementation == "fsdp2",
+        holds=lambda plan: plan.offload.optimizer == "host" and plan.offload.parameters == "host",
+        equation="FSDP2 offloads parameters, gradients and optimizer together, to the host",
+        remedy='optimizer = "host", parameters = "host"',
+    ),
+    PlanRule(
+        where="offload",
+        fields=_FIELDS,
+        applies=_by_deepspeed,
+        holds=lambda plan: plan.zero > 0,
+        equation="stage 0 offloads nothing",
+        remedy="zero = 1, 2 or 3",
+    ),
+    PlanRule(
+        where="offload",
+        fields=_FIELDS,
+        applies=lambda plan: _by_deepspeed(plan) and plan.zero in (1, 2),
+        holds=lambda plan: plan.offload.parameters == "none" and plan.offload.optimizer != "nvme",
+        equation=lambda plan: f"stage {plan.zero} offloads the optimizer to the host and nothing else",
+        remedy='zero = 3, or optimizer = "host" alone',
+    ),
+    PlanRule(
+        where="offload",
+        fields=_FIELDS,
+        applies=_offloads,
+        holds=lambda plan: plan.implementation in ("fsdp2", "deepspeed"),
+        equation=lambda plan: f"{plan.implementation} cannot offload states",
+        remedy='data_parallel = "deepspeed" or "fsdp2"',
+    ),
+    PlanRule(
+        where="offload: delayed",
+        fields=_FIELDS,
+        applies=lambda plan: plan.offload.delayed,
+        holds=lambda plan: plan.offload.optimizer == "host" and plan.implementation == "deepspeed",
+        equation="a delayed update is of DeepSpeed's optimizer in host memory",
+        remedy='data_parallel = "deepspeed", offload.optimizer = "host"; or delayed = false',
+    ),
+    PlanRule(
+        where="optimizer",
+        fields=("offload", "optimizer"),
+        applies=lambda plan: plan.offload.optimizer != "none",
+        holds=lambda plan: plan.optimizer in ("adam", "adamw"),
+        equation=lambda plan: f"a CPU {plan.optimizer} has no measured speed",
+        remedy='optimizer = "adamw"',
+    ),
+)
+
+
+def _offloading(run: Run) -> bool:
+    return run.plan.offload.any
+
+
+def _no_peers(run: Run) -> str:
+    cluster = run.cluster
+    if cluster.idle_gpus:
+        return f"the {cluster.idle_gpus} idle GPUs of {cluster.name} are reached through the host, not over NVLink"
+    return f"{cluster.name} has no idle GPUs"
+
+
+MODELLED: Final = (
+    RunRule(
+        where="offload",
+        fields=("offload",),
+        applies=_offloading,
+        holds=lambda run: run.model.experts is None,
+        equation="offload of a mixture of experts is not modelled",
+        remedy="a dense model, or no offload",
+    ),
+    RunRule(
+        where="offload",
+        fields=("offload", "pp"),
+        applies=_offloading,
+        holds=lambda run: run.plan.pp == 1,
+        equation="offload beside pipeline parallelism is not modelled",
+        remedy="pp = 1, or no offload",
+    ),
+)
+
+HOSTS: Final = (
+    RunRule(
+        where="offload",
+        fields=("offload",),
+        applies=_offloading,
+        holds=lambda run: run.cluster.host_tier is not None,
+        equation=lambda run: f"{run.cluster.name} has no host memory that its GPUs reach",
+        remedy="a [host] link in the cluster file",
+    ),
+    RunRule(
+        where="offload.activations",
+        fields=("offload",),
+        applies=lambda run: run.plan.offload.activations == "peer",
+        holds=lambda run: run.cluster.lent_bytes > 0,
+        equation=_no_peers,
+        remedy='idle_gpus in the cluster file, or activations = "host"',
+    ),
+)
+# reported at the cluster
+EVEN_NODES: Final = RunRule(
+    where="exceptions",
+    at="cluster",
+    fields=("offload",),
+    applies=_offloading,
+    holds=lambda run: not run.cluster.exceptions,
+    equation="offload on nodes that differ is not modelled",
+    remedy="no offload, or no exceptions",
+)

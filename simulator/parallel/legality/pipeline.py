@@ -1,0 +1,201 @@
+"""What schedules demand of stages, micro-batches and chunks, with the nearest legal values."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from simulator.base.errors import Fault
+from simulator.parallel.legality.layers import LAYERS, MICRO_BATCHES, NUM_CHUNKS, NUM_STAGES
+from simulator.parallel.legality.rule import Pipeline, PipelineRule
+
+
+def _counted(line: Pipeline) -> bool:
+    """There is at least one of everything."""
+    return line.num_stages >= 1 and line.num_micro_batches >= 1 and line.num_chunks >= 1
+
+
+def _interleaved(line: Pipeline) -> bool:
+    return _counted(line) and line.schedule == "interleaved"
+
+
+def _grouped(line: Pipeline) -> bool:
+    """Interleaved, in groups of a size that was given."""
+    return _interleaved(line) and line.group_size is not None
+
+
+def _dual(line: Pipeline) -> bool:
+    return _counted(line) and line.schedule in ("dualpipe", "dualpipe_v")
+
+
+def _mirrored(line: Pipeline) -> bool:
+    return _counted(line) and line.schedule == "dualpipe"
+
+
+def _nearest_multiple(line: Pipeline) -> str:
+    p, m = line.num_stages, line.num_micro_batches
+    return f"num_micro_batches = {f'{m // p * p} or {m // p * p + p}' if m > p else p}"
+
+
+def _group(line: Pipeline) -> int:
+    return line.num_stages if line.group_size is None else line.group_size
+
+
+def _fits(line: Pipeline) -> bool:
+    """Pp ≤ group ≤ num_micro_batches."""
+    return line.num_stages <= _group(line) <= line.num_micro_batches
+
+
+def _nearest_group(line: Pipeline) -> str:
+    p, m = line.num_stages, line.num_micro_batches
+    return f"{p if _group(line) < p else m}" if p <= m else f"num_micro_batches = {p} or more"
+
+
+def _rest(line: Pipeline) -> int:
+    """Micro-batches behind the last whole group."""
+    return line.num_micro_batches % _group(line)
+
+
+def _nearest_whole(line: Pipeline) -> str:
+    whole = line.num_micro_batches - _rest(line)
+    return f"num_micro_batches = {whole} or {whole + line.num_stages}"
+
+
+def _nearest_even(line: Pipeline) -> str:
+    p, m = line.num_stages, line.num_micro_batches
+    return f"num_micro_batches = {' or '.join(map(str, sorted({max(m - 1, 2 * p), max(m + 1, 2 * p)})))}"
+
+
+_CHUNKS: Final = (
+    PipelineRule(
+        where="virtual_stages",
+        fields=("pipeline_schedule", "virtual_stages"),
+        applies=lambda line: _counted(line) and line.schedule in ("1f1b", "zb_h1"),
+        holds=lambda line: line.num_chunks == 1,
+        equation=lambda line: f"{line.schedule} has one chunk a stage, virtual_stages = {line.num_chunks}",
+        remedy='virtual_stages = 1, or schedule = "interleaved"',
+    ),
+    PipelineRule(
+        where="virtual_stages",
+        fields=("pipeline_schedule", "virtual_stages"),
+        applies=_interleaved,
+        holds=lambda line: line.num_chunks >= 2,
+        equation="interleaving needs chunks to interleave, virtual_stages = 1",
+        remedy='virtual_stages = 2 or more, or schedule = "1f1b"',
+    ),
+    PipelineRule(
+        where="virtual_stages",
+        fields=("pipeline_schedule", "virtual_stages"),
+        applies=_dual,
+        holds=lambda line: line.num_chunks == 2,
+        equation=lambda line: f"{line.schedule} has two chunks a stage, virtual_stages = {line.num_chunks}",
+        remedy="virtual_stages = 2",
+    ),
+)
+
+_INTERLEAVED: Final = (  # Megatron-LM: schedules.py, forward_backward_pipelining_with_interleaving; arguments.py
+    PipelineRule(
+        where="pp",
+        fields=("pipeline_schedule", "pp"),
+        applies=_interleaved,
+        holds=lambda line: line.num_stages >= 2,
+        equation="interleaving needs stages, pp = 1",
+        remedy="pp = 2 or more",
+    ),
+    PipelineRule(
+        where="num_micro_batches",
+        fields=("pipeline_schedule", "pp", "num_micro_batches"),
+        applies=lambda line: _interleaved(line) and line.group_size is None,
+        holds=lambda line: line.num_micro_batches % line.num_stages == 0,
+        equation=lambda line: (
+            f"micro-batches go in groups of pp: num_micro_batches = {line.num_micro_batches} "
+            f"is not a multiple of pp = {line.num_stages}"
+        ),
+        remedy=_nearest_multiple,
+    ),
+    PipelineRule(
+        where="micro_batch_group",
+        fields=("pipeline_schedule", "pp", "num_micro_batches"),
+        applies=_grouped,
+        holds=_fits,
+        equation=lambda line: (
+            f"pp ≤ group ≤ num_micro_batches: {line.num_stages} ≤ {line.group_size} ≤ {line.num_micro_batches} is wrong"
+        ),
+        remedy=_nearest_group,
+    ),
+    PipelineRule(
+        where="num_micro_batches",
+        fields=("pipeline_schedule", "pp", "num_micro_batches"),
+        applies=lambda line: _grouped(line) and _fits(line),
+        holds=lambda line: not 0 < _rest(line) < line.num_stages,
+        equation=lambda line: (
+            f"num_micro_batches = {line.num_micro_batches} leaves {_rest(line)} after groups of {line.group_size}: "
+            f"neither 0 nor ≥ pp = {line.num_stages}"
+        ),
+        remedy=_nearest_whole,
+    ),
+    PipelineRule(
+        where="micro_batch_group",
+        fields=("pipeline_schedule",),
+        applies=lambda line: _counted(line) and line.schedule != "interleaved",
+        holds=lambda line: line.group_size is None,
+        equation=lambda line: f"{line.schedule} has no groups of micro-batches",
+        remedy='schedule = "interleaved"',
+    ),
+)
+
+_DUALPIPE: Final = (  # what dualpipe.py and dualpipev.py of deepseek-ai/DualPipe assert
+    PipelineRule(
+        where="pp",
+        fields=("pipeline_schedule", "pp"),
+        applies=_mirrored,
+        holds=lambda line: line.num_stages % 2 == 0,
+        equation=lambda line: f"DualPipe mirrors stages in pairs, pp = {line.num_stages} is odd",
+        remedy=lambda line: f"pp = {line.num_stages - 1} or {line.num_stages + 1}" if line.num_stages > 1 else "pp = 2",
+    ),
+    PipelineRule(
+        where="num_micro_batches",
+        fields=("pipeline_schedule", "pp", "num_micro_batches"),
+        applies=_mirrored,
+        holds=lambda line: line.num_micro_batches % 2 == 0,
+        equation=lambda line: (
+            f"half of the micro-batches go each way, num_micro_batches = {line.num_micro_batches} is odd"
+        ),
+        remedy=_nearest_even,
+    ),
+    PipelineRule(
+        where="num_micro_batches",
+        fields=("pipeline_schedule", "pp", "num_micro_batches"),
+        applies=_dual,
+        holds=lambda line: line.num_micro_batches >= 2 * line.num_stages,
+        equation=lambda line: (
+            f"{line.schedule} needs num_micro_batches ≥ 2 × pp: {line.num_micro_batches} < {2 * line.num_stages}"
+        ),
+        remedy=lambda line: f"num_micro_batches = {2 * line.num_stages}",
+    ),
+)
+
+SCHEDULES: Final = (NUM_STAGES, MICRO_BATCHES, NUM_CHUNKS, *_CHUNKS, *_INTERLEAVED, *_DUALPIPE)
+PIPELINE: Final = tuple(dict.fromkeys((*SCHEDULES, *LAYERS)))
+
+
+# a search asks about the same few pipelines thousands of times
+@lru_cache(maxsize=4096)
+def broken_by(line: Pipeline, rules: tuple[PipelineRule, ...] = PIPELINE) -> tuple[PipelineRule, ...]:
+    """The rules that keep a pipeline from running: its schedule's demands, and how the layers are dealt."""
+    return tuple(rule for rule in rules if rule.broken(line))
+
+
+def schedule_faults(line: Pipeline) -> list[Fault]:
+    """What the schedule demands of stages, micro-batches and chunks. Empty: it runs."""
+    return [rule.fault(line) for rule in broken_by(line, SCHEDULES)]
+
+
+def layer_faults(line: Pipeline) -> list[Fault]:
+    """Everything that keeps the layers from being dealt."""
+    return [rule.fault(line) for rule in broken_by(line, LAYERS)]
+
+
+def pipeline_faults(line: Pipeline, place: str = "plan") -> list[Fault]:
+    """Both."""
+    return [rule.fault(line, place) for rule in broken_by(line)]

@@ -1,0 +1,151 @@
+"""Narrow products: beside which precision, implementation, recipe, device and software they stand."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.parallel.legality.rule import ModelRule, PlanRule, Run, RunRule
+from simulator.spec.plan import Plan
+
+_GATHERS_FP8: Final = (("fsdp2", 2), ("fsdp2", 3), ("megatron", 1))  # implementations and stages
+_GATHER: Final = ("precision", "fp8_all_gather")
+
+
+def _gathers_fp8(plan: Plan) -> bool:
+    return plan.precision == "fp8" and plan.fp8_all_gather
+
+
+def _of_fp8(where: str) -> PlanRule:
+    """A field that says something of fp8 products only."""
+    return PlanRule(
+        where=where,
+        fields=(where, "precision"),
+        holds=lambda plan: plan.precision == "fp8" or getattr(plan, where) in (None, False),
+        equation=lambda plan: f"it is of fp8 products, and the precision is {plan.precision}",
+        remedy=f'precision = "fp8", or no {where}',
+    )
+
+
+PLAN: Final = (
+    PlanRule(
+        where="first_layers_bf16",
+        fields=("first_layers_bf16", "last_layers_bf16", "precision"),
+        holds=lambda plan: plan.narrow or plan.first_layers_bf16 + plan.last_layers_bf16 == 0,
+        equation=lambda plan: (
+            f"layers stay in bf16 where the others' products are narrower, and the precision is {plan.precision}"
+        ),
+        remedy='precision = "fp8" or "nvfp4", or 0',
+    ),
+    _of_fp8("fp8_recipe"),
+    _of_fp8("fp8_all_gather"),
+    PlanRule(
+        where="fp8_recipe",
+        fields=("precision", "fp8_recipe", "implementation"),
+        applies=lambda plan: plan.precision == "fp8",
+        holds=lambda plan: plan.fp8_recipe != "rowwise" or plan.implementation != "megatron",
+        equation="Transformer Engine scales no rows",
+        remedy='fp8_recipe = "delayed", "tensorwise", "blockwise" or "mxfp8"',
+    ),
+    PlanRule(
+        where="fp8_all_gather",
+        fields=(*_GATHER, "first_layers_bf16", "last_layers_bf16"),
+        applies=_gathers_fp8,
+        holds=lambda plan: plan.first_layers_bf16 + plan.last_layers_bf16 == 0,
+        equation="layers of another precision among those gathered in fp8 are not modelled",
+        remedy="fp8_all_gather = false, or no such layers",
+    ),
+    PlanRule(
+        where="fp8_all_gather",
+        fields=(*_GATHER, "implementation", "zero"),
+        applies=_gathers_fp8,
+        holds=lambda plan: (plan.implementation, plan.zero) in _GATHERS_FP8,
+        equation=lambda plan: f"{plan.implementation} with zero = {plan.zero} gathers no fp8",
+        remedy='data_parallel = "fsdp2", or "megatron" with zero = 1',
+    ),
+    PlanRule(
+        where="fp8_all_gather",
+        fields=(*_GATHER, "implementation", "fp8_recipe"),
+        applies=lambda plan: _gathers_fp8(plan) and plan.implementation == "fsdp2",
+        holds=lambda plan: plan.fp8_recipe in (None, "tensorwise"),
+        equation=lambda plan: f"FSDP2 gathers fp8 that is scaled by tensor, not {plan.fp8_recipe}",
+        remedy='fp8_recipe = "tensorwise"',
+    ),
+    PlanRule(
+        where="fp8_all_gather",
+        fields=(*_GATHER, "implementation", "fp8_recipe"),
+        applies=lambda plan: _gathers_fp8(plan) and plan.implementation != "fsdp2",
+        holds=lambda plan: plan.fp8_recipe not in ("mxfp8", "blockwise"),
+        equation=lambda plan: (
+            f"{plan.fp8_recipe} needs copies along rows and columns, so Megatron gathers 16 bits "
+            "and casts them on arrival"
+        ),
+        remedy="fp8_all_gather = false",
+    ),
+)
+
+MODEL: Final = (
+    ModelRule(
+        where="first_layers_bf16",
+        fields=("first_layers_bf16", "last_layers_bf16"),
+        holds=lambda of: of.plan.first_layers_bf16 + of.plan.last_layers_bf16 <= of.model.num_layers,
+        equation=lambda of: (
+            f"{of.plan.first_layers_bf16} + {of.plan.last_layers_bf16} layers in bf16, "
+            f"and the model has {of.model.num_layers}"
+        ),
+        remedy=lambda of: f"{of.model.num_layers} together at most",
+    ),
+)
+
+
+def _trains_fp4(run: Run) -> bool:
+    """NVFP4 is trained by Transformer Engine, on GPUs that have the units."""
+    return run.plan.precision != "nvfp4" or (bool(run.cluster.device.peak("fp4")) and run.stack.blocks == "fused")
+
+
+def _multiplies_blocks(run: Run) -> bool:
+    """The device multiplies operands that are scaled by blocks of 128."""
+    return run.cluster.device.architecture in ("hopper", "blackwell")
+
+
+RUN: Final = (  # products of block-scaled operands need tensor cores that read the scales, and kernels that write them
+    RunRule(
+        where="precision",
+        fields=("precision",),
+        applies=lambda run: run.plan.precision == "nvfp4",
+        holds=lambda run: bool(run.cluster.device.peak("fp4")),
+        equation=lambda run: f"{run.cluster.device.name} has no fp4 matrix units",
+        remedy='a Blackwell GPU, or precision = "fp8"',
+    ),
+    RunRule(
+        where="precision",
+        fields=("precision",),
+        applies=lambda run: run.plan.precision == "nvfp4",
+        holds=lambda run: run.stack.blocks == "fused",
+        equation=lambda run: f"nvfp4 products are Transformer Engine's, and {run.stack.name} has torch's own",
+        remedy='stack = "megatron-core-2025", or "fp8"',
+    ),
+    RunRule(
+        where="fp8_recipe",
+        fields=("precision", "fp8_recipe"),
+        applies=lambda run: run.plan.fp8_recipe == "blockwise" and _trains_fp4(run),
+        holds=_multiplies_blocks,
+        equation=lambda run: f"Transformer Engine has no products of fp8 by blocks of 128 on {run.cluster.device.name}",
+        remedy='a Hopper or Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"',
+    ),
+    RunRule(
+        where="fp8_recipe",
+        fields=("precision", "fp8_recipe"),
+        applies=lambda run: run.plan.fp8_recipe == "blockwise" and _trains_fp4(run) and _multiplies_blocks(run),
+        holds=lambda run: run.stack.blocks == "fused",
+        equation=lambda run: f"blocks of 128 are Transformer Engine's, and {run.stack.name} has torch's own products",
+        remedy='stack = "megatron-core-2025", or fp8_recipe = "tensorwise" or "rowwise"',
+    ),
+    RunRule(
+        where="fp8_recipe",
+        fields=("precision", "fp8_recipe"),
+        applies=lambda run: run.plan.fp8_recipe == "mxfp8" and _trains_fp4(run),
+        holds=lambda run: run.cluster.device.architecture == "blackwell",
+        equation=lambda run: f"{run.cluster.device.name} has no tensor cores for block-scaled fp8",
+        remedy='a Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"',
+    ),
+)

@@ -1,0 +1,34 @@
+"""The one list of rules, in the order in which faults are told."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simulator.parallel.legality import blocks, degrees, experts, heads, offload, precision, traffic
+from simulator.parallel.legality.pipeline import PIPELINE
+from simulator.parallel.legality.rule import Rule
+
+RULES: Final[tuple[Rule[Any], ...]] = (
+    # the plan alone
+    *degrees.PLAN,
+    *experts.PLAN,
+    *offload.PLAN,
+    *traffic.PLAN,
+    *precision.PLAN,
+    *blocks.PLAN,
+    # with the cluster
+    *degrees.CLUSTER,
+    # with the model
+    *heads.MODEL,
+    *precision.MODEL,
+    *experts.MODEL,
+    *PIPELINE,
+    # with all that meets in a run
+    *blocks.MODULES,
+    *offload.MODELLED,
+    blocks.WHOLE_BACKWARDS,
+    *offload.HOSTS,
+    *precision.RUN,
+    blocks.NEAR_PEERS,
+    offload.EVEN_NODES,
+)

@@ -1,0 +1,220 @@
+"""What compresses, splits or skips traffic: ZeRO++, gathers in two stages, communication hooks, steps without replicas."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.parallel.legality.rule import PlanRule
+from simulator.spec.plan import Plan
+
+_STAGE_3: Final = ("implementation", "zero")
+
+
+def _at_stage_3(plan: Plan) -> bool:
+    return plan.implementation == "deepspeed" and plan.zero == 3
+
+
+def _zeropp(plan: Plan) -> bool:
+    return plan.zeropp.any
+
+
+def _nearest_secondary(plan: Plan) -> str:
+    ranks, given = plan.dp_shard * plan.cp, plan.zeropp.secondary_ranks
+    return f"secondary_ranks = {max(n for n in range(1, given) if ranks % n == 0)}"
+
+
+_ZEROPP: Final = (
+    PlanRule(
+        where="zeropp",
+        fields=("zeropp", *_STAGE_3),
+        applies=_zeropp,
+        holds=_at_stage_3,
+        equation=lambda plan: f"ZeRO++ is of DeepSpeed's stage 3, not {plan.implementation} with zero = {plan.zero}",
+        remedy='data_parallel = "deepspeed", zero = 3',
+    ),
+    PlanRule(
+        where="zeropp",
+        fields=("zeropp", "dp_replicate"),
+        applies=_zeropp,
+        holds=lambda plan: plan.dp_replicate <= 1,
+        equation=lambda plan: f"ZeRO++ shards over all replicas, and dp_replicate = {plan.dp_replicate}",
+        remedy=lambda plan: (
+            f"dp_shard = {plan.dp_shard * plan.dp_replicate}, dp_replicate = 1 (secondary_ranks keeps gathers near)"
+        ),
+    ),
+    PlanRule(
+        where="zeropp.secondary_ranks",
+        fields=("zeropp", "dp_shard", "cp"),
+        applies=_zeropp,
+        holds=lambda plan: plan.dp_shard * plan.cp % plan.zeropp.secondary_ranks == 0,
+        equation=lambda plan: (
+            f"{plan.zeropp.secondary_ranks} does not divide the {plan.dp_shard * plan.cp} ranks that shard"
+        ),
+        remedy=_nearest_secondary,
+    ),
+    PlanRule(
+        where="zeropp.quantized_gradients",
+        fields=("zeropp", "cp", "tp", "pp"),
+        applies=lambda plan: plan.zeropp.quantized_gradients,
+        holds=lambda plan: plan.cp * plan.tp * plan.pp <= 1,
+        equation="the two exchanges of quantised gradients take all ranks for data parallelism",
+        remedy="cp = 1, tp = 1, pp = 1",
+    ),
+    PlanRule(
+        where="zeropp",
+        fields=("zeropp", "precision"),
+        applies=lambda plan: plan.zeropp.quantized_weights or plan.zeropp.quantized_gradients,
+        holds=lambda plan: plan.compute_dtype != "fp32",
+        equation=lambda plan: f"its kernels quantise 16 bits, and the precision is {plan.precision}",
+        remedy='precision = "bf16" or "fp16"',
+    ),
+    PlanRule(
+        where="zeropp",
+        fields=("zeropp", "offload"),
+        applies=_zeropp,
+        holds=lambda plan: not plan.offload.any,
+        equation="ZeRO++ beside offload is not modelled",
+        remedy="no offload, or no ZeRO++",
+    ),
+)
+
+_MICS: Final = PlanRule(  # MiCS is DeepSpeed's stage 3 inside groups: dp_shard ranks a group, dp_replicate groups
+    where="hierarchical_gather",
+    fields=("hierarchical_gather", *_STAGE_3, "dp_replicate"),
+    applies=lambda plan: plan.hierarchical_gather,
+    holds=lambda plan: _at_stage_3(plan) and plan.dp_replicate > 1,
+    equation="gathering in two stages is of MiCS, DeepSpeed's stage 3 inside groups",
+    remedy='data_parallel = "deepspeed", zero = 3, dp_shard = ranks of a group, dp_replicate = groups',
+)
+
+
+def _hooked(plan: Plan) -> bool:
+    return plan.comm_hook.kind != "none"
+
+
+def _powersgd(plan: Plan) -> bool:
+    return plan.comm_hook.kind == "powersgd"
+
+
+def _sent(plan: Plan) -> str:
+    """What a hook makes buckets travel in."""
+    return plan.comm_hook.dtype or plan.master_dtype
+
+
+_HOOKS: Final = (
+    PlanRule(
+        where="comm_hook",
+        fields=("comm_hook", "implementation"),
+        applies=_hooked,
+        holds=lambda plan: plan.implementation in ("ddp", "zero_redundancy"),
+        equation=lambda plan: f"communication hooks are DDP's, not {plan.implementation}'s",
+        remedy="zero = 0 or 1 without data_parallel, or reduce_dtype",
+    ),
+    PlanRule(
+        where="reduce_dtype",
+        fields=("comm_hook", "reduce_dtype", "master_dtype"),
+        applies=_hooked,
+        holds=lambda plan: plan.reduce_dtype in (None, _sent(plan)),
+        equation=lambda plan: f"{plan.comm_hook.kind} sends {_sent(plan)}, and reduce_dtype = {plan.reduce_dtype}",
+        remedy="leave reduce_dtype out",
+    ),
+    PlanRule(
+        where="comm_hook.start_step",
+        fields=("comm_hook",),
+        applies=_powersgd,
+        holds=lambda plan: (
+            plan.comm_hook.start_step >= 2 or not (plan.comm_hook.error_feedback or plan.comm_hook.warm_start)
+        ),
+        equation=(
+            "DDP rebuilds its buckets after the first step, which error feedback and warm start would not survive"
+        ),
+        remedy="start_step = 2 or more",
+    ),
+    PlanRule(
+        where="comm_hook",
+        fields=("comm_hook", "pp"),
+        applies=_powersgd,
+        holds=lambda plan: plan.pp <= 1,
+        equation="PowerSGD beside pipeline parallelism is not modelled",
+        remedy="pp = 1, or fp16_compress",
+    ),
+)
+
+
+def _alone(plan: Plan) -> bool:
+    """Replicas take steps without each other."""
+    return plan.sync_every_steps > 1
+
+
+_LOCAL: Final = (
+    PlanRule(
+        where="outer_optimizer",
+        fields=("outer_optimizer", "sync_every_steps"),
+        applies=lambda plan: plan.sync_every_steps == 1,
+        holds=lambda plan: plan.outer_optimizer == "average",
+        equation=lambda plan: (
+            f"outer_optimizer = {plan.outer_optimizer} acts on what replicas agree on every so many steps"
+        ),
+        remedy="sync_every_steps = 2 or more",
+    ),
+    PlanRule(
+        where="sync_every_steps",
+        fields=("sync_every_steps", "dp_replicate"),
+        applies=_alone,
+        holds=lambda plan: plan.dp_replicate > 1,
+        equation=lambda plan: (
+            f"{plan.sync_every_steps} steps alone, and dp_replicate = 1: there are no replicas to agree with"
+        ),
+        remedy="dp_replicate = 2 or more, or sync_every_steps = 1",
+    ),
+    PlanRule(
+        where="sync_every_steps",
+        fields=("sync_every_steps", "implementation"),
+        applies=_alone,
+        holds=lambda plan: plan.implementation in ("ddp", "fsdp2"),
+        equation=lambda plan: f"{plan.implementation} reduces gradients in every step",
+        remedy='data_parallel = "ddp" or "fsdp2"',
+    ),
+    PlanRule(
+        where="sync_every_steps",
+        fields=("sync_every_steps", "zero", "cp"),
+        applies=_alone,
+        holds=lambda plan: plan.zero > 0 or plan.cp <= 1,
+        equation="ranks of cp hold parts of one sequence and must reduce in every step",
+        remedy='zero = 3 (data_parallel = "fsdp2"), or cp = 1',
+    ),
+    PlanRule(
+        where="sync_every_steps",
+        fields=("sync_every_steps", "pp"),
+        applies=_alone,
+        holds=lambda plan: plan.pp == 1,
+        equation=lambda plan: f"local steps beside pp = {plan.pp} are not modelled",
+        remedy="without pp, or sync_every_steps = 1",
+    ),
+    PlanRule(
+        where="sync_every_steps",
+        fields=("sync_every_steps", "ep"),
+        applies=_alone,
+        holds=lambda plan: plan.ep == 1,
+        equation=lambda plan: f"local steps beside ep = {plan.ep} are not modelled",
+        remedy="without ep, or sync_every_steps = 1",
+    ),
+    PlanRule(
+        where="sync_every_steps",
+        fields=("sync_every_steps", "comm_hook"),
+        applies=_alone,
+        holds=lambda plan: plan.comm_hook.kind == "none",
+        equation=lambda plan: f"local steps beside comm_hook = {plan.comm_hook.kind} are not modelled",
+        remedy="without comm_hook, or sync_every_steps = 1",
+    ),
+    PlanRule(
+        where="sync_every_steps",
+        fields=("sync_every_steps", "offload"),
+        applies=_alone,
+        holds=lambda plan: not plan.offload.any,
+        equation="local steps beside offload = on are not modelled",
+        remedy="without offload, or sync_every_steps = 1",
+    ),
+)
+
+PLAN: Final = (*_ZEROPP, _MICS, *_HOOKS, *_LOCAL)

@@ -1,0 +1,83 @@
+"""Fields that do nothing beside the others, each with what would make it act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from simulator.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Effect:
+    """When a field acts.
+
+    acts: asked of the plan. experts: it also needs a model that has some. needs: what would make it act, in words.
+    """
+
+    where: str
+    needs: str
+    acts: Callable[[Plan], bool] = lambda _: True
+    experts: bool = False
+
+    def idle(self, plan: Plan, *, experts: bool) -> bool:
+        """The field does nothing in this plan. experts: the model has some."""
+        return (self.experts and not experts) or not self.acts(plan)
+
+
+def _in_buckets(plan: Plan) -> bool:
+    return plan.implementation in ("ddp", "zero_redundancy")
+
+
+def _prefetches(plan: Plan) -> bool:
+    return plan.implementation in ("fsdp1", "fsdp2")
+
+
+def _in_stage_3(plan: Plan) -> bool:
+    return plan.implementation == "deepspeed" and plan.zero == 3
+
+
+_EXPERTS: Final = "a model with experts"
+_DDP: Final = 'data_parallel = "ddp" or "zero_redundancy"'
+_FSDP: Final = 'data_parallel = "fsdp1" or "fsdp2"'
+_STAGE_3: Final = 'data_parallel = "deepspeed" with zero = 3'
+
+EFFECTS: Final = (
+    Effect(where="ep", experts=True, needs=_EXPERTS),
+    Effect(where="etp", experts=True, needs=_EXPERTS),
+    Effect(where="expert_capacity_factor", experts=True, needs=_EXPERTS),
+    Effect(where="expert_imbalance", experts=True, needs=_EXPERTS),
+    Effect(where="expert_overlap", experts=True, acts=lambda plan: plan.ep > 1, needs="experts and ep above 1"),
+    Effect(where="dispatcher", experts=True, needs=_EXPERTS),
+    Effect(where="recompute_modules", acts=lambda plan: plan.recompute == "selective", needs='recompute = "selective"'),
+    Effect(
+        where="recompute_every",
+        acts=lambda plan: plan.recompute == "every_k" and plan.recompute_every > 1,
+        needs='recompute = "every_k"',
+    ),
+    Effect(where="gradient_as_bucket_view", acts=_in_buckets, needs=_DDP),
+    Effect(where="bucket_bytes", acts=_in_buckets, needs=_DDP),
+    Effect(
+        where="reduce_bucket_numel",
+        acts=lambda plan: plan.implementation == "deepspeed" and plan.zero > 0,
+        needs='data_parallel = "deepspeed" with zero above 0',
+    ),
+    Effect(where="prefetch_bucket_numel", acts=_in_stage_3, needs=_STAGE_3),
+    Effect(where="param_persistence_numel", acts=_in_stage_3, needs=_STAGE_3),
+    Effect(where="forward_prefetch", acts=_prefetches, needs=_FSDP),
+    Effect(where="backward_prefetch", acts=_prefetches, needs=_FSDP),
+    Effect(
+        where="limit_all_gathers",
+        acts=lambda plan: plan.implementation == "fsdp1",
+        needs='data_parallel = "fsdp1"',
+    ),
+    Effect(where="sequence_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
+    Effect(where="vocab_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),
+    Effect(where="cp_exchange", acts=lambda plan: plan.cp > 1, needs="cp above 1"),
+)
+
+
+def unused(plan: Plan, *, experts: bool) -> dict[str, str]:
+    """Fields without effect in this plan, each with what would make it act. experts: the model has some."""
+    return {effect.where: effect.needs for effect in EFFECTS if effect.idle(plan, experts=experts)}
