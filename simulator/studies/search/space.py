@@ -15,8 +15,9 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any, Final
 
-from simulator.base.errors import Fault, InputError
-from simulator.parallel.legal import legal
+from simulator.base.errors import Fault
+from simulator.parallel.legal import case_of
+from simulator.parallel.legality import RULES, Rule, first_fault
 from simulator.parallel.pipeline import SCHEDULES
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -48,10 +49,14 @@ _LAST: Final = ("dp_replicate", "recompute", "offload")
 CHOSEN: Final = (*_FIRST, *_DEGREES, *_FLOWS, *_LAST)
 DERIVED: Final = ("dp_shard", "num_micro_batches", "seq_len", "sharding_strategy")
 _DEGREE_PLACES: Final = (
-    *("degrees", "tp", "cp", "ep", "etp", "rank_order", "cp_exchange", "seq_len", "sequence_parallel"),
+    *("zero", "degrees", "tp", "cp", "ep", "etp", "rank_order", "cp_exchange", "seq_len", "sequence_parallel"),
 )
 _FLOW_PLACES: Final = ("pp", "num_micro_batches", "virtual_stages", "schedule", "layers", "first_stage_layers")
 _LEAF_PLACES: Final = ("dp_shard", "dp_replicate", "recompute", "offload")
+_Rules = tuple[Rule[Any], ...]
+_OF_DEGREES: Final = tuple(rule for rule in RULES if rule.name in _DEGREE_PLACES)
+_OF_FLOWS: Final = tuple(rule for rule in RULES if rule.name in _FLOW_PLACES)
+_OF_LEAVES: Final = tuple(rule for rule in RULES if rule.name in _LEAF_PLACES)
 BATCH: Final = "global batch"
 MOST_DEVICES: Final = "max-gpus"
 
@@ -123,7 +128,7 @@ class Space:
                     problem = f"tp {tp} × cp {cp} × pp {pp} do not divide {devices} devices"
                     pruned.add("degrees", self._size(branch, 1), problem)
                     continue
-                fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks)}, ("zero", *_DEGREE_PLACES))
+                fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks)}, _OF_DEGREES)
                 if fault is None:
                     yield branch
                 else:
@@ -148,7 +153,7 @@ class Space:
                 continue
             flow = {"micro_batch_size": size, "num_micro_batches": count}
             flow |= {"schedule": schedule, "virtual_stages": chunks}
-            fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks), **flow}, _FLOW_PLACES)
+            fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks), **flow}, _OF_FLOWS)
             if fault is not None:
                 pruned.add(_rule(fault), len(below), str(fault))
                 continue
@@ -167,32 +172,29 @@ class Space:
     def _holds(self, branch: Branch, leaf: Fields, num_flows: int, pruned: Pruned) -> bool:
         """Whether the fields of a leaf have no fault of their own."""
         at_rest = _at_rest(branch.fields, leaf["dp_replicate"] * leaf["dp_shard"])
-        fault = self._probe(branch, {**branch.fields, **at_rest, **leaf}, _LEAF_PLACES)
+        fault = self._probe(branch, {**branch.fields, **at_rest, **leaf}, _OF_LEAVES)
         if fault is not None:
             pruned.add(_rule(fault), num_flows, str(fault))
         return fault is None
 
     def _legal(self, branch: Branch, fields: Fields, pruned: Pruned) -> Plan | None:
-        try:
-            plan = Plan(**fields)
-            legal(self.model, plan, branch.cluster, _stack(plan.stack))
-        except (InputError, ValueError) as exc:
-            fault = exc.faults[0] if isinstance(exc, InputError) else Fault(place="plan", problem=str(exc))
+        plan, fault = self._judged(branch, fields, RULES)
+        if fault is not None:
             pruned.add(_rule(fault), 1, str(fault))
             return None
         return plan
 
-    def _probe(self, branch: Branch, fields: Fields, places: Sequence[str]) -> Fault | None:
-        """The first fault of a plan in one of `places`, if any."""
+    def _probe(self, branch: Branch, fields: Fields, rules: _Rules) -> Fault | None:
+        """The first fault by one of `rules`, if any."""
+        return self._judged(branch, fields, rules)[1]
+
+    def _judged(self, branch: Branch, fields: Fields, rules: _Rules) -> tuple[Plan | None, Fault | None]:
+        """The plan of these fields, and the first fault by one of `rules`, if any."""
         try:
             plan = Plan(**fields)
         except ValueError as exc:
-            return Fault(place="plan", problem=str(exc))
-        try:
-            legal(self.model, plan, branch.cluster, _stack(plan.stack))
-        except InputError as exc:
-            return next((fault for fault in exc.faults if _rule(fault) in places), None)
-        return None
+            return None, Fault(place="plan", problem=str(exc))
+        return plan, first_fault(case_of(self.model, plan, branch.cluster, _stack(plan.stack)), rules)
 
     def flows(self, branch: Branch) -> Iterator[tuple[int, str | None, int]]:
         """(sequences of a micro-batch, schedule, chunks) that are tried."""
