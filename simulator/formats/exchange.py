@@ -31,7 +31,9 @@ from simulator.formats.writers.plans.deepspeed import deepspeed_json
 from simulator.formats.writers.plans.megatron import megatron_script
 from simulator.formats.writers.plans.study_toml import study_toml
 from simulator.formats.writers.plans.torchtitan import torchtitan_toml
-from simulator.parallel.legality import check, unused
+from simulator.parallel.legality import check, runnable, unused
+from simulator.parallel.legality.software import ALL as FRAMEWORKS
+from simulator.parallel.legality.software import refusal, text_of
 from simulator.parallel.pipeline.layers import stage_layers
 from simulator.spec.model import Model
 from simulator.spec.model.files import preset_names
@@ -52,6 +54,8 @@ _BESIDE: Final[Mapping[str, frozenset[str]]] = {
          "optimizer", "optimizer_impl", "optimizer_dtype", "master_dtype"}
     ),
 }  # fmt: skip
+_DEGREES: Final = frozenset({"pp", "tp", "cp", "dp_shard", "dp_replicate"})
+_OF_STAGES: Final = frozenset({"schedule", "stage_layers", "virtual_stages"})
 # What the model's shape has no say in: names, and what time and memory do not hang on
 _NO_SHAPE: Final = {"name", "family", "sources", "fused_qkv", "max_positions", "embedding_scale"}
 
@@ -149,16 +153,30 @@ def _faults(job: Job, draft: Draft, beside: Mapping[str, Any], form: str) -> Ite
     except ValidationError as exc:
         yield from faults_of(exc, form, Plan)
         return
+    told = _refusals(job.plan, form) | _differences(job, back, draft, form)
+    if "pp" in told:
+        told = {name: fault for name, fault in told.items() if name not in _OF_STAGES}
+    if told.keys() & _DEGREES:
+        told.pop("rank_order", None)
+    yield from (told[name] for name in sorted(told))
+
+
+def _refusals(plan: Plan, form: str) -> dict[str, Fault]:
+    """By field: what the format's framework is known not to run."""
+    software = next((each for each in FRAMEWORKS if each.name == form), None)
+    found = runnable(plan, software, form) if software is not None else []
+    return {fault.place.removeprefix(f"{form}: "): fault for fault in found}
+
+
+def _differences(job: Job, back: Plan, draft: Draft, form: str) -> dict[str, Fault]:
+    """By field: what of the plan was read back otherwise. What acts in one of them only follows from another difference."""
     wanted, got = effective_fields(job.plan, job.model), effective_fields(back, job.model)
-    differs = {name for name in wanted.keys() & got.keys() if wanted[name] != got[name]}
-    if "pp" in differs:
-        differs -= {"schedule", "stage_layers", "virtual_stages"}
-    if differs & {"pp", "tp", "cp", "dp_shard", "dp_replicate"}:
-        differs.discard("rank_order")
-    for name in sorted(differs):  # what acts in one of them only follows from another difference
-        problem = f"{draft.software} cannot keep {name} = {_as_text(wanted[name])}"
-        remedy = f"{name} = {_as_text(got[name])} is what it would run"
-        yield Fault(place=f"{form}: {name}", problem=problem, remedy=remedy)
+    found = {}
+    for name in wanted.keys() & got.keys():
+        if wanted[name] != got[name]:
+            problem, remedy = refusal(draft.software, name, wanted[name], got[name])
+            found[name] = Fault(place=f"{form}: {name}", problem=problem, remedy=remedy)
+    return found
 
 
 def _devices(plan: Plan, draft: Draft) -> int:
@@ -166,14 +184,10 @@ def _devices(plan: Plan, draft: Draft) -> int:
     return plan.num_data_parallel * prod(int(draft.fields.get(degree, 1)) for degree in ("tp", "cp", "pp"))
 
 
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
-
-
 def _model_faults(model: Model, back: Model, form: str) -> Iterator[Fault]:
     for name, wanted, got in _shape_differences(model, back):
-        problem = f"its arguments cannot state {name} = {_as_text(wanted)}"
-        yield Fault(place=f"{form}: model.{name}", problem=problem, remedy=f"{name} = {_as_text(got)}")
+        problem = f"its arguments cannot state {name} = {text_of(wanted)}"
+        yield Fault(place=f"{form}: model.{name}", problem=problem, remedy=f"{name} = {text_of(got)}")
 
 
 def _shape_differences(model: Model, other: Model) -> Iterator[tuple[str, object, object]]:

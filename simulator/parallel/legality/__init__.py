@@ -1,7 +1,7 @@
 """Which plans are legal: one list of rules as data, and who asks it.
 
 `faults` says what is wrong with a plan, its model, cluster and software as far as these are known; `unused` which fields
-do nothing. Adding a rule is adding a `Rule` to the list of its subject: faults, the search's pruning and the judgement
+do nothing; `runnable` what a framework cannot run. Adding a rule is adding a `Rule` to the list of its subject: faults, the search's pruning and the judgement
 of half-read studies follow.
 """
 
@@ -14,14 +14,29 @@ from simulator.base.errors import Fault, PlanError
 from simulator.parallel.legality.pipeline import broken_by
 from simulator.parallel.legality.rule import Case, Heads, Pipeline, Rule
 from simulator.parallel.legality.rules import RULES
+from simulator.parallel.legality.software import Software, software_of
 from simulator.parallel.legality.unused import unused
 from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan
 
-__all__ = ["RULES", "Case", "Pipeline", "Rule", "broken", "check", "check_split", "faults", "first_fault", "unused"]
+__all__ = [
+    "RULES",
+    "Case",
+    "Pipeline",
+    "Rule",
+    "Software",
+    "broken",
+    "check",
+    "check_split",
+    "faults",
+    "first_fault",
+    "runnable",
+    "software_of",
+    "unused",
+]
 
 Rules = tuple[Rule[Any], ...]
-_PIPELINE = frozenset(rule for rule in RULES if rule.reads == "pipeline")
+_SOFTWARE: Rules = tuple(rule for rule in RULES if rule.reads == "software")
 
 
 def broken(case: Case, rules: Rules = RULES) -> Iterator[tuple[Rule[Any], Any]]:
@@ -44,6 +59,11 @@ def first_fault(case: Case, rules: Rules) -> Fault | None:
     for rule, subject in broken(case, rules):
         return rule.fault(subject)
     return None
+
+
+def runnable(plan: Plan, software: Software, place: str = "plan") -> list[Fault]:
+    """What a framework cannot run of a plan, each with what it would run instead. Empty: it runs it."""
+    return [rule.fault(subject, place) for rule, subject in broken(Case(plan=plan, software=software), _SOFTWARE)]
 
 
 def check(plan: Plan, place: str = "plan") -> None:

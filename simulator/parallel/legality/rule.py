@@ -17,8 +17,9 @@ from simulator.spec.software.stack import Stack
 
 S = TypeVar("S")
 
-# What a rule is asked about: the plan alone; the plan with the cluster, with the model, with its pipeline; with all of them
-Reads = Literal["plan", "cluster", "model", "pipeline", "run"]
+# What a rule is asked about: the plan alone; the plan with the cluster, with the model, with its pipeline; with all that
+# meets in a run; with the framework that should run it
+Reads = Literal["plan", "cluster", "model", "pipeline", "run", "software"]
 
 
 class Heads(Protocol):
@@ -98,6 +99,23 @@ class Run:
     tensor_group: Callable[[], TensorGroup]
 
 
+class Framework(Protocol):
+    """What of a training framework a fault names."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A plan and the framework that should run it."""
+
+    plan: Plan
+    software: Framework
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rule(Generic[S]):
     """One rule.
@@ -174,6 +192,14 @@ class RunRule(Rule[Run]):
     reads: Reads = field(default="run", init=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SoftwareRule(Rule[Hosted]):
+    """Asks the plan and the framework. by: the names of those that cannot run what breaks the rule."""
+
+    by: frozenset[str]
+    reads: Reads = field(default="software", init=False)
+
+
 # Properties of a plan that stand for several fields; a field that is stated makes the others silent
 RESOLVED: Final[dict[str, Callable[[Plan], tuple[str, ...]]]] = {
     "implementation": lambda plan: ("data_parallel",) if plan.data_parallel is not None else ("data_parallel", "zero"),
@@ -197,6 +223,7 @@ class Case:
     cluster: Cluster | None = None
     stack: Stack | None = None
     tensor_group: Callable[[], TensorGroup] | None = None
+    software: Framework | None = None
 
     @cached_property
     def subjects(self) -> dict[Reads, object]:
@@ -210,4 +237,6 @@ class Case:
             found["pipeline"] = Pipeline.of(plan, model)
         if model is not None and cluster is not None and stack is not None and self.tensor_group is not None:
             found["run"] = Run(plan, model, cluster, stack, self.tensor_group)
+        if self.software is not None:
+            found["software"] = Hosted(plan, self.software)
         return found

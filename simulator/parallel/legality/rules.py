@@ -7,6 +7,7 @@ from typing import Any, Final
 from simulator.parallel.legality import blocks, degrees, experts, heads, offload, precision, traffic
 from simulator.parallel.legality.pipeline import PIPELINE
 from simulator.parallel.legality.rule import Rule
+from simulator.parallel.legality.software import SOFTWARE
 
 RULES: Final[tuple[Rule[Any], ...]] = (
     # the plan alone
@@ -31,4 +32,6 @@ RULES: Final[tuple[Rule[Any], ...]] = (
     *precision.RUN,
     blocks.NEAR_PEERS,
     offload.EVEN_NODES,
+    # with the framework that should run it
+    *SOFTWARE,
 )

@@ -1,9 +1,10 @@
 """Space: every legal plan of a model on a cluster for one global batch, in a fixed order.
 
 A plan is chosen level by level: first the fields fixed for the whole search and the data-parallel implementation, then
-degrees, then micro-batches and their schedule, then sharding, recomputation and offload. The rules of plan, model and
-cluster are the only rules: on every level, a plan whose later fields have neutral values is checked, and a fault in a
-field that is already chosen ends the branch. So most of the space is refused without being enumerated.
+degrees, then micro-batches and their schedule, then sharding, recomputation and offload. What is legal, and what the
+stack's framework can run, is decided by `simulator.parallel.legality` alone: on every level, a plan whose later fields have
+neutral values is checked, and a fault in a field that is already chosen ends the branch. So most of the space is refused
+without being enumerated.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault
 from simulator.parallel.legal import case_of
-from simulator.parallel.legality import RULES, Rule, first_fault
+from simulator.parallel.legality import RULES, Rule, Software, first_fault, software_of
 from simulator.parallel.pipeline import SCHEDULES
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -25,15 +26,6 @@ from simulator.spec.plan import Offload, Plan
 from simulator.spec.software.stack import Stack
 
 Fields = dict[str, Any]
-
-# What a framework's stack runs; the first whose name occurs in `Stack.framework`, and PyTorch's own otherwise.
-_RUNS: Final = {
-    "DeepSpeed": ("deepspeed",),
-    "Megatron": ("megatron",),
-    "NeMo": ("megatron",),
-    "FSDP1": ("fsdp1",),
-}
-_TORCH_RUNS: Final = ("ddp", "zero_redundancy", "fsdp2")
 
 OFFLOADS: Final[Mapping[str, Offload]] = {
     "none": Offload(),
@@ -50,11 +42,17 @@ CHOSEN: Final = (*_FIRST, *_DEGREES, *_FLOWS, *_LAST)
 DERIVED: Final = ("dp_shard", "num_micro_batches", "seq_len", "sharding_strategy")
 _DEGREE_PLACES: Final = (
     *("zero", "degrees", "tp", "cp", "ep", "etp", "rank_order", "cp_exchange", "seq_len", "sequence_parallel"),
+    "vocab_parallel",
 )
 _FLOW_PLACES: Final = ("pp", "num_micro_batches", "virtual_stages", "schedule", "layers", "first_stage_layers")
-_LEAF_PLACES: Final = ("dp_shard", "dp_replicate", "recompute", "offload")
+_LEAF_PLACES: Final = ("data_parallel", "dp_shard", "dp_replicate", "recompute", "offload")
+_BY_DEGREES: Final = frozenset({"data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel"})
 _Rules = tuple[Rule[Any], ...]
-_OF_DEGREES: Final = tuple(rule for rule in RULES if rule.name in _DEGREE_PLACES)
+_OF_DEGREES: Final = tuple(
+    rule
+    for rule in RULES
+    if rule.name in _DEGREE_PLACES or (rule.reads == "software" and _BY_DEGREES.issuperset(rule.fields))
+)
 _OF_FLOWS: Final = tuple(rule for rule in RULES if rule.name in _FLOW_PLACES)
 _OF_LEAVES: Final = tuple(rule for rule in RULES if rule.name in _LEAF_PLACES)
 BATCH: Final = "global batch"
@@ -119,6 +117,7 @@ class Space:
         for tp, cp, pp, ep in product(*values, self._values("ep", experts)):
             for sequence in self._values("sequence_parallel", (False, True) if tp > 1 else (False,)):
                 chosen = {**start, "tp": tp, "cp": cp, "pp": pp, "ep": ep, "sequence_parallel": sequence}
+                chosen |= self._habits(chosen)
                 branch = Branch(cluster=cluster, fields=chosen)
                 ranks, rest = divmod(devices, tp * cp * pp)
                 if self.max_devices is not None and devices > self.max_devices:
@@ -194,7 +193,9 @@ class Space:
             plan = Plan(**fields)
         except ValueError as exc:
             return None, Fault(place="plan", problem=str(exc))
-        return plan, first_fault(case_of(self.model, plan, branch.cluster, _stack(plan.stack)), rules)
+        stack = _stack(plan.stack)
+        case = case_of(self.model, plan, branch.cluster, stack, software_of(stack.framework, plan.implementation))
+        return plan, first_fault(case, rules)
 
     def flows(self, branch: Branch) -> Iterator[tuple[int, str | None, int]]:
         """(sequences of a micro-batch, schedule, chunks) that are tried."""
@@ -242,8 +243,17 @@ class Space:
     def _implementations(self, base: Fields) -> Sequence[str]:
         if "data_parallel" in self.fixed:
             return self.fixed["data_parallel"]
-        framework = _stack(base.get("stack", Plan().stack)).framework
-        return next((runs for word, runs in _RUNS.items() if word in framework), _TORCH_RUNS)
+        return self._software(base).implementations
+
+    def _software(self, chosen: Fields) -> Software:
+        """The framework that runs what is chosen."""
+        framework = _stack(chosen.get("stack", Plan().stack)).framework
+        return software_of(framework, chosen.get("data_parallel"))
+
+    def _habits(self, chosen: Fields) -> Fields:
+        """Values that the framework gives fields which nobody fixed."""
+        habits = self._software(chosen).habits
+        return {habit.field: habit.value for habit in habits if habit.field not in self.fixed and habit.when(chosen)}
 
 
 @lru_cache(maxsize=64)
