@@ -1,6 +1,6 @@
 """A plan's torch objects: mesh, sharded or replicated modules, checkpoints, optimizer.
 
-What each option of Plan becomes stands here and nowhere else; what torch cannot do is refused by `validate.playable`
+What each option of Plan becomes stands here and nowhere else; what torch cannot do is refused by `simulator.parallel.legality`
 before any of this runs.
 """
 

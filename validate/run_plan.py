@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError, PlanError
+from simulator.parallel.legality import unplayable
+from simulator.parallel.legality.played import MAX_CPU_RANKS
 from validate.launch import Launch
 from validate.machine import KEEP_FREED_MEMORY, count_gpus, memory_limit, running_jobs
-from validate.playable import MAX_CPU_RANKS, played_otherwise, unplayable
+from validate.playable import played_otherwise
 from validate.supervise import Deadlines, SupervisedOutcome, Verdict, scratch_folder, supervise
 from validate.task import Task
 

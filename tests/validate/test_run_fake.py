@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import ModelError, StackError
+from simulator.parallel.legality import unplayable
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -26,7 +27,7 @@ from validate.compare import compare_run
 from validate.compare.borders import borders
 from validate.models import Decoder
 from validate.parallel import style_of
-from validate.playable import played_otherwise, unplayable
+from validate.playable import played_otherwise
 from validate.players import fake, guard
 from validate.run_plan import play
 from validate.tracker import TrackedMemory

@@ -9,6 +9,7 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from simulator.base.errors import Fault
 from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
 from simulator.spec.model.experts import Experts
 from simulator.spec.model.hybrid import Mamba
 from simulator.spec.plan import Plan
@@ -18,8 +19,8 @@ from simulator.spec.software.stack import Stack
 S = TypeVar("S")
 
 # What a rule is asked about: the plan alone; the plan with the cluster, with the model, with its pipeline; with all that
-# meets in a run; with the framework that should run it
-Reads = Literal["plan", "cluster", "model", "pipeline", "run", "software"]
+# meets in a run; with the framework that should run it; with how torch is to play it
+Reads = Literal["plan", "cluster", "model", "pipeline", "run", "software", "played"]
 
 
 class Heads(Protocol):
@@ -116,6 +117,16 @@ class Hosted:
     software: Framework
 
 
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A plan that torch itself is to play. mode: "full", "solo", "cpu" or "fake"."""
+
+    plan: Plan
+    model: Model
+    stack: Stack
+    mode: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rule(Generic[S]):
     """One rule.
@@ -131,7 +142,7 @@ class Rule(Generic[S]):
     equation: str | Callable[[S], str]
     remedy: str | Callable[[S], str]
     applies: Callable[[S], bool] | None = None
-    at: str = ""
+    at: str | Callable[[S], str] = ""
     reads: Reads = field(default="plan", init=False)
 
     def broken(self, subject: S) -> bool:
@@ -140,17 +151,18 @@ class Rule(Generic[S]):
 
     def fault(self, subject: S, place: str = "plan") -> Fault:
         """What is wrong with a subject that breaks it."""
-        equation, remedy = self.equation, self.remedy
+        equation, remedy, at = self.equation, self.remedy, self.at
+        noun = (at if isinstance(at, str) else at(subject)) or place
         return Fault(
-            place=f"{self.at or place}: {self.where}",
+            place=f"{noun}: {self.where}" if self.where else noun,
             problem=equation if isinstance(equation, str) else equation(subject),
             remedy=remedy if isinstance(remedy, str) else remedy(subject),
         )
 
     @property
     def name(self) -> str:
-        """The field at which it reports, without what is inside it."""
-        return (f"{self.at}: {self.where}" if self.at else self.where).partition(".")[0]
+        """The plan's field at which it reports, without what is inside it; empty where that is another noun's."""
+        return "" if self.at else self.where.partition(".")[0]
 
     def read_by(self, plan: Plan) -> frozenset[str]:
         """The fields of this plan on which the verdict rests."""
@@ -198,6 +210,13 @@ class SoftwareRule(Rule[Hosted]):
 
     by: frozenset[str]
     reads: Reads = field(default="software", init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlayRule(Rule[Played]):
+    """Asks the plan, the model and the stack that torch is to play, and how."""
+
+    reads: Reads = field(default="played", init=False)
 
 
 # Properties of a plan that stand for several fields; a field that is stated makes the others silent

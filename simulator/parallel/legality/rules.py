@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from simulator.parallel.legality import blocks, degrees, experts, heads, offload, precision, traffic
 from simulator.parallel.legality.pipeline import PIPELINE
+from simulator.parallel.legality.played import PLAYED
 from simulator.parallel.legality.rule import Rule
 from simulator.parallel.legality.software import SOFTWARE
 
@@ -34,4 +35,6 @@ RULES: Final[tuple[Rule[Any], ...]] = (
     offload.EVEN_NODES,
     # with the framework that should run it
     *SOFTWARE,
+    # that torch itself is to play
+    *PLAYED,
 )

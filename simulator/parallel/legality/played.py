@@ -1,0 +1,319 @@
+"""What torch itself can play of a plan, and in which mode: fake tensors, one rank alone, CPUs, or all GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from simulator.parallel.legality.rule import Played, PlayRule
+from simulator.spec.plan import AXES, NOTHING_OFFLOADED, Plan
+
+MAX_CPU_RANKS: Final = 4
+
+
+def _model_rule(where: str, what: str, there: Callable[[Played], bool]) -> PlayRule:
+    """What the modules that are played do not have."""
+    return PlayRule(
+        where=where,
+        at=lambda played: f"model {played.model.name}",
+        fields=("seq_len",) if where == "global_every" else (),
+        holds=lambda played: not there(played),
+        equation=f"{what} is not played",
+        remedy="`predict` takes it",
+    )
+
+
+def _windows(played: Played) -> bool:
+    """Some layers see a window that is shorter than the sequence, others see all of it."""
+    model = played.model
+    return model.global_every > 0 and model.sliding_window is not None and model.sliding_window < played.plan.seq_len
+
+
+_MODEL: Final = (
+    _model_rule("experts", "a mixture of experts", lambda played: played.model.experts is not None),
+    _model_rule("latent", "multi-head latent attention", lambda played: played.model.latent is not None),
+    _model_rule("mamba", "a Mamba-2 mixer", lambda played: played.model.mamba is not None),
+    _model_rule(
+        "pattern",
+        "layers of one branch",
+        lambda played: played.model.pattern is not None and played.model.mamba is None,
+    ),
+    _model_rule("mtp_layers", "multi-token prediction", lambda played: played.model.mtp_layers > 0),
+    _model_rule("attention_sinks", "attention with sinks", lambda played: played.model.attention_sinks),
+    _model_rule("global_every", "windowed and global layers in one model", _windows),
+)
+
+
+def _one(axis: str) -> PlayRule:
+    """A degree that is 1 wherever torch plays."""
+    return PlayRule(
+        where=axis,
+        fields=(axis,),
+        holds=lambda played: getattr(played.plan, axis) <= 1,
+        equation=lambda played: f"{axis} = {getattr(played.plan, axis)} is not played",
+        remedy="1",
+    )
+
+
+def _in_mesh_order(plan: Plan) -> bool:
+    """The axes above 1 stand in the order of torch's device mesh."""
+    given = [axis for axis in plan.axis_order if getattr(plan, axis) > 1]
+    return given == [axis for axis in AXES if getattr(plan, axis) > 1]
+
+
+_PLAN: Final = (
+    PlayRule(
+        where="data_parallel",
+        fields=("implementation",),
+        holds=lambda played: played.plan.implementation in ("ddp", "zero_redundancy", "fsdp2"),
+        equation=lambda played: f"{played.plan.implementation} is not played",
+        remedy="ddp, zero_redundancy or fsdp2",
+    ),
+    _one("cp"),
+    _one("pp"),
+    _one("ep"),
+    PlayRule(
+        where="rank_order",
+        fields=("rank_order", *AXES),
+        holds=lambda played: _in_mesh_order(played.plan),
+        equation=lambda played: f"{played.plan.rank_order} is not the order of torch's device mesh",
+        remedy="tp-cp-ep-dp-pp; `predict` takes any",
+    ),
+    PlayRule(
+        where="precision",
+        fields=("precision",),
+        holds=lambda played: not played.plan.narrow,
+        equation=lambda played: f"{played.plan.precision} products need more than torch",
+        remedy="bf16",
+    ),
+    PlayRule(
+        where="optimizer",
+        fields=("optimizer",),
+        holds=lambda played: played.plan.optimizer != "adam8bit",
+        equation="adam8bit needs bitsandbytes",
+        remedy="adamw",
+    ),
+    PlayRule(
+        where="optimizer_impl",
+        fields=("optimizer", "optimizer_impl", "implementation"),
+        applies=lambda played: played.plan.implementation == "fsdp2" and played.plan.optimizer.startswith("sgd"),
+        holds=lambda played: played.plan.optimizer_impl != "fused",
+        equation="torch has no fused SGD for sharded parameters",
+        remedy="foreach",
+    ),
+    PlayRule(
+        where="optimizer_dtype",
+        fields=("optimizer", "optimizer_dtype", "master_dtype"),
+        applies=lambda played: played.plan.optimizer not in ("sgd", "adam8bit"),
+        holds=lambda played: played.plan.optimizer_dtype == played.plan.master_dtype,
+        equation=lambda played: (
+            f"torch keeps its state in the parameters' dtype, {played.plan.master_dtype}, "
+            f"not {played.plan.optimizer_dtype}"
+        ),
+        remedy=lambda played: (
+            f"optimizer_dtype = {played.plan.master_dtype}"
+            if played.plan.master_dtype != "fp16"
+            else "master_dtype = fp32"
+        ),
+    ),
+    PlayRule(
+        where="reduce_dtype",
+        fields=("implementation", "master_dtype", "reduce_dtype", "comm_hook", "precision"),
+        applies=lambda played: played.plan.implementation != "fsdp2",
+        holds=lambda played: played.plan.master_dtype in ("fp32", played.plan.gradient_dtype),
+        equation=lambda played: f"DDP's hooks only narrow fp32 gradients, and these are {played.plan.master_dtype}",
+        remedy=lambda played: f"reduce_dtype = {played.plan.master_dtype}",
+    ),
+)
+
+
+def _states_leave(played: Played) -> bool:
+    return played.plan.offload.parameters != "none"
+
+
+_OFFLOAD: Final = (  # CPUOffloadPolicy is all there is: states of FSDP2 to the host, each unit's copied ahead of its gather
+    PlayRule(
+        where="offload.activations",
+        fields=("offload",),
+        holds=lambda played: played.plan.offload.activations == "none",
+        equation="torch's save_on_cpu takes gathered weights along, and waits for every copy",
+        remedy='activations = "none"; `predict` takes it',
+    ),
+    PlayRule(
+        where="offload.migration",
+        fields=("offload",),
+        applies=_states_leave,
+        holds=lambda played: played.plan.offload.migration == "copy",
+        equation=lambda played: (
+            f"torch's allocator has no unified memory to migrate by {played.plan.offload.migration}"
+        ),
+        remedy='migration = "copy"',
+    ),
+    PlayRule(
+        where="offload.prefetch",
+        fields=("offload",),
+        applies=_states_leave,
+        holds=lambda played: played.plan.offload.prefetch == NOTHING_OFFLOADED.prefetch,
+        equation="FSDP2 copies a unit as it gathers it: how far ahead is forward_prefetch's and backward_prefetch's",
+        remedy=f"prefetch = {NOTHING_OFFLOADED.prefetch}",
+    ),
+)
+
+
+def _stack_rule(equation: str, remedy: str, broken: Callable[[Played], bool]) -> PlayRule:
+    """What of a software stack is not torch's own."""
+    return PlayRule(
+        where="",
+        at=lambda played: f"stack {played.stack.name}",
+        fields=("stack",),
+        holds=lambda played: not broken(played),
+        equation=equation,
+        remedy=remedy,
+    )
+
+
+_STACK: Final = (
+    _stack_rule(
+        "hand-fused blocks are not torch's own",
+        "an eager or compiled stack",
+        lambda played: played.stack.blocks == "fused",
+    ),
+    _stack_rule(
+        "a fused rotary kernel is not torch's own",
+        'rope = "half"',
+        lambda played: played.stack.blocks == "eager" and played.stack.rope == "fused",
+    ),
+    _stack_rule("dropout is not played", "dropout = false", lambda played: played.stack.dropout),
+    _stack_rule("training metrics are not played", "loss_metrics = 0", lambda played: played.stack.loss_metrics > 0),
+    _stack_rule(
+        "Transformer Engine's loss is not torch's own",
+        'loss = "fp32_eager"',
+        lambda played: played.stack.loss == "in_place",
+    ),
+    _stack_rule("a fused loss is not torch's own", 'loss = "fp32_eager"', lambda played: played.stack.loss == "fused"),
+    _stack_rule(
+        "the Triton kernel of 2022 is not in torch",
+        'kernel = "flash2"',
+        lambda played: played.stack.attention.kernel == "flash1_triton",
+    ),
+    _stack_rule(
+        "compiled blocks do not run on fake tensors",
+        "solo on a GPU",
+        lambda played: played.mode == "fake" and played.stack.blocks == "compiled",
+    ),
+)
+
+
+def _split(played: Played) -> bool:
+    return played.plan.tp > 1
+
+
+def _divides(name: str) -> PlayRule:
+    """Tp divides what the model has of one thing."""
+    return PlayRule(
+        where="tp",
+        fields=("tp",),
+        applies=_split,
+        holds=lambda played: getattr(played.model, name) % played.plan.tp == 0,
+        equation=lambda played: f"{played.plan.tp} does not divide {name} = {getattr(played.model, name)}",
+        remedy=lambda played: f"a divisor of {getattr(played.model, name)}",
+    )
+
+
+_SPLIT: Final = (
+    PlayRule(
+        where="tp",
+        fields=("tp", "implementation", "dp_replicate", "dp_shard"),
+        applies=_split,
+        holds=lambda played: played.plan.implementation == "fsdp2" or played.plan.num_data_parallel <= 1,
+        equation="torch's DDP of split parameters is an experiment: it makes them anew in every forward",
+        remedy="tp = 1, or zero = 3",
+    ),
+    PlayRule(
+        where="tp",
+        fields=("tp",),
+        applies=_split,
+        holds=lambda played: not played.model.fused_qkv,
+        equation="a joined QKV projection is not split by torch's styles",
+        remedy="tp = 1",
+    ),
+    _divides("num_heads"),
+    _divides("num_kv_heads"),
+    _divides("d_ff"),
+)
+
+
+def _fake_replicas(played: Played) -> bool:
+    plan = played.plan
+    replicated = plan.implementation in ("ddp", "zero_redundancy") and plan.num_data_parallel > 1
+    return played.mode == "fake" and replicated and plan.num_micro_batches > 1
+
+
+_MODE: Final = (
+    PlayRule(
+        where="sync_every_micro_batch",
+        fields=("sync_every_micro_batch", "implementation", "zero", "dp_replicate", "dp_shard", "num_micro_batches"),
+        applies=_fake_replicas,
+        holds=lambda played: not played.plan.syncs_every_micro_batch,
+        equation="DDP lays its buckets out anew after its first reduction, which fake tensors have no data for",
+        remedy="--mode cpu or solo, or sync_every_micro_batch = false",
+    ),
+    PlayRule(
+        where="",
+        at=lambda _: "plan",
+        fields=AXES,
+        applies=lambda played: played.mode == "cpu",
+        holds=lambda played: played.plan.num_devices <= MAX_CPU_RANKS,
+        equation=lambda played: f"{played.plan.num_devices} ranks are too many processes for one CPU machine",
+        remedy=f"at most {MAX_CPU_RANKS}, or --mode fake",
+    ),
+)
+
+
+def _powersgd(played: Played) -> bool:
+    return played.plan.comm_hook.kind == "powersgd"
+
+
+_HOOKS: Final = (
+    PlayRule(
+        where="sync_every_steps",
+        fields=("sync_every_steps",),
+        holds=lambda played: played.plan.sync_every_steps <= 1,
+        equation="steps without the replicas are not played",
+        remedy="1; `predict` takes any",
+    ),
+    PlayRule(
+        where="comm_hook",
+        fields=("comm_hook",),
+        applies=_powersgd,
+        holds=lambda played: played.mode not in ("fake", "solo"),
+        equation="PowerSGD reduces with real ranks only",
+        remedy="--mode cpu or full",
+    ),
+    PlayRule(
+        where="comm_hook",
+        fields=("comm_hook", "tp"),
+        applies=_powersgd,
+        holds=lambda played: played.plan.tp <= 1,
+        equation="PowerSGD is played among all ranks",
+        remedy="tp = 1",
+    ),
+    PlayRule(
+        where="comm_hook.error_feedback",
+        fields=("comm_hook",),
+        applies=_powersgd,
+        holds=lambda played: not played.plan.comm_hook.error_feedback or played.mode != "cpu",
+        equation="gloo ends the hook on threads of its own, where no tracker sees the error's memory",
+        remedy="false, or GPUs",
+    ),
+    PlayRule(
+        where="comm_hook",
+        fields=("comm_hook",),
+        applies=lambda played: played.plan.comm_hook.kind == "bf16_compress",
+        holds=lambda played: played.mode != "cpu",
+        equation="torch's bf16 hook needs NCCL",
+        remedy="fp16_compress, or GPUs",
+    ),
+)
+
+PLAYED: Final = (*_MODEL, *_PLAN, *_OFFLOAD, *_STACK, *_SPLIT, *_MODE, *_HOOKS)
