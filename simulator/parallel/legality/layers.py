@@ -125,7 +125,7 @@ def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[Pip
     return (
         PipelineRule(
             where=where,
-            fields=(where,),
+            fields=(where, "stage_layers"),
             applies=lambda line: _ends(line) and count(line) is not None,
             holds=lambda line: told(line) >= 1,
             equation=lambda line: f"{told(line)} layers",
@@ -133,7 +133,7 @@ def _end_rules(where: str, count: Callable[[Pipeline], int | None]) -> tuple[Pip
         ),
         PipelineRule(
             where=where,
-            fields=(where, "virtual_stages", "pipeline_schedule"),
+            fields=(where, "stage_layers", "virtual_stages", "pipeline_schedule"),
             applies=lambda line: _ends(line) and told(line) >= 1,
             holds=lambda line: told(line) % _way(line) == 0,
             equation=lambda line: f"{told(line)} layers are not a multiple of virtual_stages = {_way(line)}",
