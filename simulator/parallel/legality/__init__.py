@@ -48,9 +48,13 @@ def broken(case: Case, rules: Rules = RULES) -> Iterator[tuple[Rule[Any], Any]]:
     """The rules that do not hold, in order, each with what it was asked about. What is not known breaks no rule."""
     subjects = case.subjects
     asked = frozenset(broken_by(subjects["pipeline"])) if "pipeline" in subjects else frozenset[Rule[Any]]()
-    for rule in rules:
-        subject = subjects.get(rule.reads)
-        if subject is not None and (rule in asked if rule.reads == "pipeline" else rule.broken(subject)):
+    for rule in rules:  # `Rule.broken` is written out: a search comes here a million times
+        if (subject := subjects.get(rule.reads)) is None:
+            continue
+        if rule.reads == "pipeline":
+            if rule in asked:
+                yield rule, subject
+        elif (rule.applies is None or rule.applies(subject)) and not rule.holds(subject):
             yield rule, subject
 
 

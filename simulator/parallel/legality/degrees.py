@@ -9,15 +9,6 @@ from simulator.parallel.legality.rule import ClusterRule, OnCluster, PlanRule
 from simulator.spec.plan import AXES, Plan
 from simulator.spec.plan.order import ordered
 
-STAGES: Final[dict[str, tuple[int, ...]]] = {
-    "ddp": (0,),
-    "fsdp1": (0, 2, 3),
-    "fsdp2": (2, 3),
-    "zero_redundancy": (1,),
-    "deepspeed": (0, 1, 2, 3),
-    "megatron": (0, 1, 3),  # 3: Megatron-FSDP with optim_grads_params
-}
-
 
 def _left_out(plan: Plan) -> list[str]:
     """Axes above 1 that the order does not name."""
@@ -51,9 +42,9 @@ PLAN: Final = (
     PlanRule(
         where="zero",
         fields=("implementation", "zero"),
-        holds=lambda plan: plan.zero in STAGES[plan.implementation],
+        holds=lambda plan: plan.zero in plan.traits.zero_stages,
         equation=lambda plan: f"{plan.implementation} has no ZeRO stage {plan.zero}",
-        remedy=lambda plan: f"zero = {' or '.join(map(str, STAGES[plan.implementation]))}, or another data_parallel",
+        remedy=lambda plan: f"zero = {' or '.join(map(str, plan.traits.zero_stages))}, or another data_parallel",
     ),
     PlanRule(
         where="rank_order",

@@ -10,8 +10,6 @@ from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule
 from simulator.spec.model.experts import Experts
 from simulator.spec.plan import Plan
 
-_OWN_GROUPS: Final = ("megatron", "fsdp2")  # implementations whose experts have groups of their own
-
 
 def _undivided(plan: Plan) -> str:
     inside = "dp_shard × cp × tp" if plan.zero else "dp_replicate × dp_shard × cp × tp"
@@ -54,7 +52,7 @@ _DEGREES: Final = (
     PlanRule(
         where="ep",
         fields=("ep", "etp", "implementation"),
-        holds=lambda plan: plan.ep * plan.etp == 1 or plan.implementation in _OWN_GROUPS,
+        holds=lambda plan: plan.ep * plan.etp == 1 or plan.traits.expert_groups,
         equation=lambda plan: f"{plan.implementation} has no expert parallelism here",
         remedy='data_parallel = "megatron" or "fsdp2"',
     ),
@@ -152,7 +150,7 @@ MODEL: Final = (
         where="ep",
         fields=("ep", "etp", "tp", "implementation"),
         applies=_has_experts,
-        holds=lambda of: not of.plan.experts_apart or of.plan.implementation in _OWN_GROUPS,
+        holds=lambda of: not of.plan.experts_apart or of.plan.traits.expert_groups,
         equation=lambda of: f"{of.plan.implementation} has no groups of their own for experts",
         remedy=lambda of: f'ep = 1, etp = {of.plan.tp}; or data_parallel = "megatron" or "fsdp2"',
     ),

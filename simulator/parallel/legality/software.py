@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ class Habit:
 
     field: str
     value: Any
-    when: Callable[[Fields], bool] = lambda _: True
+    when: Callable[[Fields], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,10 @@ DEEPSPEED: Final = Software(
     title="DeepSpeed 0.18",
     words=("DeepSpeed",),
     implementations=("deepspeed",),
-    habits=(Habit(field="cp_exchange", value="all_to_all"), Habit(field="vocab_parallel", value=False)),
+    habits=(
+        Habit(field="cp_exchange", value="all_to_all", when=lambda fields: bool(fields["cp"] > 1)),
+        Habit(field="vocab_parallel", value=False, when=lambda fields: bool(fields["tp"] > 1)),
+    ),
 )
 MEGATRON: Final = Software(
     name="megatron", title="Megatron-LM core 0.14", words=("Megatron", "NeMo"), implementations=("megatron",)
@@ -79,6 +83,7 @@ TORCH: Final = Software(name="torch", title="PyTorch", words=("",), implementati
 ALL: Final = (MEGATRON_DEEPSPEED, DEEPSPEED, MEGATRON, FSDP1, TORCHTITAN, TORCH)  # the first whose word occurs
 
 
+@lru_cache(maxsize=256)
 def software_of(framework: str, implementation: str | None = None) -> Software:
     """The framework that a stack names; of an implementation that it does not have, the one that has it."""
     named = next(each for each in ALL if any(word in framework for word in each.words))

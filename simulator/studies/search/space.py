@@ -19,6 +19,7 @@ from typing import Any, Final
 from simulator.base.errors import Fault
 from simulator.parallel.legal import case_of
 from simulator.parallel.legality import RULES, Rule, Software, first_fault, software_of
+from simulator.parallel.legality.software import SOFTWARE
 from simulator.parallel.pipeline import SCHEDULES
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -48,6 +49,8 @@ _FLOW_PLACES: Final = ("pp", "num_micro_batches", "virtual_stages", "schedule", 
 _LEAF_PLACES: Final = ("data_parallel", "dp_shard", "dp_replicate", "recompute", "offload")
 _BY_DEGREES: Final = frozenset({"data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel"})
 _Rules = tuple[Rule[Any], ...]
+_ASKED: Final = tuple(rule for rule in RULES if rule.reads != "played")
+_SELECTIVE: Final = frozenset(name for rule in SOFTWARE for name in rule.by)  # frameworks that do not run everything
 _OF_DEGREES: Final = tuple(
     rule
     for rule in RULES
@@ -113,11 +116,12 @@ class Space:
         devices = cluster.num_devices
         sizes = _divisors(devices)
         experts = sizes if self.model.experts is not None else (1,)
+        habits = [habit for habit in self._software(start).habits if habit.field not in self.fixed]
         values = [self._values(name, sizes) for name in ("tp", "cp", "pp")]
         for tp, cp, pp, ep in product(*values, self._values("ep", experts)):
             for sequence in self._values("sequence_parallel", (False, True) if tp > 1 else (False,)):
                 chosen = {**start, "tp": tp, "cp": cp, "pp": pp, "ep": ep, "sequence_parallel": sequence}
-                chosen |= self._habits(chosen)
+                chosen |= {habit.field: habit.value for habit in habits if habit.when(chosen)}
                 branch = Branch(cluster=cluster, fields=chosen)
                 ranks, rest = divmod(devices, tp * cp * pp)
                 if self.max_devices is not None and devices > self.max_devices:
@@ -177,7 +181,7 @@ class Space:
         return fault is None
 
     def _legal(self, branch: Branch, fields: Fields, pruned: Pruned) -> Plan | None:
-        plan, fault = self._judged(branch, fields, RULES)
+        plan, fault = self._judged(branch, fields, _ASKED)
         if fault is not None:
             pruned.add(_rule(fault), 1, str(fault))
             return None
@@ -194,7 +198,8 @@ class Space:
         except ValueError as exc:
             return None, Fault(place="plan", problem=str(exc))
         stack = _stack(plan.stack)
-        case = case_of(self.model, plan, branch.cluster, stack, software_of(stack.framework, plan.implementation))
+        software = software_of(stack.framework, plan.implementation)
+        case = case_of(self.model, plan, branch.cluster, stack, software if software.name in _SELECTIVE else None)
         return plan, first_fault(case, rules)
 
     def flows(self, branch: Branch) -> Iterator[tuple[int, str | None, int]]:
@@ -249,11 +254,6 @@ class Space:
         """The framework that runs what is chosen."""
         framework = _stack(chosen.get("stack", Plan().stack)).framework
         return software_of(framework, chosen.get("data_parallel"))
-
-    def _habits(self, chosen: Fields) -> Fields:
-        """Values that the framework gives fields which nobody fixed."""
-        habits = self._software(chosen).habits
-        return {habit.field: habit.value for habit in habits if habit.field not in self.fixed and habit.when(chosen)}
 
 
 @lru_cache(maxsize=64)
