@@ -16,7 +16,7 @@ from simulator.parallel.legality import unplayable
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.work.script.resident import resident_bytes
+from simulator.work.script import resident_bytes
 from validate.task import Task
 
 pytest.importorskip("torch", reason="torch is not installed")
