@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from simulator.formats.readers.collectives_table import CollectiveRow, read_collectives
+from simulator.formats.readers.measured_table import read_measured
 from simulator.studies.backtest.collectives import (
     SIZE_CLASSES,
     CollectiveGroup,
@@ -58,7 +59,7 @@ measured)|).
 
 def section() -> Iterator[str]:
     """Lines of the page."""
-    report = run(TABLE)
+    report = run(read_measured(TABLE))
     assert isinstance(report, CollectivesReport)
     yield HEAD
     yield "| size | rows | median | p90 | bias | repeats |"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from simulator.formats.readers.runs_table import RunRow
 from simulator.studies.backtest.baselines import baselines
+from simulator.studies.backtest.models import preset_of
 from simulator.studies.backtest.outcome import RowOutcome
-from simulator.studies.backtest.published import is_hybrid
-from simulator.studies.backtest.rules import filled
 from simulator.studies.backtest.scores import StepScore, step_score
 from simulator.studies.backtest.text import percent
 
@@ -67,11 +66,17 @@ class Target:
             row.source.startswith(self.source)
             and row.gpu.startswith(self.gpu)
             and (not self.precisions or row.precision in self.precisions)
-            and self.experts in (None, (filled(row).n_experts or 1) > 1)
-            and self.hybrid in (None, is_hybrid(filled(row)))
+            and self.experts in (None, (row.n_experts or 1) > 1)
+            and self.hybrid in (None, _hybrid(row))
             and self.split in (None, prod((row.tp or 1, row.pp or 1, row.cp or 1)) > 1)
             and self.min_gpus <= (row.n_gpus or 1) <= self.max_gpus
         )
+
+
+def _hybrid(row: RunRow) -> bool:
+    """The row's preset has layers that follow a pattern."""
+    known = preset_of(row)
+    return known is not None and known.pattern is not None
 
 
 def targets() -> list[Target]:

@@ -21,6 +21,7 @@ import _solo_accuracy
 import _targets
 import search_regret
 
+from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest import BacktestReport, run
@@ -28,7 +29,7 @@ from simulator.studies.backtest.report import Group
 from simulator.studies.backtest.text import percent
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "experiments" / "measured" / "runs.csv.gz"
+TABLE = ROOT / "experiments" / "measured" / "runs-plain.csv.gz"
 PAGE = ROOT / "docs" / "accuracy.md"
 
 # The sharded data-parallel sources with targets of their own, and the targets.
@@ -49,8 +50,8 @@ TARGETS = (
 HEAD = """# Accuracy
 
 Predicted against measured step times of published training runs, on {date}. Regenerate with
-`python experiments/accuracy.py`. The table is `experiments/measured/runs.csv.gz`. [The reference](reference/runs-table.md)
-explains its columns, and the rules that turn a row into a plan.
+`python experiments/accuracy.py`. The table is `experiments/measured/runs-plain.csv.gz`, which `experiments/convert_runs.py`
+writes from the published one; its columns are in [the reference](reference/runs-table.md).
 
 Kernels and links are fitted on microbenchmarks, never on these runs. {calibration}
 
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.collectives:
         args.out.write_text(_with_collectives(args.out.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
-    report = run(args.table, progress=_show, jobs=args.jobs)
+    report = run(read_measured(args.table), progress=_show, jobs=args.jobs)
     if report.interrupted:
         print("interrupted: the page is left as it was", file=sys.stderr)
         return 130

@@ -37,6 +37,8 @@ from scipy.optimize import least_squares
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from runs_table.arguments import stated_options  # noqa: E402
+
 from simulator.base.errors import InputError  # noqa: E402
 from simulator.formats.readers.runs_table import RunRow, read_runs  # noqa: E402
 from simulator.memory import simulate_memory  # noqa: E402
@@ -50,12 +52,12 @@ from simulator.spec.cluster import Cluster  # noqa: E402
 from simulator.spec.model import Model  # noqa: E402
 from simulator.spec.plan import Plan  # noqa: E402
 from simulator.spec.software.stack import IN_STEP, Stack  # noqa: E402
-from simulator.studies.backtest.arguments import stated_options  # noqa: E402
-from simulator.studies.backtest.resolve import RefusedError, Run, resolve  # noqa: E402
+from simulator.studies.backtest.outcome import RefusedError  # noqa: E402
+from simulator.studies.backtest.resolve import Run, resolve  # noqa: E402
 from simulator.studies.backtest.work import measured_step_s  # noqa: E402
 from simulator.work.ops import build_blocks  # noqa: E402
 
-RUNS = ROOT / "experiments" / "measured" / "runs.csv.gz"
+RUNS = ROOT / "experiments" / "measured" / "runs-plain.csv.gz"
 SOLO = ROOT / "experiments" / "measured" / "h200-2026-11-20" / "plans.jsonl"
 STACKS = ROOT / "topologies" / "stacks"
 NOISE = 0.015  # of a run: repeats of published runs differ by 1-2 %

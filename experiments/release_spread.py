@@ -2,7 +2,7 @@
 
     python experiments/release_spread.py
 
-Groups rows of experiments/measured/runs.csv.gz, a source at a time, that the rules make the same model, plan, cluster and
+Groups rows of experiments/measured/runs-plain.csv.gz, a source at a time, that the rules make the same model, plan, cluster and
 stack of, so that nothing stated tells them apart; prints the spread of the logarithm of their steps around each group's mean.
 """
 
@@ -16,10 +16,11 @@ from statistics import fmean
 
 from simulator.base.errors import InputError
 from simulator.formats.readers.runs_table import RunRow, read_runs
-from simulator.studies.backtest.resolve import RefusedError, Run, resolve
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.resolve import Run, resolve
 from simulator.studies.backtest.work import measured_step_s
 
-RUNS = Path(__file__).resolve().parent / "measured" / "runs.csv.gz"
+RUNS = Path(__file__).resolve().parent / "measured" / "runs-plain.csv.gz"
 SOURCE = "NVIDIA-NeMo/Megatron-Bridge"
 
 

@@ -1,6 +1,6 @@
 """What choosing by prediction would have cost: published grids of one model on one machine under different plans.
 
-A grid is the rows of runs.csv.gz that share source, framework, model, GPUs, global batch, sequence length and precision,
+A grid is the rows of runs-plain.csv.gz that share source, framework, model, GPUs, global batch, sequence length and precision,
 and differ in the plan. Where the prediction would choose among them, regret is the measured step of its choice over the
 measured best, less 1. Beside it: whether the measured best is among the first three predicted, and how often the
 measured ratio of two plans of a grid lies inside the 90 % interval of the predicted one.
@@ -26,10 +26,10 @@ from simulator.predict import predict
 from simulator.predict.difference import Timed, difference, timed
 from simulator.studies.backtest.evaluate import measured_step_s
 from simulator.studies.backtest.measured import NoStepTimeError
-from simulator.studies.backtest.outcome import RowOutcome
-from simulator.studies.backtest.resolve import RefusedError, resolve
+from simulator.studies.backtest.outcome import RefusedError, RowOutcome
+from simulator.studies.backtest.resolve import resolve
 
-RUNS = Path(__file__).parent / "measured" / "runs.csv.gz"
+RUNS = Path(__file__).parent / "measured" / "runs-plain.csv.gz"
 _GRID = (
     "source",
     "framework",

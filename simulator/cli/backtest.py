@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from simulator.base.exit_codes import ExitCode
+from simulator.formats.readers.measured_table import read_measured
 from simulator.studies.backtest import BacktestReport, CollectivesReport, render, run
 
 _WIDTH = 160  # a dozen columns
@@ -43,4 +44,4 @@ def _judged(file: Path, jobs: int) -> BacktestReport | CollectivesReport:
             bar.length = total
             bar.update(done - bar.pos)
 
-        return run(file, progress=progress, jobs=jobs)
+        return run(read_measured(file), progress=progress, jobs=jobs)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.spec.model import Model
 from simulator.studies import backtest
@@ -49,14 +50,14 @@ def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_row_stands_in_the_tables_order(table: Path) -> None:
-    report = backtest.run(table)
+    report = backtest.run(read_measured(table))
     assert [(o.id, o.status) for o in report.outcomes] == [
         ("ok", "ok"), ("noise", "bad"), ("tp", "refused"), ("memory", "ok"), ("again", "ok"), ("half", "ok"),
     ]  # fmt: skip
 
 
 def test_rows_as_json(table: Path) -> None:
-    data = backtest.run(table).as_json()
+    data = backtest.run(read_measured(table)).as_json()
     assert data["schema_version"] == 1
     ok, noise, gpu, memory, again, half = data["rows"]
     assert (ok["predicted_step_s"], ok["low_step_s"], ok["high_step_s"], ok["measured_step_s"]) == (2.0, 1.9, 2.1, 4.0)
@@ -72,7 +73,7 @@ def test_rows_as_json(table: Path) -> None:
 
 
 def test_measured_mfu_is_the_models_flop_over_peak(table: Path) -> None:
-    ok = backtest.run(table).as_json()["rows"][0]
+    ok = backtest.run(read_measured(table)).as_json()["rows"][0]
     # by hand: 6 FLOP a weight of the matrices, 12 d/2 a token and layer of causal attention
     weights = 4 * (4 * 1024**2 + 3 * 1024 * 4096) + 32000 * 1024
     flop = (6 * weights + 12 * 4 * 1024 * 2048 // 2) * 64 * 2048
@@ -80,7 +81,7 @@ def test_measured_mfu_is_the_models_flop_over_peak(table: Path) -> None:
 
 
 def test_two_runs_give_the_same_bytes(table: Path) -> None:
-    first, second = (json.dumps(backtest.run(table).as_json()) for _ in range(2))
+    first, second = (json.dumps(backtest.run(read_measured(table)).as_json()) for _ in range(2))
     assert first == second
 
 
@@ -89,7 +90,7 @@ def test_a_defect_costs_one_row(table: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise ZeroDivisionError("no luck")
 
     monkeypatch.setattr(judging, "predict", explode)
-    report = backtest.run(table)
+    report = backtest.run(read_measured(table))
     assert [o.status for o in report.outcomes] == ["failed", "bad", "refused", "failed", "failed", "failed"]
     assert report.outcomes[0].reason == "ZeroDivisionError: no luck"
 
@@ -100,7 +101,7 @@ def test_control_c_keeps_what_is_done(table: Path) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    report = backtest.run(table, progress=stop)
+    report = backtest.run(read_measured(table), progress=stop)
     assert report.interrupted
     assert len(report.outcomes) == 2
     assert report.as_json()["interrupted"] is True
@@ -114,7 +115,7 @@ def test_rows_that_calibrated_a_stack_are_not_scored(table: Path, monkeypatch: p
         return replace(run, stack=run.stack.model_copy(update={"calibration_runs": ("ok",)}))
 
     monkeypatch.setattr(judging, "resolve", resolve)
-    report = backtest.run(table)
+    report = backtest.run(read_measured(table))
     assert report.outcomes[0].status == "calibration"
     assert report.groups[1].step.n == 1  # only `half` is left: `again` repeats a row
 
@@ -122,7 +123,7 @@ def test_rows_that_calibrated_a_stack_are_not_scored(table: Path, monkeypatch: p
 def test_text_names_rows_and_reasons(table: Path) -> None:
     wide = Console(width=200, no_color=True)
     with wide.capture() as text:
-        wide.print(backtest.render(backtest.run(table)))
+        wide.print(backtest.render(backtest.run(read_measured(table))))
     shown = text.get()
     assert "4 ok, 1 refused, 1 bad" in shown
     assert "line 3: bad: noise" in shown

@@ -13,12 +13,13 @@ import pytest
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.formats.readers.collectives_table import COLUMNS, CollectiveRow, read_collectives
+from simulator.formats.readers.measured_table import read_measured
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.cluster import Cluster
 from simulator.studies.backtest import BacktestReport, CollectivesReport, run
 from simulator.studies.backtest.collective_rules import _LOGGED, degraded, resolve
 from simulator.studies.backtest.collectives import evaluate_row
-from simulator.studies.backtest.resolve import RefusedError
+from simulator.studies.backtest.outcome import RefusedError
 from simulator.work.collectives import choose
 
 CARRIED = Path(__file__).resolve().parents[2] / "experiments/measured/collectives.csv.gz"
@@ -50,7 +51,7 @@ CELLS: dict[str, object] = {
 
 
 def test_a_row_is_predicted_as_the_cluster_is(tmp_path: Path) -> None:
-    report = run(write(tmp_path / "t.csv", CELLS))
+    report = run(read_measured(write(tmp_path / "t.csv", CELLS)))
     assert isinstance(report, CollectivesReport)
     (outcome,) = report.outcomes
     shape = GroupShape(num_ranks=8, num_nodes=1, ranks_per_node=8, num_groups_per_node=1, spans_domain=False)
@@ -69,7 +70,7 @@ def test_other_tables_go_the_usual_way(tmp_path: Path) -> None:
         pytest.skip(f"{table} is not here")
     head = tmp_path / "head.csv"
     head.write_text("\n".join(table.read_text().splitlines()[:2]) + "\n")
-    assert isinstance(run(head), BacktestReport)
+    assert isinstance(run(read_measured(head)), BacktestReport)
 
 
 def test_json_rows_stand_in_the_tables_order_with_bad_and_refused_ones(
@@ -101,7 +102,7 @@ def test_json_rows_stand_in_the_tables_order_with_bad_and_refused_ones(
 def test_repeats_give_the_noise_floor_and_equal_lines_count_once(tmp_path: Path) -> None:
     """Times 100, 110, 100 us: each against the median of the other two: 100/105, 110/100, 100/105."""
     rows = [CELLS | {"time_us": t, "notes": f"repeat {n}"} for t, n in ((100, 1), (110, 2), (100, 3), (100, 3))]
-    report = run(write(tmp_path / "t.csv", *rows))
+    report = run(read_measured(write(tmp_path / "t.csv", *rows)))
     assert isinstance(report, CollectivesReport)
     assert [o.duplicate_of for o in report.outcomes] == [None, None, None, 4]
     assert [o.noise for o in report.outcomes] == [
@@ -117,7 +118,7 @@ def test_repeats_give_the_noise_floor_and_equal_lines_count_once(tmp_path: Path)
 
 def test_degraded_runs_are_flagged_and_not_scored(tmp_path: Path) -> None:
     table = write(tmp_path / "t.csv", CELLS | {"n_gpus": 16, "n_nodes": 2, "notes": "reported as degraded"})
-    report = run(table)
+    report = run(read_measured(table))
     assert isinstance(report, CollectivesReport)
     (outcome,) = report.outcomes
     assert (outcome.status, outcome.scored, report.groups) == ("ok", False, ())
@@ -209,7 +210,7 @@ def test_the_published_table() -> None:
     if not TABLE.is_file():
         pytest.skip(f"{TABLE} is not here")
     rows = list(read_collectives(TABLE))
-    report = run(TABLE)
+    report = run(read_measured(TABLE))
     assert isinstance(report, CollectivesReport)
     assert not isinstance(report, BacktestReport)
     assert [o.line for o in report.outcomes] == [r.line for r in rows]
@@ -226,7 +227,9 @@ def test_the_choice_is_the_logs_wherever_a_log_names_it(tmp_path: Path) -> None:
     with gzip.open(CARRIED, "rt", newline="", encoding="utf-8") as file:
         told = [one for one in csv.DictReader(file) if one["algo_env"] and _LOGGED.search(one["notes"])]
     assert len(told) >= 7
-    report = run(write(tmp_path / "told.csv", *({k: one[k] for k in COLUMNS if k in one} for one in told)))
+    report = run(
+        read_measured(write(tmp_path / "told.csv", *({k: one[k] for k in COLUMNS if k in one} for one in told)))
+    )
     assert isinstance(report, CollectivesReport)
     rows, agree = report.logged
     assert rows == agree >= 7

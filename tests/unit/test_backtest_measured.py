@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.formats.readers.runs_table import RunRow
 from simulator.spec.model import Model
-from simulator.studies.backtest.frameworks import framework_rule
 from simulator.studies.backtest.measured import NoStepTimeError, memory_bytes, step_seconds
+from simulator.studies.backtest.rows import RunRow
 
 MODEL = Model.load("llama2-7b")
 
@@ -50,23 +49,6 @@ def test_throughputs() -> None:
         == tokens / 4096
     )
     assert step_seconds(replace(LLAMA2_7B, metric="samples_per_s", value=16), 8, "full_attention", MODEL) == 2.0
-
-
-def test_the_cluster_figure_in_the_notes_has_more_digits() -> None:
-    row = replace(LLAMA2_7B, metric="tokens_per_s_per_gpu", value=512, notes="cluster tokens/s=4099 (int-truncated)")
-    assert step_seconds(row, 8, "full_attention", MODEL) == 32 * 8192 / 4099
-    contradicts = replace(row, notes="cluster tokens/s=9000")
-    assert step_seconds(contradicts, 8, "full_attention", MODEL) == 32 * 8192 / 4096
-
-
-def test_maxtext_counted_half_of_attention_and_all_parameters_before_may_2024() -> None:
-    """maxtext_utils.py of efb6d9e4a: 6 P tokens + 6 L H C s tokens; llama2-7b has 6,738,415,616 parameters."""
-    noted = '"Expected performance results" A3 VMs (h100-80gb-8)'
-    row = replace(LLAMA2_7B, framework="MaxText (JAX/XLA)", value=492.0, seq_len=4096, notes=noted)
-    flop = 32 * 4096 * (6 * 6_738_415_616 + 6 * 32 * 32 * 128 * 4096)
-    found = step_seconds(row, 8, framework_rule(row).flop_convention, MODEL)
-    assert found == pytest.approx(flop / (8 * 492e12), rel=1e-12)
-    assert framework_rule(replace(row, notes="")).flop_convention == "full_attention"
 
 
 def test_full_attention_counts_as_maxtext_published() -> None:

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs_table.meaning import resolve
 
 from simulator.base.errors import InputError, ModelError, PlanError
 from simulator.formats.exchange import Job, export_plan
 from simulator.formats.readers.hf_config import model_from_config
 from simulator.formats.readers.plans.megatron import read_megatron
-from simulator.formats.readers.runs_table import RunRow
 from simulator.parallel.legality import check_split
 from simulator.predict import predict
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.studies.backtest.resolve import RefusedError, resolve
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.rows import RunRow
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.plan import check as check_serving
 

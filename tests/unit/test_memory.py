@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs_table.meaning import resolve
 
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.memory import (
@@ -28,7 +29,6 @@ from simulator.spec.cluster.device import Device, PeakFlop
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import AttentionBackend, Stack
-from simulator.studies.backtest.resolve import resolve
 from simulator.work.ops import ModelBlocks, build_blocks
 from simulator.work.script import gradient_tensors, resident_bytes, resident_tensors, units
 

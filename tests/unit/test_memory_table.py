@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from simulator.base.errors import TableError
+from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.memory_table import REQUIRED, BadRow, MemoryRow, is_memory_table, read_memory
 from simulator.studies.backtest.evaluate import run as judged
 from simulator.studies.backtest.memory_rows import resolve_memory
+from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.report import BacktestReport
-from simulator.studies.backtest.resolve import RefusedError
 
 GOOD = {
     "row": "0",
@@ -90,7 +91,7 @@ def test_a_bad_row_lists_all_its_faults(tmp_path: Path, changes: dict[str, str],
 
 
 def test_a_bad_row_costs_itself_only(tmp_path: Path) -> None:
-    report = judged(table(tmp_path, line(world="x"), line(row="1"), line(row="1"), line(row="2")))
+    report = judged(read_measured(table(tmp_path, line(world="x"), line(row="1"), line(row="1"), line(row="2"))))
     assert [(o.id, o.status) for o in report.outcomes] == [("0", "bad"), ("1", "ok"), ("1", "bad"), ("2", "ok")]
 
 
@@ -118,14 +119,14 @@ def test_what_no_plan_expresses_is_refused_by_name(tmp_path: Path, changes: dict
 def test_another_model_of_the_same_sizes_is_refused(tmp_path: Path) -> None:
     header = ",".join([*GOOD, "n_params"])
     path = table(tmp_path, f"{line()},12345", header=header)
-    (outcome,) = judged(path).outcomes
+    (outcome,) = judged(read_measured(path)).outcomes
     assert outcome.status == "refused"
     assert "12,345" in (outcome.reason or "")
 
 
 def test_what_a_rank_starts_with_is_a_sum_over_tensors(tmp_path: Path) -> None:
     """By hand: a tensor's quarter in fp32, three times (parameter, two moments), in blocks of 512 bytes."""
-    (outcome,) = judged(table(tmp_path, line())).outcomes
+    (outcome,) = judged(read_measured(table(tmp_path, line()))).outcomes
     d, f, v, s = 64, 128, 256, 32
     matrices = [v * d, v * d] + 2 * [d * d] * 4 + 2 * [f * d] * 3
     norms = [d] * (2 * 2 + 1)
@@ -139,7 +140,7 @@ def tracked(reference_data: Path) -> BacktestReport:
     path = reference_data / "memory.csv"
     if not path.exists():
         pytest.skip(f"{path} is not on this machine")
-    return judged(path)
+    return judged(read_measured(path))
 
 
 def test_every_moment_of_every_row_equals_the_tracker(tracked: BacktestReport) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from simulator.base.errors import InputError
 from simulator.formats.readers.collectives_table import CollectiveRow, read_collectives
 from simulator.studies.backtest.collective_rules import degraded, resolve
-from simulator.studies.backtest.resolve import RefusedError
+from simulator.studies.backtest.outcome import RefusedError
 from simulator.work.collectives.call import Call
 from simulator.work.collectives.cost import call_of
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from simulator.base.errors import Fault, TableError
-from simulator.formats.readers.csv_table import BadRow, CellError, Parser, integer_cell, open_table, parse_record, shown
+from simulator.formats.readers.csv_table import CellError, Parser, integer_cell, open_table, parse_record, shown
+from simulator.studies.backtest.rows import BadRow
 from simulator.studies.serving.workload import Request
 
 COLUMNS: Final = ("arrival_s", "prompt_tokens", "output_tokens")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 from simulator.base.errors import Fault
 from simulator.formats.readers.csv_table import (
-    BadRow,
     CellError,
     Parser,
     Record,
@@ -22,50 +21,11 @@ from simulator.formats.readers.csv_table import (
     shown,
     text_cell,
 )
+from simulator.studies.backtest.rows import KINDS, BadRow, CollectiveRow
 
 __all__ = ["COLUMNS", "REQUIRED", "BadRow", "CollectiveRow", "is_collectives_table", "read_collectives"]
 
-# The table's names (nccl-tests' programs) -> ours
-KINDS: dict[str, str] = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-    "sendrecv": "send_recv",
-    "send_recv": "send_recv",
-}
 _RATE = re.compile(r"[0-9]{1,12}(\.[0-9]{0,12})?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRow:
-    """One measured size as its table states it; None (or "") where the table is silent. Units are the table's.
-
-    `line` is the physical line where the record starts (the header is line 1). Every other field is a column.
-    """
-
-    line: int
-    source: str = ""
-    location: str = ""
-    collective: str = ""
-    gpu: str = ""
-    n_gpus: int | None = None
-    n_nodes: int | None = None
-    gpus_per_node: int | None = None
-    intra_link: str = ""
-    inter_link_gbps_per_node: float | None = None
-    nccl_version: str = ""
-    algo_env: str = ""
-    proto_env: str = ""
-    size_bytes: int = 0
-    time_us: float = 0.0
-    algbw_GBps: float | None = None  # noqa: N815  the columns are named so
-    busbw_GBps: float | None = None  # noqa: N815
-    in_place: str = ""
-    notes: str = ""
 
 
 COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(CollectiveRow) if f.name != "line")
@@ -81,10 +41,10 @@ def is_collectives_table(path: str | Path) -> bool:
 def read_collectives(path: str | Path) -> Iterator[CollectiveRow | BadRow]:
     """The table's records in order. `path` is a .csv, or the same compressed with gzip.
 
-    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column, repeats one
-    or has an unknown one. A bad record is yielded as a BadRow and the rest goes on.
+    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column or repeats one.
+    A bad record is yielded as a BadRow and the rest goes on.
     """
-    with open_table(Path(path), COLUMNS, REQUIRED) as (header, records):
+    with open_table(Path(path), COLUMNS, REQUIRED, others=True) as (header, records):
         for record in records:
             yield _row(record, header)
 

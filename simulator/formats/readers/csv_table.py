@@ -15,12 +15,12 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TextIO, cast
 
 from simulator.base.errors import Fault, TableError
 from simulator.base.schema import nearest
+from simulator.studies.backtest.rows import BadRow
 
 Parser = Callable[[str], object]
 
@@ -28,15 +28,6 @@ _INTEGER = re.compile(r"[0-9]{1,15}")
 _NUMBER = re.compile(r"[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,3})?")
 _MAX_LINE_CHARS = 2**20
 _MAX_RECORD_LINES = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadRow:
-    """A record that cannot be read: where it starts, its id if it has one, and everything that is wrong with it."""
-
-    line: int
-    id: str
-    faults: tuple[Fault, ...]
 
 
 class Record(NamedTuple):
@@ -48,19 +39,19 @@ class Record(NamedTuple):
 
 @contextmanager
 def open_table(
-    file: Path, columns: Sequence[str], required: Sequence[str]
+    file: Path, columns: Sequence[str], required: Sequence[str], *, others: bool = False
 ) -> Iterator[tuple[list[str], Iterator[Record]]]:
     """The header's names and the records that follow; blank lines are left out. A .csv, or the same in gzip.
 
-    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column, repeats one
-    or has an unknown one.
+    others: columns that nobody knows may stand there. Raises TableError if the file cannot be read, is empty, or has a
+    header that lacks a required column, repeats one or has an unknown one.
     """
     with _open(file) as stream:
         records = _records(stream)
         first = next(records, None)
         if first is None:
             raise TableError(Fault(place=str(file), problem="is empty", remedy="a header line and a line a run"))
-        header = _header(file, first.cells, columns, required)
+        header = _header(file, first.cells, columns, required, others=others)
         yield header, (record for record in records if record.cells != [])
 
 
@@ -77,7 +68,10 @@ def header_names(file: Path) -> list[str]:
 def parse_record(
     record: Record, header: Sequence[str], parsers: Mapping[str, Parser], id_column: str
 ) -> dict[str, object] | BadRow:
-    """Column -> value, or everything that is wrong with the cells. The id of a BadRow is its cell of `id_column`."""
+    """Column -> value, or everything that is wrong with the cells. The id of a BadRow is its cell of `id_column`.
+
+    A column without a parser is left out.
+    """
     line, cells = record
     if isinstance(cells, str):
         return BadRow(line=line, id="", faults=(Fault(place=f"line {line}", problem=cells),))
@@ -89,6 +83,8 @@ def parse_record(
     values: dict[str, object] = {}
     faults: list[Fault] = []
     for column, cell in by_name.items():
+        if column not in parsers:
+            continue
         try:
             values[column] = parsers[column](cell)
         except CellError as exc:
@@ -179,7 +175,9 @@ def _split(text: str) -> list[str] | str:
     return parsed[0] if len(parsed) == 1 else "wrong quoting: a line end outside quotes"
 
 
-def _header(file: Path, cells: list[str] | str, columns: Sequence[str], required: Sequence[str]) -> list[str]:
+def _header(
+    file: Path, cells: list[str] | str, columns: Sequence[str], required: Sequence[str], *, others: bool
+) -> list[str]:
     """The column names, checked all at once."""
     place = f"{file}: header"
     if isinstance(cells, str) or not cells:
@@ -190,17 +188,18 @@ def _header(file: Path, cells: list[str] | str, columns: Sequence[str], required
     ):  # as bytes that do not decode are read
         raise TableError(Fault(place=place, problem="is no UTF-8 text", remedy="save the table as UTF-8"))
     names = [c.strip() for c in cells]
+    missing = [n for n in required if n not in names]
     faults = [
         Fault(place=place, problem=f"unknown column {n!r}", remedy=nearest(n[:60], columns))
         for n in dict.fromkeys(names)
-        if n not in columns
+        if n not in columns and (missing or not others)  # one of them may be the missing one, misspelt
     ]
     faults += [
         Fault(place=place, problem=f"column {n!r} stands {names.count(n)} times", remedy="keep one")
         for n in dict.fromkeys(names)
         if names.count(n) > 1 and n in columns
     ]
-    faults += [Fault(place=place, problem=f"column {n!r} is missing") for n in required if n not in names]
+    faults += [Fault(place=place, problem=f"column {n!r} is missing") for n in missing]
     if not set(names) & set(columns):
         faults = [Fault(place=place, problem="the first line names no known column", remedy=", ".join(required))]
     if faults:

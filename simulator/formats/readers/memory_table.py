@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Literal
 
 from simulator.base.errors import Fault
 from simulator.formats.readers.csv_table import (
-    BadRow,
     CellError,
     Parser,
     Record,
@@ -28,73 +26,11 @@ from simulator.formats.readers.csv_table import (
     shown,
     text_cell,
 )
+from simulator.studies.backtest.rows import BadRow, MemoryRow
 
 __all__ = ["COLUMNS", "REQUIRED", "BadRow", "MemoryRow", "is_memory_table", "read_memory"]
 
-Strategy = Literal["single", "ddp", "fsdp2_full", "fsdp2_noreshard", "hsdp", "tp"]
-Dtype = Literal["fp32", "bf16", "fp16"]
-
 _WHOLE = re.compile(r"[0-9]{1,18}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRow:
-    """One tracked step as its table states it; None (or "") where the table is silent.
-
-    `line` is the physical line where the record starts (the header is line 1). Every other field is a column.
-    """
-
-    line: int
-    row: str
-    model: str = ""
-    n_params: int | None = None
-    n_layers: int | None = None
-    d_model: int | None = None
-    n_heads: int | None = None
-    n_kv_heads: int | None = None
-    d_ff: int | None = None
-    vocab: int | None = None
-    seq_len: int | None = None
-    micro_batch: int | None = None
-    world: int | None = None
-    strategy: Strategy = "single"
-    replicate: int | None = None
-    tp: int | None = None
-    ac: Literal["none", "full", "selective"] = "none"
-    store_dtype: Dtype = "fp32"
-    param_dtype: Dtype = "fp32"
-    reduce_dtype: Dtype | None = None
-    opt_dtype: Dtype | None = None
-    amp: Literal["none", "bf16", "fp16"] = "none"
-    opt_impl: Literal["adamw_foreach", "adamw_loop", "adamw_fused"] = "adamw_foreach"
-    attn: Literal["", "sdpa_repeat", "flash_gqa", "eff_repeat"] = ""
-    ddp_bucket_view: bool | None = None
-    device: Literal["cpu", "cuda"] = "cuda"
-    tool: str = ""
-    peak_bytes: int | None = None
-    peak_phase: str = ""
-    param: int | None = None
-    sharded_param: int | None = None
-    unsharded_param: int | None = None
-    grad: int | None = None
-    sharded_grad: int | None = None
-    activation: int | None = None
-    optstate: int | None = None
-    temp: int | None = None
-    all_gather: int | None = None
-    reduce_scatter: int | None = None
-    buffer: int | None = None
-    inputs_other: int | None = None
-    ddp_buckets: int | None = None
-    start_bytes: int | None = None
-    after_fwd_bytes: int | None = None
-    after_bwd_bytes: int | None = None
-    peak_fwd: int | None = None
-    peak_bwd: int | None = None
-    peak_opt: int | None = None
-    track_seconds: float | None = None
-    real_peak_bytes: int | None = None
-    real_profiler_peak_bytes: int | None = None
 
 
 COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(MemoryRow) if f.name != "line")
@@ -126,11 +62,11 @@ def is_memory_table(path: str | Path) -> bool:
 def read_memory(path: str | Path) -> Iterator[MemoryRow | BadRow]:
     """The table's records in order. `path` is a .csv, or the same compressed with gzip.
 
-    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column, repeats one
-    or has an unknown one. A bad record is yielded as a BadRow and the rest goes on.
+    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column or repeats one.
+    A bad record is yielded as a BadRow and the rest goes on.
     """
     seen: dict[str, int] = {}
-    with open_table(Path(path), COLUMNS, REQUIRED) as (header, records):
+    with open_table(Path(path), COLUMNS, REQUIRED, others=True) as (header, records):
         for record in records:
             row = _row(record, header)
             if isinstance(row, BadRow):

@@ -1,6 +1,6 @@
 """Reader of tables of measured training runs: CSV in, one typed row or one list of faults a line out.
 
-The columns are documented in docs/reference/runs-table.md. The reader streams: it holds one record at a time, whatever
+The columns are documented in docs/reference/runs-table.md. A word of `mem_metric` that nobody knows costs that cell alone. The reader streams: it holds one record at a time, whatever
 the file's size. A row that is wrong costs that row only; a file that is no table at all raises TableError.
 """
 
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Final, get_args
 
 from simulator.base.errors import Fault
 from simulator.base.schema import nearest
 from simulator.formats.readers.csv_table import (
-    BadRow,
     CellError,
-    Record,
     integer_cell,
     name_cell,
     number_cell,
@@ -29,12 +27,10 @@ from simulator.formats.readers.csv_table import (
     shown,
     text_cell,
 )
+from simulator.formats.readers.run_settings import setting_of, setting_parser
+from simulator.studies.backtest.rows import BadRow, FlopConvention, MemoryMetric, Metric, RunRow
 
-__all__ = ["COLUMNS", "REQUIRED", "BadRow", "MemoryMetric", "Metric", "RunRow", "read_runs"]
-
-Metric = Literal["step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_s", "model_tflops_per_gpu"]
-MemoryMetric = Literal["peak_allocated_gib", "peak_reserved_gib", "nvidia_smi_used_gb", "gpu_memory_gb", "oom"]
-YesNo = Literal["y", "n"]
+__all__ = ["COLUMNS", "REQUIRED", "BadRow", "RunRow", "read_runs"]
 
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp8_mx", "nvfp4")
 _MLP_KINDS = ("gelu", "swiglu", "squared_relu", "relu")
@@ -66,57 +62,8 @@ _RECOMPUTE_ALSO = {
 _SHARDING_WORDS = ("ddp", "zero1", "zero2", "zero3", "zero1_intragroup8", "fsdp_full", "fsdp_grad_op", "hsdp")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRow:
-    """One measured run as its table states it; None (or "") where the table is silent. Units are the table's.
-
-    `line` is the physical line where the record starts (the header is line 1). Every other field is a column.
-    """
-
-    line: int
-    id: str
-    source: str = ""
-    source_location: str = ""
-    framework: str = ""
-    model_name: str = ""
-    n_layers: int | None = None
-    d_model: int | None = None
-    n_heads: int | None = None
-    n_kv_heads: int | None = None
-    d_ff: int | None = None
-    mlp_kind: str = ""
-    vocab: int | None = None
-    seq_len: int | None = None
-    n_experts: int | None = None
-    top_k: int | None = None
-    gpu: str = ""
-    n_gpus: int | None = None
-    gpus_per_node: int | None = None
-    intra_link: str = ""
-    inter_link_gbps_per_node: float | None = None
-    tp: int | None = None
-    pp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    dp: int | None = None
-    vpp: int | None = None
-    zero_or_fsdp: str = ""
-    micro_batch: int | None = None
-    global_batch: int | None = None
-    precision: str = ""
-    act_ckpt: str = ""
-    flash_attn: YesNo | None = None
-    seq_parallel: YesNo | None = None
-    compile: YesNo | None = None
-    metric: Metric | None = None
-    value: float | None = None
-    mem_metric: MemoryMetric | None = None
-    mem_metric_detail: str = ""  # what stands in parentheses behind mem_metric
-    mem_value: float | None = None
-    notes: str = ""
-
-
-COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(RunRow) if f.name not in ("line", "mem_metric_detail"))
+_NO_COLUMNS: Final = ("line", "mem_metric_detail", "settings", "unread")
+COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(RunRow) if f.name not in _NO_COLUMNS)
 REQUIRED: tuple[str, ...] = (
     "id",
     "framework",
@@ -141,41 +88,52 @@ REQUIRED: tuple[str, ...] = (
 def read_runs(path: str | Path) -> Iterator[RunRow | BadRow]:
     """The table's records in order. `path` is a .csv, or the same compressed with gzip.
 
-    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column, repeats one
-    or has an unknown one. A bad record is yielded as a BadRow and the rest goes on.
+    Raises TableError if the file cannot be read, is empty, or has a header that lacks a required column or repeats one.
+    A bad record is yielded as a BadRow and the rest goes on.
     """
     seen: dict[str, int] = {}
-    with open_table(Path(path), COLUMNS, REQUIRED) as (header, records):
+    with open_table(Path(path), COLUMNS, REQUIRED, others=True) as (header, records):
+        settings = {column: key for column in header if column not in _PARSERS and (key := setting_of(column))}
+        parsers = {**_PARSERS, **{column: setting_parser(key) for column, key in settings.items()}}
         for record in records:
-            row = _row(record, header)
+            row = _row(parse_record(record, header, parsers, "id"), record.line, settings)
             if isinstance(row, RunRow) and row.id in seen:
                 row = repeated(row.line, row.id, seen[row.id], "id")
             seen.setdefault(row.id, row.line)
             yield row
 
 
-def _row(record: Record, header: list[str]) -> RunRow | BadRow:
+def _row(values: dict[str, Any] | BadRow, line: int, settings: Mapping[str, str]) -> RunRow | BadRow:
     """The typed row, or everything that is wrong with it."""
-    values = parse_record(record, header, _PARSERS, "id")
     if isinstance(values, BadRow):
         return values
-    line = record.line
-    values["mem_metric"], values["mem_metric_detail"] = cast("tuple[str, str]", values.get("mem_metric") or (None, ""))
-    faults = [Fault(place=f"line {line}: {c}", problem=p, remedy=r) for c, p, r in _contradictions(values)]
+    word, detail, unread = values.get("mem_metric") or (None, "", "")
+    values |= {"mem_metric": word, "mem_metric_detail": detail, **({"mem_value": None} if unread else {})}
+    faults = [
+        Fault(place=f"line {line}: {column}", problem=problem, remedy=remedy)
+        for column, problem, remedy in _contradictions(values, unread)
+    ]
     if faults:
         return BadRow(line=line, id=printable(str(values["id"])), faults=tuple(faults))
-    return RunRow(line=line, **values)  # type: ignore[arg-type]  # _PARSERS gives each column its field's type
+    stated = {key: values.pop(column) for column, key in settings.items()}
+    return RunRow(
+        line=line,
+        settings=tuple((key, value) for key, value in stated.items() if value is not None),
+        unread=(unread,) if unread else (),
+        **values,
+    )
 
 
-def _contradictions(values: dict[str, object]) -> Iterator[tuple[str, str, str]]:
-    """Contradictions between cells: (column, problem, remedy)."""
+def _contradictions(values: Mapping[str, object], unread: str) -> Iterator[tuple[str, str, str]]:
+    """What no single cell shows: (column, problem, remedy). unread: a memory metric that nobody knows."""
     if (values.get("metric") is None) != (values.get("value") is None):
         yield "value", "metric and value come together, one of them is blank", "both, or neither"
     memory, amount = values.get("mem_metric"), values.get("mem_value")
     if memory != "oom" and (memory is None) != (amount is None):
         yield "mem_value", "mem_metric and mem_value come together, one of them is blank", "both, or neither"
     if values.get("value") is None and memory is None:
-        yield "metric", "nothing was measured: neither metric nor mem_metric", f"one of {', '.join(get_args(Metric))}"
+        known = f"mem_metric is no known word ({unread})" if unread else "neither metric nor mem_metric"
+        yield "metric", f"nothing was measured: {known}", f"one of {', '.join(get_args(Metric))}"
 
 
 def _sharding(cell: str) -> str:
@@ -194,19 +152,21 @@ def _spelled(parse: Callable[[str], object], also: Mapping[str, str]) -> Callabl
     return lambda cell: parse(also.get(_bare(cell), also.get(cell.casefold(), cell)))
 
 
-def _memory_metric(cell: str) -> tuple[str, str] | None:
-    """`peak_allocated_gib(last rank)` -> ("peak_allocated_gib", "last rank")."""
+def _memory_metric(cell: str) -> tuple[str | None, str, str] | None:
+    """(word, detail, what is not read): `peak_allocated_gib(last rank)` -> ("peak_allocated_gib", "last rank", "")."""
     if not cell:
         return None
     word, _, detail = text_cell(cell).partition("(")
-    if word not in get_args(MemoryMetric) or (detail and not detail.endswith(")")):
-        raise CellError(f"unknown word {shown(cell)}", nearest(word[:60], get_args(MemoryMetric)))
-    return word, detail.removesuffix(")")
+    if word in get_args(MemoryMetric) and (not detail or detail.endswith(")")):
+        return word, detail.removesuffix(")"), ""
+    near = nearest(word[:60], get_args(MemoryMetric))
+    return None, "", f"mem_metric {shown(cell)}{f': {near}' if near else ''}"
 
 
 _INTEGER_COLUMNS = (
     "n_layers", "d_model", "n_heads", "n_kv_heads", "d_ff", "vocab", "seq_len", "n_experts", "top_k", "n_gpus",
-    "gpus_per_node", "tp", "pp", "cp", "ep", "dp", "vpp", "micro_batch", "global_batch",
+    "gpus_per_node", "tp", "pp", "cp", "ep", "dp", "vpp", "micro_batch", "global_batch", "nvlink_domain_size",
+    "num_micro_batches",
 )  # fmt: skip
 _PARSERS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(COLUMNS, text_cell),
@@ -220,4 +180,5 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "zero_or_fsdp": _sharding,
     "metric": one_of(*get_args(Metric), blank=None),
     "mem_metric": _memory_metric,
+    "flop_convention": one_of(*get_args(FlopConvention), blank=None),
 }

@@ -17,6 +17,7 @@ from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import Strict, nearest, read_toml
 from simulator.base.units import Bytes, Seconds
 from simulator.spec.cluster.device import Device
+from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.environment import TUNER_FILE
 
@@ -80,6 +81,7 @@ class Stack(Strict):
     name: str
     framework: str
     date: str
+    describes: tuple[Described, ...] = Field(strict=False, default=())  # by public name and version
     attention: AttentionBackend
     # How a block is executed: one kernel an operator, fused by a compiler, or hand-fused (Transformer Engine, apex).
     blocks: Literal["eager", "compiled", "fused"]
@@ -237,6 +239,20 @@ class Stack(Strict):
         file = Path(name)
         return _read(file) if file.suffix == ".toml" else _shipped(str(name))
 
+    @classmethod
+    def described_as(cls, text: str, compiled: str | None = None) -> tuple[str, Described]:
+        """The name of the stack that ships for software named in free text, and what its file says of that software.
+
+        compiled: "y", "n", or None where a run is silent. Software that no file names, or names otherwise compiled, runs on
+        the generic stack, compiled or not.
+        """
+        entries = _entries()
+        found = named_in(text, [entry for _, entry in entries])
+        generic = [entry for _, entry in entries if not entry.software]
+        word = compiled or (str(found[0].defaults.get("compile", "n")) if found else "n")
+        fitting = next((entry for entry in (*found, *generic) if entry.compiles(word)), generic[0])
+        return next(name for name, entry in entries if entry is fitting), (found or [fitting])[0]
+
     @staticmethod
     def names() -> tuple[str, ...]:
         """The stacks that ship, sorted."""
@@ -276,6 +292,12 @@ def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(variables, dict) and isinstance(variables.get(TUNER_FILE), str):
         variables[TUNER_FILE] = str(folder / variables[TUNER_FILE])
     return data
+
+
+@functools.cache
+def _entries() -> list[tuple[str, Described]]:
+    """(stack, what it describes) of all that ship."""
+    return [(name, entry) for name in Stack.names() for entry in Stack.load(name).describes]
 
 
 def _folder() -> Path:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from simulator.formats.readers.runs_table import RunRow
+from simulator.studies.backtest.models import preset_of
+from simulator.studies.backtest.rows import RunRow
 
 # Families whose layers are not softmax attention over the past, by their papers or config.json
 _NOT_ATTENTION: Final = (
@@ -20,6 +21,23 @@ _NOT_ATTENTION: Final = (
 _NOT_DECODER: Final = r"\b(bert|roberta|deberta|modernbert|t5|mt5|flan-?t5|ul2|bart|whisper|vit|clip|dit|unet)\b"
 # adapters' names; DeepSeek's ranks (q_lora, kv_lora) are none
 _ADAPTERS: Final = re.compile(r"(?<![a-z_])q?lora\b(?![-_]rank)|\bpeft\b|\badapters?\b", re.IGNORECASE)
+# A state-space model of no published pattern, and states in host memory that no column of a plan describes
+_STATE_SPACE: Final = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)
+_OFFLOAD: Final = re.compile(
+    r"(?<!no )(?<!no-)(?<!without )offload(?!\w*\s*[=:]\s*(?:0|false|none|no|off|n)\b)", re.IGNORECASE
+)
+
+
+def inexpressible(row: RunRow) -> Iterator[tuple[str, str]]:
+    """(kind, detail) of what a model or plan of today has no word for."""
+    yield from beyond_models(row)
+    if (row.ep or 1) > 1 and (row.n_experts or 1) == 1:
+        yield "expert parallelism without experts", f"ep = {row.ep}"
+    known = preset_of(row)
+    if "pattern" not in row.of("model") and not (known and known.pattern) and _STATE_SPACE.search(row.notes):
+        yield "layers without attention", "a state-space model by its notes, of no published pattern"
+    if _OFFLOAD.search(row.notes) and "offload" not in row.of("plan"):
+        yield "offload", "stated in the notes"
 
 
 def beyond_models(row: RunRow) -> Iterator[tuple[str, str]]:

@@ -13,13 +13,13 @@ from functools import cache
 from typing import Any, Final
 
 from simulator.base.errors import ClusterError, InputError
-from simulator.formats.readers.collectives_table import KINDS, CollectiveRow
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.software.nccl import Nccl
-from simulator.studies.backtest.resolve import RefusedError
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.rows import KINDS, CollectiveRow
 from simulator.work.collectives.call import Links, network_of
 
 # GPU column -> device, the first pattern that matches; others are looked up by their names and aliases.

@@ -6,14 +6,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
 
 from simulator.base.errors import InputError
-from simulator.formats.readers.collectives_table import BadRow, CollectiveRow, read_collectives
 from simulator.studies.backtest.collective_rules import degraded, resolve
-from simulator.studies.backtest.resolve import RefusedError
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.rows import BadRow, CollectiveRow, Table
 from simulator.studies.backtest.scores import ErrorScore, error_score, quantile
 from simulator.work.collectives import choose
 
@@ -93,6 +92,7 @@ class CollectivesReport:
     groups: tuple[CollectiveGroup, ...]
     totals: tuple[CollectiveGroup, ...]
     outcomes: tuple[CollectiveOutcome, ...]
+    unread: tuple[str, ...] = ()
 
     def count(self, status: Status) -> int:
         return sum(o.status == status for o in self.outcomes)
@@ -115,6 +115,7 @@ class CollectivesReport:
             "schema_version": SCHEMA_VERSION,
             "table": self.table,
             "interrupted": self.interrupted,
+            "unread_columns": list(self.unread),
             "totals": [_flat(group) for group in self.totals],
             "groups": [_flat(group) for group in self.groups],
             "refused": self.refused,
@@ -131,12 +132,12 @@ def _flat(group: CollectiveGroup) -> dict[str, Any]:
     return {**data, **score}
 
 
-def run(path: str | Path, *, progress: Callable[[int, int], None] | None = None) -> CollectivesReport:
-    """Predict every row of the table at `path`, in the table's order. Raises TableError if the file is no such table.
+def run(table: Table, *, progress: Callable[[int, int], None] | None = None) -> CollectivesReport:
+    """Predict every row of a table of collectives, in its order.
 
     Ctrl-C ends it early: the report then holds the rows done so far and is marked `interrupted`.
     """
-    rows = list(read_collectives(path))
+    rows = [row for row in table.rows if isinstance(row, CollectiveRow | BadRow)]
     outcomes: list[CollectiveOutcome] = []
     interrupted = False
     try:
@@ -146,7 +147,7 @@ def run(path: str | Path, *, progress: Callable[[int, int], None] | None = None)
                 progress(len(outcomes), len(rows))
     except KeyboardInterrupt:
         interrupted = True
-    return make_report(str(path), rows, outcomes, interrupted=interrupted)
+    return make_report(table, rows, outcomes, interrupted=interrupted)
 
 
 def evaluate_row(row: CollectiveRow | BadRow) -> CollectiveOutcome:
@@ -196,7 +197,7 @@ def machine_name(row: CollectiveRow, network: str) -> str:
 
 
 def make_report(
-    table: str, rows: Sequence[CollectiveRow | BadRow], outcomes: Sequence[CollectiveOutcome], *, interrupted: bool
+    table: Table, rows: Sequence[CollectiveRow | BadRow], outcomes: Sequence[CollectiveOutcome], *, interrupted: bool
 ) -> CollectivesReport:
     """Mark repeats, group and score. Groups stand in the order of (source, machine, collective, size)."""
     marked = tuple(_with_noise(rows, _without_repeats(rows, outcomes)))
@@ -210,7 +211,12 @@ def make_report(
     groups = (_group((s, m, c, SIZE_CLASSES[i]), members) for (s, m, c, i), members in sorted(grouped.items()))
     totals = (_group(("", "", "", name), members) for name, members in by_class.items())
     return CollectivesReport(
-        table=table, interrupted=interrupted, groups=tuple(groups), totals=tuple(totals), outcomes=marked
+        table=table.name,
+        interrupted=interrupted,
+        groups=tuple(groups),
+        totals=tuple(totals),
+        outcomes=marked,
+        unread=table.unread,
     )
 
 

@@ -67,6 +67,8 @@ def _cell(group: CollectiveGroup) -> str:
 
 
 def _left_out(report: CollectivesReport) -> Iterator[str]:
+    for column in report.unread:
+        yield f"column not read: {column}"
     flagged: dict[str, int] = {}
     for outcome in report.outcomes:
         if outcome.degraded:

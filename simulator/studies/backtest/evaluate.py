@@ -5,44 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, replace
-from pathlib import Path
 
 from simulator.base.errors import InputError
-from simulator.formats.readers.memory_table import MemoryRow, is_memory_table, read_memory
-from simulator.formats.readers.runs_table import BadRow, RunRow, read_runs
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.predict import Prediction, predict
 from simulator.studies.backtest import memory_rows
-from simulator.studies.backtest.choices import described
 from simulator.studies.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes
-from simulator.studies.backtest.outcome import RowOutcome
-from simulator.studies.backtest.recipes import published_recipe
+from simulator.studies.backtest.outcome import RefusedError, RowOutcome
 from simulator.studies.backtest.report import BacktestReport, make_report
-from simulator.studies.backtest.resolve import RefusedError, Run, resolve, variants_of
+from simulator.studies.backtest.resolve import Run, resolve
+from simulator.studies.backtest.rows import BadRow, CollectiveRow, MemoryRow, RunRow, Table
+from simulator.studies.backtest.ways import as_words, states_recompute, ways_of
 from simulator.studies.backtest.work import measured_step_s, work_of
 from simulator.work.ops import build_blocks
 
-Row = RunRow | MemoryRow | BadRow
+Row = RunRow | MemoryRow | CollectiveRow | BadRow
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
 
-def run(path: str | Path, *, progress: Progress | None = None, jobs: int = 1) -> BacktestReport:
-    """Predict every row of the table at `path`, of runs or of tracked memory, in the table's order.
+def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> BacktestReport:
+    """Predict every row of a table of runs or of tracked memory, in the table's order.
 
-    progress is called after each row. jobs: processes; the report does not depend on it. Raises TableError if the file
-    is no table. Ctrl-C ends it early: the report then holds the rows done so far and is marked `interrupted`.
+    progress is called after each row. jobs: processes; the report does not depend on it. Ctrl-C ends it early: the report
+    then holds the rows done so far and is marked `interrupted`.
     """
-    rows: list[Row] = list(read_memory(path) if is_memory_table(path) else read_runs(path))
     outcomes: list[RowOutcome] = []
     interrupted = False
     try:
-        for outcome in _evaluated(rows, jobs):
+        for outcome in _evaluated(table.rows, jobs):
             outcomes.append(outcome)
             if progress is not None:
-                progress(len(outcomes), len(rows))
+                progress(len(outcomes), len(table.rows))
     except KeyboardInterrupt:
         interrupted = True
-    return make_report(str(path), _without_repeats(rows, outcomes), interrupted=interrupted)
+    marked = _without_repeats(table.rows, outcomes)
+    return make_report(table.name, marked, interrupted=interrupted, unread=table.unread)
 
 
 def _evaluated(rows: Sequence[Row], jobs: int) -> Iterator[RowOutcome]:
@@ -59,6 +56,8 @@ def _evaluated(rows: Sequence[Row], jobs: int) -> Iterator[RowOutcome]:
 
 def evaluate_row(row: Row) -> RowOutcome:
     """What becomes of one row. Never raises, whatever the row: an unexpected exception is the outcome `failed`."""
+    if isinstance(row, CollectiveRow):
+        raise TypeError("rows of collectives have a study of their own")
     if isinstance(row, BadRow):
         return RowOutcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
     start = _started(row) if isinstance(row, RunRow) else memory_rows.started(row)
@@ -85,6 +84,7 @@ def _started(row: RunRow) -> RowOutcome:
         mem_metric=_metric_name(row),
         measured_memory_bytes=memory_bytes(row),
         measured_oom=row.mem_metric == "oom",
+        unread=row.unread,
     )
 
 
@@ -108,7 +108,7 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
     run, prediction = way.run, way.prediction
     measured = measured_step_s(run)
     if len(variants) == 1:
-        fits, hangs_on, spanned = _verdict(way)
+        fits, hangs_on, spanned = _verdict(way, stated=states_recompute(row))
     else:
         (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), fitting or [way]
     return replace(
@@ -129,7 +129,7 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
 def _variants(row: RunRow) -> list[_Variant]:
     """Every way to fill the row that a plan can express. Raises what the first one does if there is none."""
     found, refused = list[_Variant](), list[Exception]()
-    for each in variants_of(row):
+    for each in ways_of(row):
         try:
             run = resolve(each)
         except (InputError, RefusedError) as exc:
@@ -144,20 +144,19 @@ def _variants(row: RunRow) -> list[_Variant]:
 def _open_verdict(way: _Variant, variants: Sequence[_Variant], fitting: Sequence[_Variant]) -> tuple[bool | None, str]:
     """Whether a row that is open in several ways fits: in all, in none, or in some of them (None)."""
     rows = [each.run.row for each in variants]
-    taken = f"predicted with {described(way.run.row, rows)}, which the row does not state"
+    taken = f"predicted with {as_words(way.run.row, rows)}, which the row does not state"
     if not fitting:
         return False, taken
     more = f"; {len(fitting)} of {len(variants)} ways to fill it fit"
     return (True if len(fitting) == len(variants) else None), taken + more
 
 
-def _verdict(way: _Variant) -> tuple[bool | None, str, list[_Variant]]:
+def _verdict(way: _Variant, *, stated: bool) -> tuple[bool | None, str, list[_Variant]]:
     """Whether it fits, what that hangs on, and ways that may have run.
 
     Where a row does not say what was recomputed, all that could be may be.
     """
     run, prediction = way.run, way.prediction
-    stated = run.row.act_ckpt or published_recipe(run.row)
     if prediction.fits or stated or run.plan.recompute == "full":
         return prediction.fits, "", [way]
     plan = run.plan.model_copy(update={"recompute": "full"})

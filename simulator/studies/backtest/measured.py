@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
-from simulator.formats.readers.runs_table import RunRow
 from simulator.spec.model import Model
-from simulator.studies.backtest.frameworks import FlopConvention
+from simulator.studies.backtest.rows import FlopConvention, RunRow
 
 MemoryFigure = Literal["allocated", "reserved", "used"]
-
-_CLUSTER_TOKENS = re.compile(r"\bcluster tokens/s=([0-9]+)")
 
 # Which of the three predicted figures a memory metric is held against, and the bytes of its unit.
 MEMORY_FIGURES: dict[str, tuple[MemoryFigure, int]] = {
@@ -42,16 +38,8 @@ def step_seconds(row: RunRow, num_devices: int, convention: FlopConvention, mode
     if row.metric == "tokens_per_s":
         return tokens / row.value
     if row.metric == "tokens_per_s_per_gpu":
-        return tokens / _cluster_tokens_per_s(row, row.value, num_devices)
+        return tokens / (row.value * num_devices)
     return _model_flop(row, tokens, convention, model) / (row.value * 1e12 * num_devices)
-
-
-def _cluster_tokens_per_s(row: RunRow, per_gpu: float, num_devices: int) -> float:
-    """The cluster's figure from the notes where it is the same number with more digits, else per GPU × GPUs."""
-    noted = _CLUSTER_TOKENS.search(row.notes)
-    if noted and abs(int(noted[1]) / num_devices - per_gpu) <= 1:
-        return float(noted[1])
-    return per_gpu * num_devices
 
 
 def _model_flop(row: RunRow, tokens: int, convention: FlopConvention, model: Model) -> float:

@@ -8,14 +8,13 @@ from functools import cache
 from typing import Any
 
 from simulator.base.errors import ModelError, PlanError
-from simulator.formats.readers.memory_table import MemoryRow
 from simulator.memory.phase_bytes import tracked_phase_bytes
 from simulator.parallel.legality import check
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.studies.backtest.outcome import Moment, RowOutcome
-from simulator.studies.backtest.resolve import RefusedError
+from simulator.studies.backtest.outcome import Moment, RefusedError, RowOutcome
+from simulator.studies.backtest.rows import MemoryRow
 
 MEM_METRIC = "tracked_peak_bytes"
 _STACKS = {"cpu": "torch-2.13-fake-cpu", "cuda": "torch-2.13-fake-cuda"}

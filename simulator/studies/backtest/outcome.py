@@ -9,6 +9,14 @@ from typing import Literal
 Status = Literal["ok", "refused", "bad", "failed", "calibration"]
 
 
+class RefusedError(Exception):
+    """The rules or the plan cannot express a row. reasons: (kind, detail); the kind is what the report counts."""
+
+    def __init__(self, *reasons: tuple[str, str]) -> None:
+        super().__init__("; ".join(f"{kind}: {detail}" if detail else kind for kind, detail in reasons))
+        self.kind = reasons[0][0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """The four numbers that the stronger baseline knows about a step on one GPU, and the model's own FLOP over peak.
@@ -43,7 +51,7 @@ class RowOutcome:
 
     kind: what a refusal is counted as. duplicate_of: id of an earlier row with the same run and the same figures.
     fits: the predicted verdict; None too where it hangs on what the row does not state. open: how blanks of the row were filled, where that leaves a choice. measured_oom: the table says that the run did not fit. moments: of a tracked step, by name.
-    unmodelled: options that the row states and the prediction does not hold.
+    unmodelled: options that the row states and the prediction does not hold. unread: what it says in words that nobody knows.
     """
 
     id: str
@@ -68,6 +76,7 @@ class RowOutcome:
     duplicate_of: str = ""
     moments: Mapping[str, Moment] = field(default_factory=dict)
     unmodelled: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def mfu_predicted(self) -> float | None:

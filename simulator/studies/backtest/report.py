@@ -40,12 +40,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacktestReport:
-    """Every row of a table in its order, and a group for each source, GPU and precision."""
+    """Every row of a table in its order, and a group for each source, GPU and precision. unread: columns that nobody knows."""
 
     table: str
     interrupted: bool
     groups: tuple[Group, ...]
     outcomes: tuple[RowOutcome, ...]
+    unread: tuple[str, ...] = ()
 
     def count(self, status: Status) -> int:
         return sum(o.status == status for o in self.outcomes)
@@ -56,6 +57,7 @@ class BacktestReport:
             "schema_version": SCHEMA_VERSION,
             "table": self.table,
             "interrupted": self.interrupted,
+            "unread_columns": list(self.unread),
             "groups": [asdict(group) for group in self.groups],
             "rows": [_row(outcome) for outcome in self.outcomes],
         }
@@ -84,17 +86,22 @@ def _row(o: RowOutcome) -> dict[str, Any]:
         "duplicate_of": o.duplicate_of or None,
         "moments": {name: asdict(moment) for name, moment in o.moments.items()} or None,
         "unmodelled": list(o.unmodelled),
+        "unread": list(o.unread),
     }
 
 
-def make_report(table: str, outcomes: Sequence[RowOutcome], *, interrupted: bool = False) -> BacktestReport:
+def make_report(
+    table: str, outcomes: Sequence[RowOutcome], *, interrupted: bool = False, unread: Sequence[str] = ()
+) -> BacktestReport:
     """Group and score. Groups stand in the order of (source, GPU, precision); bad rows belong to none."""
     grouped: dict[GroupKey, list[RowOutcome]] = {}
     for outcome in outcomes:
         if outcome.status != "bad":
             grouped.setdefault((outcome.source, outcome.gpu, outcome.precision), []).append(outcome)
     groups = tuple(_group(key, members) for key, members in sorted(grouped.items()))
-    return BacktestReport(table=table, interrupted=interrupted, groups=groups, outcomes=tuple(outcomes))
+    return BacktestReport(
+        table=table, interrupted=interrupted, groups=groups, outcomes=tuple(outcomes), unread=tuple(unread)
+    )
 
 
 def _group(key: GroupKey, members: Sequence[RowOutcome]) -> Group:

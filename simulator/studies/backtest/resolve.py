@@ -1,77 +1,37 @@
-"""A row of the table -> the inputs of a prediction, by the written rules; what they cannot express is refused by name."""
+"""A row -> the inputs of a prediction, by its stated columns; what they cannot express is refused by name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import ceil, prod
-from typing import Any
+from typing import Any, Final
 
-from simulator.base.errors import ModelError, PlanError
-from simulator.formats.readers.plans import Draft, plan_fields
-from simulator.formats.readers.runs_table import RunRow
 from simulator.parallel.legality import check
+from simulator.base.errors import PlanError, StackError
+from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
+from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.spec.software.stack import Stack
-from simulator.studies.backtest import arguments, nemo
-from simulator.studies.backtest.beyond import beyond_models
-from simulator.studies.backtest.choices import choices
-from simulator.studies.backtest.frameworks import FrameworkRule, framework_rule, with_attention
-from simulator.studies.backtest.published import is_hybrid
-from simulator.studies.backtest.recipes import package_fields, published_recipe
-from simulator.studies.backtest.rules import (
-    ends_as_layers,
-    expert_plan,
-    family_fields,
-    filled,
-    filled_node,
-    intra_kind,
-    machine,
-    mixture_fields,
-    network_bytes_per_s,
-    overlaps_experts,
-    rack_gpus,
-    sequence_parallel,
-)
+from simulator.spec.software.described import Described
+from simulator.spec.software.stack import AttentionBackend, Stack
+from simulator.studies.backtest.beyond import inexpressible
+from simulator.studies.backtest.merge import merged
+from simulator.studies.backtest.models import model_of
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.rows import FlopConvention, RunRow
+from simulator.studies.backtest.ways import described, ways_of
 
-_GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
-_OFFLOAD = re.compile(
-    r"(?<!no )(?<!no-)(?<!without )offload(?!\w*\s*[=:]\s*(?:0|false|none|no|off|n)\b)", re.IGNORECASE
-)
-_STATES_OFFLOAD = re.compile(
-    r"(optimi[sz]er|cpu|zero|param(eter)?s?)[ _-]?offload|offload_(optimizer|param)", re.IGNORECASE
-)
-_PARAMETERS_OFFLOAD = re.compile(r"param(eter)?s?[ _-]?offload|offload_param|zero3_offload|infinity", re.IGNORECASE)
-_SWAPPED_HEADS = re.compile(r"cp_comm_type=a2a\b(?!\+)")
-_EVERY_SECOND_BLOCK = re.compile(r"AC=selective layer")
-_REDUCE_DTYPES = {"mixed_precision=PURE": "bf16", "fp32 grad accumulation": "fp32"}
-_STATE_SPACE = re.compile(r"--hybrid-layer-pattern|--mamba-|\bmamba", re.IGNORECASE)
-_MUON = re.compile(r"\bmuon\b(?!-)", re.IGNORECASE)
-_ASYNC_TP = re.compile(r"\basync ?TP\b", re.IGNORECASE)
-# How fp8 is scaled, in the words of notes: current scaling, sub-channels or blocks (DeepSeek's 128 × 128), delayed scaling
-_SCALED = tuple(
-    (re.compile(pattern, re.IGNORECASE), recipe)
-    for pattern, recipe in (
-        (r"\bfp8-rowwise\b", "rowwise"),
-        (r"\bfp8[-_]cs\b|\bcurrent scaling\b", "tensorwise"),
-        (r"\bfp8[-_](sc|bs)\b|\bblock-?wise\b|\bsub-?channel\b", "blockwise"),
-        (r"\bfp8[-_]ds\b|\bdelayed scaling\b", "delayed"),
-    )
-)
-_SIZES = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len")
-
-
-class RefusedError(Exception):
-    """The rules or the plan cannot express a row. reasons: (kind, detail); the kind is what the report counts."""
-
-    def __init__(self, *reasons: tuple[str, str]) -> None:
-        super().__init__("; ".join(f"{kind}: {detail}" if detail else kind for kind, detail in reasons))
-        self.kind = reasons[0][0]
+_GROUPS: Final = re.compile(r"zero1_intragroup([0-9]+)")
+_PCIE: Final = re.compile(r"\bpcie ?-?(?:gen)? ?([3-6])?", re.IGNORECASE)
+_FASTER: Final = re.compile(r"nvl|nvswitch|xgmi", re.IGNORECASE)
+_OLDER: Final = ("volta", "ampere", "ada", "cdna2")  # of PCIe 4
+_NEEDED: Final = ("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab", "seq_len", "n_gpus", "micro_batch",
+                  "global_batch", "precision")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,100 +42,77 @@ class Run:
     """
 
     row: RunRow
-    rule: FrameworkRule
     model: Model
     plan: Plan
     cluster: Cluster
     stack: Stack
     micro_batches: float
-    unmodelled: tuple[str, ...] = ()
 
     @property
     def time_factor(self) -> float:
         """Step time over that of the plan, whose micro-batches are all full."""
         return self.micro_batches / self.plan.num_micro_batches
 
+    @property
+    def flop_convention(self) -> FlopConvention:
+        return self.row.flop_convention or "full_attention"
+
+    @property
+    def unmodelled(self) -> tuple[str, ...]:
+        return tuple(self.row.unmodelled.split())
+
 
 def resolve(row: RunRow) -> Run:
-    """Model, plan, cluster and stack of a row, by the rules of docs/reference/runs-table.md.
+    """Model, plan, cluster and stack of a row, in the first way to fill its blanks, by docs/reference/runs-table.md.
 
     Raises RefusedError with every reason found, or PlanError, ModelError, ClusterError where the inputs refuse.
     """
-    row = variants_of(row)[0]
-    rule = framework_rule(row)
-    options = arguments.stated_options(row)
-    draft = None if options is None else arguments.draft_of(row, options, rule)
-    if draft is not None and isinstance(draft.model, Model):
-        row = replace(row, vocab=draft.model.vocab_size)
-    if reasons := [*_inexpressible(row, stated=draft is not None)]:
-        raise RefusedError(*reasons)
-    if draft is not None and draft.faults:
-        raise PlanError(draft.faults)
-    if reasons := [*_blanks(row)]:
+    if row.excluded:
+        kind, _, detail = row.excluded.partition(": ")
+        raise RefusedError((kind, detail))
+    stack, software = described(row)
+    row = ways_of(row)[0]
+    if reasons := [*inexpressible(row), *_blanks(row)]:
         raise RefusedError(*reasons)
     cluster = _cluster_of(row)
-    if draft is not None:
-        return _as_stated(row, rule, draft, cluster)
-    micro_batches, plan = _plan(row, rule, cluster)
+    model = model_of(row)
+    micro_batches, plan = _plan(row, stack, software, cluster.gpus_per_node)
     return Run(
         row=row,
-        rule=rule,
-        model=_model(row),
+        model=model,
         plan=plan,
         cluster=cluster,
-        stack=_stack_of(row, plan, cluster.device),
+        stack=_stack_of(row, stack, cluster.device),
         micro_batches=micro_batches,
     )
 
 
-def variants_of(row: RunRow) -> tuple[RunRow, ...]:
-    """The row with its blanks filled, once for each way that its framework's documents leave open."""
-    row = filled(row)
-    return choices(row, framework_rule(row))
-
-
-def _as_stated(row: RunRow, rule: FrameworkRule, draft: Draft, cluster: Cluster) -> Run:
-    """The run that a row's own options describe, on the stack of its framework."""
-    fields = {**plan_fields(draft, row.n_gpus or 1, {}), "stack": rule.stack(row)}
-    plan = Plan.parse(fields, draft.file, PlanError)
-    check(plan, draft.file)
-    if not isinstance(draft.model, Model):
-        raise RefusedError(("model not stated", "the options name none"))
-    return Run(
-        row=row,
-        rule=rule,
-        model=draft.model.model_copy(update={"name": row.model_name or row.id}),
-        plan=plan,
-        cluster=cluster,
-        stack=arguments.changed(_stack(plan.stack), draft),
-        micro_batches=plan.num_micro_batches,
-        unmodelled=arguments.unmodelled(draft),
-    )
+def _blanks(row: RunRow) -> Iterator[tuple[str, str]]:
+    """Columns that nothing else fills, and degrees that contradict each other."""
+    needed = [*_NEEDED, *(["top_k"] if (row.n_experts or 1) > 1 else [])]
+    blank = [c for c in needed if getattr(row, c) in (None, "")]
+    if blank:
+        yield f"{', '.join(blank)} blank", "no rule fills it"
+    if not row.gpu:
+        yield "gpu blank", "no rule fills it"
+    degrees = {"tp": row.tp or 1, "pp": row.pp or 1, "cp": row.cp or 1}
+    product = prod(degrees.values()) * (row.dp or 1)
+    if row.n_gpus and (row.n_gpus % product or (row.dp and row.n_gpus != product)):
+        stated = {**degrees, "dp": row.dp} if row.dp else degrees
+        detail = f"{' × '.join(f'{k} {v}' for k, v in stated.items())}, not {row.n_gpus}"
+        yield "degrees do not multiply to n_gpus", detail
 
 
 def _cluster_of(row: RunRow) -> Cluster:
     """The machine that the row names, or the usual one of its GPU."""
-    num_devices, preset = row.n_gpus or 0, machine(row)
-    if preset is None:
-        cluster = _cluster(row.gpu, num_devices, filled_node(row), intra_kind(row), network_bytes_per_s(row))
+    if row.machine:
+        cluster = _preset(row.machine, row.n_gpus or 0)
     else:
-        cluster = _preset(preset, num_devices)
-    rack = rack_gpus(row)
-    return cluster if rack is None else cluster.model_copy(update={"nvlink_domain_size": rack})
-
-
-_stack = cache(Stack.load)
-
-
-def _stack_of(row: RunRow, plan: Plan, device: Device) -> Stack:
-    """The plan's stack with the attention that the row states; in pieces, where its tensor parallelism is asynchronous."""
-    given = _stack(plan.stack)
-    if changes := nemo.stack_changes(row):
-        given = given.model_copy(update=changes)
-    stack = with_attention(given, flash=row.flash_attn, device=device)
-    if plan.tp == 1 or stack.blocks != "compiled" or not _ASYNC_TP.search(row.notes):
-        return stack
-    return stack.model_copy(update={"tp_overlap": "symmetric_memory"})
+        gbps = row.inter_link_gbps_per_node
+        rate = None if gbps is None else gbps * 1e9 / 8
+        cluster = _cluster(row.gpu, row.n_gpus or 0, _node(row), _intra_kind(row), rate)
+    domain = row.nvlink_domain_size
+    return cluster if domain is None else cluster.model_copy(update={"nvlink_domain_size": domain})
 
 
 @cache
@@ -191,141 +128,119 @@ def _preset(name: str, num_devices: int) -> Cluster:
     return cluster.with_nodes(ceil(num_devices / cluster.gpus_per_node))
 
 
-def _inexpressible(row: RunRow, *, stated: bool) -> Iterator[tuple[str, str]]:
-    """What a plan of today has no word for. stated: the row's own options say what its layers are."""
-    yield from beyond_models(row)
-    if (row.ep or 1) > 1 and (row.n_experts or 1) == 1:
-        yield "expert parallelism without experts", f"ep = {row.ep}"
-    if not stated and not is_hybrid(row) and _STATE_SPACE.search(row.notes):
-        yield "layers without attention", "a state-space model by its notes, of no published pattern"
-    if _OFFLOAD.search(row.notes) and not _offload(row, framework_rule(row)):
-        yield "offload", "stated in the notes"
+def _node(row: RunRow) -> int | None:
+    """GPUs of a node that a job takes: as stated, or, where the job's do not fill such nodes, the most that do."""
+    stated, gpus = row.gpus_per_node, row.n_gpus or 1
+    usual = stated or Cluster.load(usual_host(Device.resolve(row.gpu))).gpus_per_node
+    if gpus <= usual or gpus % usual == 0:
+        return stated
+    return max(size for size in range(1, usual + 1) if gpus % size == 0)
 
 
-def _blanks(row: RunRow) -> Iterator[tuple[str, str]]:
-    """Columns that nothing else fills, and degrees that contradict each other."""
-    needed = [*_SIZES, "n_gpus", "micro_batch", "global_batch", "precision"]
-    needed += ["top_k"] if (row.n_experts or 1) > 1 else []
-    blank = [c for c in needed if getattr(row, c) in (None, "")]
-    if blank:
-        yield f"{', '.join(blank)} blank", "no rule fills it"
-    if not row.gpu:
-        yield "gpu blank", "no rule fills it"
-    degrees = {"tp": row.tp or 1, "pp": row.pp or 1, "cp": row.cp or 1}
-    product = prod(degrees.values()) * (row.dp or 1)
-    if row.n_gpus and (row.n_gpus % product or (row.dp and row.n_gpus != product)):
-        stated = {**degrees, "dp": row.dp} if row.dp else degrees
-        yield (
-            "degrees do not multiply to n_gpus",
-            f"{' × '.join(f'{k} {v}' for k, v in stated.items())}, not {row.n_gpus}",
-        )
+def _intra_kind(row: RunRow) -> str | None:
+    """The links between a node's GPUs where a row says that they are PCIe; None leaves them to the GPU's usual host."""
+    found = _PCIE.search(row.intra_link)
+    if found is None or _FASTER.search(row.intra_link):
+        return None
+    older = Device.load(row.gpu).architecture in _OLDER
+    return "pcie4" if found[1] in ("3", "4") or (found[1] is None and older) else "pcie5"
 
 
-def _model(row: RunRow) -> Model:
-    fields = {
-        "name": row.model_name or row.id,
-        "num_layers": row.n_layers,
-        "d_model": row.d_model,
-        "num_heads": row.n_heads,
-        "d_ff": row.d_ff,
-        "vocab_size": row.vocab,
-        "max_positions": row.seq_len,
-        **({"num_kv_heads": row.n_kv_heads} if row.n_kv_heads else {}),
-        **(mixture_fields(row) if (row.n_experts or 1) > 1 else family_fields(row)),
-    }
-    return Model.parse(fields, f"line {row.line}", ModelError)
-
-
-def _plan(row: RunRow, rule: FrameworkRule, cluster: Cluster) -> tuple[float, Plan]:
-    """(micro-batches a step, plan). A rank's share below one micro-batch is one smaller micro-batch."""
-    cp, tp, num_devices = row.cp or 1, row.tp or 1, row.n_gpus or 1
-    pp = row.pp or 1
-    ranks = num_devices // (cp * tp * pp)
-    share = (row.global_batch or 1) / ranks
-    micro_batch = min(row.micro_batch or 1, ceil(share))
-    micro_batches = share / micro_batch
-    fields = {
+def _plan(row: RunRow, stack: str, software: Described, per_node: int) -> tuple[float, Plan]:
+    """(micro-batches a step, plan)."""
+    cp, tp, pp = row.cp or 1, row.tp or 1, row.pp or 1
+    ranks = (row.n_gpus or 1) // (cp * tp * pp)
+    micro_batch, micro_batches = _batch(row, ranks)
+    sequence_parallel = tp > 1 and row.seq_parallel == "y"
+    fields: dict[str, Any] = {
         "cp": cp,
         "tp": tp,
         "pp": pp,
-        "virtual_stages": (row.vpp or (2 if overlaps_experts(row) else 1)) if pp > 1 else 1,
-        "sequence_parallel": sequence_parallel(row, rule),
-        "cp_exchange": "all_to_all" if _SWAPPED_HEADS.search(row.notes) else "ring",
+        "virtual_stages": (row.vpp or 1) if pp > 1 else 1,
+        "sequence_parallel": sequence_parallel,
         "micro_batch_size": micro_batch,
         "num_micro_batches": ceil(micro_batches),
         "seq_len": row.seq_len,
-        **_precision(row),
-        **nemo.bf16_layers(row),
-        "optimizer_impl": rule.optimizer_impl,
-        **({"optimizer": "sgd_momentum"} if _MUON.search(f"{row.framework} {row.notes}") else {}),
-        **({"master_dtype": rule.master_dtype, "optimizer_dtype": rule.master_dtype} if rule.master_dtype else {}),
-        "stack": rule.stack(row),
-        **ends_as_layers(row, rule),
-        **expert_plan(row, rule),
-        **_sharding(row, rule, ranks, cluster.gpus_per_node),
-        **_recompute(row, rule),
-        **_offload(row, rule),
-        **(recipe.plan_fields() if (recipe := published_recipe(row)) else package_fields(row)),
-        **_reduce_dtype(row, rule),
+        "stack": stack,
+        **({"precision": "fp8", "fp8_recipe": "mxfp8"} if row.precision == "fp8_mx" else {"precision": row.precision}),
+        # ranks that all hold the same tokens would compute the same experts
+        **({"ep": row.ep or 1, "etp": 1 if sequence_parallel else tp} if (row.n_experts or 1) > 1 else {}),
+        **_sharding(row, software, ranks, per_node),
+        **({"recompute": _recompute(row, software)} if row.act_ckpt else {}),
     }
-    if nemo.keeps_fp8(row) and (fields["data_parallel"], fields["zero"]) == ("megatron", 1):
-        fields["fp8_all_gather"] = fields.get("fp8_recipe") != "blockwise"
-    plan = Plan.parse(fields, f"line {row.line}", PlanError)
+    plan = Plan.parse(merged(fields, row.of("plan")), f"line {row.line}", PlanError)
     check(plan, f"line {row.line}")
     return micro_batches, plan
 
 
-def _offload(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
-    """Optimizer states, and in stage 3 parameters, in host memory, where the notes say so of DeepSpeed."""
-    deepspeed = "deepspeed" in (rule.partitioned, rule.sharded) and row.zero_or_fsdp in ("zero1", "zero2", "zero3")
-    if not deepspeed or not (_OFFLOAD.search(row.notes) and _STATES_OFFLOAD.search(row.notes)):
-        return {}
-    parameters = row.zero_or_fsdp == "zero3" and _PARAMETERS_OFFLOAD.search(row.notes)
-    return {"offload": {"optimizer": "host", **({"parameters": "host"} if parameters else {})}}
+def _batch(row: RunRow, ranks: int) -> tuple[int, float]:
+    """Sequences of a micro-batch, and micro-batches of a rank. A rank's share below one micro-batch is one smaller micro-batch."""
+    share = (row.global_batch or 1) / ranks
+    if row.num_micro_batches:
+        return ceil(share / row.num_micro_batches), row.num_micro_batches
+    micro_batch = min(row.micro_batch or 1, ceil(share))
+    return micro_batch, share / micro_batch
 
 
-def _precision(row: RunRow) -> dict[str, Any]:
-    if row.precision == "fp8_mx":
-        return {"precision": "fp8", "fp8_recipe": "mxfp8"}
-    if row.precision != "fp8":
-        return {"precision": row.precision}
-    stated = next((recipe for pattern, recipe in _SCALED if pattern.search(row.notes)), None)
-    recipe = stated or nemo.fp8_recipe(row)
-    return {"precision": "fp8", **({} if recipe is None else {"fp8_recipe": recipe})}
-
-
-def _sharding(row: RunRow, rule: FrameworkRule, ranks: int, per_node: int) -> dict[str, Any]:
+def _sharding(row: RunRow, software: Described, ranks: int, per_node: int) -> dict[str, Any]:
     """zero_or_fsdp in the plan's words: stage, whose implementation, ranks that share a shard, replicas."""
-    word = row.zero_or_fsdp or rule.sharding or "ddp"
+    word, whose = row.zero_or_fsdp, software.data_parallel
+    if word == "ddp" or row.n_gpus == 1:
+        return {"zero": 0, "data_parallel": whose.ddp, "dp_replicate": ranks, "dp_shard": 1}
     groups = _GROUPS.fullmatch(word)
     shard = int(groups[1]) if groups else per_node // ((row.cp or 1) * (row.tp or 1)) if word == "hsdp" else ranks
-    if word == "ddp" or row.n_gpus == 1:
-        plain = "ddp" if rule.partitioned else rule.replicated or "ddp"  # who has both runs torch's own
-        return {"zero": 0, "data_parallel": plain, "dp_replicate": ranks, "dp_shard": 1}
     if not shard or ranks % shard:
         raise RefusedError(("groups do not divide the ranks", f"{word}: groups of {shard} among {ranks} ranks"))
     stage = 1 if groups else {"zero1": 1, "zero2": 2, "fsdp_grad_op": 2}.get(word, 3)
-    whose = rule.replicated if stage == 1 else rule.sharded
-    if word in ("zero2", "zero3"):
-        whose = rule.partitioned or whose
-    return {"zero": stage, "data_parallel": whose, "dp_shard": shard, "dp_replicate": ranks // shard}
+    player = whose.zero1 if stage == 1 else whose.zero if word in ("zero2", "zero3") else whose.fsdp
+    return {"zero": stage, "data_parallel": player, "dp_shard": shard, "dp_replicate": ranks // shard}
 
 
-def _recompute(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
-    """act_ckpt in the plan's words. Megatron's `selective` recomputes the attention core, which a fused kernel does."""
-    word = rule.recomputes or row.act_ckpt or rule.recompute
-    if word == "products":
-        return {"recompute": "selective"}
-    if word != "selective":
-        return {"recompute": word}
-    if _EVERY_SECOND_BLOCK.search(row.notes):
-        return {"recompute": "every_k", "recompute_every": 2}
-    if rule.replicated == "megatron" and row.flash_attn == "y":
-        return {"recompute": "none"}
-    return {"recompute": "selective"}
+def _recompute(row: RunRow, software: Described) -> str:
+    """act_ckpt in the plan's words."""
+    by_itself = software.selective == "attention" and row.flash_attn == "y"
+    return "none" if row.act_ckpt == "selective" and by_itself else row.act_ckpt
 
 
-def _reduce_dtype(row: RunRow, rule: FrameworkRule) -> dict[str, Any]:
-    found = (dtype for flag, dtype in _REDUCE_DTYPES.items() if flag in row.notes)
-    dtype = next(found, rule.reduce_dtype)
-    return {} if dtype is None else {"reduce_dtype": dtype}
+def _stack_of(row: RunRow, name: str, device: Device) -> Stack:
+    """The stack with what the row says otherwise; the attention that `flash_attn` says, unless the row names its kernel."""
+    stack, stated = _stack(name), row.of("stack")
+    if "attention" not in stated:
+        stack = _with_attention(stack, flash=row.flash_attn, device=device)
+    if not stated:
+        return stack
+    data = merged(stack.model_dump(exclude_unset=True), stated)
+    return Stack.parse(data, f"line {row.line}", StackError)
+
+
+_stack = cache(Stack.load)
+
+
+def _with_attention(stack: Stack, *, flash: str | None, device: Device) -> Stack:
+    """The stack with unfused attention where a row says n, a tiled kernel where it says y.
+
+    A tiled kernel whose speed nobody measured on the device is taken as flash-attention 2.
+    """
+    attention = stack.attention
+    tiled = attention.kernel != "math" if flash is None else flash == "y"
+    if not tiled:
+        kernel = "math"
+    elif attention.kernel == "math" or not _measured(attention, device):
+        kernel = "flash2"
+    else:
+        return stack
+    if kernel == attention.kernel:
+        return stack
+    return stack.model_copy(update={"attention": AttentionBackend.model_validate({"kernel": kernel})})
+
+
+def _measured(attention: AttentionBackend, device: Device) -> bool:
+    stated = attention.forward_efficiency or attention.backward_efficiency
+    if stated:
+        return device.architecture in stated
+    return any(attention.kernel in curve.kernels for curve in _calibration(device.name).attention)
+
+
+@cache
+def _calibration(device: str) -> Calibration:
+    return Calibration.for_device(Device.load(device))

@@ -24,7 +24,7 @@ def render(report: BacktestReport) -> RenderableType:
         parts.append(_step_table(report))
     if any(group.memory for group in report.groups):
         parts.append(_memory_table(report))
-    parts += [Text(line) for line in (*_refusals(report), *_unmodelled(report), *_faulty(report))]
+    parts += [Text(line) for line in (*_refusals(report), *_unmodelled(report), *unread(report), *_faulty(report))]
     return Lines(*parts)
 
 
@@ -95,6 +95,17 @@ def _unmodelled(report: BacktestReport) -> Iterator[str]:
         yield "Stated by predicted rows, and in no prediction:"
     for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         yield f"  {count:5}  {name}"
+
+
+def unread(report: BacktestReport) -> Iterator[str]:
+    """Columns, and words of rows, that nobody knows: they are left out, the rest of the table stands."""
+    for column in report.unread:
+        yield f"Column not read: {column}"
+    counts = Counter(word for outcome in report.outcomes for word in outcome.unread)
+    if counts:
+        yield "Words not read, whose columns are taken as blank:"
+    for word, count in counts.most_common():
+        yield f"  {count:5}  {word}"
 
 
 def _faulty(report: BacktestReport) -> Iterator[str]:

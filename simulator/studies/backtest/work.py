@@ -9,8 +9,8 @@ from simulator.base.kernels import Attention, Gemm, Kernel, Scan
 from simulator.parallel.model_shard import whole_body
 from simulator.spec.plan import Plan
 from simulator.studies.backtest.measured import step_seconds
-from simulator.studies.backtest.outcome import Work
-from simulator.studies.backtest.resolve import RefusedError, Run
+from simulator.studies.backtest.outcome import RefusedError, Work
+from simulator.studies.backtest.resolve import Run
 from simulator.work.ops import Block, build_blocks, recompute_ops
 from simulator.work.script import UnitComm, communication, shard_ranks
 
@@ -22,7 +22,7 @@ def measured_step_s(run: Run) -> float | None:
 
     Raises RefusedError where the model's FLOP in that time are more than the devices' peak: the row contradicts itself.
     """
-    seconds = step_seconds(run.row, run.plan.num_devices, run.rule.flop_convention, run.model)
+    seconds = step_seconds(run.row, run.plan.num_devices, run.flop_convention, run.model)
     mfu = work_of(run).ideal_s / seconds if seconds else 0.0
     if mfu > 1:
         raise RefusedError(("faster than the peak", f"an MFU of {100 * mfu:.0f} %: its batch or time cannot be right"))

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from simulator.formats.readers.runs_table import RunRow
 from simulator.spec.cluster.device import Device
+from simulator.studies.backtest.rows import RunRow
 
 _SIZE: Final = re.compile(r"(?<![\d.a-z])(\d+(?:\.\d+)?)([bt])(?![a-z\d])", re.IGNORECASE)
 _UNITS: Final = {"b": 10**9, "t": 10**12}

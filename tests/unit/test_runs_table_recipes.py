@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs_table import recipes
+from runs_table.meaning import resolve
+from runs_table.recipes import published_recipe
 
-from simulator.formats.readers.runs_table import RunRow
 from simulator.parallel.legality import check
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.studies.backtest import recipes
-from simulator.studies.backtest.recipes import published_recipe
-from simulator.studies.backtest.resolve import resolve
+from simulator.studies.backtest.rows import RunRow
 
 QWEN = RunRow(
     line=2, id="a", framework="Megatron-Bridge 26.02 NeMo Container", model_name="Qwen3_30B_a3B", n_layers=48,

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from convert_runs import converted
 from rich.console import Console
+from runs_table.arguments import stated_options
+from runs_table.meaning import resolve
 
 from simulator.base.errors import PlanError
-from simulator.formats.readers.runs_table import RunRow
-from simulator.studies.backtest.arguments import stated_options
 from simulator.studies.backtest.evaluate import evaluate_row
+from simulator.studies.backtest.outcome import RefusedError, RowOutcome
 from simulator.studies.backtest.report import make_report
-from simulator.studies.backtest.resolve import RefusedError, resolve
+from simulator.studies.backtest.rows import RunRow
 from simulator.studies.backtest.text import render
 
 GPT2 = {"--vocab-file": "${DATA}/bpe/vocab.json"}
@@ -58,6 +60,10 @@ def row(options: dict[str, Any] | None = None, **columns: Any) -> RunRow:
         notes=notes,
     )
     return replace(basis, **columns)
+
+
+def _outcome(told: RunRow) -> RowOutcome:
+    return evaluate_row(converted(told))
 
 
 @pytest.mark.parametrize(("tp", "padded"), [(1, 393 * 128), (2, 197 * 256), (4, 99 * 512)])
@@ -106,7 +112,7 @@ def test_options_that_no_prediction_holds_are_named() -> None:
     ],
 )
 def test_what_no_plan_has_a_word_for_is_refused(options: dict[str, Any], said: str) -> None:
-    outcome = evaluate_row(row(options))
+    outcome = _outcome(row(options))
     assert outcome.status == "refused"
     assert said in (outcome.reason or "")
 
@@ -114,8 +120,8 @@ def test_what_no_plan_has_a_word_for_is_refused(options: dict[str, Any], said: s
 def test_the_last_rank_is_of_the_last_stage() -> None:
     """The first stage holds more micro-batches in flight; without logits it has the higher peak."""
     options = {"--vocab-size": 256, "--tokenizer-type": "NullTokenizer", "--attention-backend": "unfused"}
-    last = evaluate_row(row(options)).predicted_memory_bytes
-    fullest = evaluate_row(row(options, mem_metric_detail="")).predicted_memory_bytes
+    last = _outcome(row(options)).predicted_memory_bytes
+    fullest = _outcome(row(options, mem_metric_detail="")).predicted_memory_bytes
     assert last is not None
     assert fullest is not None
     assert last < fullest
@@ -128,8 +134,8 @@ def test_notes_without_options_hold_none() -> None:
 
 def test_the_report_names_what_it_does_not_hold(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [
-        evaluate_row(row({"--deterministic-mode": True, "--overlap-grad-reduce": True})),
-        evaluate_row(row({"--optimizer": "muon"})),
+        _outcome(row({"--deterministic-mode": True, "--overlap-grad-reduce": True})),
+        _outcome(row({"--optimizer": "muon"})),
     ]
     report = make_report("table", outcomes)
     assert report.as_json()["rows"][0]["unmodelled"] == ["--deterministic-mode"]

@@ -9,16 +9,16 @@ import re
 from dataclasses import replace
 from typing import TypeVar
 
-from simulator.formats.readers.runs_table import RunRow
+from runs_table import nemo
+from runs_table.families import FAMILIES, GPT, LLAMA, MLPS, VOCABULARIES
+from runs_table.frameworks import FrameworkRule
+from runs_table.published import plain_name, published, structure, with_published_sizes
+from runs_table.sizes import with_counts
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.model import Model
-from simulator.studies.backtest import nemo
-from simulator.studies.backtest.families import FAMILIES, GPT, LLAMA, MLPS, VOCABULARIES
-from simulator.studies.backtest.frameworks import FrameworkRule
-from simulator.studies.backtest.published import plain_name, published, structure, with_published_sizes
-from simulator.studies.backtest.sizes import with_counts
+from simulator.studies.backtest.rows import RunRow
 
 _Value = TypeVar("_Value", int, str, dict[str, object])
 

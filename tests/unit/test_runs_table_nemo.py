@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from runs_table.meaning import resolve
 
-from simulator.formats.readers.runs_table import RunRow
-from simulator.studies.backtest.resolve import resolve
+from simulator.studies.backtest.rows import RunRow
 
 LLAMA_405B = RunRow(
     line=2,

@@ -15,8 +15,8 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-from simulator.formats.readers.runs_table import RunRow
-from simulator.studies.backtest.rules import overlaps_experts, published_mixture
+from runs_table.rules import overlaps_experts, published_mixture
+from simulator.studies.backtest.rows import RunRow
 
 _Release = tuple[int, ...]
 _Layout = tuple[str, ...]

@@ -32,9 +32,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from simulator.formats.readers.runs_table import RunRow
+from runs_table.published import is_hybrid, published
 from simulator.spec.software.stack import AttentionBackend
-from simulator.studies.backtest.published import is_hybrid, published
+from simulator.studies.backtest.rows import RunRow
 
 _NEMO: Final = re.compile(r"\bnemo (2[5-9])\.(\d\d)", re.IGNORECASE)
 _BRIDGE: Final = re.compile(r"megatron-bridge (2[5-9])\.(\d\d)", re.IGNORECASE)

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Final
 
-from simulator.formats.readers.runs_table import RunRow
 from simulator.spec.model import Model
 from simulator.spec.model.files import preset_names
+from simulator.studies.backtest.rows import RunRow
 
 # Found in a name, first match first, before the presets' own names.
 _ALSO: Final = (

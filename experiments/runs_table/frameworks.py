@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from simulator.formats.readers.runs_table import RunRow
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
 from simulator.spec.plan import DataParallel
 from simulator.spec.software.stack import AttentionBackend, Stack
+from simulator.studies.backtest.rows import RunRow
 
 FlopConvention = Literal["full_attention", "half_attention_all_weights", "hardware_2021"]
 OptimizerImpl = Literal["foreach", "fused", "loop"]

@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from simulator.formats.readers.runs_table import RunRow
-from simulator.studies.backtest.frameworks import FrameworkRule
+from runs_table.frameworks import FrameworkRule
+from simulator.studies.backtest.rows import RunRow
 
 _OPEN: Final = ("micro_batch", "zero_or_fsdp", "act_ckpt")
 _REMAT: Final = re.compile(r"remat[_ ]policy[=: ]+['\"]?(\w+)")

@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from runs_table.meaning import Run, resolve, variants_of
 
 from simulator.base.errors import InputError
 from simulator.formats.readers.runs_table import RunRow, read_runs
-from simulator.studies.backtest.resolve import RefusedError, Run, resolve, variants_of
+from simulator.studies.backtest.outcome import RefusedError
 
 TABLE = Path(__file__).parents[1] / "data" / "unseen_runs.csv"
 

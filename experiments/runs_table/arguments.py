@@ -12,12 +12,12 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runs_table.frameworks import FrameworkRule
+from runs_table.rules import ends_as_layers
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.megatron import read_megatron
-from simulator.formats.readers.runs_table import RunRow
 from simulator.spec.software.stack import Stack
-from simulator.studies.backtest.frameworks import FrameworkRule
-from simulator.studies.backtest.rules import ends_as_layers
+from simulator.studies.backtest.rows import RunRow
 
 Options = Mapping[str, Any]
 

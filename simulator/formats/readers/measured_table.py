@@ -1,0 +1,38 @@
+"""Tables of measurements as a backtest takes them: of runs, tracked memory or collectives, by the names in the header."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from simulator.base.schema import nearest
+from simulator.formats.readers import collectives_table, memory_table, runs_table
+from simulator.formats.readers.collectives_table import is_collectives_table, read_collectives
+from simulator.formats.readers.csv_table import header_names
+from simulator.formats.readers.memory_table import is_memory_table, read_memory
+from simulator.formats.readers.run_settings import setting_of
+from simulator.formats.readers.runs_table import read_runs
+from simulator.studies.backtest.rows import Table
+
+
+def read_measured(path: str | Path) -> Table:
+    """The table at `path`, whole. Raises TableError if the file is none."""
+    name, header = str(path), header_names(Path(path))
+    if is_collectives_table(path):
+        unread = tuple(_unread(header, collectives_table.COLUMNS))
+        return Table(name=name, kind="collectives", rows=tuple(read_collectives(path)), unread=unread)
+    if is_memory_table(path):
+        unread = tuple(_unread(header, memory_table.COLUMNS))
+        return Table(name=name, kind="memory", rows=tuple(read_memory(path)), unread=unread)
+    settings = [column for column in header if setting_of(column)]
+    unread = tuple(_unread(header, (*runs_table.COLUMNS, *settings)))
+    return Table(name=name, kind="runs", rows=tuple(read_runs(path)), unread=unread)
+
+
+def _unread(header: Iterable[str], known: Iterable[str]) -> Iterator[str]:
+    """Columns that nobody knows, each with the nearest that are known."""
+    known = set(known)
+    for column in dict.fromkeys(header):
+        if column not in known:
+            near = nearest(column[:60], known)
+            yield f"{column[:60]!r}{f': {near}' if near else ''}"

@@ -1,0 +1,56 @@
+"""Columns of a table of runs that are keys of a plan (`reduce_dtype`), a stack (`stack.loss`) or a model (`model.norm`).
+
+A key inside a table stands behind a further dot (`offload.optimizer`, `stack.attention.kernel`). Cells are words, numbers,
+`true` and `false`; items of a list are separated by spaces.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pydantic import BaseModel
+
+from simulator.base.schema import model_at
+from simulator.formats.readers.csv_table import Parser, text_cell
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+
+_NOUNS: Final[dict[str, type[BaseModel]]] = {"stack": Stack, "model": Model}
+_INTEGER: Final = re.compile(r"-?[0-9]{1,15}")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,3})?")
+_WORDS: Final = {"true": True, "false": False}
+
+
+def setting_of(column: str) -> str | None:
+    """The key behind its noun (`plan.reduce_dtype`) where the column is one; None where it is none."""
+    first, _, rest = column.partition(".")
+    noun, path = (first, rest) if first in _NOUNS and rest else ("plan", column)
+    *tables, key = path.split(".")
+    owner = model_at(_NOUNS.get(noun, Plan), tables)
+    return f"{noun}.{path}" if owner is not None and key in owner.model_fields else None
+
+
+def setting_parser(setting: str) -> Parser:
+    """The parser of its cells; None where blank."""
+    noun, *tables, key = setting.split(".")
+    owner = model_at(_NOUNS.get(noun, Plan), tables)
+    assert owner is not None, setting
+    listed = "tuple" in str(owner.model_fields[key].annotation)
+
+    def parse(cell: str) -> object:
+        words = [_value(word) for word in text_cell(cell).split()]
+        if not words:
+            return None
+        return tuple(words) if listed else _value(cell)
+
+    return parse
+
+
+def _value(word: str) -> object:
+    if word in _WORDS:
+        return _WORDS[word]
+    if _INTEGER.fullmatch(word):
+        return int(word)
+    return float(word) if _NUMBER.fullmatch(word) else word

@@ -1,0 +1,91 @@
+"""Which software a stack's file describes: its public names, versions, and what its documents say where a run is silent.
+
+    [[describes]]
+    software = ["torchtitan"]
+    versions = ["2024-07", "2025"]     # from the first on, before the second; blank: no bound
+    compile = true                     # of runs with torch.compile; absent: of both
+    defaults = { zero_or_fsdp = "fsdp_full" }
+
+A name is found in free text whatever its case, as whole words. The name that stands first holds, the longest of those that
+start there; of several entries with that name the one whose versions hold the version behind the name, else the newest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from simulator.base.schema import Strict
+from simulator.spec.plan import DataParallel
+
+_VERSION = re.compile(r"[\s(,@=v-]*(\d+(?:[.-]\d+)*)")  # right behind a name
+_LATER_VERSION = re.compile(r"(?<![\w.])(20\d\d(?:-\d+)*|\d+(?:\.\d+)+)")  # a date or release further on
+_Version = tuple[int, ...]
+Default = str | int | bool | list[str]
+
+
+class Implementations(Strict):
+    """Whose data parallelism plays which words of a table; None: the plan's own default."""
+
+    ddp: DataParallel = "ddp"
+    zero1: DataParallel | None = None
+    zero: DataParallel = "fsdp2"  # zero2, zero3
+    fsdp: DataParallel = "fsdp2"
+
+
+class Described(Strict):
+    """Software that a stack's file describes.
+
+    software: public names; none: whatever no file names. versions: the first that is meant, and the first that no longer is.
+    compile: of compiled runs, of others, or (None) of both.
+    defaults: what a blank column means by the software's documents; a list holds all that they leave open.
+    selective: what its selective recomputation runs again; `attention` is what a tiled kernel runs again by itself.
+    """
+
+    software: tuple[str, ...] = Field(default=(), strict=False)
+    versions: tuple[str, str] = Field(default=("", ""), strict=False)
+    compile: bool | None = None
+    data_parallel: Implementations = Implementations()
+    defaults: dict[str, Default] = {}
+    selective: Literal["operators", "attention"] = "operators"
+
+    def holds(self, version: _Version) -> bool:
+        first, beyond = map(_numbers, self.versions)
+        return (not first or version >= first) and (not beyond or version < beyond)
+
+    def compiles(self, word: str | None) -> bool:
+        """It is of runs whose `compile` is `word`; a blank means what the software's documents say."""
+        return self.compile is None or self.compile == ((word or self.defaults.get("compile", "n")) == "y")
+
+
+def named_in(text: str, entries: Iterable[Described]) -> list[Described]:
+    """The entries whose name and versions the text shows; none where it shows no name."""
+    found = [(span, entry) for entry in entries for span in _mentions(text, entry)]
+    first = min((span for span, _ in found), key=lambda span: (span[0], -span[1]), default=None)
+    named = [entry for span, entry in found if span == first]
+    if first is None:
+        return []
+    version = _version_at(text, first[1])
+    newest = max(_numbers(entry.versions[0]) for entry in named)
+    fitting = [entry for entry in named if version and entry.holds(version)]
+    return fitting or [entry for entry in named if _numbers(entry.versions[0]) == newest]
+
+
+def _mentions(text: str, entry: Described) -> Iterator[tuple[int, int]]:
+    """Where the entry's names stand in the text."""
+    for name in entry.software:
+        words = r"[\s_-]+".join(re.escape(word) for word in re.split(r"[\s_-]+", name))
+        if found := re.search(rf"(?<![a-z0-9]){words}(?![a-z0-9])", text, re.IGNORECASE):
+            yield found.span()
+
+
+def _version_at(text: str, end: int) -> _Version:
+    found = _VERSION.match(text, end) or _LATER_VERSION.search(text, end)
+    return _numbers(found[1]) if found else ()
+
+
+def _numbers(version: str) -> _Version:
+    return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -1,0 +1,134 @@
+"""What a row leaves blank: by its columns, by its software's documents, or every way that a run could have had.
+
+A row is predicted in the first of those ways that fits the device: nobody recomputes or shards more than a run needs.
+Its interval spans all that fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any, Final
+
+from simulator.spec.cluster.device import Device
+from simulator.spec.software.described import Described, named_in
+from simulator.spec.software.stack import Stack
+from simulator.studies.backtest.models import with_sizes
+from simulator.studies.backtest.rows import RunRow
+
+_OPEN: Final = ("micro_batch", "zero_or_fsdp", "act_ckpt")
+_UNSAID: Final[Mapping[str, tuple[str, ...]]] = {"zero_or_fsdp": ("ddp", "fsdp_full"), "act_ckpt": ("none", "full")}
+_LATER_MICRO_BATCHES: Final = (2, 4)
+_COLUMNS: Final = {f.name for f in fields(RunRow)}
+
+
+def described(row: RunRow) -> tuple[str, Described]:
+    """The stack of a row, by its own column or by its framework's name, and what that stack's file says of the framework."""
+    if not row.stack:
+        return Stack.described_as(row.framework, row.compile)
+    entries = Stack.load(row.stack).describes
+    return row.stack, next(iter((*named_in(row.framework, entries), *entries)), Described())
+
+
+def ways_of(row: RunRow) -> tuple[RunRow, ...]:
+    """The row with its blanks filled, once a way: less sharded and less recomputed first. Never empty.
+
+    What has one answer, a documented default, is filled in all of them.
+    """
+    defaults = described(row)[1].defaults
+    row = _with_precision(_with_degrees(with_sizes(_with_defaults(row, defaults))))
+    ways = product(_micro_batches(row), _shardings(row, defaults), _recomputations(row, defaults))
+    return tuple(
+        _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again), defaults)
+        for size, word, again in ways
+    )
+
+
+def as_words(way: RunRow, ways: Sequence[RunRow]) -> str:
+    """How a way fills the columns that the ways differ in: `zero_or_fsdp ddp, act_ckpt full`."""
+    open_columns = [name for name in _OPEN if len({getattr(each, name) for each in ways}) > 1]
+    return ", ".join(f"{name} {getattr(way, name)}" for name in open_columns)
+
+
+def states_recompute(row: RunRow) -> bool:
+    """The table itself says what was recomputed."""
+    return bool(row.act_ckpt) or "recompute" in row.of("plan")
+
+
+def _with_defaults(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
+    """Blank columns, and keys of the plan, by the software's documents, where these leave one answer."""
+    single = {name: value for name, value in defaults.items() if not isinstance(value, list)}
+    columns = {
+        name: value
+        for name, value in single.items()
+        if name in _COLUMNS and name not in (*_OPEN[1:], "global_batch") and getattr(row, name) in (None, "")
+    }
+    stated = dict(row.settings)
+    keys = {f"plan.{name}": value for name, value in single.items() if name not in _COLUMNS}
+    return replace(row, **columns, settings=tuple({**keys, **stated}.items()))
+
+
+def _ranks(row: RunRow) -> int:
+    """Ranks that read different sequences."""
+    return max(1, (row.n_gpus or 1) // ((row.tp or 1) * (row.pp or 1) * (row.cp or 1)))
+
+
+def _micro_batches(row: RunRow) -> Iterator[int | None]:
+    """A rank's whole share first, as who accumulates nothing; in a pipeline, or where that is more than a few, from 1 on."""
+    if row.micro_batch or not row.global_batch:
+        yield row.micro_batch
+        return
+    share = -(-row.global_batch // _ranks(row))
+    if row.num_micro_batches:
+        yield -(-share // row.num_micro_batches)
+        return
+    whole = (row.pp or 1) == 1 and share <= max(_LATER_MICRO_BATCHES)
+    sizes = [size for size in (1, *_LATER_MICRO_BATCHES) if share % size == 0 and size <= share]
+    yield from dict.fromkeys([share, 1] if whole else sizes)
+
+
+def _shardings(row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
+    found = _answers("zero_or_fsdp", row, defaults)
+    return found[:1] if _ranks(row) == 1 else found
+
+
+def _recomputations(row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
+    return ("",) if "recompute" in row.of("plan") else _answers("act_ckpt", row, defaults)
+
+
+def _answers(column: str, row: RunRow, defaults: Mapping[str, Any]) -> Sequence[str]:
+    """What a blank column may mean."""
+    if stated := getattr(row, column):
+        return (stated,)
+    default = defaults.get(column, _UNSAID[column])
+    return (default,) if isinstance(default, str) else default
+
+
+def _with_batch(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
+    """The software's global batch where none is stated; else one without accumulation, where no pipeline needs it."""
+    default = defaults.get("global_batch")
+    if row.global_batch or not row.micro_batch or ((row.pp or 1) > 1 and default is None):
+        return row
+    least = row.micro_batch * _ranks(row)
+    return replace(row, global_batch=-(-(default or 1) // least) * least)
+
+
+def _with_degrees(row: RunRow) -> RunRow:
+    """GPUs from the degrees; `dp` without what its framework counts inside it.
+
+    Some count cp's ranks among dp's, DeepSpeed and others ep's beside them, some all GPUs of one stage.
+    """
+    inner, cp, ep = (row.tp or 1) * (row.pp or 1), row.cp or 1, row.ep or 1
+    if row.n_gpus is None:
+        return replace(row, n_gpus=inner * cp * row.dp if row.dp else None)
+    if row.dp is None or row.n_gpus == inner * cp * row.dp or row.n_gpus % (inner * cp):
+        return row
+    counted_otherwise = {inner * row.dp, inner * row.dp * ep, inner * row.dp * ep * cp}
+    return replace(row, dp=None) if row.n_gpus in counted_otherwise else row
+
+
+def _with_precision(row: RunRow) -> RunRow:
+    """A blank precision is the mixed one that the row's GPU has units for."""
+    wide = not row.gpu or Device.load(row.gpu).peak("bf16")
+    return replace(row, precision=row.precision or ("bf16" if wide else "fp16"))

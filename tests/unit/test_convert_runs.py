@@ -1,0 +1,76 @@
+"""The published table in plain columns: the bytes that the project carries, and what a row keeps on its way there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from convert_runs import PLAIN, RAW, converted, table, zipped
+from runs_table import meaning
+from runs_table.frameworks import framework_rule
+
+from simulator.formats.readers.runs_table import RunRow, read_runs
+from simulator.spec.model import Model
+from simulator.studies.backtest.measured import step_seconds
+from simulator.studies.backtest.resolve import resolve
+
+LLAMA2_7B = RunRow(
+    line=2,
+    id="row",
+    framework="somebody",
+    n_layers=32,
+    d_model=4096,
+    n_heads=32,
+    n_kv_heads=32,
+    d_ff=11008,
+    mlp_kind="swiglu",
+    vocab=32000,
+    seq_len=4096,
+    gpu="H100",
+    n_gpus=8,
+    zero_or_fsdp="fsdp_full",
+    micro_batch=4,
+    global_batch=32,
+    precision="bf16",
+    act_ckpt="full",
+    metric="tokens_per_s_per_gpu",
+    value=512.0,
+)
+
+
+def test_the_carried_table_is_what_the_converter_writes() -> None:
+    assert zipped(table(RAW)) == PLAIN.read_bytes()
+
+
+def test_a_row_means_the_same_when_it_is_read_back() -> None:
+    """Every 40th row: model, plan, cluster and stack of the written cells are those of the table's own rules."""
+    told = [row for row in read_runs(RAW) if isinstance(row, RunRow)][::40]
+    plain = {row.id: row for row in read_runs(PLAIN) if isinstance(row, RunRow)}
+    checked = 0
+    for row in told:
+        if plain[row.id].excluded:
+            continue
+        its, mine = meaning.resolve(row), resolve(plain[row.id])
+        assert (mine.plan, mine.cluster, mine.micro_batches) == (its.plan, its.cluster, its.micro_batches)
+        assert mine.model.num_parameters == its.model.num_parameters
+        checked += 1
+    assert checked > 40
+
+
+def test_the_cluster_figure_in_the_notes_has_more_digits() -> None:
+    row = replace(LLAMA2_7B, notes="cluster tokens/s=4099 (int-truncated)")
+    assert (converted(row).metric, converted(row).value) == ("tokens_per_s", 4099)
+    contradicts = converted(replace(row, notes="cluster tokens/s=9000"))
+    assert (contradicts.metric, contradicts.value) == ("tokens_per_s_per_gpu", 512)
+
+
+def test_maxtext_counted_half_of_attention_and_all_parameters_before_may_2024() -> None:
+    """maxtext_utils.py of efb6d9e4a: 6 P tokens + 6 L H C s tokens; llama2-7b has 6,738,415,616 parameters."""
+    noted = '"Expected performance results" A3 VMs (h100-80gb-8)'
+    row = replace(LLAMA2_7B, framework="MaxText (JAX/XLA)", metric="model_tflops_per_gpu", value=492.0, notes=noted)
+    flop = 32 * 4096 * (6 * 6_738_415_616 + 6 * 32 * 32 * 128 * 4096)
+    convention = converted(row).flop_convention
+    assert convention is not None
+    found = step_seconds(row, 8, convention, Model.load("llama2-7b"))
+    assert found == pytest.approx(flop / (8 * 492e12), rel=1e-12)
+    assert framework_rule(replace(row, notes="")).flop_convention == "full_attention"
