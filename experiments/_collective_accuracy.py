@@ -24,7 +24,7 @@ from validate.fit.nccl import errors, fit_network, fit_port, fit_ports, with_tre
 from validate.fit.sweeps import Sample, band, read_samples
 
 HERE = Path(__file__).resolve().parent
-TABLE = HERE / "measured" / "collectives.csv.gz"
+TABLE = HERE / "measured" / "collectives-plain.csv.gz"
 NOTES = HERE / "collective_notes.toml"
 TARGETS = dict(zip(SIZE_CLASSES, (0.20, 0.12, 0.06), strict=True))
 _FEWEST_MACHINES = 2
@@ -33,7 +33,7 @@ _P90 = 2  # the 90th percentile may be twice the median's target
 HEAD = """
 ## Collectives
 
-Predicted against measured times of `experiments/measured/collectives.csv.gz`, by [the rules](reference/collectives-table.md),
+Predicted against measured times of `experiments/measured/collectives-plain.csv.gz`, by [the rules](reference/collectives-table.md),
 as `shardwise backtest` prints them. A cell is n: median / 90th percentile of |predicted / measured − 1|, then the noise floor:
 the same of each measurement against the median of its repeats. ~ marks runs that are not repeats, but that the model cannot
 distinguish by the table (other settings, days, software with the same choice). Targets: median ≤ 20 %, 12 %, 6 %, 90th

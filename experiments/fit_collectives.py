@@ -1,7 +1,7 @@
 """Fit topologies/calibrations/links.calibration.json on published nccl-tests sweeps.
 
     python experiments/fit_collectives.py                 fit, write the calibration, print residuals by machine
-    python experiments/fit_collectives.py --carry FILE    first put FILE into experiments/measured/collectives.csv.gz
+    python experiments/fit_collectives.py --carry FILE    first put FILE into experiments/measured/collectives*.csv.gz
 
 The model is the simulator's own: NCCL's choice of algorithm and protocol and the closed forms are taken as they are,
 only launch, hop, efficiency, fill and drain are free (simulator/spec/calibration/collective_curves.py). Ports are fitted on single-node
@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+import convert_collectives
 import numpy as np
 
 from simulator.spec.calibration.collective_curves import LinkCurves
@@ -30,7 +31,8 @@ from validate.fit.nccl import fit_all
 from validate.fit.sweeps import Sample, band, read_samples
 
 HERE = Path(__file__).resolve().parent
-TABLE = HERE / "measured" / "collectives.csv.gz"
+TABLE = HERE / "measured" / "collectives.csv.gz"  # as it was published
+PLAIN = HERE / "measured" / "collectives-plain.csv.gz"  # by convert_collectives.py
 OUTPUT = HERE.parent / "topologies" / "calibrations" / "links.calibration.json"
 
 
@@ -47,6 +49,7 @@ def carry(table: Path) -> None:
     for source, name in UNRECORDED.items():
         text = text.replace(source, name)
     TABLE.write_bytes(gzip.compress(text, mtime=0))
+    PLAIN.write_bytes(convert_collectives.zipped(convert_collectives.table()))
 
 
 def table_of(samples: Sequence[Sample], error: Array) -> str:
@@ -78,7 +81,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.carry:
         carry(arguments.carry)
-    rows = list(read_samples(TABLE))
+    rows = list(read_samples(PLAIN))
     print(Counter(reason for _, reason in rows if reason).most_common())
     ports, networks, samples, error = fit_all([sample for sample, _ in rows if sample is not None])
     provenance = {

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from simulator.base.errors import InputError
 from simulator.formats.readers.collectives_table import CollectiveRow, read_collectives
@@ -16,17 +14,6 @@ from simulator.work.collectives.call import Call
 from simulator.work.collectives.cost import call_of
 
 MIN_BYTES, MID_BYTES, LARGE_BYTES = 1024, 64 * 2**10, 64 * 2**20
-
-# What is left out, and why. Each is a pattern in "source location notes nccl n_gpus gpu" as `_text` writes it.
-EXCLUDED: Final = (
-    (r"does not say which", "A3 High or Edge: page does not say which"),
-    (r"microsoft/vidur", "few iterations in a training framework, ranks not aligned"),
-    (r"older stack", "EFA installer of an older release on the same hardware as two other sweeps"),
-    (r"nccl 2\.5\.6", "one machine of 2019, times of neighbouring sizes differ tenfold"),
-    (r"3 sample rows", "three rows of a sweep"),
-)
-# Machines whose notes do not name the network, and whose large messages run at what the usual machine's NICs carry
-USUAL_NETWORK: Final = re.compile(r"xxrjun|sophia|DGX A100|same cluster scaling")
 
 
 @dataclass(frozen=True)
@@ -71,7 +58,7 @@ def _sample(row: CollectiveRow) -> tuple[Sample | None, str]:
         return None, exc.kind
     except InputError as exc:
         return None, f"{exc.noun} refused"
-    if run.assumed and not USUAL_NETWORK.search(_text(row)):
+    if run.assumed and row.usual_network != "y":
         return None, "network unknown"
     call = call_of(run.kind, run.size_bytes, run.shape, run.cluster, run.nccl)
     source = row.source.split("@")[0].removeprefix("github:").removeprefix("https://github.com/")
@@ -81,22 +68,9 @@ def _sample(row: CollectiveRow) -> tuple[Sample | None, str]:
 
 
 def left_out(row: CollectiveRow) -> str:
-    """Empty, or why the row is not fitted."""
-    text, small = _text(row), row.size_bytes < LARGE_BYTES
-    reasons = {
-        "degraded": bool(degraded(row)),
-        "below 1 KiB": row.size_bytes < MIN_BYTES,
-        "timed from Python: small calls wait for the host": "stas00" in row.source and small,
-        "a channel's own speed limits it": row.collective == "sendrecv" and row.n_nodes == 10,
-        "V100: these run at half of the same sweep's broadcast, cause unknown": "V100" in row.gpu
-        and row.collective in ("all_gather", "reduce_scatter"),
-    }
-    marked = (reason for pattern, reason in EXCLUDED if re.search(pattern, text))
-    return next(marked, "") or next((reason for reason, holds in reasons.items() if holds), "")
-
-
-def _text(row: CollectiveRow) -> str:
-    return f"{row.source} {row.location} {row.notes} nccl {row.nccl_version} {row.gpu} gpus {row.n_gpus}"
+    """Empty, or why the row is not fitted: what its table says, or too small a message."""
+    small = "below 1 KiB" if row.size_bytes < MIN_BYTES else ""
+    return row.left_out or ("degraded" if degraded(row) else small)
 
 
 def band(size_bytes: int) -> str:

@@ -76,4 +76,5 @@ _PARSERS: dict[str, Parser] = {
     **dict.fromkeys(("algbw_GBps", "busbw_GBps"), _rate_cell),
     "collective": one_of(*KINDS),
     "in_place": one_of("y", "n"),
+    "usual_network": one_of("y", "n", blank=None),
 }

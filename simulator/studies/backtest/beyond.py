@@ -11,11 +11,11 @@ from simulator.studies.backtest.rows import RunRow
 
 # Families whose layers are not softmax attention over the past, by their papers or config.json
 _NOT_ATTENTION: Final = (
-    (r"minimax-?(text-?)?0?1\b|minimax-?m1", "lightning attention in seven of eight layers (arXiv 2501.08313)"),
+    (r"minimax-?(text-?)?0?1\b|minimax-?m1", "lightning attention in seven of eight layers"),  # arXiv 2501.08313
     (r"qwen-?3-?next|qwen-?3\.5|kimi-?linear", "gated delta layers (config.json: linear_attention)"),
     (r"ring-?(mini-)?linear|ling-?linear|minicpm-?sala", "linear attention"),
     (r"\brwkv|\bretnet|hyena|\bxlstm|\bgla-", "recurrence instead of attention"),
-    (r"recurrent-?gemma|\bgriffin|\bhawk\b", "recurrent blocks beside attention (arXiv 2402.19427)"),
+    (r"recurrent-?gemma|\bgriffin|\bhawk\b", "recurrent blocks beside attention"),  # arXiv 2402.19427
     (r"\bjamba|\bzamba|\bsamba|falcon-?(mamba|h1)|codestral-?mamba|granite-?4.*\bh\b|bamba", "state-space layers"),
 )
 _NOT_DECODER: Final = r"\b(bert|roberta|deberta|modernbert|t5|mt5|flan-?t5|ul2|bart|whisper|vit|clip|dit|unet)\b"

@@ -59,16 +59,6 @@ NETWORKS: Final = (
     (r"\bIB\b|InfiniBand|NDR|HDR|SHARP", "infiniband", True),
 )
 
-# Runs that were broken in reality: flagged, never scored. By the source's own words, or by the source.
-DEGRADED: Final = (
-    (
-        r"xxrjun/nccl-tests-cluster.*\bNCCL 2\.28\.7\b",
-        "its own repository has the same groups of the same cluster 3 to 8 times as fast with NCCL 2.29.2",
-    ),
-    (r"reported as degraded", "its source reports it as degraded (NVIDIA/nccl-tests issue 290, two nodes)"),
-    (r"\b26285727504\b|\bdgx06\b", "two hosts with 4 GPUs each (dgx06): degraded"),
-)
-
 # Words of the notes after which the algorithm column is what a log said, not what was asked for.
 _LOGGED: Final = re.compile(r"as picked by NCCL|NCCL_NVLS_ENABLE=(1|unset)")
 # Words of the notes that stand for settings of NCCL or of the network's plugin
@@ -76,6 +66,7 @@ _SETTINGS: Final = (
     (r"CROSS_NIC=1|env[345]: env\d \+", {"NCCL_CROSS_NIC": "1", "NCCL_NET_GDR_LEVEL": "PHB"}),
     (r"FI_CXI_RX_MATCH_MODE=software", {"FI_CXI_RX_MATCH_MODE": "software"}),
 )
+_DEGRADED: Final = re.compile(r"\breported as degraded\b")
 _ASSIGNED: Final = re.compile(r"\b(NCCL_[A-Z0-9_]+)=([A-Za-z0-9,^:]+)")
 _HOST_NIC: Final = 1.25  # a machine's total with its host's NIC over that of the NICs that serve GPUs, at most
 _UNSET: Final = "unset"
@@ -100,9 +91,8 @@ class CollectiveRun:
 
 
 def degraded(row: CollectiveRow) -> str:
-    """Why the run was broken in reality; "" for all others."""
-    text = f"{row.source} {row.location} {row.notes} NCCL {row.nccl_version}"
-    return next((reason for pattern, reason in DEGRADED if re.search(pattern, text)), "")
+    """Why the run was broken in reality, by its column or its notes; "" for all others."""
+    return row.degraded or ("its source reports it as degraded" if _DEGRADED.search(row.notes) else "")
 
 
 def resolve(row: CollectiveRow) -> CollectiveRun:

@@ -178,7 +178,11 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRow:
-    """One measured size."""
+    """One measured size.
+
+    degraded: why the run was broken in reality. left_out: why a fit of links passes it over. usual_network: the network that
+    the row does not name is that of the GPU's usual machine.
+    """
 
     line: int
     source: str = ""
@@ -199,6 +203,9 @@ class CollectiveRow:
     busbw_GBps: float | None = None  # noqa: N815
     in_place: str = ""
     notes: str = ""
+    degraded: str = ""
+    left_out: str = ""
+    usual_network: YesNo | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,230 @@
+"""Rows by their stated columns: any key of plan, stack and model; what nobody states; what nobody knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from simulator.base.errors import ModelError, PlanError, StackError
+from simulator.formats.readers.measured_table import read_measured
+from simulator.formats.readers.runs_table import BadRow, RunRow
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies import backtest
+from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.resolve import Run, resolve
+from simulator.studies.backtest.ways import ways_of
+
+CELLS = {
+    "id": "a",
+    "framework": "somebody's trainer",
+    "model_name": "ours",
+    "n_layers": "4",
+    "d_model": "1024",
+    "n_heads": "8",
+    "d_ff": "4096",
+    "mlp_kind": "swiglu",
+    "vocab": "32000",
+    "seq_len": "2048",
+    "gpu": "H100-80GB-SXM",
+    "n_gpus": "8",
+    "zero_or_fsdp": "fsdp_full",
+    "micro_batch": "1",
+    "global_batch": "32",
+    "precision": "bf16",
+    "act_ckpt": "none",
+    "metric": "step_time_s",
+    "value": "1.5",
+}
+
+
+def table(tmp_path: Path, **cells: str) -> Path:
+    row = CELLS | cells
+    path = tmp_path / "runs.csv"
+    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    return path
+
+
+def read(tmp_path: Path, **cells: str) -> RunRow:
+    (row,) = read_measured(table(tmp_path, **cells)).rows
+    assert isinstance(row, RunRow), row
+    return row
+
+
+def run_of(tmp_path: Path, **cells: str) -> Run:
+    return resolve(read(tmp_path, **cells))
+
+
+def test_any_key_of_a_plan_is_a_column(tmp_path: Path) -> None:
+    plan = run_of(
+        tmp_path,
+        **{
+            "reduce_dtype": "fp32",
+            "recompute": "selective",
+            "recompute_modules": "layernorm moe_act",
+            "forward_prefetch": "1",
+            "limit_all_gathers": "false",
+            "memory_fraction": "0.9",
+            "offload.optimizer": "host",
+            "data_parallel": "deepspeed",
+        },
+    ).plan
+    assert (plan.reduce_dtype, plan.recompute, plan.recompute_modules) == (
+        "fp32",
+        "selective",
+        ("layernorm", "moe_act"),
+    )
+    assert (plan.limit_all_gathers, plan.memory_fraction, plan.offload.optimizer) == (False, 0.9, "host")
+
+
+def test_so_are_keys_of_a_stack_and_a_model_behind_their_noun(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path, **{"stack": "megatron-core-2025", "stack.attention.kernel": "math", "stack.dropout": "true",
+                     "model.positions": "alibi", "model.norm_bias": "true", "model.norm": "layer"}
+    )  # fmt: skip
+    assert (run.stack.name, run.stack.attention.kernel, run.stack.dropout) == ("megatron-core-2025", "math", True)
+    assert (run.model.positions, run.model.norm, run.model.norm_bias) == ("alibi", "layer", True)
+
+
+def test_a_stated_model_is_that_preset_in_the_columns_sizes(tmp_path: Path) -> None:
+    blank = dict.fromkeys(("n_layers", "d_model", "n_heads", "d_ff", "mlp_kind", "vocab"), "")
+    assert (
+        run_of(tmp_path, model="qwen2.5-32b", **blank).model.num_parameters == Model.load("qwen2.5-32b").num_parameters
+    )
+    assert run_of(tmp_path, model="qwen2.5-32b", **{**blank, "n_layers": "2"}).model.num_layers == 2
+    with pytest.raises(ModelError, match="nearest"):
+        run_of(tmp_path, model="qwen2.5-23b")
+
+
+def test_stated_micro_batches_cut_a_ranks_share(tmp_path: Path) -> None:
+    run = run_of(tmp_path, num_micro_batches="2", micro_batch="")
+    assert (run.plan.micro_batch_size, run.plan.num_micro_batches, run.micro_batches) == (2, 2, 2)
+
+
+def test_machine_and_domain(tmp_path: Path) -> None:
+    assert run_of(tmp_path, machine="gcp-a3-high").cluster.name == "gcp-a3-high"
+    assert (
+        run_of(
+            tmp_path, gpu="GB200", n_gpus="128", global_batch="128", nvlink_domain_size="64"
+        ).cluster.nvlink_domain_size
+        == 64
+    )
+
+
+def test_a_wrong_value_is_refused_by_its_key(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="reduce_dtype"):
+        run_of(tmp_path, reduce_dtype="fp31")
+    with pytest.raises(StackError, match="loss"):
+        run_of(tmp_path, **{"stack.loss": "none"})
+    with pytest.raises(StackError, match=r"torch-2\.6-eager"):
+        run_of(tmp_path, stack="torch-2.6-eagre")
+
+
+def test_an_excluded_row_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="offload: of activations") as caught:
+        run_of(tmp_path, excluded="offload: of activations")
+    assert caught.value.kind == "offload"
+
+
+def test_an_unknown_column_costs_that_column_and_is_named(tmp_path: Path) -> None:
+    path = table(tmp_path, inter_allreduce_gbps="92.2", n_layer="3", **{"stack.lose": "x", "model.": "y"})
+    report = backtest.run(read_measured(path))
+    assert isinstance(report, backtest.BacktestReport)
+    assert [o.status for o in report.outcomes] == ["ok"]
+    named = report.as_json()["unread_columns"]
+    assert [column.split("'")[1] for column in named] == ["inter_allreduce_gbps", "n_layer", "stack.lose", "model."]
+    assert "did you mean n_layers" in named[1]
+    assert "Column not read: 'inter_allreduce_gbps'" in _text(report)
+
+
+def test_an_unknown_memory_metric_costs_its_cell_and_is_named(tmp_path: Path) -> None:
+    report = backtest.run(read_measured(table(tmp_path, mem_metric="peak_active_gib", mem_value="30")))
+    assert isinstance(report, backtest.BacktestReport)
+    (row,) = report.as_json()["rows"]
+    assert (row["status"], row["measured_step_s"], row["mem_metric"]) == ("ok", 1.5, None)
+    assert "peak_active_gib" in row["unread"][0]
+    assert "peak_active_gib" in _text(report)
+
+
+def test_a_row_that_measured_nothing_else_says_which_word_is_unknown(tmp_path: Path) -> None:
+    cells = {"metric": "", "value": "", "mem_metric": "peak_active_gib", "mem_value": "30"}
+    (row,) = read_measured(table(tmp_path, **cells)).rows
+    assert isinstance(row, BadRow)
+    assert "peak_active_gib" in str(row.faults[0])
+
+
+def _text(report: backtest.BacktestReport) -> str:
+    wide = Console(width=200, no_color=True)
+    with wide.capture() as text:
+        wide.print(backtest.render(report))
+    return text.get()
+
+
+@pytest.mark.parametrize(
+    ("framework", "compiled", "stack"),
+    [
+        ("torchtitan (2024-04, FSDP2)", None, "torchtitan-2024-04"),
+        ("torchtitan (FSDP2, 2024-12)", "n", "torchtitan-2024-eager"),
+        ("torchtitan (FSDP2, 2024-12)", "y", "torchtitan-2024-compiled"),
+        ("torchtitan", "y", "torchtitan-2025-compiled"),  # no version: the newest
+        ("llm-foundry/Composer (PyTorch FSDP1)", "n", "llm-foundry-2023"),
+        ("llm-foundry 2023-04", "n", "llm-foundry-2023-04"),
+        ("llm-foundry", "y", "torch-2.11-compiled"),  # nobody described it compiled
+        ("NeMo 24.09-24.12 (Megatron-Core)", None, "nemo-24"),
+        ("NeMo 25.04 (Megatron-Core)", None, "megatron-core-2025"),
+        ("Megatron-Bridge 26.02 NeMo Container", None, "megatron-bridge-2025"),
+        ("Megatron-Bridge 0.4.2 / Core 0.17.1 (NeMo 26.04.01)", None, "megatron-bridge-package-2025"),
+        ("Megatron-LM 2021", None, "megatron-2021"),
+        ("megatron lm 2023", None, "nemo-24"),
+        ("Megatron-DeepSpeed", None, "megatron-deepspeed-2022"),
+        ("LitGPT (Lightning Fabric)", None, "torchtitan-2024-compiled"),  # it compiles unless told otherwise
+        ("LitGPT", "n", "litgpt-2024"),
+        ("lit-gpt fork, PyTorch FSDP", None, "llm-lit"),
+        ("Levanter (JAX)", None, "maxtext-2024"),
+        ("somebody's trainer", None, "torch-2.6-eager"),
+        ("somebody's trainer", "y", "torch-2.11-compiled"),
+        ("", None, "torch-2.6-eager"),
+    ],
+)
+def test_a_stack_is_found_by_the_public_name_and_version_of_its_software(
+    framework: str, compiled: Any, stack: str
+) -> None:
+    assert Stack.described_as(framework, compiled)[0] == stack
+
+
+def test_every_default_is_a_column_or_a_key_and_every_generic_stack_stands_once(tmp_path: Path) -> None:
+    entries = [(name, entry) for name in Stack.names() for entry in Stack.load(name).describes]
+    assert sorted(name for name, entry in entries if not entry.software) == ["torch-2.11-compiled", "torch-2.6-eager"]
+    for name, entry in entries:
+        columns = {key: (value[0] if isinstance(value, list) else str(value)) for key, value in entry.defaults.items()}
+        assert read_measured(table(tmp_path, **columns)).unread == (), name
+        assert run_of(tmp_path, stack=name, zero_or_fsdp="", act_ckpt="").stack.name == name
+
+
+def test_what_documents_leave_open_is_filled_in_every_way(tmp_path: Path) -> None:
+    row = read(tmp_path, framework="MaxText", act_ckpt="")
+    assert [way.act_ckpt for way in ways_of(row)] == ["selective", "full"]
+    blank = replace(row, framework="somebody's", zero_or_fsdp="")
+    assert [(way.zero_or_fsdp, way.act_ckpt) for way in ways_of(blank)] == [
+        ("ddp", "none"), ("ddp", "full"), ("fsdp_full", "none"), ("fsdp_full", "full"),
+    ]  # fmt: skip
+
+
+def test_whose_implementation_plays_a_word(tmp_path: Path) -> None:
+    def player(framework: str, word: str) -> str | None:
+        return run_of(tmp_path, framework=framework, zero_or_fsdp=word).plan.data_parallel
+
+    assert player("torchtitan 2025", "fsdp_full") == "fsdp2"
+    assert player("PyTorch FSDP", "") == "fsdp1"
+    assert player("NeMo 25.04", "") == "megatron"
+    assert (player("accelerate", "zero3"), player("accelerate", "fsdp_full")) == ("deepspeed", "fsdp1")
+
+
+def test_selective_recomputation_of_attention_is_what_a_tiled_kernel_does_anyway(tmp_path: Path) -> None:
+    cells = {"framework": "NeMo 24.07", "act_ckpt": "selective"}
+    assert run_of(tmp_path, **cells, flash_attn="y").plan.recompute == "none"
+    assert run_of(tmp_path, **cells, flash_attn="n").plan.recompute == "selective"
