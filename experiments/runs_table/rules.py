@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TypeVar
 
 from runs_table import nemo
-from runs_table.families import FAMILIES, GPT, LLAMA, MLPS, VOCABULARIES
 from runs_table.frameworks import FrameworkRule
-from runs_table.published import plain_name, published, structure, with_published_sizes
+from runs_table.published import published, structure
 from runs_table.sizes import with_counts
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.model import Model
+from simulator.studies.backtest.models import family_of, with_sizes
 from simulator.studies.backtest.rows import RunRow
-
-_Value = TypeVar("_Value", int, str, dict[str, object])
-
 
 # Machines that the notes name, and the preset cluster each is.
 MACHINES: tuple[tuple[str, str], ...] = ((r"\bA3 VM", "gcp-a3-high"), (r"\bJean Zay A100", "jean-zay-a100-8"))
@@ -92,14 +88,8 @@ def filled(row: RunRow) -> RunRow:
     Other blanks stay.
     """
     noted = _NOTED_VOCABULARY.search(row.notes)
-    vocab = int(noted[1]) * 1000 if noted else _named(VOCABULARIES, row)
-    row = with_published_sizes(replace(row, vocab=nemo.vocabulary(row) or row.vocab or vocab))
-    return with_counts(replace(row, mlp_kind=row.mlp_kind or _named(MLPS, row) or ""))
-
-
-def _named(known: tuple[tuple[str, _Value], ...], row: RunRow) -> _Value | None:
-    name = plain_name(row.model_name)
-    return next((value for pattern, value in known if re.search(pattern, name)), None)
+    vocab = int(noted[1]) * 1000 if noted else None
+    return with_counts(with_sizes(replace(row, vocab=nemo.vocabulary(row) or row.vocab or vocab)))
 
 
 def published_mixture(row: RunRow) -> Model | None:
@@ -202,11 +192,4 @@ def ends_as_layers(row: RunRow, rule: FrameworkRule) -> dict[str, object]:
 
 def family_fields(row: RunRow) -> dict[str, object]:
     """Structure of the model beyond its sizes: by name, else like GPT-3 for an ungated MLP and like Llama for SwiGLU."""
-    known = structure(row)
-    if known is not None:
-        return known
-    fields = _named(FAMILIES, row)
-    if fields is None:
-        fields = LLAMA if row.mlp_kind == "swiglu" else GPT
-    tanh = fields["family"] == "gpt3" and row.mlp_kind == "gelu"
-    return {**fields, "mlp": "gelu_tanh" if tanh else row.mlp_kind}
+    return structure(row) or family_of(row)

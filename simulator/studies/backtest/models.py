@@ -1,15 +1,13 @@
-"""The model of a row: the preset that it names, else Llama's structure for a gated MLP and GPT-3's for any other; sizes by columns."""
+"""The model of a row: the preset or the family that it names, in the sizes of its columns."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from functools import cache
 from typing import Any, Final
 
 from simulator.base.errors import ModelError
 from simulator.spec.model import Model
-from simulator.spec.model.files import preset_names
+from simulator.spec.model.families import mlp_of, presets_of, structure_of, vocabulary_of
 from simulator.studies.backtest.merge import merged
 from simulator.studies.backtest.rows import RunRow
 
@@ -46,10 +44,11 @@ def model_of(row: RunRow) -> Model:
 
 
 def with_sizes(row: RunRow) -> RunRow:
-    """The row with blank sizes as the preset of its name has them."""
+    """The row with blank sizes as its name says, or as the preset of that name has them."""
+    row = replace(row, vocab=row.vocab or (None if row.model else vocabulary_of(row.model_name)))
     model = preset_of(row)
     if model is None:
-        return row
+        return replace(row, mlp_kind=row.mlp_kind or mlp_of(row.model_name))
     experts = model.experts
     known: dict[str, Any] = {
         "n_layers": model.num_layers,
@@ -69,13 +68,12 @@ def preset_of(row: RunRow) -> Model | None:
     """The preset that the row states, or whose name is in `model_name` and whose width agrees with the columns."""
     if row.model:
         return Model.load(row.model)
-    name = plain_name(row.model_name)
-    for pattern, preset in _patterns():
-        if re.search(pattern, name):
-            model = Model.load(preset)
-            if row.d_model in (None, model.d_model) and row.n_heads in (None, model.num_heads):
-                return model
-    return None
+    models = (Model.load(preset) for preset in presets_of(row.model_name))
+    return next((model for model in models if _as_wide(model, row)), None)
+
+
+def _as_wide(model: Model, row: RunRow) -> bool:
+    return row.d_model in (None, model.d_model) and row.n_heads in (None, model.num_heads)
 
 
 def _structure(row: RunRow) -> dict[str, Any]:
@@ -83,9 +81,7 @@ def _structure(row: RunRow) -> dict[str, Any]:
     known, mixture = preset_of(row), (row.n_experts or 1) > 1
     columns = {"num_experts": row.n_experts, "top_k": row.top_k, "d_ff": row.d_ff}  # d_ff is the width of one expert
     if known is None or (known.experts is not None) != mixture or not (mixture or row.mlp_kind in _words(known)):
-        gated = row.mlp_kind == "swiglu"
-        mlp = "gelu_tanh" if row.mlp_kind == "gelu" else row.mlp_kind
-        plain = {"family": "llama", "mlp": mlp} if gated else {**_GPT, "mlp": mlp}
+        plain = family_of(row)
         return {**plain, "experts": columns} if mixture else plain
     fields = known.model_dump(exclude=_BY_COLUMNS) | ({} if known.latent else {"head_dim": known.head_dim})
     if known.experts is None:
@@ -95,25 +91,12 @@ def _structure(row: RunRow) -> dict[str, Any]:
     return {**fields, "d_ff": known.d_ff, "experts": experts}
 
 
+def family_of(row: RunRow) -> dict[str, Any]:
+    """Of the family of its name; else like Llama for a gated MLP, and like GPT-3 for any other."""
+    fields = structure_of(row.model_name) or ({"family": "llama"} if row.mlp_kind == "swiglu" else _GPT)
+    tanh = fields["family"] == "gpt3" and row.mlp_kind == "gelu"
+    return {**fields, "mlp": "gelu_tanh" if tanh else row.mlp_kind}
+
+
 def _words(model: Model) -> tuple[str, str]:
     return model.mlp, _KINDS.get(model.mlp, model.mlp)
-
-
-@cache
-def _patterns() -> tuple[tuple[str, str], ...]:
-    """(pattern, preset), the longer name first: "llama3.1-8b" before "llama-7b"."""
-    return tuple((_pattern(name), name) for name in sorted(preset_names(), key=lambda name: (-len(name), name)))
-
-
-def _pattern(preset: str) -> str:
-    """`llama3.1-8b`: those letters, digits and versions in that order, other words between them."""
-    family, *rest = preset.split("-")
-    head = re.sub(r"(?<=[a-z])(?=\d)", "-?", re.escape(family))
-    parts = [rf"(?<![a-z]){head}(?![.\d])", *(rf"(?<![\d.]){re.escape(part)}(?![.\da-z])" for part in rest)]
-    return r"-(?:[a-z0-9.]+-)*?".join(parts)
-
-
-@cache
-def plain_name(name: str) -> str:
-    """Small letters, without the owner, words joined by `-`."""
-    return re.sub(r"[\s_]+", "-", name.casefold().rpartition("/")[2])

@@ -37,7 +37,7 @@ def ways_of(row: RunRow) -> tuple[RunRow, ...]:
     What has one answer, a documented default, is filled in all of them.
     """
     defaults = described(row)[1].defaults
-    row = _with_precision(_with_degrees(with_sizes(_with_defaults(row, defaults))))
+    row = counted(with_sizes(_with_defaults(row, defaults)))
     ways = product(_micro_batches(row), _shardings(row, defaults), _recomputations(row, defaults))
     return tuple(
         _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again), defaults)
@@ -112,6 +112,11 @@ def _with_batch(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
         return row
     least = row.micro_batch * _ranks(row)
     return replace(row, global_batch=-(-(default or 1) // least) * least)
+
+
+def counted(row: RunRow) -> RunRow:
+    """The row with blank counts, and a blank precision, that its other columns leave no choice for."""
+    return _with_precision(_with_degrees(row))
 
 
 def _with_degrees(row: RunRow) -> RunRow:
