@@ -28,9 +28,9 @@ from runs_table.rules import (
     rack_gpus,
     sequence_parallel,
 )
-from simulator.parallel.legality import check
 from simulator.base.errors import ModelError, PlanError
 from simulator.formats.readers.plans import Draft, plan_fields
+from simulator.parallel.legality import check
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model

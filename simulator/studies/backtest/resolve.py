@@ -9,8 +9,8 @@ from functools import cache
 from math import ceil, prod
 from typing import Any, Final
 
-from simulator.parallel.legality import check
 from simulator.base.errors import PlanError, StackError
+from simulator.parallel.legality import check
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
