@@ -216,7 +216,7 @@ def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
     found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None
     found |= _effective_pipeline(plan, model) | _effective_offload(plan) | _effective_gathers(plan)
     if plan.precision == "fp8":
-        found["fp8_recipe"] = plan.fp8_recipe or ("delayed" if kind == "megatron" else "tensorwise")
+        found["fp8_recipe"] = plan.fp8_recipe or ("delayed" if plan.traits.core_layers else "tensorwise")
     if not plan.narrow:
         found |= {"first_layers_bf16": 0, "last_layers_bf16": 0}
     found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
@@ -252,7 +252,7 @@ def _effective_offload(plan: Plan) -> dict[str, Any]:
     on_nvme = "nvme" in (offload.optimizer, offload.parameters)
     acts = {
         "prefetch": on_nvme or offload.activations != "none",
-        "sub_group_numel": plan.zero == 3 and plan.implementation == "deepspeed" and offload.optimizer != "none",
+        "sub_group_numel": plan.zero == 3 and plan.traits.zero_engine and offload.optimizer != "none",
         "buffer_count": offload.optimizer == "nvme",
         "overlap": offload.optimizer == "nvme",
     }
@@ -261,7 +261,7 @@ def _effective_offload(plan: Plan) -> dict[str, Any]:
 
 def _effective_gathers(plan: Plan) -> dict[str, Any]:
     """FSDP2's stage 2 is stage 3 whose parameters stay gathered."""
-    if plan.implementation != "fsdp2":
+    if not plan.traits.shards_rows:
         return {"reshard_after_forward": None}
     reshard = plan.reshard_after_forward
     if plan.zero == 2 or reshard is False or (reshard == 1 and reshard is not True):

@@ -89,7 +89,7 @@ def _optimizer(plan: Plan) -> Iterator[Change]:
 def _sharding(plan: Plan) -> Iterator[Change]:
     ranks = plan.num_data_parallel
     if plan.zero < 3 and ranks > 1:
-        whose = plan.implementation if plan.traits.cpu_adam else None  # an engine stays
+        whose = plan.implementation if plan.traits.zero_engine else None  # an engine stays
         alone: dict[str, object] = {"comm_hook.kind": "none"} if plan.comm_hook.kind != "none" else {}  # of DDP
         alone |= {"sync_every_steps": 1, "outer_optimizer": "average"} if plan.sync_every_steps > 1 else {}
         fields = {"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks}
@@ -151,7 +151,7 @@ def _offload(plan: Plan) -> Iterator[Change]:
     if plan.offload.optimizer != "none":
         return
     both, traits = ("optimizer", "parameters"), plan.traits
-    names = both if traits.offloads_units else both[:1] if traits.cpu_adam else ()
+    names = both if traits.offloads_units else both[:1] if traits.zero_engine else ()
     if names:
         yield Change(kind="offloaded states", plan={f"offload.{name}": "host" for name in names})
 

@@ -31,7 +31,7 @@ def shares_kv_heads(plan: Plan) -> bool:
     Megatron-Core deals the joint product of Q, K and V out evenly and gathers what it made (core/transformer/attention.py,
     num_query_groups < world_size). torch's and DeepSpeed's styles view whole heads of what a rank has.
     """
-    return plan.implementation == "megatron"
+    return plan.traits.core_layers
 
 
 def _attends(of: OfModel) -> bool:
@@ -118,7 +118,7 @@ _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Mega
         where="tp",
         fields=("implementation", "tp", "cp"),
         applies=lambda of: of.model.mamba is not None,
-        holds=lambda of: of.plan.tp * of.plan.cp == 1 or of.plan.implementation == "megatron",
+        holds=lambda of: of.plan.tp * of.plan.cp == 1 or of.plan.traits.core_layers,
         equation=lambda of: (
             f"{of.plan.implementation} splits no Mamba mixers, and tp × cp = {of.plan.tp} × {of.plan.cp}"
         ),

@@ -17,14 +17,14 @@ def _offloads(plan: Plan) -> bool:
 
 
 def _by_deepspeed(plan: Plan) -> bool:
-    return _offloads(plan) and plan.implementation == "deepspeed"
+    return _offloads(plan) and plan.traits.zero_engine
 
 
 PLAN: Final = (
     PlanRule(
         where="offload",
         fields=_FIELDS,
-        applies=lambda plan: _offloads(plan) and plan.implementation == "fsdp2",
+        applies=lambda plan: _offloads(plan) and plan.traits.offloads_units,
         holds=lambda plan: plan.offload.optimizer == "host" and plan.offload.parameters == "host",
         equation="FSDP2 offloads parameters, gradients and optimizer together, to the host",
         remedy='optimizer = "host", parameters = "host"',
@@ -49,7 +49,7 @@ PLAN: Final = (
         where="offload",
         fields=_FIELDS,
         applies=_offloads,
-        holds=lambda plan: plan.implementation in ("fsdp2", "deepspeed"),
+        holds=lambda plan: plan.traits.offloads_units or plan.traits.zero_engine,
         equation=lambda plan: f"{plan.implementation} cannot offload states",
         remedy='data_parallel = "deepspeed" or "fsdp2"',
     ),
@@ -57,7 +57,7 @@ PLAN: Final = (
         where="offload: delayed",
         fields=_FIELDS,
         applies=lambda plan: plan.offload.delayed,
-        holds=lambda plan: plan.offload.optimizer == "host" and plan.implementation == "deepspeed",
+        holds=lambda plan: plan.offload.optimizer == "host" and plan.traits.zero_engine,
         equation="a delayed update is of DeepSpeed's optimizer in host memory",
         remedy='data_parallel = "deepspeed", offload.optimizer = "host"; or delayed = false',
     ),

@@ -65,7 +65,7 @@ _PLAN: Final = (
     PlayRule(
         where="data_parallel",
         fields=("implementation",),
-        holds=lambda played: played.plan.implementation in ("ddp", "zero_redundancy", "fsdp2"),
+        holds=lambda played: played.plan.traits.whole_modules or played.plan.traits.shards_rows,
         equation=lambda played: f"{played.plan.implementation} is not played",
         remedy="ddp, zero_redundancy or fsdp2",
     ),
@@ -96,7 +96,7 @@ _PLAN: Final = (
     PlayRule(
         where="optimizer_impl",
         fields=("optimizer", "optimizer_impl", "implementation"),
-        applies=lambda played: played.plan.implementation == "fsdp2" and played.plan.optimizer.startswith("sgd"),
+        applies=lambda played: played.plan.traits.shards_rows and played.plan.optimizer.startswith("sgd"),
         holds=lambda played: played.plan.optimizer_impl != "fused",
         equation="torch has no fused SGD for sharded parameters",
         remedy="foreach",
@@ -119,7 +119,7 @@ _PLAN: Final = (
     PlayRule(
         where="reduce_dtype",
         fields=("implementation", "master_dtype", "reduce_dtype", "comm_hook", "precision"),
-        applies=lambda played: played.plan.implementation != "fsdp2",
+        applies=lambda played: not played.plan.traits.shards_rows,
         holds=lambda played: played.plan.master_dtype in ("fp32", played.plan.gradient_dtype),
         equation=lambda played: f"DDP's hooks only narrow fp32 gradients, and these are {played.plan.master_dtype}",
         remedy=lambda played: f"reduce_dtype = {played.plan.master_dtype}",
@@ -225,7 +225,7 @@ _SPLIT: Final = (
         where="tp",
         fields=("tp", "implementation", "dp_replicate", "dp_shard"),
         applies=_split,
-        holds=lambda played: played.plan.implementation == "fsdp2" or played.plan.num_data_parallel <= 1,
+        holds=lambda played: played.plan.traits.shards_rows or played.plan.num_data_parallel <= 1,
         equation="torch's DDP of split parameters is an experiment: it makes them anew in every forward",
         remedy="tp = 1, or zero = 3",
     ),
@@ -245,7 +245,7 @@ _SPLIT: Final = (
 
 def _fake_replicas(played: Played) -> bool:
     plan = played.plan
-    replicated = plan.implementation in ("ddp", "zero_redundancy") and plan.num_data_parallel > 1
+    replicated = plan.traits.whole_modules and plan.num_data_parallel > 1
     return played.mode == "fake" and replicated and plan.num_micro_batches > 1
 
 

@@ -7,7 +7,6 @@ from typing import Final
 from simulator.parallel.legality.rule import ModelRule, PlanRule, Run, RunRule
 from simulator.spec.plan import Plan
 
-_GATHERS_FP8: Final = (("fsdp2", 2), ("fsdp2", 3), ("megatron", 1))  # implementations and stages
 _GATHER: Final = ("precision", "fp8_all_gather")
 
 
@@ -42,7 +41,7 @@ PLAN: Final = (
         where="fp8_recipe",
         fields=("precision", "fp8_recipe", "implementation"),
         applies=lambda plan: plan.precision == "fp8",
-        holds=lambda plan: plan.fp8_recipe != "rowwise" or plan.implementation != "megatron",
+        holds=lambda plan: plan.fp8_recipe != "rowwise" or not plan.traits.core_layers,
         equation="Transformer Engine scales no rows",
         remedy='fp8_recipe = "delayed", "tensorwise", "blockwise" or "mxfp8"',
     ),
@@ -58,14 +57,14 @@ PLAN: Final = (
         where="fp8_all_gather",
         fields=(*_GATHER, "implementation", "zero"),
         applies=_gathers_fp8,
-        holds=lambda plan: (plan.implementation, plan.zero) in _GATHERS_FP8,
+        holds=lambda plan: plan.zero in plan.traits.gathers_fp8,
         equation=lambda plan: f"{plan.implementation} with zero = {plan.zero} gathers no fp8",
         remedy='data_parallel = "fsdp2", or "megatron" with zero = 1',
     ),
     PlanRule(
         where="fp8_all_gather",
         fields=(*_GATHER, "implementation", "fp8_recipe"),
-        applies=lambda plan: _gathers_fp8(plan) and plan.implementation == "fsdp2",
+        applies=lambda plan: _gathers_fp8(plan) and plan.traits.shards_rows,
         holds=lambda plan: plan.fp8_recipe in (None, "tensorwise"),
         equation=lambda plan: f"FSDP2 gathers fp8 that is scaled by tensor, not {plan.fp8_recipe}",
         remedy='fp8_recipe = "tensorwise"',
@@ -73,7 +72,7 @@ PLAN: Final = (
     PlanRule(
         where="fp8_all_gather",
         fields=(*_GATHER, "implementation", "fp8_recipe"),
-        applies=lambda plan: _gathers_fp8(plan) and plan.implementation != "fsdp2",
+        applies=lambda plan: _gathers_fp8(plan) and not plan.traits.shards_rows,
         holds=lambda plan: plan.fp8_recipe not in ("mxfp8", "blockwise"),
         equation=lambda plan: (
             f"{plan.fp8_recipe} needs copies along rows and columns, so Megatron gathers 16 bits "

@@ -221,7 +221,7 @@ SOFTWARE: Final = (
         "data_parallel",  # without ranks to shard over there is no FSDP
         by=(TORCHTITAN,),
         fields=("implementation", "dp_shard", "cp"),
-        holds=lambda plan: plan.implementation != "fsdp2" or plan.dp_shard * plan.cp > 1,
+        holds=lambda plan: not plan.traits.shards_rows or plan.dp_shard * plan.cp > 1,
         runs=lambda _: "ddp",
         stated=lambda plan: plan.implementation,
     ),

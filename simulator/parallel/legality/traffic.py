@@ -11,7 +11,7 @@ _STAGE_3: Final = ("implementation", "zero")
 
 
 def _at_stage_3(plan: Plan) -> bool:
-    return plan.implementation == "deepspeed" and plan.zero == 3
+    return plan.traits.zero_engine and plan.zero == 3
 
 
 def _zeropp(plan: Plan) -> bool:
@@ -106,7 +106,7 @@ _HOOKS: Final = (
         where="comm_hook",
         fields=("comm_hook", "implementation"),
         applies=_hooked,
-        holds=lambda plan: plan.implementation in ("ddp", "zero_redundancy"),
+        holds=lambda plan: plan.traits.whole_modules,
         equation=lambda plan: f"communication hooks are DDP's, not {plan.implementation}'s",
         remedy="zero = 0 or 1 without data_parallel, or reduce_dtype",
     ),
@@ -171,7 +171,7 @@ _LOCAL: Final = (
         where="sync_every_steps",
         fields=("sync_every_steps", "implementation"),
         applies=_alone,
-        holds=lambda plan: plan.implementation in ("ddp", "fsdp2"),
+        holds=lambda plan: plan.traits.takes_local_steps,
         equation=lambda plan: f"{plan.implementation} reduces gradients in every step",
         remedy='data_parallel = "ddp" or "fsdp2"',
     ),

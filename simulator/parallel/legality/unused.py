@@ -27,15 +27,15 @@ class Effect:
 
 
 def _in_buckets(plan: Plan) -> bool:
-    return plan.implementation in ("ddp", "zero_redundancy")
+    return plan.traits.whole_modules
 
 
 def _prefetches(plan: Plan) -> bool:
-    return plan.implementation in ("fsdp1", "fsdp2")
+    return plan.traits.hooks_modules
 
 
 def _in_stage_3(plan: Plan) -> bool:
-    return plan.implementation == "deepspeed" and plan.zero == 3
+    return plan.traits.zero_engine and plan.zero == 3
 
 
 _EXPERTS: Final = "a model with experts"
@@ -60,7 +60,7 @@ EFFECTS: Final = (
     Effect(where="bucket_bytes", acts=_in_buckets, needs=_DDP),
     Effect(
         where="reduce_bucket_numel",
-        acts=lambda plan: plan.implementation == "deepspeed" and plan.zero > 0,
+        acts=lambda plan: plan.traits.zero_engine and plan.zero > 0,
         needs='data_parallel = "deepspeed" with zero above 0',
     ),
     Effect(where="prefetch_bucket_numel", acts=_in_stage_3, needs=_STAGE_3),
@@ -69,7 +69,7 @@ EFFECTS: Final = (
     Effect(where="backward_prefetch", acts=_prefetches, needs=_FSDP),
     Effect(
         where="limit_all_gathers",
-        acts=lambda plan: plan.implementation == "fsdp1",
+        acts=lambda plan: plan.traits.hooks_modules and not plan.traits.shards_rows,
         needs='data_parallel = "fsdp1"',
     ),
     Effect(where="sequence_parallel", acts=lambda plan: plan.tp > 1, needs="tp above 1"),

@@ -151,7 +151,7 @@ class Lowering:
             offload=plan.offload,
             lent_bytes_per_s=_lent_bytes_per_s(self.cluster, plan),
             **_switches(self.cluster),
-            vectorised=plan.traits.cpu_adam or plan.optimizer_impl == "fused",
+            vectorised=plan.traits.zero_engine or plan.optimizer_impl == "fused",
         )
 
     def program(self, num_micro_batches: int, rank: int | None = None, *, stage: int = 0) -> Program:

@@ -16,7 +16,8 @@ class Traits:
     """What an implementation does, as facts that others may ask for.
 
     zero_stages: the ZeRO stages that it has; default_for: those that it runs where a plan names no implementation.
-    gathers_from: the stage from which on parameters are gathered in every micro-batch.
+    gathers_from: the stage from which on parameters are gathered in every micro-batch; gathers_fp8: stages in which
+    matrices of layers can travel in fp8.
     gradient_dtype: what gradients travel in unless a plan says so.
     """
 
@@ -24,6 +25,7 @@ class Traits:
     zero_stages: tuple[int, ...]
     default_for: tuple[int, ...] = ()
     gathers_from: int = 3
+    gathers_fp8: tuple[int, ...] = ()
     gradient_dtype: Literal["master", "compute", "fp32"] = "compute"
     # every rank holds the modules whole, in the master dtype; gradients travel in buckets (DDP)
     whole_modules: bool = False
@@ -46,10 +48,10 @@ class Traits:
     sums_in_fp32: bool = False
     # layers are Megatron-Core's, which compose Transformer Engine's modules, and no modules of the user's
     core_layers: bool = False
-    # parameters and states below HBM: shards of modules (torch's CPUOffloadPolicy), or an engine's flat partitions with
-    # a vectorised Adam on the CPU (ZeRO-Offload)
+    # parameters and states below HBM: shards of modules (torch's CPUOffloadPolicy)
     offloads_units: bool = False
-    cpu_adam: bool = False
+    # DeepSpeed's engine: buckets of its own, ZeRO++, MiCS, and flat partitions below HBM with a vectorised CPU Adam
+    zero_engine: bool = False
     # replicas may take steps alone and agree on their parameters every so many
     takes_local_steps: bool = False
 

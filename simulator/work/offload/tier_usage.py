@@ -44,7 +44,7 @@ def shard_numel(model: Model, plan: Plan) -> int:
 
 def num_groups(model: Model, plan: Plan) -> int:
     """Rounds of the optimizer: stage 3 updates sub-groups, the others all at once."""
-    if not plan.traits.cpu_adam or plan.zero < 3:
+    if not plan.traits.zero_engine or plan.zero < 3:
         return 1
     return -(-shard_numel(model, plan) // plan.offload.sub_group_numel)
 
@@ -65,13 +65,13 @@ def tier_usage(model: Model, plan: Plan, activation_bytes: int = 0) -> TierUsage
         states = {name: count * numel * 4 for name, count in _STATES.items()}
         if offload.delayed:  # the CPU reads one step's gradients while the next step's come down
             states["gradients"] *= 2
-        if plan.traits.cpu_adam:
+        if plan.traits.zero_engine:
             host["gradients_16bit"] = _accumulated(model, plan, numel) * compute
     if offload.optimizer == "nvme":
         group = min(numel, offload.sub_group_numel)
         host["swap_buffers"] = (_BUFFER_SETS if offload.overlap else 1) * offload.buffer_count * group * 4
     (nvme if offload.optimizer == "nvme" else host).update(states)
-    if offload.parameters != "none" and plan.traits.cpu_adam:
+    if offload.parameters != "none" and plan.traits.zero_engine:
         (nvme if offload.parameters == "nvme" else host)["parameters_16bit"] = numel * compute
         if offload.parameters == "nvme":
             largest = max(unit.shard_numel for unit in units(model, plan))

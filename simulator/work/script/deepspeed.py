@@ -295,7 +295,7 @@ DEEPSPEED: Final = Implementation(
         master_copy=True,
         own_model_code=True,
         sums_in_fp32=True,
-        cpu_adam=True,
+        zero_engine=True,
     ),
     order=_order,
     units=flat_units,

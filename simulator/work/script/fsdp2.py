@@ -242,6 +242,7 @@ FSDP2: Final = Implementation(
         zero_stages=(2, 3),
         default_for=(2, 3),
         gathers_from=0,
+        gathers_fp8=(2, 3),
         gradient_dtype="fp32",
         hooks_modules=True,
         shards_rows=True,

@@ -124,6 +124,7 @@ MEGATRON: Final = Implementation(
     traits=Traits(
         name="megatron",
         zero_stages=(0, 1, 3),  # 3: Megatron-FSDP with optim_grads_params
+        gathers_fp8=(1,),
         master_copy=True,
         own_model_code=True,
         fuses_gradient_sums=True,
