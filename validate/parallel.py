@@ -68,7 +68,7 @@ def build(
 
         split(module, plan, mesh["tp"])
     _checkpoint_blocks(module, plan)
-    if stack.blocks == "compiled":
+    if stack.traits.compiles_blocks:
         for block in module.layers:
             block.compile()
     if plan.traits.shards_rows and mesh is not None:

@@ -24,7 +24,7 @@ def redistributed_bytes(model: Model, blocks: ModelBlocks, plan: Plan, stack: St
     positions that see a part of the tokens, norms of a part of the heads. FSDP2 does it as it reduces; of a tied matrix
     it is done as the head's gradient is added.
     """
-    if plan.tp == 1 or stack.blocks == "fused" or plan.traits.shards_rows:
+    if plan.tp == 1 or not stack.traits.dtensor or plan.traits.shards_rows:
         return 0
     numel = 0 if model.tied_embeddings else whole_table_numel(model, blocks) // plan.tp
     layers = tuple(p for kind in model.body for p in model.parameter_shapes(kind))

@@ -65,10 +65,10 @@ def window_bytes(model: Model, plan: Plan, stack: Stack) -> int:
         return 0
     numel = plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model
     wide = DTYPE_BYTES[plan.compute_dtype]
-    if stack.tp_overlap == "userbuffers" and stack.blocks == "fused":
+    if stack.tp_overlap == "userbuffers" and stack.traits.userbuffers:
         gathered = fp4_bytes(numel) if plan.precision == "nvfp4" else numel * (1 if plan.precision == "fp8" else wide)
         return _GATHER_WINDOWS * gathered + numel * _SCATTER_WINDOWS * wide
-    symmetric = stack.tp_overlap == "symmetric_memory" and stack.blocks == "compiled"
+    symmetric = stack.tp_overlap == "symmetric_memory" and stack.traits.symmetric_memory
     return 2 * numel * wide // plan.tp if symmetric else 0
 
 
@@ -90,7 +90,7 @@ def grouped_workspaces(stack: Stack, workspaces: Sequence[int]) -> tuple[int, ..
     """
     return (
         (workspaces[0],) * _GROUPED_STREAMS
-        if workspaces and stack.blocks == "fused" and stack.grouped_gemm == "one_each"
+        if workspaces and stack.traits.grouped_streams and stack.grouped_gemm == "one_each"
         else ()
     )
 

@@ -113,7 +113,7 @@ def _played(
             result["memory"] = _allocator_account(report, step, device, total)
             report.partial(memory=result["memory"])
         result |= _extras(task, report, step, device, rank, barrier)
-    if device.type == "cuda" and stack.blocks == "eager":  # a tracker sees operators, and compiled blocks have none
+    if device.type == "cuda" and stack.traits.runs_operators:  # a tracker sees operators, and compiled blocks have none
         report.phase("memory by owner")
         result["memory"]["tracked"] = track_live_step(built, step, plan, device).as_json()
     return result | _from_everybody(task, result)

@@ -20,6 +20,7 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.environment import TUNER_FILE
+from simulator.spec.software.traits import TRAITS, Blocks, StackTraits
 
 # Numbers that were measured or fitted: a file that sets one must say where it comes from.
 _COEFFICIENTS = (
@@ -84,7 +85,8 @@ class Stack(Strict):
     describes: tuple[Described, ...] = Field(strict=False, default=())  # by public name and version
     attention: AttentionBackend
     # How a block is executed: one kernel an operator, fused by a compiler, or hand-fused (Transformer Engine, apex).
-    blocks: Literal["eager", "compiled", "fused"]
+    # `traits` says what that means: nobody else compares the word.
+    blocks: Blocks
     norm: Literal["eager", "fused"] = "fused"  # eager: several kernels and fp32 temporaries; fused: one
     rope: Literal["half", "complex_fp32", "fused"] = "half"
     # Latent attention's rotating channels: turned apart and joined to the others, or turned in place by Megatron's fused
@@ -201,6 +203,11 @@ class Stack(Strict):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def traits(self) -> StackTraits:
+        """What its software does with a layer."""
+        return TRAITS[self.blocks]
 
     def software(self) -> Nccl:
         """NCCL as this stack sets it up."""

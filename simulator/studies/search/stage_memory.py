@@ -107,8 +107,8 @@ class StageMemories:
         found = self._resident.get(key)
         if found is None:
             resident = sum(resident_bytes(shard, plan).values())
-            # hand-fused blocks leave no gradients of their own where nothing shards them
-            whole = plan.traits.whole_modules and self.context.stack.blocks == "fused"
+            # a gradient buffer leaves no gradients of their own where nothing shards them
+            whole = plan.traits.whole_modules and self.context.stack.traits.gradient_buffer
             gradients = 0 if whole else sum(gradient_tensors(shard, plan))
             found = self._resident[key] = resident, gradients
         return found

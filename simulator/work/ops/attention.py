@@ -27,7 +27,7 @@ def attention(g: Graph, s: OpContext, x: Value) -> Value:
             q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
         q, k = rotate(g, s, [q, k])
     mixed = q.base == q.name and s.model.latent is None  # latent attention makes all three
-    if s.stack.blocks == "fused" and s.stack.attention.kernel == "cudnn" and mixed:
+    if s.stack.traits.one_qkv_layout and s.stack.attention.kernel == "cudnn" and mixed:
         # Transformer Engine takes Q, K, V as parts of one tensor or as three of their own, never mixed
         v = g.pointwise("v.contiguous", [v], g.value("v.contiguous", v.numel, v.dtype), grads=[v], op="copy")
     if s.expand_kv:
@@ -39,7 +39,7 @@ def attention(g: Graph, s: OpContext, x: Value) -> Value:
     if s.swaps_heads:
         (o,) = swap(g, "tokens", o, by=_swaps(s))
     out = linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias, split="rows")
-    if s.stack.blocks == "eager":
+    if s.stack.traits.holds_locals:
         g.hold("attention.scope", [given, x, q, k, v, o])  # the caller's argument too
     return leave(g, s, "attention.leave", out)
 
@@ -47,7 +47,7 @@ def attention(g: Graph, s: OpContext, x: Value) -> Value:
 def _projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value]:
     """Q, K, V. Where they come from one product they share its storage, and their gradients are joined by one copy."""
     m = s.model
-    if not m.fused_qkv and s.stack.blocks != "fused":
+    if not m.fused_qkv and not s.stack.traits.joins_projections:
         widths = {"q": m.q_width, "k": m.kv_width, "v": m.kv_width}
         q, k, v = (linear(g, s, name, x, width, bias=m.qkv_bias, split="columns") for name, width in widths.items())
         return q, k, v
@@ -57,7 +57,7 @@ def _projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value]
         qkv = whole_columns(g, s, "qkv.gathered", qkv)
     q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_width), ("k", m.kv_width), ("v", m.kv_width)))
     numel, size = sum(v.numel for v in (q, k, v)), sum(v.num_bytes for v in (q, k, v))
-    joined = stream("join" if s.stack.blocks == "eager" else "copy", size, size, numel=numel)
+    joined = stream("join" if s.stack.traits.generic_copies else "copy", size, size, numel=numel)
     apart = _groups_apart(s, q)
     g.op("split", "elementwise", inputs=(qkv,), forward=apart, backward=(joined,), grads=(qkv,), views=(q, k, v))
     return q, k, v
@@ -69,7 +69,7 @@ def _groups_apart(s: OpContext, q: Value) -> tuple[Kernel, ...]:
     Where a rank has several groups of several queries, its queries are no view of [s, b, heads, head_dim]: `reshape` copies them.
     """
     m = s.model
-    several = 1 < m.num_kv_heads < m.num_heads and s.stack.blocks == "fused" and s.plan.traits.core_layers
+    several = 1 < m.num_kv_heads < m.num_heads and s.core_layers
     return (stream("strided", q.num_bytes, q.num_bytes, numel=q.numel),) if several else ()
 
 
@@ -186,7 +186,7 @@ def _softmax(g: Graph, s: OpContext, scores: Value) -> Value:
     (NVIDIA/Megatron-LM and microsoft/Megatron-DeepSpeed, megatron/model/fused_softmax.py; NVIDIA/TransformerEngine,
     transformer_engine/pytorch/softmax.py, is_kernel_available).
     """
-    if s.stack.blocks == "fused" and (s.batch * s.model.num_heads // s.head_parts) % _SOFTMAX_MATRICES:
+    if s.stack.traits.softmax_in_fours and (s.batch * s.model.num_heads // s.head_parts) % _SOFTMAX_MATRICES:
         return _softmax_operators(g, scores)
     probs = g.value("probabilities", scores.numel, scores.dtype)
     p = probs.num_bytes
@@ -225,7 +225,7 @@ def _softmax_operators(g: Graph, scores: Value) -> Value:
 
 def _reorder(s: OpContext) -> StreamOp:
     """How the stack copies a strided tensor into a contiguous one."""
-    return "strided" if s.stack.blocks == "eager" else "copy"
+    return "strided" if s.stack.traits.generic_copies else "copy"
 
 
 def _swaps(s: OpContext) -> tuple[StreamOp, StreamOp]:
@@ -234,7 +234,7 @@ def _swaps(s: OpContext) -> tuple[StreamOp, StreamOp]:
     Transformer Engine's: torch's `contiguous` of a strided view, by heads, and one that its fuser compiles, by chunks of the
     sequence (context_parallel.py, reorder_seq_chunks_for_a2a_before_attn, _after_attn).
     """
-    return ("strided", "copy") if s.stack.blocks == "fused" else (_reorder(s), _reorder(s))
+    return ("strided", "copy") if s.stack.traits.attention_communicates else (_reorder(s), _reorder(s))
 
 
 def _dropped(g: Graph, name: str, x: Value, category: Category) -> Value:

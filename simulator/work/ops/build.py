@@ -80,7 +80,7 @@ def _embedding(s: OpContext) -> Block:
     g = Graph("embedding", ids)
     x = g.value("embedded", s.tokens * m.d_model, s.stream_dtype)
     # DTensor makes the gradient of the whole table on every rank (torch 2.13, distributed/tensor/_ops/_embedding_ops.py)
-    parts = s.plan.tp if s.vocab_parallel and s.stack.blocks != "fused" else 1
+    parts = s.plan.tp if s.vocab_parallel and s.stack.traits.dtensor else 1
     table = parts * m.vocab_size * m.d_model * DTYPE_BYTES[s.parameter_dtype]
     tied = (stream("elementwise", 2 * table, table),) if m.tied_embeddings else ()  # added to the head's gradient
     g.op(
@@ -144,7 +144,7 @@ def _layer(s: OpContext, *, dense: bool) -> Block:
     """Norm, attention, residual; norm, MLP, residual; or both branches on one stream (parallel_residual)."""
     kind: LayerKind = "dense_layer" if dense else "layer"
     x = Value("input", s.stream_tokens * s.model.d_model, s.stream_dtype)
-    g = Graph(kind, x, fused=s.stack.blocks == "compiled")
+    g = Graph(kind, x, fused=s.stack.traits.fuses_elementwise)
     block = g.block(_branches(g, s, x, dense=dense), s.model.num_parameters_of(kind))
     return _finished(block, s, x)
 
@@ -172,7 +172,7 @@ _BRANCHES: Final[dict[HybridKind, tuple[str, Feed]]] = {
 def _one_branch(s: OpContext, kind: HybridKind) -> Block:
     """A hybrid's layer: norm, branch, residual. Its ops are called as those of the half of a layer that it amounts to."""
     x = Value("input", s.stream_tokens * s.model.d_model, s.stream_dtype)
-    g = Graph(kind, x, fused=s.stack.blocks == "compiled")
+    g = Graph(kind, x, fused=s.stack.traits.fuses_elementwise)
     half, branch = _BRANCHES[kind]
     y = branch(g, s, norm(g, s, f"norm_{half}", x, s.model.d_model))
     block = g.block(_add(g, s, f"residual_{half}", x, y), s.model.num_parameters_of(kind))
@@ -187,7 +187,7 @@ def _mtp(s: OpContext) -> Block:
     """
     m, d = s.model, s.model.d_model
     x = Value("input", s.stream_tokens * d, s.stream_dtype)
-    g = Graph("mtp", x, fused=s.stack.blocks == "compiled")
+    g = Graph("mtp", x, fused=s.stack.traits.fuses_elementwise)
     losses = [_mtp_pass(g, s, x, number) for number in range(m.mtp_passes)]
     passed = g.value("passed", x.numel, x.dtype)
     g.op(
@@ -240,7 +240,7 @@ def _finished(block: Block, s: OpContext, x: Value) -> Block:
     """The block as the stack runs and recomputes it."""
     if s.stack.selective_keeps == "every_second_product":
         block = _keep_every_second_product(block)
-    return fuse_residuals(block, x.num_bytes) if s.stack.blocks == "compiled" else block
+    return fuse_residuals(block, x.num_bytes) if s.stack.traits.fuses_elementwise else block
 
 
 def _sequential(g: Graph, s: OpContext, x: Value, feed: Feed) -> Value:
@@ -277,7 +277,9 @@ def _add(g: Graph, s: OpContext, name: str, x: Value, branch: Value) -> Value:
         "elementwise",
         inputs=(x, branch),
         outputs=(out,),
-        forward=(stream("widen" if s.stack.blocks == "eager" else "elementwise", read, out.num_bytes, numel=x.numel),),
+        forward=(
+            stream("widen" if s.stack.traits.generic_copies else "elementwise", read, out.num_bytes, numel=x.numel),
+        ),
         backward=(g.conversion(x.numel, out.dtype, branch.dtype),),
         grads=(branch,),
         aliases=(x,),

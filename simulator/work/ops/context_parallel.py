@@ -59,7 +59,7 @@ def ring_forward_bytes(s: OpContext, o: Value) -> int:
     """
     if not _rings(s):
         return 0
-    results = s.plan.cp * o.num_bytes if s.stack.blocks == "fused" else 2 * 4 * o.numel
+    results = s.plan.cp * o.num_bytes if s.stack.traits.attention_communicates else 2 * 4 * o.numel
     return s.plan.cp * _kv_bytes(s) + results
 
 
@@ -71,7 +71,7 @@ def ring_backward_bytes(s: OpContext, o: Value) -> int:
     if not _rings(s):
         return 0
     kv = _kv_bytes(s)
-    if s.stack.blocks == "fused":
+    if s.stack.traits.attention_communicates:
         return 4 * kv + o.num_bytes + kv
     return s.plan.cp * kv + 4 * (o.numel + kv // s.element_bytes)
 

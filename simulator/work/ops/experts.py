@@ -40,12 +40,12 @@ def experts(g: Graph, s: OpContext, x: Value) -> Value:
     scope: list[Value] = []
     rows = _dispatch(g, s, _latent(g, s, x), scope)
     # hand-fused software weights rows inside the activation, as do those that send a token's weights with it
-    late = s.stack.blocks != "fused" and not _sends_tokens(s)
+    late = not s.stack.traits.weights_in_activation and not _sends_tokens(s)
     rows = _products(g, s, s.model.experts, rows, None if late else weights)
     out = _combine(g, s, rows, weights if late else None, scope)
     if s.model.experts.latent_dim:
         out = linear(g, s, "latent_up", out, s.model.d_model, bias=False, split="none", tokens=s.stream_tokens)
-    if s.stack.blocks != "compiled":
+    if s.stack.traits.holds_dispatched:
         g.hold("experts.scope", scope)
     if not shared:
         return out
@@ -150,7 +150,7 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
 
 def _counts_exchange(s: OpContext, num_experts: int) -> tuple[Exchange, ...]:
     """How many rows each rank sends each expert (int64), gathered before the all-to-all (token_dispatcher.py: preprocess)."""
-    dropless = s.stack.blocks == "fused" and s.plan.expert_capacity_factor is None
+    dropless = s.stack.traits.counts_rows and s.plan.expert_capacity_factor is None
     if s.plan.dispatcher != "all_to_all" or s.plan.ep == 1 or not dropless:
         return ()
     return (Exchange(kind="all_gather", axis="ep", num_bytes=8 * num_experts * s.plan.ep),)
@@ -163,7 +163,7 @@ def _host_counts(s: OpContext) -> bool:
     dispatch wait in C++ for the rows they will receive).
     """
     dropless = s.plan.expert_capacity_factor is None and "full_iteration" not in s.plan.cuda_graphs
-    return dropless and s.stack.blocks == "fused"
+    return dropless and s.stack.traits.counts_rows
 
 
 def _dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
@@ -317,7 +317,7 @@ def _travel(
 
 def _weights_exchange(s: OpContext, rows: int) -> tuple[Exchange, ...]:
     """Each row's weight in fp32, an all-to-all of its own behind the rows' (token_dispatcher.py: global_probs)."""
-    return (_rows_exchange(s, 4 * rows),) if s.stack.blocks == "fused" else ()
+    return (_rows_exchange(s, 4 * rows),) if s.stack.traits.sends_row_weights else ()
 
 
 def _sort(g: Graph, s: OpContext, name: str, rows: Value) -> Value:

@@ -72,7 +72,7 @@ def _keys_and_values(g: Graph, s: OpContext, latent: Latent, kv: Value, rope: Va
     size = k.num_bytes + v.num_bytes
     shared = rope.num_bytes
     whole = s.tokens * latent.qk_rope_head_dim * s.element_bytes
-    gathers = s.sequence_parallel and s.stack.blocks == "fused"
+    gathers = s.sequence_parallel and s.stack.traits.linears_communicate
     forward: tuple[Kernel, ...] = (
         stream("elementwise", shared, shared),
         stream("join", kv.num_bytes + shared, size, 2, numel=k.numel),

@@ -47,7 +47,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
         x = quantise.input(x)
     y = g.value(name, t * n // (s.plan.tp if comm.scatters_output else 1), s.dtype)
     casts, casts_back = (quantise.forward(), quantise.backward()) if quantise else ((), ())
-    if quantise is not None and (x.dtype == "fp8" or comm.casts_gradient) and s.stack.blocks != "fused":
+    if quantise is not None and (x.dtype == "fp8" or comm.casts_gradient) and not s.stack.traits.casts_in_modules:
         casts, casts_back = quantise.after_gathers(input_came=x.dtype == "fp8", gradient_parts=comm.gradient_parts)
     whole_input, whole_output = _whole_bytes(s, x, t * k), t * n * s.element_bytes
     g.op(
@@ -106,19 +106,18 @@ def _product(t: int, n: int, k: int, dtype: Dtype, pieces: int, layout: Layout =
 
 def _backward(s: OpContext, dtype: Dtype, t: int, n: int, k: int, *, bias: bool, pieces: int) -> tuple[Kernel, ...]:
     """Data gradient, weight gradient, and the bias gradient: column sums of dy (in the epilogue where fused)."""
-    fused = s.stack.blocks == "fused"
     kernels: list[Kernel] = [
         _product(t, k, n, dtype, pieces, "nn"),
         Gemm(m=n, n=k, k=t, dtype=dtype, layout="nt", accumulate_fp32=_accumulates(s)),
     ]
-    if bias and not fused:
+    if bias and not s.stack.traits.bias_gradient_in_product:
         kernels.append(stream("reduce", t * n * s.element_bytes, n * s.element_bytes))
     return tuple(kernels)
 
 
 def _accumulates(s: OpContext) -> bool:
     """Weight gradients are added to those of earlier micro-batches as they leave the product."""
-    return s.stack.blocks == "fused" and s.stack.weight_gradients != "added"
+    return s.stack.traits.gradient_buffer and s.stack.weight_gradients != "added"
 
 
 def _added(s: OpContext, numel: int, launches: int = 1) -> tuple[Kernel, ...]:

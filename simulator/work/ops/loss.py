@@ -25,7 +25,7 @@ def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
     if s.stack.loss == "fp32_eager":
         loss = _eager(g, s, logits)
-    elif s.stack.loss == "fused" and s.stack.blocks == "fused":
+    elif s.stack.loss == "fused" and s.stack.traits.jit_loss:
         loss = _megatron(g, s, logits)
     elif s.stack.loss == "fp32_in_place":
         loss = _megatron_unfused(g, s, logits)
@@ -74,7 +74,7 @@ def _passes(s: OpContext, rows: Value) -> int:
 def _eager(g: Graph, s: OpContext, logits: Value) -> Value:
     """Cast (6 B), log-softmax (16, short rows 12), pick; backward zero-fill (4), log-softmax (16), cast (6)."""
     wide = g.cast(logits, "fp32", "logits.float", "loss")
-    if s.vocab_parallel and s.stack.blocks != "fused":
+    if s.vocab_parallel and s.stack.traits.dtensor:
         return _split(g, s, logits, wide)
     f = wide.num_bytes
     log_probs = g.value("log_probabilities", wide.numel, "fp32")

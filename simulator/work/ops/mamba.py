@@ -52,15 +52,15 @@ def mamba(g: Graph, s: OpContext, x: Value) -> Value:
     mixed = linear(g, s, "in_proj", x, m.projected, bias=False, split="columns")
     scan = _Sizes.of(s, m)
     mixed = _ordered(g, s, "in_proj.ordered", _heads_here(g, s, mixed, scan))
-    fused = s.stack.blocks == "fused"
-    y = _scan_gated(g, s, mixed, scan) if fused else _scan_normed(g, s, mixed, scan)
+    gated = s.stack.traits.gates_in_scan
+    y = _scan_gated(g, s, mixed, scan) if gated else _scan_normed(g, s, mixed, scan)
     y = _ordered(g, s, "scan.ordered", y)
     if s.plan.cp > 1:
         (y,) = swap(g, "tokens", y)
-    if fused:
+    if gated:
         y = _norm(g, y, scan)
-    out = linear(g, s, "out_proj", y, s.model.d_model, bias=False, split="rows", keeps_input=fused)
-    if s.stack.blocks == "eager":
+    out = linear(g, s, "out_proj", y, s.model.d_model, bias=False, split="rows", keeps_input=gated)
+    if s.stack.traits.holds_locals:
         g.hold("mamba.scope", [given, x])
     return leave(g, s, "mamba.leave", out)
 
@@ -161,7 +161,7 @@ def _heads_here(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
 
 def _ordered(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     """Megatron's stream has tokens first, the scan sequences: a copy where there are several."""
-    if s.batch == 1 or s.stack.blocks != "fused":
+    if s.batch == 1 or not s.stack.traits.tokens_first:
         return x
     return g.pointwise(name, [x], g.value(name, x.numel, x.dtype), grads=[x], op="copy")
 

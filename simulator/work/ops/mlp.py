@@ -37,7 +37,7 @@ def _mlp(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     given, x = x, enter(g, s, f"{part.name}.enter", x, tuple(f"{part.prefix}{name}" for name in FED))
     hidden = _gated(g, s, x, part) if s.model.gated else _plain(g, s, x, part)
     out = linear(g, s, f"{part.prefix}down", hidden, s.model.d_model, bias=part.bias, split="rows")
-    if s.stack.blocks == "eager":
+    if s.stack.traits.holds_locals:
         g.hold(f"{part.name}.scope", [given, x])
     return leave(g, s, f"{part.name}.leave", out)
 
@@ -48,7 +48,7 @@ def activation(g: Graph, s: OpContext, up: Value, weights: Value | None = None) 
     Hand-fused software keeps what it reads; the weights' gradients are one more reduction in the same kernel.
     """
     numel = up.numel // 2 if s.model.gated else up.numel
-    if s.model.gate_clamp and s.stack.blocks == "fused" and s.plan.traits.core_layers:
+    if s.model.gate_clamp and s.core_layers:
         up = _clamped(g, up)
     hidden = g.value("activation", numel, up.dtype)
     read = [up] if weights is None else [up, weights]
@@ -94,7 +94,7 @@ def _plain(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     """GELU and its like: one kernel each way."""
     p = part.prefix
     up = linear(g, s, f"{p}up", x, part.width, bias=part.bias, split="columns")
-    if s.model.mlp == "squared_relu" and (s.stack.blocks == "eager" or s.stack.squared_relu == "operators"):
+    if s.model.mlp == "squared_relu" and (s.stack.traits.runs_operators or s.stack.squared_relu == "operators"):
         return _squared_relu(g, up, p)
     hidden = g.value(f"{p}activation", up.numel, up.dtype)
     saved = [hidden] if s.model.mlp == "relu" else [up]
@@ -139,12 +139,12 @@ def _squared_relu(g: Graph, up: Value, prefix: str) -> Value:
 def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     """act(gate) × up: two operators, or one fused kernel (which keeps gate and up only)."""
     p, width = part.prefix, part.width
-    if s.stack.blocks == "fused":
+    if s.stack.traits.joins_projections:
         both = linear(g, s, f"{p}gate_up", x, 2 * width, bias=part.bias, split="columns")
         hidden = g.value(f"{p}activation", s.tokens * width, both.dtype)
         return g.pointwise(hidden.name, [both], hidden, saved=[both], grads=[both], op="activation")
     gate = linear(g, s, f"{p}gate", x, width, bias=part.bias, split="columns")
-    if s.stack.blocks == "compiled":
+    if s.stack.traits.fuses_elementwise:
         return _swiglu(g, gate, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
     act = g.value(f"{p}activation", gate.numel, gate.dtype)
     parts = _SILU_OPERATORS * gate.num_bytes if s.stack.activation_backward == "operators" else 0

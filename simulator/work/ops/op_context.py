@@ -54,8 +54,8 @@ class OpContext:
     @property
     def symmetric_memory(self) -> bool:
         """Compiled products run in pieces that copies between the ranks of tp feed or drain (torch's async TP)."""
-        compiled = self.stack.blocks == "compiled" and self.stack.tp_overlap == "symmetric_memory"
-        return self.sequence_parallel and compiled
+        cuts = self.stack.traits.symmetric_memory and self.stack.tp_overlap == "symmetric_memory"
+        return self.sequence_parallel and cuts
 
     @property
     def gathers_in_pieces(self) -> bool:
@@ -68,14 +68,19 @@ class OpContext:
     @property
     def userbuffers(self) -> bool:
         """The same of Transformer Engine's linear layers."""
-        fused = self.stack.blocks == "fused" and self.stack.tp_overlap == "userbuffers"
-        return self.sequence_parallel and fused
+        cuts = self.stack.traits.userbuffers and self.stack.tp_overlap == "userbuffers"
+        return self.sequence_parallel and cuts
 
     @property
     def casts_before_gathers(self) -> bool:
         """The tensor-parallel styles of torchao cast tokens to fp8 before they gather them, where one scale stands for a tensor."""
         by_tensor = self.gemm_dtype == "fp8" and self.recipe == "tensorwise"
-        return by_tensor and self.sequence_parallel and self.stack.blocks != "fused"
+        return by_tensor and self.sequence_parallel and self.stack.traits.dtensor
+
+    @property
+    def core_layers(self) -> bool:
+        """Layers are Megatron-Core's."""
+        return self.stack.traits.own_layers and self.plan.traits.core_layers
 
     @property
     def vocab_parallel(self) -> bool:
@@ -121,7 +126,9 @@ class OpContext:
         products of experts without capacity; Megatron-Bridge's recipes set both together (cutedsl_fused_grouped_mlp).
         """
         graphed = "full_iteration" in self.plan.cuda_graphs and self.plan.expert_capacity_factor is None
-        return graphed and self.stack.blocks == "fused" and self.plan.narrow and self.recipe in ("mxfp8", "nvfp4")
+        return (
+            graphed and self.stack.traits.fused_grouped_mlp and self.plan.narrow and self.recipe in ("mxfp8", "nvfp4")
+        )
 
     @property
     def dtype(self) -> str:
@@ -146,10 +153,10 @@ class OpContext:
 
     @property
     def recipe(self) -> Fp8Recipe | Literal["nvfp4"]:
-        """How narrow products are scaled: as the plan says, else by past maxima where blocks are hand-fused."""
+        """How narrow products are scaled: as the plan says, else as the stack does."""
         if self.plan.precision == "nvfp4":
             return "nvfp4"
-        return self.plan.fp8_recipe or ("delayed" if self.stack.blocks == "fused" else "tensorwise")
+        return self.plan.fp8_recipe or self.stack.traits.fp8_recipe
 
     @property
     def wide_dtype(self) -> Dtype:

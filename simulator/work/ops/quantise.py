@@ -85,7 +85,8 @@ class Quantiser:
         """
         self._found = name in BEHIND_NORMS
         self._read, self._weight, self._written = numels
-        self._g, self._name, self._fused, self._launches = g, name, s.stack.blocks == "fused", launches
+        self._g, self._name, self._launches = g, name, launches
+        self._in_module = s.stack.traits.casts_in_modules
         self._micro_batches, self._recipe = s.plan.num_micro_batches, s.recipe
         self._gathered = s.plan.fp8_all_gather  # weights come in fp8 already
         self._turns_often = s.stack.fp8_transposes == "each_use"
@@ -97,7 +98,7 @@ class Quantiser:
 
     def input(self, x: Value) -> Value:
         """What the product reads and saves."""
-        if not self._fused:
+        if not self._in_module:
             return x
         numel = copy_bytes(self._recipe, x.numel)
         quantised = self._g.value(f"{self._name}.fp8", numel, "fp8")
@@ -119,7 +120,7 @@ class Quantiser:
         return self._both(x.numel, x.num_bytes, self._launches, found=self._found)
 
     def forward(self) -> tuple[Kernel, ...]:
-        if self._fused:  # once a step: Transformer Engine keeps the weight's copies over the micro-batches
+        if self._in_module:  # once a step: Transformer Engine keeps the weight's copies over the micro-batches
             numel = self._weight // self._micro_batches
             if self._gathered:
                 return () if self._turns_often else (_turned(numel),)
@@ -127,7 +128,7 @@ class Quantiser:
         return (*self._of_read(), *self._of_weight())
 
     def backward(self) -> tuple[Kernel, ...]:
-        if self._fused:
+        if self._in_module:
             weight = (_turned(self._weight),) if self._gathered and self._turns_often else ()
             return (*self._of_gradient(), *weight, *((_turned(self._read),) if self._late else ()))
         gradients = (self._one(self._written),) * (
@@ -190,7 +191,7 @@ class Quantiser:
 
 def casts_in_norms(s: OpContext) -> bool:
     """Hand-fused norms write what the product behind them reads in fp8 (Transformer Engine: past maxima, no others)."""
-    return s.stack.blocks == "fused" and s.gemm_dtype == "fp8" and s.recipe == "delayed"
+    return s.stack.traits.casts_in_norms and s.gemm_dtype == "fp8" and s.recipe == "delayed"
 
 
 def _turned(numel: int) -> Kernel:

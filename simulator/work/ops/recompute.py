@@ -17,7 +17,7 @@ def recompute_ops(block: Block, plan: Plan, stack: Stack) -> tuple[Op, ...]:
     """
     if plan.recompute == "none":
         return ()
-    if plan.recompute == "selective" and stack.blocks == "fused":
+    if plan.recompute == "selective" and stack.traits.recomputes_modules:
         modules = frozenset(plan.recompute_modules)
         return tuple(op for number, op in enumerate(block.ops) if modules & _modules(block, number))
     ops = block.ops[: _end(block)] if stack.early_stop else block.ops
@@ -61,10 +61,10 @@ def cached_tensors(block: Block, again: tuple[Op, ...], plan: Plan, stack: Stack
     Eagerly the policy keeps all that it names, as it does not know who will ask. A compiler sees both passes, and
     keeps what the backward or the recomputation reads: not the result of the block's last product.
     """
-    if plan.recompute != "selective" or stack.blocks == "fused":
+    if plan.recompute != "selective" or stack.traits.recomputes_modules:
         return frozenset()
     kept = {tensor.name for op in block.ops if op.selective_save for tensor in op.outputs}
-    if stack.blocks == "compiled":
+    if stack.traits.plans_saved:
         kept &= {name for op in block.ops for name in op.saved} | {name for op in again for name in op.inputs}
     return frozenset(kept)
 

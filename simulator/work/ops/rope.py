@@ -15,14 +15,14 @@ def rotate(g: Graph, s: OpContext, values: list[Value]) -> list[Value]:
     """Q and K rotated by their positions; unchanged for models without rotary positions."""
     if s.model.positions != "rope":
         return values
-    if s.stack.blocks == "fused" and s.model.rotary_scale != 1 and s.plan.traits.core_layers:
+    if s.model.rotary_scale != 1 and s.core_layers:
         tables = _tables(g, s)
         return [_scaled(g, x, tables) for x in values]
-    if s.stack.rope == "fused" or s.stack.blocks == "fused":
+    if s.stack.rope == "fused" or s.stack.traits.rotates_by_hand:
         return [_one_kernel(g, x) for x in values]
     if s.stack.rope == "complex_fp32":  # inductor has no complex operators and calls torch's own kernel
         return [_complex(g, x) for x in values]
-    if s.stack.blocks == "compiled":
+    if s.stack.traits.fuses_elementwise:
         return [_one_kernel(g, x) for x in values]
     tables = _tables(g, s)
     return [_half(g, s, x, tables) for x in values]

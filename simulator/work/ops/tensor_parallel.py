@@ -56,7 +56,7 @@ _SPLITS: Final = (
 
 def enter(g: Graph, s: OpContext, name: str, x: Value, feeds: tuple[str, ...] = ()) -> Value:
     """The region's input on whole tokens. Fused stacks: unchanged, their linear layers gather. feeds: the products it is for."""
-    if s.plan.tp == 1 or s.stack.blocks == "fused":
+    if s.plan.tp == 1 or s.stack.traits.linears_communicate:
         return x
     if not s.sequence_parallel:
         g.op(
@@ -147,8 +147,7 @@ def leave(g: Graph, s: OpContext, name: str, x: Value) -> Value:
     """The region's result, partial sums before, as the residual stream has it."""
     if s.plan.tp == 1 or (x.numel < s.tokens * s.model.d_model):  # its linear layer has scattered it already
         return x
-    ordered = s.stack.blocks == "fused"  # tokens come first, and the sum is taken in place
-    temporary = 0 if ordered else x.num_bytes
+    temporary = x.num_bytes if s.stack.traits.dtensor else 0  # functional collectives return a new tensor
     if not s.sequence_parallel:
         summed = (exchange("all_reduce", x.num_bytes),)
         g.op(
@@ -161,7 +160,7 @@ def leave(g: Graph, s: OpContext, name: str, x: Value) -> Value:
         )
         return x
     out = g.value(name, x.numel // s.plan.tp, x.dtype)
-    copied = 0 if ordered else _copied_bytes(s, x)
+    copied = 0 if s.stack.traits.tokens_first else _copied_bytes(s, x)
     g.op(
         name,
         "elementwise",
@@ -206,7 +205,7 @@ class LayerCommunication:
     """
 
     def __init__(self, s: OpContext, split: Split, name: str = "") -> None:
-        self._columns = s.plan.tp > 1 and s.stack.blocks == "fused" and split == "columns"
+        self._columns = s.plan.tp > 1 and s.stack.traits.linears_communicate and split == "columns"
         self._hides = s.stack.tp_overlap != "none"
         self._tp, self._ub, self._symmetric = s.plan.tp, s.userbuffers, s.symmetric_memory
         self._cuts_gathers = s.gathers_in_pieces or (s.userbuffers and "all_gather" not in s.stack.tp_whole)

@@ -16,7 +16,7 @@ _DTYPES: Final = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
 def torchtitan_toml(job: Job, flavor: tuple[str, str]) -> str:
     """The job file. flavor: torchtitan's names of the model and of its size."""
     plan = job.plan
-    compiled = job.stack.blocks == "compiled"
+    compiled = job.stack.traits.compiles_blocks
     tables: dict[str, dict[str, Any]] = {
         "model": {"name": flavor[0], "flavor": flavor[1]},
         "optimizer": {

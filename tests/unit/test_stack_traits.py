@@ -1,0 +1,92 @@
+"""Traits of a stack: `Stack.blocks` is read in one place, and what it means has names that others ask for."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from simulator.spec.software.stack import Stack
+from simulator.spec.software.traits import TRAITS, Blocks, StackTraits
+
+ROOT = Path(__file__).resolve().parents[2]
+# Rules of legality still compare the word itself. They are to ask for traits too, and this to go
+TO_MOVE = ("parallel/legality/",)
+# Asked by those rules alone
+OF_RULES = {"narrow_by_blocks", "graphs_modules"}
+
+
+def _files() -> list[Path]:
+    return [*(ROOT / "simulator").rglob("*.py"), *(ROOT / "validate").rglob("*.py")]
+
+
+def _blocks_asked(source: str) -> list[int]:
+    """Lines that read the `blocks` of a stack, or compare something's `blocks` with one of its words."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr == "blocks":
+            owner = re.split(r"\W+", ast.unparse(node.value))
+            if any(part.endswith("stack") for part in owner):
+                found.append(node.lineno)
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+            texts = {c.value for part in parts for c in ast.walk(part) if isinstance(c, ast.Constant)}
+            if texts & set(get_args(Blocks)) and any(ast.unparse(part).endswith("blocks") for part in parts):
+                found.append(node.lineno)
+    return found
+
+
+def test_nobody_compares_the_blocks_of_a_stack() -> None:
+    """Ask for a trait (`simulator.spec.software.traits`) instead."""
+    own = ("spec/software/", *TO_MOVE)
+    asked = [
+        f"{file.relative_to(ROOT)}:{line}"
+        for file in _files()
+        if not any(part in file.as_posix() for part in own)
+        for line in _blocks_asked(file.read_text(encoding="utf-8"))
+    ]
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'fused = s.stack.blocks == "fused"',
+        'if "compiled" != self._stack.blocks: pass',
+        "blocks = stack.blocks",
+        "blocks = run.stack.kernels.blocks",
+        'eager = setting.blocks in ("eager", "compiled")',
+        'match stack.blocks:\n    case "eager": pass',
+    ],
+)
+def test_such_a_comparison_is_found(line: str) -> None:
+    assert _blocks_asked(line)
+
+
+@pytest.mark.parametrize("line", ["blocks = lowering.blocks", "for block in allocator.blocks(): pass"])
+def test_other_blocks_are_not_meant(line: str) -> None:
+    assert not _blocks_asked(line)
+
+
+def test_every_trait_is_asked_for() -> None:
+    """A trait without a reader says nothing."""
+    texts = [file.read_text(encoding="utf-8") for file in _files() if "spec/software/" not in file.as_posix()]
+    asked = {name for text in texts for name in re.findall(r"stack\.traits\.(\w+)", text)}
+    names = {field.name for field in dataclasses.fields(StackTraits)}
+    assert names - asked <= OF_RULES
+    assert asked <= names
+
+
+def test_a_stack_has_the_traits_of_its_blocks() -> None:
+    assert set(TRAITS) == set(get_args(Blocks))
+    stack = Stack.load("torch-2.6-eager")
+    assert stack.traits is TRAITS["eager"]
+    assert stack.model_copy(update={"blocks": "fused"}).traits is TRAITS["fused"]
+
+
+def test_torch_splits_what_does_not_split_itself() -> None:
+    for traits in TRAITS.values():
+        assert traits.dtensor != traits.linears_communicate
+        assert not (traits.runs_operators and traits.compiles_blocks)
