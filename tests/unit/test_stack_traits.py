@@ -12,10 +12,6 @@ from simulator.spec.software.stack import Stack
 from simulator.spec.software.traits import TRAITS, Blocks, StackTraits
 
 ROOT = Path(__file__).resolve().parents[2]
-# Rules of legality still compare the word itself. They are to ask for traits too, and this to go
-TO_MOVE = ("parallel/legality/",)
-# Asked by those rules alone
-OF_RULES = {"narrow_by_blocks", "graphs_modules"}
 
 
 def _files() -> list[Path]:
@@ -40,11 +36,10 @@ def _blocks_asked(source: str) -> list[int]:
 
 def test_nobody_compares_the_blocks_of_a_stack() -> None:
     """Ask for a trait (`simulator.spec.software.traits`) instead."""
-    own = ("spec/software/", *TO_MOVE)
     asked = [
         f"{file.relative_to(ROOT)}:{line}"
         for file in _files()
-        if not any(part in file.as_posix() for part in own)
+        if "spec/software/" not in file.as_posix()
         for line in _blocks_asked(file.read_text(encoding="utf-8"))
     ]
     assert asked == []
@@ -75,7 +70,7 @@ def test_every_trait_is_asked_for() -> None:
     texts = [file.read_text(encoding="utf-8") for file in _files() if "spec/software/" not in file.as_posix()]
     asked = {name for text in texts for name in re.findall(r"stack\.traits\.(\w+)", text)}
     names = {field.name for field in dataclasses.fields(StackTraits)}
-    assert names - asked <= OF_RULES
+    assert names <= asked
     assert asked <= names
 
 

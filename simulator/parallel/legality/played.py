@@ -176,12 +176,12 @@ _STACK: Final = (
     _stack_rule(
         "hand-fused blocks are not torch's own",
         "an eager or compiled stack",
-        lambda played: played.stack.blocks == "fused",
+        lambda played: played.stack.traits.own_layers,
     ),
     _stack_rule(
         "a fused rotary kernel is not torch's own",
         'rope = "half"',
-        lambda played: played.stack.blocks == "eager" and played.stack.rope == "fused",
+        lambda played: played.stack.traits.runs_operators and played.stack.rope == "fused",
     ),
     _stack_rule("dropout is not played", "dropout = false", lambda played: played.stack.dropout),
     _stack_rule("training metrics are not played", "loss_metrics = 0", lambda played: played.stack.loss_metrics > 0),
@@ -199,7 +199,7 @@ _STACK: Final = (
     _stack_rule(
         "compiled blocks do not run on fake tensors",
         "solo on a GPU",
-        lambda played: played.mode == "fake" and played.stack.blocks == "compiled",
+        lambda played: played.mode == "fake" and played.stack.traits.compiles_blocks,
     ),
 )
 

@@ -98,7 +98,7 @@ MODEL: Final = (
 
 def _trains_fp4(run: Run) -> bool:
     """NVFP4 is trained by Transformer Engine, on GPUs that have the units."""
-    return run.plan.precision != "nvfp4" or (bool(run.cluster.device.peak("fp4")) and run.stack.blocks == "fused")
+    return run.plan.precision != "nvfp4" or (bool(run.cluster.device.peak("fp4")) and run.stack.traits.narrow_by_blocks)
 
 
 def _multiplies_blocks(run: Run) -> bool:
@@ -119,7 +119,7 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
         where="precision",
         fields=("precision",),
         applies=lambda run: run.plan.precision == "nvfp4",
-        holds=lambda run: run.stack.blocks == "fused",
+        holds=lambda run: run.stack.traits.narrow_by_blocks,
         equation=lambda run: f"nvfp4 products are Transformer Engine's, and {run.stack.name} has torch's own",
         remedy='stack = "megatron-core-2025", or "fp8"',
     ),
@@ -135,7 +135,7 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
         where="fp8_recipe",
         fields=("precision", "fp8_recipe"),
         applies=lambda run: run.plan.fp8_recipe == "blockwise" and _trains_fp4(run) and _multiplies_blocks(run),
-        holds=lambda run: run.stack.blocks == "fused",
+        holds=lambda run: run.stack.traits.narrow_by_blocks,
         equation=lambda run: f"blocks of 128 are Transformer Engine's, and {run.stack.name} has torch's own products",
         remedy='stack = "megatron-core-2025", or fp8_recipe = "tensorwise" or "rowwise"',
     ),
