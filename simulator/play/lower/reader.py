@@ -15,7 +15,7 @@ from simulator.play.lower.messages import receive, send
 from simulator.play.lower.paired import paired
 from simulator.play.lower.stage import ScheduledUnit, Stage, StageStep
 from simulator.play.lower.traffic import all_gather, gather_updated, reduce_gradient
-from simulator.play.lower.work import Clock, Phase
+from simulator.play.lower.work import Clock, Phase, Work
 from simulator.work.script.instructions import (
     Agree,
     Communicate,
@@ -125,8 +125,12 @@ class StageReader:
     def _folded(self, one: Pass) -> int:
         """A micro-batch through a chunk without data-parallel traffic: one op, the same in each but the first."""
         step, kind = self._stage.chunks[one.chunk], (one.chunk, one.direction, one.micro_batch == 0)
-        phases = [phase for unit in self._stage.phases(one) for phase in unit]
-        work = self._build.once(kind, lambda: self._build.folded(*phases, synchronous=step.synchronous))
+
+        def folded() -> Work:
+            phases = (phase for unit in self._stage.phases(one) for phase in unit)
+            return self._build.folded(*phases, synchronous=step.synchronous)
+
+        work = self._build.once(kind, folded)
         return self._build.compute(str(one.action), work, early=step.turns)
 
     def _together(self, forward: Pass, backward: Pass) -> None:
@@ -145,8 +149,12 @@ class StageReader:
             assert one.action is not None
             receive(self._build, self._stage, one.action)
         kind = forward.chunk, backward.chunk, backward.direction, backward.micro_batch == 0
-        phases = [[sum(unit[1:], unit[0]) for unit in self._stage.phases(one)] for one in both]
-        work = self._build.once(kind, lambda: paired(self._build, *phases))
+
+        def joined() -> Work:
+            phases = ([sum(unit[1:], unit[0]) for unit in self._stage.phases(one)] for one in both)
+            return paired(self._build, *phases)
+
+        work = self._build.once(kind, joined)
         turns = self._stage.chunks[forward.chunk].turns
         self._end = self._build.compute(f"{forward.action} with {backward.action}", work, early=turns)
         for one in both:
