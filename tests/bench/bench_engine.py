@@ -11,10 +11,12 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
 from simpy import Environment, Event
 
 from simulator.play.engine import run
-from simulator.play.fold import refine
+from simulator.play.fold import refine_partitions
 from simulator.work.program import Collective, CollectiveCost, Compute, Program, ProgramOp
 
 _COST = CollectiveCost(latency_s=20e-6, link_bytes={"intra": 4.0e8})
@@ -71,15 +73,12 @@ def bare_timeouts(count: int) -> None:
     env.run()
 
 
-def big_mesh() -> tuple[list[int], list[tuple[int, tuple[int, ...]]]]:
-    """tp 8, dp 128, pp 16 on 16,384 ranks: labels by pipeline stage, groups of every axis."""
+def big_mesh() -> tuple[list[int], list[NDArray[np.int64]]]:
+    """tp 8, dp 128, pp 16 on 16,384 ranks: labels by pipeline stage, and for every axis the group of each rank."""
     tp, dp, pp = 8, 128, 16
-    labels = [rank // (tp * dp) for rank in range(tp * dp * pp)]
-    groups = [(0, tuple(range(first, first + tp))) for first in range(0, tp * dp * pp, tp)]
-    for first in range(0, tp * dp * pp, tp * dp):
-        groups += [(1, tuple(range(first + t, first + tp * dp, tp))) for t in range(tp)]
-    groups += [(2, tuple(range(i, tp * dp * pp, tp * dp))) for i in range(tp * dp)]
-    return labels, groups
+    ranks = np.arange(tp * dp * pp, dtype=np.int64)
+    stages = ranks // (tp * dp)
+    return stages.tolist(), [ranks // tp, stages * tp + ranks % tp, ranks % (tp * dp)]
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:
@@ -111,10 +110,10 @@ def main() -> None:
     tracemalloc.stop()
     write(f"timeline.breakdown: {seconds(timeline.breakdown) * 1e3:.1f} ms\n")
     labels, groups = big_mesh()
-    write(f"refine, {len(labels)} ranks: {seconds(partial(refine, labels, groups)) * 1e3:.1f} ms\n")
+    write(f"refine, {len(labels)} ranks: {seconds(partial(refine_partitions, labels, groups)) * 1e3:.1f} ms\n")
     slow_nic = [(1 if rank == 5 else 0, label) for rank, label in enumerate(labels)]
-    write(f"refine, one slow NIC: {seconds(partial(refine, slow_nic, groups)) * 1e3:.1f} ms, ")
-    write(f"{len(refine(slow_nic, groups))} classes\n")
+    write(f"refine, one slow NIC: {seconds(partial(refine_partitions, slow_nic, groups)) * 1e3:.1f} ms, ")
+    write(f"{len(set(refine_partitions(slow_nic, groups).tolist()))} classes\n")
 
 
 if __name__ == "__main__":

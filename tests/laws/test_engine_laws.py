@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.play.engine import MOST_INTERFERENCE, run
-from simulator.play.fold import fold_programs
 from simulator.play.links import fair_rates
 from simulator.work.program import Collective, Number, Program, check
 from simulator.work.trace import Timeline
+from tests.folding import fold_programs
 from tests.strategies import clusters, scaled, uncontended
 
 LINKS = ("a", "b", "c")

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.play.engine import run
-from simulator.play.fold import fold_programs
 from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
 from simulator.spec.calibration import Calibration
@@ -15,6 +14,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from tests.examples import examples
+from tests.folding import fold_programs
 
 MODEL = Model(
     name="small",

@@ -2,10 +2,36 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
 from simulator.play.engine import run
-from simulator.play.fold import fold_programs, refine
+from simulator.play.fold import refine_partitions
 from simulator.work.program import Program, ProgramOp
+from tests.folding import fold_programs, refine
 from tests.strategies import compute, gather, program
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
+    """Labels of up to 24 ranks, and for each axis the group that each of them is in."""
+    num_ranks = draw(st.integers(1, 24))
+    each = st.lists(st.integers(0, 3), min_size=num_ranks, max_size=num_ranks)
+    return draw(each), draw(st.lists(each, max_size=3))
+
+
+@given(meshes())
+def test_the_classes_of_a_mesh_are_those_of_the_oracle(mesh: tuple[list[int], list[list[int]]]) -> None:
+    labels, axes = mesh
+    groups = [
+        (axis, [rank for rank, own in enumerate(group_of) if own == group])
+        for axis, group_of in enumerate(axes)
+        for group in sorted(set(group_of))
+    ]
+    colours = refine_partitions(labels, [np.array(group_of, dtype=np.int64) for group_of in axes]).tolist()
+    classes = {tuple(rank for rank, other in enumerate(colours) if other == colour) for colour in colours}
+    assert classes == set(refine(labels, groups))
 
 
 def _ring(num_ranks: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -36,10 +62,6 @@ def test_a_bill_does_not_remember_distance_but_a_ring_does() -> None:
     slow = [1, 0, 0, 0, 0, 0]
     assert refine(slow, [("all", tuple(range(6)))]) == [(0,), (1, 2, 3, 4, 5)]
     assert refine(slow, _ring(6)) == [(0,), (1, 5), (2, 4), (3,)]
-
-
-def test_ranks_may_be_named_by_a_mapping() -> None:
-    assert refine({10: "a", 30: "a", 20: "b"}, [("pair", (30, 20))]) == [(10,), (30,), (20,)]
 
 
 def test_the_order_of_members_and_groups_does_not_matter() -> None:
