@@ -282,7 +282,6 @@ def test_a_tied_head_has_only_its_norm() -> None:
 def test_defaults_are_llamas_and_heads_follow_from_d_model() -> None:
     model = Model(name="t", num_layers=2, d_model=64, num_heads=4, d_ff=128, vocab_size=100)
     assert (model.num_kv_heads, model.head_dim, model.mlp, model.norm) == (4, 16, "swiglu", "rms")
-    assert not model.multi_query
 
 
 def test_windows_cut_the_pairs_of_windowed_layers_only() -> None:

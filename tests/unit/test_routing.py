@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from simulator.spec.cluster.routing import Link, bottleneck_bytes_per_s, components, shortest_route
+from simulator.spec.cluster.routing import Link, components, shortest_route
 
 
 def link(src: str, dst: str, bytes_per_s: float = 1.0, kind: str = "nvlink2") -> Link:
@@ -20,7 +20,6 @@ def test_a_link_is_one_way() -> None:
 
 def test_nothing_lies_between_a_place_and_itself() -> None:
     assert shortest_route([link("a", "b")], "a", "a") == ()
-    assert bottleneck_bytes_per_s(()) == float("inf")
 
 
 def test_fewest_hops_then_the_fastest_bottleneck_then_the_name() -> None:

@@ -168,7 +168,7 @@ def test_structures_that_no_column_shows() -> None:
     assert run_of("model-gemma-3-27b").model.sliding_window == 1024
     assert run_of("swift-ddp").model.tied_embeddings
     assert run_of("bridge-b300").model.mtp_layers == 1
-    assert run_of("mqa").model.multi_query
+    assert run_of("mqa").model.num_kv_heads == 1
 
 
 def test_layouts() -> None:

@@ -19,7 +19,6 @@ PORT_MODES = (
 )
 # A send is one pair of an all-to-all, whose sweeps begin at single bytes: launch and ramp are the pairs'
 SENDS = {PORT_MODES.index(f"send/{p}"): PORT_MODES.index(f"p2p/{p}") for p in ("ll", "simple")}
-SENT = [*SENDS, *SENDS.values()]
 CROWDING = 0.05  # of an all-to-all among many nodes: streams that share a switch's port for a while
 COPIED_S = 1e-5  # a copy of a few bytes between GPU and host
 NEAR_PAIRS = (0.15, *(0.02,) * 8)

@@ -185,13 +185,6 @@ class CachingAllocator(ExpandableSegments):
             raise KeyError(address)
         self._drop_segment(block)
 
-    def reset_peaks(self) -> None:
-        """Peaks start again from the current values (torch.cuda.reset_peak_memory_stats)."""
-        self.peak_allocated_bytes = self.allocated_bytes
-        self.peak_requested_bytes = self.requested_bytes
-        self.peak_active_bytes = self.active_bytes
-        self.peak_reserved_bytes = self.reserved_bytes
-
     def blocks(self) -> Iterator[Block]:
         """Every mapped block, segment by segment in order of address."""
         for address in sorted(self.segments):

@@ -125,11 +125,6 @@ class Builder:
         """The stack reduces the gradients of all micro-batches once, behind the last backward."""
         return self._fabric.stack.late_gradients
 
-    @property
-    def gathers_late(self) -> bool:
-        """The stack gathers all updated parameters before the first forward."""
-        return self._fabric.stack.late_parameters
-
     def compute(
         self,
         label: str,

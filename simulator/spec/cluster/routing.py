@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 HOST_KINDS = ("pcie3", "pcie4", "pcie5", "c2c")
@@ -68,8 +68,3 @@ def components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> tuple[tuple[
     for node in range(num_nodes):
         sets.setdefault(find(node), []).append(node)
     return tuple(tuple(members) for members in sets.values())
-
-
-def bottleneck_bytes_per_s(route: Sequence[Link]) -> float:
-    """What the slowest link of a route carries; infinite for a route of no links."""
-    return min((link.bytes_per_s for link in route), default=float("inf"))

@@ -162,11 +162,6 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
         return self.q_width if self.latent is None else self.num_heads * self.latent.v_head_dim
 
     @property
-    def multi_query(self) -> bool:
-        """All heads share one K and V."""
-        return self.num_kv_heads == 1 < self.num_heads
-
-    @property
     def num_norms(self) -> int:
         """Norms over D in a layer."""
         if self.post_norms:

@@ -27,11 +27,6 @@ ENGINE_EFFICIENCY: Final = 0.88
 STEP_S: Final = 5e-6
 
 
-def reaches(shape: GroupShape) -> bool:
-    """Every rank of a group reads every other's memory: it lies in one NVLink domain."""
-    return not shape.spans_domain
-
-
 def copies(
     kind: str,
     size_bytes: int,

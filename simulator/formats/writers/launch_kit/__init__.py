@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from simulator.base.units import counted
-from simulator.formats.writers.launch_kit.parts import GpuSlot, Kit, make_kit
+from simulator.formats.writers.launch_kit.parts import Kit, make_kit
 from simulator.formats.writers.launch_kit.scripts import env_sh, job_slurm, kubernetes_yaml, launch_sh
 from simulator.predict.transfers import Schedule
 from simulator.spec.cluster.host import nearest_nics
 from simulator.spec.plan import AXES
 
-__all__ = ["GpuSlot", "Kit", "launch_kit", "make_kit", "ranks_table"]
+__all__ = ["Kit", "launch_kit", "make_kit", "ranks_table"]
 
 SUFFIXES: Final = {"toml": "study.toml", "megatron": "megatron.sh", "deepspeed": "deepspeed.json",
                    "accelerate": "accelerate.yaml", "torchtitan": "torchtitan.toml"}  # fmt: skip

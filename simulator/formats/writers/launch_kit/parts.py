@@ -76,7 +76,6 @@ def make_kit(
     *,
     hosts: Sequence[str] = (),
     host: Host | None = None,
-    seats: Sequence[GpuSlot] | None = None,
 ) -> Kit:
     """The kit of a job. Without seats ranks sit as the cluster has them.
 
@@ -86,15 +85,14 @@ def make_kit(
     each = cluster.gpus_per_node
     alone = ("localhost",) if cluster.num_nodes == 1 else tuple(f"node{number}" for number in range(cluster.num_nodes))
     named = tuple(hosts) or alone
-    own = (divmod(cluster.gpu_of(rank), each) for rank in range(job.plan.num_devices))
-    placed = tuple(seats) if seats is not None else tuple(GpuSlot(node, gpu) for node, gpu in own)
-    faults = [*_host_faults(named, cluster), *_seat_faults(placed, job, cluster)]
+    seats = tuple(GpuSlot(*divmod(cluster.gpu_of(rank), each)) for rank in range(job.plan.num_devices))
+    faults = _host_faults(named, cluster)
     if host is not None and len(host.gpus) != each:
         problem = f"{host.source} has {len(host.gpus)} GPUs, a node of {cluster.name} {each}"
         faults.append(Fault(place="--topology", problem=problem, remedy="the topology of one of the job's nodes"))
     if faults:
         raise PlanError(faults)
-    return Kit(job=job, cluster=cluster, hosts=named, named=bool(hosts), host=host, seats=placed)
+    return Kit(job=job, cluster=cluster, hosts=named, named=bool(hosts), host=host, seats=seats)
 
 
 def _host_faults(hosts: Sequence[str], cluster: Cluster) -> list[Fault]:
@@ -111,18 +109,3 @@ def _host_faults(hosts: Sequence[str], cluster: Cluster) -> list[Fault]:
         problem = f"{wrong[0]!r} is no host's name"
         faults.append(Fault(place=place, problem=problem, remedy="letters, digits, dots and dashes"))
     return faults
-
-
-def _seat_faults(seats: Sequence[GpuSlot], job: Job, cluster: Cluster) -> list[Fault]:
-    place = "placement"
-    if len(seats) != job.plan.num_devices:
-        problem = f"{counted(len(seats), 'GPU')} for {counted(job.plan.num_devices, 'rank')}"
-        return [Fault(place=place, problem=problem, remedy="one for each rank")]
-    outside = [s for s in seats if not (0 <= s.node < cluster.num_nodes and 0 <= s.gpu < cluster.gpus_per_node)]
-    if outside:
-        problem = f"node {outside[0].node} has no GPU {outside[0].gpu}"
-        layout = f"{counted(cluster.num_nodes, 'node')} of {cluster.gpus_per_node}"
-        return [Fault(place=place, problem=problem, remedy=layout)]
-    if len(set(seats)) < len(seats):
-        return [Fault(place=place, problem="two ranks have the same GPU", remedy="each GPU once")]
-    return []

@@ -13,7 +13,7 @@ from typing import Final
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import nearest
-from simulator.spec.software.nccl.variables import HARMLESS, KNOWN, MODELLED, UNMODELLED
+from simulator.spec.software.nccl.variables import KNOWN, MODELLED, UNMODELLED
 
 ALGORITHMS: Final = {
     "tree": "tree",
@@ -76,7 +76,7 @@ class Environment:
 
     algorithms, protocols: what NCCL_ALGO and NCCL_PROTO leave. min_channels, max_channels: of NCCL_{MIN,MAX}_CTAS or their
     older names. p2p_level, gdr_level: words of LEVELS. transport: settings of the network's own software, NAME=value, that
-    calibrated networks are told apart by. harmless, unmodelled: names that were given and change nothing here.
+    calibrated networks are told apart by. unmodelled: names that were given and change nothing here.
     """
 
     algorithms: Restriction = ()
@@ -96,11 +96,9 @@ class Environment:
     ib_disable: int = 0
     ll128_c2c: int = 1
     net: str = ""
-    net_plugin: str = ""
     tuner_plugin: str = ""
     tuner_file: str = ""
     transport: frozenset[str] = frozenset()
-    harmless: tuple[str, ...] = ()
     unmodelled: tuple[str, ...] = ()
 
     def allows(self, kind: str, algorithm: str, protocol: str) -> bool:
@@ -162,7 +160,6 @@ def read_environment(variables: Mapping[str, str], place: str) -> Environment:
     return Environment(
         **fields,  # type: ignore[arg-type]  # _Reader gives each field its type
         transport=frozenset(f"{n}={v}" for n, v in variables.items() if n in _TRANSPORT),
-        harmless=tuple(sorted(set(variables) & HARMLESS)),
         unmodelled=tuple(sorted(set(variables) & (UNMODELLED | _WITHOUT_EFFECT))),
     )
 
