@@ -22,8 +22,8 @@ from simulator.formats.readers.plans import Draft, plan_fields
 from simulator.formats.readers.plans.accelerate import read_accelerate
 from simulator.formats.readers.plans.deepspeed import read_deepspeed
 from simulator.formats.readers.plans.megatron import read_megatron
+from simulator.formats.readers.plans.options import table_of
 from simulator.formats.readers.plans.torchtitan import read_torchtitan
-from simulator.formats.readers.plans.torchtitan_options import FLAVORS
 from simulator.formats.readers.plans.yaml_file import read_yaml
 from simulator.formats.writers.plans import Job
 from simulator.formats.writers.plans.accelerate import accelerate_yaml
@@ -106,10 +106,15 @@ def _written(job: Job, form: str, head: dict[str, str | int]) -> str:
 
 def _flavor(model: Model) -> tuple[str, str]:
     """The name that torchtitan has for a model's shape. Raises PlanError with those that it has."""
-    for flavor, preset in FLAVORS.items():
+    flavors = [
+        ((family, flavor), preset)
+        for family, presets in table_of("torchtitan")["flavors"].items()
+        for flavor, preset in presets.items()
+    ]
+    for flavor, preset in flavors:
         if preset in preset_names() and not list(_shape_differences(model, Model.load(preset))):
             return flavor
-    known = ", ".join(f"{name} {size}" for name, size in FLAVORS)
+    known = ", ".join(f"{family} {size}" for (family, size), _ in flavors)
     problem = f"{model.name} is none of torchtitan's flavors"
     raise PlanError(Fault(place="torchtitan: model", problem=problem, remedy=f"one of {known}"))
 

@@ -16,10 +16,7 @@ from pydantic import ValidationError
 from simulator.base.errors import InputError
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans import plan_fields, read_plan
-from simulator.formats.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
-from simulator.formats.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
-from simulator.formats.readers.plans.megatron import KNOWN as MEGATRON_NAMES
-from simulator.formats.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
+from simulator.formats.readers.plans.options import megatron_arguments, options_of
 from simulator.parallel.legality import check
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -91,33 +88,37 @@ def test_a_damaged_file_is_answered(text: str, form: str | None) -> None:
     answered(text, form)
 
 
-@given(tables(DEEPSPEED_NAMES))
+@given(tables(options_of("deepspeed").known))
 @examples(100, ci=50)
 def test_any_deepspeed_configuration_is_answered(flat: dict[str, Any]) -> None:
     answered(json.dumps(nested(flat)), "deepspeed")
 
 
-@given(tables(ACCELERATE_NAMES))
+@given(tables(options_of("accelerate").known))
 @examples(100, ci=50)
 def test_any_accelerate_configuration_is_answered(flat: dict[str, Any]) -> None:
     answered(json.dumps(nested(flat)), "accelerate")  # JSON is YAML
 
 
-@given(tables(TORCHTITAN_NAMES))
+@given(tables(options_of("torchtitan").known))
 @examples(100)
 def test_any_torchtitan_job_is_answered(flat: dict[str, Any]) -> None:
     answered(json.dumps(nested(flat)), "torchtitan")
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(sorted(MEGATRON_NAMES)), st.sampled_from(("", "1", "2", "8", "adam", "0.5"))))
+    st.lists(
+        st.tuples(
+            st.sampled_from(sorted(megatron_arguments().known)), st.sampled_from(("", "1", "2", "8", "adam", "0.5"))
+        )
+    )
 )
 @examples(150)
 def test_any_megatron_arguments_are_answered(options: list[tuple[str, str]]) -> None:
     answered("--micro-batch-size 1 " + " ".join(f"{name} {value}" for name, value in options), "megatron")
 
 
-@given(st.lists(st.sampled_from(sorted(MEGATRON_NAMES)), unique=True, max_size=12))
+@given(st.lists(st.sampled_from(sorted(megatron_arguments().known)), unique=True, max_size=12))
 @examples(60)
 def test_every_argument_is_accounted_for(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -11,11 +11,8 @@ import pytest
 
 from simulator.base.errors import PlanError
 from simulator.formats.readers.plans import Draft, detect, plan_fields, read_plan
-from simulator.formats.readers.plans.accelerate import KNOWN as ACCELERATE_NAMES
-from simulator.formats.readers.plans.deepspeed import KNOWN as DEEPSPEED_NAMES
-from simulator.formats.readers.plans.megatron import KNOWN as MEGATRON_NAMES
+from simulator.formats.readers.plans.options import megatron_arguments, options_of
 from simulator.formats.readers.plans.shell import Shell
-from simulator.formats.readers.plans.torchtitan_options import KNOWN as TORCHTITAN_NAMES
 from simulator.parallel.legality import check
 from simulator.parallel.pipeline import stage_layers
 from simulator.spec.model import Model
@@ -550,8 +547,8 @@ def test_our_own_plan_is_a_format_too(tmp_path: Path) -> None:
 
 def test_the_reference_names_every_setting_that_is_read() -> None:
     text = (FILES.parents[2] / "docs" / "reference" / "plan-formats.md").read_text()
-    missing = [name for name in MEGATRON_NAMES if f"`{name}`" not in text and f"`{name} " not in text]
-    others = (*DEEPSPEED_NAMES, *ACCELERATE_NAMES, *TORCHTITAN_NAMES)
+    missing = [name for name in megatron_arguments().known if f"`{name}`" not in text and f"`{name} " not in text]
+    others = (*options_of("deepspeed").known, *options_of("accelerate").known, *options_of("torchtitan").known)
     missing += [name for name in others if name.rpartition(".")[2] not in text]
     assert not missing
 

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from simulator.base.errors import InputError
 from simulator.formats.readers.plans import deepspeed
-from simulator.formats.readers.plans.deepspeed_options import NO_EFFECT as NO_EFFECT_OF_DEEPSPEED
-from simulator.formats.readers.plans.deepspeed_options import OFF as OFF_OF_DEEPSPEED
 from simulator.formats.readers.plans.draft import Degree, Draft
-from simulator.formats.readers.plans.reading import AUTO, Entry, Off, Reading, flattened
+from simulator.formats.readers.plans.options import options_of
+from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, flattened
 from simulator.spec.model import Model
 
 SOFTWARE: Final = "accelerate 1.12"
@@ -50,7 +49,7 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
     leftover = _parallelism(r, fields, leftover)
     total = fields.pop("global_batch_size", None)
     stack, why = _stack(r, kind)
-    r.sort_rest(NO_EFFECT, OFF, KNOWN)
+    r.sort_rest(options_of("accelerate"))
     return Draft(
         format="accelerate",
         software=SOFTWARE,
@@ -141,7 +140,7 @@ def _deepspeed_file(
     inner = Reading(entries, path, given, faults=r.faults)
     found, leftover, by_model = deepspeed.settings(inner)
     total = inner.integer("train_batch_size") if entries.get("train_batch_size", _NONE).value != AUTO else None
-    inner.sort_rest(NO_EFFECT_OF_DEEPSPEED, OFF_OF_DEEPSPEED, deepspeed.KNOWN)
+    inner.sort_rest(options_of("deepspeed"))
     stated = found.get("precision")
     dtypes = {"bf16": "bf16", "fp8": "bf16", "fp16": "fp16", "no": "fp32"}
     explicit = any(inner.entries.get(f"{d}.enabled", _NONE).value not in (None, AUTO) for d in ("bf16", "fp16"))
@@ -261,40 +260,3 @@ def _stack(r: Reading, kind: str) -> tuple[str, str]:
     if backend != "NO":
         r.unmodelled("dynamo_config.dynamo_backend", "eager blocks are taken")
     return "torch-2.6-eager", "accelerate does not state PyTorch's version"
-
-
-NO_EFFECT: Final = frozenset(
-    (
-        "compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend",
-        "same_network", "main_training_function", "gpu_ids", "enable_cpu_affinity", "tpu_env", "tpu_name", "tpu_zone",
-        "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands", "mpirun_config.", "ipex_config.", "downcast_bf16",
-        f"{_F}state_dict_type", f"{_F}use_orig_params", f"{_F}cpu_ram_efficient_loading", f"{_F}sync_module_states",
-        f"{_F}transformer_layer_cls_to_wrap", f"{_F}min_num_params", f"{_D}gradient_clipping", f"{_D}zero3_init_flag",
-        f"{_D}zero3_save_16bit_model", f"{_D}deepspeed_multinode_launcher", f"{_D}deepspeed_hostfile",
-        f"{_D}deepspeed_exclusion_filter", f"{_D}deepspeed_inclusion_filter", f"{_D}deepspeed_moe_layer_cls_names",
-        f"{_D}offload_optimizer_nvme_path", f"{_D}offload_param_nvme_path", "fp8_config.", f"{_P}cp_comm_strategy",
-        f"{_P}cp_backend", f"{_P}sp_backend", f"{_P}sp_seq_length", f"{_P}sp_seq_length_is_variable",
-        f"{_P}sp_attn_implementation",
-    )
-)  # fmt: skip
-
-OFF: Final = {
-    "use_cpu": Off("a run on CPUs"),
-    "dynamo_config.": Off("how blocks are compiled", ("default", False, None, "", "NO")),
-}
-
-KNOWN: Final = frozenset(
-    (
-        "distributed_type", "mixed_precision", "num_processes", "num_machines",
-        *(f"{_D}{key}" for key in (
-            "deepspeed_config_file", "zero_stage", "gradient_accumulation_steps", "offload_optimizer_device",
-            "offload_param_device",
-        )),
-        *(f"{_F}{key}" for key in (
-            "version", "activation_checkpointing", "offload_params", "auto_wrap_policy", "sharding_strategy",
-            "reshard_after_forward", "backward_prefetch", "forward_prefetch",
-        )),
-        *(f"{_P}{key}_size" for key in ("dp_replicate", "dp_shard", "tp", "cp", "sp")),
-        "dynamo_config.dynamo_backend",
-    )
-)  # fmt: skip

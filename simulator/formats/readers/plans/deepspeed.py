@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from simulator.formats.readers.plans.deepspeed_options import NO_EFFECT, OFF
 from simulator.formats.readers.plans.draft import Degree, Draft
+from simulator.formats.readers.plans.options import options_of
 from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, flattened
 
 SOFTWARE: Final = "DeepSpeed 0.18"
@@ -65,7 +65,7 @@ def entries(data: Mapping[str, Any], file: str) -> dict[str, Entry]:
 
 
 def _sorted(r: Reading) -> tuple[Any, ...]:
-    r.sort_rest(NO_EFFECT, OFF, KNOWN)
+    r.sort_rest(options_of("deepspeed"))
     return r.settings()
 
 
@@ -256,22 +256,3 @@ def _mics(r: Reading, stage: int) -> dict[str, Any]:
         r.fault(f"{_ZERO}mics_shard_size", f"MiCS is of stage 3, not {stage}", "stage = 3, or mics_shard_size = -1")
         return {}
     return {"dp_shard": size} | ({"hierarchical_gather": True} if two_stages else {})
-
-
-KNOWN: Final = frozenset(
-    (
-        *_BATCH,
-        *(f"{_ZERO}{key}" for key in (
-            "stage", "overlap_comm", "reduce_bucket_size", "stage3_prefetch_bucket_size",
-            "stage3_param_persistence_threshold", "sub_group_size", "cpu_offload", "cpu_offload_params",
-            "offload_optimizer.device", "offload_optimizer.pin_memory", "offload_optimizer.buffer_count",
-            "offload_optimizer.pipeline_read", "offload_optimizer.pipeline_write", "offload_optimizer.ratio",
-            "offload_param.device", "offload_param.pin_memory", "zero_hpz_partition_size", "mics_shard_size",
-            "zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights",
-            "mics_hierarchical_params_gather",
-        )),
-        "bf16.enabled", "fp16.enabled", "communication_data_type", "data_types.grad_accum_dtype", "optimizer.type",
-        "optimizer.params.adam_w_mode", "optimizer.params.momentum", "optimizer.params.torch_adam",
-        "tensor_parallel.autotp_size", "sequence_parallel_size",
-    )
-)  # fmt: skip

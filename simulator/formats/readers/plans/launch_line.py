@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.formats.readers.plans.megatron_options import NO_EFFECT
+from simulator.formats.readers.plans.options import megatron_arguments
 from simulator.formats.readers.plans.reading import MAX_SETTINGS, UNSET, Entry, Setting
 from simulator.formats.readers.plans.shell import Shell
 from simulator.formats.readers.plans.shell_words import Unknown, Word
@@ -116,16 +116,14 @@ def _take_options(words: Sequence[Word], file: str, line: LaunchLine) -> None:
 
 def _wants_value(name: str, values: Sequence[str]) -> bool:
     """An unknown word behind an option that has none yet is taken for its value, unless it is known as a flag."""
-    from simulator.formats.readers.plans.megatron_flags import FLAGS
-
-    return bool(name) and not values and name not in FLAGS
+    return bool(name) and not values and name not in megatron_arguments().flags
 
 
 def _loose(word: Word, file: str, line: LaunchLine) -> None:
     """A word that may hold any options: those of a condition's arm must be given, unset ones are taken as empty."""
     for unknown in word.unknown:
         place = f"{file}:{unknown.line}"
-        if unknown.options and all(NO_EFFECT.match(option[2:]) for option in unknown.options):
+        if unknown.options and all(map(megatron_arguments().has_no_effect, unknown.options)):
             note = f"{', '.join(sorted(unknown.options))}, or none of them"
             line.settings.append(
                 Setting(name=unknown.what.split()[0], value="?", place=place, use="no effect", note=note)

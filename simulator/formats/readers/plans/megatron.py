@@ -11,13 +11,12 @@ from typing import Any, Final
 
 from simulator.formats.readers.plans.draft import Draft
 from simulator.formats.readers.plans.launch_line import LaunchLine, read_launch_line
-from simulator.formats.readers.plans.megatron_data_parallel import DATA_PARALLEL_NAMES, read_data_parallel
-from simulator.formats.readers.plans.megatron_flags import FLAGS
+from simulator.formats.readers.plans.megatron_data_parallel import read_data_parallel
 from simulator.formats.readers.plans.megatron_hybrid import with_layers_counted
-from simulator.formats.readers.plans.megatron_model import MODEL_NAMES, read_model
-from simulator.formats.readers.plans.megatron_options import NO_EFFECT, OFF
-from simulator.formats.readers.plans.megatron_pipeline import PIPELINE_NAMES, read_pipeline
-from simulator.formats.readers.plans.megatron_precision import PRECISION_NAMES, read_optimizer, read_precision
+from simulator.formats.readers.plans.megatron_model import read_model
+from simulator.formats.readers.plans.megatron_pipeline import read_pipeline
+from simulator.formats.readers.plans.megatron_precision import read_optimizer, read_precision
+from simulator.formats.readers.plans.options import megatron_arguments
 from simulator.formats.readers.plans.reading import UNSET, Reading
 
 SOFTWARE: Final = "Megatron-LM core 0.14"
@@ -46,7 +45,7 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
     leftover = read_data_parallel(r, fields, stack)
     preset, why = _stack(r, stack)
     total = r.integer("--global-batch-size")
-    r.sort_rest({name for name in entries if NO_EFFECT.match(name[2:])}, OFF, KNOWN)
+    r.sort_rest(megatron_arguments().among(entries))
     return Draft(
         format="megatron",
         software=SOFTWARE,
@@ -86,10 +85,12 @@ def _full(name: str) -> str:
     name = {"--encoder-seq-length": "--seq-length", "--model-parallel-size": "--tensor-model-parallel-size"}.get(
         name, name
     )
-    if name in KNOWN or name in FLAGS or name in OFF or len(name) <= _ABBREVIATED:
+    arguments = megatron_arguments()
+    every = arguments.known | arguments.flags
+    if name in every or name in arguments.off or len(name) <= _ABBREVIATED:
         return name
-    found = [known for known in (*KNOWN, *FLAGS) if known.startswith(name)]
-    return found[0] if len(set(found)) == 1 else name
+    found = [known for known in every if known.startswith(name)]
+    return found[0] if len(found) == 1 else name
 
 
 def _places(r: Reading, line: LaunchLine) -> dict[str, str]:
@@ -239,20 +240,3 @@ def _stack(r: Reading, changes: dict[str, tuple[object, str]]) -> tuple[str, str
 
 # flex: DeepEP or HybridEP
 DISPATCHERS: Final = {"alltoall": "all_to_all", "allgather": "all_gather", "flex": "deep_ep"}
-
-KNOWN: Final = frozenset(
-    (
-        *MODEL_NAMES,
-        *PIPELINE_NAMES,
-        *DATA_PARALLEL_NAMES,
-        *PRECISION_NAMES,
-        *_FIELD_NAMES.values(),
-        "--global-batch-size", "--sequence-parallel", "--tp-comm-overlap", "--disable-tp-comm-overlap-ag", "--disable-tp-comm-overlap-rs", "--cp-comm-type",
-        "--expert-tensor-parallel-size", "--moe-expert-capacity-factor", "--moe-token-dispatcher-type", "--moe-enable-deepep", "--overlap-moe-expert-parallel-comm", "--use-tp-pp-dp-mapping",
-        "--recompute-activations", "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules", "--checkpoint-activations",
-        "--transformer-impl", "--use-flash-attn",
-        "--attention-backend", "--attention-dropout", "--hidden-dropout", "--cross-entropy-loss-fusion",
-        "--cross-entropy-fusion-impl", "--no-gradient-accumulation-fusion", "--moe-grouped-gemm",
-        "--cuda-graph-impl", "--cuda-graph-modules", "--cuda-graph-scope", "--enable-cuda-graph", "--external-cuda-graph",
-    )
-)  # fmt: skip

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from simulator.formats.readers.plans.draft import Degree
 from simulator.formats.readers.plans.reading import Reading
-
-DATA_PARALLEL_NAMES: Final = (
-    "--deepspeed",
-    "--zero-stage",
-    "--use-distributed-optimizer",
-    "--use-torch-fsdp2",
-    "--use-megatron-fsdp",
-    "--data-parallel-sharding-strategy",
-    "--torch-fsdp2-no-reshard-after-forward",
-    "--overlap-grad-reduce",
-    "--overlap-param-gather",
-    "--num-distributed-optimizer-instances",
-)
 
 
 def read_data_parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> Degree:

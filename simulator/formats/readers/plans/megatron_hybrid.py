@@ -13,10 +13,7 @@ from simulator.formats.readers.plans.reading import Entry, Reading
 
 PATTERN_NAMES: Final = ("--hybrid-override-pattern", "--hybrid-layer-pattern")
 _RATIOS: Final = ("--hybrid-attention-ratio", "--hybrid-mlp-ratio")
-HYBRID_NAMES: Final = (
-    *PATTERN_NAMES, *_RATIOS, "--is-hybrid-model", "--mamba-state-dim", "--mamba-head-dim", "--mamba-num-groups",
-    "--mamba-num-heads", "--mtp-hybrid-override-pattern",
-)  # fmt: skip
+_SIZES: Final = ("--mamba-state-dim", "--mamba-head-dim", "--mamba-num-groups", "--mamba-num-heads")
 _SPECS: Final = frozenset({"mamba_stack_spec", "hybrid_stack_spec"})  # before and after the module was renamed
 _MODULES: Final = ("*E", "*-")  # what a module of multi-token prediction can be here: attention, then experts or an MLP
 _EXPAND: Final = 2  # inner channels over the stream's, where no number of heads is given
@@ -41,7 +38,7 @@ def read_hybrid(r: Reading, data: dict[str, Any], plan: dict[str, Any]) -> None:
     hybrid = is_hybrid(r.entries)
     given = [name for name in PATTERN_NAMES if name in r]
     texts = [r.text(name) for name in PATTERN_NAMES]
-    sizes = {name: r.integer(name) for name in HYBRID_NAMES if name.startswith("--mamba-")}
+    sizes = {name: r.integer(name) for name in _SIZES}
     r.flag("--is-hybrid-model")
     module = r.text("--mtp-hybrid-override-pattern")
     ratios = [name for name in _RATIOS if (r.number(name) or 0) > 0]

@@ -7,23 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError, ModelError
-from simulator.formats.readers.plans.megatron_hybrid import HYBRID_NAMES, read_hybrid
+from simulator.formats.readers.plans.megatron_hybrid import read_hybrid
+from simulator.formats.readers.plans.options import megatron_arguments
 from simulator.formats.readers.plans.reading import Reading
 from simulator.parallel.legality.degrees import nearest_divisor
 from simulator.spec.model import Model
 
-MODEL_NAMES: Final = (
-    "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--kv-channels",
-    "--group-query-attention", "--num-query-groups", "--max-position-embeddings", "--position-embedding-type",
-    "--use-rotary-position-embeddings", "--rotary-percent", "--rotary-interleaved", "--normalization",
-    "--openai-gelu", "--squared-relu", "--swiglu", "--untie-embeddings-and-output-weights", "--disable-bias-linear",
-    "--add-qkv-bias", "--qk-layernorm", "--vocab-size", "--padded-vocab-size", "--make-vocab-size-divisible-by",
-    "--tokenizer-type", "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size",
-    "--moe-shared-expert-intermediate-size", "--moe-layer-freq", "--moe-router-score-function", "--moe-router-dtype",
-    "--multi-latent-attention", "--q-lora-rank", "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim",
-    "--v-head-dim", "--mtp-num-layers", "--mtp-use-repeated-layer", "--moe-latent-size", "--window-size", "--window-attn-skip-freq",
-    "--softmax-type", "--quick-geglu", "--glu-linear-offset", "--activation-func-clamp-value", "--rope-type", *HYBRID_NAMES,
-)  # fmt: skip
 _GPT2_VOCABULARY: Final = 50_257  # tokens of GPT2BPETokenizer
 _MULTIPLE: Final = 128  # --make-vocab-size-divisible-by
 _WINDOW: Final = re.compile(r"\(?(\d+),[01]\)?")
@@ -35,7 +24,7 @@ def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
     before = len(r.faults)
     sizes = {name: r.integer(name) for name in _NEEDED}
     if "model" in r.given or not any(name in r for name in _NEEDED):
-        for name in MODEL_NAMES:
+        for name in megatron_arguments().model:
             r.raw(name)
         return None
     for name in _NEEDED:

@@ -7,12 +7,11 @@ from typing import Any, Final
 
 from simulator.formats.readers.plans.reading import Reading
 
-PIPELINE_NAMES: Final = (
-    "--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank",
-    "--pipeline-model-parallel-layout", "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers",
-    "--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split", "--pp-partition-method",
-)  # fmt: skip
-_CHUNKS: Final = PIPELINE_NAMES[:3]
+_CHUNKS: Final = (
+    "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--pipeline-model-parallel-layout",
+)
 _MAX_LAYOUT: Final = 100_000
 
 

@@ -2,32 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from simulator.formats.readers.plans.reading import Reading
-
-PRECISION_NAMES: Final = (
-    "--bf16",
-    "--fp16",
-    "--fp8-format",
-    "--fp8-recipe",
-    "--fp8-param-gather",
-    "--fp4-format",
-    "--fp4-recipe",
-    "--fp4-param-gather",
-    "--first-last-layers-bf16",
-    "--num-layers-at-start-in-bf16",
-    "--num-layers-at-end-in-bf16",
-    "--accumulate-allreduce-grads-in-fp32",
-    "--grad-reduce-in-bf16",
-    "--main-grads-dtype",
-    "--optimizer",
-    "--sgd-momentum",
-    "--use-precision-aware-optimizer",
-    "--exp-avg-dtype",
-    "--exp-avg-sq-dtype",
-    "--main-params-dtype",
-)
 
 
 def read_precision(r: Reading, fields: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from simulator.base.errors import Fault
 from simulator.base.schema import nearest
 from simulator.base.value_errors import shown
+from simulator.formats.readers.plans.options import Off, Options
 
 Use = Literal["used", "no effect", "overruled", "not modelled", "unknown"]
 
@@ -46,14 +47,6 @@ class Setting:
     def __str__(self) -> str:
         where = self.place if self.place.endswith(self.name) else f"{self.place}: {self.name}"
         return f"{where} = {self.value}" + (f" ({self.note})" if self.note else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Off:
-    """A setting whose effect is not modelled, unless it has one of the values that switch it off."""
-
-    why: str
-    values: tuple[object, ...] = (False, None, 0, "")
 
 
 @dataclass
@@ -180,18 +173,18 @@ class Reading:
 
     # -- what is left --------------------------------------------------------------------------------------------
 
-    def sort_rest(self, no_effect: Collection[str], off: Mapping[str, Off], known: Collection[str] = ()) -> None:
+    def sort_rest(self, options: Options) -> None:
         """Judge every setting that was not taken. A name ending in "." stands for all below it."""
         for name, entry in self.entries.items():
             if name in self.taken:
                 continue
-            if entry.value is None or _listed(name, no_effect):
+            if entry.value is None or _listed(name, options.no_effect):
                 self._mark(entry, "no effect")
-            elif (found := off.get(name) or _below(name, off)) is not None:
+            elif (found := options.off.get(name) or _below(name, options.off)) is not None:
                 is_off = entry.value == "" or any(_same(entry.value, value) for value in found.values)
                 self._mark(entry, "no effect" if is_off else "not modelled", "" if is_off else found.why)
             else:
-                hint = nearest(name, {*known, *no_effect, *off})
+                hint = nearest(name, {*options.known, *options.no_effect, *options.off})
                 self._mark(entry, "unknown", hint if hint.startswith("did") else "")
 
     def settings(self) -> tuple[Setting, ...]:

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault
 from simulator.formats.readers.plans.draft import Degree, Draft
+from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
-from simulator.formats.readers.plans.torchtitan_options import FLAVORS, KNOWN, NO_EFFECT, OFF, OLD_NAMES
 from simulator.spec.model import Model
 
 SOFTWARE: Final = "torchtitan 0.2"
@@ -45,7 +45,7 @@ def read_torchtitan(data: Mapping[str, Any], file: str, given: Collection[str] =
     _optimizer(r, fields)
     _recompute(r, fields)
     (model, unknown), preset = _model(r), _stack(r)
-    r.sort_rest(NO_EFFECT, OFF, KNOWN)
+    r.sort_rest(options_of("torchtitan"))
     return Draft(
         format="torchtitan",
         software=SOFTWARE,
@@ -78,7 +78,8 @@ _PLACES: Final = {
 
 def _entries(data: Mapping[str, Any], file: str) -> dict[str, Entry]:
     found = flattened(data, file, _LEAVES)
-    return {OLD_NAMES.get(name, name): entry for name, entry in found.items()}
+    old_names = table_of("torchtitan")["old_names"]
+    return {old_names.get(name, name): entry for name, entry in found.items()}
 
 
 def _data_parallel(r: Reading, fields: dict[str, Any]) -> Degree | None:
@@ -309,13 +310,13 @@ def _model(r: Reading) -> tuple[str | None, str]:
     """The preset of the file's model; if there is none, the name in the file and the names of presets."""
     family = r.text("model.name") or "llama3"
     flavor = r.text("model.flavor")
-    found = FLAVORS.get((family, flavor or ""))
+    of_family: dict[str, str] = table_of("torchtitan")["flavors"].get(family, {})
+    found = of_family.get(flavor or "")
     if flavor is None:
         return None, ""
     if found is not None:
         r.note("model.flavor", f"model {found}")
         return found, ""
-    of_family = [known for name, known in FLAVORS if name == family]
     hint = f"of {family} {', '.join(of_family)} are" if of_family else f"no {family} is"
     r.note("model.flavor", f"{family} {flavor} is no preset")
     return None, f"{family} {flavor} is no preset; {hint}"
