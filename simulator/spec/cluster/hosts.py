@@ -8,62 +8,9 @@ from functools import cache
 from typing import Any, Final
 
 from simulator.base.errors import ClusterError, Fault
-from simulator.base.presets import TOPOLOGIES
+from simulator.base.presets import TOPOLOGIES, facts
 from simulator.base.schema import nearest, read_toml
 from simulator.base.units import parse_bytes_per_s
-
-# Device -> the preset whose node it usually sits in.
-_USUAL: Final = {
-    "v100-sxm2-16gb": "dgx1-v100-8",
-    "v100-sxm2-32gb": "dgx1-v100-8",
-    "a100-sxm4-40gb": "dgx-a100-40-8",
-    "a100-sxm4-80gb": "dgx-a100-80-8",
-    "a100-pcie-80gb": "pcie-a100-80-8",
-    "a800-80gb": "hgx-a800-80-8",
-    "h100-sxm5-80gb": "dgx-h100-8",
-    "h100-96gb-500w": "hgx-h100-96-500w-8",
-    "h100-pcie": "pcie-h100-8",
-    "h100-nvl": "pcie-h100-8",
-    "h200-sxm": "hgx-h200-8",
-    "h20": "hgx-h20-8",
-    "b200-sxm": "dgx-b200-8",
-    "b300-sxm": "dgx-b300-8",
-    "gb200": "gb200-nvl72",
-    "gb300": "gb300-nvl72",
-    "l40s": "pcie-l40s-8",
-    "a40": "pcie-a40-8",
-    "a6000": "pcie-a40-8",
-    "rtx-4090": "pcie-rtx4090-4",
-    "rtx-pro-6000-server": "pcie-rtx-pro-6000-8",
-    "mi250x-gcd": "mi250x-8",
-    "mi300x": "mi300x-8",
-    "mi325x": "mi300x-8",
-    "a10": "pcie-a40-8",
-    "a10g": "pcie-a40-8",
-    "a30": "pcie-a40-8",
-    "a100-pcie-40gb": "pcie-a100-80-8",
-    "gh200": "gh200-1",
-    "h20-141gb": "hgx-h20-8",
-    "h200-nvl": "pcie-h100-8",
-    "h800-sxm5-80gb": "hgx-h800-8",
-    "l4": "pcie-l40s-8",
-    "l40": "pcie-l40s-8",
-    "rtx-3090": "pcie-rtx4090-4",
-    "rtx-3090-ti": "pcie-rtx4090-4",
-    "rtx-5090": "pcie-rtx4090-4",
-    "rtx-6000-ada": "pcie-l40s-8",
-}
-
-# One way, all links of a GPU together (github:stas00/ml-engineering network/README.md, all-to-all and PCIe tables).
-_ONE_WAY: Final = {
-    "nvlink2": 150e9,
-    "nvlink3": 300e9,
-    "nvlink4": 450e9,
-    "nvlink5": 900e9,
-    "xgmi": 448e9,
-    "pcie4": 31e9,
-    "pcie5": 63e9,
-}
 
 # PCIe links of 16 lanes, one way, by transfer rate in GT/s (the same table; 1, 2, 3, 6: lanes × rate × coding). With the
 # kind that stands for each.
@@ -75,8 +22,9 @@ _BY_RATE: Final = {
     32.0: (63e9, "pcie5"),
     64.0: (121e9, "pcie5"),
 }
-
-
+_HOSTS: Final = facts(__file__, "hosts")
+_USUAL: Final[dict[str, str]] = _HOSTS["usual"]
+_ONE_WAY: Final[dict[str, float]] = _HOSTS["one_way"]
 _WIRED: Final = ("mesh", "cube_mesh", "pairs")  # shapes that a larger node does not simply continue
 
 

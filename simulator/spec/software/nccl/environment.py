@@ -9,11 +9,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.presets import facts
 from simulator.base.schema import nearest
-from simulator.spec.software.nccl.variables import KNOWN, MODELLED, UNMODELLED
 
 ALGORITHMS: Final = {
     "tree": "tree",
@@ -62,7 +63,6 @@ _SWITCHES: Final = {
 TUNER_FILE: Final = "NCCL_TUNER_CONFIG_FILE"
 _TEXTS: Final = {
     "NCCL_NET": "net",
-    "NCCL_NET_PLUGIN": "net_plugin",
     "NCCL_TUNER_PLUGIN": "tuner_plugin",
     TUNER_FILE: "tuner_file",
 }
@@ -118,6 +118,12 @@ class Environment:
         return bool(self.ib_disable) or self.net.lower() == "socket"
 
 
+@cache
+def variable_groups() -> dict[str, frozenset[str]]:
+    """NCCL's and its plugins' variables: "modelled", "unmodelled" and "harmless"."""
+    return {group: frozenset(names) for group, names in facts(__file__, "variables").items()}
+
+
 def _left(restriction: Restriction, kind: str, every: Mapping[str, str]) -> frozenset[str]:
     own = dict(restriction)
     return own.get(kind, own.get("", frozenset(every.values())))
@@ -160,7 +166,7 @@ def read_environment(variables: Mapping[str, str], place: str) -> Environment:
     return Environment(
         **fields,  # type: ignore[arg-type]  # _Reader gives each field its type
         transport=frozenset(f"{n}={v}" for n, v in variables.items() if n in _TRANSPORT),
-        unmodelled=tuple(sorted(set(variables) & (UNMODELLED | _WITHOUT_EFFECT))),
+        unmodelled=tuple(sorted(variable_groups()["unmodelled"] & set(variables))),
     )
 
 
@@ -169,8 +175,6 @@ _TRANSPORT: Final = {
     "FI_CXI_RX_MATCH_MODE": ("hardware", "software", "hybrid"),
     "FI_CXI_DISABLE_NON_INJECT_MSG_IDC": ("0", "1"),
 }
-# Read and checked, and no time depends on them yet
-_WITHOUT_EFFECT: Final = frozenset(("NCCL_NET_PLUGIN",))
 
 
 class _Reader:
@@ -185,11 +189,10 @@ class _Reader:
 
     def put(self, name: str, value: str, fields: dict[str, object]) -> None:
         """Read `value` into the field of `name`."""
-        if name not in KNOWN:
-            self.fault(name, "is no variable of NCCL or its plugins", nearest(name, KNOWN))
-        elif name not in MODELLED:
-            return
-        else:
+        known = frozenset().union(*variable_groups().values())
+        if name not in known:
+            self.fault(name, "is no variable of NCCL or its plugins", nearest(name, known))
+        elif name in variable_groups()["modelled"]:
             self._modelled(name, value, fields)
 
     def _modelled(self, name: str, value: str, fields: dict[str, object]) -> None:
