@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import click
 
 from simulator.base.exit_codes import ExitCode
+from simulator.cli.options import write_json
 from simulator.formats.readers.measured_table import read_measured
 from simulator.studies.backtest import BacktestReport, CollectivesReport, render, run
 
@@ -28,7 +28,7 @@ def command(file: Path, *, as_json: bool, plain: bool, jobs: int) -> int:
     """Predict, print, and say by the exit code whether it went to the end."""
     report = _judged(file, jobs)
     if as_json:
-        click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+        write_json(report.as_json())
     else:
         from simulator.cli.terminal import show
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.cli.options import FILE
 
-_ANY_FILE = click.Path(path_type=Path, dir_okay=False)
 _RUN_HELP = """Measure this machine for --minutes and write one sample a line.
 
 Products, attention, passes over memory, losses, optimizers, launches, transfers, storage, collectives over size and
@@ -34,7 +34,7 @@ def command() -> None:
 
 @command.command("run", help=_RUN_HELP)
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=8.0, show_default=True)
-@click.option("--out", type=_ANY_FILE, default=Path("samples.jsonl"), show_default=True, metavar="FILE")
+@click.option("--out", type=FILE, default=Path("samples.jsonl"), show_default=True, metavar="FILE")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="default: cuda where there is one")
 @click.option("--ranks", type=click.IntRange(1, 1024), help="default: all GPUs, or two CPU processes")
 @click.option("--threads", type=click.IntRange(1, 1024), help="of each CPU process; default: the cores shared evenly")
@@ -60,10 +60,8 @@ def run(
 
 
 @command.command("fit", help=_FIT_HELP)
-@click.argument("inputs", nargs=-1, required=True, type=_ANY_FILE, metavar="INPUTS...")
-@click.option(
-    "-o", "--out", type=_ANY_FILE, default=Path("machine.calibration.json"), show_default=True, metavar="FILE"
-)
+@click.argument("inputs", nargs=-1, required=True, type=FILE, metavar="INPUTS...")
+@click.option("-o", "--out", type=FILE, default=Path("machine.calibration.json"), show_default=True, metavar="FILE")
 @click.option("--device", metavar="NAME|FILE", help="The device, where the samples name one that nobody knows.")
 @click.option("--cluster", metavar="NAME|FILE", help="The cluster that logs and collectives on GPUs are of.")
 def fit(*, inputs: tuple[Path, ...], out: Path, device: str | None, cluster: str | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -13,6 +12,7 @@ from simulator.base.errors import ClusterError, Fault, InputError, PlanError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes
+from simulator.cli.options import FILE, write_json
 from simulator.cli.terminal import show
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 from simulator.parallel.mesh import GroupShape
@@ -52,14 +52,14 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 @click.option(
     "--compare",
     multiple=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="LOG",
     help="What nccl-tests printed, or its JSON (-J): its sizes, ranks and nodes, with times and errors beside. May be repeated.",
 )
 @click.option("--bucket", metavar="SIZE", help="Also: the same bytes in calls of this size, one after the other.")
 @click.option("--calibration", metavar="NAME|FILE", help="Whose links. [as shipped; `ideal`: the closed forms]")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
-@click.option("--plot", "picture", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.png", help="Draw it.")
+@click.option("--plot", "picture", type=FILE, metavar="OUT.png", help="Draw it.")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
 def command(  # noqa: PLR0913  one an option
     collective: str,
@@ -121,7 +121,7 @@ def command(  # noqa: PLR0913  one an option
         plot(sweep, picture)
         click.echo(f"drawn in {picture}", err=True)
     if as_json:
-        click.echo(json.dumps(to_data(sweep), indent=2, ensure_ascii=False, allow_nan=False))
+        write_json(to_data(sweep))
     else:
         show(render(sweep), plain=plain)
     return ExitCode.OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,15 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, parse_count
-from simulator.cli.options import answer_options, loaded_prices, placement_option, price_options
+from simulator.cli.options import (
+    FILE,
+    answer_options,
+    loaded_prices,
+    of_all_studies,
+    placement_option,
+    price_options,
+    write_json,
+)
 from simulator.cli.terminal import show
 from simulator.formats.study import read_study
 from simulator.formats.study.overrides import parse_overrides, patched
@@ -38,16 +45,11 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 @click.option(
     "--what-if", "variants", multiple=True, metavar="KEY=VALUE[,KEY=VALUE...]", help="A variant of the first."
 )
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict; of all studies.")
-@click.option("--model", metavar="NAME|FILE", help="As for predict; of all studies.")
-@click.option("--cluster", metavar="NAME|FILE", help="As for predict; of all studies.")
-@click.option("--nodes", metavar="INTEGER", help="As for predict; of all studies.")
+@of_all_studies
 @placement_option
 @price_options
 @click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png|.svg", help="Time against cost."
-)
+@click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Time against cost.")
 @click.option("--no-ablations", is_flag=True, help="Do not ask what each limit costs.")
 @answer_options
 def command(
@@ -93,7 +95,7 @@ def command(
     if plot is not None:
         _draw(plot, comparison)
     if as_json:
-        click.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+        write_json(comparison.as_json())
     else:
         show(render(comparison), plain=plain, width=WIDTH)
     return ExitCode.OK

@@ -11,7 +11,7 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.cli.options import input_options, placement_option
+from simulator.cli.options import input_options, placement_option, set_option
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.formats.exchange import FORMATS, Export, Job, export_plan
 from simulator.formats.study import Study
@@ -42,7 +42,7 @@ Exit codes: 0 written, 2 usage, 3 bad input, or not expressible."""
 @plan_file_options
 @input_options
 @plan_options
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict. May be repeated.")
+@set_option("As for predict. May be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="The text and what stands beside it, as JSON.")
 def command(
     study: Path | None,

@@ -13,7 +13,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
-from simulator.cli.options import answer_options, loaded_prices, price_options, study_options
+from simulator.cli.options import answer_options, loaded_prices, price_options, set_option, study_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.formats.study import Study, nested
 from simulator.formats.study.overrides import literal, parse_overrides
@@ -71,13 +71,7 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
 @plan_file_options
 @study_options
 @plan_options
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Any leaf of run, plan, model, cluster, device, stack or checkpoint. May be repeated.",
-)
+@set_option("Any leaf of run, plan, model, cluster, device, stack or checkpoint. May be repeated.")
 @answer_options
 def command(
     study: Path | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes, format_seconds
+from simulator.cli.options import write_json
 from simulator.formats.readers.kineto import read_kineto, summary
 
 _HELP = """Read a Kineto or Chrome trace (torch.profiler's export_chrome_trace; .json or .json.gz, of any size).
@@ -42,7 +42,7 @@ def command(
         compared = compare(read, study, snapshot, out)
     if as_json:
         answer = {"schema_version": 1, **found, "comparison": compared}
-        click.echo(json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))
+        write_json(answer)
     else:
         click.echo(_text(found))
         if compared is not None:

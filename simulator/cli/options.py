@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +13,8 @@ from simulator.base.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from simulator.spec.prices import Prices
+
+FILE = click.Path(path_type=Path, dir_okay=False)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -32,6 +35,19 @@ _ANSWER = (
     click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/json-output.md)."),
     click.option("--plain", is_flag=True, help="No colours, fixed width."),
 )
+
+
+def set_option(help_text: str) -> Callable[[_Command], _Command]:
+    """--set: leaves of the study."""
+    return click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=help_text)
+
+
+def of_all_studies(function: _Command) -> _Command:
+    """--set, --model, --cluster and --nodes of a verb that takes several studies."""
+    help_text = "As for predict; of all studies."
+    for flag, metavar in (("--nodes", "INTEGER"), ("--cluster", "NAME|FILE"), ("--model", "NAME|FILE")):
+        function = click.option(flag, metavar=metavar, help=help_text)(function)
+    return set_option(help_text)(function)
 
 
 def input_options(function: _Command) -> _Command:
@@ -77,3 +93,8 @@ def answer_options(function: _Command) -> _Command:
     for option in reversed(_ANSWER):
         function = option(function)
     return function
+
+
+def write_json(answer: object) -> None:
+    """Print to stdout as JSON, readable; keys keep their order."""
+    click.echo(json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False))

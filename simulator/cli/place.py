@@ -14,7 +14,7 @@ import click
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import check_writable
 from simulator.cli.export import head_of, job_of, write, write_files
-from simulator.cli.options import answer_options, placement_option, study_options
+from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.cli.terminal import show
 
@@ -33,7 +33,7 @@ Exit codes: 0 placed, 2 usage, 3 bad input."""
 
 @click.command("place", help=_HELP)
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
-@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="RANKS.tsv", help="The table.")
+@click.option("-o", "--out", type=FILE, metavar="RANKS.tsv", help="The table.")
 @click.option("--launch-kit", "kit", type=click.Path(path_type=Path), metavar="DIR", help="As export --to launch-kit.")
 @click.option("--hosts", metavar="HOSTLIST", help="The nodes' names, for the launch kit, as node[1-8].")
 @click.option("--topology", metavar="SOURCE", help="One node, as for `shardwise topo`: its bus ids stand in the table.")
@@ -43,7 +43,7 @@ Exit codes: 0 placed, 2 usage, 3 bad input."""
 @plan_file_options
 @study_options
 @plan_options
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict. May be repeated.")
+@set_option("As for predict. May be repeated.")
 @answer_options
 def command(
     study: Path | None,

@@ -14,7 +14,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
-from simulator.cli.options import answer_options, placement_option, study_options
+from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, predict
@@ -66,14 +66,13 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
 
 def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
     """--plan, --plan-format and --define: a plan in another framework's words."""
-    file = click.Path(path_type=Path, dir_okay=False)
     help_text = "The plan in Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML or JSON."
     for option in (
         click.option(
             "--define", multiple=True, metavar="NAME=VALUE", help="A variable of --plan's script; repeatable."
         ),
         click.option("--plan-format", metavar="|".join(PLAN_FORMATS), help="[by the file's content]"),
-        click.option("--plan", "plan_file", type=file, metavar="FILE", help=help_text),
+        click.option("--plan", "plan_file", type=FILE, metavar="FILE", help=help_text),
     ):
         function = option(function)
     return function
@@ -111,35 +110,23 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @study_options
 @placement_option
 @plan_options
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Any leaf of plan, model, cluster, device, stack or checkpoint: device.memory_bytes=96GiB. May be repeated.",
+@set_option(
+    "Any leaf of plan, model, cluster, device, stack or checkpoint: device.memory_bytes=96GiB. May be repeated."
 )
 @answer_options
+@click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
 @click.option(
-    "--trace",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="OUT.json.gz",
-    help="Also write a Chrome trace, for Perfetto.",
-)
-@click.option(
-    "--memory",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="OUT.png|OUT.svg",
-    help="Also draw the step's memory by category (needs matplotlib).",
+    "--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category (needs matplotlib)."
 )
 @click.option(
     "--links",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="OUT.png|OUT.svg",
     help="Also draw a node's links and what the step puts on them (needs matplotlib).",
 )
 @click.option(
     "--snapshot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="OUT.pickle",
     help="Also write the predicted allocator, for PyTorch's memory viewer.",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, parse_bytes
+from simulator.cli.options import write_json
 from simulator.formats.readers.snapshot import read_snapshot
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.allocator.blocks import LARGE_SEGMENT_BYTES, MIB
@@ -116,7 +116,7 @@ def _what_if(snapshot: Path | None, study: Path | None, options: dict[str, Any],
 
 
 def _write(data: dict[str, Any]) -> None:
-    click.echo(json.dumps({"schema_version": 1, **data}, indent=2, ensure_ascii=False, allow_nan=False))
+    write_json({"schema_version": 1, **data})
 
 
 def _predicted(study: Path | None) -> tuple[Sequence, Calibration]:

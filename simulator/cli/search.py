@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import format_seconds
-from simulator.cli.options import answer_options, price_options
+from simulator.cli.options import FILE, answer_options, price_options, write_json
 from simulator.cli.progress import StatusLine
 from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.terminal import show
@@ -75,17 +74,15 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option("--rank", "objective", type=click.Choice(OBJECTIVES), default="step", show_default=True, help="By what.")
 @click.option("--top", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Plans in the table.")
 @click.option("--fits-only", is_flag=True, help="Only plans whose memory surely fits: no TIGHT ones.")
-@click.option("--journal", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep, and resume.")
-@click.option(
-    "--export", "exported", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.csv|.json|.parquet"
-)
+@click.option("--journal", type=FILE, metavar="FILE", help="Keep, and resume.")
+@click.option("--export", "exported", type=FILE, metavar="FILE.csv|.json|.parquet")
 @click.option("--launch-kit", "kit", type=click.Path(path_type=Path), metavar="DIR", help="Of the best plan, placed.")
 @click.option("--hosts", metavar="HOSTLIST", help="Of the launch kit: the nodes' names.")
 @click.option("--topology", metavar="SOURCE", help="Of the launch kit: one node, as for `shardwise topo`.")
 @click.option("--front", "sizes", is_flag=True, help="The quickest plan of each number of nodes: time against cost.")
 @price_options
 @click.option("--run-tokens", metavar="N", help="Of --front: tokens of a run, as 15T: its days and cost.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png|.svg", help="Of --front.")
+@click.option("--plot", type=FILE, metavar="FILE.png|.svg", help="Of --front.")
 @click.option("--engine", type=click.Choice(["processes", "dask"]), default="processes", show_default=True)
 @click.option("--scheduler", metavar="HOST:PORT", help="Of dask.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
@@ -141,7 +138,7 @@ def _kit(options: dict[str, Any]) -> Path | None:
 
 def _print(report: SearchReport, *, as_json: bool, plain: bool) -> None:
     if as_json:
-        click.echo(json.dumps(report.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+        write_json(report.as_json())
     else:
         show(render(report), plain=plain, width=WIDTH)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, counted, parse_count
-from simulator.cli.options import loaded_prices
+from simulator.cli.options import loaded_prices, write_json
 from simulator.cli.terminal import show
 from simulator.formats.writers.front_plot import Point, check_picture, write_front_plot
 from simulator.spec.prices import Prices
@@ -53,7 +52,7 @@ def run_front(
         write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
         click.echo(f"written to {options['plot']}", err=True)
     if as_json:
-        click.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+        write_json(found.as_json())
     else:
         show(render_front(found), plain=plain, width=WIDTH)
     return ExitCode.OK if any(row.best is not None for row in found.rows) else ExitCode.DOES_NOT_FIT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds
 from simulator.cli.compare import name_of, split_settings
 from simulator.cli.goodput import read_run
-from simulator.cli.options import answer_options, loaded_prices, price_options
+from simulator.cli.options import FILE, answer_options, loaded_prices, of_all_studies, price_options, write_json
 from simulator.cli.progress import StatusLine
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
 from simulator.cli.terminal import show
@@ -48,13 +47,10 @@ Exit codes: 0 answered, 2 usage, 3 bad input, 130 interrupted (--journal keeps w
 @click.option("--no-errors", is_flag=True, help="Take the prediction's own errors for none.")
 @click.option("--samples", type=click.IntRange(8, 65_536), default=128, show_default=True, help="A power of two.")
 @click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True)
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict; of all studies.")
-@click.option("--model", metavar="NAME|FILE", help="As for predict; of all studies.")
-@click.option("--cluster", metavar="NAME|FILE", help="As for predict; of all studies.")
-@click.option("--nodes", metavar="INTEGER", help="As for predict; of all studies.")
+@of_all_studies
 @price_options
 @click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T; else the first study's [run].")
-@click.option("--journal", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep, and resume.")
+@click.option("--journal", type=FILE, metavar="FILE", help="Keep, and resume.")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Processes. [the machine's cores]")
 @answer_options
 def command(
@@ -77,7 +73,7 @@ def command(
     with Journal(journal, identity(study)) if journal is not None else nullcontext() as kept:
         answer = study.answer(kept, jobs, _Teller())
     if as_json:
-        click.echo(json.dumps(answer.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+        write_json(answer.as_json())
     else:
         show(render(answer), plain=plain, width=WIDTH)
     return ExitCode.OK

@@ -12,7 +12,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_number
-from simulator.cli.options import answer_options, loaded_prices, price_options, study_options
+from simulator.cli.options import answer_options, loaded_prices, price_options, set_option, study_options
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
@@ -59,13 +59,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 @click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
 @study_options
 @_options
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Any leaf of inference, workload, slo, model, cluster, device or stack. May be repeated.",
-)
+@set_option("Any leaf of inference, workload, slo, model, cluster, device or stack. May be repeated.")
 @click.option("--interval", is_flag=True, help="Also play with all times at the ends of their 90 % interval.")
 @click.option(
     "--highest-rate",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.console import Group
 
 from simulator.base.errors import ClusterError, Fault
 from simulator.base.exit_codes import ExitCode
+from simulator.cli.options import FILE, write_json
 from simulator.cli.terminal import show
 from simulator.formats.readers.host_cluster import cluster_of
 from simulator.formats.readers.topology_source import host_of, read_source, with_device
@@ -41,12 +41,7 @@ them, speeds from data sheets. A SLURM tree becomes one with --node, the cluster
 @click.command("topo", help=_HELP)
 @click.argument("source", metavar="SOURCE")
 @click.option("--device", metavar="NAME", help="The GPUs of a matrix, which does not name them: gives speeds.")
-@click.option(
-    "--save",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="OUT.toml",
-    help="Write a cluster file; needs --device.",
-)
+@click.option("--save", type=FILE, metavar="OUT.toml", help="Write a cluster file; needs --device.")
 @click.option("--node", "node", metavar="NAME|FILE", help="The node below a SLURM tree: a preset or a .toml.")
 @click.option(
     "--hosts", default="", metavar="HOSTLIST", help="The nodes of a job in a SLURM tree, as node[1-8,33-40]. [all]"
@@ -59,7 +54,7 @@ them, speeds from data sheets. A SLURM tree becomes one with --node, the cluster
 )
 @click.option(
     "--draw",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="OUT.png|OUT.svg",
     help="Draw a node and its links; a matrix or XML needs --device. `predict --links` adds a plan's loads.",
 )
@@ -104,7 +99,7 @@ def command(  # noqa: PLR0913  one an option
         if isinstance(found, Cluster):
             answer, data = Group(answer, render_network(found)), data | {"network": network_json(found)}
     if as_json:
-        click.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+        write_json(data)
     else:
         show(answer, plain=plain, width=_WIDTH)
     return ExitCode.OK

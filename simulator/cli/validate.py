@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from simulator.base.errors import Fault, InputError
+from simulator.cli.options import FILE, set_option
 
 
 @click.group("validate")
@@ -39,7 +40,7 @@ Exit codes: 0 done, 2 usage, 3 bad input, 5 the run failed, 130 interrupted."""
 @click.option("--model", metavar="NAME|FILE", help="As for predict.")
 @click.option("--cluster", metavar="NAME|FILE", help="As for predict; only the comparison uses it.")
 @click.option("--nodes", metavar="INTEGER", help="As for predict.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for predict: plan.seq_len=4096.")
+@set_option("As for predict: plan.seq_len=4096.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="Of solo and fake. [solo: cuda; fake: cpu]")
 @click.option("--steps", type=click.IntRange(1, 10_000), default=8, show_default=True, help="Steps that are timed.")
 @click.option("--warm-up", type=click.IntRange(1, 1000), default=3, show_default=True, help="Steps before them.")
@@ -49,13 +50,7 @@ Exit codes: 0 done, 2 usage, 3 bad input, 5 the run failed, 130 interrupted."""
 )
 @click.option("--record", is_flag=True, help="Also keep the allocator's events of one step (GPU).")
 @click.option("--no-profile", is_flag=True, help="No profiled step.")
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="RUNS.jsonl",
-    help="Add the record to a file.",
-)
+@click.option("-o", "--out", type=FILE, metavar="RUNS.jsonl", help="Add the record to a file.")
 @click.option("--json", "as_json", is_flag=True, help="Write the record as JSON (docs/reference/validate.md).")
 def run(study: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Play, print, keep."""
