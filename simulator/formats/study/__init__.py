@@ -5,10 +5,10 @@ Every value remembers who gave it, so that a fault is reported at the flag or th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
@@ -23,6 +23,7 @@ from simulator.formats.study.tables import (
     DEFAULT,
     DEFAULT_NAME,
     ROOTS,
+    Faults,
     PlanFile,
     StudyFile,
     located,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from simulator.formats.readers.plans import Draft
 
 __all__ = ["PlanFile", "Study", "calibration_named", "loaded_cluster", "nested", "read_study"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +72,6 @@ class Study:
         }
 
 
-class _Faults(list[Fault]):
-    """Collects faults, so that all of them can be told together."""
-
-    def attempt(self, make: Callable[[], T]) -> T | None:
-        try:
-            return make()
-        except InputError as exc:
-            self.extend(exc.faults)
-        except OSError as exc:
-            self.append(Fault(place=str(exc.filename), problem=f"cannot be read: {exc.strerror}"))
-        return None
-
-
 def read_study(
     file: Path | None,
     flags: Mapping[str, str],
@@ -99,7 +85,7 @@ def read_study(
     plan_file: holds the plan, and perhaps the model, in place of the study's.
     Raises InputError with every fault of every input.
     """
-    faults = _Faults()
+    faults = Faults()
     base = dict(DEFAULT) if file is None else faults.attempt(lambda: located(read_toml(file, InputError), file.parent))
     if base is None:
         raise InputError(faults)
@@ -140,7 +126,7 @@ class _Asked:
     given: Mapping[str, Any]
 
 
-def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faults: _Faults) -> Study:
+def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faults: Faults) -> Study:
     """The plan, its software and its checkpoint, judged. Raises InputError with every fault, those so far among them."""
     raw, overrides, draft = asked.raw, asked.overrides, asked.draft
     settled = draft is None or not faults

@@ -34,15 +34,12 @@ def sources_of(
 ) -> tuple[Source, ...]:
     """The origin of each value: the file, a flag, or a default (then it is assumed)."""
     assumed = "assumed" if name == DEFAULT_NAME else "given"
-    found = [
-        Source(what=key, kind="given" if key in origins else assumed, detail=f"{raw[key]} ({origins.get(key, name)})")
-        for key in ("model", "cluster", "nodes", "placement", "calibration")
-        if raw.get(key) is not None and not (key == "model" and draft and draft.model and key not in origins)
-    ]
+    imported = draft and draft.model and "model" not in origins
+    found = named_sources(name, {**raw, "model": None} if imported else raw, origins)
     if draft is not None:
         from simulator.formats.study.imported import sources
 
-        if draft.model and "model" not in origins:
+        if imported:
             found.append(Source(what="model", kind="given", detail=f"{raw['model']} ({draft.file})"))
         found += sources(draft, plan.stack)
         places = {f"plan.{field}" for field in draft.places}
@@ -51,12 +48,22 @@ def sources_of(
     return (*found, *_of_plan(name, assumed, raw["plan"], origins, asked, plan))
 
 
-def set_by_hand(overrides: Sequence[Override]) -> tuple[Source, ...]:
-    """Settings by `--set` outside the plan."""
+def named_sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str]) -> list[Source]:
+    """The origin of each noun that a study names: its file, a flag, or the embedded default."""
+    assumed = "assumed" if name == DEFAULT_NAME else "given"
+    return [
+        Source(what=key, kind="given" if key in origins else assumed, detail=f"{raw[key]} ({origins.get(key, name)})")
+        for key in ("model", "cluster", "nodes", "placement", "calibration")
+        if raw.get(key) is not None
+    ]
+
+
+def set_by_hand(overrides: Sequence[Override], tables: Sequence[str] = ("plan",)) -> tuple[Source, ...]:
+    """Settings by `--set` outside the study's own tables."""
     return tuple(
         Source(what=one.flag.removeprefix("--set "), kind="given", detail=f"{one.text} (--set)")
         for one in overrides
-        if one.root != "plan"
+        if one.root not in tables
     )
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pydantic import Field, ValidationError
 
-from simulator.base.errors import Fault, InputError, ModelError, StackError
+from simulator.base.errors import Fault, InputError, StackError
 from simulator.base.schema import Strict, faults_of, read_toml
 from simulator.base.units import FROM_FILE, Seconds
-from simulator.formats.study.loading import calibration_named, loaded_cluster
+from simulator.formats.study.loading import calibration_named, loaded_cluster, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
-from simulator.formats.study.tables import nested
+from simulator.formats.study.provenance import named_sources, set_by_hand
+from simulator.formats.study.tables import DEFAULT_NAME, Faults, located, nested, of_root
 from simulator.predict import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -24,17 +25,15 @@ from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check
 
-T = TypeVar("T")
-
 DEFAULT: Final[Mapping[str, Any]] = {
     "model": "llama3-8b",
     "cluster": "hgx-h100-8",
     "inference": {},
     "workload": {"rate": 4.0},
 }
-DEFAULT_NAME: Final = "the embedded default"
 ROOTS: Final = ("inference", "workload", "slo", "model", "cluster", "device", "stack")  # what --set reaches into
 TABLES: Final = ("inference", "workload", "slo")
+_FILES: Final = (("inference", "stack"), ("workload", "trace"))  # keys that may name one
 _BRANCH: Final = re.compile(r"\.(table|count)\b(\.(uniform|lognormal|choice)\b)?")  # pydantic's, of lengths
 
 
@@ -88,17 +87,6 @@ class ServingStudy:
         }
 
 
-class _Faults(list[Fault]):
-    """Collects faults, so that all of them can be told together."""
-
-    def attempt(self, make: Callable[[], T]) -> T | None:
-        try:
-            return make()
-        except InputError as exc:
-            self.extend(exc.faults)
-        return None
-
-
 def read_serving_study(
     file: Path | None, flags: Mapping[str, str], table_flags: Mapping[str, str], settings: Sequence[str]
 ) -> ServingStudy:
@@ -107,8 +95,10 @@ def read_serving_study(
     flags: model, cluster, nodes, calibration. table_flags: "inference.tp" and its like -> text.
     Raises InputError with every fault of every input.
     """
-    faults = _Faults()
-    base = DEFAULT if file is None else faults.attempt(lambda: _located(read_toml(file, InputError), file.parent))
+    faults = Faults()
+    base = (
+        DEFAULT if file is None else faults.attempt(lambda: located(read_toml(file, InputError), file.parent, _FILES))
+    )
     if base is None:
         raise InputError(faults)
     overrides, wrong = parse_overrides(settings, ROOTS)
@@ -116,7 +106,7 @@ def read_serving_study(
     name = str(file or DEFAULT_NAME)
     raw, origins = _merged(base, flags, table_flags, overrides)
     study = faults.attempt(lambda: _checked(raw, origins, name))
-    model = faults.attempt(lambda: _model(raw, _of(overrides, "model")))
+    model = faults.attempt(lambda: model_of(raw, of_root(overrides, "model")))
     cluster = faults.attempt(lambda: loaded_cluster(raw, overrides))
     if cluster is not None:
         faults.attempt(lambda: cluster.must_be_in_order("serving"))
@@ -124,7 +114,7 @@ def read_serving_study(
     stack = requests = None
     if study is not None:
         plan, workload = study.inference, study.workload
-        stack = faults.attempt(lambda: patched(Stack.load(plan.stack), _of(overrides, "stack"), StackError))
+        stack = faults.attempt(lambda: patched(Stack.load(plan.stack), of_root(overrides, "stack"), StackError))
         if model is not None and cluster is not None:
             faults.attempt(lambda: check(plan, model, cluster))
         requests = faults.attempt(lambda: _requests(workload))
@@ -139,21 +129,8 @@ def read_serving_study(
         workload=study.workload,
         requests=requests,
         slo=study.slo.limits(),
-        sources=(*_sources(name, raw, origins, study.workload), *_overridden(overrides)),
+        sources=(*_sources(name, raw, origins, study.workload), *set_by_hand(overrides, TABLES)),
     )
-
-
-def _located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Relative paths in a file are relative to that file."""
-    places = [(data, key) for key in ("model", "cluster", "calibration")]
-    places += [
-        (data[t], key) for t, key in (("inference", "stack"), ("workload", "trace")) if isinstance(data.get(t), dict)
-    ]
-    for table, key in places:
-        value = table.get(key)
-        if isinstance(value, str) and value.endswith((".toml", ".json", ".csv", ".gz")):
-            table[key] = str(folder / value)
-    return data
 
 
 def _merged(
@@ -195,15 +172,6 @@ def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
     return replace(fault, place=flag or f"{name}: {path}")
 
 
-def _of(overrides: Sequence[Override], root: str) -> list[Override]:
-    return [override for override in overrides if override.root == root]
-
-
-def _model(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Model | None:
-    name = raw.get("model")
-    return patched(Model.load(name), overrides, ModelError) if isinstance(name, str) else None
-
-
 def _requests(workload: Workload) -> tuple[Request, ...]:
     if workload.trace is None:
         return workload.requests()
@@ -216,23 +184,10 @@ def _requests(workload: Workload) -> tuple[Request, ...]:
     return read_arrivals(workload.trace)
 
 
-def _overridden(overrides: Sequence[Override]) -> tuple[Source, ...]:
-    """Leaves of the inputs that `--set` reached."""
-    return tuple(
-        Source(what=o.flag.removeprefix("--set "), kind="given", detail=f"{o.text} (--set)")
-        for o in overrides
-        if o.root not in TABLES
-    )
-
-
 def _sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str], workload: Workload) -> tuple[Source, ...]:
     """The origin of each value: the file, a flag, or a default (then it is assumed)."""
     assumed = "assumed" if name == DEFAULT_NAME else "given"
-    found = [
-        Source(what=key, kind="given" if key in origins else assumed, detail=f"{raw[key]} ({origins.get(key, name)})")
-        for key in ("model", "cluster", "nodes", "calibration")
-        if raw.get(key) is not None
-    ]
+    found = named_sources(name, raw, origins)
     for table in TABLES:
         keys = raw.get(table) or {}
         flags = [f"{key} = {keys[key]}" for key in keys if any(o.startswith(f"{table}.{key}") for o in origins)]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import Field
 
-from simulator.base.errors import Fault
+from simulator.base.errors import Fault, InputError
 from simulator.base.schema import Strict
 from simulator.formats.study.overrides import Override, literal
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.plan import Plan
 from simulator.work.checkpoint import Checkpoint
+
+T = TypeVar("T")
 
 # One node of 8 H100 and the length Llama 3 was trained with; everything else is what PyTorch's FSDP2 does by itself.
 DEFAULT: Final[Mapping[str, Any]] = {
@@ -53,17 +55,30 @@ class PlanFile:
     define: tuple[str, ...] = ()
 
 
-def located(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Relative paths in a file are relative to that file."""
-    plan = data.get("plan")
+class Faults(list[Fault]):
+    """Collects faults, so that all of them can be told together."""
+
+    def attempt(self, make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except InputError as exc:
+            self.extend(exc.faults)
+        except OSError as exc:
+            self.append(Fault(place=str(exc.filename), problem=f"cannot be read: {exc.strerror}"))
+        return None
+
+
+def located(
+    data: dict[str, Any], folder: Path, below: Iterable[tuple[str, str]] = (("plan", "stack"),)
+) -> dict[str, Any]:
+    """Relative paths in a file are relative to that file. below: (table, key) of those that are not at the top."""
     if isinstance(data.get("placement"), str):
         data["placement"] = str(folder / data["placement"])
     places = [(data, key) for key in ("model", "cluster", "calibration")]
-    if isinstance(plan, dict):
-        places.append((plan, "stack"))
+    places += [(data[table], key) for table, key in below if isinstance(data.get(table), dict)]
     for table, key in places:
         value = table.get(key)
-        if isinstance(value, str) and value.endswith((".toml", ".json")):
+        if isinstance(value, str) and value.endswith((".toml", ".json", ".csv", ".gz")):
             table[key] = str(folder / value)
     return data
 
