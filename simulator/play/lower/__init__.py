@@ -7,26 +7,22 @@ cluster with unequal links goes through `fold`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from simulator.base.errors import Fault, PlanError
-from simulator.base.kernels import DTYPE_BYTES, Kernel
-from simulator.memory import activation_bytes
 from simulator.parallel.legal import legal
 from simulator.parallel.mesh import Mesh
-from simulator.parallel.model_shard import ModelShard, body_names, shard_of
 from simulator.parallel.pipeline import micro_batches
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import EXPERT_ROLES, ROLES, MeshFabric
-from simulator.play.lower.hops import HopWork
-from simulator.play.lower.power import shared_clock
+from simulator.play.lower.priced_stages import priced_stages
 from simulator.play.lower.rank_classes import RankClasses
 from simulator.play.lower.reader import StageReader
-from simulator.play.lower.stage import ScheduledUnit, Stage, StageStep, waits_for_messages
+from simulator.play.lower.stage import Stage, StageStep
 from simulator.play.lower.stragglers import slowdown
-from simulator.play.lower.work import NO_WORK, BlockWork, Clock, Work
+from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
@@ -35,11 +31,9 @@ from simulator.spec.cluster.exceptions import Deviation, GpuKinds
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.work.offload import Moves, Transfers, UnitMoves, moves
-from simulator.work.ops import ModelBlocks, build_blocks, optimizer_kernels
+from simulator.work.offload import Transfers
+from simulator.work.ops import ModelBlocks, build_blocks
 from simulator.work.program import Program
-from simulator.work.script import Hop, UnitComm, agreement, communication, pieces, stepped_numel
-from simulator.work.script.order import Chunk
 from simulator.work.script.step import step_script
 
 __all__ = ["Lowering", "lower"]
@@ -206,7 +200,7 @@ def lower(
     mesh, cluster = Mesh(plan, cluster), cluster.usual
     blocks = build_blocks(model, stack, plan)
     near = mesh.group_shape("dp_shard_cp").ranks_per_node
-    clock, stages = _stages(model, plan, stack, blocks, cluster.device, calibration, near)
+    clock, stages = priced_stages(model, plan, stack, blocks, cluster.device, calibration, near)
     others = {name: device for name, device in kinds.devices.items() if device != cluster.device} if kinds else {}
     theirs = {name: _of_its_kind(calibration, device) for name, device in others.items()}
     return Lowering(
@@ -224,7 +218,8 @@ def lower(
         exceptions=exceptions,
         kinds=kinds if kinds and kinds.of_rank else None,
         others={
-            name: _stages(model, plan, stack, blocks, device, theirs[name], near)[1] for name, device in others.items()
+            name: priced_stages(model, plan, stack, blocks, device, theirs[name], near)[1]
+            for name, device in others.items()
         },
         calibrations={cluster.device.name: calibration, **theirs},
     )
@@ -249,15 +244,6 @@ def _of_its_kind(calibration: Calibration, device: Device) -> Calibration:
     return Calibration.datasheet(device) if calibration.kind == "datasheet" else Calibration.for_device(device)
 
 
-def _stages(
-    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, device: Device, calibration: Calibration, near: int
-) -> tuple[Clock, tuple[Stage, ...]]:
-    """The pipeline ranks on one device, and the clock that priced them. near: ranks of a shard group on one node."""
-    clock = shared_clock(Clock(device, calibration, stack), shard_of(model, plan), plan, stack, blocks)
-    works = {block.name: clock.block(block, plan) for block in blocks.kinds}
-    return clock, tuple(_stage(model, plan, stack, blocks, works, clock, near, index) for index in range(plan.pp))
-
-
 def _switches(cluster: Cluster) -> dict[str, Any]:
     """PCIe switches that several GPUs share. Copies reach of their uplinks what they reach of a GPU's own link."""
     link, tier = cluster.host_link, cluster.host_tier
@@ -268,145 +254,6 @@ def _switches(cluster: Cluster) -> dict[str, Any]:
     return {"switches": cluster.pcie.switches, "uplink_bytes_per_s": uplink}
 
 
-def _stage(
-    model: Model,
-    plan: Plan,
-    stack: Stack,
-    blocks: ModelBlocks,
-    works: dict[str, BlockWork],
-    clock: Clock,
-    node_ranks: int,
-    index: int,
-) -> Stage:
-    """A pipeline rank's chunks; without pipeline parallelism, the one stage there is."""
-    shard = shard_of(model, plan, index)
-    optimizer = _optimizer(shard, plan, clock, stack)
-    units = _units(shard, plan, works, clock, node_ranks)
-    if plan.pp == 1:
-        moved = moves(shard, plan, activation_bytes(shard, plan, stack, blocks))
-    else:
-        names = tuple(unit.name for unit in units)
-        moved = Moves(plan=plan, order=names, units=dict.fromkeys(names, UnitMoves()))
-    wide = model.d_model * DTYPE_BYTES[plan.gradient_dtype]
-    tied = model.tied_embeddings and isinstance(shard, ModelShard) and shard.holds_embedding != shard.holds_head
-    return Stage(
-        index=index,
-        plan=plan,
-        chunks=tuple(
-            StageStep(
-                plan=plan,
-                chunk=_shape(chunk),
-                units=chunk,
-                optimizer=optimizer,
-                moves=moved,
-                synchronous=waits_for_messages(plan) or stack.host_waits_for_blocks,
-                turns=any(segment.waits for unit in units for segment in unit.work.forward.segments),
-                agreement=_hops(clock, agreement(shard, plan)),
-            )
-            for chunk in _chunks(shard, units)
-        ),
-        message_bytes=_message_bytes(model, plan),
-        tied_bytes=shard.vocab_size * wide if tied and plan.pp > 1 else 0,
-    )
-
-
-def _chunks(shard: Model, units: tuple[ScheduledUnit, ...]) -> tuple[tuple[ScheduledUnit, ...], ...]:
-    """A rank's units by the pipeline chunks it holds, its layers numbered as the model's."""
-    if not isinstance(shard, ModelShard):
-        return (units,)
-    embedding, *layers, head = units
-    chunks: list[tuple[ScheduledUnit, ...]] = []
-    for index, held in enumerate(shard.body_chunks):
-        mine, layers = layers[: len(held)], layers[len(held) :]
-        first = [embedding] if index == shard.embedding_chunk else []
-        chunks.append((*first, *mine, *([head] if index == shard.head_chunk else [])))
-    return tuple(chunks)
-
-
-def _shape(units: tuple[ScheduledUnit, ...]) -> Chunk:
-    """Which units are the ends of the model."""
-    ends = sum(unit.name in ("embedding", "head") for unit in units)
-    return Chunk(
-        num_layers=len(units) - ends,
-        embedding=any(unit.name == "embedding" for unit in units),
-        head=any(unit.name == "head" for unit in units),
-    )
-
-
-def _message_bytes(model: Model, plan: Plan) -> int:
-    """Activations of a micro-batch, or their gradients, between stages.
-
-    Sequence parallelism leaves each rank its tokens; Megatron and DeepSpeed send a part each without it too (arXiv
-    2104.04473, section 4.1). That the receivers then gather the parts inside their node is left out.
-    """
-    parts = plan.tp if plan.sequence_parallel or plan.traits.own_model_code else 1
-    return plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
-
-
 def _lent_bytes_per_s(cluster: Cluster, plan: Plan) -> float:
     """A rank's part of the ports of its node's idle GPUs, one way."""
     return cluster.idle_gpus * cluster.intra.bytes_per_s / min(cluster.gpus_per_node, plan.num_devices)
-
-
-def _units(
-    shard: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock, node_ranks: int
-) -> tuple[ScheduledUnit, ...]:
-    """Embedding, blocks and head of a rank's share in forward order, each with its communication."""
-    comms = {comm.unit: comm for comm in communication(shard, plan, node_ranks)}
-    if isinstance(shard, ModelShard) and shard.holds_head and not shard.holds_embedding:
-        comms["head"] = replace(comms["embedding"], unit="head")  # FSDP's root, without the embedding
-    every = plan.recompute_every if plan.recompute == "every_k" else 1
-    layers = [
-        _unit(
-            name,
-            comms[name],
-            works[kind],
-            checkpointed=plan.recompute != "none" and index % every == 0,
-            clock=clock,
-        )
-        for index, (name, kind) in enumerate(zip(body_names(shard), shard.body, strict=True))
-    ]
-    embedding, head = (_unit(n, comms[n], works[n], checkpointed=False, clock=clock) for n in ("embedding", "head"))
-    return embedding, *layers, head
-
-
-def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clock: Clock) -> ScheduledUnit:
-    return ScheduledUnit(
-        name=name,
-        comm=comm,
-        work=work,
-        checkpointed=checkpointed,
-        flop=work.flop + (work.recompute_flop if checkpointed else 0),
-        gather_forward=clock.work("copies", comm.gather_forward_kernels),
-        gather_backward=clock.work("copies", comm.gather_backward_kernels),
-        gradient=_copies(clock, comm.gradient_kernels),
-        keep=_copies(clock, comm.keep_kernels),
-        add=_copies(clock, comm.add_kernels),
-        hops=_hops(clock, comm.hops),
-    )
-
-
-def _hops(clock: Clock, hops: tuple[Hop, ...]) -> tuple[HopWork, ...]:
-    return tuple(
-        HopWork(
-            work=_copies(clock, hop.kernels),
-            kind=hop.kind,
-            role=hop.role,
-            size_bytes=hop.size_bytes,
-            count=hop.count,
-            blocking=hop.blocking,
-        )
-        for hop in hops
-    )
-
-
-def _copies(clock: Clock, kernels: tuple[Kernel, ...]) -> Work:
-    return clock.work("copies", kernels) if kernels else NO_WORK
-
-
-def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
-    numel = stepped_numel(model, plan)
-    tensors = sum(len(shapes) for _, shapes in pieces(model))
-    offloaded = plan.offload.optimizer != "none"
-    work = clock.work("optimizer", () if offloaded else optimizer_kernels(numel, tensors, plan))
-    return Work(parts=(*work.parts, ("overhead", stack.step_overhead_s)), host_s=work.host_s)

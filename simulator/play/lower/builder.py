@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import cached_property
 
 from simulator.parallel.mesh import GroupShape
 from simulator.play.lower.fabric import MeshFabric
-from simulator.play.lower.rank_classes import GroupKinds, RankClass
+from simulator.play.lower.peers import IN, Peers
+from simulator.play.lower.rank_classes import RankClass
 from simulator.play.lower.work import NO_WORK, Phase, Segment, Work
 from simulator.spec.software.stack import Stack
-from simulator.work.collectives import collective_cost, host_traffic, link_capacities, renamed
+from simulator.work.collectives import collective_cost, host_traffic, renamed
 from simulator.work.ops import Exchange
-from simulator.work.program import COMPUTE_STREAM, Collective, CollectiveCost, Compute, Number, Program, ProgramOp
+from simulator.work.program import COMPUTE_STREAM, Collective, CollectiveCost, Compute, Program, ProgramOp
 
 # Categories of the breakdown: a GPU that the cluster says is slow, the slowest of equal ones, a slower peer inside a block
 SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
-_IN = " in"  # of a link: the way into a GPU
 
 
 class Builder:
@@ -32,11 +31,8 @@ class Builder:
     def __init__(
         self, fabric: MeshFabric, rank: int | None = None, stage: int | None = None, rank_class: RankClass | None = None
     ) -> None:
-        self._fabric, self._rank, self._stage, self._rank_class = fabric, rank, stage, rank_class
-        self._at = rank if rank_class is None else rank_class.rank
-        self._group_kinds_by_role: dict[str, GroupKinds] = {}
-        self._meetings: dict[str, tuple[str, int]] = {}
-        self._reached: dict[GroupKinds | None, dict[str, Number]] = {}
+        self._fabric, self._rank, self._stage = fabric, rank, stage
+        self._peers = Peers(fabric, rank, stage, rank_class)
         self._ops: list[ProgramOp] = []
         self._last_collective: int | None = None
         self._last_compute: int | None = None
@@ -72,7 +68,7 @@ class Builder:
         fabric, size, axis = self._fabric, self._fabric.sent_bytes(exchange), exchange.axis
         if size == 0 or fabric.shape(axis).num_ranks == 1:
             return None
-        price = fabric.exchanged(exchange, self._group_kinds(axis))
+        price = fabric.exchanged(exchange, self._peers.group_kinds(axis))
         hooks_s = fabric.stack.host_unit_s if fabric.sharded and not exchange.copied and not exchange.captured else 0.0
         host_s = _issued_s(exchange, fabric.stack) + hooks_s
         return self._append(label, exchange.kind, axis, size, price, *after, host_s=host_s, waits=waits)
@@ -105,7 +101,7 @@ class Builder:
             after=_ids(after),
             label=label,
             kind=kind,
-            key=f"{kind}:{len(self._ops)}{self._suffix}",
+            key=f"{kind}:{len(self._ops)}{self._peers.suffix}",
             cost=transfers.cost(kind, amount, self._rank),
             size_bytes=amount,
             host_s=self._fabric.stack.host_launch_s,
@@ -168,7 +164,7 @@ class Builder:
         fabric = self._fabric
         if size_bytes == 0 or fabric.shape(role).num_ranks == 1:
             return None
-        price = fabric.price(kind, role, size_bytes // count, self._group_kinds(role))
+        price = fabric.price(kind, role, size_bytes // count, self._peers.group_kinds(role))
         host_s = count * fabric.stack.host_collective_s + (fabric.stack.host_unit_s if fabric.sharded else 0.0)
         return self._append(label, kind, role, size_bytes, price, *after, count=count, host_s=host_s)
 
@@ -187,8 +183,8 @@ class Builder:
         fabric, (one, slows) = self._fabric, price
         if not fabric.stack.overlap:
             after = (*after, self._last_compute)
-        one = self._beside_offload(renamed(one, self._suffix), kind, size_bytes // count, fabric.shape(role))
-        group, members = self._group(role)
+        one = self._beside_offload(renamed(one, self._peers.suffix), kind, size_bytes // count, fabric.shape(role))
+        group, members = self._peers.group(role)
         op = Collective(
             id=len(self._ops),
             stream=f"nccl:{role}",
@@ -267,7 +263,7 @@ class Builder:
         """Kernels at the pace of the slowest GPU, if they are not yet; on a GPU that is known to be slow, at its own."""
         if any(name in (STRAGGLERS, SLOW) for name, _ in work.parts):
             return work
-        speed, slowest = self._pace
+        speed, slowest = self._peers.pace
         own_s = work.duration_s * (1 / speed - 1)
         waiting_s = slowest * (work.duration_s + own_s)
         more = ((SLOW, own_s), (STRAGGLERS, waiting_s))
@@ -277,23 +273,9 @@ class Builder:
     def _with_peers(self, work: Work) -> Work:
         """The same on all ranks of a block: where one of them is slower than this one, this one waits."""
         work, rank_classes = self._paced(work), self._fabric.rank_classes
-        if rank_classes is None or self._at is None or self._lag == 0:
+        if rank_classes is None or self._peers.at is None or self._peers.lag == 0:
             return work
-        return Work(parts=(*work.parts, (WAITING, self._lag * work.duration_s)), host_s=work.host_s)
-
-    @cached_property
-    def _lag(self) -> float:
-        """How much longer the slowest rank of this one's blocks takes, as a fraction."""
-        rank_classes = self._fabric.rank_classes
-        return 0.0 if rank_classes is None or self._at is None else rank_classes.lag(self._at)
-
-    @cached_property
-    def _pace(self) -> tuple[float, float]:
-        """(speed of this GPU as a fraction of its device's, what the slowest of its equals is behind)."""
-        rank_classes = self._fabric.rank_classes
-        if rank_classes is None or self._at is None:
-            return 1.0, self._fabric.slowdown
-        return rank_classes.kind(self._at).speed, rank_classes.slowdown(rank_classes.kinds.number(self._at))
+        return Work(parts=(*work.parts, (WAITING, self._peers.lag * work.duration_s)), host_s=work.host_s)
 
     def _beside(self, segment: Segment) -> Work:
         """A segment's collectives and the compute beside them, which they slow while their bytes move."""
@@ -304,10 +286,10 @@ class Builder:
         for exchange in segment.exchanges:
             if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
                 continue
-            group_kinds = self._group_kinds(exchange.axis)
+            group_kinds = self._peers.group_kinds(exchange.axis)
             one, slows = fabric.exchanged(exchange, group_kinds)
             self._exchanged[exchange.kind, exchange.axis, exchange.num_bytes] += 1
-            capacities = self._capacities(group_kinds)
+            capacities = self._peers.capacities(group_kinds)
             moving_s = max((float(size / capacities[link]) for link, size in one.link_bytes.items()), default=0.0)
             free_s = max(end_s + float(one.latency_s) - (beside_s - left_s + lost_s), 0.0)
             left_s -= min(left_s, free_s)
@@ -322,25 +304,6 @@ class Builder:
         parts += [(f"exposed:{longest}", exposed_s)] if exposed_s else []
         return Work(parts=tuple(parts), host_s=host_s)
 
-    def _capacities(self, group_kinds: GroupKinds | None) -> dict[str, Number]:
-        if group_kinds not in self._reached:
-            self._reached[group_kinds] = link_capacities(self._fabric.on(group_kinds), self._fabric.curves)
-        return self._reached[group_kinds]
-
-    def _group_kinds(self, role: str) -> GroupKinds | None:
-        """The kinds of GPUs in this rank's group of a role; None where all are equal."""
-        fabric = self._fabric
-        if fabric.rank_classes is None or self._at is None:
-            return None
-        if role not in self._group_kinds_by_role:
-            self._group_kinds_by_role[role] = fabric.rank_classes.group_kinds(fabric.axis(role), self._at)
-        return self._group_kinds_by_role[role]
-
-    def _pair(self, stages: tuple[int, ...]) -> GroupKinds | None:
-        """The kinds of GPUs at this rank's place in some stages."""
-        rank_classes = self._fabric.rank_classes
-        return None if rank_classes is None or self._at is None else rank_classes.pair(self._at, stages)
-
     def send_message(
         self, label: str, message: str, size_bytes: int, pair: tuple[int, int], *after: int | None, lane: str = ""
     ) -> int:
@@ -349,13 +312,13 @@ class Builder:
         message: what tells it from the others between the same ranks. lane: messages of two lanes do not wait for each other. The sender's links are loaded, and where the two
         GPUs differ, the receiver's way in: the slower one decides.
         """
-        (source, target), group_kinds = pair, self._pair(pair)
+        (source, target), group_kinds = pair, self._peers.pair(pair)
         sends = self._stage == source
         one = mine = self._fabric.message(pair, size_bytes, group_kinds)
         stream = f"nccl:pp {source} to {target}{lane}"
         if not sends:
             comes_in = one.link_bytes if group_kinds is not None and len(group_kinds.members) > 1 else {}
-            mine = CollectiveCost(latency_s=0.0, link_bytes={f"{link}{_IN}": size for link, size in comes_in.items()})
+            mine = CollectiveCost(latency_s=0.0, link_bytes={f"{link}{IN}": size for link, size in comes_in.items()})
         return self._joint(label, stream, "send_recv", message, 2, mine, size_bytes, *after)
 
     def all_reduce_stages(
@@ -364,7 +327,7 @@ class Builder:
         """Append this stage's part of an all-reduce among the ranks that stand at the same place in `stages`."""
         fabric = self._fabric
         shape = fabric.mesh.pair_shape(stages[0], stages[-1]) if len(stages) == 2 else fabric.mesh.group_shape("pp")
-        cluster = fabric.on(self._pair(stages))
+        cluster = fabric.on(self._peers.pair(stages))
         one = collective_cost("all_reduce", size_bytes, shape, cluster, curves=fabric.curves, nccl=fabric.nccl)
         return self._joint(label, "nccl:pp", "all_reduce", message, len(stages), one, size_bytes, *after)
 
@@ -385,76 +348,21 @@ class Builder:
             after=_ids(after),
             label=label,
             kind=kind,
-            key=f"pp:{message}{self._column}",
+            key=f"pp:{message}{self._peers.column}",
             members=members,
-            cost=renamed(one, self._suffix),
+            cost=renamed(one, self._peers.suffix),
             size_bytes=size,
             host_s=self._fabric.stack.host_launch_s,
         )
         self._ops.append(op)
         return op.id
 
-    @property
-    def _column(self) -> str:
-        """What a rank has in common with those at its place in the other stages."""
-        if self._rank_class is not None:
-            return self._rendezvous("pp")[0]
-        if self._rank is None:
-            return ""
-        return f":{self._fabric.mesh.group_of('pp', self._rank)[0]}"
-
-    @property
-    def _suffix(self) -> str:
-        if self._rank_class is not None:
-            return f":{self._rank_class.name}"
-        if self._rank is not None:
-            return f":{self._rank}"
-        return "" if self._stage is None else f":stage{self._stage}"
-
-    def _group(self, role: str) -> tuple[str, int]:
-        """What tells a rank's group from the others of the role, and how many programs meet in it."""
-        if self._rank_class is not None:
-            return self._rendezvous(self._fabric.axis(role))
-        if self._rank is None:
-            return "", 1
-        ranks = self._fabric.mesh.group_of(self._fabric.axis(role), self._rank)
-        return f":{ranks[0]}", len(ranks)
-
-    def _rendezvous(self, axis: str) -> tuple[str, int]:
-        """The same of a class: groups in which the same classes meet are one."""
-        assert self._fabric.rank_classes is not None
-        assert self._rank_class is not None
-        assert axis in (*self._fabric.rank_classes.axes, "pp"), (
-            f"{axis}: ranks were not told apart by who they meet there"
-        )
-        if axis not in self._meetings:
-            classes = self._fabric.rank_classes.meeting_classes(axis, self._rank_class.rank)
-            self._meetings[axis] = f":{'+'.join(map(str, classes))}", len(classes)
-        return self._meetings[axis]
-
-    def _links(self) -> dict[str, Number]:
-        """Capacities of this program's own links; messages come in by their own where GPUs differ."""
-        rank_classes, curves = self._fabric.rank_classes, self._fabric.curves
-        if rank_classes is None or self._at is None:
-            return dict(link_capacities(self._fabric.cluster, curves, suffix=self._suffix))
-        own = rank_classes.kinds.number(self._at)
-        out = link_capacities(rank_classes.on(GroupKinds(frozenset({own}), own)), curves)
-        both = out | ({f"{name}{_IN}": rate for name, rate in out.items()} if self._stage is not None else {})
-        return {f"{name}{self._suffix}": rate for name, rate in both.items()}
-
     def program(self) -> Program:
         """What was built so far."""
-        links = self._links()
+        links = self._peers.links()
         if self._fabric.transfers is not None:
             links |= self._fabric.transfers.links(self._rank)
-        plan = self._fabric.mesh.plan
-        num_ranks = plan.num_devices // plan.pp if self._rank is None else 1
-        if self._rank_class is not None:
-            name, num_ranks = self._rank_class.name, self._rank_class.num_ranks
-        elif self._rank is not None:
-            name = f"rank{self._rank}"
-        else:
-            name = "rank" if self._stage is None else f"stage{self._stage}"
+        name, num_ranks = self._peers.program_of()
         exchanges = tuple((*one, count) for one, count in self._exchanged.items())
         return Program(name=name, num_ranks=num_ranks, ops=tuple(self._ops), links=links, exchanges=exchanges)
 

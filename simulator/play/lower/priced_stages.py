@@ -1,0 +1,170 @@
+"""A plan's stages with the time of their work: the units of each pipeline rank, their communication and their optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simulator.base.kernels import DTYPE_BYTES, Kernel
+from simulator.memory import activation_bytes
+from simulator.parallel.model_shard import ModelShard, body_names, shard_of
+from simulator.play.lower.hops import HopWork
+from simulator.play.lower.power import shared_clock
+from simulator.play.lower.stage import ScheduledUnit, Stage, StageStep, waits_for_messages
+from simulator.play.lower.work import NO_WORK, BlockWork, Clock, Work
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.offload import Moves, UnitMoves, moves
+from simulator.work.ops import ModelBlocks, optimizer_kernels
+from simulator.work.script import Hop, UnitComm, agreement, communication, pieces, stepped_numel
+from simulator.work.script.order import Chunk
+
+
+def priced_stages(
+    model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks, device: Device, calibration: Calibration, near: int
+) -> tuple[Clock, tuple[Stage, ...]]:
+    """The pipeline ranks on one device, and the clock that priced them. near: ranks of a shard group on one node."""
+    clock = shared_clock(Clock(device, calibration, stack), shard_of(model, plan), plan, stack, blocks)
+    works = {block.name: clock.block(block, plan) for block in blocks.kinds}
+    return clock, tuple(_stage(model, plan, stack, blocks, works, clock, near, index) for index in range(plan.pp))
+
+
+def _stage(
+    model: Model,
+    plan: Plan,
+    stack: Stack,
+    blocks: ModelBlocks,
+    works: dict[str, BlockWork],
+    clock: Clock,
+    node_ranks: int,
+    index: int,
+) -> Stage:
+    """A pipeline rank's chunks; without pipeline parallelism, the one stage there is."""
+    shard = shard_of(model, plan, index)
+    optimizer = _optimizer(shard, plan, clock, stack)
+    units = _units(shard, plan, works, clock, node_ranks)
+    if plan.pp == 1:
+        moved = moves(shard, plan, activation_bytes(shard, plan, stack, blocks))
+    else:
+        names = tuple(unit.name for unit in units)
+        moved = Moves(plan=plan, order=names, units=dict.fromkeys(names, UnitMoves()))
+    wide = model.d_model * DTYPE_BYTES[plan.gradient_dtype]
+    tied = model.tied_embeddings and isinstance(shard, ModelShard) and shard.holds_embedding != shard.holds_head
+    return Stage(
+        index=index,
+        plan=plan,
+        chunks=tuple(
+            StageStep(
+                plan=plan,
+                chunk=_shape(chunk),
+                units=chunk,
+                optimizer=optimizer,
+                moves=moved,
+                synchronous=waits_for_messages(plan) or stack.host_waits_for_blocks,
+                turns=any(segment.waits for unit in units for segment in unit.work.forward.segments),
+                agreement=_hops(clock, agreement(shard, plan)),
+            )
+            for chunk in _chunks(shard, units)
+        ),
+        message_bytes=_message_bytes(model, plan),
+        tied_bytes=shard.vocab_size * wide if tied and plan.pp > 1 else 0,
+    )
+
+
+def _chunks(shard: Model, units: tuple[ScheduledUnit, ...]) -> tuple[tuple[ScheduledUnit, ...], ...]:
+    """A rank's units by the pipeline chunks it holds, its layers numbered as the model's."""
+    if not isinstance(shard, ModelShard):
+        return (units,)
+    embedding, *layers, head = units
+    chunks: list[tuple[ScheduledUnit, ...]] = []
+    for index, held in enumerate(shard.body_chunks):
+        mine, layers = layers[: len(held)], layers[len(held) :]
+        first = [embedding] if index == shard.embedding_chunk else []
+        chunks.append((*first, *mine, *([head] if index == shard.head_chunk else [])))
+    return tuple(chunks)
+
+
+def _shape(units: tuple[ScheduledUnit, ...]) -> Chunk:
+    """Which units are the ends of the model."""
+    ends = sum(unit.name in ("embedding", "head") for unit in units)
+    return Chunk(
+        num_layers=len(units) - ends,
+        embedding=any(unit.name == "embedding" for unit in units),
+        head=any(unit.name == "head" for unit in units),
+    )
+
+
+def _message_bytes(model: Model, plan: Plan) -> int:
+    """Activations of a micro-batch, or their gradients, between stages.
+
+    Sequence parallelism leaves each rank its tokens; Megatron and DeepSpeed send a part each without it too (arXiv
+    2104.04473, section 4.1). That the receivers then gather the parts inside their node is left out.
+    """
+    parts = plan.tp if plan.sequence_parallel or plan.traits.own_model_code else 1
+    return plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model * DTYPE_BYTES[plan.compute_dtype] // parts
+
+
+def _units(
+    shard: Model, plan: Plan, works: dict[str, BlockWork], clock: Clock, node_ranks: int
+) -> tuple[ScheduledUnit, ...]:
+    """Embedding, blocks and head of a rank's share in forward order, each with its communication."""
+    comms = {comm.unit: comm for comm in communication(shard, plan, node_ranks)}
+    if isinstance(shard, ModelShard) and shard.holds_head and not shard.holds_embedding:
+        comms["head"] = replace(comms["embedding"], unit="head")  # FSDP's root, without the embedding
+    every = plan.recompute_every if plan.recompute == "every_k" else 1
+    layers = [
+        _unit(
+            name,
+            comms[name],
+            works[kind],
+            checkpointed=plan.recompute != "none" and index % every == 0,
+            clock=clock,
+        )
+        for index, (name, kind) in enumerate(zip(body_names(shard), shard.body, strict=True))
+    ]
+    embedding, head = (_unit(n, comms[n], works[n], checkpointed=False, clock=clock) for n in ("embedding", "head"))
+    return embedding, *layers, head
+
+
+def _unit(name: str, comm: UnitComm, work: BlockWork, *, checkpointed: bool, clock: Clock) -> ScheduledUnit:
+    return ScheduledUnit(
+        name=name,
+        comm=comm,
+        work=work,
+        checkpointed=checkpointed,
+        flop=work.flop + (work.recompute_flop if checkpointed else 0),
+        gather_forward=clock.work("copies", comm.gather_forward_kernels),
+        gather_backward=clock.work("copies", comm.gather_backward_kernels),
+        gradient=_copies(clock, comm.gradient_kernels),
+        keep=_copies(clock, comm.keep_kernels),
+        add=_copies(clock, comm.add_kernels),
+        hops=_hops(clock, comm.hops),
+    )
+
+
+def _hops(clock: Clock, hops: tuple[Hop, ...]) -> tuple[HopWork, ...]:
+    return tuple(
+        HopWork(
+            work=_copies(clock, hop.kernels),
+            kind=hop.kind,
+            role=hop.role,
+            size_bytes=hop.size_bytes,
+            count=hop.count,
+            blocking=hop.blocking,
+        )
+        for hop in hops
+    )
+
+
+def _copies(clock: Clock, kernels: tuple[Kernel, ...]) -> Work:
+    return clock.work("copies", kernels) if kernels else NO_WORK
+
+
+def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
+    numel = stepped_numel(model, plan)
+    tensors = sum(len(shapes) for _, shapes in pieces(model))
+    offloaded = plan.offload.optimizer != "none"
+    work = clock.work("optimizer", () if offloaded else optimizer_kernels(numel, tensors, plan))
+    return Work(parts=(*work.parts, ("overhead", stack.step_overhead_s)), host_s=work.host_s)

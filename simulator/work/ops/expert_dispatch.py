@@ -1,0 +1,243 @@
+"""Expert dispatch: each token's rows to the ranks of its experts, and the way back. Legend and sources: experts.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, prod
+from typing import Literal
+
+from simulator.work.ops.core import Exchange
+from simulator.work.ops.graph import Graph, Value, stream
+from simulator.work.ops.op_context import OpContext
+
+# Transformer Engine's Triton kernels of a permutation (common/triton/permutation.py): three that find the rows' places, and
+# the copy
+_PERMUTE_LAUNCHES = 4
+
+
+def row_width(s: OpContext) -> int:
+    """Channels of a row."""
+    assert s.model.experts is not None
+    return s.model.experts.latent_dim or s.model.d_model
+
+
+def sent_rows(s: OpContext, tokens: int) -> int:
+    """Rows that a rank sends, its own experts' among them."""
+    assert s.model.experts is not None
+    num_experts, top_k = s.model.experts.num_experts, s.model.experts.top_k
+    factor = s.plan.expert_capacity_factor
+    return tokens * top_k if factor is None else num_experts * ceil(tokens * top_k * factor / num_experts)
+
+
+def host_counts(s: OpContext) -> bool:
+    """The host reads how many rows each expert has before it goes on: no capacity says it, and no graph holds the step.
+
+    Megatron-LM's dispatchers all do (token_dispatcher.py: d2h_event.synchronize, tokens_per_expert.cpu; DeepEP's and HybridEP's
+    dispatch wait in C++ for the rows they will receive).
+    """
+    dropless = s.plan.expert_capacity_factor is None and "full_iteration" not in s.plan.cuda_graphs
+    return dropless and s.stack.traits.counts_rows
+
+
+def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
+    """Each token's rows, by expert, on the ranks of their experts. scope: Python's locals, alive to the layer's end."""
+    if s.plan.dispatcher == "all_gather":
+        return _gathered(g, s, x, scope)
+    if sends_tokens(s):
+        return _sent_once(g, s, x, scope)
+    d, plan = row_width(s), s.plan
+    sent = sent_rows(s, x.numel // d)
+    rows, places = g.value("permuted", sent * d, x.dtype), g.value("places", 2 * sent, "fp32")
+    size = rows.num_bytes
+    g.op(
+        "permute",
+        "elementwise",
+        inputs=(x,),
+        outputs=(rows, places),
+        forward=(stream("copy", size, size, _PERMUTE_LAUNCHES),),
+        backward=(stream("copy", size, x.num_bytes),),
+        saved=(places,),
+        grads=(x,),
+    )
+    scope.append(rows)
+    if plan.ep > 1:
+        received = g.value("dispatched", ceil(sent * plan.expert_imbalance) * d, x.dtype)
+        sent_with = _weights_exchange(s, received.numel // d)
+        rows = _travel(g, "dispatch", rows, received, _rows_exchange(s, received.num_bytes), beside=sent_with)
+    if plan.etp > 1 and s.sequence_parallel:
+        whole = g.value("gathered", rows.numel * plan.etp, x.dtype)
+        gather = Exchange(kind="all_gather", axis="etp", num_bytes=whole.num_bytes)
+        back = Exchange(kind="reduce_scatter", axis="etp", num_bytes=whole.num_bytes)
+        rows = _travel(g, "gather", rows, whole, gather, back)
+    scope.append(rows)
+    return _sort(g, s, "sorted", rows)
+
+
+def sends_tokens(s: OpContext) -> bool:
+    """Tokens travel, once to each rank that has one of their experts, and become rows there (DeepEP, HybridEP)."""
+    return s.plan.dispatcher == "deep_ep" and s.plan.ep > 1 and s.plan.etp == 1
+
+
+def _token_places(s: OpContext, rows: int) -> int:
+    """Tokens that arrive where `rows` rows do: k experts drawn evenly lie on n (1 - (1 - 1/n)^k) of n ranks."""
+    assert s.model.experts is not None
+    n, k = s.plan.ep, s.model.experts.top_k
+    return ceil(rows * n * (1 - (1 - 1 / n) ** k) / k)
+
+
+def _sent_once(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
+    """Tokens to the ranks of their experts, where one kernel makes rows of them, by expert (MoEFlexTokenDispatcher).
+
+    HybridEP does the same inside its own call (dispatch_with_permute).
+    """
+    d, plan = row_width(s), s.plan
+    rows = ceil(sent_rows(s, x.numel // d) * plan.expert_imbalance)
+    came = g.value("dispatched", _token_places(s, rows) * d, x.dtype)
+    x = _travel(g, "dispatch", x, came, _rows_exchange(s, rows * d * s.element_bytes))
+    scope.append(x)
+    out, places = g.value("permuted", rows * d, x.dtype), g.value("places", 2 * rows, "fp32")
+    g.op(
+        "permute",
+        "elementwise",
+        inputs=(x,),
+        outputs=(out, places),
+        forward=(stream("copy", x.num_bytes, out.num_bytes, _PERMUTE_LAUNCHES),),
+        backward=(stream("copy", out.num_bytes, x.num_bytes),),
+        saved=(places,),
+        grads=(x,),
+    )
+    scope.append(out)
+    return out
+
+
+def _returned(g: Graph, s: OpContext, rows: Value, scope: list[Value]) -> Value:
+    """The way back: a token's rows of a rank are summed there, and the ranks' sums where the token came from."""
+    d = row_width(s)
+    back = g.value("unpermuted", _token_places(s, rows.numel // d) * d, rows.dtype)
+    there, here = (stream("copy", a.num_bytes, b.num_bytes) for a, b in ((rows, back), (back, rows)))
+    g.op(back.name, "elementwise", inputs=(rows,), outputs=(back,), forward=(there,), backward=(here,), grads=(rows,))
+    scope.append(back)
+    out = g.value("combined", s.stream_tokens * d, rows.dtype)
+    return _leave(g, s, _travel(g, "combine", back, out, _rows_exchange(s, rows.num_bytes)))
+
+
+def _gathered(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
+    """Every token of the group on every rank, and of them the rows of the rank's experts (MoEAllGatherTokenDispatcher)."""
+    d, plan = row_width(s), s.plan
+    rows = ceil(sent_rows(s, x.numel // d) * plan.expert_imbalance)
+    ways: tuple[tuple[Literal["ep", "etp"], int], ...] = (("ep", plan.ep), ("etp", plan.etp))
+    for axis, degree in ways:
+        if degree > 1 and (axis == "ep" or s.sequence_parallel):
+            whole, rows = (
+                g.value(f"tokens of {axis}", x.numel * degree, x.dtype),
+                rows * (degree if axis == "etp" else 1),
+            )
+            there = Exchange(kind="all_gather", axis=axis, num_bytes=whole.num_bytes)
+            back = Exchange(kind="reduce_scatter", axis=axis, num_bytes=whole.num_bytes)
+            x = _travel(g, f"gather over {axis}", x, whole, there, back)
+    scope.append(x)
+    out = g.value("permuted", rows * d, x.dtype)
+    kernels = (stream("copy", out.num_bytes, out.num_bytes, 2),)
+    once, waits = kernels[:1], host_counts(s)
+    g.op(out.name, "elementwise", inputs=(x,), outputs=(out,), forward=kernels, backward=once, grads=(x,), waits=waits)
+    return out
+
+
+def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
+    """Rows summed into all tokens of the group, and these back to their ranks."""
+    d, plan = row_width(s), s.plan
+    degrees: list[tuple[Literal["ep", "etp"], int]] = [("etp", plan.etp)] if s.sequence_parallel else []
+    ways = [(axis, degree) for axis, degree in (*degrees, ("ep", plan.ep)) if degree > 1]
+    whole = g.value("unpermuted", s.stream_tokens * d * prod(degree for _, degree in ways), rows.dtype)
+    there, back = (stream("copy", rows.num_bytes, size, 2) for size in (whole.num_bytes, rows.num_bytes))
+    g.op(whole.name, "elementwise", inputs=(rows,), outputs=(whole,), forward=(there,), backward=(back,), grads=(rows,))
+    for axis, degree in ways:
+        part = g.value(f"tokens from {axis}", whole.numel // degree, whole.dtype)
+        scatter = Exchange(kind="reduce_scatter", axis=axis, num_bytes=whole.num_bytes)
+        gather = replace(scatter, kind="all_gather")
+        whole = _travel(g, f"scatter over {axis}", whole, part, scatter, gather)
+    return _leave(g, s, whole)
+
+
+def _rows_exchange(s: OpContext, num_bytes: int) -> Exchange:
+    """The all-to-all of rows of `num_bytes` in all among the ranks of a layer's experts."""
+    assert s.model.experts is not None
+    copies = s.model.experts.top_k if sends_tokens(s) else 1
+    return Exchange(kind="all_to_all", axis="ep", num_bytes=num_bytes, copies=copies)
+
+
+def _travel(
+    g: Graph,
+    name: str,
+    x: Value,
+    out: Value,
+    there: Exchange,
+    back: Exchange | None = None,
+    beside: tuple[Exchange, ...] = (),
+) -> Value:
+    """Rows to other ranks, and their gradients back; beside: small ones that follow either way."""
+    g.op(
+        name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(out,),
+        grads=(x,),
+        forward_exchanges=(there, *beside),
+        backward_exchanges=(back or there, *beside),
+    )
+    return out
+
+
+def _weights_exchange(s: OpContext, rows: int) -> tuple[Exchange, ...]:
+    """Each row's weight in fp32, an all-to-all of its own behind the rows' (token_dispatcher.py: global_probs)."""
+    return (_rows_exchange(s, 4 * rows),) if s.stack.traits.sends_row_weights else ()
+
+
+def _sort(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
+    """What came by rank, by expert; or the other way round."""
+    assert s.model.experts is not None
+    if s.plan.ep * s.plan.etp == 1 or s.model.experts.num_local == 1:
+        return rows
+    out = g.value(name, rows.numel, rows.dtype)
+    return g.pointwise(name, [rows], out, grads=[rows], op="copy")
+
+
+def combine(g: Graph, s: OpContext, rows: Value, weights: Value | None, scope: list[Value]) -> Value:
+    """Rows back on their tokens' ranks, summed (weighted, if not before) into [t, D]."""
+    d, plan = row_width(s), s.plan
+    if plan.dispatcher == "all_gather":
+        return _scattered(g, s, rows)
+    if sends_tokens(s):
+        return _returned(g, s, rows, scope)
+    rows = _sort(g, s, "unsorted", rows)
+    scope.append(rows)
+    if plan.etp > 1 and s.sequence_parallel:
+        part = g.value("scattered", rows.numel // plan.etp, rows.dtype)
+        scatter = Exchange(kind="reduce_scatter", axis="etp", num_bytes=rows.num_bytes)
+        back = Exchange(kind="all_gather", axis="etp", num_bytes=rows.num_bytes)
+        rows = _travel(g, "scatter", rows, part, scatter, back)
+    t = s.stream_tokens
+    if plan.ep > 1:
+        returned = g.value("combined", sent_rows(s, t) * d, rows.dtype)
+        rows = _travel(g, "combine", rows, returned, _rows_exchange(s, rows.num_bytes))
+    out = g.value("unpermuted", t * d, rows.dtype)
+    size = rows.num_bytes
+    g.op(
+        "unpermute",
+        "elementwise",
+        inputs=(rows,) if weights is None else (rows, weights),
+        outputs=(out,),
+        forward=(stream("copy", size, out.num_bytes, 2),),
+        backward=(stream("copy", size if weights is None else 2 * size, size),),
+        saved=() if weights is None else (rows, weights),
+        grads=(rows,) if weights is None else (rows, weights),
+    )
+    return _leave(g, s, out)
+
+
+def _leave(g: Graph, s: OpContext, x: Value) -> Value:
+    """Slices of the experts leave partial sums on ranks that hold the same tokens."""
+    if s.plan.etp > 1 and not s.sequence_parallel:
+        summed = Exchange(kind="all_reduce", axis="etp", num_bytes=x.num_bytes)
+        g.op("experts.leave", "elementwise", inputs=(x,), aliases=(x,), forward_exchanges=(summed,))
+    return x
