@@ -6,11 +6,8 @@ and plays the same sequence through the caching allocator. There is no clock in 
 
 from simulator.memory.history import (
     History,
-    MemoryEvent,
-    StepLiveBytes,
     activation_bytes,
     label,
-    live_by_category,
     moment_of,
     step_events,
     step_live_bytes,
@@ -25,15 +22,12 @@ from simulator.work.script.implementation import Library
 __all__ = [
     "History",
     "Library",
-    "MemoryEvent",
     "MemoryUse",
     "Pressure",
-    "StepLiveBytes",
     "activation_bytes",
     "capacity_bytes",
     "device_history",
     "label",
-    "live_by_category",
     "memory_uses",
     "moment_of",
     "outside_torch_bytes",

@@ -10,7 +10,7 @@ from simulator.play.lower import Lowering, lower
 from simulator.predict.confidence import Z90, extrapolated, sigma, sources, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
 from simulator.predict.play import bounds, play
-from simulator.predict.prediction import KindUse, Prediction, Remedy, Source, Verdict
+from simulator.predict.prediction import Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers
 from simulator.predict.verdict import suggest, verdict_of, with_stalls
 from simulator.spec.calibration import Calibration
@@ -22,13 +22,10 @@ from simulator.spec.software.stack import Stack
 
 __all__ = [
     "Z90",
-    "KindUse",
     "MemoryUse",
     "Prediction",
     "Remedy",
     "Source",
-    "StepMemory",
-    "Verdict",
     "bounds",
     "memory_of",
     "predict",

@@ -16,7 +16,7 @@ from simulator.base.errors import Fault, InputError, StackError
 from simulator.base.schema import faults_of, read_toml
 from simulator.base.units import FROM_FILE
 from simulator.formats.study.certain_faults import BY_DEVICES, certain_faults, plan_faults, unknown_fields
-from simulator.formats.study.loading import calibration_named, calibration_of, cluster_of, loaded_cluster, model_of
+from simulator.formats.study.loading import calibration_named, calibration_of, cluster_of, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
 from simulator.formats.study.provenance import set_by_hand, sources_of, without_effect
 from simulator.formats.study.tables import (
@@ -43,7 +43,7 @@ from simulator.work.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from simulator.formats.readers.plans import Draft
 
-__all__ = ["PlanFile", "Study", "calibration_named", "loaded_cluster", "nested", "read_study"]
+__all__ = ["PlanFile", "Study", "calibration_named", "nested", "read_study"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.policies.arena import ArenaPool
-from simulator.memory.policies.base import ACTIVATION, KINDS, PERSISTENT, TEMPORARY, OnDriver, Pool, ignore_call
+from simulator.memory.policies.base import ACTIVATION, PERSISTENT, TEMPORARY, OnDriver, Pool, ignore_call
 from simulator.memory.policies.buffer import BufferPool, buffer_bytes
 from simulator.memory.policies.caching import CachingPool, FirstFitAllocator
 from simulator.memory.policies.fixed import BLOCK_BYTES, FixedPool
@@ -18,7 +18,6 @@ from simulator.memory.policies.slab import SlabPool
 __all__ = [
     "ACTIVATION",
     "BLOCK_BYTES",
-    "KINDS",
     "PERSISTENT",
     "POLICIES",
     "TEMPORARY",

@@ -13,7 +13,7 @@ from typing import Any
 
 from simulator.base.errors import Fault, PlanError
 from simulator.parallel.legality.pipeline import broken_by
-from simulator.parallel.legality.rule import Case, Heads, Pipeline, Played, Rule
+from simulator.parallel.legality.rule import Case, Heads, Played, Rule
 from simulator.parallel.legality.rules import RULES
 from simulator.parallel.legality.software import Software, software_of
 from simulator.parallel.legality.unused import unused
@@ -25,7 +25,6 @@ from simulator.spec.software.stack import Stack
 __all__ = [
     "RULES",
     "Case",
-    "Pipeline",
     "Rule",
     "Software",
     "broken",

@@ -5,9 +5,8 @@ chunks in the order of their *position*, 0 to the last, and its gradients go bac
 v chunks a stage. Told with drawings in docs/background/pipeline.md.
 """
 
-from simulator.parallel.pipeline.actions import Action, Kind
+from simulator.parallel.pipeline.actions import Action
 from simulator.parallel.pipeline.flow import (
-    Neighbours,
     held_at_first_backward,
     in_flight,
     neighbours,
@@ -23,8 +22,6 @@ from simulator.spec.plan.schedules import SCHEDULES, Schedule, Split
 __all__ = [
     "SCHEDULES",
     "Action",
-    "Kind",
-    "Neighbours",
     "Schedule",
     "Split",
     "held_at_first_backward",

@@ -3,7 +3,6 @@
 from simulator.spec.calibration.curves import AttentionCurve, GemmCurve, Power, Quality, StreamCurve
 from simulator.spec.calibration.document import Calibration, calibration_names
 from simulator.spec.calibration.records import DriverCall, Interference, MemoryOverheads, Overheads, Provenance
-from simulator.spec.calibration.timer import Timer
 
 __all__ = [
     "AttentionCurve",
@@ -17,6 +16,5 @@ __all__ = [
     "Provenance",
     "Quality",
     "StreamCurve",
-    "Timer",
     "calibration_names",
 ]

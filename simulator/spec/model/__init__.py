@@ -4,19 +4,14 @@ A `Model` is data: a preset in `topologies/models`, a Hugging Face `config.json`
 Every parameter is listed with its shape, since sharding pads each one and buckets follow their order.
 """
 
-from simulator.spec.model.fields import Mlp
-from simulator.spec.model.layer_kinds import Bf16Kind, BodyKind, LayerKind, ModelPart, Parameter, Shape, plain, wide
+from simulator.spec.model.layer_kinds import BodyKind, LayerKind, ModelPart, Parameter, wide
 from simulator.spec.model.model import Model
 
 __all__ = [
-    "Bf16Kind",
     "BodyKind",
     "LayerKind",
-    "Mlp",
     "Model",
     "ModelPart",
     "Parameter",
-    "Shape",
-    "plain",
     "wide",
 ]

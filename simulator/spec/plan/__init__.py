@@ -1,12 +1,11 @@
 """Plan: how a model is placed and run."""
 
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
-from simulator.spec.plan.order import AXES, MAX_COUNT
+from simulator.spec.plan.order import AXES
 from simulator.spec.plan.plan import CudaGraph, DataParallel, Fp8Recipe, Plan, RecomputeModule
 
 __all__ = [
     "AXES",
-    "MAX_COUNT",
     "NOTHING_OFFLOADED",
     "CudaGraph",
     "DataParallel",

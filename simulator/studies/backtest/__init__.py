@@ -17,7 +17,7 @@ from simulator.studies.backtest.evaluate import Progress
 from simulator.studies.backtest.report import BacktestReport
 from simulator.studies.backtest.rows import Table
 
-__all__ = ["BacktestReport", "CollectivesReport", "Table", "render", "run"]
+__all__ = ["BacktestReport", "CollectivesReport", "render", "run"]
 
 
 def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> BacktestReport | CollectivesReport:

@@ -3,8 +3,8 @@
 docs/guides/compare.md explains one.
 """
 
-from simulator.studies.compare.ablations import ABLATIONS, Gain, ablated
-from simulator.studies.compare.comparison import Comparison, Subject, compare, compared
+from simulator.studies.compare.ablations import ABLATIONS
+from simulator.studies.compare.comparison import Comparison, Subject, compare
 from simulator.studies.compare.text import render
 
-__all__ = ["ABLATIONS", "Comparison", "Gain", "Subject", "ablated", "compare", "compared", "render"]
+__all__ = ["ABLATIONS", "Comparison", "Subject", "compare", "render"]

@@ -7,22 +7,18 @@ The closed forms of Young and Daly choose the interval between checkpoints; runs
 comes of it, and of half and twice the interval.
 """
 
-from simulator.studies.goodput.answer import Goodput, Interval, Share, Spread, expected_run_s, goodput
+from simulator.studies.goodput.answer import Goodput, expected_run_s, goodput
 from simulator.studies.goodput.failures import Cause, Failures
 from simulator.studies.goodput.interval import daly_s, expected_s, young_s
 from simulator.studies.goodput.run import LongRun
-from simulator.studies.goodput.timeline import Conditions, SimulatedRun, play
+from simulator.studies.goodput.timeline import Conditions, play
 
 __all__ = [
     "Cause",
     "Conditions",
     "Failures",
     "Goodput",
-    "Interval",
     "LongRun",
-    "Share",
-    "SimulatedRun",
-    "Spread",
     "daly_s",
     "expected_run_s",
     "expected_s",

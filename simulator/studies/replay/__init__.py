@@ -1,7 +1,7 @@
 """Replays of recorded or predicted memory events: exactly, or under other settings and other pool policies."""
 
 from simulator.studies.replay.costs import DriverCosts
-from simulator.studies.replay.exact import Mismatch, ReplayReport, Tally, memory_trace, replay
+from simulator.studies.replay.exact import ReplayReport, Tally, memory_trace, replay
 from simulator.studies.replay.measure import Demand, Score, compare, demand, play
 from simulator.studies.replay.recording import RecordedBlock, RecordedSegment, Recording
 from simulator.studies.replay.sequence import Sequence, of_history, of_recording, repeated, varied
@@ -9,7 +9,6 @@ from simulator.studies.replay.sequence import Sequence, of_history, of_recording
 __all__ = [
     "Demand",
     "DriverCosts",
-    "Mismatch",
     "RecordedBlock",
     "RecordedSegment",
     "Recording",

@@ -10,7 +10,7 @@ docs/guides/search.md tells what is searched, how bounds prune it, and when two 
 
 from simulator.studies.search.driver import Interrupted, Progress, search
 from simulator.studies.search.engines import Dask, Engine, Processes, Serial
-from simulator.studies.search.front import Front, FrontRow, front
+from simulator.studies.search.front import Front, front
 from simulator.studies.search.front_text import render_front
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import PlanOutcome
@@ -24,7 +24,6 @@ __all__ = [
     "Dask",
     "Engine",
     "Front",
-    "FrontRow",
     "Interrupted",
     "Journal",
     "Objective",

@@ -5,36 +5,29 @@ and collectives as training; `serve` plays requests through continuous batching 
 """
 
 from simulator.studies.serving.batch import Batch, Chunk
-from simulator.studies.serving.costs import Cost, StepCosts
+from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import decode_step
 from simulator.studies.serving.highest_rate import highest_rate
-from simulator.studies.serving.memory import ServingMemory, serving_memory
+from simulator.studies.serving.memory import serving_memory
 from simulator.studies.serving.plan import InferencePlan, check
-from simulator.studies.serving.remedies import Remedy
-from simulator.studies.serving.report import Attainment, DecodeStep, Latencies, Load, Serving, Slo, Spread, TokenCost
+from simulator.studies.serving.report import Latencies, Load, Serving, Slo, Spread
 from simulator.studies.serving.serving import serve
 from simulator.studies.serving.token_costs import token_costs
 from simulator.studies.serving.workload import Choice, Lognormal, Request, Uniform, Workload
 
 __all__ = [
-    "Attainment",
     "Batch",
     "Choice",
     "Chunk",
-    "Cost",
-    "DecodeStep",
     "InferencePlan",
     "Latencies",
     "Load",
     "Lognormal",
-    "Remedy",
     "Request",
     "Serving",
-    "ServingMemory",
     "Slo",
     "Spread",
     "StepCosts",
-    "TokenCost",
     "Uniform",
     "Workload",
     "check",

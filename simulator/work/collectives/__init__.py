@@ -13,16 +13,14 @@ from simulator.work.collectives.cost import (
     renamed,
 )
 from simulator.work.collectives.effects import interference, sigma, source
-from simulator.work.collectives.host_traffic import HostTraffic, host_traffic
-from simulator.work.collectives.volumes import KINDS, Volume, minimum, volume
+from simulator.work.collectives.host_traffic import host_traffic
+from simulator.work.collectives.volumes import KINDS, minimum, volume
 
 __all__ = [
     "KINDS",
     "Choice",
-    "HostTraffic",
     "LinkCurves",
     "Links",
-    "Volume",
     "calibrated",
     "choose",
     "collective_cost",

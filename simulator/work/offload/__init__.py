@@ -6,16 +6,14 @@ Letters: Ψ parameters, N shard ranks, S = Ψ/N. Sources: ZeRO-Offload (arXiv 21
 
 from simulator.work.offload.hierarchy import Object, Tier, hierarchy, place
 from simulator.work.offload.moves import Moves, UnitMoves, moves
-from simulator.work.offload.tier_usage import TierUsage, tier_usage
-from simulator.work.offload.transfers import KINDS, SIGMA, Transfers
+from simulator.work.offload.tier_usage import tier_usage
+from simulator.work.offload.transfers import SIGMA, Transfers
 
 __all__ = [
-    "KINDS",
     "SIGMA",
     "Moves",
     "Object",
     "Tier",
-    "TierUsage",
     "Transfers",
     "UnitMoves",
     "hierarchy",

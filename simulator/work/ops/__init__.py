@@ -8,7 +8,7 @@ Legend: T tokens of one micro-batch on one rank, D d_model, F d_ff, H heads, K k
 """
 
 from simulator.work.ops.build import build_blocks
-from simulator.work.ops.core import Block, Category, Exchange, ModelBlocks, Op, Tensor, num_launches
+from simulator.work.ops.core import Block, Category, Exchange, ModelBlocks, Op, num_launches
 from simulator.work.ops.op_context import uses_autocast
 from simulator.work.ops.optimizer import optimizer_kernels
 from simulator.work.ops.recompute import cached_tensors, recompute_ops
@@ -19,7 +19,6 @@ __all__ = [
     "Exchange",
     "ModelBlocks",
     "Op",
-    "Tensor",
     "build_blocks",
     "cached_tensors",
     "num_launches",

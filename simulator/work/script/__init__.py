@@ -16,7 +16,6 @@ from simulator.work.script.implementation import Implementation, implementation_
 from simulator.work.script.local_sgd import agreement
 from simulator.work.script.megatron import MEGATRON
 from simulator.work.script.queries import (
-    buffer_tensors,
     communication,
     gradient_tensors,
     model_state_bytes,
@@ -26,8 +25,6 @@ from simulator.work.script.queries import (
 )
 from simulator.work.script.resident import optimizer_tensors, stepped_numels
 from simulator.work.script.sharding import (
-    ParameterUnit,
-    expert_shard_ranks,
     flat_numels,
     gathered_sizes,
     keeps_layers,
@@ -47,12 +44,9 @@ __all__ = [
     "IMPLEMENTATIONS",
     "Hop",
     "Implementation",
-    "ParameterUnit",
     "UnitComm",
     "agreement",
-    "buffer_tensors",
     "communication",
-    "expert_shard_ranks",
     "flat_numels",
     "gathered_sizes",
     "gradient_tensors",

@@ -13,10 +13,9 @@ from simulator.base.errors import Fault, PlanError
 from simulator.base.schema import read_json, unreadable
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans.draft import Draft, drafted_fields, plan_fields
-from simulator.formats.readers.plans.reading import Setting
 from simulator.spec.plan import Plan
 
-__all__ = ["Draft", "Setting", "detect", "drafted_fields", "plan_fields", "read_plan"]
+__all__ = ["Draft", "detect", "drafted_fields", "plan_fields", "read_plan"]
 
 MAX_BYTES: Final = 2**20
 _DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}

@@ -3,12 +3,11 @@
 A `Host` is a machine by its own description; a `Cluster` is written by a person. Host readers: nvidia_smi, nccl_xml.
 """
 
-from simulator.spec.cluster.host.cuts import Cut, cuts, rated
+from simulator.spec.cluster.host.cuts import cuts, rated
 from simulator.spec.cluster.host.findings import Finding, findings
-from simulator.spec.cluster.host.parts import PATHS, Cable, Gpu, Host, Nic, Path, PcieLink
+from simulator.spec.cluster.host.parts import Cable, Gpu, Host, Nic, Path, PcieLink
 from simulator.spec.cluster.host.structure import (
     Island,
-    Nearest,
     domains,
     gpu_paths,
     idle_nics,
@@ -19,14 +18,11 @@ from simulator.spec.cluster.host.structure import (
 from simulator.spec.cluster.host.tree import NodeTree, Switch
 
 __all__ = [
-    "PATHS",
     "Cable",
-    "Cut",
     "Finding",
     "Gpu",
     "Host",
     "Island",
-    "Nearest",
     "Nic",
     "NodeTree",
     "Path",
