@@ -7,6 +7,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from simulator.base.presets import facts
 from simulator.base.schema import Strict, nearest
 from simulator.base.units import Seconds
 from simulator.spec.cluster import Cluster
@@ -52,47 +53,21 @@ class Cause(Strict):
         return count / self.mtbf_s
 
 
-# Table 5 of arXiv 2407.21783 (read again on 2026-11-22): root causes of the 419 unexpected interruptions in 54 days of pre-training Llama 3 405B on
-# 16,384 H100 (2,048 hosts), and section 3.3.4: 47 planned ones (firmware, upgrades). (name, per, count, replaces)
-LLAMA3_DAYS: Final = 54
-LLAMA3_GPUS: Final = 16_384
-LLAMA3_HOSTS: Final = 2_048
-LLAMA3_NICS: Final = 16_384  # taken as one 400 Gb/s endpoint a GPU (section 3.3.1)
-_LLAMA3: Final[tuple[tuple[str, Per, int, bool], ...]] = (
-    ("faulty GPU", "gpu", 148, True),
-    ("GPU HBM3 memory", "gpu", 72, True),
-    ("GPU SRAM memory", "gpu", 19, True),
-    ("GPU system processor", "gpu", 17, True),
-    ("GPU thermal interface and sensor", "gpu", 6, True),
-    ("silent data corruption", "gpu", 6, True),
-    ("software bug", "job", 54, False),
-    ("network switch or cable", "host", 35, True),
-    ("unplanned host maintenance", "host", 32, True),
-    ("NIC", "nic", 7, True),
-    ("NCCL watchdog timeouts", "host", 7, False),
-    ("SSD", "host", 3, True),
-    ("power supply", "host", 3, True),
-    ("server chassis", "host", 2, True),
-    ("IO expansion board", "host", 2, True),
-    ("dependency", "job", 2, False),
-    ("CPU", "host", 2, True),
-    ("system memory", "host", 2, True),
-    ("planned maintenance", "job", 47, False),
-)
 _PLANNED_NOTICE_S: Final = HOUR_S  # planned: the run is stopped behind a checkpoint
 
 
 def _llama3() -> tuple[Cause, ...]:
-    counts = {"gpu": LLAMA3_GPUS, "nic": LLAMA3_NICS, "host": LLAMA3_HOSTS, "job": 1}
+    """Rates of Llama 3's pre-training (failures.toml)."""
+    run = facts(__file__, "failures")["llama3"]
     return tuple(
         Cause(
             name=name,
             per=per,
-            mtbf_s=counts[per] * LLAMA3_DAYS * DAY_S / seen,
+            mtbf_s=run["parts"][per] * run["days"] * DAY_S / seen,
             replaces=replaces,
             notice_s=_PLANNED_NOTICE_S if name == "planned maintenance" else 0.0,
         )
-        for name, per, seen, replaces in _LLAMA3
+        for name, per, seen, replaces in run["causes"]
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from simulator.formats.writers.launch_kit.parts import Kit
 from simulator.spec.cluster.host import idle_nics
@@ -152,61 +153,13 @@ def kubernetes_yaml(kit: Kit) -> str:
     """An indexed job, a pod a node, with hints that keep its pods below one switch; the image is yours to name."""
     import yaml
 
-    name = "shardwise"
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": name},
-        "spec": {"clusterIP": "None", "selector": {"job-name": name}},
-    }
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": kit.num_nodes,
-            "parallelism": kit.num_nodes,
-            "backoffLimit": 0,
-            "template": _pod(kit, name),
-        },
-    }
+    service, job = yaml.safe_load_all(Path(__file__).with_name("kubernetes.yaml").read_text(encoding="utf-8"))
+    job["spec"] |= {"completions": kit.num_nodes, "parallelism": kit.num_nodes}
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    name = service["metadata"]["name"]
+    variables = {**environment(kit), "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(_PORT)}
+    container["env"] += [{"name": variable, "value": value} for variable, value in variables.items()]
+    container["resources"]["limits"]["nvidia.com/gpu"] = kit.cluster.gpus_per_node
     return "# Fill in the image and the volume that holds this kit at /kit.\n" + str(
         yaml.safe_dump_all([service, job], sort_keys=False)
     )
-
-
-def _pod(kit: Kit, name: str) -> dict[str, Any]:
-    """Whole nodes, and close to each other: Kueue's topology for schedulers that know it, affinity for those that do not."""
-    gpus = kit.cluster.gpus_per_node
-    variables = {**environment(kit), "MASTER_ADDR": f"{name}-0.{name}", "MASTER_PORT": str(_PORT)}
-    index = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
-    near = {
-        "weight": 100,
-        "podAffinityTerm": {
-            "labelSelector": {"matchLabels": {"job-name": name}},
-            "topologyKey": "network.topology.nvidia.com/block",
-        },
-    }
-    container = {
-        "name": "train",
-        "image": "IMAGE",
-        "command": ["bash", "/kit/launch.sh"],
-        "env": [{"name": "NODE_RANK", "valueFrom": index}, *({"name": k, "value": v} for k, v in variables.items())],
-        "resources": {"limits": {"nvidia.com/gpu": gpus}},
-        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "kit", "mountPath": "/kit"}],  # noqa: S108
-    }
-    return {
-        "metadata": {"annotations": {"kueue.x-k8s.io/podset-preferred-topology": "network.topology.nvidia.com/block"}},
-        "spec": {
-            "subdomain": name,
-            "restartPolicy": "Never",
-            "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [near]}},
-            "containers": [container],
-            "volumes": [
-                {"name": "shm", "emptyDir": {"medium": "Memory"}},
-                {"name": "kit", "persistentVolumeClaim": {"claimName": "KIT"}},
-            ],
-        },
-    }
