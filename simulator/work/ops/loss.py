@@ -6,6 +6,7 @@ compiled ones 8.
 
 from __future__ import annotations
 
+from simulator.base.kernels import Stream
 from simulator.work.ops.core import Exchange
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
@@ -89,20 +90,7 @@ def _eager(g: Graph, s: OpContext, logits: Value) -> Value:
         grads=(wide,),
         forward_exchanges=_rows(s, 1),
     )
-    loss, total = g.value("loss", 1, "fp32"), g.value("total_weight", 1, "fp32")
-    picked = 32 * s.tokens  # a sector of memory for each picked number
-    g.op(
-        "nll",
-        "loss",
-        inputs=(log_probs, wide),
-        outputs=(loss, total),
-        forward=(stream("reduce", picked, 8),),
-        backward=(stream("memset", 0, f), stream("elementwise", picked, picked)),
-        saved=(log_probs, total),
-        grads=(log_probs,),
-    )
-    g.hold("loss.scope", [logits, loss])
-    return loss
+    return _picked(g, s, logits, wide, log_probs)
 
 
 def _split(g: Graph, s: OpContext, logits: Value, wide: Value) -> Value:
@@ -130,6 +118,20 @@ def _split(g: Graph, s: OpContext, logits: Value, wide: Value) -> Value:
         forward_temporary_bytes=f + _ROW_BYTES_FORWARD * s.tokens,
         forward_exchanges=_rows(s, 1),
     )
+    more = (stream("elementwise", f, f), stream("elementwise", 2 * f, f), stream("elementwise", f, f))
+    return _picked(g, s, logits, wide, log_probs, more, 2 * f + _ROW_BYTES_BACKWARD * s.tokens)
+
+
+def _picked(
+    g: Graph,
+    s: OpContext,
+    logits: Value,
+    wide: Value,
+    log_probs: Value,
+    more_backward: tuple[Stream, ...] = (),
+    backward_temporary_bytes: int = 0,
+) -> Value:
+    """The mean of each token's own log-probability; backward zeros with a number in each row, and what follows on all."""
     loss, total = g.value("loss", 1, "fp32"), g.value("total_weight", 1, "fp32")
     picked = 32 * s.tokens  # a sector of memory for each picked number
     g.op(
@@ -138,16 +140,10 @@ def _split(g: Graph, s: OpContext, logits: Value, wide: Value) -> Value:
         inputs=(log_probs, wide),
         outputs=(loss, total),
         forward=(stream("reduce", picked, 8),),
-        backward=(
-            stream("memset", 0, f),
-            stream("elementwise", picked, picked),
-            stream("elementwise", f, f),
-            stream("elementwise", 2 * f, f),
-            stream("elementwise", f, f),
-        ),
+        backward=(stream("memset", 0, wide.num_bytes), stream("elementwise", picked, picked), *more_backward),
         saved=(log_probs, total),
         grads=(log_probs,),
-        backward_temporary_bytes=2 * f + _ROW_BYTES_BACKWARD * s.tokens,
+        backward_temporary_bytes=backward_temporary_bytes,
     )
     g.hold("loss.scope", [logits, loss])
     return loss
