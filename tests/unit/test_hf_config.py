@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from simulator.base.errors import ModelError
-from simulator.formats.readers.hf_config import model_from_config, read_hf_config
 from simulator.spec.model import Model
+from tests.configured import configured
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -193,7 +193,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("preset", CONFIGS)
 def test_a_configuration_gives_the_preset(preset: str) -> None:
-    model = model_from_config(CONFIGS[preset], "config.json", preset)
+    model = configured(CONFIGS[preset], "config.json", preset)
     expected = Model.load(preset)
     assert model.num_parameters == expected.num_parameters
     differing = {
@@ -208,7 +208,7 @@ def test_a_configuration_gives_the_preset(preset: str) -> None:
 def test_mpt_7b_as_released_has_alibi_and_no_biases() -> None:
     released = {**CONFIGS["mpt-7b"], "no_bias": True, "attn_config": {"alibi": True}, "vocab_size": 50432}
     # 6,649,286,656: mosaicml/mpt-7b on Hugging Face
-    assert model_from_config(released, "config.json", "mpt-7b").num_parameters == 6_649_286_656
+    assert configured(released, "config.json", "mpt-7b").num_parameters == 6_649_286_656
 
 
 def test_gemma_3_keeps_its_language_model_in_text_config(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_every_fault_is_listed_with_its_key() -> None:
     bad = {**LLAMA, "hidden_size": -1, "num_hidden_layers": "many", "hidden_act": "mystery", "num_local_experts": 8}
     del bad["vocab_size"]
     with pytest.raises(ModelError) as caught:
-        model_from_config(bad, "config.json", "bad")
+        configured(bad, "config.json", "bad")
     places = [fault.place for fault in caught.value.faults]
     for key in ("hidden_size", "num_hidden_layers", "hidden_act", "num_local_experts", "vocab_size"):
         assert f"config.json: {key}" in places
@@ -249,7 +249,7 @@ def test_every_fault_is_listed_with_its_key() -> None:
 )
 def test_one_fault_is_named(change: dict[str, Any], word: str) -> None:
     with pytest.raises(ModelError, match=word):
-        model_from_config({**LLAMA, **change}, "config.json", "bad")
+        configured({**LLAMA, **change}, "config.json", "bad")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_hostile_files_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ModelError):
-        read_hf_config(path)
+        Model.load(path)
 
 
 def test_a_missing_file_is_a_fault(tmp_path: Path) -> None:

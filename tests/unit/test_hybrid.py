@@ -11,7 +11,6 @@ from runs_table.meaning import resolve
 
 from simulator.base.errors import InputError, ModelError, PlanError
 from simulator.formats.exchange import Job, export_plan
-from simulator.formats.readers.hf_config import model_from_config
 from simulator.formats.readers.plans.megatron import read_megatron
 from simulator.parallel.legality import check_split
 from simulator.predict import predict
@@ -23,6 +22,7 @@ from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import RunRow
 from simulator.studies.serving.plan import InferencePlan
 from simulator.studies.serving.plan import check as check_serving
+from tests.configured import configured
 
 PRESETS = ("nemotron-h-8b", "nemotron-3-nano-30b-a3b", "nemotron-3-super-120b-a12b")
 FIELDS: dict[str, Any] = {
@@ -89,7 +89,7 @@ def test_mixers_need_a_pattern_and_groups_that_divide() -> None:
 
 
 def test_a_config_json_is_the_preset() -> None:
-    model, preset = model_from_config(NANO, "config.json", "nemotron"), Model.load("nemotron-3-nano-30b-a3b")
+    model, preset = configured(NANO, "config.json", "nemotron"), Model.load("nemotron-3-nano-30b-a3b")
     ignored = {"name", "sources"}
     assert model.model_dump(exclude=ignored) == preset.model_dump(exclude=ignored)
 
@@ -99,13 +99,13 @@ def test_a_config_json_may_list_words() -> None:
     letters = NANO["hybrid_override_pattern"]
     listed = {key: value for key, value in NANO.items() if key != "hybrid_override_pattern"}
     listed["layers_block_type"] = [words[letter] for letter in str(letters)]
-    assert model_from_config(listed, "config.json", "n").pattern == letters
+    assert configured(listed, "config.json", "n").pattern == letters
 
 
 def test_a_config_json_without_a_pattern_is_refused_with_all_it_lacks() -> None:
     bare = {"model_type": "nemotron_h", "hidden_size": 256, "num_attention_heads": 8, "num_hidden_layers": 2}
     with pytest.raises(ModelError) as caught:
-        model_from_config(bare, "config.json", "n")
+        configured(bare, "config.json", "n")
     for key in ("hybrid_override_pattern", "mamba_num_heads", "intermediate_size", "vocab_size"):
         assert key in str(caught.value)
 
