@@ -7,7 +7,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
@@ -36,25 +36,36 @@ class Strict(BaseModel):
         try:
             return cls.model_validate(data, context=FROM_FILE if from_file else None)
         except ValidationError as exc:
-            raise error(faults_of(exc, place, cls)) from None
+            raise error(faults_of(exc, place, cls, data)) from None
+
+    @classmethod
+    def written_fields(cls) -> Mapping[str, FieldInfo]:
+        """Every key that may be written."""
+        return cls.model_fields
+
+    @classmethod
+    def flat_path(cls, path: Sequence[Any]) -> tuple[Any, ...]:
+        """A path of keys with the flat name of a field that a record holds (simulator/base/records.py)."""
+        return tuple(path)
 
 
-def faults_of(exc: ValidationError, place: str, model: type[BaseModel] | None = None) -> list[Fault]:
+def faults_of(
+    exc: ValidationError, place: str, model: type[BaseModel] | None = None, data: object = None
+) -> list[Fault]:
     """One `Fault` a pydantic error, its location written as in the file: `links[2].bytes_per_s`.
 
-    model: what was validated; with it an unknown key's remedy names the nearest known ones.
+    model: what was validated; with it an unknown key's remedy names the nearest known ones. data: what was written.
     """
-    return [_fault(e, place, model) for e in exc.errors(include_url=False)]
+    return [_fault(e, place, model, data) for e in exc.errors(include_url=False)]
 
 
-def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None) -> Fault:
+def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None, data: object) -> Fault:
     loc = detail["loc"]
-    where = _where(place, loc)
+    where = _where(place, as_written(loc, model, data))
     if detail["type"] == "extra_forbidden":
         owner = model_at(model, loc[:-1])
-        return Fault(
-            place=where, problem="unknown key", remedy=nearest(str(loc[-1]), owner.model_fields if owner else ())
-        )
+        known = owner.written_fields() if owner and issubclass(owner, Strict) else owner.model_fields if owner else ()
+        return Fault(place=where, problem="unknown key", remedy=nearest(str(loc[-1]), known))
     field = _field_at(model, loc)
     if detail["type"] == "missing":
         return Fault(place=where, problem="is missing", remedy=expected_for(field))
@@ -65,6 +76,20 @@ def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None) -> F
     if wrong is not None:
         return Fault(place=where, problem=wrong[0], remedy=wrong[1])
     return Fault(place=where, problem=detail["msg"].removeprefix("Value error, "))
+
+
+def as_written(loc: Sequence[int | str], model: type[BaseModel] | None, data: object) -> tuple[int | str, ...]:
+    """A location with the flat name of a field (simulator/base/records.py), unless `data` has the field's record."""
+    found: list[int | str] = []
+    rest = tuple(loc)
+    while rest:
+        table = data if isinstance(data, dict) else {}
+        if model is not None and issubclass(model, Strict) and not isinstance(table.get(rest[0]), dict):
+            rest = model.flat_path(rest)
+        head, rest = rest[0], rest[1:]
+        found.append(head)
+        model, data = model_at(model, [head]), table.get(head)
+    return tuple(found)
 
 
 def _field_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> FieldInfo | None:
@@ -80,6 +105,8 @@ def model_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> type[Ba
         if isinstance(part, int) or model is None:
             continue
         info = model.model_fields.get(part)
+        if info is None and issubclass(model, Strict):
+            info = model.written_fields().get(part)
         model = None if info is None else _model_in(info.annotation)
     return model
 

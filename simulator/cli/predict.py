@@ -88,6 +88,8 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
     plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
     inputs = {name: text for name, text in given.items() if name not in plan_flags}
     asked = read_study(study, inputs, plan_flags, settings, imported)
+    for note in asked.notes:
+        click.echo(f"shardwise: {note}", err=True)
     if asked.draft is not None:
         from simulator.formats.study.imported import warnings
 

@@ -132,7 +132,7 @@ def _read_back(text: str, form: str, job: Job) -> Draft:
         case "torchtitan":
             return read_torchtitan(tomllib.loads(text), file, given)
         case _:
-            fields = tomllib.loads(text)["plan"]
+            fields = Plan.flattened(tomllib.loads(text)["plan"])
             fields.setdefault("dp_shard", 1)
             fields.setdefault("dp_replicate", 1)
             return Draft(
@@ -211,9 +211,8 @@ def _same_activation(name: str, one: object, two: object) -> bool:
 def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
     """The fields of a plan that have an effect: defaults resolved, fields that its implementation ignores left out."""
     kind = plan.implementation
-    found = plan.model_dump(
-        exclude={"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp"}
-    )
+    apart = {"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp"}
+    found = {name: value for name, value in plan.model_dump().items() if name not in apart}
     if plan.comm_hook.kind == "powersgd" or plan.comm_hook.dtype is not None:
         found |= {f"comm_hook.{name}": value for name, value in plan.comm_hook.model_dump().items()}
     found |= {f"zeropp.{name}": value for name, value in plan.zeropp.model_dump().items()}

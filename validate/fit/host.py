@@ -11,7 +11,7 @@ from simulator.base.kernels import launches
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
-from simulator.spec.plan import Plan
+from simulator.spec.plan import Plan, PrecisionPlan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
 from validate.samples import Sample
@@ -58,7 +58,7 @@ def host_costs(samples: Sequence[Sample], device: Device, calibration: Calibrati
 
 def _tiny_block(device: Device, calibration: Calibration, stack: Stack) -> tuple[float, int]:
     """Kernel seconds and launches of the block, forward and backward."""
-    plan = Plan(seq_len=_TOKENS, precision="fp32", stack=stack.name)
+    plan = Plan(seq_len=_TOKENS, precision=PrecisionPlan(compute="fp32"), stack=stack.name)
     layer = build_blocks(Model.model_validate(_MODEL), stack, plan).layer
     kernels = [kernel for op in layer.ops for kernel in (*op.forward, *op.backward)]
     timer = calibration.timer(device, stack.attention)

@@ -28,6 +28,7 @@ from simulator.formats.study.tables import (
     StudyFile,
     located,
     merged,
+    moved_note,
     nested,
     of_root,
     relabelled,
@@ -58,6 +59,7 @@ class Study:
     sources: tuple[Source, ...]
     checkpoint: Checkpoint | None = None
     draft: Draft | None = None  # where the plan came from another framework's file
+    notes: tuple[str, ...] = ()  # of the files: keys that have moved
 
     def inputs(self) -> dict[str, Any]:
         """What was asked, as plain data for the JSON report."""
@@ -108,8 +110,15 @@ def read_study(
 
         raw, origins, found = with_draft(raw, origins, draft, cluster, model, given, overrides)
         faults += found
+    table = base.get("plan")
     asked = _Asked(
-        name=str(file or DEFAULT_NAME), raw=raw, origins=origins, overrides=overrides, draft=draft, given=given
+        name=str(file or DEFAULT_NAME),
+        raw=raw,
+        origins=origins,
+        overrides=overrides,
+        draft=draft,
+        given=given,
+        written=table if isinstance(table, dict) else {},
     )
     return _completed(asked, model, cluster, faults)
 
@@ -124,6 +133,14 @@ class _Asked:
     overrides: Sequence[Override]
     draft: Draft | None
     given: Mapping[str, Any]
+    written: Mapping[str, Any]  # the plan's table as the file has it
+
+    def notes(self, plan: Plan) -> tuple[str, ...]:
+        """Keys of the study's file and of the stack's that have moved."""
+        found = moved_note(self.name, self.written, Plan, "plan.")
+        if plan.stack.endswith(".toml"):
+            found += moved_note(plan.stack, read_toml(Path(plan.stack), StackError), Stack)
+        return found
 
 
 def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faults: Faults) -> Study:
@@ -156,6 +173,7 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
         sources=sources,
         checkpoint=checkpoint,
         draft=draft,
+        notes=asked.notes(plan),
     )
 
 
@@ -166,11 +184,12 @@ def _checked(asked: _Asked, faults: list[Fault]) -> tuple[StudyFile | None, froz
         return StudyFile.model_validate(raw, context=FROM_FILE), frozenset()
     except ValidationError as exc:
         name, details = asked.draft.file if asked.draft else asked.name, exc.errors(include_url=False)
-        faults += [relabelled(fault, asked.origins, name) for fault in faults_of(exc, "", StudyFile)]
+        found = faults_of(exc, "", StudyFile, raw)
+        faults += [relabelled(fault, asked.origins, name, asked.written) for fault in found]
     unknown = unknown_fields(details)
     if unknown is None:
         return None, frozenset()
-    wrong = {str(detail["loc"][1]) for detail in details if detail["loc"][0] == "plan"}
+    wrong = {str(Plan.flat_path(detail["loc"][1:])[0]) for detail in details if detail["loc"][0] == "plan"}
     rest = {"plan": {key: value for key, value in raw["plan"].items() if key not in wrong}}
     try:
         return StudyFile.model_validate({"model": "", "cluster": "", **rest}, context=FROM_FILE), unknown

@@ -39,10 +39,11 @@ def unknown_fields(details: Iterable[ErrorDetails]) -> frozenset[str] | None:
     found: set[str] = set()
     for detail in details:
         match detail["loc"]:
-            case ("plan", str(name), *_) if name in Plan.model_fields:
-                found.add(name)
-            case ("plan", str(name), *_):
-                found.update(get_close_matches(name, Plan.model_fields))
+            case ("plan", *path) if path:
+                name = str(Plan.flat_path(path)[0])
+                inside = [flat for flat, place in Plan.flat_names.items() if place.startswith(f"{name}.")]
+                known = [name] if name in Plan.flat_names else inside
+                found.update(known or get_close_matches(name, Plan.flat_names))
             case ("plan", *_):
                 return None
             case ("nodes", *_):

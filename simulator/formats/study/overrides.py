@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.records import Nested
 from simulator.base.schema import Strict, faults_of, model_at, nearest
 from simulator.base.units import FROM_FILE
 
@@ -92,7 +93,7 @@ def _override(root: str, path: tuple[str, ...], text: str, flag: str) -> Overrid
 
 def patched(target: InputT, overrides: Iterable[Override], error: type[InputError]) -> InputT:
     """`target` with the leaves replaced and validated anew. Raises `error` with every fault."""
-    overrides = list(overrides)
+    overrides = [replace(one, path=type(target).flat_path(one.path)) for one in overrides]
     if not overrides:
         return target
     for number, override in enumerate(overrides):  # a multiple of what one before it has set
@@ -116,7 +117,7 @@ def _multiplied(target: Strict, data: dict[str, Any], override: Override) -> lis
     """Put a multiple of what the leaf is."""
     here: object = target
     for part in override.path:
-        here = here.get(part) if isinstance(here, dict) else getattr(here, part, None)
+        here = here.get(part) if isinstance(here, dict) else _field(here, part)
     if isinstance(here, bool) or not isinstance(here, int | float):
         known = _leaf_faults(type(target), override) if here is None else []
         problem = f"{override.text} multiplies a number, and this is {'not set' if here is None else 'none'}"
@@ -126,17 +127,27 @@ def _multiplied(target: Strict, data: dict[str, Any], override: Override) -> lis
     return _put(data, replace(override, meant=round(value) if isinstance(here, int) else value))
 
 
+def _field(owner: object, name: str) -> object:
+    """A field by its flat name; None where there is none."""
+    if isinstance(owner, Nested):
+        return owner.value(name) if name in owner.flat_names else None
+    return getattr(owner, name, None)
+
+
 def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
     """Faults of the value alone, judged as in a file: a bare number where a unit is due is one."""
     owner = model_at(root, override.path[:-1])
     name = override.path[-1]
     if owner is None:
         return []  # below a plain table: the noun's own validation decides
-    info = owner.model_fields.get(name)
+    known = owner.written_fields() if issubclass(owner, Strict) else owner.model_fields
+    info = known.get(name)
     if info is None:
         problem = f"{'.'.join((override.root, *override.path[:-1]))} has no {name!r}"
-        return [Fault(place=override.flag, problem=problem, remedy=nearest(name, owner.model_fields))]
-    if model_at(root, override.path) is not None and not isinstance(override.value, list):
+        return [Fault(place=override.flag, problem=problem, remedy=nearest(name, known))]
+    main = issubclass(owner, Nested) and owner.is_main(name)
+    table = isinstance(override.value, dict) if main else not isinstance(override.value, list)
+    if model_at(root, override.path) is not None and table:
         return []  # a table set as a whole
     annotation: Any = Annotated[info.annotation, *info.metadata] if info.metadata else info.annotation
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from simulator.formats.study.overrides import Override
@@ -73,7 +72,7 @@ def _of_plan(
     """The origin of the plan's fields: flags, the file, or defaults."""
     found: list[Source] = []
     paths = [key.removeprefix("plan.") for key in origins if key.startswith("plan.")]
-    flags = [f"{path} = {attrgetter(path)(plan)}" for path in paths]
+    flags = [f"{path} = {_leaf(plan, *path.split('.'))}" for path in paths]
     if flags:
         found.append(Source(what="plan", kind="given", detail=f"{', '.join(flags)} (flags)"))
     rest = [f"{key} = {value}" for key, value in table.items() if f"plan.{key}" not in origins]
@@ -85,4 +84,12 @@ def _of_plan(
             found.append(Source(what="plan", kind="assumed", detail=detail))
     if "seq_len" not in plan.model_fields_set:
         found.append(Source(what="plan", kind="assumed", detail=f"seq_len = {plan.seq_len}, as none was given"))
+    return found
+
+
+def _leaf(plan: Plan, name: str, *below: str) -> object:
+    """The field of a flat name, or what stands below it: zeropp, secondary_ranks."""
+    found: object = plan.value(name)
+    for part in below:
+        found = getattr(found, part)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Final, TypeVar
 from pydantic import Field
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.records import Nested
 from simulator.base.schema import Strict
 from simulator.formats.study.overrides import Override, literal
 from simulator.spec.cluster.parts import MAX_NODES
@@ -91,15 +93,16 @@ def merged(
     *,
     keep_plan: bool,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The study as plain data, and for each key that the command line gave, by which flag."""
+    """The study as plain data, its plan by flat names, and for each key that the command line gave, by which flag."""
     raw = {**base, **flags}
     if isinstance(raw.get("nodes"), str):
         raw["nodes"] = literal(raw["nodes"])
     origins = {key: f"--{key}" for key in flags}
     plan = raw.get("plan", {}) if keep_plan else {}
     if isinstance(plan, dict):
+        plan = Plan.flattened(plan)
         given = [(name, f"--{name.replace('_', '-')}", literal(text)) for name, text in plan_flags.items()]
-        given += [(".".join(o.path), o.flag, o.value) for o in overrides if o.root == "plan"]
+        given += [(".".join(Plan.flat_path(o.path)), o.flag, o.value) for o in overrides if o.root == "plan"]
         for name, _, value in given:
             plan = nested(plan, name.split("."), value)
         origins |= {f"plan.{name}": flag for name, flag, _ in given}
@@ -115,13 +118,23 @@ def nested(table: Mapping[str, Any], path: Sequence[str], value: object) -> dict
     return {**table, name: nested(below if isinstance(below, Mapping) else {}, rest, value)}
 
 
-def relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
-    """A fault of the study's table at the flag that caused it, else at the key in its file."""
+def relabelled(fault: Fault, origins: Mapping[str, str], name: str, written: Mapping[str, Any]) -> Fault:
+    """A fault of the study's table at the flag that caused it, else at the key in its file, whose plan is `written`."""
     path = fault.place.removeprefix(": ")
     flag = next((flag for key, flag in origins.items() if path == key or path.startswith((f"{key}.", f"{key}["))), None)
-    if fault.problem == "unknown key" and path in Plan.model_fields:
+    if fault.problem == "unknown key" and path in Plan.written_fields():
         fault = replace(fault, remedy="it belongs under [plan]")
+    root, _, key = path.partition(".")
+    if root == "plan" and key:
+        head = re.split(r"[.\[]", key, maxsplit=1)[0]
+        path = f"plan.{Plan.spelled(head, written)}{key.removeprefix(head)}"
     return replace(fault, place=flag or f"{name}: {path}")
+
+
+def moved_note(name: str, written: Mapping[str, Any], table: type[Nested], prefix: str = "") -> tuple[str, ...]:
+    """A line that names the flat keys of a file and where they have moved; nothing where it has none."""
+    moved = [f"{prefix}{old} is now {prefix}{new}" for old, new in table.moved_keys(written).items()]
+    return (f"{name}: {', '.join(moved)}; both are read",) if moved else ()
 
 
 def of_root(overrides: Sequence[Override], root: str) -> list[Override]:

@@ -3,14 +3,32 @@
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
 from simulator.spec.plan.order import AXES
 from simulator.spec.plan.plan import CudaGraph, DataParallel, Fp8Recipe, Plan, RecomputeModule
+from simulator.spec.plan.records import (
+    DdpPlan,
+    DeepSpeedPlan,
+    ExpertsPlan,
+    FsdpPlan,
+    OptimizerPlan,
+    PipelinePlan,
+    PrecisionPlan,
+    RecomputePlan,
+)
 
 __all__ = [
     "AXES",
     "NOTHING_OFFLOADED",
     "CudaGraph",
     "DataParallel",
+    "DdpPlan",
+    "DeepSpeedPlan",
+    "ExpertsPlan",
     "Fp8Recipe",
+    "FsdpPlan",
     "Offload",
+    "OptimizerPlan",
+    "PipelinePlan",
     "Plan",
+    "PrecisionPlan",
     "RecomputeModule",
+    "RecomputePlan",
 ]

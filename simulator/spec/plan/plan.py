@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
 from simulator.base.kernels import Dtype
-from simulator.base.schema import Strict, nearest
-from simulator.base.units import Bytes
+from simulator.base.records import Nested
+from simulator.base.schema import nearest
 from simulator.base.value_errors import OneOf
-from simulator.spec.plan.compression import NO_HOOK, NO_ZEROPP, CommHook, ZeroPlusPlus
+from simulator.spec.plan.flat_names import FLAT_NAMES
 from simulator.spec.plan.offload import NOTHING_OFFLOADED, Offload
-from simulator.spec.plan.order import AXES, MAX_COUNT, MAX_SIZE, ordered
+from simulator.spec.plan.order import AXES, MAX_COUNT, ordered
+from simulator.spec.plan.records import (
+    NO_RECOMPUTE,
+    USUAL_DDP,
+    USUAL_DEEPSPEED,
+    USUAL_EXPERTS,
+    USUAL_FSDP,
+    USUAL_OPTIMIZER,
+    USUAL_PIPELINE,
+    USUAL_PRECISION,
+    DdpPlan,
+    DeepSpeedPlan,
+    ExpertsPlan,
+    Fp8Recipe,
+    FsdpPlan,
+    OptimizerPlan,
+    PipelinePlan,
+    PrecisionPlan,
+    RecomputeModule,
+    RecomputePlan,
+    words_of,
+)
 from simulator.spec.plan.schedules import Schedule, Split
 from simulator.spec.plan.traits import Traits, default_implementation, implementation_names, traits_of
 
+__all__ = ["CudaGraph", "DataParallel", "Fp8Recipe", "Plan", "RecomputeModule", "ShardingStrategy"]
+
 DataParallel: TypeAlias = Annotated[str, OneOf(implementation_names)]
 ShardingStrategy = Literal["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD"]
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "nvfp4"]
-Fp8Recipe = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8"]
-
-RecomputeModule = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "moe", "shared_experts"]
 
 # What one CUDA graph holds of a layer, in Megatron's words (--cuda-graph-modules); or of a step, forward and backward
 CudaGraph = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess", "full_iteration"]
@@ -30,112 +48,101 @@ CudaGraph = Literal["attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess
 _STRATEGY_ZERO = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3}
 
 
-class Plan(Strict):
-    """One way to train a model on a number of devices.
+class Plan(Nested):
+    """One way to train a model on a number of devices: dp_replicate × dp_shard × cp × tp × pp of them.
 
-    dp_replicate × dp_shard × cp × tp × pp = devices. `zero` says what is sharded over dp_shard: 0 nothing, 1 optimizer
-    state, 2 gradients too, 3 parameters too. `data_parallel` says whose implementation runs it (empty: the usual one
-    for the stage: ddp, zero_redundancy, fsdp2, fsdp2).
-
-    micro_batch_size is sequences per rank and micro-batch; num_micro_batches accumulates gradients.
-    precision is the compute dtype; master_dtype what the optimizer sees; reduce_dtype what gradients travel in
-    (empty: PyTorch's default for the implementation).
+    Fields stand in records (`plan.pipeline.virtual_stages`); keywords, flags and reports also know them by flat names
+    (`Plan(virtual_stages=4)`, `plan.copy_with(virtual_stages=4)`).
     """
 
-    dp_replicate: int = Field(ge=1, le=MAX_COUNT, default=1)
-    dp_shard: int = Field(ge=1, le=MAX_COUNT, default=1)
-    cp: int = Field(ge=1, le=MAX_COUNT, default=1)
-    # ring: keys and values pass every rank of cp; all_to_all: each rank gets its part of the heads, all of the sequence
-    cp_exchange: Literal["ring", "all_to_all"] = "ring"
-    tp: int = Field(ge=1, le=MAX_COUNT, default=1)
-    pp: int = Field(ge=1, le=MAX_COUNT, default=1)
-    # Experts are dealt to ep ranks, each of them split by columns and rows over etp: groups of neighbours inside a stage
-    # and, with zero > 0, inside a shard group. What is left are the replicas of an expert.
-    ep: int = Field(ge=1, le=MAX_COUNT, default=1)
-    etp: int = Field(ge=1, le=MAX_COUNT, default=1)
-    # How rows reach their experts: each on its own way; every token to all ranks, which pick theirs; or a token once to each
-    # node (inside a node: rank) that has one of its experts, where it is copied (DeepEP, HybridEP)
-    dispatcher: Literal["all_to_all", "all_gather", "deep_ep"] = "all_to_all"
-    # Their exchanges run beside another micro-batch's compute: a forward and a backward at once, layer by layer
-    expert_overlap: bool = False
-    # Rows that an expert takes of a micro-batch over the mean, padded or dropped to it; None: whatever comes (dropless)
-    expert_capacity_factor: float | None = Field(gt=0, le=1000, default=None)
-    # Rows of the busiest rank over the mean, which all others wait for. 1: balanced, as benchmarks force it
-    expert_imbalance: float = Field(ge=1, le=1000, default=1.0)
-    # One sigma of that, relative: the interval of a prediction grows by what it moves. 0: known
-    expert_imbalance_sigma: float = Field(ge=0, le=10, default=0.0)
-    # Which axes neighbouring ranks differ in, innermost first, as Megatron writes it. dp: dp_shard inside dp_replicate
-    rank_order: str = "tp-cp-ep-dp-pp"
+    flat_names: ClassVar = FLAT_NAMES
 
-    zero: int = Field(ge=0, le=3, default=3)
-    data_parallel: DataParallel | None = None
-    sharding_strategy: ShardingStrategy | None = None  # FSDP's own word for zero; given instead of it
-
-    # Pipeline schedule (None: 1f1b, or interleaved where stages are virtual) and what its stages hold
-    schedule: Schedule | None = None
-    virtual_stages: int = Field(ge=1, le=MAX_COUNT, default=1)  # chunks of layers a stage
-    first_stage_layers: int | None = Field(ge=0, le=MAX_COUNT, default=None)
-    last_stage_layers: int | None = Field(ge=0, le=MAX_COUNT, default=None)
-    stage_layers: tuple[int, ...] | None = Field(default=None, strict=False)  # of every virtual stage, in order
-    # Layers are dealt as if the embedding were one of the first virtual stage, head and loss one of the last
-    embedding_as_layer: bool = False
-    head_as_layer: bool = False
-
-    micro_batch_size: int = Field(ge=1, le=MAX_COUNT, default=1)
-    num_micro_batches: int = Field(ge=1, le=MAX_COUNT, default=1)
-    seq_len: int = Field(ge=1, le=MAX_COUNT, default=2048)
-    # Between the regions that tp splits by columns, each of its ranks holds a part of the tokens (arXiv 2205.05198)
-    sequence_parallel: bool = False
-    vocab_parallel: bool = True  # tp splits the embedding and the LM head too, by vocabulary
-
-    precision: Precision = "bf16"
-    # How fp8 products are scaled: by tensor from past maxima or this one's, by row, by blocks of 128 (weights 128 × 128), or by
-    # blocks of 32; None: the stack's habit
-    fp8_recipe: Fp8Recipe | None = None
-    fp8_all_gather: bool = (
-        False  # matrices of layers are gathered in fp8 (torchao with FSDP2; Megatron's fp8-param-gather)
+    dp_replicate: int = Field(ge=1, le=MAX_COUNT, default=1, description="data-parallel degree that replicates")
+    dp_shard: int = Field(ge=1, le=MAX_COUNT, default=1, description="data-parallel degree that shards")
+    cp: int = Field(ge=1, le=MAX_COUNT, default=1, description="context-parallel degree")
+    cp_exchange: Literal["ring", "all_to_all"] = Field(
+        default="ring",
+        description="keys and values pass every rank of `cp`; or each rank gets its part of the heads and the whole sequence "
+        "around attention (Ulysses; Megatron's `cp_comm_type` `p2p`, `a2a`)",
     )
-    # Layers at the ends of the model whose products stay in bf16, where the others' are narrower
-    first_layers_bf16: int = Field(ge=0, le=MAX_COUNT, default=0)
-    last_layers_bf16: int = Field(ge=0, le=MAX_COUNT, default=0)
-    master_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    optimizer: Literal["adamw", "adam", "sgd", "sgd_momentum", "adam8bit"] = "adamw"
-    optimizer_impl: Literal["foreach", "fused", "loop"] = "fused"
-    optimizer_dtype: Literal["fp32", "bf16"] = "fp32"
-
-    recompute: Literal["none", "full", "selective", "every_k"] = "none"
-    recompute_every: int = Field(ge=1, le=MAX_COUNT, default=1)  # every_k: each k-th block is checkpointed
-    # What selective recomputation of hand-fused stacks runs again, in Megatron's words (--recompute-modules)
-    recompute_modules: tuple[RecomputeModule, ...] = Field(default=("core_attn",), strict=False)
-
-    # Captured once and launched whole, which costs the host one call: moe_router with what comes before it (norm, shared
-    # experts), moe_preprocess (the dispatcher's counts) with moe_router, moe with all of that and the experts
-    cuda_graphs: tuple[CudaGraph, ...] = Field(default=(), strict=False)
-
-    reshard_after_forward: bool | int | None = None  # FSDP2; None: all groups but the root
-    forward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=0)
-    backward_prefetch: int = Field(ge=0, le=MAX_COUNT, default=1)
-    limit_all_gathers: bool = True  # FSDP1: at most two all-gathers in flight
-    # Reduce gradients in every micro-batch, or only in the last (no_sync). None: the implementation's habit.
-    sync_every_micro_batch: bool | None = None
-    gradient_as_bucket_view: bool = False  # DDP
-    bucket_bytes: Bytes = Field(gt=0, le=MAX_SIZE, default=25 * 2**20)  # DDP
-    reduce_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=500_000_000)  # DeepSpeed, elements
-    prefetch_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=50_000_000)  # DeepSpeed stage 3, elements
-    param_persistence_numel: int = Field(ge=0, le=MAX_SIZE, default=100_000)  # DeepSpeed stage 3, elements
-    comm_hook: CommHook = NO_HOOK  # DDP
-    # Replicas take so many steps alone, then average their parameters (local SGD), or take an outer Nesterov step along
-    # their mean change (DiLoCo, arXiv 2311.08105). 1: gradients are reduced in every step
-    sync_every_steps: int = Field(ge=1, le=MAX_COUNT, default=1)
-    outer_optimizer: Literal["average", "nesterov"] = "average"
-    zeropp: ZeroPlusPlus = NO_ZEROPP  # DeepSpeed stage 3
-    # DeepSpeed stage 3 with replicas is MiCS; its gathers in groups of several nodes: between nodes, then inside them
-    hierarchical_gather: bool = False
-    offload: Offload = NOTHING_OFFLOADED
-    memory_fraction: float = Field(gt=0, le=1, default=1.0)  # of the device, at most, for the caching allocator
-
-    stack: str = "torch-2.6-eager"
+    tp: int = Field(ge=1, le=MAX_COUNT, default=1, description="tensor-parallel degree")
+    pp: int = Field(ge=1, le=MAX_COUNT, default=1, description="pipeline-parallel degree: stages")
+    ep: int = Field(
+        ge=1,
+        le=MAX_COUNT,
+        default=1,
+        description="expert-parallel degree: ranks that a layer's experts are dealt to, neighbours inside a stage and, with "
+        "`zero` above 0, inside a shard group",
+    )
+    rank_order: str = Field(
+        default="tp-cp-ep-dp-pp",
+        description="axes joined by `-`, innermost first: which ranks are neighbours, and so who shares a node "
+        "([below](#rank-order))",
+    )
+    zero: int = Field(
+        ge=0,
+        le=3,
+        default=3,
+        description="what is sharded over `dp_shard`: nothing; optimizer state; gradients too; parameters too",
+    )
+    data_parallel: DataParallel | None = Field(
+        default=None,
+        description="whose implementation runs; `megatron` with `zero = 3` is Megatron-FSDP; not set: by `zero` `ddp`, "
+        "`zero_redundancy`, `fsdp2`, `fsdp2`",
+    )
+    sharding_strategy: ShardingStrategy | None = Field(
+        default=None, description="FSDP1's word for `zero`, instead of it"
+    )
+    pipeline: PipelinePlan = Field(default=USUAL_PIPELINE, description="schedule and stages of a pipeline")
+    experts: ExpertsPlan = Field(default=USUAL_EXPERTS, description="how rows reach their experts, and how evenly")
+    micro_batch_size: int = Field(ge=1, le=MAX_COUNT, default=1, description="sequences a rank and micro-batch")
+    num_micro_batches: int = Field(
+        ge=1, le=MAX_COUNT, default=1, description="micro-batches a step (gradient accumulation)"
+    )
+    seq_len: int = Field(ge=1, le=MAX_COUNT, default=2048, description="tokens a sequence")
+    sequence_parallel: bool = Field(
+        default=False,
+        description="between the regions that `tp` splits by columns, its ranks split the tokens (arXiv 2205.05198)",
+    )
+    vocab_parallel: bool = Field(
+        default=True, description="`tp` splits the embedding and the LM head too, by vocabulary"
+    )
+    precision: PrecisionPlan = Field(default=USUAL_PRECISION, description="dtypes; a word alone is that of the products")
+    optimizer: OptimizerPlan = Field(default=USUAL_OPTIMIZER, description="which optimizer; a word alone is its kind")
+    recompute: RecomputePlan = Field(default=NO_RECOMPUTE, description="activation checkpointing; a word alone is its mode")
+    cuda_graphs: tuple[CudaGraph, ...] = Field(
+        default=(),
+        strict=False,
+        description="what [the host](../background/host.md) launches as one graph of Megatron's (`--cuda-graph-modules`): "
+        "parts of each layer (`moe_router` with what comes before it, `moe_preprocess` with `moe_router`, `moe` with all of "
+        "that and the experts), or `full_iteration`",
+    )
+    fsdp: FsdpPlan = Field(default=USUAL_FSDP, description="when FSDP gathers and frees parameters")
+    sync_every_micro_batch: bool | None = Field(
+        default=None,
+        description="gradients are reduced in every micro-batch, not only in the last (`no_sync`); not set: with `zero` 2 and 3",
+    )
+    ddp: DdpPlan = Field(default=USUAL_DDP, description="buckets of DDP")
+    deepspeed: DeepSpeedPlan = Field(default=USUAL_DEEPSPEED, description="buckets and gathers of DeepSpeed")
+    sync_every_steps: int = Field(
+        ge=1,
+        le=MAX_COUNT,
+        default=1,
+        description="replicas (`dp_replicate`) take so many steps alone and then agree on their parameters; the step predicted "
+        "is the mean of that many. DDP and FSDP2 ([background](../background/compression.md))",
+    )
+    outer_optimizer: Literal["average", "nesterov"] = Field(
+        default="average",
+        description="how they agree: local SGD, or DiLoCo's outer step (arXiv 2311.08105), whose two tensors stay on the GPU",
+    )
+    offload: Offload = Field(default=NOTHING_OFFLOADED, description="what leaves the GPU's memory")
+    memory_fraction: float = Field(
+        gt=0,
+        le=1,
+        default=1.0,
+        description="of the device, at most, for the caching allocator (`set_per_process_memory_fraction`)",
+    )
+    stack: str = Field(default="torch-2.6-eager", description="the software that runs: a stack's name or its .toml")
 
     @field_validator("rank_order")
     @classmethod
@@ -150,19 +157,10 @@ class Plan(Strict):
             raise ValueError(f"{', '.join(twice)} in two places: name each axis once (dp is dp_shard and dp_replicate)")
         return value
 
-    @field_validator("stage_layers", mode="before")
-    @classmethod
-    def _numbers(cls, value: object) -> object:
-        """A flag's text, "3,4,4,3", as the list that a file has."""
-        if isinstance(value, str) and re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", value):
-            return [int(number) for number in value.split(",")]
-        return value
-
-    @field_validator("recompute_modules", "cuda_graphs", mode="before")
+    @field_validator("cuda_graphs", mode="before")
     @classmethod
     def _words(cls, value: object) -> object:
-        """A flag's text, "moe_act,layernorm", as the list that a file has."""
-        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+        return words_of(value)
 
     @model_validator(mode="before")
     @classmethod

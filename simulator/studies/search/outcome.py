@@ -52,7 +52,7 @@ class PlanOutcome:
 
 def fields_of(plan: Plan) -> dict[str, Any]:
     """The plan's fields that are not at their defaults, as plain data in the order of the plan."""
-    return plan.model_dump(mode="json", exclude_defaults=True)
+    return plan.changed_fields()
 
 
 def key_of(plan: Plan, num_nodes: int) -> str:

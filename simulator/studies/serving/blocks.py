@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.spec.model.experts import Experts
-from simulator.spec.plan import Plan
+from simulator.spec.plan import ExpertsPlan, Plan, PrecisionPlan
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving.plan import InferencePlan, Part
 from simulator.studies.serving.shards import StageShard, experts_reached
@@ -168,12 +168,11 @@ def _training(plan: InferencePlan, tokens: int, part: Part) -> Plan:
     """The training plan whose forward has the same shapes: one sequence of all new tokens, no optimizer, no autocast."""
     return Plan(
         tp=plan.tp,
-        etp=plan.tp,
+        experts=ExpertsPlan(etp=plan.tp),
         zero=0,
         data_parallel="megatron",
         micro_batch_size=1,
         seq_len=tokens,
-        precision=plan.compute_dtype,
-        master_dtype=plan.compute_dtype,
+        precision=PrecisionPlan(compute=plan.compute_dtype, master=plan.compute_dtype),
         vocab_parallel=part not in plan.replicate,
     )

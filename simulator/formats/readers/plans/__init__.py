@@ -72,7 +72,7 @@ def detect(text: str, file: str) -> str:
     if isinstance(table, dict) and table:
         if any(isinstance(table.get(key), dict) for key in _TORCHTITAN):
             return "torchtitan"
-        if "plan" in table or set(table) & set(Plan.model_fields):
+        if "plan" in table or set(table) & set(Plan.written_fields()):
             return "toml"
     if any(re.search(rf"^{key}\s*:", text, re.MULTILINE) for key in _ACCELERATE):
         return "accelerate"
@@ -130,7 +130,7 @@ def _own(data: dict[str, Any], path: Path) -> Draft:
     table = data.get("plan", data)
     if not isinstance(table, dict):
         raise PlanError(Fault(place=f"{path}: plan", problem="is no table", remedy="[plan]"))
-    fields = dict(table)
+    fields = Plan.flattened(table)
     model, cluster = (data.get(name) if "plan" in data else None for name in ("model", "cluster"))
     stated = {"dp_shard", "dp_replicate"} & set(fields)
     for degree in ("dp_shard", "dp_replicate"):
@@ -141,7 +141,7 @@ def _own(data: dict[str, Any], path: Path) -> Draft:
         software="shardwise",
         file=str(path),
         fields=fields,
-        places={name: f"{path}: {'plan.' if 'plan' in data else ''}{name}" for name in fields},
+        places={name: f"{path}: {'plan.' if 'plan' in data else ''}{Plan.spelled(name, table)}" for name in fields},
         leftover=None if stated else "dp_replicate" if fields.get("zero") == 0 else "dp_shard",
         model=model if isinstance(model, str) else None,
         cluster=cluster if isinstance(cluster, str) else None,

@@ -1,0 +1,251 @@
+"""The records of a stack: its kernels, its host, what runs beside what, NCCL, and what was fitted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from simulator.base.schema import Strict
+from simulator.base.units import Bytes, Seconds
+from simulator.spec.software.traits import Blocks
+
+Factor = Annotated[float, Field(gt=0)]
+
+# Speed of the products of several experts over the same as one batch: median of 48 that Transformer Engine ran on A100
+# (1.02) and B200 (0.86), 512 rows an expert or more (experiments/grouped_products.py).
+GROUPED: Final = 0.89
+
+
+class AttentionBackend(Strict):
+    """`[attention]`: which attention kernel runs."""
+
+    kernel: Literal["flash1", "flash1_triton", "flash2", "flash3", "cudnn", "math"] = Field(
+        description="the generation of the attention kernel: the CUDA and Triton kernels of 2022; tiled kernels of 2023 on; "
+        "`math` is unfused (two products, softmax and dropout over seq × seq)"
+    )
+    expand_kv_heads: bool = Field(
+        default=False, description="K and V are repeated to all heads first (no native grouped-query attention)"
+    )
+    random_state: bool = Field(
+        default=True, description="the kernel returns the state of dropout's generator as tensors, whatever the dropout"
+    )
+    forward_efficiency: dict[str, float] = Field(
+        default={},
+        description="by architecture: fraction of the device's peak on causal FLOP, for a kernel that no kernel table has; "
+        "empty: the calibration's curves",
+    )
+    backward_efficiency: dict[str, float] = Field(default={}, description="the same of the backward")
+    speed_factor: dict[str, float] = Field(
+        default={},
+        description="by architecture: speed of this stack's attention kernel over the calibration's curve; empty: 1",
+    )
+
+    def states_speed(self, direction: str) -> bool:
+        """The stack states its own speed for this direction, instead of the calibration's curves."""
+        return bool(self.forward_efficiency if direction == "forward" else self.backward_efficiency)
+
+
+class Kernels(Strict):
+    """`[kernels]`: which kernels a step launches."""
+
+    blocks: Blocks = Field(
+        description="how a block is executed: one kernel an operator; fused by a compiler; fused by hand (Transformer Engine, "
+        "apex)"
+    )
+    norm: Literal["eager", "fused"] = Field(default="fused", description="several kernels and fp32 temporaries, or one")
+    rope: Literal["half", "complex_fp32", "fused"] = Field(
+        default="half", description="rotate-half, fp32 complex views, one kernel"
+    )
+    latent_rope: Literal["joined", "in_place"] = Field(
+        default="joined",
+        description="latent attention's rotating channels: turned apart and joined to the others, or turned in place by "
+        "Megatron's fused kernels (`--apply-rope-fusion` with `--enable-experimental`), which also split keys from values",
+    )
+    activation_backward: Literal["kernel", "operators"] = Field(
+        default="kernel",
+        description="SiLU's backward in one, or written out with five temporaries, as PyTorch does on a device without kernels "
+        "of its own",
+    )
+    norm_dtype: Literal["fp32", "compute"] = Field(default="compute", description="what the norm computes in")
+    loss: Literal["fp32_eager", "fp32_compiled", "fp32_in_place", "fused", "in_place"] = Field(
+        default="fp32_eager",
+        description="cast to fp32 and separate kernels; the cast fused in; Megatron's without fusion, in one fp32 storage; one "
+        "kernel (Megatron's own where blocks are fused by hand); one that leaves the gradient where the logits were",
+    )
+    weight_gradients: Literal["made", "accumulated", "added"] = Field(
+        default="made",
+        description="a tensor each; or added into Megatron's gradient buffer by the product, while autograd gets a dummy of "
+        "each weight's shape, which stays; or made and added there by a kernel each (no `--gradient-accumulation-fusion`)",
+    )
+    squared_relu: Literal["fused", "operators"] = Field(
+        default="fused",
+        description="of hand-fused blocks: one kernel each way, or ReLU and power by themselves, though other activations are "
+        "one kernel (NeMo)",
+    )
+    loss_metrics: int = Field(
+        ge=0,
+        default=0,
+        description="training metrics that compute an eager fp32 cross-entropy of the logits again, forward only",
+    )
+    dropout: bool = Field(
+        default=False,
+        description="dropout behind unfused attention's softmax, both branches of a layer; masks are kept",
+    )
+    autocast: bool = Field(
+        default=False, description="wider parameters are cast at each use, as `torch.autocast` does"
+    )
+    selective_keeps: Literal["products", "every_second_product"] = Field(
+        default="products",
+        description="what selective recomputation keeps besides attention; torchtitan runs each second product again",
+    )
+    fp8_transposes: Literal["once", "each_use"] = Field(
+        default="once",
+        description="of weights that are kept in fp8 (`fp8_all_gather` under Megatron), on Hopper: made once a step, or in each "
+        "backward (Transformer Engine before 2: transpose_2d of a parameter fills no cache)",
+    )
+    grouped_gemm: Literal["one", "one_each", "modules"] = Field(
+        default="one",
+        description="the products of a rank's experts: one kernel for all, one each from one call (Transformer Engine: cuBLAS "
+        "on several streams), or a module each (Megatron's SequentialMLP)",
+    )
+    router_product: Literal["fp32", "mixed"] = Field(
+        default="fp32",
+        description="the router's product in fp32: of operands cast to it, or of 16-bit operands into an fp32 result and as "
+        "tf32 backward (Megatron-LM since June 2025, RouterGatingLinearFunction: Transformer Engine's general_gemm)",
+    )
+    routing_launches: int = Field(
+        ge=0,
+        default=30,
+        description="small kernels of a layer's router and dispatcher, each way: logits, top-k, maps, counts, losses",
+    )
+    early_stop: bool = Field(
+        default=True, description="recomputation (non-reentrant checkpointing) ends once every saved tensor exists"
+    )
+
+
+class HostTimes(Strict):
+    """`[host]`: what the host spends, and what it waits for."""
+
+    launch_s: Seconds = Field(ge=0, default=8e-6, description="host time an operator, forward")
+    module_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="host time around the kernels of a linear layer or attention, each way ([host](../background/host.md)): "
+        "Transformer Engine's modules are Python, tens of calls around one or two kernels",
+    )
+    kernel_s: Seconds | None = Field(
+        ge=0,
+        default=None,
+        description="host time of each further kernel that one call launches from C++: an expert's product, a piece of one; not "
+        "set: as `launch_s`",
+    )
+    collective_s: Seconds = Field(
+        ge=0, default=5e-5, description="host time to issue one collective, its hooks and copies"
+    )
+    unit_s: Seconds = Field(
+        ge=0, default=0.0, description="host time of FSDP's hooks around one collective of a unit, beside that"
+    )
+    blocking: bool = Field(default=False, description="the host waits for the device")
+    reads_loss: bool = Field(
+        default=False,
+        description="the host reads each micro-batch's loss before its backward (Megatron-LM's check for NaN), and so starts "
+        "anew ([host](../background/host.md))",
+    )
+    waits_for_blocks: bool = Field(
+        default=False,
+        description="the host waits for the device behind each block, each way, as where layers are timed one by one "
+        "([host](../background/host.md#layers-timed-one-by-one))",
+    )
+
+
+class NcclSetup(Strict):
+    """`[nccl]`: NCCL's version and variables. `nccl = "2.27.3"` alone sets `version`."""
+
+    version: str = Field(default="", description="of NCCL, as `2.27.3`; a current one where none is given")
+    env: dict[str, str] = Field(
+        default={}, description="NCCL's variables as a shell sets them; see [below](#nccls-variables)"
+    )
+
+
+class Overlap(Strict):
+    """`[overlap]`: what runs beside what. `overlap = false` alone sets `communication`."""
+
+    communication: bool = Field(default=True, description="false: nothing runs beside communication")
+    late_gradients: bool = Field(
+        default=False,
+        description="whole gradients are reduced behind the last backward, not as they appear (Megatron-LM before "
+        "`--overlap-grad-reduce` of 2023, DeepSpeed's pipelines)",
+    )
+    late_parameters: bool = Field(
+        default=False,
+        description="all updated parameters are gathered before the next forward, not each beside the layers before it "
+        "(Megatron without `--overlap-param-gather`)",
+    )
+    tp: Literal["none", "backward", "userbuffers", "symmetric_memory"] = Field(
+        default="none",
+        description="what tensor-parallel collectives run beside: nothing; in the backward the product that does not need them; "
+        "[products cut in pieces](../background/tensor-parallel.md#products-in-pieces), with sequence parallelism: of "
+        'Transformer Engine (`blocks = "fused"`), or of torch (`"compiled"`)',
+    )
+    tp_whole: tuple[Literal["all_gather", "reduce_scatter"], ...] = Field(
+        default=(),
+        strict=False,
+        description="what `userbuffers` leaves whole and exposed, before or behind its product "
+        "(`--disable-tp-comm-overlap-ag`, `-rs`)",
+    )
+    all_reduce_combine: Bytes = Field(
+        ge=0,
+        default=0,
+        description="all-reduces between replicas are joined until they hold this much (XLA's combiner); 0: one a unit",
+    )
+
+
+class Fitted(Strict):
+    """`[fitted]`: numbers that measured runs decided, and what they leave unexplained."""
+
+    gemm_factor: dict[str, Factor] = Field(
+        default={},
+        description='by architecture (`hopper`), or for one dtype on it (`hopper_fp8`): speed of products inside real steps '
+        "over their sustained speed alone; 0.99 where none is given",
+    )
+    elementwise_factor: Factor | dict[str, Factor] = Field(
+        default=1.0,
+        description="time of kernels that stream over memory over the calibration's; by architecture where the stack was fitted "
+        "on several, for streams are measured on one and borrowed for another",
+    )
+    grouped_factor: float = Field(
+        gt=0, default=GROUPED, description="speed of experts' products over a batch of plain products of the same shape"
+    )
+    collective_wait_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="what a collective inside a block waits on the device for the last of its ranks, each of which has a host "
+        "of its own",
+    )
+    step_overhead_s: Seconds = Field(ge=0, default=0.0, description="a constant a step")
+    # 0.05: the factors found for six fitted stacks lie 4 % (products, some 60 % of a step) and 35 % (elementwise kernels, some
+    # 12 %) around their priors, which makes 0.05 of a step
+    sigma: float = Field(
+        gt=0,
+        default=0.05,
+        description="one-sigma relative uncertainty of steps that kernels and links do not explain. Of a fitted stack: what "
+        "`experiments/fit_stacks.py` measures on plans that it did not see",
+    )
+    experts_sigma: float = Field(
+        ge=0,
+        default=0.0,
+        description="the same of mixtures of experts, besides: what releases of the software differ by. Plans under one stack "
+        "share it",
+    )
+    calibration_runs: tuple[str, ...] = Field(
+        strict=False,
+        default=(),
+        description="at most 6 measured runs that coefficients were fitted on; a backtest never scores them",
+    )
+
+
+USUAL_HOST: Final = HostTimes()
+USUAL_NCCL: Final = NcclSetup()
+USUAL_OVERLAP: Final = Overlap()
+NOT_FITTED: Final = Fitted()
