@@ -191,9 +191,9 @@ def lowered(record: dict[str, Any], calibration: Calibration | None = None) -> L
         raise ValueError(run.what)
     stack = Stack.load("torch-2.11-eager")
     if calibration is not None:
-        stack = stack.model_copy(update={"gemm_factor": {cluster.device.architecture: 1.0}})
+        stack = stack.copy_with(gemm_factor={cluster.device.architecture: 1.0})
     calibration = calibration or Calibration.for_device(cluster.device)
-    plan = run.plan.model_copy(update={"stack": stack.name})
+    plan = run.plan.copy_with(stack=stack.name)
     return lower(run.model, plan, cluster, stack, calibration, default_curves())
 
 

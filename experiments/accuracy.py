@@ -129,11 +129,11 @@ def _head(report: BacktestReport, date: str) -> str:
 
 def _calibration() -> str:
     """Which stacks were fitted on which named runs."""
-    fitted = {name: runs for name in Stack.names() if (runs := Stack.load(name).calibration_runs)}
+    fitted = {name: runs for name in Stack.names() if (runs := Stack.load(name).fitted.calibration_runs)}
     if not fitted:
         return "No stack is fitted on any of them either."
     named = "; ".join(f"`{name}` on {', '.join(f'`{r}`' for r in runs)}" for name, runs in fitted.items())
-    lent = [name for name in Stack.names() if name not in fitted and Stack.load(name).elementwise_factor != 1]
+    lent = [name for name in Stack.names() if name not in fitted and Stack.load(name).fitted.elementwise_factor != 1]
     more = (
         f" {', '.join(f'`{name}`' for name in lent)} take their coefficients from one of these, as each file says."
         if lent

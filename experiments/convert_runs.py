@@ -90,7 +90,7 @@ def converted(row: RunRow) -> RunRow:
     stated = _with_columns(row, meant.row)
     stated = replace(stated, unmodelled=" ".join(meant.unmodelled), flop_convention=_convention(row, meant))
     if not states_recompute(row) and published_recipe(meant.row):
-        stated = _also(stated, {"plan.recompute": meant.plan.recompute})
+        stated = _also(stated, {"plan.recompute": meant.plan.recompute.mode})
     stated = _with_settings(stated, meant)
     left = [*_differences(resolve(stated), meant)]
     assert not left, f"{row.id}: {left}"

@@ -181,7 +181,7 @@ def _spread(runs: Sequence[Run], count: int) -> list[Run]:
 def _features(run: Run) -> list[float]:
     plan = run.plan
     numbers = (run.model.num_parameters, plan.seq_len, plan.num_devices, plan.micro_batch_size)
-    kinds = (plan.precision, plan.recompute)
+    kinds = (plan.precision.compute, plan.recompute.mode)
     return [*(math.log(n) for n in numbers), *(float(_code(kind)) for kind in kinds)]
 
 
@@ -212,9 +212,9 @@ class _Measured:
 
 def changed(stack: Stack, values: dict[str, float]) -> Stack:
     """The stack with coefficients replaced."""
-    elementwise = stack.elementwise_factor
+    elementwise = stack.fitted.elementwise_factor
     tables: dict[str, dict[str, float]] = {
-        "gemm_factor": dict(stack.gemm_factor),
+        "gemm_factor": dict(stack.fitted.gemm_factor),
         "elementwise_factor": dict(elementwise) if isinstance(elementwise, dict) else {},
         "speed_factor": dict(stack.attention.speed_factor),
     }
@@ -228,7 +228,7 @@ def changed(stack: Stack, values: dict[str, float]) -> Stack:
     attention = stack.attention.model_copy(update={"speed_factor": tables["speed_factor"]})
     if tables["elementwise_factor"]:
         plain["elementwise_factor"] = tables["elementwise_factor"]
-    return stack.model_copy(update={**plain, "gemm_factor": tables["gemm_factor"], "attention": attention})
+    return stack.copy_with(**plain, gemm_factor=tables["gemm_factor"], attention=attention)
 
 
 Values = dict[str, float]
@@ -318,7 +318,7 @@ def host_runs(runs: Sequence[Run]) -> list[Run]:
     for run in sorted(runs, key=lambda run: run.row.id):
         if stated_options(run.row) is None or HOST_OPTIONS & set(run.unmodelled):
             continue
-        layout = f"{run.plan.model_dump_json()} {run.model.num_layers} {run.model.d_model} {run.stack.loss}"
+        layout = f"{run.plan.model_dump_json()} {run.model.num_layers} {run.model.d_model} {run.stack.kernels.loss}"
         found.setdefault(layout, {}).setdefault(run.cluster.device.architecture, run)
     everywhere = [tuple(kinds.values()) for kinds in found.values() if len(kinds) == len(SLOWER) + 1]
     everywhere.sort(key=lambda same: (_collectives(same[0]), same[0].row.id))
@@ -344,7 +344,7 @@ class _Hosted(_Measured):
         times = {name: slower * value for name, value in values.items() if name not in SLOWER}
         times[STEP] = factor * values[STEP]
         times["host_kernel_s"] = slower * self.run.stack.further_kernel_s()
-        return self.predicted_s(self.run.stack.model_copy(update=times))
+        return self.predicted_s(self.run.stack.copy_with(**times))
 
 
 def hosts(runs: Sequence[Run], *, write: bool) -> None:

@@ -114,7 +114,7 @@ def point(row: RunRow) -> Point | None:
     try:
         run = resolve(row)
         measured_s = measured_step_s(run)
-        if measured_s is None or row.id in run.stack.calibration_runs:
+        if measured_s is None or row.id in run.stack.fitted.calibration_runs:
             return None
         prediction = predict(run.model, run.plan, run.cluster, stack=run.stack)
     except (RefusedError, NoStepTimeError, InputError):

@@ -90,7 +90,7 @@ class Drawn:
     def lowered(self) -> Lowering:
         stack = Stack.load(self.plan.stack)
         if self.nccl:
-            stack = stack.model_copy(update={"nccl_env": dict(self.nccl)})
+            stack = stack.copy_with(nccl_env=dict(self.nccl))
         calibration = Calibration.for_device(self.cluster.device)
         curves = calibration.links or default_curves()
         return lower(self.model, self.plan, self.cluster, stack, calibration, curves)

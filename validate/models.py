@@ -55,8 +55,8 @@ class Norm(nn.Module):  # type: ignore[misc]
         self.weight = nn.Parameter(torch.ones(width, dtype=style.dtype))
         self.bias = nn.Parameter(torch.zeros(width, dtype=style.dtype)) if model.norm_bias else None
         self.rms = model.norm == "rms"
-        self.written_out = self.rms and style.stack.norm == "eager"
-        self.wide = style.stack.norm_dtype == "fp32"
+        self.written_out = self.rms and style.stack.kernels.norm == "eager"
+        self.wide = style.stack.kernels.norm_dtype == "fp32"
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> the same shape and dtype."""
@@ -84,7 +84,7 @@ class Rotary:
     def __init__(self, model: Model, style: Style) -> None:
         self.width = int(model.head_dim * model.rotary_fraction)
         self.whole = self.width == model.head_dim
-        self.complex = style.stack.rope == "complex_fp32"
+        self.complex = style.stack.kernels.rope == "complex_fp32"
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x: [b, H, s, C]; cos, sin: [s, width] in the dtype of x, or the halves of a complex table in fp32."""

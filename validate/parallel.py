@@ -48,7 +48,7 @@ class Built:
 def style_of(model: Model, plan: Plan, stack: Stack, *, direct_flash: bool = False) -> Style:
     """How the modules of a plan are written."""
     setting = OpContext(model=model, stack=stack, plan=plan, autocast=uses_autocast(stack, plan))
-    dtype = DTYPES[plan.master_dtype]
+    dtype = DTYPES[plan.precision.master]
     return Style(stack=stack, dtype=dtype, seq_len=plan.seq_len, expand_kv=setting.expand_kv, direct_flash=direct_flash)
 
 
@@ -77,7 +77,7 @@ def build(
         module=module,
         network=module,
         mesh=mesh,
-        loss=torch.compile(loss_fn) if stack.loss == "fp32_compiled" else loss_fn,
+        loss=torch.compile(loss_fn) if stack.kernels.loss == "fp32_compiled" else loss_fn,
         autocast=DTYPES[plan.compute_dtype] if uses_autocast(stack, plan) else None,
         offloaded=plan.offload.parameters != "none",
     )
@@ -109,10 +109,10 @@ def _mesh(plan: Plan, device_type: str) -> DeviceMesh | None:
 
 
 def _checkpoint_blocks(module: Decoder, plan: Plan) -> None:
-    if plan.recompute == "none":
+    if plan.recompute.mode == "none":
         return
-    every = plan.recompute_every if plan.recompute == "every_k" else 1
-    contexts = {"context_fn": _selective_contexts} if plan.recompute == "selective" else {}
+    every = plan.recompute.every if plan.recompute.mode == "every_k" else 1
+    contexts = {"context_fn": _selective_contexts} if plan.recompute.mode == "selective" else {}
     for index, block in enumerate(module.layers):
         if index % every == 0:
             module.layers[index] = checkpoint_wrapper(
@@ -153,7 +153,7 @@ def _shard(module: Decoder, plan: Plan, mesh: DeviceMesh, *, pinned: bool) -> No
 
     axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[plan.compute_dtype], reduce_dtype=DTYPES[plan.gradient_dtype])
-    reshard = False if plan.zero == 2 else plan.reshard_after_forward
+    reshard = False if plan.zero == 2 else plan.fsdp.reshard_after_forward
     offload = OffloadPolicy() if plan.offload.parameters == "none" else CPUOffloadPolicy(pin_memory=pinned)
     sharded = mesh[axes] if "tp" in mesh.mesh_dim_names else mesh
     wrap = partial(fully_shard, mesh=sharded, mp_policy=policy, offload_policy=offload)
@@ -170,11 +170,11 @@ def _set_prefetch(module: Decoder, plan: Plan) -> None:
     """
     units = [module, *module.layers]
     for index, unit in enumerate(units):
-        if plan.forward_prefetch:
-            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + plan.forward_prefetch])
-        if plan.backward_prefetch != 1:
+        if plan.fsdp.forward_prefetch:
+            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + plan.fsdp.forward_prefetch])
+        if plan.fsdp.backward_prefetch != 1:
             end = len(units) if index == 0 else index
-            begin = max(end - plan.backward_prefetch, 1)
+            begin = max(end - plan.fsdp.backward_prefetch, 1)
             unit.set_modules_to_backward_prefetch(units[begin:end][::-1] or [unit])
 
 
@@ -189,17 +189,17 @@ def replicate(built: Built, plan: Plan, hook: Callable[..., Any] | None = None) 
         built.module,
         process_group=_replicas(built.mesh),
         init_sync=False,  # every rank begins with the same seed
-        gradient_as_bucket_view=plan.gradient_as_bucket_view,
+        gradient_as_bucket_view=plan.ddp.gradient_as_bucket_view,
         broadcast_buffers=False,
-        bucket_cap_mb=plan.bucket_bytes / 2**20,
+        bucket_cap_mb=plan.ddp.bucket_bytes / 2**20,
     )
     if hook is not None:
         ddp.register_comm_hook(None, hook)
-    elif plan.comm_hook.kind == "powersgd":
+    elif plan.ddp.comm_hook.kind == "powersgd":
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
         ddp.register_comm_hook(_powersgd(plan, powerSGD_hook.PowerSGDState), powerSGD_hook.powerSGD_hook)
-    elif plan.gradient_dtype != plan.master_dtype:
+    elif plan.gradient_dtype != plan.precision.master:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         compress = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
@@ -209,7 +209,7 @@ def replicate(built: Built, plan: Plan, hook: Callable[..., Any] | None = None) 
 
 def _powersgd(plan: Plan, state: Callable[..., Any]) -> Any:  # noqa: ANN401  torch's own state
     """The hook's state; it begins as early as torch allows, since what is measured is what comes after."""
-    hook = plan.comm_hook
+    hook = plan.ddp.comm_hook
     return state(
         process_group=None,
         matrix_approximation_rank=hook.rank,
@@ -251,11 +251,15 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def _optimizer_of(plan: Plan) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    how = {"foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}[plan.optimizer_impl]
-    match plan.optimizer:
+    how = {"foreach": {"foreach": True}, "fused": {"fused": True}, "loop": {"foreach": False}}[plan.optimizer.impl]
+    match plan.optimizer.kind:
         case "adamw":
             return torch.optim.AdamW, {"lr": 1e-4, **how}
         case "adam":
             return torch.optim.Adam, {"lr": 1e-4, **how}
         case _:
-            return torch.optim.SGD, {"lr": 1e-4, "momentum": 0.9 if plan.optimizer == "sgd_momentum" else 0.0, **how}
+            return torch.optim.SGD, {
+                "lr": 1e-4,
+                "momentum": 0.9 if plan.optimizer.kind == "sgd_momentum" else 0.0,
+                **how,
+            }

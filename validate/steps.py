@@ -41,7 +41,7 @@ class TrainingStep:
         count = num_micro_batches or self.plan.num_micro_batches
         optimizer = self.built.optimizer
         assert optimizer is not None
-        with set_checkpoint_early_stop(self.stack.early_stop):
+        with set_checkpoint_early_stop(self.stack.kernels.early_stop):
             for index in range(count):
                 self._micro_batch(announce, sync=self.plan.syncs_every_micro_batch or index == count - 1, scale=count)
         announce("optimizer")

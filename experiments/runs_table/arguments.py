@@ -51,7 +51,7 @@ def changed(stack: Stack, draft: Draft) -> Stack:
     fields = {name: value for name, (value, _) in draft.stack_changes.items()}
     kernel = fields.pop("attention.kernel", stack.attention.kernel)
     attention = stack.attention.model_copy(update={"kernel": kernel})
-    return stack.model_copy(update={**fields, "attention": attention})
+    return stack.copy_with(**fields, attention=attention)
 
 
 def unmodelled(draft: Draft) -> tuple[str, ...]:

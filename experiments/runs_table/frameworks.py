@@ -401,7 +401,7 @@ def with_attention(stack: Stack, *, flash: str | None, device: Device) -> Stack:
         return stack
     if kernel == attention.kernel:
         return stack
-    return stack.model_copy(update={"attention": AttentionBackend.model_validate({"kernel": kernel})})
+    return stack.copy_with(attention=AttentionBackend.model_validate({"kernel": kernel}))
 
 
 def _measured(attention: AttentionBackend, device: Device) -> bool:

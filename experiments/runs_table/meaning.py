@@ -164,11 +164,11 @@ def _stack_of(row: RunRow, plan: Plan, device: Device) -> Stack:
     """The plan's stack with the attention that the row states; in pieces, where its tensor parallelism is asynchronous."""
     given = _stack(plan.stack)
     if changes := nemo.stack_changes(row):
-        given = given.model_copy(update=changes)
+        given = given.copy_with(**changes)
     stack = with_attention(given, flash=row.flash_attn, device=device)
-    if plan.tp == 1 or stack.blocks != "compiled" or not _ASYNC_TP.search(row.notes):
+    if plan.tp == 1 or stack.kernels.blocks != "compiled" or not _ASYNC_TP.search(row.notes):
         return stack
-    return stack.model_copy(update={"tp_overlap": "symmetric_memory"})
+    return stack.copy_with(tp_overlap="symmetric_memory")
 
 
 @cache

@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 from simulator.base.schema import Strict
 
 
-
 class Nested(Strict):
     """Base of what has its fields in records.
 
@@ -42,7 +41,9 @@ class Nested(Strict):
         cls._usual = tuple((name, info.default) for name, info in cls.model_fields.items())
         cls._fields = {name: cls._field(path) for name, path in cls.flat_names.items()}
         cls._records = frozenset(record for record, _ in cls._moved.values())
-        cls._required = tuple(name for name, info in cls.model_fields.items() if name in cls._records and info.is_required())
+        cls._required = tuple(
+            name for name, info in cls.model_fields.items() if name in cls._records and info.is_required()
+        )
 
     @model_validator(mode="before")
     @classmethod
@@ -152,9 +153,9 @@ class Nested(Strict):
         return super().model_copy(update=found, deep=deep)
 
     @classmethod
-    def flat_path(cls, path: Sequence[str]) -> tuple[str, ...]:
+    def flat_path(cls, path: Sequence[int | str]) -> tuple[int | str, ...]:
         """A path of keys with the flat name for a record and its field; any other path as it is."""
-        known = cls._flat.get((path[0], path[1])) if len(path) > 1 else None
+        known = cls._flat.get((str(path[0]), str(path[1]))) if len(path) > 1 else None
         return tuple(path) if known is None else (known, *path[2:])
 
     @classmethod
@@ -162,7 +163,9 @@ class Nested(Strict):
         """A written table with flat names; a record stays that has keys unknown to it or given flat too."""
         found: dict[str, Any] = {}
         for key, value in data.items():
-            fields = {cls._flat.get((key, str(name))): one for name, one in value.items()} if isinstance(value, dict) else {}
+            fields = (
+                {cls._flat.get((key, str(name))): one for name, one in value.items()} if isinstance(value, dict) else {}
+            )
             clash = None in fields or any(name in data and name != key for name in fields)
             if not fields or clash:
                 found[key] = value

@@ -178,10 +178,10 @@ def _as_logged(cluster: Cluster, measured: Measured) -> tuple[Cluster, GroupShap
 def _software(version: str, env: tuple[str, ...], tuner: Path | None, stack: str | None) -> Nccl:
     """NCCL as the stack, the version and the variables say; all faults at once."""
     base = Stack.load(stack) if stack else None
-    variables = {**(base.nccl_env if base else {}), **assignments(env, "--env")}
+    variables = {**(base.nccl.env if base else {}), **assignments(env, "--env")}
     if tuner is not None:
         variables[TUNER_FILE] = str(tuner)
-    return Nccl.of(version or (base.nccl if base else ""), variables, place="--env")
+    return Nccl.of(version or (base.nccl.version if base else ""), variables, place="--env")
 
 
 def _bytes(flag: str, text: str) -> int:

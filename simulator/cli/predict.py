@@ -57,7 +57,7 @@ def _default(name: str, value: object) -> str:
 
 def plan_options(function: Callable[..., int]) -> Callable[..., int]:
     """A flag for each field of Plan, in its order. Values are judged by Plan, so that all faults are told together."""
-    for name, info in reversed(Plan.model_fields.items()):
+    for name, info in reversed(Plan.flat_fields().items()):
         metavar = "SIZE" if name.endswith("_bytes") else _metavar(info.annotation)
         option = click.option(f"--{name.replace('_', '-')}", name, metavar=metavar, help=_default(name, info.default))
         function = option(function)
@@ -85,7 +85,7 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
     """
     imported = _plan_file_of(flags)
     given = {name: text for name, text in flags.items() if text is not None}
-    plan_flags = {name: text for name, text in given.items() if name in Plan.model_fields}
+    plan_flags = {name: text for name, text in given.items() if name in Plan.flat_fields()}
     inputs = {name: text for name, text in given.items() if name not in plan_flags}
     asked = read_study(study, inputs, plan_flags, settings, imported)
     for note in asked.notes:

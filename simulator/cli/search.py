@@ -222,8 +222,8 @@ def _fix(text: str) -> tuple[str, tuple[object, ...], list[Fault]]:
     if name in DERIVED:
         remedy = "fix dp_replicate or micro_batch_size; --global-batch and --seq-len give the rest"
         return name, (), [Fault(place=place, problem="follows from the others", remedy=remedy)]
-    if name not in Plan.model_fields:
-        return name, (), [Fault(place=place, problem="no field of a plan", remedy=nearest(name, Plan.model_fields))]
+    if name not in Plan.flat_fields():
+        return name, (), [Fault(place=place, problem="no field of a plan", remedy=nearest(name, Plan.flat_fields()))]
     found = tuple(literal(part.strip()) for part in values.split(","))
     if name == "offload":
         wrong = [str(each) for each in found if each not in OFFLOADS]

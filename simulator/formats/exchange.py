@@ -82,8 +82,8 @@ def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -
     draft = _read_back(text, form, job)
     plan = job.plan
     default = Plan()
-    asked = {name for name in _BESIDE[form] if getattr(plan, name) != getattr(default, name)} | set(draft.needed)
-    beside = {name: getattr(plan, name) for name in Plan.model_fields if name in asked and name not in draft.fields}
+    asked = {name for name in _BESIDE[form] if plan.value(name) != default.value(name)} | set(draft.needed)
+    beside = {name: plan.value(name) for name in Plan.flat_fields() if name in asked and name not in draft.fields}
     faults = list(_faults(job, draft, beside, form))
     if faults:
         raise PlanError(faults)
@@ -121,7 +121,7 @@ def _flavor(model: Model) -> tuple[str, str]:
 
 def _read_back(text: str, form: str, job: Job) -> Draft:
     file = f"{form}, as written"
-    given = {name: getattr(job.plan, name) for name in _BESIDE[form]}
+    given = {name: job.plan.value(name) for name in _BESIDE[form]}
     match form:
         case "megatron":
             return read_megatron(text, file, given)
@@ -213,19 +213,19 @@ def effective_fields(plan: Plan, model: Model) -> dict[str, Any]:
     kind = plan.implementation
     apart = {"stack", "sharding_strategy", "data_parallel", "reduce_dtype", "offload", "zeropp"}
     found = {name: value for name, value in plan.model_dump().items() if name not in apart}
-    if plan.comm_hook.kind == "powersgd" or plan.comm_hook.dtype is not None:
-        found |= {f"comm_hook.{name}": value for name, value in plan.comm_hook.model_dump().items()}
-    found |= {f"zeropp.{name}": value for name, value in plan.zeropp.model_dump().items()}
+    if plan.ddp.comm_hook.kind == "powersgd" or plan.ddp.comm_hook.dtype is not None:
+        found |= {f"comm_hook.{name}": value for name, value in plan.ddp.comm_hook.model_dump().items()}
+    found |= {f"zeropp.{name}": value for name, value in plan.deepspeed.zeropp.model_dump().items()}
     found |= {"data_parallel": kind, "reduce_dtype": plan.gradient_dtype}
     found["sync_every_micro_batch"] = plan.syncs_every_micro_batch if plan.num_micro_batches > 1 else None
     found |= _effective_pipeline(plan, model) | _effective_offload(plan) | _effective_gathers(plan)
-    if plan.precision == "fp8":
-        found["fp8_recipe"] = plan.fp8_recipe or ("delayed" if plan.traits.core_layers else "tensorwise")
+    if plan.precision.compute == "fp8":
+        found["fp8_recipe"] = plan.precision.fp8_recipe or ("delayed" if plan.traits.core_layers else "tensorwise")
     if not plan.narrow:
         found |= {"first_layers_bf16": 0, "last_layers_bf16": 0}
     found["rank_order"] = "-".join(axis for axis in reversed(plan.axis_order) if getattr(plan, axis) > 1)
     idle = unused(plan, experts=model.experts is not None)
-    if plan.recompute == "every_k" and plan.recompute_every == 1:
+    if plan.recompute.mode == "every_k" and plan.recompute.every == 1:
         found["recompute"] = "full"
     return {name: value for name, value in found.items() if name not in idle and (name != "cuda_graphs" or value)}
 
@@ -237,7 +237,7 @@ def _effective_pipeline(plan: Plan, model: Model) -> dict[str, Any]:
         return {**off, "schedule": None, "virtual_stages": 1}
     try:
         held = stage_layers(
-            model.num_layers, plan.pp, plan.virtual_stages, split=plan.split, schedule=plan.pipeline_schedule
+            model.num_layers, plan.pp, plan.pipeline.virtual_stages, split=plan.split, schedule=plan.pipeline_schedule
         )
     except PlanError:
         return {"schedule": plan.pipeline_schedule}
@@ -267,7 +267,7 @@ def _effective_gathers(plan: Plan) -> dict[str, Any]:
     """FSDP2's stage 2 is stage 3 whose parameters stay gathered."""
     if not plan.traits.shards_rows:
         return {"reshard_after_forward": None}
-    reshard = plan.reshard_after_forward
+    reshard = plan.fsdp.reshard_after_forward
     if plan.zero == 2 or reshard is False or (reshard == 1 and reshard is not True):
         return {"zero": 3, "reshard_after_forward": False}
     if reshard is not None and plan.reshard_ranks is None:

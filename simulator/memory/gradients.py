@@ -30,7 +30,7 @@ def redistributed_bytes(model: Model, blocks: ModelBlocks, plan: Plan, stack: St
     layers = tuple(p for kind in model.body for p in model.parameter_shapes(kind))
     parameters = (*model.parameter_shapes("embedding"), *layers, *model.parameter_shapes("head"))
     numel += sum(prod(shape) for name, shape in parameters if _is_summed(name, plan))
-    return numel * DTYPE_BYTES[plan.master_dtype]
+    return numel * DTYPE_BYTES[plan.precision.master]
 
 
 def _is_summed(name: str, plan: Plan) -> bool:

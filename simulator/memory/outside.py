@@ -31,8 +31,10 @@ _SMALL_WORKSPACE_BYTES = (4096 * 2 + 16 * 8) * 1024
 def num_communicators(plan: Plan) -> int:
     """Process groups with traffic: one for each mesh axis longer than 1, one for a smaller group to reshard to."""
     axes = sum(degree > 1 for degree in (plan.dp_replicate, plan.dp_shard, plan.cp, plan.tp, plan.pp, plan.ep))
-    axes += plan.ep > 1 and plan.num_expert_ranks > plan.ep * plan.etp  # the experts' replicas
-    hops = plan.zeropp.quantized_gradients or plan.hierarchical_gather  # inside the nodes, and between them
+    axes += plan.ep > 1 and plan.num_expert_ranks > plan.ep * plan.experts.etp  # the experts' replicas
+    hops = (
+        plan.deepspeed.zeropp.quantized_gradients or plan.deepspeed.hierarchical_gather
+    )  # inside the nodes, and between them
     return axes + (plan.reshard_ranks is not None) + 2 * hops
 
 
@@ -65,10 +67,14 @@ def window_bytes(model: Model, plan: Plan, stack: Stack) -> int:
         return 0
     numel = plan.micro_batch_size * plan.seq_len // plan.cp * model.d_model
     wide = DTYPE_BYTES[plan.compute_dtype]
-    if stack.tp_overlap == "userbuffers" and stack.traits.userbuffers:
-        gathered = fp4_bytes(numel) if plan.precision == "nvfp4" else numel * (1 if plan.precision == "fp8" else wide)
+    if stack.overlap.tp == "userbuffers" and stack.traits.userbuffers:
+        gathered = (
+            fp4_bytes(numel)
+            if plan.precision.compute == "nvfp4"
+            else numel * (1 if plan.precision.compute == "fp8" else wide)
+        )
         return _GATHER_WINDOWS * gathered + numel * _SCATTER_WINDOWS * wide
-    symmetric = stack.tp_overlap == "symmetric_memory" and stack.traits.symmetric_memory
+    symmetric = stack.overlap.tp == "symmetric_memory" and stack.traits.symmetric_memory
     return 2 * numel * wide // plan.tp if symmetric else 0
 
 
@@ -90,7 +96,7 @@ def grouped_workspaces(stack: Stack, workspaces: Sequence[int]) -> tuple[int, ..
     """
     return (
         (workspaces[0],) * _GROUPED_STREAMS
-        if workspaces and stack.traits.grouped_streams and stack.grouped_gemm == "one_each"
+        if workspaces and stack.traits.grouped_streams and stack.kernels.grouped_gemm == "one_each"
         else ()
     )
 

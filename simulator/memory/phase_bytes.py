@@ -43,7 +43,7 @@ def tracked_phase_bytes(model: Model, plan: Plan, stack: Stack, *, cuda: bool) -
 
 def host_counter_bytes(model: Model, plan: Plan) -> int:
     """Adam's step counters in host memory: 4 bytes a parameter tensor; the fused optimizer keeps its on the device."""
-    if plan.optimizer not in ("adam", "adamw") or plan.optimizer_impl == "fused":
+    if plan.optimizer.kind not in ("adam", "adamw") or plan.optimizer.impl == "fused":
         return 0
     if plan.traits.reduces_among_all:
         return 4 * len(stepped_numels(model, plan))

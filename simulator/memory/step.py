@@ -117,7 +117,7 @@ class StepWriter:
         self._inputs = 0
         self._workspaces: list[int] = []
         self._made: set[tuple[int, int]] = set()
-        self._dummies = dummy_gradients(blocks, plan) if stack.weight_gradients == "accumulated" else {}
+        self._dummies = dummy_gradients(blocks, plan) if stack.kernels.weight_gradients == "accumulated" else {}
         self._in_flight: dict[tuple[int, int], _InFlight] = {}
 
     def persistent(self, workspaces: Sequence[int] = (), *, optimizer_state: bool) -> None:
@@ -154,7 +154,7 @@ class StepWriter:
                 case Together():
                     self._together(one)
                 case Update():
-                    self.writer.at("optimizer", num_micro_batches - 1, "", self.plan.optimizer)
+                    self.writer.at("optimizer", num_micro_batches - 1, "", self.plan.optimizer.kind)
                     self.buffers.optimizer(self._state if first else lambda: None)
                 case Agree():
                     self.buffers.agree()

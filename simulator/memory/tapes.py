@@ -26,7 +26,7 @@ class Tapes:
 def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradients: bool) -> Tapes:
     """Record every kind of block once."""
     gradients: ParameterGradients = "kept" if keep_gradients else "added"
-    if plan.traits.fuses_gradient_sums and stack.weight_gradients == "accumulated":
+    if plan.traits.fuses_gradient_sums and stack.kernels.weight_gradients == "accumulated":
         gradients = "accumulated"
     tape = partial(record, parameter_bytes=DTYPE_BYTES[gradient_dtype(plan, stack)], gradients=gradients)
     again = {block.name: recompute_ops(block, plan, stack) for block in blocks.body}
@@ -53,10 +53,10 @@ def record_tapes(blocks: ModelBlocks, plan: Plan, stack: Stack, *, keep_gradient
 
 def gradient_dtype(plan: Plan, stack: Stack) -> str:
     """Of the gradients that autograd makes of parameters."""
-    return plan.master_dtype if uses_autocast(stack, plan) else plan.compute_dtype
+    return plan.precision.master if uses_autocast(stack, plan) else plan.compute_dtype
 
 
 def layer_tape(tapes: Tapes, plan: Plan, kind: str, index: int) -> Tape:
     """The tape of a layer of a kind: checkpointed or not."""
-    every = plan.recompute_every if plan.recompute == "every_k" else 1
-    return (tapes.checkpointed if plan.recompute != "none" and index % every == 0 else tapes.plain)[kind]
+    every = plan.recompute.every if plan.recompute.mode == "every_k" else 1
+    return (tapes.checkpointed if plan.recompute.mode != "none" and index % every == 0 else tapes.plain)[kind]

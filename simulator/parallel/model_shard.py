@@ -96,7 +96,7 @@ def shard_of(model: Model, plan: Plan, stage: int = 0) -> Model:
     """The part of `model` on one rank of a stage; the model itself where nothing splits it, and for a `ModelShard`."""
     if isinstance(model, ModelShard) or (plan.tp * plan.pp * plan.ep == 1 and not bf16_layers(model, plan)):
         return model
-    schedule, pp, chunks = plan.pipeline_schedule, plan.pp, plan.virtual_stages
+    schedule, pp, chunks = plan.pipeline_schedule, plan.pp, plan.pipeline.virtual_stages
     held = stage_layers(model.num_layers, pp, chunks, split=plan.split, schedule=schedule)[stage]
     places = [position(schedule, pp, stage, chunk) for chunk in range(chunks)]
     last = num_positions(schedule, pp, chunks) - 1
@@ -124,7 +124,9 @@ def bf16_layers(model: Model, plan: Plan) -> frozenset[int]:
     if not plan.narrow:
         return frozenset()
     numbers, count = range(model.num_layers), model.num_layers
-    return frozenset((*numbers[: plan.first_layers_bf16], *numbers[max(0, count - plan.last_layers_bf16) :]))
+    return frozenset(
+        (*numbers[: plan.precision.first_layers_bf16], *numbers[max(0, count - plan.precision.last_layers_bf16) :])
+    )
 
 
 def whole_body(model: Model, plan: Plan) -> tuple[BodyKind, ...]:
@@ -147,7 +149,7 @@ def body_names(shard: Model) -> tuple[str, ...]:
 def _experts(experts: Experts, plan: Plan) -> LocalExperts:
     fields = {
         "held": experts.num_experts // plan.ep,
-        "d_ff": experts.d_ff // plan.etp,
+        "d_ff": experts.d_ff // plan.experts.etp,
         "shared_d_ff": experts.shared_d_ff // plan.tp,
     }
     return LocalExperts.model_construct(**(dict(experts) | fields))

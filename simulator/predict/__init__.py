@@ -112,7 +112,7 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         memory_trace=held.trace,
         remedies=found or (),
         spread=spread(lowering, played) | ({"imbalance": imbalance} if imbalance else {}),
-        stack_sigma=lowering.stack.sigma,
+        stack_sigma=lowering.stack.fitted.sigma,
         kinds=kind_uses(lowering, played, held.by_device),
     )
 
@@ -127,9 +127,9 @@ def _remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Rem
 def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
     """What one sigma more rows on the busiest rank of experts add to the step, relative to it."""
     plan = lowering.plan
-    if plan.expert_imbalance_sigma == 0 or lowering.model.experts is None:
+    if plan.experts.imbalance_sigma == 0 or lowering.model.experts is None:
         return 0.0
-    more = plan.expert_imbalance * (1 + plan.expert_imbalance_sigma)
-    busier = plan.model_copy(update={"expert_imbalance": more})
+    more = plan.experts.imbalance * (1 + plan.experts.imbalance_sigma)
+    busier = plan.copy_with(expert_imbalance=more)
     inputs = (lowering.whole, lowering.stack, lowering.calibration, lowering.curves)
     return float(play(lower(lowering.model, busier, *inputs), fold=fold).step_s / step_s - 1)

@@ -77,12 +77,12 @@ def changes(plan: Plan, cluster: Cluster) -> Iterator[Change]:
 
 
 def _optimizer(plan: Plan) -> Iterator[Change]:
-    if plan.optimizer_impl != "fused" and plan.optimizer in ("adam", "adamw"):
+    if plan.optimizer.impl != "fused" and plan.optimizer.kind in ("adam", "adamw"):
         yield Change(kind="implementation", plan={"optimizer_impl": "fused"})
     compute = plan.compute_dtype
     if plan.gradient_dtype == "fp32" and compute != "fp32" and plan.zero >= 2:
         yield Change(kind="reduce", plan={"reduce_dtype": compute}, numerics=True)
-    if plan.optimizer in ("adam", "adamw"):
+    if plan.optimizer.kind in ("adam", "adamw"):
         yield Change(kind="optimizer", plan={"optimizer": "adam8bit"}, numerics=True)
 
 
@@ -90,13 +90,13 @@ def _sharding(plan: Plan) -> Iterator[Change]:
     ranks = plan.num_data_parallel
     if plan.zero < 3 and ranks > 1:
         whose = plan.implementation if plan.traits.zero_engine else None  # an engine stays
-        alone: dict[str, object] = {"comm_hook.kind": "none"} if plan.comm_hook.kind != "none" else {}  # of DDP
+        alone: dict[str, object] = {"comm_hook.kind": "none"} if plan.ddp.comm_hook.kind != "none" else {}  # of DDP
         alone |= {"sync_every_steps": 1, "outer_optimizer": "average"} if plan.sync_every_steps > 1 else {}
         fields = {"zero": 3, "data_parallel": whose, "dp_replicate": 1, "dp_shard": ranks}
         yield Change(kind="shards", plan={**fields, **alone})
     if plan.zero == 3 and plan.dp_replicate > 1:
         yield Change(kind="shards", plan={"dp_replicate": 1, "dp_shard": ranks})
-    if plan.reshard_after_forward is False or plan.reshard_ranks is not None:
+    if plan.fsdp.reshard_after_forward is False or plan.reshard_ranks is not None:
         yield Change(kind="reshard", plan={"reshard_after_forward": True})
     if plan.sync_every_micro_batch is False and plan.zero >= 2:
         yield Change(kind="sync", plan={"sync_every_micro_batch": True})
@@ -112,10 +112,10 @@ def _micro_batches(plan: Plan) -> Iterator[Change]:
 
 
 def _recompute(plan: Plan) -> Iterator[Change]:
-    if plan.recompute == "none":
+    if plan.recompute.mode == "none":
         yield Change(kind="recompute", plan={"recompute": "selective"})
         yield Change(kind="recompute", plan={"recompute": "every_k", "recompute_every": 2})
-    if plan.recompute != "full":
+    if plan.recompute.mode != "full":
         yield Change(kind="recompute", plan={"recompute": "full"})
 
 

@@ -28,7 +28,7 @@ def sigma(lowering: Lowering, played: SimulatedStep) -> float:
     independent; each weighs as its share of the step. The stack's own spread, what kernels cannot explain, adds in
     quadrature.
     """
-    return math.sqrt(lowering.stack.sigma**2 + sum(one**2 for one in spread(lowering, played).values()))
+    return math.sqrt(lowering.stack.fitted.sigma**2 + sum(one**2 for one in spread(lowering, played).values()))
 
 
 def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
@@ -37,8 +37,8 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     A release of the software does to a mixture of experts what it does: to all its plans alike.
     """
     stack, found = lowering.stack, dict[str, float]()
-    if stack.experts_sigma and lowering.model.experts is not None:
-        found[f"{RELEASE} of {stack.name}"] = stack.experts_sigma
+    if stack.fitted.experts_sigma and lowering.model.experts is not None:
+        found[f"{RELEASE} of {stack.name}"] = stack.fitted.experts_sigma
     for category, weight in _shares(played).items():
         if category in TRANSFER_SIGMA:
             one = TRANSFER_SIGMA[category]
@@ -53,8 +53,8 @@ def _kernel_sigma(lowering: Lowering, category: str) -> float:
     one, plan = lowering.calibration.sigma(category), lowering.plan
     if category != "gemm" or not one:
         return one
-    blocks = plan.fp8_recipe == "blockwise" and lowering.device.architecture == "hopper"
-    return math.hypot(one, FP4_SIGMA if plan.precision == "nvfp4" else BLOCKS_SIGMA if blocks else 0.0)
+    blocks = plan.precision.fp8_recipe == "blockwise" and lowering.device.architecture == "hopper"
+    return math.hypot(one, FP4_SIGMA if plan.precision.compute == "nvfp4" else BLOCKS_SIGMA if blocks else 0.0)
 
 
 def _communication_sigma(lowering: Lowering, played: SimulatedStep) -> float:
@@ -101,7 +101,7 @@ def _kernels(lowering: Lowering) -> list[Kernel]:
 def sources(lowering: Lowering) -> tuple[Source, ...]:
     """Provenance of every input."""
     stack, calibration, device = lowering.stack, lowering.calibration, lowering.device
-    fitted = f"; coefficients from {len(stack.calibration_runs)} runs" if stack.calibration_runs else ""
+    fitted = f"; coefficients from {len(stack.fitted.calibration_runs)} runs" if stack.fitted.calibration_runs else ""
     tier = lowering.transfers.tier if lowering.transfers else None
     detail = f"{tier.name}: topologies/tiers" if tier and tier.name else "given"
     below = [Source(what="tiers", kind="datasheet", detail=detail)] if tier else []
@@ -134,8 +134,8 @@ def _exceptions(lowering: Lowering) -> list[Source]:
 def _assumptions(lowering: Lowering) -> list[Source]:
     """What the plan asks for that holds only from some step on."""
     plan, found = lowering.plan, list[Source]()
-    if plan.comm_hook.kind == "powersgd":
-        detail = f"a step after the first {plan.comm_hook.start_step:,}, in which gradients travel whole"
+    if plan.ddp.comm_hook.kind == "powersgd":
+        detail = f"a step after the first {plan.ddp.comm_hook.start_step:,}, in which gradients travel whole"
         found.append(Source(what="PowerSGD", kind="assumed", detail=detail))
     if plan.sync_every_steps > 1:
         detail = (

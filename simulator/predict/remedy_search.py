@@ -129,8 +129,8 @@ class _Search:
         """Layers of a short model: half of them for each pipeline stage, at least one a chunk; all where a split is given."""
         if plan.pp == 1:
             return min(num_layers, self.model.num_layers)
-        chunks = plan.pp * plan.virtual_stages
-        wanted = chunks * max(num_layers // (2 * plan.virtual_stages), 1)
+        chunks = plan.pp * plan.pipeline.virtual_stages
+        wanted = chunks * max(num_layers // (2 * plan.pipeline.virtual_stages), 1)
         return self.model.num_layers if plan.split != Split() else min(wanted, self.model.num_layers)
 
     def estimate(self, plan: Plan, cluster: Cluster) -> _Figures:
@@ -154,7 +154,7 @@ class _Search:
     def _cost(self, plan: Plan, cluster: Cluster) -> float:
         """Of few layers and micro-batches: enough to rank changes by."""
         few = min(plan.num_micro_batches, max(_TIME_MICRO_BATCHES, plan.pp))
-        short = plan.model_copy(update={"num_micro_batches": few})
+        short = plan.copy_with(num_micro_batches=few)
         lowering = self.lower(short, cluster, self._short(plan, _TIME_LAYERS))
         return device_s_per_token(short, step_seconds(lowering))
 

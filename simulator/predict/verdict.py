@@ -182,14 +182,20 @@ def _nearer_experts(lowering: Lowering, share: float) -> str:
     percent = f"{100 * share:.0f} % of the step sends tokens to their experts and back"
     if not lowering.fabric.shape("ep").spans_domain:
         return f"{percent}: a smaller ep where memory allows, or larger micro-batches"
-    group = plan.ep * plan.etp
+    group = plan.ep * plan.experts.etp
     if group <= domain:
         used = domain // group * group
         return (
             f"{percent}: groups of {group} straddle NVLink domains of {domain}; jobs on {used} GPUs of each keep inside"
         )
-    near = max(n for n in range(1, plan.ep + 1) if (plan.ep % n == 0 and domain % (n * plan.etp) == 0) or n == 1)
-    deep = "" if plan.dispatcher == "deep_ep" else ', or dispatcher = "deep_ep", which sends a token once to each node'
+    near = max(
+        n for n in range(1, plan.ep + 1) if (plan.ep % n == 0 and domain % (n * plan.experts.etp) == 0) or n == 1
+    )
+    deep = (
+        ""
+        if plan.experts.dispatcher == "deep_ep"
+        else ', or dispatcher = "deep_ep", which sends a token once to each node'
+    )
     return f"{percent}, past the NVLink of {domain} GPUs: ep = {near} stays inside it{deep}"
 
 

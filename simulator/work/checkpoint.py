@@ -119,10 +119,10 @@ def loading_s(model: Model, plan: Plan, cluster: Cluster, checkpoint: Checkpoint
 
 def _numel_bytes(plan: Plan) -> tuple[int, int]:
     """Bytes a parameter: of weights (16-bit copies beside master weights included), of moments."""
-    copies = plan.traits.master_copy and plan.compute_dtype != plan.master_dtype
-    weights = DTYPE_BYTES[plan.master_dtype] + (DTYPE_BYTES[plan.compute_dtype] if copies else 0)
-    moments = {"sgd": 0, "sgd_momentum": 1, "adam8bit": 2}.get(plan.optimizer, 2)
-    size = 1 if plan.optimizer == "adam8bit" else DTYPE_BYTES[plan.optimizer_dtype]
+    copies = plan.traits.master_copy and plan.compute_dtype != plan.precision.master
+    weights = DTYPE_BYTES[plan.precision.master] + (DTYPE_BYTES[plan.compute_dtype] if copies else 0)
+    moments = {"sgd": 0, "sgd_momentum": 1, "adam8bit": 2}.get(plan.optimizer.kind, 2)
+    size = 1 if plan.optimizer.kind == "adam8bit" else DTYPE_BYTES[plan.optimizer.dtype]
     return weights, moments * size
 
 
@@ -150,4 +150,4 @@ def _gathering(
     seconds = sum(
         float(collective_s("all_gather", numel * size, shape, cluster, curves)) for numel in sizes for size in per_numel
     )
-    return seconds, max(sizes) * max(DTYPE_BYTES[plan.master_dtype], DTYPE_BYTES[plan.optimizer_dtype])
+    return seconds, max(sizes) * max(DTYPE_BYTES[plan.precision.master], DTYPE_BYTES[plan.optimizer.dtype])

@@ -87,7 +87,7 @@ def test_products_and_parameters_are_dealt_out_and_none_is_lost(placement: dict[
     assert held == share.num_parameters
     assert share.experts is not None
     assert share.experts.num_local * plan.ep == 8
-    assert share.experts.d_ff * plan.etp == 128
+    assert share.experts.d_ff * plan.experts.etp == 128
 
 
 @given(placements, st.sampled_from(["all_to_all", "all_gather", "deep_ep"]))

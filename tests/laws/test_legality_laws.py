@@ -68,11 +68,11 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 def test_rules_name_fields_that_are_there() -> None:
-    known = {*Plan.model_fields, *RESOLVED}
+    known = {*Plan.flat_fields(), *RESOLVED}
     assert {name for rule in RULES for name in rule.fields} <= known
     nouns = {"degrees", "layers", "micro_batch_group", ""}  # of no single field, or of another noun
-    assert {rule.name.partition(":")[0] for rule in RULES} <= {*Plan.model_fields, *nouns}
-    assert {effect.where for effect in EFFECTS} <= set(Plan.model_fields)
+    assert {rule.name.partition(":")[0] for rule in RULES} <= {*Plan.flat_fields(), *nouns}
+    assert {effect.where for effect in EFFECTS} <= set(Plan.flat_fields())
 
 
 @given(plans(), st.sampled_from(MODELS), st.data())
@@ -82,7 +82,7 @@ def test_a_fault_stands_whatever_becomes_of_fields_that_its_rule_does_not_read(
 ) -> None:
     """Which is how faults of half-read studies are told apart: by fields, not by words."""
     name = data.draw(st.sampled_from(sorted(VALUES)))
-    other = plan.model_copy(update={name: data.draw(VALUES[name])})
+    other = plan.copy_with(**{name: data.draw(VALUES[name])})
     found = dict(broken(Case(plan=plan, model=model, cluster=HGX)))
     still = dict(broken(Case(plan=other, model=model, cluster=HGX)))
     for rule, subject in found.items():

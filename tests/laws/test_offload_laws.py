@@ -96,7 +96,7 @@ def test_less_offload_never_holds_less_hbm(plan: Plan) -> None:
     least = hbm_bytes(plan)
     nothing = {"optimizer": "none", "parameters": "none"}
     for kept in (nothing, {"activations": "none"}, {**nothing, "activations": "none"}):
-        less = plan.model_copy(update={"offload": plan.offload.model_copy(update=kept)})
+        less = plan.copy_with(offload=plan.offload.model_copy(update=kept))
         # FSDP2's fetched fp32 shard of one unit is the price of not holding it
         fetched = 4 * MODEL.num_parameters // RANKS if plan.implementation == "fsdp2" else 2**20
         assert least <= hbm_bytes(less) + fetched

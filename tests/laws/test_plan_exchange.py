@@ -239,7 +239,11 @@ def test_mixtures_of_experts_are_kept(plan: Plan) -> None:
     )
     back = read_again(written.text, "megatron", plan, {})
     assert effective_fields(back, MIXTURE) == effective_fields(plan, MIXTURE)
-    assert (back.ep, back.etp, back.expert_capacity_factor) == (plan.ep, plan.etp, plan.expert_capacity_factor)
+    assert (back.ep, back.experts.etp, back.experts.capacity_factor) == (
+        plan.ep,
+        plan.experts.etp,
+        plan.experts.capacity_factor,
+    )
 
 
 def legal(plan: Plan) -> bool:

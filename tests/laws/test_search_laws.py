@@ -150,7 +150,7 @@ def test_floors_of_hybrids_are_below_the_prediction(
     """Stages and layers of unequal content; some plans with layers at the ends in bf16."""
     plan = data.draw(kind(CLUSTERS[1].num_devices))
     if plan.narrow and data.draw(st.booleans()):
-        plan = plan.model_copy(update={"first_layers_bf16": 1, "last_layers_bf16": 2, "fp8_all_gather": False})
+        plan = plan.copy_with(first_layers_bf16=1, last_layers_bf16=2, fp8_all_gather=False)
     _check(plan, CLUSTERS[1], HYBRID)
 
 

@@ -97,7 +97,7 @@ def test_more_memory_never_makes_a_step_fit_less(plan: Plan, memory_mib: int, mo
 def test_a_smaller_micro_batch_never_raises_the_peak(plan: Plan, data: st.DataObject) -> None:
     smaller = data.draw(st.integers(1, plan.micro_batch_size - 1))
     peaks = [
-        used(plan.model_copy(update={"micro_batch_size": size}), 80 * 2**30).peak_allocated_bytes
+        used(plan.copy_with(micro_batch_size=size), 80 * 2**30).peak_allocated_bytes
         for size in (smaller, plan.micro_batch_size)
     ]
     assert peaks[0] <= peaks[1]

@@ -29,7 +29,7 @@ def lowered(num_nodes: int, *exceptions: dict[str, Any], **fields: Any) -> Lower
     cluster = Cluster.parse(data | {"exceptions": list(exceptions)}, "test", ClusterError)
     plan = Plan.model_validate({"seq_len": 2048, "zero": 0, "data_parallel": "megatron"} | fields)
     stack = Stack.load("megatron-core-2025-exposed")  # nothing runs beside communication
-    stack = stack.model_copy(update=NO_HOST)
+    stack = stack.copy_with(**NO_HOST)
     return lower(MODEL, plan, cluster, stack, Calibration.ideal(), LinkCurves.ideal())
 
 

@@ -90,7 +90,7 @@ def test_weights_kept_in_fp8_are_turned_once_a_step_or_at_each_use() -> None:
     """Transformer Engine before 2: transpose_2d() of a parameter in each backward, no cache; from 2 on the copy is kept."""
     base = cast_bytes(ops())
     once = cast_bytes(ops(fp8_all_gather=True))
-    often = cast_bytes(ops(stack=STACK.model_copy(update={"fp8_transposes": "each_use"}), fp8_all_gather=True))
+    often = cast_bytes(ops(stack=STACK.copy_with(fp8_transposes="each_use"), fp8_all_gather=True))
     assert once == (base[0] - 2 * WEIGHTS // MB, base[1])
     assert often == (base[0] - 4 * WEIGHTS // MB, base[1] + 2 * WEIGHTS)
 
@@ -152,8 +152,8 @@ def test_blackwell_turns_no_copies() -> None:
 def test_the_host_takes_twice_as_long_around_a_linear_layer_in_fp8() -> None:
     """An H100's host needs more than twice the time to schedule te.Linear (Transformer Engine issue 761)."""
     device = Cluster.load("hgx-h100-8").device
-    stack = STACK.model_copy(update={"host_launch_s": 0.0, "host_kernel_s": 0.0, "host_collective_s": 0.0})
+    stack = STACK.copy_with(host_launch_s=0.0, host_kernel_s=0.0, host_collective_s=0.0)
     clock = Clock(device, Calibration.for_device(device), stack)
     wide, narrow = (clock.phase(ops(recipe), forward=True).work.host_s for recipe in (None, "delayed"))
-    assert wide == pytest.approx(5 * stack.host_module_s)  # four products and attention
-    assert narrow == pytest.approx(9 * stack.host_module_s)
+    assert wide == pytest.approx(5 * stack.host.module_s)  # four products and attention
+    assert narrow == pytest.approx(9 * stack.host.module_s)

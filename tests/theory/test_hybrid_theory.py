@@ -168,7 +168,7 @@ def test_squared_relu_of_two_operators() -> None:
     ReLU's own 3 u. One fused kernel reads and writes once, and backward reads two and writes one."""
     stack, hidden = Stack.load("megatron-core-2025"), 4096 * 1024 * 2
     for update, forward, backward in (({}, 2, 3), ({"squared_relu": "operators"}, 4, 10)):
-        found = block(TINY, megatron(seq_len=4096), "mlp", stack.model_copy(update=update))
+        found = block(TINY, megatron(seq_len=4096), "mlp", stack.copy_with(**update))
         ops = [op for op in found.ops if op.name in ("relu", "activation")]
         assert sum(k.num_bytes for op in ops for k in op.forward if isinstance(k, Stream)) == forward * hidden
         assert sum(k.num_bytes for op in ops for k in op.backward if isinstance(k, Stream)) == backward * hidden
@@ -180,7 +180,7 @@ def test_gradients_added_by_a_hook_cost_three_passes_of_the_weights() -> None:
     stack = Stack.load("megatron-core-2025")
     plan = megatron(seq_len=4096, num_micro_batches=2)
     within, apart = (
-        block(TINY, plan, "mlp", stack.model_copy(update={"weight_gradients": how})) for how in ("accumulated", "added")
+        block(TINY, plan, "mlp", stack.copy_with(weight_gradients=how)) for how in ("accumulated", "added")
     )
     moved = [sum(k.num_bytes for k in kernels(b, backward=True) if isinstance(k, Stream)) for b in (within, apart)]
     assert moved[1] - moved[0] == 3 * 2 * (2 * 256 * 1024)

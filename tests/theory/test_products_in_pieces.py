@@ -20,7 +20,7 @@ from simulator.spec.software.stack import Stack
 from simulator.work.ops import Op
 
 MODEL, TP, SEQ = Model.load("llama3-8b"), 8, 8192
-COMPILED = Stack.load("torchtitan-2025-compiled").model_copy(update={"tp_overlap": "symmetric_memory"})
+COMPILED = Stack.load("torchtitan-2025-compiled").copy_with(tp_overlap="symmetric_memory")
 FUSED = Stack.load("megatron-core-2025")
 
 
@@ -125,7 +125,7 @@ def test_what_peers_read_lies_outside_the_allocator() -> None:
     plan, whole = lowered(COMPILED).plan, 2 * SEQ * MODEL.d_model
     assert window_bytes(MODEL, plan, COMPILED) == 2 * whole // TP  # two parts, fetched in turn
     assert window_bytes(MODEL, plan, FUSED) == 10 * whole  # initialize_ub: ten names, each all tokens
-    assert window_bytes(MODEL, plan.model_copy(update={"sequence_parallel": False}), FUSED) == 0
+    assert window_bytes(MODEL, plan.copy_with(sequence_parallel=False), FUSED) == 0
 
 
 def test_symmetric_memory_ends_with_the_nvlink_domain() -> None:

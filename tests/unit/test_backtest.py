@@ -112,7 +112,7 @@ def test_rows_that_calibrated_a_stack_are_not_scored(table: Path, monkeypatch: p
 
     def resolve(row: Any) -> Any:
         run = whole(row)
-        return replace(run, stack=run.stack.model_copy(update={"calibration_runs": ("ok",)}))
+        return replace(run, stack=run.stack.copy_with(calibration_runs=("ok",)))
 
     monkeypatch.setattr(judging, "resolve", resolve)
     report = backtest.run(read_measured(table))

@@ -73,12 +73,12 @@ def test_any_key_of_a_plan_is_a_column(tmp_path: Path) -> None:
             "data_parallel": "deepspeed",
         },
     ).plan
-    assert (plan.reduce_dtype, plan.recompute, plan.recompute_modules) == (
+    assert (plan.precision.reduce, plan.recompute.mode, plan.recompute.modules) == (
         "fp32",
         "selective",
         ("layernorm", "moe_act"),
     )
-    assert (plan.limit_all_gathers, plan.memory_fraction, plan.offload.optimizer) == (False, 0.9, "host")
+    assert (plan.fsdp.limit_all_gathers, plan.memory_fraction, plan.offload.optimizer) == (False, 0.9, "host")
 
 
 def test_so_are_keys_of_a_stack_and_a_model_behind_their_noun(tmp_path: Path) -> None:
@@ -86,7 +86,11 @@ def test_so_are_keys_of_a_stack_and_a_model_behind_their_noun(tmp_path: Path) ->
         tmp_path, **{"stack": "megatron-core-2025", "stack.attention.kernel": "math", "stack.dropout": "true",
                      "model.positions": "alibi", "model.norm_bias": "true", "model.norm": "layer"}
     )  # fmt: skip
-    assert (run.stack.name, run.stack.attention.kernel, run.stack.dropout) == ("megatron-core-2025", "math", True)
+    assert (run.stack.name, run.stack.attention.kernel, run.stack.kernels.dropout) == (
+        "megatron-core-2025",
+        "math",
+        True,
+    )
     assert (run.model.positions, run.model.norm, run.model.norm_bias) == ("alibi", "layer", True)
 
 
@@ -226,5 +230,5 @@ def test_whose_implementation_plays_a_word(tmp_path: Path) -> None:
 
 def test_selective_recomputation_of_attention_is_what_a_tiled_kernel_does_anyway(tmp_path: Path) -> None:
     cells = {"framework": "NeMo 24.07", "act_ckpt": "selective"}
-    assert run_of(tmp_path, **cells, flash_attn="y").plan.recompute == "none"
-    assert run_of(tmp_path, **cells, flash_attn="n").plan.recompute == "selective"
+    assert run_of(tmp_path, **cells, flash_attn="y").plan.recompute.mode == "none"
+    assert run_of(tmp_path, **cells, flash_attn="n").plan.recompute.mode == "selective"

@@ -32,7 +32,7 @@ def test_our_own_study_is_read_back_whole(tmp_path: Path, capsys: pytest.Capture
     file = tmp_path / "study.toml"
     file.write_text(capsys.readouterr().out)
     plan = read_study(file, {}, {}, ()).plan
-    assert (plan.bucket_bytes, plan.dp_replicate, plan.implementation, plan.seq_len) == (7_000_000, 16, "ddp", 1024)
+    assert (plan.ddp.bucket_bytes, plan.dp_replicate, plan.implementation, plan.seq_len) == (7_000_000, 16, "ddp", 1024)
     assert plan.offload.activations == "host"
 
 

@@ -223,15 +223,19 @@ def test_a_row_runs_what_its_release_ran(
 ) -> None:
     run = resolve(replace(HYBRID_ROW, framework=framework))
     stack = run.stack
-    assert (run.plan.fp8_recipe, stack.tp_overlap, stack.late_parameters) == (recipe, overlap, late)
-    assert (stack.weight_gradients, stack.squared_relu, stack.attention.kernel) == (gradients, relu, kernel)
+    assert (run.plan.precision.fp8_recipe, stack.overlap.tp, stack.overlap.late_parameters) == (recipe, overlap, late)
+    assert (stack.kernels.weight_gradients, stack.kernels.squared_relu, stack.attention.kernel) == (
+        gradients,
+        relu,
+        kernel,
+    )
 
 
 def test_experts_between_mixers_accumulate_in_their_products() -> None:
     row = replace(
         HYBRID_ROW, framework="Megatron-Bridge 26.02 NeMo Container", model_name="Nemotron 3 Nano", n_layers=52
     )
-    assert resolve(replace(row, tp=2, dp=16)).stack.weight_gradients == "accumulated"
+    assert resolve(replace(row, tp=2, dp=16)).stack.kernels.weight_gradients == "accumulated"
 
 
 def test_nemotron_3_of_megatron_bridge_takes_its_recipe() -> None:
@@ -242,9 +246,9 @@ def test_nemotron_3_of_megatron_bridge_takes_its_recipe() -> None:
         notes="act_ckpt/overlap/cuda-graph not in table (see recipe)",
     )  # fmt: skip
     plan = resolve(row).plan
-    assert (plan.dispatcher, plan.recompute, plan.last_layers_bf16) == ("deep_ep", "none", 14)
+    assert (plan.experts.dispatcher, plan.recompute.mode, plan.precision.last_layers_bf16) == ("deep_ep", "none", 14)
     assert plan.cuda_graphs == ("attn", "mamba", "moe_router", "moe_preprocess")
-    assert resolve(replace(row, precision="bf16")).plan.last_layers_bf16 == 0
+    assert resolve(replace(row, precision="bf16")).plan.precision.last_layers_bf16 == 0
 
 
 def test_nemotron_4_of_nemo_2_has_its_activation_in_two_operators() -> None:

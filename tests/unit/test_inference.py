@@ -336,7 +336,7 @@ def test_a_decoding_step_is_the_sum_of_its_parts(h100: Cluster) -> None:
         step = decode_step(costs_of(model, plan, h100), 8, 1000, calibration, curves)
         assert sum(step.parts.values()) == pytest.approx(step.step_s, rel=1e-9)
         assert step.parts["collectives"] > 0
-        assert step.parts["host"] >= Stack.load(plan.stack).step_overhead_s * (1 - 1e-9)
+        assert step.parts["host"] >= Stack.load(plan.stack).fitted.step_overhead_s * (1 - 1e-9)
         assert step.low_s < step.step_s < step.high_s
         assert step.step_s / step.low_s == pytest.approx(step.high_s / step.step_s)
         assert 0.3 < step.bandwidth_share < 1

@@ -72,7 +72,7 @@ def test_accumulation_repeats_the_gathers_and_no_sync_reduces_once() -> None:
 def test_a_group_of_one_node_gathers_again_without_the_network() -> None:
     """reshard_after_forward = 8: forward and reduction cross nodes, the backward's gathers stay inside."""
     plan = Plan(dp_shard=16, seq_len=256)
-    inside = lowered(plan.model_copy(update={"reshard_after_forward": 8}), nodes=2).program(1)
+    inside = lowered(plan.copy_with(reshard_after_forward=8), nodes=2).program(1)
     across = lowered(plan, nodes=2).program(1)
     assert sent_bytes(inside, "all_gather") == sent_bytes(across, "all_gather")
 
@@ -130,13 +130,11 @@ def test_where_the_host_is_the_device_fsdp_waits_for_every_collective_and_ddp_fo
 def test_a_host_that_reads_each_loss_starts_every_backward_anew() -> None:
     """Megatron-LM's loss_func asks the loss whether it is NaN: the host waits for the forward, once a micro-batch."""
     plan = Plan(dp_shard=8, zero=1, data_parallel="megatron", seq_len=256, num_micro_batches=3)
-    megatron = Stack.load("megatron-core-2025").model_copy(update={"host_launch_s": 1e-3})
-    programs = [
-        lowered(plan, stack=megatron.model_copy(update={"reads_loss": reads})).program(3) for reads in (True, False)
-    ]
+    megatron = Stack.load("megatron-core-2025").copy_with(host_launch_s=1e-3)
+    programs = [lowered(plan, stack=megatron.copy_with(reads_loss=reads)).program(3) for reads in (True, False)]
     waited = [[op.label for op in program.ops if op.blocking] for program in programs]
     assert waited == [[f"forward head mb{index}" for index in range(3)], []]
-    reading, ahead = (play(lowered(plan, stack=megatron.model_copy(update={"reads_loss": r}))) for r in (True, False))
+    reading, ahead = (play(lowered(plan, stack=megatron.copy_with(reads_loss=r))) for r in (True, False))
     assert reading.step_s > ahead.step_s
 
 
@@ -174,9 +172,7 @@ def test_every_kth_block_is_checkpointed() -> None:
 
 def test_without_overlap_everything_runs_one_after_another() -> None:
     exposed_stack = Stack.load("megatron-core-2025-exposed")  # on a host that never keeps the device waiting
-    exposed_stack = exposed_stack.model_copy(
-        update={"host_module_s": 0.0, "host_collective_s": 0.0, "reads_loss": False}
-    )
+    exposed_stack = exposed_stack.copy_with(host_module_s=0.0, host_collective_s=0.0, reads_loss=False)
     lowering = lowered(Plan(dp_shard=8, seq_len=2048), stack=exposed_stack)
     program = lowering.program(1)
     collectives = sum(collective_s(op, program) for op in program.ops if isinstance(op, Collective))
@@ -196,20 +192,20 @@ def one_gpu_step_s(stack: Stack, micro_batch_size: int, **plan: int) -> float:
 
 def test_a_host_that_waits_for_blocks_takes_no_lead_from_one_to_the_next() -> None:
     """Layers that the host decides and a head that the GPU decides: their sum, and not the longer of the two."""
-    free = Stack.load("megatron-2021").model_copy(update={"host_launch_s": 0.0, "host_collective_s": 0.0})
-    slow = free.model_copy(update={"host_launch_s": 60e-6})
-    waits = slow.model_copy(update={"host_waits_for_blocks": True})
+    free = Stack.load("megatron-2021").copy_with(host_launch_s=0.0, host_collective_s=0.0)
+    slow = free.copy_with(host_launch_s=60e-6)
+    waits = slow.copy_with(host_waits_for_blocks=True)
     gpu_s, leads_s, sum_s = (one_gpu_step_s(stack, 8) for stack in (free, slow, waits))
     assert 1.2 * gpu_s < leads_s
     assert 1.1 * leads_s < sum_s < gpu_s + leads_s
-    idle = free.model_copy(update={"host_waits_for_blocks": True})
+    idle = free.copy_with(host_waits_for_blocks=True)
     assert one_gpu_step_s(idle, 8) == pytest.approx(gpu_s, rel=1e-9)
 
 
 def test_collectives_inside_blocks_wait_for_their_last_rank() -> None:
     """Two a layer each way, and those around embedding and loss; nothing else changes where the host is quick."""
-    free = Stack.load("megatron-2021").model_copy(update={"host_launch_s": 0.0, "host_collective_s": 0.0})
-    waits = free.model_copy(update={"collective_wait_s": 1e-4})
+    free = Stack.load("megatron-2021").copy_with(host_launch_s=0.0, host_collective_s=0.0)
+    waits = free.copy_with(collective_wait_s=1e-4)
     more = one_gpu_step_s(waits, 1, tp=2) - one_gpu_step_s(free, 1, tp=2)
     ends = round(more / 1e-4) - 4 * MODEL.num_layers
     assert more == pytest.approx(1e-4 * (4 * MODEL.num_layers + ends), rel=1e-6)
@@ -221,7 +217,7 @@ def test_gradients_may_wait_for_the_last_backward() -> None:
     """Megatron-LM until 2023 and DeepSpeed's pipelines: each reduction is issued behind the last layer's backward."""
     plan = Plan(dp_replicate=8, zero=0, num_micro_batches=2)
     programs = [
-        lowered(plan, stack=Stack.load("megatron-2021").model_copy(update={"late_gradients": late})).program(2)
+        lowered(plan, stack=Stack.load("megatron-2021").copy_with(late_gradients=late)).program(2)
         for late in (False, True)
     ]
     assert sent_bytes(programs[0], "all_reduce") == sent_bytes(programs[1], "all_reduce") > 0
@@ -237,9 +233,7 @@ def test_updated_parameters_may_all_come_before_the_forward() -> None:
     """Megatron's distributed optimizer without --overlap-param-gather: no forward begins before the last gather."""
     plan = Plan(dp_shard=8, zero=1, data_parallel="megatron", num_micro_batches=2)
     stack = Stack.load("megatron-core-2025")
-    beside, before = (
-        lowered(plan, stack=stack.model_copy(update={"late_parameters": late})).program(2) for late in (False, True)
-    )
+    beside, before = (lowered(plan, stack=stack.copy_with(late_parameters=late)).program(2) for late in (False, True))
     assert sent_bytes(beside, "all_gather") == sent_bytes(before, "all_gather") > 0
     for program, waits in ((beside, False), (before, True)):
         gathers = [op.id for op in program.ops if isinstance(op, Collective) and op.kind == "all_gather"]
@@ -250,7 +244,7 @@ def test_updated_parameters_may_all_come_before_the_forward() -> None:
 def test_a_single_device_sends_nothing_and_its_step_is_its_kernels() -> None:
     cluster = Cluster.load("hgx-h100-8", 1).model_copy(update={"gpus_per_node": 1})
     calibration = Calibration.ideal()
-    stack = Stack.load("torch-2.6-eager").model_copy(update={"host_launch_s": 0.0})
+    stack = Stack.load("torch-2.6-eager").copy_with(host_launch_s=0.0)
     lowering = lower(MODEL, Plan(zero=0, seq_len=2048), cluster, stack, calibration, LinkCurves.ideal())
     program = lowering.program(1)
     assert all(isinstance(op, Compute) for op in program.ops)
@@ -284,12 +278,10 @@ def test_gradients_that_stay_unreduced_are_kept_and_added() -> None:
 def test_an_ideal_machine_knows_no_losses_of_a_stack() -> None:
     cluster, plan = Cluster.load("hgx-h100-8"), Plan(dp_shard=8, seq_len=256)
     stack = Stack.load("torch-2.6-eager")
-    slow = stack.model_copy(
-        update={
-            "elementwise_factor": 3.0,
-            "gemm_factor": {"hopper": 0.5},
-            "attention": stack.attention.model_copy(update={"speed_factor": {"hopper": 0.5}}),
-        }
+    slow = stack.copy_with(
+        elementwise_factor=3.0,
+        gemm_factor={"hopper": 0.5},
+        attention=stack.attention.model_copy(update={"speed_factor": {"hopper": 0.5}}),
     )
     ideal = Calibration.ideal()
     one, other = (lower(MODEL, plan, cluster, s, ideal, LinkCurves.ideal()) for s in (stack, slow))
@@ -344,17 +336,17 @@ def test_a_slow_host_launches_late() -> None:
     assert 1 < grace.host_factor < 37.1 / 13.5
     slow = stack.on_host_of(grace)
     for name in ("host_launch_s", "host_module_s", "host_kernel_s", "host_collective_s"):
-        assert getattr(slow, name) == pytest.approx(grace.host_factor * getattr(stack, name))
+        assert slow.value(name) == pytest.approx(grace.host_factor * stack.value(name))
     assert stack.on_host_of(Cluster.load("hgx-h100-8").device) is stack
 
 
 def test_the_hosts_time_is_of_calls_modules_and_what_they_launch_in_cpp() -> None:
     """A Llama layer has four linear layers and attention: five modules each way. Experts are launched from one call."""
-    stack = Stack.load("megatron-core-2025").model_copy(update={"host_launch_s": 1e-3, "host_module_s": 0.0})
+    stack = Stack.load("megatron-core-2025").copy_with(host_launch_s=1e-3, host_module_s=0.0)
     plan = Plan(zero=1, data_parallel="megatron", dp_shard=8, ep=8, seq_len=4096, stack=stack.name)
 
     def host_s(model: Model, **changes: float | str) -> float:
-        changed = stack.model_copy(update=changes)
+        changed = stack.copy_with(**changes)
         layer = build_blocks(model, changed, plan).layer
         device = Cluster.load("hgx-h100-8").device
         clock = Clock(device, Calibration.for_device(device), changed)
@@ -374,7 +366,7 @@ def test_what_a_graph_holds_costs_the_host_one_call() -> None:
     """Router and counts captured: what is left are attention, permutation and the experts. All captured: one call each way."""
     stack, model = Stack.load("megatron-core-2025"), Model.load("qwen3-30b-a3b")
     device = Cluster.load("hgx-h100-8").device
-    call_s = stack.host_module_s + stack.host_launch_s
+    call_s = stack.host.module_s + stack.host.launch_s
 
     def host_s(*graphs: str) -> tuple[float, float]:
         plan = Plan.model_validate(
@@ -394,8 +386,8 @@ def test_what_a_graph_holds_costs_the_host_one_call() -> None:
     )
     for direction in (0, 1):
         assert eager[direction] > routed[direction] > begun[direction] > whole[direction] == pytest.approx(call_s)
-    router = 1 + 1 + stack.routing_launches  # its norm, its product, what follows
-    captured = stack.host_module_s + router * stack.host_launch_s
+    router = 1 + 1 + stack.kernels.routing_launches  # its norm, its product, what follows
+    captured = stack.host.module_s + router * stack.host.launch_s
     assert eager[0] - routed[0] == pytest.approx(captured - call_s)
     full = Plan(
         zero=1,

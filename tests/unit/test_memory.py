@@ -113,7 +113,7 @@ def tracked_blocks(row: Row, model: Model, plan: Plan) -> ModelBlocks:
 
 def steps_on_host(row: Row, model: Model, plan: Plan) -> int:
     """Adam's step counters stay on the CPU unless it is fused; the tracker of a CPU run counts them too."""
-    if row["device"] != "cpu" or plan.optimizer_impl == "fused":
+    if row["device"] != "cpu" or plan.optimizer.impl == "fused":
         return 0
     return 4 * sum(len(unit.shapes) for unit in units(model, plan))
 
@@ -272,7 +272,7 @@ def test_deepspeeds_pipelines_add_bf16_gradients_up_in_fp32() -> None:
     """
     stack = Stack.load("megatron-deepspeed-2022")
     bf16 = Plan(pp=2, dp_shard=2, zero=1, data_parallel="deepspeed", num_micro_batches=4, seq_len=64)
-    plans = [bf16, bf16.model_copy(update={"precision": "fp16"})]
+    plans = [bf16, bf16.copy_with(precision="fp16")]
     share = shard_of(SMALL, plans[0], 0)
     held = [resident_tensors(share, plan) for plan in plans]
     assert sum(held[0]["gradients"]) == pytest.approx(4 * share.num_parameters, rel=0.001)

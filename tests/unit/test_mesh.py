@@ -278,7 +278,7 @@ def test_expert_degrees_divide_the_ranks_of_a_stage() -> None:
 def test_groups_of_experts_follow_the_order_of_ranks() -> None:
     """With pipelines inside data parallelism, an expert's group crosses the stages' ranks."""
     plan = Plan(dp_shard=4, tp=2, pp=2, ep=4, zero=1, data_parallel="megatron", sequence_parallel=True)
-    plan = plan.model_copy(update={"rank_order": "tp-cp-ep-pp-dp"})
+    plan = plan.copy_with(rank_order="tp-cp-ep-pp-dp")
     mesh = Mesh(plan, HGX.with_nodes(2))
     assert list(mesh.group_of("ep", 0)) == [0, 1, 4, 5]
     assert list(mesh.group_of("expert_dp", 0)) == [0, 8]

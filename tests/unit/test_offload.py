@@ -173,7 +173,7 @@ def test_states_on_nvme_are_read_and_written_beside_the_update() -> None:
     assert span_of(beside, "read states 1")[0] < span_of(beside, "update 0")[1]
     # three sets of buffers: the fourth round reads once the first has written
     assert span_of(beside, "read states 3")[0] >= span_of(beside, "write states 0")[1]
-    turns = played(asked.model_copy(update={"offload": offloading(**given, overlap=False)}))
+    turns = played(asked.copy_with(offload=offloading(**given, overlap=False)))
     assert span_of(turns, "read states 1")[0] >= span_of(turns, "write states 0")[1]
     assert beside.step_s < turns.step_s
 

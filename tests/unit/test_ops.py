@@ -155,7 +155,7 @@ def test_every_tensor_is_made_before_it_is_read_and_every_gradient_has_a_taker(
 @given(models, stacks, plans)
 def test_twice_the_sequences_keep_twice_the_bytes(model: Model, stack: Stack, plan: Plan) -> None:
     once = build_blocks(model, stack, plan).layer
-    twice = build_blocks(model, stack, plan.model_copy(update={"micro_batch_size": 2 * plan.micro_batch_size})).layer
+    twice = build_blocks(model, stack, plan.copy_with(micro_batch_size=2 * plan.micro_batch_size)).layer
     shared = ("cos", "sin", "philox_seed", "philox_offset")  # not of a token
     first = {t.name: t.num_bytes for t in once.saved_tensors()}
     second = {t.name: t.num_bytes for t in twice.saved_tensors()}
@@ -172,9 +172,9 @@ def test_recomputation_runs_a_part_of_the_forward_in_its_order(model: Model, sta
     again = recompute_ops(layer, plan, stack)
     remaining = iter(layer.ops)
     assert all(op in remaining for op in again)
-    if plan.recompute == "none":
+    if plan.recompute.mode == "none":
         assert not again
-    if plan.recompute == "full" and not stack.early_stop:
+    if plan.recompute.mode == "full" and not stack.kernels.early_stop:
         assert again == layer.ops
 
 
@@ -185,7 +185,7 @@ TOKENS = 2 * 2048
 
 
 def test_early_stop_leaves_out_exactly_the_last_product() -> None:
-    model, plan = Model.load("llama3-8b"), PLAN.model_copy(update={"recompute": "full"})
+    model, plan = Model.load("llama3-8b"), PLAN.copy_with(recompute="full")
     layer = build_blocks(model, stack(), plan).layer
     saved = sum(op.forward_flop for op in [layer]) - sum(
         k.flop for op in recompute_ops(layer, plan, stack()) for k in op.forward
@@ -194,7 +194,7 @@ def test_early_stop_leaves_out_exactly_the_last_product() -> None:
 
 
 def test_selective_recomputation_runs_no_product_and_no_attention() -> None:
-    plan = PLAN.model_copy(update={"recompute": "selective"})
+    plan = PLAN.copy_with(recompute="selective")
     layer = build_blocks(Model.load("llama3-8b"), stack(), plan).layer
     again = recompute_ops(layer, plan, stack())
     assert again
@@ -202,7 +202,7 @@ def test_selective_recomputation_runs_no_product_and_no_attention() -> None:
 
 
 def test_megatrons_selective_recomputation_is_the_core_of_unfused_attention() -> None:
-    plan = PLAN.model_copy(update={"recompute": "selective"})
+    plan = PLAN.copy_with(recompute="selective")
     for kernel, names in (("math", ["scores", "probabilities", "o"]), ("cudnn", [])):
         fused = stack(blocks="fused", kernel=kernel)
         layer = build_blocks(Model.load("gpt2"), fused, plan).layer
@@ -216,7 +216,7 @@ def test_the_fused_softmax_takes_matrices_of_scores_by_fours() -> None:
         stack(blocks="fused", kernel="math"),
     )
     for batch, fits in ((1, False), (2, True)):
-        plan = PLAN.model_copy(update={"micro_batch_size": batch, "recompute": "none"})
+        plan = PLAN.copy_with(micro_batch_size=batch, recompute="none")
         layer = build_blocks(model, fused, plan).layer
         ops = [op for op in layer.ops if op.category == "attention" and op.name not in ("scores", "o")]
         numel = batch * 6 * plan.seq_len**2
@@ -322,7 +322,7 @@ def test_gradients_of_a_tensor_with_three_users_cost_two_sums() -> None:
 
 
 def test_fp8_products_are_fp8_in_the_layers_and_wide_in_the_head() -> None:
-    plan = PLAN.model_copy(update={"precision": "fp8"})
+    plan = PLAN.copy_with(precision="fp8")
     for blocks in ("eager", "compiled", "fused"):
         built = build_blocks(Model.load("llama3-8b"), stack(blocks=blocks), plan)
         gemms = [

@@ -216,7 +216,7 @@ def test_slow_gpus_get_the_stage_that_they_hold_up_least() -> None:
     dealt = place(SMALL, plan, cluster, deal_layers=True)
     assert seats.placed.step_s < seats.default.step_s
     assert dealt.placed.step_s < seats.placed.step_s
-    layers = dealt.plan.stage_layers
+    layers = dealt.plan.pipeline.stage_layers
     assert layers is not None
     assert sum(layers) == 16
     assert predict(SMALL, dealt.plan, dealt.cluster).step_s == dealt.placed.step_s
@@ -382,7 +382,7 @@ def test_gpus_with_little_free_memory_hold_fewer_layers() -> None:
     found = place(SMALL, plan, cluster, deal_layers=True)
     assert (found.default.verdict, found.placed.fits) == ("OOM", True)
     full = [stage for stage in range(2) if found.cluster.gpu_of(8 * stage) >= 8]
-    layers = found.plan.stage_layers
+    layers = found.plan.pipeline.stage_layers
     assert layers is not None
     assert layers[full[0]] == max(layers)
 

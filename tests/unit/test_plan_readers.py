@@ -71,8 +71,8 @@ class TestMegatron:
         plan = plan_of(draft, 1024)
         assert (plan.tp, plan.pp, plan.dp_shard, plan.dp_replicate, plan.zero) == (8, 16, 8, 1, 1)
         assert (plan.micro_batch_size, plan.num_micro_batches, plan.global_batch_size) == (1, 192, 1536)
-        assert (plan.virtual_stages, plan.sequence_parallel, plan.recompute) == (3, True, "selective")
-        assert (plan.precision, plan.reduce_dtype, plan.implementation) == ("bf16", "fp32", "megatron")
+        assert (plan.pipeline.virtual_stages, plan.sequence_parallel, plan.recompute.mode) == (3, True, "selective")
+        assert (plan.precision.compute, plan.precision.reduce, plan.implementation) == ("bf16", "fp32", "megatron")
         assert isinstance(draft.model, Model)
         published = Model.load("gpt3-175b")
         # the vocabulary is padded to a multiple of 128 × tp, and nothing else differs
@@ -95,7 +95,7 @@ class TestMegatron:
         assert (draft.num_devices, draft.stack) == (384, "megatron-deepspeed-2022")
         plan = plan_of(draft, 384)
         assert (plan.implementation, plan.zero, plan.tp, plan.pp, plan.dp_shard) == ("deepspeed", 1, 4, 12, 8)
-        assert (plan.recompute, plan.num_micro_batches) == ("full", 128)
+        assert (plan.recompute.mode, plan.num_micro_batches) == ("full", 128)
         # embedding and head count as a layer each: 72 over 12 stages
         held = stage_layers(70, 12, split=plan.split)
         assert [len(chunk) for stage in held for chunk in stage] == [5, *[6] * 10, 5]
@@ -164,7 +164,7 @@ class TestMegatron:
         told = faults(read_plan(written(tmp_path, text)))
         assert "$EXTRA depends on what begins at line 2 (--define EXTRA='…'" in told
         draft = read_plan(written(tmp_path, text), define={"EXTRA": "--recompute-activations"})
-        assert plan_of(draft, 8).recompute == "selective"
+        assert plan_of(draft, 8).recompute.mode == "selective"
 
     def test_conditions_that_the_script_settles(self, tmp_path: Path) -> None:
         text = """DEBUG=0; SIZE=70
@@ -178,7 +178,7 @@ class TestMegatron:
         fi
         python t.py --micro-batch-size $MBS --seq-length 2048 $EXTRA"""
         plan = plan_of(read_plan(written(tmp_path, text)), 8)
-        assert (plan.micro_batch_size, plan.precision, plan.seq_len) == (2, "bf16", 2048)
+        assert (plan.micro_batch_size, plan.precision.compute, plan.seq_len) == (2, "bf16", 2048)
 
     @pytest.mark.parametrize(
         ("condition", "micro_batch"),
@@ -208,7 +208,7 @@ class TestMegatron:
         fi
         python t.py --micro-batch-size 1 --seq-length 2048 "${LOG[@]}" --bf16"""
         draft = read_plan(written(tmp_path, text))
-        assert plan_of(draft, 8).precision == "bf16"
+        assert plan_of(draft, 8).precision.compute == "bf16"
         assert [s.note for s in draft.settings if s.name == "$LOG"] == [
             "--wandb-exp-name, --wandb-project, or none of them"
         ]
@@ -247,7 +247,7 @@ class TestMegatron:
             ' --pipeline-model-parallel-layout "Et*2|(ttt|)*2ttL"'
         )
         plan = plan_of(read_plan(written(tmp_path, text)), 2)
-        assert (plan.stage_layers, plan.virtual_stages) == ((2, 3, 3, 2), 2)
+        assert (plan.pipeline.stage_layers, plan.pipeline.virtual_stages) == ((2, 3, 3, 2), 2)
 
     def test_embedding_and_loss_count_as_layers(self, tmp_path: Path) -> None:
         text = (
@@ -256,7 +256,7 @@ class TestMegatron:
             " --account-for-loss-in-pipeline-split"
         )
         plan = plan_of(read_plan(written(tmp_path, text)), 4)
-        assert (plan.embedding_as_layer, plan.head_as_layer) == (True, True)
+        assert (plan.pipeline.embedding_as_layer, plan.pipeline.head_as_layer) == (True, True)
         held = stage_layers(30, 4, split=plan.split)
         assert [len(chunk) for stage in held for chunk in stage] == [7, 8, 8, 7]
 
@@ -303,7 +303,7 @@ class TestTorchtitan:
         assert (draft.model, draft.stack) == ("llama3-70b", "torchtitan-2025-compiled")
         plan = plan_of(draft, 64)
         assert (plan.tp, plan.dp_shard, plan.zero, plan.sequence_parallel) == (8, 8, 3, True)
-        assert (plan.micro_batch_size, plan.num_micro_batches, plan.recompute) == (8, 1, "full")
+        assert (plan.micro_batch_size, plan.num_micro_batches, plan.recompute.mode) == (8, 1, "full")
         assert not draft.named("unknown", "not modelled")
 
     def test_a_saved_configuration_is_json(self, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ class TestTorchtitan:
         draft = read_plan(written(tmp_path, data))
         assert (draft.format, draft.stated_devices({})) == ("torchtitan", 8)
         plan = plan_of(draft, 8)
-        assert (plan.dp_replicate, plan.dp_shard, plan.num_micro_batches, plan.recompute) == (2, 4, 2, "selective")
+        assert (plan.dp_replicate, plan.dp_shard, plan.num_micro_batches, plan.recompute.mode) == (2, 4, 2, "selective")
 
     def test_stages_hold_what_torchtitan_gives_them(self, tmp_path: Path) -> None:
         text = """[parallelism]
@@ -329,8 +329,8 @@ class TestTorchtitan:
         """
         plan = plan_of(read_plan(written(tmp_path, text)), 8, Model.load("llama3-8b"))
         # 32 layers, embedding and head as one each: 34 over 8 parts are 5, 5, 4, …, the ends' one taken off
-        assert plan.stage_layers == (4, 5, 4, 4, 4, 4, 4, 3)
-        assert (plan.virtual_stages, plan.num_micro_batches, plan.reshard_after_forward) == (2, 8, False)
+        assert plan.pipeline.stage_layers == (4, 5, 4, 4, 4, 4, 4, 3)
+        assert (plan.pipeline.virtual_stages, plan.num_micro_batches, plan.fsdp.reshard_after_forward) == (2, 8, False)
 
     def test_experts(self, tmp_path: Path) -> None:
         text = """[parallelism]
@@ -338,7 +338,7 @@ class TestTorchtitan:
         expert_parallel_comm_backend = "deepep"
         """
         plan = plan_of(read_plan(written(tmp_path, text)), 8)
-        assert (plan.ep, plan.etp, plan.dispatcher) == (4, 1, "deep_ep")
+        assert (plan.ep, plan.experts.etp, plan.experts.dispatcher) == (4, 1, "deep_ep")
 
     def test_without_shards_there_is_ddp(self, tmp_path: Path) -> None:
         text = """[parallelism]
@@ -348,7 +348,7 @@ class TestTorchtitan:
         seq_len = 1024
         """
         plan = plan_of(read_plan(written(tmp_path, text)), 8)
-        assert (plan.implementation, plan.zero, plan.recompute, plan.recompute_every) == ("ddp", 0, "every_k", 2)
+        assert (plan.implementation, plan.zero, plan.recompute.mode, plan.recompute.every) == ("ddp", 0, "every_k", 2)
 
     def test_faults(self, tmp_path: Path) -> None:
         text = """[parallelism]
@@ -378,8 +378,8 @@ class TestDeepSpeed:
         plan = plan_of(draft, 8, model, seq_len=4096, recompute="full")
         assert (plan.zero, plan.dp_shard, plan.implementation) == (3, 8, "deepspeed")
         assert (plan.offload.optimizer, plan.offload.parameters, plan.offload.pinned) == ("host", "host", True)
-        assert (plan.reduce_bucket_numel, plan.param_persistence_numel) == (4096**2, 40_960)
-        assert plan.prefetch_bucket_numel == int(0.9 * 4096**2)
+        assert (plan.deepspeed.reduce_bucket_numel, plan.deepspeed.param_persistence_numel) == (4096**2, 40_960)
+        assert plan.deepspeed.prefetch_bucket_numel == int(0.9 * 4096**2)
         assert not draft.named("unknown", "not modelled")
 
     def test_what_the_file_does_not_keep_is_asked_for(self) -> None:
@@ -395,7 +395,7 @@ class TestDeepSpeed:
         assert "--micro-batch-size VALUE" in told
         given = {"micro_batch_size": 3, "precision": "bf16", "seq_len": 1024, "recompute": "none"}
         plan = plan_of(read_plan(file, given=given), 8, **given)
-        assert (plan.micro_batch_size, plan.num_micro_batches, plan.precision) == (3, 2, "bf16")
+        assert (plan.micro_batch_size, plan.num_micro_batches, plan.precision.compute) == (3, 2, "bf16")
 
     def test_a_batch_that_does_not_add_up(self) -> None:
         told = faults(read_plan(FILES / "zero3-offload.json"), 16, seq_len=1024, recompute="none")
@@ -470,7 +470,7 @@ class TestAccelerate:
         given = {"seq_len": 2048, "micro_batch_size": 2, "num_micro_batches": 4}
         plan = plan_of(draft, 32, Model.load("llama2-7b"), **given)
         assert (plan.dp_shard, plan.dp_replicate, plan.implementation, plan.zero) == (8, 4, "fsdp1", 3)
-        assert (plan.reduce_dtype, plan.recompute, plan.backward_prefetch) == ("bf16", "full", 1)
+        assert (plan.precision.reduce, plan.recompute.mode, plan.fsdp.backward_prefetch) == ("bf16", "full", 1)
         assert not plan.syncs_every_micro_batch
         assert not draft.named("unknown", "not modelled")
 
@@ -478,12 +478,12 @@ class TestAccelerate:
         given = {"seq_len": 2048, "micro_batch_size": 1, "num_micro_batches": 1}
         plan = plan_of(read_plan(FILES / "fsdp2.yaml"), 16, Model.load("llama2-7b"), **given)
         assert (plan.dp_replicate, plan.dp_shard, plan.tp, plan.implementation) == (2, 4, 2, "fsdp2")
-        assert plan.reshard_after_forward is None
+        assert plan.fsdp.reshard_after_forward is None
 
     def test_deepspeed_s_own_keys(self) -> None:
         given = {"seq_len": 2048, "micro_batch_size": 1, "recompute": "none"}
         plan = plan_of(read_plan(FILES / "zero2.yaml"), 8, **given)
-        assert (plan.zero, plan.dp_shard, plan.num_micro_batches, plan.precision) == (2, 8, 4, "fp16")
+        assert (plan.zero, plan.dp_shard, plan.num_micro_batches, plan.precision.compute) == (2, 8, 4, "fp16")
 
     def test_deepspeed_s_file(self, tmp_path: Path) -> None:
         written(tmp_path, (FILES / "zero3-offload.json").read_text(), "ds.json")
@@ -570,7 +570,7 @@ def test_ends_that_count_and_stages_that_are_given_contradict_each_other(tmp_pat
         " --account-for-loss-in-pipeline-split"
     )
     plan = plan_of(read_plan(written(tmp_path, text)), 2)
-    assert (plan.first_stage_layers, plan.head_as_layer) == (14, True)
+    assert (plan.pipeline.first_stage_layers, plan.pipeline.head_as_layer) == (14, True)
     with pytest.raises(PlanError, match="embedding or head count as layers too"):
         stage_layers(30, 2, split=plan.split)
 

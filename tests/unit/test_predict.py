@@ -74,8 +74,8 @@ def test_an_ideal_machine_meets_its_lower_bound() -> None:
 
 def test_a_less_known_stack_widens_the_interval() -> None:
     stack = Stack.load(PLAN.stack)
-    sure = predicted(stack=stack.model_copy(update={"sigma": 0.01}))
-    unsure = predicted(stack=stack.model_copy(update={"sigma": 0.2}))
+    sure = predicted(stack=stack.copy_with(sigma=0.01))
+    unsure = predicted(stack=stack.copy_with(sigma=0.2))
     assert unsure.high_s > sure.high_s
     # quadrature: the stack's spread adds to what kernels and links leave
     one, other = math.log(sure.high_s / sure.step_s), math.log(unsure.high_s / unsure.step_s)
@@ -90,7 +90,7 @@ def test_two_runs_are_equal() -> None:
 
 def test_unknown_stack_names_its_neighbours() -> None:
     with pytest.raises(StackError, match="torchtitan-2024-eager"):
-        predicted(PLAN.model_copy(update={"stack": "torchtitan-2024-eagr"}))
+        predicted(PLAN.copy_with(stack="torchtitan-2024-eagr"))
 
 
 def test_a_mesh_of_the_wrong_size_is_an_error_with_the_equation() -> None:

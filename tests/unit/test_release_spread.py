@@ -36,14 +36,16 @@ def _predicted(
         micro_batch_size=micro_batch_size,
         stack=STACK.name,
     )
-    stack = STACK.model_copy(update={"experts_sigma": experts_sigma})
+    stack = STACK.copy_with(experts_sigma=experts_sigma)
     return plan, predict(Model.load(model), plan, Cluster.load("hgx-h100-8"), stack=stack)
 
 
 def test_the_stack_states_what_the_table_shows(releases: ModuleType) -> None:
     rows = [row for row in read_runs(releases.RUNS) if isinstance(row, RunRow) and row.source == releases.SOURCE]
-    assert releases.spread(releases.repeated(rows, experts=True)) == pytest.approx(STACK.experts_sigma, abs=0.005)
-    assert releases.spread(releases.repeated(rows, experts=False)) < STACK.sigma
+    assert releases.spread(releases.repeated(rows, experts=True)) == pytest.approx(
+        STACK.fitted.experts_sigma, abs=0.005
+    )
+    assert releases.spread(releases.repeated(rows, experts=False)) < STACK.fitted.sigma
 
 
 def test_a_group_of_n_rows_tells_n_minus_one_times(releases: ModuleType) -> None:

@@ -178,6 +178,6 @@ def test_a_pipeline_of_more_stages_than_a_short_model_has_layers_is_helped() -> 
     plan = Plan(pp=8, zero=0, micro_batch_size=4, seq_len=8192, num_micro_batches=8)
     cluster = Cluster.load("hgx-h100-8")
     for split in ({}, {"first_stage_layers": 3, "last_stage_layers": 5}):
-        prediction = predict(Model.load("llama3-8b"), plan.model_copy(update=split), cluster, advise=True)
+        prediction = predict(Model.load("llama3-8b"), plan.copy_with(**split), cluster, advise=True)
         assert prediction.verdict == "OOM"
         assert prediction.remedies

@@ -81,10 +81,10 @@ def test_another_file_says_nothing_of_the_vocabulary() -> None:
 
 def test_what_is_not_said_is_megatrons_default() -> None:
     stack = resolve(row()).stack
-    assert (stack.dropout, stack.loss, stack.tp_overlap) == (True, "fp32_in_place", "backward")
+    assert (stack.kernels.dropout, stack.kernels.loss, stack.overlap.tp) == (True, "fp32_in_place", "backward")
     stated = {"--attention-dropout": 0.0, "--hidden-dropout": 0.0, "--cross-entropy-loss-fusion": True}
     stack = resolve(row({**stated, "--attention-backend": "unfused"})).stack
-    assert (stack.dropout, stack.loss, stack.attention.kernel) == (False, "fused", "math")
+    assert (stack.kernels.dropout, stack.kernels.loss, stack.attention.kernel) == (False, "fused", "math")
 
 
 def test_columns_and_options_make_one_plan() -> None:
@@ -92,7 +92,7 @@ def test_columns_and_options_make_one_plan() -> None:
     run = resolve(row(experts, n_experts=8, top_k=2, ep=2, d_ff=1024, seq_parallel="y", zero_or_fsdp="zero1"))
     plan, model = run.plan, run.model
     assert (plan.tp, plan.pp, plan.dp_shard, plan.ep, plan.zero, plan.num_micro_batches) == (2, 2, 2, 2, 1, 4)
-    assert (plan.sequence_parallel, plan.dispatcher, plan.reduce_dtype) == (True, "all_to_all", "fp32")
+    assert (plan.sequence_parallel, plan.experts.dispatcher, plan.precision.reduce) == (True, "all_to_all", "fp32")
     assert model.experts is not None
     assert (model.experts.d_ff, model.d_ff, model.tied_embeddings) == (1024, 2048, False)
 

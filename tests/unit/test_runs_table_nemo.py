@@ -64,4 +64,4 @@ def test_dgxc_trains_405b_on_gpt2s_tokens() -> None:
 )
 def test_who_keeps_weights_in_fp8(framework: str, changes: dict[str, Any], kept: bool) -> None:  # noqa: FBT001  a table's column
     """dgxc's launchers set fp8_params, Megatron-Bridge's recipes fp8_param_gather; blocks' scales serve one side only."""
-    assert resolve(replace(LLAMA_70B, framework=framework, **changes)).plan.fp8_all_gather is kept
+    assert resolve(replace(LLAMA_70B, framework=framework, **changes)).plan.precision.fp8_all_gather is kept

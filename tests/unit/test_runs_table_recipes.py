@@ -87,20 +87,20 @@ def test_recipes_of_the_package_recompute_deepseeks_layers_unless_exchanges_over
         "n_gpus": 256, "tp": 8, "pp": 8, "ep": 32, "n_kv_heads": None, "vpp": None, "global_batch": 256,
     }  # fmt: skip
     row = replace(QWEN, **mixture)  # type: ignore[arg-type]
-    assert resolve(row).plan.recompute == "full"
-    assert resolve(replace(row, act_ckpt="none")).plan.recompute == "none"
-    assert resolve(replace(row, n_gpus=1024, global_batch=1024)).plan.recompute == "none"
+    assert resolve(row).plan.recompute.mode == "full"
+    assert resolve(replace(row, act_ckpt="none")).plan.recompute.mode == "none"
+    assert resolve(replace(row, n_gpus=1024, global_batch=1024)).plan.recompute.mode == "none"
     plain = replace(row, framework="Megatron-Bridge 26.04 NeMo Container", notes=f"{QWEN.notes}; variant: w/o MTP")
     assert resolve(plain).model.mtp_layers == 0 < resolve(row).model.mtp_layers
 
 
 def test_a_plan_is_what_its_recipe_states() -> None:
     plan = resolve(GPT_OSS).plan
-    assert (plan.dispatcher, plan.expert_overlap) == ("deep_ep", True)
-    assert (plan.recompute, plan.recompute_modules) == ("selective", ("layernorm", "moe_act"))
+    assert (plan.experts.dispatcher, plan.experts.overlap) == ("deep_ep", True)
+    assert (plan.recompute.mode, plan.recompute.modules) == ("selective", ("layernorm", "moe_act"))
     assert resolve(QWEN).plan.cuda_graphs == ("moe_router", "moe_preprocess")
     plan = resolve(replace(GPT_OSS, notes="")).plan
-    assert (plan.dispatcher, plan.expert_overlap, plan.recompute) == ("all_to_all", False, "none")
+    assert (plan.experts.dispatcher, plan.experts.overlap, plan.recompute.mode) == ("all_to_all", False, "none")
 
 
 def test_every_recipe_names_what_ships_and_none_contradicts_another() -> None:

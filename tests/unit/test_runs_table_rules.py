@@ -120,8 +120,8 @@ def test_the_framework_and_the_compile_column_choose_the_stack(
 def test_runs_of_one_node_in_megatrons_style_are_timed_layer_by_layer_and_recompute_nothing() -> None:
     row = replace(ROW, framework="Megatron-style GPT (…)", zero_or_fsdp="ddp", act_ckpt="full", precision="fp16")
     one, several = resolve(replace(row, n_gpus=8)), resolve(row)
-    assert (one.stack.name, one.plan.recompute) == ("megatron-style-2023-by-layer", "none")
-    assert (several.stack.name, several.plan.recompute) == ("megatron-deepspeed-2022", "full")
+    assert (one.stack.name, one.plan.recompute.mode) == ("megatron-style-2023-by-layer", "none")
+    assert (several.stack.name, several.plan.recompute.mode) == ("megatron-deepspeed-2022", "full")
 
 
 def test_every_rule_names_stacks_that_ship_and_every_stack_sources_its_choices() -> None:
@@ -221,8 +221,12 @@ def test_reduce_dtype_follows_the_notes() -> None:
 
 def test_what_a_framework_documents_fills_a_blank() -> None:
     tune = resolve(replace(ROW, framework="torchtune", zero_or_fsdp="", act_ckpt="", micro_batch=None))
-    assert (tune.plan.recompute, tune.plan.zero, tune.plan.micro_batch_size) == ("full", 3, 2)
-    assert (tune.plan.master_dtype, tune.plan.optimizer_dtype, tune.plan.reduce_dtype) == ("bf16", "bf16", "bf16")
+    assert (tune.plan.recompute.mode, tune.plan.zero, tune.plan.micro_batch_size) == ("full", 3, 2)
+    assert (tune.plan.precision.master, tune.plan.optimizer.dtype, tune.plan.precision.reduce) == (
+        "bf16",
+        "bf16",
+        "bf16",
+    )
     ibm = plan_of(framework="fms-fsdp", zero_or_fsdp="", act_ckpt="")
     assert (ibm["data_parallel"], ibm["dp_shard"], ibm["dp_replicate"], ibm["recompute"]) == ("fsdp1", 8, 2, "none")
     swift = plan_of(framework="ms-swift", zero_or_fsdp="zero3", micro_batch=None, global_batch=None, n_gpus=8)
@@ -272,7 +276,7 @@ def test_torchtitan_cuts_a_ranks_batch_for_its_pipeline() -> None:
 
     def micro_batches(framework: str, **changes: Any) -> tuple[int, int, int]:
         plan = resolve(replace(row, framework=framework, **changes)).plan
-        return plan.micro_batch_size, plan.num_micro_batches, plan.virtual_stages
+        return plan.micro_batch_size, plan.num_micro_batches, plan.pipeline.virtual_stages
 
     assert micro_batches("torchtitan (FSDP2, 2024-12)") == (8, 4, 1)
     assert micro_batches("torchtitan (2025-06)", notes="Interleaved 1F1B") == (1, 32, 2)
@@ -284,7 +288,7 @@ def test_maxtexts_policies_are_in_the_notes() -> None:
     row = replace(ROW, framework="MaxText (JAX/XLA)", act_ckpt="")
 
     def ways(**changes: Any) -> list[str]:
-        return [resolve(way).plan.recompute for way in variants_of(replace(row, **changes))]
+        return [resolve(way).plan.recompute.mode for way in variants_of(replace(row, **changes))]
 
     assert ways(notes="attention cudnn_flash_te, remat_policy minimal_with_context") == ["selective"]
     assert ways(notes="remat_policy=save_qkv_proj") == ["full"]
@@ -356,8 +360,8 @@ def test_exchanges_beside_another_micro_batch_and_asynchronous_tensor_parallelis
     assert plan_of(**mixture, notes="MoE A2A overlap=off")["expert_overlap"] is False
     titan = replace(ROW, framework="torchtitan (2025-06)", compile="y", tp=4, seq_parallel="y", precision="fp8")
     plain, pieces = (resolve(replace(titan, notes=notes)) for notes in ("", "async TP; quant=fp8-rowwise"))
-    assert (plain.stack.tp_overlap, pieces.stack.tp_overlap) == ("none", "symmetric_memory")
-    assert (plain.plan.fp8_recipe, pieces.plan.fp8_recipe) == (None, "rowwise")
+    assert (plain.stack.overlap.tp, pieces.stack.overlap.tp) == ("none", "symmetric_memory")
+    assert (plain.plan.precision.fp8_recipe, pieces.plan.precision.fp8_recipe) == (None, "rowwise")
 
 
 def test_blanks_without_a_rule_are_refused_together() -> None:
@@ -552,9 +556,13 @@ def test_a_published_mixture_brings_what_its_columns_leave_open() -> None:
     assert model.num_parameters == Model.load("deepseek-v3").num_parameters
     assert model.experts is not None
     assert (model.experts.d_ff, model.experts.shared_d_ff, model.experts.first_dense_layers) == (2048, 2048, 3)
-    assert (run.plan.ep, run.plan.etp, run.cluster.nvlink_domain_size) == (64, 1, 64)
-    assert run.plan.stage_layers == (4,) * 15 + (1,)  # "Et*4|(t*4|)*14tmL"
-    assert mixture(gpu="H100-80GB-SXM", n_gpus=1024, tp=2, pp=8, vpp=4, dp=64).plan.stage_layers == (1, *(2,) * 30, 0)
+    assert (run.plan.ep, run.plan.experts.etp, run.cluster.nvlink_domain_size) == (64, 1, 64)
+    assert run.plan.pipeline.stage_layers == (4,) * 15 + (1,)  # "Et*4|(t*4|)*14tmL"
+    assert mixture(gpu="H100-80GB-SXM", n_gpus=1024, tp=2, pp=8, vpp=4, dp=64).plan.pipeline.stage_layers == (
+        1,
+        *(2,) * 30,
+        0,
+    )
 
 
 def test_an_unknown_mixture_replaces_the_mlp_of_every_layer() -> None:
@@ -562,7 +570,7 @@ def test_an_unknown_mixture_replaces_the_mlp_of_every_layer() -> None:
     assert run.model.experts is not None
     assert run.model.latent is None
     assert set(run.model.layer_kinds) == {"layer"}
-    assert (run.model.experts.num_experts, run.plan.expert_capacity_factor) == (256, 1.5)
+    assert (run.model.experts.num_experts, run.plan.experts.capacity_factor) == (256, 1.5)
 
 
 def test_nemo_24_splits_experts_over_tensor_parallel_ranks() -> None:

@@ -179,8 +179,8 @@ def test_layouts() -> None:
     assert run_of("llama3-131k").plan.cp == 16
     assert run_of("odd-gpus").cluster.gpus_per_node == 6
     assert run_of("odd-batch").micro_batches == 126 / 12 / 4
-    assert run_of("vescale").plan.etp == 4
+    assert run_of("vescale").plan.experts.etp == 4
     assert run_of("ep-above-dp").plan.num_expert_ranks == 16
     assert run_of("offload").plan.offload.optimizer == "host"
-    assert run_of("aws-deepep").plan.dispatcher == "deep_ep"
-    assert run_of("muon").plan.optimizer == "sgd_momentum"
+    assert run_of("aws-deepep").plan.experts.dispatcher == "deep_ep"
+    assert run_of("muon").plan.optimizer.kind == "sgd_momentum"

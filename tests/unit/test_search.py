@@ -219,7 +219,7 @@ def test_curves_err_alike_only_on_the_same_shapes() -> None:
     one = timed(1.0, spread, 0.0, plan)
 
     def reach(**changed: object) -> float:
-        other = timed(1.0, spread, 0.0, plan.model_copy(update=changed))
+        other = timed(1.0, spread, 0.0, plan.copy_with(**changed))
         return math.log(difference(one, other).high) / 1.6449
 
     assert reach(num_micro_batches=4) == 0.0

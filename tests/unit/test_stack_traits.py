@@ -78,7 +78,7 @@ def test_a_stack_has_the_traits_of_its_blocks() -> None:
     assert set(TRAITS) == set(get_args(Blocks))
     stack = Stack.load("torch-2.6-eager")
     assert stack.traits is TRAITS["eager"]
-    assert stack.model_copy(update={"blocks": "fused"}).traits is TRAITS["fused"]
+    assert stack.copy_with(blocks="fused").traits is TRAITS["fused"]
 
 
 def test_torch_splits_what_does_not_split_itself() -> None:

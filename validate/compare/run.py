@@ -41,7 +41,7 @@ class Run:
         return cls(
             record=record,
             model=_noun(Model, record, "model", ModelError),
-            plan=plan.model_copy(update={"offload": NOTHING_OFFLOADED}) if _device(record) == "cpu" else plan,
+            plan=plan.copy_with(offload=NOTHING_OFFLOADED) if _device(record) == "cpu" else plan,
             stack=_noun(Stack, record, "stack", StackError),
         )
 
@@ -70,11 +70,11 @@ class Run:
         """The run in one line."""
         plan = self.plan
         degrees = " ".join(
-            f"{name}={getattr(plan, name)}" for name in ("dp_replicate", "dp_shard", "tp") if getattr(plan, name) > 1
+            f"{name}={plan.value(name)}" for name in ("dp_replicate", "dp_shard", "tp") if plan.value(name) > 1
         )
         return (
             f"{self.model.name}, {plan.implementation} {degrees or 'one rank'}, {plan.micro_batch_size} x "
-            f"{plan.seq_len} tokens x {plan.num_micro_batches}, recompute {plan.recompute}, {plan.precision}"
+            f"{plan.seq_len} tokens x {plan.num_micro_batches}, recompute {plan.recompute.mode}, {plan.precision.compute}"
         )
 
     def cluster(self, name: str | None, nodes: str | None) -> Cluster | None:

@@ -92,14 +92,14 @@ def _parts(prediction: Prediction, run: Run, profile: Mapping[str, Any], median_
     nothing to do and no collective ran. Norms that are chains of elementwise operators look like other ones.
     """
     ours: dict[str, float] = {}
-    joined = {**_TIME, "norm": "elementwise"} if run.stack.norm == "eager" else _TIME
+    joined = {**_TIME, "norm": "elementwise"} if run.stack.kernels.norm == "eager" else _TIME
     for name, seconds in prediction.breakdown.items():
         kind, _, what = name.partition(":")
         if alone and kind in _COMMUNICATION:
             continue
         part = f"exposed {what}" if what else joined.get(name, name)
         ours[part] = ours.get(part, 0.0) + seconds
-    for name, share in _recomputed(prediction, selective=run.plan.recompute == "selective").items():
+    for name, share in _recomputed(prediction, selective=run.plan.recompute.mode == "selective").items():
         part = joined.get(name, name)
         ours[part] = ours.get(part, 0.0) + share * ours.get("recompute", 0.0)
     ours.pop("recompute", None)

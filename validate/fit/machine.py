@@ -266,7 +266,7 @@ def _stack(samples: Sequence[Sample], device: Device, calibration: Calibration, 
         update["host_collective_s"] = rounded(costs.collective_s, 3)
     if costs.unit_s is not None:
         update["host_unit_s"] = rounded(costs.unit_s, 3)
-    return base.model_copy(update=update)
+    return base.copy_with(**update)
 
 
 def _provenance(found: SampleFile, report: Report) -> Provenance:

@@ -39,7 +39,9 @@ def track_step(
         before = tracker.total()
         replicate(built, plan, hook)
         buckets = tracker.total() - before
-        if plan.comm_hook.kind == "powersgd":  # what its first compressed step makes is there before the tracked one
+        if (
+            plan.ddp.comm_hook.kind == "powersgd"
+        ):  # what its first compressed step makes is there before the tracked one
             for _ in range(POWERSGD_BEGINS + 1):
                 step.run(num_micro_batches=1)
                 tracker.reset_mod_stats()

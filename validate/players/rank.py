@@ -32,7 +32,7 @@ def _player(task: Task) -> Any:  # noqa: ANN401  the players share a signature
 
     torch.set_num_threads(task.threads)
     torch.manual_seed(0)
-    if task.plan.precision == "tf32":
+    if task.plan.precision.compute == "tf32":
         torch.set_float32_matmul_precision("high")
     if task.mode == "fake":
         from validate.players.fake import run

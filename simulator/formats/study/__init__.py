@@ -228,7 +228,7 @@ def _certain_faults(
 
 def _with_degrees(plan: Plan, cluster: Cluster | None) -> Plan:
     """Where no data-parallel degree was given: all devices that the other degrees leave."""
-    if cluster is None or plan.model_fields_set & _DATA_PARALLEL:
+    if cluster is None or plan.flat_fields_set & _DATA_PARALLEL:
         return plan
     size, rest = divmod(cluster.num_devices, plan.cp * plan.tp * plan.pp)
-    return plan if rest else plan.model_copy(update={"dp_replicate" if plan.zero == 0 else "dp_shard": size})
+    return plan if rest else plan.copy_with(**{"dp_replicate" if plan.zero == 0 else "dp_shard": size})

@@ -21,7 +21,7 @@ _NOTHING = (False, None, 0, 1, "none")
 def without_effect(asked: Plan, plan: Plan, model: Model) -> tuple[Source, ...]:
     """Fields of the plan that were given but have no effect with the others."""
     idle = unused(plan, experts=model.experts is not None)
-    given = {name: getattr(plan, name) for name in idle if name in asked.model_fields_set}
+    given = {name: plan.value(name) for name in idle if name in asked.flat_fields_set}
     named = [name for name, value in given.items() if value is True or value not in _NOTHING]  # True equals 1
     return tuple(
         Source(what=f"plan.{name}", kind="given", detail=f"without effect: needs {idle[name]}") for name in named
@@ -82,7 +82,7 @@ def _of_plan(
         if getattr(plan, degree) != getattr(asked, degree):
             detail = f"{degree} = {getattr(plan, degree)}: all devices of the cluster, as no degree was given"
             found.append(Source(what="plan", kind="assumed", detail=detail))
-    if "seq_len" not in plan.model_fields_set:
+    if "seq_len" not in plan.flat_fields_set:
         found.append(Source(what="plan", kind="assumed", detail=f"seq_len = {plan.seq_len}, as none was given"))
     return found
 

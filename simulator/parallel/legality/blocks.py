@@ -35,7 +35,7 @@ MODULES: Final = (
     RunRule(
         where="recompute_modules",
         fields=("recompute", "recompute_modules"),
-        applies=lambda run: run.plan.recompute == "selective" and run.plan.recompute_modules != ("core_attn",),
+        applies=lambda run: run.plan.recompute.mode == "selective" and run.plan.recompute.modules != ("core_attn",),
         holds=lambda run: run.stack.traits.recomputes_modules,
         equation=lambda run: f"{run.stack.name} recomputes by operator, not by module",
         remedy="a hand-fused stack (megatron-core-2025), or no recompute_modules",
@@ -65,7 +65,7 @@ WHOLE_BACKWARDS: Final = RunRule(
 def _reads_peers(run: Run) -> bool:
     """Symmetric memory of torch is read over NVLink: it has no other way to a peer."""
     plan = run.plan
-    symmetric = plan.tp > 1 and plan.sequence_parallel and run.stack.tp_overlap == "symmetric_memory"
+    symmetric = plan.tp > 1 and plan.sequence_parallel and run.stack.overlap.tp == "symmetric_memory"
     return symmetric and plan.num_devices == run.cluster.num_devices
 
 

@@ -32,7 +32,7 @@ def _experts_astray(plan: Plan) -> str:
 
 def _reshards(plan: Plan) -> bool:
     """Where parameters stay gathered among a number of ranks, it divides the shard group."""
-    ranks = plan.reshard_after_forward
+    ranks = plan.fsdp.reshard_after_forward
     return ranks is None or isinstance(ranks, bool) or (ranks >= 1 and plan.dp_shard % ranks == 0)
 
 
@@ -98,7 +98,7 @@ PLAN: Final = (
         where="reshard_after_forward",
         fields=("reshard_after_forward", "dp_shard"),
         holds=_reshards,
-        equation=lambda plan: f"{plan.reshard_after_forward} does not divide dp_shard = {plan.dp_shard}",
+        equation=lambda plan: f"{plan.fsdp.reshard_after_forward} does not divide dp_shard = {plan.dp_shard}",
         remedy="a divisor of dp_shard, true or false",
     ),
 )

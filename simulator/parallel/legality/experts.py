@@ -13,23 +13,23 @@ from simulator.spec.plan import Plan
 
 def _undivided(plan: Plan) -> str:
     inside = "dp_shard × cp × tp" if plan.zero else "dp_replicate × dp_shard × cp × tp"
-    return f"ep × etp = {plan.ep} × {plan.etp} does not divide {inside} = {plan.num_expert_ranks}"
+    return f"ep × etp = {plan.ep} × {plan.experts.etp} does not divide {inside} = {plan.num_expert_ranks}"
 
 
 def _dividing(plan: Plan) -> str:
     ranks = plan.num_expert_ranks
-    return f"ep = {gcd(ranks // plan.etp, plan.ep)}" if ranks % plan.etp == 0 else "ep = 1, etp = 1"
+    return f"ep = {gcd(ranks // plan.experts.etp, plan.ep)}" if ranks % plan.experts.etp == 0 else "ep = 1, etp = 1"
 
 
 def _runs_again(plan: Plan) -> bool:
     """Recomputation covers the experts."""
-    if plan.recompute in ("full", "every_k"):
+    if plan.recompute.mode in ("full", "every_k"):
         return True
-    return plan.recompute == "selective" and "moe" in plan.recompute_modules
+    return plan.recompute.mode == "selective" and "moe" in plan.recompute.modules
 
 
 def _overlaps(plan: Plan) -> bool:
-    return plan.expert_overlap
+    return plan.experts.overlap
 
 
 _OFF: Final = "or expert_overlap = false"
@@ -38,21 +38,21 @@ _DEGREES: Final = (
     PlanRule(
         where="ep",
         fields=("ep", "etp", "dp_replicate", "dp_shard", "cp", "tp", "zero"),
-        holds=lambda plan: plan.num_expert_ranks % (plan.ep * plan.etp) == 0,
+        holds=lambda plan: plan.num_expert_ranks % (plan.ep * plan.experts.etp) == 0,
         equation=_undivided,
         remedy=_dividing,
     ),
     PlanRule(
         where="etp",
         fields=("etp", "tp"),
-        holds=lambda plan: plan.etp in (1, plan.tp),
-        equation=lambda plan: f"etp = {plan.etp} is neither 1 nor tp = {plan.tp}",
+        holds=lambda plan: plan.experts.etp in (1, plan.tp),
+        equation=lambda plan: f"etp = {plan.experts.etp} is neither 1 nor tp = {plan.tp}",
         remedy=lambda plan: " or ".join(f"etp = {n}" for n in sorted({1, plan.tp})),
     ),
     PlanRule(
         where="ep",
         fields=("ep", "etp", "implementation"),
-        holds=lambda plan: plan.ep * plan.etp == 1 or plan.traits.expert_groups,
+        holds=lambda plan: plan.ep * plan.experts.etp == 1 or plan.traits.expert_groups,
         equation=lambda plan: f"{plan.implementation} has no expert parallelism here",
         remedy='data_parallel = "megatron" or "fsdp2"',
     ),
@@ -71,7 +71,7 @@ _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_co
         where="expert_overlap",
         fields=("expert_overlap", "dispatcher"),
         applies=_overlaps,
-        holds=lambda plan: plan.dispatcher != "all_gather",
+        holds=lambda plan: plan.experts.dispatcher != "all_gather",
         equation="it hides all-to-alls, and the dispatcher gathers",
         remedy=f'dispatcher = "all_to_all" or "deep_ep", {_OFF}',
     ),
@@ -110,7 +110,7 @@ PLAN: Final = (
         where="expert_imbalance",
         fields=("expert_capacity_factor", "expert_imbalance", "expert_imbalance_sigma"),
         holds=lambda plan: (
-            plan.expert_capacity_factor is None or (plan.expert_imbalance, plan.expert_imbalance_sigma) == (1.0, 0.0)
+            plan.experts.capacity_factor is None or (plan.experts.imbalance, plan.experts.imbalance_sigma) == (1.0, 0.0)
         ),
         equation="experts padded to a capacity take the same rows on every rank",
         remedy="expert_imbalance = 1, expert_imbalance_sigma = 0; or no expert_capacity_factor",
@@ -158,15 +158,15 @@ MODEL: Final = (
         where="etp",
         fields=("etp",),
         applies=_has_experts,
-        holds=lambda of: _experts(of).d_ff % of.plan.etp == 0,
-        equation=lambda of: f"etp = {of.plan.etp} does not divide the {_experts(of).d_ff} columns of an expert",
+        holds=lambda of: _experts(of).d_ff % of.plan.experts.etp == 0,
+        equation=lambda of: f"etp = {of.plan.experts.etp} does not divide the {_experts(of).d_ff} columns of an expert",
         remedy="etp = 1",
     ),
     ModelRule(
         where="etp",
         fields=("tp", "etp", "sequence_parallel"),
         applies=_has_experts,
-        holds=lambda of: of.plan.tp <= of.plan.etp or of.plan.sequence_parallel,
+        holds=lambda of: of.plan.tp <= of.plan.experts.etp or of.plan.sequence_parallel,
         equation=lambda of: f"whole experts (etp = 1) on tp = {of.plan.tp} ranks that all hold the same tokens",
         remedy=lambda of: f"sequence_parallel = true, or etp = {of.plan.tp}",
     ),

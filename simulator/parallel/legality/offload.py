@@ -65,8 +65,8 @@ PLAN: Final = (
         where="optimizer",
         fields=("offload", "optimizer"),
         applies=lambda plan: plan.offload.optimizer != "none",
-        holds=lambda plan: plan.optimizer in ("adam", "adamw"),
-        equation=lambda plan: f"a CPU {plan.optimizer} has no measured speed",
+        holds=lambda plan: plan.optimizer.kind in ("adam", "adamw"),
+        equation=lambda plan: f"a CPU {plan.optimizer.kind} has no measured speed",
         remedy='optimizer = "adamw"',
     ),
 )

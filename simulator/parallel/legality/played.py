@@ -83,36 +83,36 @@ _PLAN: Final = (
         where="precision",
         fields=("precision",),
         holds=lambda played: not played.plan.narrow,
-        equation=lambda played: f"{played.plan.precision} products need more than torch",
+        equation=lambda played: f"{played.plan.precision.compute} products need more than torch",
         remedy="bf16",
     ),
     PlayRule(
         where="optimizer",
         fields=("optimizer",),
-        holds=lambda played: played.plan.optimizer != "adam8bit",
+        holds=lambda played: played.plan.optimizer.kind != "adam8bit",
         equation="adam8bit needs bitsandbytes",
         remedy="adamw",
     ),
     PlayRule(
         where="optimizer_impl",
         fields=("optimizer", "optimizer_impl", "implementation"),
-        applies=lambda played: played.plan.traits.shards_rows and played.plan.optimizer.startswith("sgd"),
-        holds=lambda played: played.plan.optimizer_impl != "fused",
+        applies=lambda played: played.plan.traits.shards_rows and played.plan.optimizer.kind.startswith("sgd"),
+        holds=lambda played: played.plan.optimizer.impl != "fused",
         equation="torch has no fused SGD for sharded parameters",
         remedy="foreach",
     ),
     PlayRule(
         where="optimizer_dtype",
         fields=("optimizer", "optimizer_dtype", "master_dtype"),
-        applies=lambda played: played.plan.optimizer not in ("sgd", "adam8bit"),
-        holds=lambda played: played.plan.optimizer_dtype == played.plan.master_dtype,
+        applies=lambda played: played.plan.optimizer.kind not in ("sgd", "adam8bit"),
+        holds=lambda played: played.plan.optimizer.dtype == played.plan.precision.master,
         equation=lambda played: (
-            f"torch keeps its state in the parameters' dtype, {played.plan.master_dtype}, "
-            f"not {played.plan.optimizer_dtype}"
+            f"torch keeps its state in the parameters' dtype, {played.plan.precision.master}, "
+            f"not {played.plan.optimizer.dtype}"
         ),
         remedy=lambda played: (
-            f"optimizer_dtype = {played.plan.master_dtype}"
-            if played.plan.master_dtype != "fp16"
+            f"optimizer_dtype = {played.plan.precision.master}"
+            if played.plan.precision.master != "fp16"
             else "master_dtype = fp32"
         ),
     ),
@@ -120,9 +120,9 @@ _PLAN: Final = (
         where="reduce_dtype",
         fields=("implementation", "master_dtype", "reduce_dtype", "comm_hook", "precision"),
         applies=lambda played: not played.plan.traits.shards_rows,
-        holds=lambda played: played.plan.master_dtype in ("fp32", played.plan.gradient_dtype),
-        equation=lambda played: f"DDP's hooks only narrow fp32 gradients, and these are {played.plan.master_dtype}",
-        remedy=lambda played: f"reduce_dtype = {played.plan.master_dtype}",
+        holds=lambda played: played.plan.precision.master in ("fp32", played.plan.gradient_dtype),
+        equation=lambda played: f"DDP's hooks only narrow fp32 gradients, and these are {played.plan.precision.master}",
+        remedy=lambda played: f"reduce_dtype = {played.plan.precision.master}",
     ),
 )
 
@@ -181,16 +181,20 @@ _STACK: Final = (
     _stack_rule(
         "a fused rotary kernel is not torch's own",
         'rope = "half"',
-        lambda played: played.stack.traits.runs_operators and played.stack.rope == "fused",
+        lambda played: played.stack.traits.runs_operators and played.stack.kernels.rope == "fused",
     ),
-    _stack_rule("dropout is not played", "dropout = false", lambda played: played.stack.dropout),
-    _stack_rule("training metrics are not played", "loss_metrics = 0", lambda played: played.stack.loss_metrics > 0),
+    _stack_rule("dropout is not played", "dropout = false", lambda played: played.stack.kernels.dropout),
+    _stack_rule(
+        "training metrics are not played", "loss_metrics = 0", lambda played: played.stack.kernels.loss_metrics > 0
+    ),
     _stack_rule(
         "Transformer Engine's loss is not torch's own",
         'loss = "fp32_eager"',
-        lambda played: played.stack.loss == "in_place",
+        lambda played: played.stack.kernels.loss == "in_place",
     ),
-    _stack_rule("a fused loss is not torch's own", 'loss = "fp32_eager"', lambda played: played.stack.loss == "fused"),
+    _stack_rule(
+        "a fused loss is not torch's own", 'loss = "fp32_eager"', lambda played: played.stack.kernels.loss == "fused"
+    ),
     _stack_rule(
         "the Triton kernel of 2022 is not in torch",
         'kernel = "flash2"',
@@ -271,7 +275,7 @@ _MODE: Final = (
 
 
 def _powersgd(played: Played) -> bool:
-    return played.plan.comm_hook.kind == "powersgd"
+    return played.plan.ddp.comm_hook.kind == "powersgd"
 
 
 _HOOKS: Final = (
@@ -302,14 +306,14 @@ _HOOKS: Final = (
         where="comm_hook.error_feedback",
         fields=("comm_hook",),
         applies=_powersgd,
-        holds=lambda played: not played.plan.comm_hook.error_feedback or played.mode != "cpu",
+        holds=lambda played: not played.plan.ddp.comm_hook.error_feedback or played.mode != "cpu",
         equation="gloo ends the hook on threads of its own, where no tracker sees the error's memory",
         remedy="false, or GPUs",
     ),
     PlayRule(
         where="comm_hook",
         fields=("comm_hook",),
-        applies=lambda played: played.plan.comm_hook.kind == "bf16_compress",
+        applies=lambda played: played.plan.ddp.comm_hook.kind == "bf16_compress",
         holds=lambda played: played.mode != "cpu",
         equation="torch's bf16 hook needs NCCL",
         remedy="fp16_compress, or GPUs",

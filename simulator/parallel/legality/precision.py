@@ -11,7 +11,7 @@ _GATHER: Final = ("precision", "fp8_all_gather")
 
 
 def _gathers_fp8(plan: Plan) -> bool:
-    return plan.precision == "fp8" and plan.fp8_all_gather
+    return plan.precision.compute == "fp8" and plan.precision.fp8_all_gather
 
 
 def _of_fp8(where: str) -> PlanRule:
@@ -19,8 +19,8 @@ def _of_fp8(where: str) -> PlanRule:
     return PlanRule(
         where=where,
         fields=(where, "precision"),
-        holds=lambda plan: plan.precision == "fp8" or getattr(plan, where) in (None, False),
-        equation=lambda plan: f"it is of fp8 products, and the precision is {plan.precision}",
+        holds=lambda plan: plan.precision.compute == "fp8" or plan.value(where) in (None, False),
+        equation=lambda plan: f"it is of fp8 products, and the precision is {plan.precision.compute}",
         remedy=f'precision = "fp8", or no {where}',
     )
 
@@ -29,9 +29,9 @@ PLAN: Final = (
     PlanRule(
         where="first_layers_bf16",
         fields=("first_layers_bf16", "last_layers_bf16", "precision"),
-        holds=lambda plan: plan.narrow or plan.first_layers_bf16 + plan.last_layers_bf16 == 0,
+        holds=lambda plan: plan.narrow or plan.precision.first_layers_bf16 + plan.precision.last_layers_bf16 == 0,
         equation=lambda plan: (
-            f"layers stay in bf16 where the others' products are narrower, and the precision is {plan.precision}"
+            f"layers stay in bf16 where the others' products are narrower, and the precision is {plan.precision.compute}"
         ),
         remedy='precision = "fp8" or "nvfp4", or 0',
     ),
@@ -40,8 +40,8 @@ PLAN: Final = (
     PlanRule(
         where="fp8_recipe",
         fields=("precision", "fp8_recipe", "implementation"),
-        applies=lambda plan: plan.precision == "fp8",
-        holds=lambda plan: plan.fp8_recipe != "rowwise" or not plan.traits.core_layers,
+        applies=lambda plan: plan.precision.compute == "fp8",
+        holds=lambda plan: plan.precision.fp8_recipe != "rowwise" or not plan.traits.core_layers,
         equation="Transformer Engine scales no rows",
         remedy='fp8_recipe = "delayed", "tensorwise", "blockwise" or "mxfp8"',
     ),
@@ -49,7 +49,7 @@ PLAN: Final = (
         where="fp8_all_gather",
         fields=(*_GATHER, "first_layers_bf16", "last_layers_bf16"),
         applies=_gathers_fp8,
-        holds=lambda plan: plan.first_layers_bf16 + plan.last_layers_bf16 == 0,
+        holds=lambda plan: plan.precision.first_layers_bf16 + plan.precision.last_layers_bf16 == 0,
         equation="layers of another precision among those gathered in fp8 are not modelled",
         remedy="fp8_all_gather = false, or no such layers",
     ),
@@ -65,17 +65,17 @@ PLAN: Final = (
         where="fp8_all_gather",
         fields=(*_GATHER, "implementation", "fp8_recipe"),
         applies=lambda plan: _gathers_fp8(plan) and plan.traits.shards_rows,
-        holds=lambda plan: plan.fp8_recipe in (None, "tensorwise"),
-        equation=lambda plan: f"FSDP2 gathers fp8 that is scaled by tensor, not {plan.fp8_recipe}",
+        holds=lambda plan: plan.precision.fp8_recipe in (None, "tensorwise"),
+        equation=lambda plan: f"FSDP2 gathers fp8 that is scaled by tensor, not {plan.precision.fp8_recipe}",
         remedy='fp8_recipe = "tensorwise"',
     ),
     PlanRule(
         where="fp8_all_gather",
         fields=(*_GATHER, "implementation", "fp8_recipe"),
         applies=lambda plan: _gathers_fp8(plan) and not plan.traits.shards_rows,
-        holds=lambda plan: plan.fp8_recipe not in ("mxfp8", "blockwise"),
+        holds=lambda plan: plan.precision.fp8_recipe not in ("mxfp8", "blockwise"),
         equation=lambda plan: (
-            f"{plan.fp8_recipe} needs copies along rows and columns, so Megatron gathers 16 bits "
+            f"{plan.precision.fp8_recipe} needs copies along rows and columns, so Megatron gathers 16 bits "
             "and casts them on arrival"
         ),
         remedy="fp8_all_gather = false",
@@ -86,9 +86,11 @@ MODEL: Final = (
     ModelRule(
         where="first_layers_bf16",
         fields=("first_layers_bf16", "last_layers_bf16"),
-        holds=lambda of: of.plan.first_layers_bf16 + of.plan.last_layers_bf16 <= of.model.num_layers,
+        holds=lambda of: (
+            of.plan.precision.first_layers_bf16 + of.plan.precision.last_layers_bf16 <= of.model.num_layers
+        ),
         equation=lambda of: (
-            f"{of.plan.first_layers_bf16} + {of.plan.last_layers_bf16} layers in bf16, "
+            f"{of.plan.precision.first_layers_bf16} + {of.plan.precision.last_layers_bf16} layers in bf16, "
             f"and the model has {of.model.num_layers}"
         ),
         remedy=lambda of: f"{of.model.num_layers} together at most",
@@ -98,7 +100,9 @@ MODEL: Final = (
 
 def _trains_fp4(run: Run) -> bool:
     """NVFP4 is trained by Transformer Engine, on GPUs that have the units."""
-    return run.plan.precision != "nvfp4" or (bool(run.cluster.device.peak("fp4")) and run.stack.traits.narrow_by_blocks)
+    return run.plan.precision.compute != "nvfp4" or (
+        bool(run.cluster.device.peak("fp4")) and run.stack.traits.narrow_by_blocks
+    )
 
 
 def _multiplies_blocks(run: Run) -> bool:
@@ -110,7 +114,7 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
     RunRule(
         where="precision",
         fields=("precision",),
-        applies=lambda run: run.plan.precision == "nvfp4",
+        applies=lambda run: run.plan.precision.compute == "nvfp4",
         holds=lambda run: bool(run.cluster.device.peak("fp4")),
         equation=lambda run: f"{run.cluster.device.name} has no fp4 matrix units",
         remedy='a Blackwell GPU, or precision = "fp8"',
@@ -118,7 +122,7 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
     RunRule(
         where="precision",
         fields=("precision",),
-        applies=lambda run: run.plan.precision == "nvfp4",
+        applies=lambda run: run.plan.precision.compute == "nvfp4",
         holds=lambda run: run.stack.traits.narrow_by_blocks,
         equation=lambda run: f"nvfp4 products are Transformer Engine's, and {run.stack.name} has torch's own",
         remedy='stack = "megatron-core-2025", or "fp8"',
@@ -126,7 +130,7 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
     RunRule(
         where="fp8_recipe",
         fields=("precision", "fp8_recipe"),
-        applies=lambda run: run.plan.fp8_recipe == "blockwise" and _trains_fp4(run),
+        applies=lambda run: run.plan.precision.fp8_recipe == "blockwise" and _trains_fp4(run),
         holds=_multiplies_blocks,
         equation=lambda run: f"Transformer Engine has no products of fp8 by blocks of 128 on {run.cluster.device.name}",
         remedy='a Hopper or Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"',
@@ -134,7 +138,9 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
     RunRule(
         where="fp8_recipe",
         fields=("precision", "fp8_recipe"),
-        applies=lambda run: run.plan.fp8_recipe == "blockwise" and _trains_fp4(run) and _multiplies_blocks(run),
+        applies=lambda run: (
+            run.plan.precision.fp8_recipe == "blockwise" and _trains_fp4(run) and _multiplies_blocks(run)
+        ),
         holds=lambda run: run.stack.traits.narrow_by_blocks,
         equation=lambda run: f"blocks of 128 are Transformer Engine's, and {run.stack.name} has torch's own products",
         remedy='stack = "megatron-core-2025", or fp8_recipe = "tensorwise" or "rowwise"',
@@ -142,7 +148,7 @@ RUN: Final = (  # products of block-scaled operands need tensor cores that read 
     RunRule(
         where="fp8_recipe",
         fields=("precision", "fp8_recipe"),
-        applies=lambda run: run.plan.fp8_recipe == "mxfp8" and _trains_fp4(run),
+        applies=lambda run: run.plan.precision.fp8_recipe == "mxfp8" and _trains_fp4(run),
         holds=lambda run: run.cluster.device.architecture == "blackwell",
         equation=lambda run: f"{run.cluster.device.name} has no tensor cores for block-scaled fp8",
         remedy='a Blackwell GPU, or fp8_recipe = "delayed" or "tensorwise"',

@@ -85,7 +85,7 @@ class Pipeline:
     @classmethod
     def of(cls, plan: Plan, model: Heads) -> Pipeline:
         """A plan's own."""
-        counts = plan.pp, plan.num_micro_batches, plan.virtual_stages
+        counts = plan.pp, plan.num_micro_batches, plan.pipeline.virtual_stages
         return cls(plan.pipeline_schedule, *counts, model.num_layers, None, plan.split)
 
 
@@ -222,7 +222,9 @@ class PlayRule(Rule[Played]):
 # Properties of a plan that stand for several fields; a field that is stated makes the others silent
 RESOLVED: Final[dict[str, Callable[[Plan], tuple[str, ...]]]] = {
     "implementation": lambda plan: ("data_parallel",) if plan.data_parallel is not None else ("data_parallel", "zero"),
-    "pipeline_schedule": lambda plan: ("schedule",) if plan.schedule is not None else ("schedule", "virtual_stages"),
+    "pipeline_schedule": lambda plan: (
+        ("schedule",) if plan.pipeline.schedule is not None else ("schedule", "virtual_stages")
+    ),
     "split": lambda _: (
         *("first_stage_layers", "last_stage_layers", "stage_layers", "embedding_as_layer", "head_as_layer"),
     ),

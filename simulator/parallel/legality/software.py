@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, Final
 
 from simulator.parallel.legality.rule import Hosted, SoftwareRule
@@ -112,7 +111,7 @@ def _keeps(
     stated: Callable[[Plan], object] | None = None,
 ) -> SoftwareRule:
     """Frameworks that do not have all values of a field. runs: what they would run instead. stated: the plan's value."""
-    names, value = frozenset(each.name for each in by), stated or attrgetter(where)
+    names, value = frozenset(each.name for each in by), stated or (lambda plan: plan.value(where))
 
     def told(hosted: Hosted) -> tuple[str, str]:
         return refusal(hosted.software.title, where, value(hosted.plan), runs(hosted.plan))
@@ -130,7 +129,7 @@ def _keeps(
 
 def _own_order(plan: Plan) -> str:
     """Megatron-LM interleaves where stages are virtual."""
-    return "interleaved" if plan.virtual_stages > 1 else "1f1b"
+    return "interleaved" if plan.pipeline.virtual_stages > 1 else "1f1b"
 
 
 _SCHEDULE: Final = ("pp", "schedule", "virtual_stages")

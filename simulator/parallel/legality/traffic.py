@@ -15,11 +15,11 @@ def _at_stage_3(plan: Plan) -> bool:
 
 
 def _zeropp(plan: Plan) -> bool:
-    return plan.zeropp.any
+    return plan.deepspeed.zeropp.any
 
 
 def _nearest_secondary(plan: Plan) -> str:
-    ranks, given = plan.dp_shard * plan.cp, plan.zeropp.secondary_ranks
+    ranks, given = plan.dp_shard * plan.cp, plan.deepspeed.zeropp.secondary_ranks
     return f"secondary_ranks = {max(n for n in range(1, given) if ranks % n == 0)}"
 
 
@@ -46,16 +46,16 @@ _ZEROPP: Final = (
         where="zeropp.secondary_ranks",
         fields=("zeropp", "dp_shard", "cp"),
         applies=_zeropp,
-        holds=lambda plan: plan.dp_shard * plan.cp % plan.zeropp.secondary_ranks == 0,
+        holds=lambda plan: plan.dp_shard * plan.cp % plan.deepspeed.zeropp.secondary_ranks == 0,
         equation=lambda plan: (
-            f"{plan.zeropp.secondary_ranks} does not divide the {plan.dp_shard * plan.cp} ranks that shard"
+            f"{plan.deepspeed.zeropp.secondary_ranks} does not divide the {plan.dp_shard * plan.cp} ranks that shard"
         ),
         remedy=_nearest_secondary,
     ),
     PlanRule(
         where="zeropp.quantized_gradients",
         fields=("zeropp", "cp", "tp", "pp"),
-        applies=lambda plan: plan.zeropp.quantized_gradients,
+        applies=lambda plan: plan.deepspeed.zeropp.quantized_gradients,
         holds=lambda plan: plan.cp * plan.tp * plan.pp <= 1,
         equation="the two exchanges of quantised gradients take all ranks for data parallelism",
         remedy="cp = 1, tp = 1, pp = 1",
@@ -63,9 +63,9 @@ _ZEROPP: Final = (
     PlanRule(
         where="zeropp",
         fields=("zeropp", "precision"),
-        applies=lambda plan: plan.zeropp.quantized_weights or plan.zeropp.quantized_gradients,
+        applies=lambda plan: plan.deepspeed.zeropp.quantized_weights or plan.deepspeed.zeropp.quantized_gradients,
         holds=lambda plan: plan.compute_dtype != "fp32",
-        equation=lambda plan: f"its kernels quantise 16 bits, and the precision is {plan.precision}",
+        equation=lambda plan: f"its kernels quantise 16 bits, and the precision is {plan.precision.compute}",
         remedy='precision = "bf16" or "fp16"',
     ),
     PlanRule(
@@ -81,7 +81,7 @@ _ZEROPP: Final = (
 _MICS: Final = PlanRule(  # MiCS is DeepSpeed's stage 3 inside groups: dp_shard ranks a group, dp_replicate groups
     where="hierarchical_gather",
     fields=("hierarchical_gather", *_STAGE_3, "dp_replicate"),
-    applies=lambda plan: plan.hierarchical_gather,
+    applies=lambda plan: plan.deepspeed.hierarchical_gather,
     holds=lambda plan: _at_stage_3(plan) and plan.dp_replicate > 1,
     equation="gathering in two stages is of MiCS, DeepSpeed's stage 3 inside groups",
     remedy='data_parallel = "deepspeed", zero = 3, dp_shard = ranks of a group, dp_replicate = groups',
@@ -89,16 +89,16 @@ _MICS: Final = PlanRule(  # MiCS is DeepSpeed's stage 3 inside groups: dp_shard 
 
 
 def _hooked(plan: Plan) -> bool:
-    return plan.comm_hook.kind != "none"
+    return plan.ddp.comm_hook.kind != "none"
 
 
 def _powersgd(plan: Plan) -> bool:
-    return plan.comm_hook.kind == "powersgd"
+    return plan.ddp.comm_hook.kind == "powersgd"
 
 
 def _sent(plan: Plan) -> str:
     """What a hook makes buckets travel in."""
-    return plan.comm_hook.dtype or plan.master_dtype
+    return plan.ddp.comm_hook.dtype or plan.precision.master
 
 
 _HOOKS: Final = (
@@ -114,8 +114,10 @@ _HOOKS: Final = (
         where="reduce_dtype",
         fields=("comm_hook", "reduce_dtype", "master_dtype"),
         applies=_hooked,
-        holds=lambda plan: plan.reduce_dtype in (None, _sent(plan)),
-        equation=lambda plan: f"{plan.comm_hook.kind} sends {_sent(plan)}, and reduce_dtype = {plan.reduce_dtype}",
+        holds=lambda plan: plan.precision.reduce in (None, _sent(plan)),
+        equation=lambda plan: (
+            f"{plan.ddp.comm_hook.kind} sends {_sent(plan)}, and reduce_dtype = {plan.precision.reduce}"
+        ),
         remedy="leave reduce_dtype out",
     ),
     PlanRule(
@@ -123,7 +125,8 @@ _HOOKS: Final = (
         fields=("comm_hook",),
         applies=_powersgd,
         holds=lambda plan: (
-            plan.comm_hook.start_step >= 2 or not (plan.comm_hook.error_feedback or plan.comm_hook.warm_start)
+            plan.ddp.comm_hook.start_step >= 2
+            or not (plan.ddp.comm_hook.error_feedback or plan.ddp.comm_hook.warm_start)
         ),
         equation=(
             "DDP rebuilds its buckets after the first step, which error feedback and warm start would not survive"
@@ -203,8 +206,8 @@ _LOCAL: Final = (
         where="sync_every_steps",
         fields=("sync_every_steps", "comm_hook"),
         applies=_alone,
-        holds=lambda plan: plan.comm_hook.kind == "none",
-        equation=lambda plan: f"local steps beside comm_hook = {plan.comm_hook.kind} are not modelled",
+        holds=lambda plan: plan.ddp.comm_hook.kind == "none",
+        equation=lambda plan: f"local steps beside comm_hook = {plan.ddp.comm_hook.kind} are not modelled",
         remedy="without comm_hook, or sync_every_steps = 1",
     ),
     PlanRule(

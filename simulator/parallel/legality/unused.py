@@ -50,10 +50,12 @@ EFFECTS: Final = (
     Effect(where="expert_imbalance", experts=True, needs=_EXPERTS),
     Effect(where="expert_overlap", experts=True, acts=lambda plan: plan.ep > 1, needs="experts and ep above 1"),
     Effect(where="dispatcher", experts=True, needs=_EXPERTS),
-    Effect(where="recompute_modules", acts=lambda plan: plan.recompute == "selective", needs='recompute = "selective"'),
+    Effect(
+        where="recompute_modules", acts=lambda plan: plan.recompute.mode == "selective", needs='recompute = "selective"'
+    ),
     Effect(
         where="recompute_every",
-        acts=lambda plan: plan.recompute == "every_k" and plan.recompute_every > 1,
+        acts=lambda plan: plan.recompute.mode == "every_k" and plan.recompute.every > 1,
         needs='recompute = "every_k"',
     ),
     Effect(where="gradient_as_bucket_view", acts=_in_buckets, needs=_DDP),

@@ -186,15 +186,15 @@ class Mesh:
         """
         plan = self.plan
         axes = ("dp_shard", "cp", "tp") if plan.zero else ("dp_replicate", "dp_shard", "cp", "tp")
-        whole, group = Lattice.of((self.axes[a], self._strides[a]) for a in axes), plan.ep * plan.etp
+        whole, group = Lattice.of((self.axes[a], self._strides[a]) for a in axes), plan.ep * plan.experts.etp
         count, skip = {
-            "etp": (plan.etp, 1),
-            "ep": (plan.ep, plan.etp),
+            "etp": (plan.experts.etp, 1),
+            "ep": (plan.ep, plan.experts.etp),
             "expert_dp": (plan.num_expert_ranks // group, group),
         }[axis]
         found = whole.part(count, skip)
         if found is None:
-            problem = f"ep × etp = {plan.ep} × {plan.etp} cuts the ranks of {' × '.join(axes)} unevenly"
+            problem = f"ep × etp = {plan.ep} × {plan.experts.etp} cuts the ranks of {' × '.join(axes)} unevenly"
             raise PlanError(Fault(place="plan: ep", problem=problem, remedy="degrees that divide one another"))
         return found
 

@@ -107,7 +107,7 @@ class Lowering:
         """What ranks meet for, pipelines aside."""
         units = (unit for stage in self.stages for chunk in stage.chunks for unit in chunk.units)
         hops = tuple(hop.role for unit in units for hop in unit.hops)
-        staged = ("shard_near", "shard_far") if self.plan.hierarchical_gather else ()
+        staged = ("shard_near", "shard_far") if self.plan.deepspeed.hierarchical_gather else ()
         return (*ROLES, *(EXPERT_ROLES if self.model.experts else ()), *staged, *hops)
 
     @cached_property
@@ -145,7 +145,7 @@ class Lowering:
             offload=plan.offload,
             lent_bytes_per_s=_lent_bytes_per_s(self.cluster, plan),
             **_switches(self.cluster),
-            vectorised=plan.traits.zero_engine or plan.optimizer_impl == "fused",
+            vectorised=plan.traits.zero_engine or plan.optimizer.impl == "fused",
         )
 
     def program(self, num_micro_batches: int, rank: int | None = None, *, stage: int = 0) -> Program:

@@ -45,7 +45,7 @@ class Builder:
     def combined(self, size_bytes: int, *, last: bool) -> int:
         """Bytes to all-reduce now: those of joined units, once they reach the stack's threshold; else 0."""
         self._pending_bytes += size_bytes
-        if self._pending_bytes < self._fabric.stack.all_reduce_combine and not last:
+        if self._pending_bytes < self._fabric.stack.overlap.all_reduce_combine and not last:
             return 0
         ready, self._pending_bytes = self._pending_bytes, 0
         return ready
@@ -69,7 +69,7 @@ class Builder:
         if size == 0 or fabric.shape(axis).num_ranks == 1:
             return None
         price = fabric.exchanged(exchange, self._peers.group_kinds(axis))
-        hooks_s = fabric.stack.host_unit_s if fabric.sharded and not exchange.copied and not exchange.captured else 0.0
+        hooks_s = fabric.stack.host.unit_s if fabric.sharded and not exchange.copied and not exchange.captured else 0.0
         host_s = _issued_s(exchange, fabric.stack) + hooks_s
         return self._append(label, exchange.kind, axis, size, price, *after, host_s=host_s, waits=waits)
 
@@ -104,7 +104,7 @@ class Builder:
             key=f"{kind}:{len(self._ops)}{self._peers.suffix}",
             cost=transfers.cost(kind, amount, self._rank),
             size_bytes=amount,
-            host_s=self._fabric.stack.host_launch_s,
+            host_s=self._fabric.stack.host.launch_s,
         )
         self._ops.append(op)
         if transfers.exclusive and kind in ("h2d", "d2h"):
@@ -114,12 +114,12 @@ class Builder:
     @property
     def reads_loss(self) -> bool:
         """The host waits for a micro-batch's loss before it goes on."""
-        return self._fabric.stack.reads_loss
+        return self._fabric.stack.host.reads_loss
 
     @property
     def reduces_late(self) -> bool:
         """The stack reduces the gradients of all micro-batches once, behind the last backward."""
-        return self._fabric.stack.late_gradients
+        return self._fabric.stack.overlap.late_gradients
 
     def compute(
         self,
@@ -136,7 +136,7 @@ class Builder:
         """
         if join:
             after, self._held = (*after, *self._held), []
-        if not self._fabric.stack.overlap:
+        if not self._fabric.stack.overlap.communication:
             after = (*after, self._last_collective)
         work = self._paced(work)
         op = Compute(
@@ -147,8 +147,8 @@ class Builder:
             duration_s=work.duration_s,
             parts=work.parts,
             host_s=work.host_s,
-            first_s=min(self._fabric.stack.host_launch_s, work.host_s) if early else None,
-            blocking=waits or work.level or self._fabric.stack.host_blocking,
+            first_s=min(self._fabric.stack.host.launch_s, work.host_s) if early else None,
+            blocking=waits or work.level or self._fabric.stack.host.blocking,
         )
         self._ops.append(op)
         self._last_compute = op.id
@@ -165,7 +165,7 @@ class Builder:
         if size_bytes == 0 or fabric.shape(role).num_ranks == 1:
             return None
         price = fabric.price(kind, role, size_bytes // count, self._peers.group_kinds(role))
-        host_s = count * fabric.stack.host_collective_s + (fabric.stack.host_unit_s if fabric.sharded else 0.0)
+        host_s = count * fabric.stack.host.collective_s + (fabric.stack.host.unit_s if fabric.sharded else 0.0)
         return self._append(label, kind, role, size_bytes, price, *after, count=count, host_s=host_s)
 
     def _append(
@@ -181,7 +181,7 @@ class Builder:
         waits: bool = False,
     ) -> int:
         fabric, (one, slows) = self._fabric, price
-        if not fabric.stack.overlap:
+        if not fabric.stack.overlap.communication:
             after = (*after, self._last_compute)
         one = self._beside_offload(renamed(one, self._peers.suffix), kind, size_bytes // count, fabric.shape(role))
         group, members = self._peers.group(role)
@@ -224,10 +224,10 @@ class Builder:
         synchronous: the host waits for the device before and after, so its time counts where it is the longer one. A host
         that waits for every kernel adds all of its time; one that waits for blocks waits for each phase, if anything waits.
         """
-        if synchronous and self._fabric.stack.host_waits_for_blocks and len(phases) > 1:
+        if synchronous and self._fabric.stack.host.waits_for_blocks and len(phases) > 1:
             return sum((self.folded(phase, synchronous=True) for phase in phases), NO_WORK)
         total = self.summed(*phases)
-        blocking = self._fabric.stack.host_blocking
+        blocking = self._fabric.stack.host.blocking
         if any(segment.waits for phase in phases for segment in phase.segments) and not blocking:
             return self._in_turns(phases)
         if not synchronous and not blocking:
@@ -281,7 +281,9 @@ class Builder:
         """A segment's collectives and the compute beside them, which they slow while their bytes move."""
         fabric, stack = self._fabric, self._fabric.stack
         end_s, lost_s = 0.0, 0.0
-        left_s = segment.beside.duration_s if stack.overlap else 0.0  # without overlap it runs before or after
+        left_s = (
+            segment.beside.duration_s if stack.overlap.communication else 0.0
+        )  # without overlap it runs before or after
         beside_s, longest, host_s = left_s, "", segment.beside.host_s
         for exchange in segment.exchanges:
             if exchange.num_bytes == 0 or fabric.shape(exchange.axis).num_ranks == 1:
@@ -352,7 +354,7 @@ class Builder:
             members=members,
             cost=renamed(one, self._peers.suffix),
             size_bytes=size,
-            host_s=self._fabric.stack.host_launch_s,
+            host_s=self._fabric.stack.host.launch_s,
         )
         self._ops.append(op)
         return op.id
@@ -378,7 +380,7 @@ def _issued_s(exchange: Exchange, stack: Stack) -> float:
     """Host time to issue it; of copies, each and its signal; none inside a CUDA graph."""
     if exchange.captured:
         return 0.0
-    return 2 * exchange.pieces * stack.further_kernel_s() if exchange.copied else stack.host_collective_s
+    return 2 * exchange.pieces * stack.further_kernel_s() if exchange.copied else stack.host.collective_s
 
 
 def _times(one: CollectiveCost, count: int) -> CollectiveCost:

@@ -78,7 +78,7 @@ class MeshFabric:
         `_fsdp_param_group.py`: unshard_async_op is False). Where the host is the device there are none, and each call
         returns when the collective is over. DDP's buckets and ZeRO-1's broadcasts are asynchronous everywhere.
         """
-        return self.stack.host_blocking and self.sharded
+        return self.stack.host.blocking and self.sharded
 
     @property
     def sharded(self) -> bool:
@@ -147,7 +147,7 @@ class MeshFabric:
     ) -> tuple[CollectiveCost, float]:
         """The price of a collective inside a block, whose ranks do not come at once."""
         one, slows = self.price(kind, role, size_bytes, group_kinds)
-        wait_s = self.stack.collective_wait_s
+        wait_s = self.stack.fitted.collective_wait_s
         return (replace(one, latency_s=one.latency_s + wait_s), slows) if wait_s else (one, slows)
 
     def message(self, pair: tuple[int, int], size_bytes: int, group_kinds: GroupKinds | None = None) -> CollectiveCost:

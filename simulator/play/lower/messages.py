@@ -17,7 +17,7 @@ from simulator.spec.plan import Plan
 def receive(build: Builder, stage: Stage, action: Action) -> None:
     """The next compute waits for what the action needs of another stage."""
     plan = stage.plan
-    near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.virtual_stages)
+    near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.pipeline.virtual_stages)
     if near.receives is not None:
         gate = build.last_compute if stage.waits_for_messages else None
         source, _ = near.receives
@@ -29,7 +29,7 @@ def receive(build: Builder, stage: Stage, action: Action) -> None:
 def send(build: Builder, stage: Stage, action: Action, end: int) -> None:
     """What the action made leaves once op `end` is over."""
     plan = stage.plan
-    near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.virtual_stages)
+    near = neighbours(plan.pipeline_schedule, plan.pp, stage.index, action, plan.pipeline.virtual_stages)
     if near.sends is not None:
         target, then = near.sends
         label = f"send {then} to stage {target}"
@@ -44,7 +44,7 @@ def _lane(plan: Plan, action: Action) -> str:
 
     Their senders group all that goes and comes (deepseek-ai/DualPipe, dualpipe.py: one batch_isend_irecv).
     """
-    both = plan.expert_overlap or plan.pipeline_schedule in ("dualpipe", "dualpipe_v")
+    both = plan.experts.overlap or plan.pipeline_schedule in ("dualpipe", "dualpipe_v")
     return f" {action.kind}" if both else ""
 
 

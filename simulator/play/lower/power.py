@@ -42,7 +42,7 @@ def _mean_use(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> float:
 def _kernels(model: Model, plan: Plan, stack: Stack, blocks: ModelBlocks) -> list[tuple[Kernel, float]]:
     """Kernels of one micro-batch, and how often each runs in it."""
     found: list[tuple[Kernel, float]] = []
-    counts, every = Counter(model.body), plan.recompute_every if plan.recompute == "every_k" else 1
+    counts, every = Counter(model.body), plan.recompute.every if plan.recompute.mode == "every_k" else 1
     for block in blocks.kinds:
         times = 1 if block in (blocks.embedding, blocks.head) else counts[block.name]  # type: ignore[index]
         found += [(kernel, times) for op in block.ops for kernel in (*op.forward, *op.backward)]

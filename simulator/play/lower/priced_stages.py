@@ -62,7 +62,7 @@ def _stage(
                 units=chunk,
                 optimizer=optimizer,
                 moves=moved,
-                synchronous=waits_for_messages(plan) or stack.host_waits_for_blocks,
+                synchronous=waits_for_messages(plan) or stack.host.waits_for_blocks,
                 turns=any(segment.waits for unit in units for segment in unit.work.forward.segments),
                 agreement=_hops(clock, agreement(shard, plan)),
             )
@@ -113,13 +113,13 @@ def _units(
     comms = {comm.unit: comm for comm in communication(shard, plan, node_ranks)}
     if isinstance(shard, ModelShard) and shard.holds_head and not shard.holds_embedding:
         comms["head"] = replace(comms["embedding"], unit="head")  # FSDP's root, without the embedding
-    every = plan.recompute_every if plan.recompute == "every_k" else 1
+    every = plan.recompute.every if plan.recompute.mode == "every_k" else 1
     layers = [
         _unit(
             name,
             comms[name],
             works[kind],
-            checkpointed=plan.recompute != "none" and index % every == 0,
+            checkpointed=plan.recompute.mode != "none" and index % every == 0,
             clock=clock,
         )
         for index, (name, kind) in enumerate(zip(body_names(shard), shard.body, strict=True))
@@ -167,4 +167,4 @@ def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
     tensors = sum(len(shapes) for _, shapes in pieces(model))
     offloaded = plan.offload.optimizer != "none"
     work = clock.work("optimizer", () if offloaded else optimizer_kernels(numel, tensors, plan))
-    return Work(parts=(*work.parts, ("overhead", stack.step_overhead_s)), host_s=work.host_s)
+    return Work(parts=(*work.parts, ("overhead", stack.fitted.step_overhead_s)), host_s=work.host_s)

@@ -202,7 +202,7 @@ class StageReader:
 
     def _near(self, state: _PassState) -> bool:
         """Parameters come from ZeRO++'s second copy."""
-        return state.one.micro_batch > 0 and state.step.plan.zeropp.secondary_ranks > 1
+        return state.one.micro_batch > 0 and state.step.plan.deepspeed.zeropp.secondary_ranks > 1
 
     def _gather(self, state: _PassState, unit: ScheduledUnit, gate: int | None) -> int | None:
         """Fetched from a tier below, gathered, and its experts gathered in their own groups: the last op."""

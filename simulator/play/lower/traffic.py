@@ -13,7 +13,7 @@ def all_gather(
     """A unit's parameters; again: from where they are after the first forward. In two stages if the plan says so."""
     plan, comm = step.plan, unit.comm
     size = comm.all_gather_backward_bytes if again else comm.all_gather_forward_bytes
-    if plan.hierarchical_gather:
+    if plan.deepspeed.hierarchical_gather:
         far = build.collective(f"{label} between nodes", "all_gather", "shard_far", build.far_part(size), *after)
         return build.collective(label, "all_gather", "shard_near", size, *(after if far is None else (far,))) or far
     role = "reshard" if again and plan.reshard_ranks is not None else "shard"

@@ -182,7 +182,7 @@ class Clock:
             return time_s
         if isinstance(kernel, Gemm):
             factor = self._stack.gemm_factor_on(self._architecture, kernel.dtype)
-            return time_s / (factor * self._stack.grouped_factor if kernel.grouped else factor)
+            return time_s / (factor * self._stack.fitted.grouped_factor if kernel.grouped else factor)
         return time_s / self._attention_factor if isinstance(kernel, Attention) else time_s
 
     def work(self, category: str, kernels: Iterable[Kernel]) -> Work:
@@ -270,33 +270,33 @@ class Clock:
     @property
     def _graph_call(self) -> Work:
         """The host's call of a captured graph: a module (Transformer Engine's graphed callables are), and its launch."""
-        return Work(parts=(), host_s=self._stack.host_module_s + self._stack.host_launch_s)
+        return Work(parts=(), host_s=self._stack.host.module_s + self._stack.host.launch_s)
 
     def _module_s(self, op: Op, kernels: tuple[Kernel, ...]) -> float:
         """Host time of an op's module around its kernels; of one an expert, where they are modules of their own."""
-        alone = self._stack.grouped_gemm == "modules"
+        alone = self._stack.kernels.grouped_gemm == "modules"
         experts = (k.launches for k in kernels if alone and isinstance(k, Gemm) and k.grouped)
         products = (k for k in op.forward if isinstance(k, Gemm) and not k.grouped)
         narrow = NARROW_MODULE if any(k.dtype in ("fp8", "fp4") for k in products) else 1.0
-        return self._stack.host_module_s * narrow * max(experts, default=1)
+        return self._stack.host.module_s * narrow * max(experts, default=1)
 
     def _experts_s(self, kernels: tuple[Kernel, ...]) -> float:
         """Host time of a grouped linear layer on each expert's weight: Python handles it as it would an operator.
 
         Forward it is looked up and saved for the backward, narrow ones with their copy; backward its gradient's hook runs.
         """
-        if self._stack.grouped_gemm != "one_each":
+        if self._stack.kernels.grouped_gemm != "one_each":
             return 0.0
         grouped = [k for k in kernels if isinstance(k, Gemm) and k.grouped and k.launches > 1]
         handled = sum(k.launches * _TIMES_HANDLED.get((k.layout, k.dtype in ("fp8", "fp4")), 0) for k in grouped)
-        return self._stack.host_launch_s * handled
+        return self._stack.host.launch_s * handled
 
     def _host_s(self, kernels: tuple[Kernel, ...]) -> float:
         """Host time to launch kernels: a call each, and in C++ the further ones of a call."""
         further = sum(map(self._further, kernels))
         calls = sum(map(launches, kernels)) - further
-        return self._stack.host_launch_s * calls + self._stack.further_kernel_s() * further
+        return self._stack.host.launch_s * calls + self._stack.further_kernel_s() * further
 
     def _further(self, kernel: Kernel) -> int:
         """Products that one call launches behind its first, for several experts or pieces. A cast makes a tensor of each."""
-        return launches(kernel) - 1 if isinstance(kernel, Gemm) and self._stack.grouped_gemm != "modules" else 0
+        return launches(kernel) - 1 if isinstance(kernel, Gemm) and self._stack.kernels.grouped_gemm != "modules" else 0

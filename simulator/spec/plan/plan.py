@@ -107,9 +107,13 @@ class Plan(Nested):
     vocab_parallel: bool = Field(
         default=True, description="`tp` splits the embedding and the LM head too, by vocabulary"
     )
-    precision: PrecisionPlan = Field(default=USUAL_PRECISION, description="dtypes; a word alone is that of the products")
+    precision: PrecisionPlan = Field(
+        default=USUAL_PRECISION, description="dtypes; a word alone is that of the products"
+    )
     optimizer: OptimizerPlan = Field(default=USUAL_OPTIMIZER, description="which optimizer; a word alone is its kind")
-    recompute: RecomputePlan = Field(default=NO_RECOMPUTE, description="activation checkpointing; a word alone is its mode")
+    recompute: RecomputePlan = Field(
+        default=NO_RECOMPUTE, description="activation checkpointing; a word alone is its mode"
+    )
     cuda_graphs: tuple[CudaGraph, ...] = Field(
         default=(),
         strict=False,
@@ -192,19 +196,19 @@ class Plan(Nested):
     @property
     def experts_apart(self) -> bool:
         """Experts are sharded and reduced in other groups than the rest of the model."""
-        return (self.ep, self.etp) != (1, self.tp)
+        return (self.ep, self.experts.etp) != (1, self.tp)
 
     @property
     def acts_in_order(self) -> bool:
         """Micro-batches pass in the order of a schedule: in a pipeline, or where a backward runs beside a forward."""
-        return self.pp > 1 or self.expert_overlap
+        return self.pp > 1 or self.experts.overlap
 
     @property
     def pipeline_schedule(self) -> Schedule:
         """The order in which a stage issues its work."""
-        if self.schedule is not None:
-            return self.schedule
-        return "interleaved" if self.virtual_stages > 1 else "1f1b"
+        if self.pipeline.schedule is not None:
+            return self.pipeline.schedule
+        return "interleaved" if self.pipeline.virtual_stages > 1 else "1f1b"
 
     @property
     def sums_replicas(self) -> bool:
@@ -215,12 +219,12 @@ class Plan(Nested):
     def split(self) -> Split:
         """How layers are dealt to stages."""
         return Split(
-            first=self.first_stage_layers,
-            last=self.last_stage_layers,
-            explicit=self.stage_layers,
-            embedding_as_layer=self.embedding_as_layer,
-            head_as_layer=self.head_as_layer,
-            even=self.embedding_as_layer or self.head_as_layer,  # who counts so refuses the rest
+            first=self.pipeline.first_stage_layers,
+            last=self.pipeline.last_stage_layers,
+            explicit=self.pipeline.stage_layers,
+            embedding_as_layer=self.pipeline.embedding_as_layer,
+            head_as_layer=self.pipeline.head_as_layer,
+            even=self.pipeline.embedding_as_layer or self.pipeline.head_as_layer,  # who counts so refuses the rest
         )
 
     @property
@@ -255,9 +259,13 @@ class Plan(Nested):
 
         torch takes 1 for False and the size of the group for True. ZeRO++'s secondary copy is gathered again likewise.
         """
-        if self.zeropp.secondary_ranks > 1:
-            return None if self.zeropp.secondary_ranks == self.dp_shard * self.cp else self.zeropp.secondary_ranks
-        reshard = self.reshard_after_forward
+        if self.deepspeed.zeropp.secondary_ranks > 1:
+            return (
+                None
+                if self.deepspeed.zeropp.secondary_ranks == self.dp_shard * self.cp
+                else self.deepspeed.zeropp.secondary_ranks
+            )
+        reshard = self.fsdp.reshard_after_forward
         if reshard is None or isinstance(reshard, bool) or reshard in (1, self.dp_shard * self.cp):
             return None
         return reshard
@@ -277,13 +285,13 @@ class Plan(Nested):
     @property
     def gradient_dtype(self) -> str:
         """What gradients travel in: the reduce dtype, or the implementation's default."""
-        if self.reduce_dtype is not None:
-            return self.reduce_dtype
-        if self.comm_hook.dtype is not None:
-            return self.comm_hook.dtype
+        if self.precision.reduce is not None:
+            return self.precision.reduce
+        if self.ddp.comm_hook.dtype is not None:
+            return self.ddp.comm_hook.dtype
         if self.sums_in_fp32:
             return "fp32"
-        habits = {"master": self.master_dtype, "compute": self.compute_dtype, "fp32": "fp32"}
+        habits = {"master": self.precision.master, "compute": self.compute_dtype, "fp32": "fp32"}
         return habits[self.traits.gradient_dtype]
 
     @property
@@ -300,16 +308,16 @@ class Plan(Nested):
     @property
     def narrow(self) -> bool:
         """Products of layers have operands of 8 or 4 bits, cast from 16."""
-        return self.precision in ("fp8", "nvfp4")
+        return self.precision.compute in ("fp8", "nvfp4")
 
     @property
     def product_dtype(self) -> Dtype:
         """Of the operands of layers' products: what the device's peaks are called by."""
-        return "fp4" if self.precision == "nvfp4" else self.precision
+        return "fp4" if self.precision.compute == "nvfp4" else self.precision.compute
 
     @property
     def compute_dtype(self) -> Literal["fp32", "bf16", "fp16"]:
         """Dtype of activations and of gathered parameters (narrower products keep bf16 activations)."""
-        if self.precision in ("fp32", "tf32"):
+        if self.precision.compute in ("fp32", "tf32"):
             return "fp32"
-        return "fp16" if self.precision == "fp16" else "bf16"
+        return "fp16" if self.precision.compute == "fp16" else "bf16"

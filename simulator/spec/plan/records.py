@@ -26,7 +26,9 @@ class PipelinePlan(Strict):
         description="the order in which a pipeline stage works ([background](../background/pipeline.md)); "
         "not set: `1f1b`, or `interleaved` with `virtual_stages`",
     )
-    virtual_stages: int = Field(ge=1, le=MAX_COUNT, default=1, description="chunks of layers that a pipeline stage holds")
+    virtual_stages: int = Field(
+        ge=1, le=MAX_COUNT, default=1, description="chunks of layers that a pipeline stage holds"
+    )
     first_stage_layers: int | None = Field(
         ge=0, le=MAX_COUNT, default=None, description="layers of the first stage; not set: an equal share"
     )
@@ -184,7 +186,9 @@ class DdpPlan(Strict):
 class DeepSpeedPlan(Strict):
     """`[plan.deepspeed]`: buckets and gathers of DeepSpeed's stages."""
 
-    reduce_bucket_numel: int = Field(gt=0, le=MAX_SIZE, default=500_000_000, description="elements of a bucket of gradients")
+    reduce_bucket_numel: int = Field(
+        gt=0, le=MAX_SIZE, default=500_000_000, description="elements of a bucket of gradients"
+    )
     prefetch_bucket_numel: int = Field(
         gt=0, le=MAX_SIZE, default=50_000_000, description="stage 3: elements gathered ahead"
     )

@@ -8,6 +8,7 @@ FLAT_NAMES: Final = {
     "name": "name",
     "framework": "framework",
     "date": "date",
+    "describes": "describes",
     "attention": "attention",
     "blocks": "kernels.blocks",
     "norm": "kernels.norm",

@@ -92,9 +92,7 @@ class Kernels(Strict):
         default=False,
         description="dropout behind unfused attention's softmax, both branches of a layer; masks are kept",
     )
-    autocast: bool = Field(
-        default=False, description="wider parameters are cast at each use, as `torch.autocast` does"
-    )
+    autocast: bool = Field(default=False, description="wider parameters are cast at each use, as `torch.autocast` does")
     selective_keeps: Literal["products", "every_second_product"] = Field(
         default="products",
         description="what selective recomputation keeps besides attention; torchtitan runs each second product again",
@@ -206,7 +204,7 @@ class Fitted(Strict):
 
     gemm_factor: dict[str, Factor] = Field(
         default={},
-        description='by architecture (`hopper`), or for one dtype on it (`hopper_fp8`): speed of products inside real steps '
+        description="by architecture (`hopper`), or for one dtype on it (`hopper_fp8`): speed of products inside real steps "
         "over their sustained speed alone; 0.99 where none is given",
     )
     elementwise_factor: Factor | dict[str, Factor] = Field(

@@ -61,6 +61,7 @@ IN_STEP = 0.99
 # "More than 2x" on an H100's host (github.com/NVIDIA/TransformerEngine issue 761).
 NARROW_MODULE = 2.0
 
+
 class Stack(Nested):
     """A software stack: framework, kernels and habits. Every coefficient names its source in `sources`."""
 
@@ -92,14 +93,14 @@ class Stack(Nested):
         efficiencies = efficiencies or self.attention.speed_factor
         if efficiencies and not self.sources.get("attention_efficiency"):
             problems.append("attention efficiencies are set, and `sources` has no attention_efficiency")
-        runs = self.calibration_runs
+        runs = self.fitted.calibration_runs
         if len(runs) > _MAX_CALIBRATION_RUNS or len(set(runs)) < len(runs):
             problems.append(f"calibration_runs are at most {_MAX_CALIBRATION_RUNS} different ids, not {len(runs)}")
         problems += _nccl_problems(self)
-        blocks = {"userbuffers": "fused", "symmetric_memory": "compiled"}.get(self.tp_overlap, self.blocks)
-        if blocks != self.blocks:
+        blocks = {"userbuffers": "fused", "symmetric_memory": "compiled"}.get(self.overlap.tp, self.kernels.blocks)
+        if blocks != self.kernels.blocks:
             problems.append(
-                f'tp_overlap = "{self.tp_overlap}" cuts {blocks} blocks in pieces, and blocks = "{self.blocks}"'
+                f'tp_overlap = "{self.overlap.tp}" cuts {blocks} blocks in pieces, and blocks = "{self.kernels.blocks}"'
             )
         if problems:
             raise ValueError("; ".join(problems))
@@ -108,7 +109,7 @@ class Stack(Nested):
     @property
     def traits(self) -> StackTraits:
         """What its software does with a layer."""
-        return TRAITS[self.blocks]
+        return TRAITS[self.kernels.blocks]
 
     def _source(self, name: str) -> str | None:
         """Where a coefficient comes from; `sources` names it flat or with its record."""
@@ -116,31 +117,33 @@ class Stack(Nested):
 
     def software(self) -> Nccl:
         """NCCL as this stack sets it up."""
-        return Nccl.of(self.nccl, self.nccl_env)
+        return Nccl.of(self.nccl.version, self.nccl.env)
 
     def on_host_of(self, device: Device) -> Self:
         """The same on a device whose host is slower or faster than DGX H100's Xeon."""
         if device.host_factor == 1:
             return self
         stated = {name: value for name in _HOST_TIMES if (value := self.value(name)) is not None}
-        return self.model_copy(update={name: value * device.host_factor for name, value in stated.items()})
+        return self.copy_with(**({name: value * device.host_factor for name, value in stated.items()}))
 
     def elementwise_factor_on(self, architecture: str) -> float:
         """Time of kernels that stream over memory over the calibration's, on one architecture."""
-        factor = self.elementwise_factor
+        factor = self.fitted.elementwise_factor
         return factor.get(architecture, 1.0) if isinstance(factor, dict) else factor
 
     def without_host(self) -> Self:
         """The same where one launch starts the whole of forward and backward."""
-        return self.model_copy(update=dict.fromkeys(_HOST_TIMES, 0.0))
+        return self.copy_with(**dict.fromkeys(_HOST_TIMES, 0.0))
 
     def further_kernel_s(self) -> float:
         """Host time of each kernel of a call after the first."""
-        return self.host_launch_s if self.host_kernel_s is None else self.host_kernel_s
+        return self.host.launch_s if self.host.kernel_s is None else self.host.kernel_s
 
     def gemm_factor_on(self, architecture: str, dtype: str) -> float:
         """Speed of products inside steps over their speed alone, of one dtype on one architecture."""
-        return self.gemm_factor.get(f"{architecture}_{dtype}", self.gemm_factor.get(architecture, IN_STEP))
+        return self.fitted.gemm_factor.get(
+            f"{architecture}_{dtype}", self.fitted.gemm_factor.get(architecture, IN_STEP)
+        )
 
     @staticmethod
     def load(name: str | Path) -> Stack:
@@ -190,7 +193,7 @@ def _read(file: Path) -> Stack:
 def _nccl_problems(stack: Stack) -> list[str]:
     """The faults of NCCL's version and variables."""
     found = []
-    for version, variables in ((stack.nccl, {}), ("", stack.nccl_env)):
+    for version, variables in ((stack.nccl.version, {}), ("", stack.nccl.env)):
         try:
             Nccl.of(version, variables, place="nccl_env" if variables else "nccl")
         except InputError as exc:

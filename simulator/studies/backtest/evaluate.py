@@ -113,7 +113,7 @@ def _predicted(row: RunRow, start: RowOutcome) -> RowOutcome:
         (fits, hangs_on), spanned = _open_verdict(way, variants, fitting), fitting or [way]
     return replace(
         start,
-        status="calibration" if row.id in run.stack.calibration_runs else "ok",
+        status="calibration" if row.id in run.stack.fitted.calibration_runs else "ok",
         predicted_step_s=way.seconds(prediction.step_s),
         low_step_s=min(each.seconds(each.prediction.low_s) for each in spanned),
         high_step_s=max(each.seconds(each.prediction.high_s) for each in spanned),
@@ -157,13 +157,13 @@ def _verdict(way: _Variant, *, stated: bool) -> tuple[bool | None, str, list[_Va
     Where a row does not say what was recomputed, all that could be may be.
     """
     run, prediction = way.run, way.prediction
-    if prediction.fits or stated or run.plan.recompute == "full":
+    if prediction.fits or stated or run.plan.recompute.mode == "full":
         return prediction.fits, "", [way]
-    plan = run.plan.model_copy(update={"recompute": "full"})
+    plan = run.plan.copy_with(recompute="full")
     least = predict(run.model, plan, run.cluster, stack=run.stack)
     if not least.fits:
         return False, "", [way]
-    hangs_on = f"recomputation is not stated: too much with {run.plan.recompute}, fits with full"
+    hangs_on = f"recomputation is not stated: too much with {run.plan.recompute.mode}, fits with full"
     return None, hangs_on, [way, _Variant(replace(run, plan=plan), least)]
 
 

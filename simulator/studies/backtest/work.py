@@ -50,9 +50,9 @@ def work_of(run: Run) -> Work:
 
 
 def _checkpointed(plan: Plan, num_layers: int) -> int:
-    if plan.recompute == "none":
+    if plan.recompute.mode == "none":
         return 0
-    return -(-num_layers // plan.recompute_every) if plan.recompute == "every_k" else num_layers
+    return -(-num_layers // plan.recompute.every) if plan.recompute.mode == "every_k" else num_layers
 
 
 def _block(block: Block) -> _Amounts:

@@ -21,7 +21,7 @@ def blocks_of(plan: Plan, cluster: Cluster, *, across_nodes: bool) -> Iterator[t
     seen = {tuple(range(mesh.num_ranks))}
     for order in permutations(axes):
         name = "-".join(order)
-        other = Mesh(plan.model_copy(update={"rank_order": name}), cluster)
+        other = Mesh(plan.copy_with(rank_order=name), cluster)
         rank_mapping = tuple(other.rank(mesh.coordinates(rank)) for rank in range(mesh.num_ranks))
         if rank_mapping not in seen:
             seen.add(rank_mapping)

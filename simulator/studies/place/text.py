@@ -110,7 +110,7 @@ def _seats(found: Placement) -> Iterator[str]:
 
 def _notes(found: Placement) -> Iterator[str]:
     if found.plan != found.given:
-        yield f"stage_layers = {list(found.plan.stage_layers or ())}, by default {_layers(found)}"
+        yield f"stage_layers = {list(found.plan.pipeline.stage_layers or ())}, by default {_layers(found)}"
     if found.rank_order and found.rank_order != found.given.rank_order:
         yield f'Nodes are filled as by rank_order = "{found.rank_order}"; ranks leave their nodes, so start a process a rank.'
     how = "every placement of a node that symmetry leaves" if found.exact else "quadratic assignment, then 2-opt"
@@ -123,7 +123,7 @@ def _notes(found: Placement) -> Iterator[str]:
 
 def _layers(found: Placement) -> list[int]:
     given = found.given
-    num = sum(found.plan.stage_layers or ())
+    num = sum(found.plan.pipeline.stage_layers or ())
     held = stage_layers(num, given.pp, 1, split=given.split, schedule=given.pipeline_schedule)
     return [sum(map(len, chunks)) for chunks in held]
 
@@ -135,7 +135,7 @@ def as_json_text(found: Placement, inputs: dict[str, Any]) -> str:
 
 
 def _plain(found: Placement) -> dict[str, Any]:
-    changed = {"stage_layers": list(found.plan.stage_layers or ())} if found.plan != found.given else {}
+    changed = {"stage_layers": list(found.plan.pipeline.stage_layers or ())} if found.plan != found.given else {}
     return {
         "default": _step(found.default.step_s, found.default.verdict),
         "placed": _step(found.placed.step_s, found.placed.verdict),

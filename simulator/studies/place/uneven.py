@@ -115,7 +115,7 @@ def _may_deal(choice: Choice) -> bool:
     plan = choice.plan
     split = plan.split
     free = split.first is None and split.last is None and not split.ends_as_layers
-    return plan.pp > 1 and plan.virtual_stages == 1 and plan.pipeline_schedule in _DEALT and free
+    return plan.pp > 1 and plan.pipeline.virtual_stages == 1 and plan.pipeline_schedule in _DEALT and free
 
 
 def in_proportion(trials: Trials, choice: Choice, kinds: GpuKinds) -> Choice:
@@ -178,4 +178,4 @@ def _neighbours(trials: Trials, choice: Choice, kinds: GpuKinds) -> Iterator[Cho
 
 
 def _dealt(choice: Choice, counts: tuple[int, ...]) -> Choice:
-    return Choice(choice.plan.model_copy(update={"stage_layers": counts}), choice.rank_mapping)
+    return Choice(choice.plan.copy_with(stage_layers=counts), choice.rank_mapping)

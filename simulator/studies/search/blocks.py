@@ -83,7 +83,7 @@ class Shape:
 
     def use(self, clock: Clock, step: int, plan: Plan, body: Mapping[str, int]) -> Use:
         """Of one micro-batch through the embedding, a body of so many blocks of each kind, and the head."""
-        key = (step, plan.recompute, *body.items())
+        key = (step, plan.recompute.mode, *body.items())
         found = self._totals.get(key)
         if found is None:
             found = self._totals[key] = self._total(clock, step, plan, body)
@@ -91,11 +91,11 @@ class Shape:
 
     def _total(self, clock: Clock, step: int, plan: Plan, body: Mapping[str, int]) -> Use:
         total = self._use_of("embedding", clock, step, plan) + self._use_of("head", clock, step, plan)
-        every = plan.recompute_every if plan.recompute == "every_k" else 1
+        every = plan.recompute.every if plan.recompute.mode == "every_k" else 1
         for name, count in body.items():
             total += self._use_of(name, clock, step, plan).times(count)
-            if plan.recompute != "none":
-                total += self._use_of(f"{name} {plan.recompute}", clock, step, plan).times(count / every)
+            if plan.recompute.mode != "none":
+                total += self._use_of(f"{name} {plan.recompute.mode}", clock, step, plan).times(count / every)
         return total
 
     def _use_of(self, name: str, clock: Clock, step: int, plan: Plan) -> Use:
@@ -117,7 +117,7 @@ class Shape:
         self, name: str, phase: Direction | Literal["again"], clock: Clock, step: int, plan: Plan, alone: Alone
     ) -> Chain:
         """A block's forward, backward, inputs, weights (the backward in two) or again (its recomputation)."""
-        key = (name, plan.recompute if phase == "again" else phase, step)
+        key = (name, plan.recompute.mode if phase == "again" else phase, step)
         found = self._chains.get(key)
         if found is None:
             block = self._block(name)
@@ -153,9 +153,23 @@ def block_key(plan: Plan, context: SearchContext, shards: ModelShards) -> tuple[
     model = context.model
     layers = shards.of(plan).num_layers if model.sliding_window else 0
     whose = uses_autocast(context.stack, plan), plan.traits.own_model_code
-    parts = (plan.tp, plan.cp, plan.ep, plan.etp, plan.expert_overlap, plan.sequence_parallel, plan.micro_batch_size)
+    parts = (
+        plan.tp,
+        plan.cp,
+        plan.ep,
+        plan.experts.etp,
+        plan.experts.overlap,
+        plan.sequence_parallel,
+        plan.micro_batch_size,
+    )
     casts = (
-        (plan.num_micro_batches, plan.fp8_recipe, plan.fp8_all_gather, plan.first_layers_bf16, plan.last_layers_bf16)
+        (
+            plan.num_micro_batches,
+            plan.precision.fp8_recipe,
+            plan.precision.fp8_all_gather,
+            plan.precision.first_layers_bf16,
+            plan.precision.last_layers_bf16,
+        )
         if plan.narrow
         else ()
     )  # of weights, once a step

@@ -119,11 +119,11 @@ class StagePricing:
         once: dict[str, list[CollectiveTime]] = {"shard": []}
         again = "shard" if plan.reshard_ranks is None else "reshard"
         order = order_sums(plan, self.fabric.stack)
-        joined = self.fabric.stack.all_reduce_combine > 0  # into calls of other sizes
+        joined = self.fabric.stack.overlap.all_reduce_combine > 0  # into calls of other sizes
         for unit in units:
             comm, n = unit.comm, unit.count
-            if order.gathers and not plan.hierarchical_gather:  # two stages may be quicker than one
-                near = again if plan.zeropp.secondary_ranks > 1 else "shard"  # ZeRO++'s later forwards
+            if order.gathers and not plan.deepspeed.hierarchical_gather:  # two stages may be quicker than one
+                near = again if plan.deepspeed.zeropp.secondary_ranks > 1 else "shard"  # ZeRO++'s later forwards
                 size = comm.all_gather_backward_bytes if near == again else comm.all_gather_forward_bytes
                 every[near].append(self.one("all_gather", near, size).times(n))
                 every[again].append(self.one("all_gather", again, comm.all_gather_backward_bytes).times(n))
@@ -159,7 +159,7 @@ class StagePricing:
     def _in_turn(self, comms: Sequence[UnitComm], gathered: Sequence[int]) -> float:
         """The least that a reduction of one of the units and then a gather of one of those sizes take."""
         plan = self.plan
-        if not plan.gathers or not plan.syncs_every_micro_batch or plan.hierarchical_gather:
+        if not plan.gathers or not plan.syncs_every_micro_batch or plan.deepspeed.hierarchical_gather:
             return 0.0
         reduces, gathers = min(comm.reduce_scatter_bytes for comm in comms), min(gathered, default=0)
         if not reduces or not gathers:
@@ -168,7 +168,7 @@ class StagePricing:
 
     def _first_s(self, edge: UnitComm, order: OrderSums) -> float:
         if order.waits_for_gather:
-            size = 0 if self.plan.hierarchical_gather else edge.all_gather_forward_bytes
+            size = 0 if self.plan.deepspeed.hierarchical_gather else edge.all_gather_forward_bytes
             return self.one("all_gather", "shard", size).alone_s
         if order.waits_for_updated:
             return self.one("all_gather", "shard", edge.parameter_gather_bytes).alone_s

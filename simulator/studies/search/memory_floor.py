@@ -100,10 +100,10 @@ class MemoryFloor:
         )
 
     def _recorded(self, plan: Plan, shape: Shape) -> bool:
-        return (id(shape), plan.recompute, plan.implementation) in self._saved
+        return (id(shape), plan.recompute.mode, plan.implementation) in self._saved
 
     def _of_blocks(self, plan: Plan, shape: Shape) -> Saved:
-        key = (id(shape), plan.recompute, plan.implementation)
+        key = (id(shape), plan.recompute.mode, plan.implementation)
         found = self._saved.get(key)
         if found is None:
             found = self._saved[key] = saved_of(shape.blocks, plan, self.context.stack)
@@ -122,14 +122,14 @@ class MemoryFloor:
 
     def _in_flight(self, plan: Plan, stage: int, held: StageMemory, count: int) -> tuple[Flight, ...]:
         """What is saved when the first backward begins, or at any other moment with as much in flight: the least of these."""
-        key = (id(held.shard), plan.pp, stage, plan.schedule, plan.virtual_stages, count)
+        key = (id(held.shard), plan.pp, stage, plan.pipeline.schedule, plan.pipeline.virtual_stages, count)
         found = self._flights.get(key)
         if found is None:
             found = self._flights[key] = self._flight(plan, stage, held, count)
         return found
 
     def _flight(self, plan: Plan, stage: int, held: StageMemory, count: int) -> tuple[Flight, ...]:
-        shard, schedule, chunks = held.shard, plan.pipeline_schedule, plan.virtual_stages
+        shard, schedule, chunks = held.shard, plan.pipeline_schedule, plan.pipeline.virtual_stages
         if plan.pp == 1:
             return (Flight(1, 0, held.kinds, of_all_chunks=True),)
         assert isinstance(shard, ModelShard)
@@ -176,7 +176,7 @@ def _of_head(plan: Plan, held: StageMemory, saved: Saved) -> int:
     """What is in flight is most right behind a forward; interleaved, the last stage's is of the chunk with the head."""
     if held.sends_output or (plan.pp > 1 and plan.pipeline_schedule in ("dualpipe", "dualpipe_v")):
         return 0
-    return saved.head_rise if plan.pipeline_schedule in WHOLE and not plan.expert_overlap else saved.head_peak
+    return saved.head_rise if plan.pipeline_schedule in WHOLE and not plan.experts.overlap else saved.head_peak
 
 
 def _rising(plan: Plan, held: StageMemory, saved: Saved) -> int:
@@ -185,11 +185,11 @@ def _rising(plan: Plan, held: StageMemory, saved: Saved) -> int:
     FSDP2 gathers that layer, and the one before it into a buffer. A stage that is not the last has sent the output on,
     and gets the gradient.
     """
-    if plan.expert_overlap or plan.pipeline_schedule not in WHOLE or not all(held.chunks):
+    if plan.experts.overlap or plan.pipeline_schedule not in WHOLE or not all(held.chunks):
         return 0
     gathered = 0
     if held.layer is not None and not held.whole_layers:
-        gathered = held.layer.parameters * (1 + (plan.backward_prefetch > 0 and held.shard.num_layers > 1))
+        gathered = held.layer.parameters * (1 + (plan.fsdp.backward_prefetch > 0 and held.shard.num_layers > 1))
     given = saved.message if held.sends_output else 0
     return given + _rise(plan, held, saved) + gathered + _waiting(plan, held, saved)
 
@@ -200,13 +200,13 @@ def _reducing(plan: Plan, held: StageMemory, saved: Saved) -> int:
     At first these, and a copy that is reduced, and the parameters of the layer before it; then that layer's backward
     instead, beside the copy. What the first layer saved is gone by then, and its parameters.
     """
-    layer, length, deep = held.layer, held.length, plan.backward_prefetch > 0
+    layer, length, deep = held.layer, held.length, plan.fsdp.backward_prefetch > 0
     if layer is None or not plan.syncs_every_micro_batch or not length:
         return 0
     gone = max(saved.plain["layer"], saved.checkpointed["layer"])
     left = layer.parameters if deep and held.shard.num_layers > 1 else 0
     most = layer.gradients + (-layer.parameters if held.whole_layers else left)
-    if length > 1 and not plan.expert_overlap:
+    if length > 1 and not plan.experts.overlap:
         opened = layer.parameters * (1 + (deep and held.shard.num_layers > 2))
         most = max(most, (-layer.parameters if held.whole_layers else opened) + _rise(plan, held, saved))
     return max(0, layer.reduced + most - gone) + _waiting(plan, held, saved)
@@ -214,8 +214,8 @@ def _reducing(plan: Plan, held: StageMemory, saved: Saved) -> int:
 
 def _rise(plan: Plan, held: StageMemory, saved: Saved) -> int:
     """Bytes that a layer's backward adds, without its parameters."""
-    plain = [saved.plain_rise[kind] for kind in held.kinds] if plan.recompute in ("none", "every_k") else []
-    again = [saved.checkpointed_rise[kind] for kind in held.kinds] if plan.recompute != "none" else []
+    plain = [saved.plain_rise[kind] for kind in held.kinds] if plan.recompute.mode in ("none", "every_k") else []
+    again = [saved.checkpointed_rise[kind] for kind in held.kinds] if plan.recompute.mode != "none" else []
     return min(plain + again)
 
 
@@ -226,8 +226,8 @@ def _waiting(plan: Plan, held: StageMemory, saved: Saved) -> int:
 
 def _layers(plan: Plan, kinds: Mapping[str, int], saved: Saved) -> int:
     """Bytes that layers of these kinds save for the backward."""
-    if plan.recompute == "none":
+    if plan.recompute.mode == "none":
         return sum(count * saved.plain[kind] for kind, count in kinds.items())
-    if plan.recompute != "every_k":
+    if plan.recompute.mode != "every_k":
         return sum(count * saved.checkpointed[kind] for kind, count in kinds.items())
     return sum(count * min(saved.plain[kind], saved.checkpointed[kind]) for kind, count in kinds.items())

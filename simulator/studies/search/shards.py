@@ -27,7 +27,7 @@ class ModelShards:
 
     def of(self, plan: Plan, stage: int = 0) -> Model:
         """As `shard_of`."""
-        wide = (plan.first_layers_bf16, plan.last_layers_bf16) if plan.narrow else (0, 0)
+        wide = (plan.precision.first_layers_bf16, plan.precision.last_layers_bf16) if plan.narrow else (0, 0)
         if plan.tp * plan.pp * plan.ep == 1 and not any(wide):
             return self.model
         key = (
@@ -35,9 +35,9 @@ class ModelShards:
             plan.tp,
             plan.pp,
             plan.ep,
-            plan.etp,
-            plan.schedule,
-            plan.virtual_stages,
+            plan.experts.etp,
+            plan.pipeline.schedule,
+            plan.pipeline.virtual_stages,
             plan.data_parallel,
             plan.zero,
             stage,

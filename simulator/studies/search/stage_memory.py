@@ -70,7 +70,7 @@ class StageMemories:
         return [self._of(plan, stage, states) for stage in stages]
 
     def _of(self, plan: Plan, stage: int, states: tuple[object, ...]) -> StageMemory:
-        key = (states, plan.schedule, plan.virtual_stages, stage)
+        key = (states, plan.pipeline.schedule, plan.pipeline.virtual_stages, stage)
         found = self._found.get(key)
         if found is None:
             found = self._found[key] = self._made(plan, stage, states)
@@ -126,4 +126,4 @@ def _gathered(plan: Plan, shard: Model) -> tuple[int, Layer]:
 def _states(plan: Plan) -> tuple[object, ...]:
     offload = plan.offload
     whose = (plan.implementation, plan.zero, plan.pp, offload.optimizer, offload.parameters)
-    return (*whose, plan.tp, plan.cp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard)
+    return (*whose, plan.tp, plan.cp, plan.ep, plan.experts.etp, plan.dp_replicate, plan.dp_shard)

@@ -29,7 +29,7 @@ class Prospect:
 
 def bounded(branch: Branch) -> bool:
     """The floors hold. Of what they do not know (GPUs that differ, compressed or staged traffic) all is simulated."""
-    fields, known = branch.fields, Plan.model_fields
+    fields, known = branch.fields, Plan.flat_fields()
     usual = all(fields.get(name, known[name].default) == known[name].default for name in _UNBOUNDED)
     return usual and not branch.cluster.exceptions
 
@@ -106,7 +106,7 @@ class Surveyor:
     @staticmethod
     def _least_s(plan: Plan, time: TimeFloor, leasts: dict[object, float]) -> float:
         """The same for all plans of a branch that differ in schedules and in what is sharded over which ranks."""
-        key = (plan.micro_batch_size, plan.recompute)
+        key = (plan.micro_batch_size, plan.recompute.mode)
         found = leasts.get(key)
         if found is None:
             found = leasts[key] = time.least_s(plan)

@@ -70,9 +70,11 @@ def words(row: Row) -> str:
     parts.append(f"{plan.implementation} zero {plan.zero}")
     parts.append(f"mb {plan.micro_batch_size}×{plan.num_micro_batches}")
     if plan.pp > 1:
-        parts.append(plan.pipeline_schedule + (f" v{plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+        parts.append(
+            plan.pipeline_schedule + (f" v{plan.pipeline.virtual_stages}" if plan.pipeline.virtual_stages > 1 else "")
+        )
     parts += ["sp"] if plan.sequence_parallel else []
-    parts += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    parts += [f"recompute {plan.recompute.mode}"] if plan.recompute.mode != "none" else []
     offload = plan.offload
     parts += [
         f"offload {name}" for name in ("optimizer", "parameters", "activations") if getattr(offload, name) != "none"

@@ -97,7 +97,7 @@ class TimeFloor:
 
 def _shards(plan: Plan) -> tuple[object, ...]:
     whose = (plan.implementation, plan.zero, plan.offload.optimizer != "none")
-    parts = (plan.tp, plan.cp, plan.pp, plan.ep, plan.etp, plan.dp_replicate, plan.dp_shard)
+    parts = (plan.tp, plan.cp, plan.pp, plan.ep, plan.experts.etp, plan.dp_replicate, plan.dp_shard)
     return (*whose, *parts, plan.num_micro_batches > 1)
 
 
@@ -126,7 +126,7 @@ class _Floor:
         self.base, self.plan = base, plan
         self.schedule, self.splits = plan.pipeline_schedule, plan.pp > 1 and splits_backward(plan.pipeline_schedule)
         self.flows = plan.num_micro_batches / (2 if plan.pp > 1 and self.schedule == "dualpipe" else 1)  # a chunk
-        self.every = plan.recompute_every if plan.recompute == "every_k" else 1
+        self.every = plan.recompute.every if plan.recompute.mode == "every_k" else 1
         self.shape = base.shapes.of(plan)
 
     @cached_property
@@ -159,7 +159,7 @@ class _Floor:
         """No stage is quicker than the longest, nor the longest than their mean: the whole model over the stages."""
         plan = self.plan
         self.step = 0 if self.base.clocks.depend_on_use else GRID  # less use never makes a kernel slower
-        key = (id(self.shape), plan.recompute)
+        key = (id(self.shape), plan.recompute.mode)
         found = self.base.leasts.get(key)
         if found is None:
             found = self.base.leasts[key] = self._micro_batch_s()
@@ -171,7 +171,7 @@ class _Floor:
         total_s = 0.0
         for name, count in (("embedding", 1), *body.items(), ("head", 1)):
             total_s += count * (self._chain(name, "forward").chain_s + self._chain(name, "backward").chain_s)
-        if self.plan.recompute in ("selective", "full"):
+        if self.plan.recompute.mode in ("selective", "full"):
             total_s += sum(count * self._chain(name, "again").chain_s for name, count in body.items())
         return total_s
 
@@ -183,7 +183,7 @@ class _Floor:
         if not base.clocks.depend_on_use:
             return GRID
         passes = base.all_passes(plan)
-        key = (id(self.shape), id(passes), plan.recompute, self.every, plan.num_micro_batches)
+        key = (id(self.shape), id(passes), plan.recompute.mode, self.every, plan.num_micro_batches)
         found = base.steps.get(key)
         if found is None:
             found = base.steps[key] = self._mean_use_step(passes)
@@ -225,21 +225,21 @@ class _Floor:
     def _turns(self, stage: int) -> int:
         """Forwards right behind a backward."""
         plan = self.plan
-        if self.splits or plan.expert_overlap:
+        if self.splits or plan.experts.overlap:
             return 0
         if plan.pp == 1:
             return plan.num_micro_batches - 1
-        return turns(self.schedule, plan.pp, plan.num_micro_batches, stage, plan.virtual_stages)
+        return turns(self.schedule, plan.pp, plan.num_micro_batches, stage, plan.pipeline.virtual_stages)
 
     def _returns(self, stage: int) -> int:
         """Backwards of a pipeline right behind another, but for those that may begin with the head: it is kept gathered."""
         plan, shard = self.plan, self.base.shards.of(self.plan, stage)
-        if plan.pp == 1 or self.splits or plan.expert_overlap or waits_for_messages(plan):
+        if plan.pp == 1 or self.splits or plan.experts.overlap or waits_for_messages(plan):
             return 0
         assert isinstance(shard, ModelShard)
         if not all(shard.body_chunks):
             return 0
-        behind = plan.num_micro_batches * plan.virtual_stages - 1 - self._turns(stage)
+        behind = plan.num_micro_batches * plan.pipeline.virtual_stages - 1 - self._turns(stage)
         return max(0, behind - (plan.num_micro_batches if shard.holds_head else 0))
 
     def _work(self, stage: int, passes: Passes) -> _Work:
@@ -258,7 +258,15 @@ class _Floor:
     def _blocks(self, stage: int) -> _Work:
         """Of one micro-batch, the stage's blocks: the same however they are sharded, and how many micro-batches there are."""
         plan, shard = self.plan, self.base.shards.of(self.plan, stage)
-        key = (id(self.shape), self.step, plan.recompute, plan.schedule, plan.virtual_stages, plan.pp, stage)
+        key = (
+            id(self.shape),
+            self.step,
+            plan.recompute.mode,
+            plan.pipeline.schedule,
+            plan.pipeline.virtual_stages,
+            plan.pp,
+            stage,
+        )
         found = self.base.works.get(key)
         if found is None:
             found = self.base.works[key] = self._made(shard, self._places(stage))
@@ -273,18 +281,18 @@ class _Floor:
                 total.add(self._chain(name, "backward"), count)
                 if self.splits:
                     total.weights_s += count * self._chain(name, "weights").chain_s
-        if plan.recompute != "none":
+        if plan.recompute.mode != "none":
             for name, count in body(shard, self.every).items():
                 total.add(self._chain(name, "again"), count)
         return total
 
     def _places(self, stage: int) -> list[int]:
         plan = self.plan
-        return [position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.virtual_stages)]
+        return [position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.pipeline.virtual_stages)]
 
     @property
     def _last_place(self) -> int:
-        return num_positions(self.schedule, self.plan.pp, self.plan.virtual_stages) - 1
+        return num_positions(self.schedule, self.plan.pp, self.plan.pipeline.virtual_stages) - 1
 
     def _passes_s(self, passes: Passes) -> float:
         flows, plan = self.flows, self.plan
@@ -292,7 +300,7 @@ class _Floor:
         total = (flows if plan.syncs_every_micro_batch else 1) * gradient.whole_s + (flows - 1) * add.whole_s
         if plan.gathers and plan.dp_shard * plan.cp > 1:
             total += flows * gather.whole_s
-        return self.base.pace * (total + update.whole_s + self.base.context.stack.step_overhead_s)
+        return self.base.pace * (total + update.whole_s + self.base.context.stack.fitted.step_overhead_s)
 
     def _chain(self, name: str, phase: str) -> Chain:
         clock = self.base.clocks.at(self.step)
@@ -301,11 +309,11 @@ class _Floor:
     def _ramp(self, stage: int) -> tuple[float, float]:
         """Before a stage's first action a micro-batch has passed the chunks before it; after its last it goes back."""
         plan = self.plan
-        nearest = min(position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.virtual_stages))
+        nearest = min(position(self.schedule, plan.pp, stage, chunk) for chunk in range(plan.pipeline.virtual_stages))
         if nearest == 0:
             return 0.0, 0.0
         back = "inputs" if self.splits else "backward"
-        again = plan.recompute not in ("none", "every_k")
+        again = plan.recompute.mode not in ("none", "every_k")
         forward_s, backward_s = self._chain("embedding", "forward").chain_s, self._chain("embedding", back).chain_s
         for name, count in self._passed(nearest).items():
             forward_s += count * self._chain(name, "forward").chain_s
@@ -317,7 +325,7 @@ class _Floor:
     def _passed(self, count: int) -> Counter[str]:
         """Kinds of the blocks at the first `count` positions on a micro-batch's way."""
         plan = self.plan
-        key = (plan.tp, plan.pp, plan.ep, plan.etp, plan.schedule, plan.virtual_stages, count)
+        key = (plan.tp, plan.pp, plan.ep, plan.experts.etp, plan.pipeline.schedule, plan.pipeline.virtual_stages, count)
         found = self.base.passed.get(key)
         if found is None:
             shards = [self.base.shards.of(plan, stage) for stage in range(plan.pp)]
@@ -341,7 +349,7 @@ class _Floor:
 
     def _alone(self, exchange: Exchange) -> float:
         shape = self.base.prices.group(self.mesh, self.fabric.axis(exchange.axis))
-        if self.plan.expert_overlap and exchange.axis == "ep":
+        if self.plan.experts.overlap and exchange.axis == "ep":
             return 0.0  # beside another micro-batch
         copied = exchange.copied and not shape.spans_domain
         return self.base.prices.price(exchange.kind, self.fabric.sent_bytes(exchange), shape, copied=copied).alone_s

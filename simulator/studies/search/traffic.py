@@ -74,7 +74,7 @@ class Passes:
 
 def passes_of(shard: Model, plan: Plan, units: tuple[UnitGroup, ...]) -> Passes:
     """The passes of a rank's share. With ZeRO++'s second copy, those of the later, cheaper gathers stand for all."""
-    if plan.zeropp.secondary_ranks > 1:
+    if plan.deepspeed.zeropp.secondary_ranks > 1:
         again = (replace(u.comm, gather_forward_kernels=u.comm.gather_backward_kernels) for u in units)
         units = tuple(UnitGroup(unit.count, comm) for unit, comm in zip(units, again, strict=True))
     if plan.offload.optimizer != "none":

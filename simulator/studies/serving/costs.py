@@ -120,7 +120,7 @@ class StepCosts:
     def overhead_s(self) -> float:
         """Host time before each step, while the devices wait. A machine without losses has none."""
         on_host = self.cluster.device.host_factor
-        return 0.0 if self._ideal else self.pace * on_host * self.stack.step_overhead_s
+        return 0.0 if self._ideal else self.pace * on_host * self.stack.fitted.step_overhead_s
 
     def at_pace(self, pace: float) -> StepCosts:
         """The same prices, all of them `pace` times as long."""
@@ -169,7 +169,7 @@ class StepCosts:
         return tuple(found)
 
     def _booked(self, seconds: float) -> Cost:
-        return Cost(attention_s=seconds, host_s=self.stack.host_launch_s)
+        return Cost(attention_s=seconds, host_s=self.stack.host.launch_s)
 
     def _seconds(self, cost: Cost) -> float:
         """The host runs ahead of the device, so the slower of the two decides. An ideal host costs nothing."""
@@ -187,7 +187,7 @@ class StepCosts:
         if shard.holds_head:
             cost += self._head(rows)
         else:
-            cost += Cost(exchange_s=self._message_s(stage, tokens), host_s=self.stack.host_collective_s)
+            cost += Cost(exchange_s=self._message_s(stage, tokens), host_s=self.stack.host.collective_s)
         return cost
 
     def _linear_of(self, tokens: int) -> tuple[dict[str, Cost], Clock]:
@@ -234,13 +234,13 @@ class StepCosts:
             factor = 1.0 if self._ideal or category == "gemm" else self._elementwise
             total += self._kernels(stored_as(kernels, self.plan.weights) if narrow else kernels, clock, factor)
             for exchange in exchanges:
-                total += Cost(exchange_s=self._exchange_s(exchange), host_s=self.stack.host_collective_s)
+                total += Cost(exchange_s=self._exchange_s(exchange), host_s=self.stack.host.collective_s)
         return total
 
     def _kernels(self, kernels: Sequence[Kernel], clock: Clock, factor: float = 1.0) -> Cost:
         gemm_s = sum((clock.seconds(kernel) for kernel in kernels if isinstance(kernel, Gemm)), 0.0)
         stream_s = sum((clock.seconds(kernel) for kernel in kernels if not isinstance(kernel, Gemm)), 0.0)
-        host_s = self.stack.host_launch_s * sum(map(launches, kernels))
+        host_s = self.stack.host.launch_s * sum(map(launches, kernels))
         return Cost(gemm_s=factor * gemm_s, stream_s=factor * stream_s, host_s=host_s)
 
     def _exchange_s(self, exchange: Exchange) -> float:

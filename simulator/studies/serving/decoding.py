@@ -53,7 +53,7 @@ def sigma_of(costs: StepCosts, batch: Batch, calibration: Calibration, curves: L
         "host": HOST_SIGMA,
     }
     shares = ((parts[name] / total * one) ** 2 for name, one in sigmas.items())
-    return math.sqrt(costs.stack.sigma**2 + sum(shares))
+    return math.sqrt(costs.stack.fitted.sigma**2 + sum(shares))
 
 
 def _collectives_sigma(costs: StepCosts, batch: Batch, curves: LinkCurves) -> float:

@@ -67,7 +67,7 @@ def _fsdp(model: Model, plan: Plan) -> dict[str, dict[str, int]]:
     """
     if plan.offload.parameters == "none":
         return {}
-    master = DTYPE_BYTES[plan.master_dtype]
+    master = DTYPE_BYTES[plan.precision.master]
     root, *layers = units(model, plan)
 
     def of(numel: int, *, kept: bool) -> dict[str, int]:

@@ -162,7 +162,7 @@ def _core_math(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
         backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
     )
     probs = _softmax(g, s, scores)
-    if s.stack.dropout:
+    if s.stack.kernels.dropout:
         probs = _dropped(g, "probabilities", probs, "attention")
     o = g.value("o", s.tokens * s.model.o_width, q.dtype)
     g.op(

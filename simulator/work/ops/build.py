@@ -58,7 +58,7 @@ def _precisions(s: OpContext, kind: LayerKind | Literal["mtp"], found: set[BodyK
     if kind in found:
         yield with_graphs(_body(s, kind), s.plan.cuda_graphs)
     if kind != "mtp" and (name := wide(kind)) in found:
-        plan = s.plan.model_copy(update={"precision": "bf16", "fp8_recipe": None})
+        plan = s.plan.copy_with(precision="bf16", fp8_recipe=None)
         yield replace(with_graphs(_body(replace(s, plan=plan), kind), plan.cuda_graphs), name=name)
 
 
@@ -238,7 +238,7 @@ def _branches(g: Graph, s: OpContext, x: Value, *, dense: bool) -> Value:
 
 def _finished(block: Block, s: OpContext, x: Value) -> Block:
     """The block as the stack runs and recomputes it."""
-    if s.stack.selective_keeps == "every_second_product":
+    if s.stack.kernels.selective_keeps == "every_second_product":
         block = _keep_every_second_product(block)
     return fuse_residuals(block, x.num_bytes) if s.stack.traits.fuses_elementwise else block
 
@@ -266,7 +266,7 @@ def _parallel(g: Graph, s: OpContext, x: Value, feed: Feed) -> Value:
 
 def _add(g: Graph, s: OpContext, name: str, x: Value, branch: Value) -> Value:
     """The sum, in the dtype of x. Gradients pass through; a narrower branch gets its own by a cast."""
-    if s.stack.dropout:
+    if s.stack.kernels.dropout:
         return _dropped(g, name, x, branch)
     out = g.value(name, x.numel, x.dtype)
     if branch.dtype == x.dtype:
@@ -326,7 +326,7 @@ def _loss(g: Graph, s: OpContext, x: Value) -> Value:
 
 def _softcap(g: Graph, s: OpContext, logits: Value) -> Value:
     """Logits become cap × tanh(logits / cap): three operators, joined to the loss where that is compiled."""
-    if s.stack.loss == "fp32_compiled":
+    if s.stack.kernels.loss == "fp32_compiled":
         return logits
     for name in ("divided", "tanh", "capped"):
         out = g.value(name, logits.numel, logits.dtype)

@@ -25,7 +25,7 @@ def sent_rows(s: OpContext, tokens: int) -> int:
     """Rows that a rank sends, its own experts' among them."""
     assert s.model.experts is not None
     num_experts, top_k = s.model.experts.num_experts, s.model.experts.top_k
-    factor = s.plan.expert_capacity_factor
+    factor = s.plan.experts.capacity_factor
     return tokens * top_k if factor is None else num_experts * ceil(tokens * top_k * factor / num_experts)
 
 
@@ -35,13 +35,13 @@ def host_counts(s: OpContext) -> bool:
     Megatron-LM's dispatchers all do (token_dispatcher.py: d2h_event.synchronize, tokens_per_expert.cpu; DeepEP's and HybridEP's
     dispatch wait in C++ for the rows they will receive).
     """
-    dropless = s.plan.expert_capacity_factor is None and "full_iteration" not in s.plan.cuda_graphs
+    dropless = s.plan.experts.capacity_factor is None and "full_iteration" not in s.plan.cuda_graphs
     return dropless and s.stack.traits.counts_rows
 
 
 def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     """Each token's rows, by expert, on the ranks of their experts. scope: Python's locals, alive to the layer's end."""
-    if s.plan.dispatcher == "all_gather":
+    if s.plan.experts.dispatcher == "all_gather":
         return _gathered(g, s, x, scope)
     if sends_tokens(s):
         return _sent_once(g, s, x, scope)
@@ -61,11 +61,11 @@ def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     )
     scope.append(rows)
     if plan.ep > 1:
-        received = g.value("dispatched", ceil(sent * plan.expert_imbalance) * d, x.dtype)
+        received = g.value("dispatched", ceil(sent * plan.experts.imbalance) * d, x.dtype)
         sent_with = _weights_exchange(s, received.numel // d)
         rows = _travel(g, "dispatch", rows, received, _rows_exchange(s, received.num_bytes), beside=sent_with)
-    if plan.etp > 1 and s.sequence_parallel:
-        whole = g.value("gathered", rows.numel * plan.etp, x.dtype)
+    if plan.experts.etp > 1 and s.sequence_parallel:
+        whole = g.value("gathered", rows.numel * plan.experts.etp, x.dtype)
         gather = Exchange(kind="all_gather", axis="etp", num_bytes=whole.num_bytes)
         back = Exchange(kind="reduce_scatter", axis="etp", num_bytes=whole.num_bytes)
         rows = _travel(g, "gather", rows, whole, gather, back)
@@ -75,7 +75,7 @@ def dispatch(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
 
 def sends_tokens(s: OpContext) -> bool:
     """Tokens travel, once to each rank that has one of their experts, and become rows there (DeepEP, HybridEP)."""
-    return s.plan.dispatcher == "deep_ep" and s.plan.ep > 1 and s.plan.etp == 1
+    return s.plan.experts.dispatcher == "deep_ep" and s.plan.ep > 1 and s.plan.experts.etp == 1
 
 
 def _token_places(s: OpContext, rows: int) -> int:
@@ -91,7 +91,7 @@ def _sent_once(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     HybridEP does the same inside its own call (dispatch_with_permute).
     """
     d, plan = row_width(s), s.plan
-    rows = ceil(sent_rows(s, x.numel // d) * plan.expert_imbalance)
+    rows = ceil(sent_rows(s, x.numel // d) * plan.experts.imbalance)
     came = g.value("dispatched", _token_places(s, rows) * d, x.dtype)
     x = _travel(g, "dispatch", x, came, _rows_exchange(s, rows * d * s.element_bytes))
     scope.append(x)
@@ -124,8 +124,8 @@ def _returned(g: Graph, s: OpContext, rows: Value, scope: list[Value]) -> Value:
 def _gathered(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
     """Every token of the group on every rank, and of them the rows of the rank's experts (MoEAllGatherTokenDispatcher)."""
     d, plan = row_width(s), s.plan
-    rows = ceil(sent_rows(s, x.numel // d) * plan.expert_imbalance)
-    ways: tuple[tuple[Literal["ep", "etp"], int], ...] = (("ep", plan.ep), ("etp", plan.etp))
+    rows = ceil(sent_rows(s, x.numel // d) * plan.experts.imbalance)
+    ways: tuple[tuple[Literal["ep", "etp"], int], ...] = (("ep", plan.ep), ("etp", plan.experts.etp))
     for axis, degree in ways:
         if degree > 1 and (axis == "ep" or s.sequence_parallel):
             whole, rows = (
@@ -146,7 +146,7 @@ def _gathered(g: Graph, s: OpContext, x: Value, scope: list[Value]) -> Value:
 def _scattered(g: Graph, s: OpContext, rows: Value) -> Value:
     """Rows summed into all tokens of the group, and these back to their ranks."""
     d, plan = row_width(s), s.plan
-    degrees: list[tuple[Literal["ep", "etp"], int]] = [("etp", plan.etp)] if s.sequence_parallel else []
+    degrees: list[tuple[Literal["ep", "etp"], int]] = [("etp", plan.experts.etp)] if s.sequence_parallel else []
     ways = [(axis, degree) for axis, degree in (*degrees, ("ep", plan.ep)) if degree > 1]
     whole = g.value("unpermuted", s.stream_tokens * d * prod(degree for _, degree in ways), rows.dtype)
     there, back = (stream("copy", rows.num_bytes, size, 2) for size in (whole.num_bytes, rows.num_bytes))
@@ -196,7 +196,7 @@ def _weights_exchange(s: OpContext, rows: int) -> tuple[Exchange, ...]:
 def _sort(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
     """What came by rank, by expert; or the other way round."""
     assert s.model.experts is not None
-    if s.plan.ep * s.plan.etp == 1 or s.model.experts.num_local == 1:
+    if s.plan.ep * s.plan.experts.etp == 1 or s.model.experts.num_local == 1:
         return rows
     out = g.value(name, rows.numel, rows.dtype)
     return g.pointwise(name, [rows], out, grads=[rows], op="copy")
@@ -205,14 +205,14 @@ def _sort(g: Graph, s: OpContext, name: str, rows: Value) -> Value:
 def combine(g: Graph, s: OpContext, rows: Value, weights: Value | None, scope: list[Value]) -> Value:
     """Rows back on their tokens' ranks, summed (weighted, if not before) into [t, D]."""
     d, plan = row_width(s), s.plan
-    if plan.dispatcher == "all_gather":
+    if plan.experts.dispatcher == "all_gather":
         return _scattered(g, s, rows)
     if sends_tokens(s):
         return _returned(g, s, rows, scope)
     rows = _sort(g, s, "unsorted", rows)
     scope.append(rows)
-    if plan.etp > 1 and s.sequence_parallel:
-        part = g.value("scattered", rows.numel // plan.etp, rows.dtype)
+    if plan.experts.etp > 1 and s.sequence_parallel:
+        part = g.value("scattered", rows.numel // plan.experts.etp, rows.dtype)
         scatter = Exchange(kind="reduce_scatter", axis="etp", num_bytes=rows.num_bytes)
         back = Exchange(kind="all_gather", axis="etp", num_bytes=rows.num_bytes)
         rows = _travel(g, "scatter", rows, part, scatter, back)
@@ -237,7 +237,7 @@ def combine(g: Graph, s: OpContext, rows: Value, weights: Value | None, scope: l
 
 def _leave(g: Graph, s: OpContext, x: Value) -> Value:
     """Slices of the experts leave partial sums on ranks that hold the same tokens."""
-    if s.plan.etp > 1 and not s.sequence_parallel:
+    if s.plan.experts.etp > 1 and not s.sequence_parallel:
         summed = Exchange(kind="all_reduce", axis="etp", num_bytes=x.num_bytes)
         g.op("experts.leave", "elementwise", inputs=(x,), aliases=(x,), forward_exchanges=(summed,))
     return x

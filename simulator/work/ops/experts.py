@@ -70,7 +70,7 @@ def _tokens(s: OpContext, x: Value) -> int:
 
 def _enter(g: Graph, s: OpContext, x: Value) -> Value:
     """Ranks that hold the same tokens and slices of the experts sum what their slices leave of the gradient."""
-    if s.plan.etp == 1 or s.sequence_parallel:
+    if s.plan.experts.etp == 1 or s.sequence_parallel:
         return x
     summed = Exchange(kind="all_reduce", axis="etp", num_bytes=x.num_bytes)
     g.op("experts.enter", "elementwise", inputs=(x,), aliases=(x,), backward_exchanges=(summed,))
@@ -85,7 +85,7 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
     logits = g.value("router", t * e, "fp32" if dtype == "fp32" else s.dtype)
     casts: tuple[Kernel, ...] = (conversion(x.numel, x.dtype, "fp32"),) if wide else ()
     forward: tuple[Kernel, ...] = (*casts, Gemm(m=t, n=e, k=d, dtype=dtype))
-    if wide and s.stack.router_product == "mixed":
+    if wide and s.stack.kernels.router_product == "mixed":
         forward, dtype = (Gemm(m=t, n=e, k=d, dtype=s.wide_dtype),), "tf32"
     g.op(
         "router",
@@ -111,7 +111,7 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
         "softmax",
         _ROUTING_PASSES * weights.num_bytes // 2,
         _ROUTING_PASSES * weights.num_bytes // 2,
-        s.stack.routing_launches,
+        s.stack.kernels.routing_launches,
     )
     g.op(
         "choose",
@@ -123,15 +123,15 @@ def _route(g: Graph, s: OpContext, experts: Experts, x: Value) -> Value:
         saved=(weights, choices),
         grads=(logits,),
         forward_exchanges=_counts_exchange(s, experts.num_experts),
-        waits=s.plan.dispatcher != "all_gather" and host_counts(s),
+        waits=s.plan.experts.dispatcher != "all_gather" and host_counts(s),
     )
     return weights
 
 
 def _counts_exchange(s: OpContext, num_experts: int) -> tuple[Exchange, ...]:
     """How many rows each rank sends each expert (int64), gathered before the all-to-all (token_dispatcher.py: preprocess)."""
-    dropless = s.stack.traits.counts_rows and s.plan.expert_capacity_factor is None
-    if s.plan.dispatcher != "all_to_all" or s.plan.ep == 1 or not dropless:
+    dropless = s.stack.traits.counts_rows and s.plan.experts.capacity_factor is None
+    if s.plan.experts.dispatcher != "all_to_all" or s.plan.ep == 1 or not dropless:
         return ()
     return (Exchange(kind="all_gather", axis="ep", num_bytes=8 * num_experts * s.plan.ep),)
 

@@ -49,7 +49,7 @@ def _queries(g: Graph, s: OpContext, latent: Latent, x: Value, tokens: int) -> V
 
 def _rotated(g: Graph, s: OpContext, q: Value, latent: Latent) -> Value:
     """The rotating channels turned and joined to the others again, or turned where they lie."""
-    if s.stack.latent_rope == "in_place":
+    if s.stack.kernels.latent_rope == "in_place":
         part = q.num_bytes * latent.qk_rope_head_dim // latent.qk_head_dim
         rotated = g.view("q.rotated", q, q.numel)
         # pairs of channels lie beside each other, so the kernel reads and writes every second one
@@ -59,7 +59,7 @@ def _rotated(g: Graph, s: OpContext, q: Value, latent: Latent) -> Value:
     out = g.value("q.rotated", q.numel, q.dtype)
     turned = q.num_bytes * latent.qk_rope_head_dim // latent.qk_head_dim
     kernels = [stream("join", q.num_bytes, q.num_bytes, numel=q.numel)]
-    if s.stack.rope != "fused":
+    if s.stack.kernels.rope != "fused":
         kernels.append(stream("elementwise", turned, turned))
     g.op(out.name, "elementwise", inputs=(q,), outputs=(out,), forward=kernels, backward=kernels, grads=(q,))
     return out
@@ -81,7 +81,9 @@ def _keys_and_values(g: Graph, s: OpContext, latent: Latent, kv: Value, rope: Va
         stream("join", size, kv.num_bytes, 2, numel=k.numel),
         stream("reduce", k.num_bytes // 3, shared),
     )
-    if s.stack.latent_rope == "in_place":  # one kernel splits, turns and repeats; another sums the heads' parts back
+    if (
+        s.stack.kernels.latent_rope == "in_place"
+    ):  # one kernel splits, turns and repeats; another sums the heads' parts back
         forward, backward = (
             (stream("copy", kv.num_bytes + shared, size),),
             (stream("copy", size, kv.num_bytes + shared),),

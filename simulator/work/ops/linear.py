@@ -117,12 +117,12 @@ def _backward(s: OpContext, dtype: Dtype, t: int, n: int, k: int, *, bias: bool,
 
 def _accumulates(s: OpContext) -> bool:
     """Weight gradients are added to those of earlier micro-batches as they leave the product."""
-    return s.stack.traits.gradient_buffer and s.stack.weight_gradients != "added"
+    return s.stack.traits.gradient_buffer and s.stack.kernels.weight_gradients != "added"
 
 
 def _added(s: OpContext, numel: int, launches: int = 1) -> tuple[Kernel, ...]:
     """What adds a weight's gradient to Megatron's buffer (core/distributed, a hook of each parameter), if its product does not."""
-    if s.stack.weight_gradients != "added" or not s.plan.traits.fuses_gradient_sums:
+    if s.stack.kernels.weight_gradients != "added" or not s.plan.traits.fuses_gradient_sums:
         return ()
     made, kept = s.element_bytes, DTYPE_BYTES[s.plan.gradient_dtype]
     op: StreamOp = "widen" if kept > made else "elementwise"
@@ -150,7 +150,7 @@ def grouped_linear(
     held, (n, k) = s.model.experts.num_local, widths
     t = rows or x.numel // k
     weight = _parameters(g, s, name, held * n * k)
-    launches = 1 if s.stack.grouped_gemm == "one" or s.fuses_experts else held
+    launches = 1 if s.stack.kernels.grouped_gemm == "one" or s.fuses_experts else held
     numels = t * k, held * n * k, t * n
     quantise = Quantiser(g, s, name, numels, launches) if s.plan.narrow else None
     if quantise is not None and x.dtype != "fp8":

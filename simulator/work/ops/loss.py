@@ -24,17 +24,17 @@ _ROW_BYTES_FORWARD, _ROW_BYTES_BACKWARD = 12, 33
 
 def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
     """The mean loss, a scalar, of logits [T, V], and what the stack's training metrics make of the logits."""
-    if s.stack.loss == "fp32_eager":
+    if s.stack.kernels.loss == "fp32_eager":
         loss = _eager(g, s, logits)
-    elif s.stack.loss == "fused" and s.stack.traits.jit_loss:
+    elif s.stack.kernels.loss == "fused" and s.stack.traits.jit_loss:
         loss = _megatron(g, s, logits)
-    elif s.stack.loss == "fp32_in_place":
+    elif s.stack.kernels.loss == "fp32_in_place":
         loss = _megatron_unfused(g, s, logits)
-    elif s.stack.loss == "in_place":
+    elif s.stack.kernels.loss == "in_place":
         loss = _in_place(g, s, logits)
     else:
         loss = _one_kernel(g, s, logits)
-    for index in range(s.stack.loss_metrics):
+    for index in range(s.stack.kernels.loss_metrics):
         _metric(g, s, logits, f"metric{index}")
     return loss
 

@@ -94,7 +94,7 @@ def _plain(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     """GELU and its like: one kernel each way."""
     p = part.prefix
     up = linear(g, s, f"{p}up", x, part.width, bias=part.bias, split="columns")
-    if s.model.mlp == "squared_relu" and (s.stack.traits.runs_operators or s.stack.squared_relu == "operators"):
+    if s.model.mlp == "squared_relu" and (s.stack.traits.runs_operators or s.stack.kernels.squared_relu == "operators"):
         return _squared_relu(g, up, p)
     hidden = g.value(f"{p}activation", up.numel, up.dtype)
     saved = [hidden] if s.model.mlp == "relu" else [up]
@@ -147,7 +147,7 @@ def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     if s.stack.traits.fuses_elementwise:
         return _swiglu(g, gate, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
     act = g.value(f"{p}activation", gate.numel, gate.dtype)
-    parts = _SILU_OPERATORS * gate.num_bytes if s.stack.activation_backward == "operators" else 0
+    parts = _SILU_OPERATORS * gate.num_bytes if s.stack.kernels.activation_backward == "operators" else 0
     g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="activation", backward_temporary_bytes=parts)
     return _gate_times_up(g, act, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
 

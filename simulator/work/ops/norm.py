@@ -12,9 +12,9 @@ from simulator.work.ops.op_context import OpContext
 
 def norm(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
     """Normalise each row of `width` elements of x. The output has x's dtype; casts: it is written in fp8."""
-    if s.stack.norm == "eager" and s.model.norm == "rms":
+    if s.stack.kernels.norm == "eager" and s.model.norm == "rms":
         return _operators(g, name, x, width)
-    if s.stack.norm_dtype == "fp32" and s.stack.traits.runs_operators and x.dtype != "fp32":
+    if s.stack.kernels.norm_dtype == "fp32" and s.stack.traits.runs_operators and x.dtype != "fp32":
         wide = g.cast(x, "fp32", f"{name}.float", "norm")
         return g.cast(_fused(g, s, f"{name}.wide", wide, width), x.dtype, name, "norm")
     return _fused(g, s, name, x, width, casts=casts)

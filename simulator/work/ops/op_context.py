@@ -16,8 +16,8 @@ def uses_autocast(stack: Stack, plan: Plan) -> bool:
 
     Sharded implementations hand over parameters in the compute dtype; plain modules and DDP hold the master weights.
     """
-    whole = plan.traits.whole_modules and plan.master_dtype != plan.compute_dtype
-    return whole or (stack.autocast and plan.traits.whole_modules)
+    whole = plan.traits.whole_modules and plan.precision.master != plan.compute_dtype
+    return whole or (stack.kernels.autocast and plan.traits.whole_modules)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class OpContext:
     @property
     def symmetric_memory(self) -> bool:
         """Compiled products run in pieces that copies between the ranks of tp feed or drain (torch's async TP)."""
-        cuts = self.stack.traits.symmetric_memory and self.stack.tp_overlap == "symmetric_memory"
+        cuts = self.stack.traits.symmetric_memory and self.stack.overlap.tp == "symmetric_memory"
         return self.sequence_parallel and cuts
 
     @property
@@ -68,7 +68,7 @@ class OpContext:
     @property
     def userbuffers(self) -> bool:
         """The same of Transformer Engine's linear layers."""
-        cuts = self.stack.traits.userbuffers and self.stack.tp_overlap == "userbuffers"
+        cuts = self.stack.traits.userbuffers and self.stack.overlap.tp == "userbuffers"
         return self.sequence_parallel and cuts
 
     @property
@@ -125,7 +125,7 @@ class OpContext:
         A graph of a whole step holds no row counts of the host, so only kernels that read them on the device can run the
         products of experts without capacity; Megatron-Bridge's recipes set both together (cutedsl_fused_grouped_mlp).
         """
-        graphed = "full_iteration" in self.plan.cuda_graphs and self.plan.expert_capacity_factor is None
+        graphed = "full_iteration" in self.plan.cuda_graphs and self.plan.experts.capacity_factor is None
         return (
             graphed and self.stack.traits.fused_grouped_mlp and self.plan.narrow and self.recipe in ("mxfp8", "nvfp4")
         )
@@ -140,12 +140,12 @@ class OpContext:
 
     @property
     def stream_dtype(self) -> str:
-        return self.plan.master_dtype if self.autocast else self.dtype
+        return self.plan.precision.master if self.autocast else self.dtype
 
     @property
     def parameter_dtype(self) -> str:
         """Of the parameters as the block sees them."""
-        return self.plan.master_dtype if self.autocast else self.dtype
+        return self.plan.precision.master if self.autocast else self.dtype
 
     @property
     def gemm_dtype(self) -> Dtype:
@@ -154,9 +154,9 @@ class OpContext:
     @property
     def recipe(self) -> Fp8Recipe | Literal["nvfp4"]:
         """How narrow products are scaled: as the plan says, else as the stack does."""
-        if self.plan.precision == "nvfp4":
+        if self.plan.precision.compute == "nvfp4":
             return "nvfp4"
-        return self.plan.fp8_recipe or self.stack.traits.fp8_recipe
+        return self.plan.precision.fp8_recipe or self.stack.traits.fp8_recipe
 
     @property
     def wide_dtype(self) -> Dtype:

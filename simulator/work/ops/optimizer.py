@@ -33,9 +33,9 @@ def optimizer_kernels(numel: int, num_tensors: int, plan: Plan, *, clip: bool = 
     gradients are widened before and the copies written after. `clip`: the gradients' norm, and their scaling.
     """
     size = _sizes(plan)
-    fused = plan.optimizer_impl == "fused" or plan.optimizer == "adam8bit"
-    passes = (_FUSED if fused else _FOREACH)[plan.optimizer]
-    launches = num_tensors if plan.optimizer_impl == "loop" else -(-num_tensors // _TENSORS_PER_LAUNCH)
+    fused = plan.optimizer.impl == "fused" or plan.optimizer.kind == "adam8bit"
+    passes = (_FUSED if fused else _FOREACH)[plan.optimizer.kind]
+    launches = num_tensors if plan.optimizer.impl == "loop" else -(-num_tensors // _TENSORS_PER_LAUNCH)
     kernels: list[Kernel] = []
     if clip:
         gradient = size["g"] * numel
@@ -43,18 +43,18 @@ def optimizer_kernels(numel: int, num_tensors: int, plan: Plan, *, clip: bool = 
             stream("reduce", gradient, 4 * num_tensors, launches),
             stream("optimizer", gradient, gradient, launches),
         ]
-    copies = plan.traits.master_copy and plan.compute_dtype != plan.master_dtype
-    if copies and plan.gradient_dtype != plan.master_dtype:
-        kernels.append(conversion(numel, plan.gradient_dtype, plan.master_dtype, launches))
+    copies = plan.traits.master_copy and plan.compute_dtype != plan.precision.master
+    if copies and plan.gradient_dtype != plan.precision.master:
+        kernels.append(conversion(numel, plan.gradient_dtype, plan.precision.master, launches))
     kernels += [
         stream("optimizer", numel * sum(size[x] for x in read), numel * sum(size[x] for x in write), launches)
         for read, write in passes
     ]
     if copies:
-        kernels.append(conversion(numel, plan.master_dtype, plan.compute_dtype, launches))
+        kernels.append(conversion(numel, plan.precision.master, plan.compute_dtype, launches))
     return tuple(kernels)
 
 
 def _sizes(plan: Plan) -> dict[str, int]:
-    master, state = DTYPE_BYTES[plan.master_dtype], DTYPE_BYTES[plan.optimizer_dtype]
+    master, state = DTYPE_BYTES[plan.precision.master], DTYPE_BYTES[plan.optimizer.dtype]
     return {"p": master, "g": master, "m": state, "v": state, "t": state, "8": 1}

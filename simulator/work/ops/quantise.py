@@ -88,8 +88,8 @@ class Quantiser:
         self._g, self._name, self._launches = g, name, launches
         self._in_module = s.stack.traits.casts_in_modules
         self._micro_batches, self._recipe = s.plan.num_micro_batches, s.recipe
-        self._gathered = s.plan.fp8_all_gather  # weights come in fp8 already
-        self._turns_often = s.stack.fp8_transposes == "each_use"
+        self._gathered = s.plan.precision.fp8_all_gather  # weights come in fp8 already
+        self._turns_often = s.stack.kernels.fp8_transposes == "each_use"
         self._by_tensor = s.recipe in BY_TENSOR
         self._parts = parts
         self._shared = shared

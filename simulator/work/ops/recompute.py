@@ -15,13 +15,13 @@ def recompute_ops(block: Block, plan: Plan, stack: Stack) -> tuple[Op, ...]:
     recompute the plan's modules, by default the core of attention only, which is nothing where the kernel is tiled;
     others keep the outputs of products and of attention, and run the rest.
     """
-    if plan.recompute == "none":
+    if plan.recompute.mode == "none":
         return ()
-    if plan.recompute == "selective" and stack.traits.recomputes_modules:
-        modules = frozenset(plan.recompute_modules)
+    if plan.recompute.mode == "selective" and stack.traits.recomputes_modules:
+        modules = frozenset(plan.recompute.modules)
         return tuple(op for number, op in enumerate(block.ops) if modules & _modules(block, number))
-    ops = block.ops[: _end(block)] if stack.early_stop else block.ops
-    if plan.recompute == "selective":
+    ops = block.ops[: _end(block)] if stack.kernels.early_stop else block.ops
+    if plan.recompute.mode == "selective":
         return tuple(op for op in ops if not op.selective_save)
     return ops
 
@@ -61,7 +61,7 @@ def cached_tensors(block: Block, again: tuple[Op, ...], plan: Plan, stack: Stack
     Eagerly the policy keeps all that it names, as it does not know who will ask. A compiler sees both passes, and
     keeps what the backward or the recomputation reads: not the result of the block's last product.
     """
-    if plan.recompute != "selective" or stack.traits.recomputes_modules:
+    if plan.recompute.mode != "selective" or stack.traits.recomputes_modules:
         return frozenset()
     kept = {tensor.name for op in block.ops if op.selective_save for tensor in op.outputs}
     if stack.traits.plans_saved:

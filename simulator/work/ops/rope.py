@@ -18,9 +18,9 @@ def rotate(g: Graph, s: OpContext, values: list[Value]) -> list[Value]:
     if s.model.rotary_scale != 1 and s.core_layers:
         tables = _tables(g, s)
         return [_scaled(g, x, tables) for x in values]
-    if s.stack.rope == "fused" or s.stack.traits.rotates_by_hand:
+    if s.stack.kernels.rope == "fused" or s.stack.traits.rotates_by_hand:
         return [_one_kernel(g, x) for x in values]
-    if s.stack.rope == "complex_fp32":  # inductor has no complex operators and calls torch's own kernel
+    if s.stack.kernels.rope == "complex_fp32":  # inductor has no complex operators and calls torch's own kernel
         return [_complex(g, x) for x in values]
     if s.stack.traits.fuses_elementwise:
         return [_one_kernel(g, x) for x in values]

@@ -206,10 +206,10 @@ class LayerCommunication:
 
     def __init__(self, s: OpContext, split: Split, name: str = "") -> None:
         self._columns = s.plan.tp > 1 and s.stack.traits.linears_communicate and split == "columns"
-        self._hides = s.stack.tp_overlap != "none"
+        self._hides = s.stack.overlap.tp != "none"
         self._tp, self._ub, self._symmetric = s.plan.tp, s.userbuffers, s.symmetric_memory
-        self._cuts_gathers = s.gathers_in_pieces or (s.userbuffers and "all_gather" not in s.stack.tp_whole)
-        self._cuts_scatters = "reduce_scatter" not in s.stack.tp_whole
+        self._cuts_gathers = s.gathers_in_pieces or (s.userbuffers and "all_gather" not in s.stack.overlap.tp_whole)
+        self._cuts_scatters = "reduce_scatter" not in s.stack.overlap.tp_whole
         self.gathers_input = self._columns and s.sequence_parallel
         self._fed = s.gathers_in_pieces and split == "columns" and name.rpartition(".")[2] in FED
         self.scatters_output = (s.userbuffers or s.symmetric_memory) and split == "rows"

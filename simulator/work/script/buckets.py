@@ -20,8 +20,8 @@ def buckets(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], str
     A bucket closes as soon as it holds its cap, so one parameter may exceed it. The first cap is 1 MiB, if the cap was
     left at its default.
     """
-    size = DTYPE_BYTES[plan.master_dtype]
-    cap = FIRST_BUCKET_BYTES if plan.bucket_bytes == DEFAULT_BUCKET_BYTES else plan.bucket_bytes
+    size = DTYPE_BYTES[plan.precision.master]
+    cap = FIRST_BUCKET_BYTES if plan.ddp.bucket_bytes == DEFAULT_BUCKET_BYTES else plan.ddp.bucket_bytes
     buckets: list[tuple[str, tuple[Shape, ...], str]] = []
     current: list[Shape] = []
     held = 0
@@ -32,7 +32,7 @@ def buckets(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], str
             held += prod(shape) * size
             if held >= cap:
                 buckets.append((f"bucket{len(buckets)}", tuple(current), name))
-                current, held, cap = [], 0, plan.bucket_bytes
+                current, held, cap = [], 0, plan.ddp.bucket_bytes
     if current:
         buckets.append((f"bucket{len(buckets)}", tuple(current), name))
     return tuple(buckets)

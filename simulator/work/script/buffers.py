@@ -62,16 +62,16 @@ class Buffers:
 
     def stepped(self) -> list[tuple[int, ...]]:
         """Elements of the tensors that the optimizer steps on this rank."""
-        size = DTYPE_BYTES[self.plan.master_dtype]
+        size = DTYPE_BYTES[self.plan.precision.master]
         return [(num_bytes // size,) for num_bytes in resident_tensors(self.model, self.plan)["parameters"]]
 
     def temporaries(self, numels: Sequence[int]) -> None:
         """Square roots of the second momenta: all at once (foreach), two of one parameter (loop), none (fused)."""
         on_host = self.plan.offload.optimizer != "none"
-        if on_host or self.plan.optimizer not in ("adam", "adamw") or self.plan.optimizer_impl == "fused":
+        if on_host or self.plan.optimizer.kind not in ("adam", "adamw") or self.plan.optimizer.impl == "fused":
             return
-        size = DTYPE_BYTES[self.plan.optimizer_dtype]
-        if self.plan.optimizer_impl == "foreach":
+        size = DTYPE_BYTES[self.plan.optimizer.dtype]
+        if self.plan.optimizer.impl == "foreach":
             self.storages.free(*[self.storages.alloc(numel * size, "temporaries") for numel in numels])
             return
         denominator: list[int] = []  # Python's variable holds the last parameter's until it is bound anew
@@ -91,7 +91,7 @@ class ShardedBuffers(Buffers):
 
     def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
         super().__init__(storages, model, plan)
-        self.compute, self.master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.master_dtype]
+        self.compute, self.master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.precision.master]
         self.reduced = DTYPE_BYTES[plan.gradient_dtype]
         self.units: dict[int, ParameterUnit] = dict(enumerate(units(model, plan), start=ROOT))
         self.parameters: dict[int, list[int]] = {}  # unit -> slots of its gathered parameters

@@ -30,7 +30,7 @@ class ReplicatedBuffers(Buffers):
     def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
         super().__init__(storages, model, plan)
         # Views of the buckets are made as a bucket is filled: what is accumulated before that is kept beside them
-        self._views = plan.gradient_as_bucket_view and plan.num_data_parallel > 1
+        self._views = plan.ddp.gradient_as_bucket_view and plan.num_data_parallel > 1
         accumulates = plan.num_micro_batches > 1 and not plan.syncs_every_micro_batch
         self.keeps_gradients = accumulates or not self._views
         self._accumulated: dict[int, list[int]] = {}  # unit -> gradients that are not in their bucket yet
@@ -88,8 +88,8 @@ class HookedBuffers(ReplicatedBuffers):
         self._head_reduced = False
 
     def _reduce(self, shapes: tuple[Shape, ...]) -> None:
-        plan, hook = self.plan, self.plan.comm_hook
-        size, numel = DTYPE_BYTES[plan.master_dtype], numel_of(shapes)
+        plan, hook = self.plan, self.plan.ddp.comm_hook
+        size, numel = DTYPE_BYTES[plan.precision.master], numel_of(shapes)
         if hook.kind != "powersgd":
             sizes = [numel * DTYPE_BYTES[plan.gradient_dtype]]
         else:
@@ -112,7 +112,7 @@ def bucket_units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
 
 def bucketed_communication(model: Model, plan: Plan, node_ranks: int | None) -> tuple[UnitComm, ...]:  # noqa: ARG001
     """All-reduce a bucket, booked on the piece whose backward fills it; ZeRO-1's owners broadcast new parameters."""
-    master = DTYPE_BYTES[plan.master_dtype]
+    master = DTYPE_BYTES[plan.precision.master]
     filled: dict[str, list[tuple[Shape, ...]]] = {}
     for _, shapes, piece in buckets(model, plan):
         filled.setdefault(piece, []).append(shapes)
@@ -138,29 +138,29 @@ def _bucket_passes(num_bytes: int, plan: Plan) -> tuple[Stream, ...]:
     if num_bytes == 0 or plan.num_devices == 1:
         return ()
     once = Stream(op="copy", read_bytes=num_bytes, write_bytes=num_bytes)
-    return (once,) if plan.gradient_as_bucket_view else (once, once)
+    return (once,) if plan.ddp.gradient_as_bucket_view else (once, once)
 
 
 def whole_resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     """Bytes of every tensor between steps: whole parameters, the optimizer's state, buckets where there are peers."""
     stored = [prod(shape) for _, shapes in pieces(model) for shape in shapes]
     alone = plan.dp_replicate * shard_ranks(plan) == 1
-    master = DTYPE_BYTES[plan.master_dtype]
+    master = DTYPE_BYTES[plan.precision.master]
     held = [] if alone else [unit.numel * master for unit in bucket_units(model, plan)] + hook_tensors(model, plan)
     return torch_resident(stored, stepped_numels(model, plan), held, plan)
 
 
 def whole_gradients(model: Model, plan: Plan) -> list[int]:
     """Bytes of the gradients that the backward leaves; none where they are views of the buckets."""
-    if plan.gradient_as_bucket_view:
+    if plan.ddp.gradient_as_bucket_view:
         return []
-    return [prod(shape) * DTYPE_BYTES[plan.master_dtype] for _, shapes in pieces(model) for shape in shapes]
+    return [prod(shape) * DTYPE_BYTES[plan.precision.master] for _, shapes in pieces(model) for shape in shapes]
 
 
 def replicated_buffers(plan: Plan, library: Library) -> MakeBuffers:  # noqa: ARG001
     """With a communication hook, what the hook makes of a bucket too."""
-    narrow = plan.gradient_dtype != plan.master_dtype
-    hooked = plan.num_data_parallel > 1 and (narrow or plan.comm_hook.kind == "powersgd")
+    narrow = plan.gradient_dtype != plan.precision.master
+    hooked = plan.num_data_parallel > 1 and (narrow or plan.ddp.comm_hook.kind == "powersgd")
     return HookedBuffers if hooked else ReplicatedBuffers
 
 

@@ -53,7 +53,7 @@ class DeepSpeedBuffers(Buffers):
         return self.plan.pp > 1 and self.plan.zero < 2
 
     def _new_bucket(self) -> int:
-        numel = min(self.plan.reduce_bucket_numel, self.model.num_parameters)
+        numel = min(self.plan.deepspeed.reduce_bucket_numel, self.model.num_parameters)
         return self.storages.alloc(numel * self._size, "buckets")
 
     @override
@@ -143,7 +143,7 @@ class Zero3Buffers(ShardedBuffers):
 
     def _ahead(self, unit: int, direction: int) -> None:
         following = unit + direction
-        if self._numels.get(following, 2**62) <= self.plan.prefetch_bucket_numel:
+        if self._numels.get(following, 2**62) <= self.plan.deepspeed.prefetch_bucket_numel:
             self._gather(following)
 
     @override
@@ -185,7 +185,7 @@ class ZeroPlusPlusBuffers(Zero3Buffers):
 
     def __init__(self, storages: Storages, model: Model, plan: Plan) -> None:
         super().__init__(storages, model, plan)
-        self._zeropp = plan.zeropp
+        self._zeropp = plan.deepspeed.zeropp
         self._narrow: dict[int, int] = {}  # unit -> slot of its gathered int8
         self._second: dict[int, int] = {}  # unit -> slot of this rank's part of the second copy
         self._matrix = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
@@ -241,7 +241,9 @@ def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan, ranks: int) -> 
     numel = padded(shapes, ranks)
     copy = Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * compute)
     divide = Stream(op="elementwise", read_bytes=numel * reduced, write_bytes=numel * reduced)
-    comm = flat_communication(name, shapes, plan, ranks, (copy, divide), -(-numel // plan.reduce_bucket_numel))
+    comm = flat_communication(
+        name, shapes, plan, ranks, (copy, divide), -(-numel // plan.deepspeed.reduce_bucket_numel)
+    )
     return replace(comm, late_all_reduce=plan.zero == 3)
 
 
@@ -262,7 +264,7 @@ def _resident(model: Model, plan: Plan) -> dict[str, list[int]]:
     def gradients(shard: int, whole: int) -> list[int]:
         return [shard * compute] if plan.zero == 3 else [whole * 4] if plan.sums_in_fp32 else []
 
-    buckets = [plan.reduce_bucket_numel * compute] if plan.zero == 3 else []
+    buckets = [plan.deepspeed.reduce_bucket_numel * compute] if plan.zero == 3 else []
     if plan.offload.optimizer != "none" and plan.zero < 3:  # through which gradients leave
         largest = max(prod(shape) for _, shapes in pieces(model) for shape in shapes)
         buckets = [*buckets, largest * compute]
@@ -281,7 +283,7 @@ def _order(plan: Plan) -> Order:
 
 
 def _buffers(plan: Plan, library: Library) -> MakeBuffers:  # noqa: ARG001
-    if plan.zeropp.any:
+    if plan.deepspeed.zeropp.any:
         return ZeroPlusPlusBuffers
     if plan.sums_in_fp32:
         return Fp32SumBuffers

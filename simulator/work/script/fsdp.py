@@ -110,7 +110,7 @@ def _unit_comm(unit: ParameterUnit, plan: Plan, passes_of: PassesOf, *, kept: bo
 def _unit_bytes(unit: ParameterUnit, plan: Plan, *, kept: bool) -> UnitComm:
     compute, reduced = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.gradient_dtype]
     sharded = unit.shards > 1
-    whole = sum(gathered_sizes(unit, plan)) if plan.fp8_all_gather else unit.padded_numel * compute
+    whole = sum(gathered_sizes(unit, plan)) if plan.precision.fp8_all_gather else unit.padded_numel * compute
     gathered = whole if plan.zero > 0 else 0
     again = 0 if kept else gathered
     ranks = plan.reshard_ranks or unit.shards
@@ -144,4 +144,4 @@ def fsdp_resident(units: Sequence[ParameterUnit], plan: Plan) -> dict[str, list[
 
 def fsdp_gradients(units: Sequence[ParameterUnit], plan: Plan) -> list[int]:
     """FSDP2's sharded gradients are views of one flat output a unit, FSDP1's are that output."""
-    return [unit.shard_numel * DTYPE_BYTES[plan.master_dtype] for unit in units]
+    return [unit.shard_numel * DTYPE_BYTES[plan.precision.master] for unit in units]

@@ -32,7 +32,7 @@ class Fsdp1Order(Sharded):
 
     @override
     def forward_window(self, plan: Plan) -> int | None:
-        return super().forward_window(plan) if plan.limit_all_gathers else None
+        return super().forward_window(plan) if plan.fsdp.limit_all_gathers else None
 
 
 class Fsdp1Buffers(ShardedBuffers):
@@ -50,7 +50,7 @@ class Fsdp1Buffers(ShardedBuffers):
     def _gather(self, unit: int) -> None:
         if unit in self.parameters or unit not in self.units:
             return
-        if self.plan.limit_all_gathers and len(self._events) >= 2:
+        if self.plan.fsdp.limit_all_gathers and len(self._events) >= 2:
             self.storages.happened(self._events.pop(0))
         piece = self.units[unit]
         cast = None
@@ -126,7 +126,7 @@ def _units(model: Model, plan: Plan) -> tuple[ParameterUnit, ...]:
 
 def _passes(unit: ParameterUnit, plan: Plan) -> UnitPasses:
     """The shard cast to the compute dtype; gradients flattened, widened and divided: 18 B a parameter from bf16 to fp32."""
-    compute, master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.master_dtype]
+    compute, master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.precision.master]
     reduced, numel = DTYPE_BYTES[plan.gradient_dtype], unit.padded_numel
     cast = Stream(op="cast", read_bytes=unit.shard_numel * master, write_bytes=unit.shard_numel * compute)
     flatten = Stream(op="copy", read_bytes=numel * compute, write_bytes=numel * compute)

@@ -32,7 +32,7 @@ class Fsdp2Order(Sharded):
 
     @override
     def forward_window(self, plan: Plan) -> int | None:
-        return max(3, plan.forward_prefetch + 2)
+        return max(3, plan.fsdp.forward_prefetch + 2)
 
 
 class Fsdp2Buffers(ShardedBuffers):
@@ -56,7 +56,9 @@ class Fsdp2Buffers(ShardedBuffers):
         piece = self.units[unit]
         given = [] if unit in self._smaller else self._given(piece)
         num_bytes = (
-            sum(gathered_sizes(piece, self.plan)) if self.plan.fp8_all_gather else piece.padded_numel * self.compute
+            sum(gathered_sizes(piece, self.plan))
+            if self.plan.precision.fp8_all_gather
+            else piece.padded_numel * self.compute
         )
         self._buffers[unit] = self.storages.alloc(num_bytes, "all_gather", GATHER)
         self.storages.free(*given)
@@ -65,7 +67,7 @@ class Fsdp2Buffers(ShardedBuffers):
         """What a gather reads beside the shards themselves: all of them cast at once, or, from the host, one by one."""
         alloc = self.storages.alloc
         if self.plan.offload.parameters == "none":
-            if self.plan.fp8_all_gather:
+            if self.plan.precision.fp8_all_gather:
                 sizes = zip(gathered_sizes(piece, self.plan), piece.tensor_shards, strict=True)
                 return [alloc(sum(size // ranks for size, ranks in sizes), "all_gather", GATHER)]
             numel = sum(piece.local_numels)
@@ -215,9 +217,9 @@ def _passes(unit: ParameterUnit, plan: Plan) -> UnitPasses:
 
 def _gather_passes(unit: ParameterUnit, plan: Plan) -> tuple[Stream, ...]:
     """Cast of the shard to the compute dtype, and the gathered buffer copied out into parameters."""
-    compute, master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.master_dtype]
+    compute, master = DTYPE_BYTES[plan.compute_dtype], DTYPE_BYTES[plan.precision.master]
     shard, full = unit.shard_numel, unit.padded_numel * compute
-    if plan.fp8_all_gather:
+    if plan.precision.fp8_all_gather:
         # maxima of all weights are found together after the optimizer (precompute_float8_dynamic_scale_for_fsdp): one more
         # read of the shard; their own all-reduce, some bytes a step, is left out
         sizes = gathered_sizes(unit, plan)

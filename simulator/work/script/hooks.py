@@ -48,8 +48,8 @@ def compressed(shapes: Iterable[Shape], plan: Plan) -> Compressed:
     matrices, whole = [], 0
     for shape in shapes:
         n, m = shape[0], prod(shape[1:])
-        r = min(n, m, plan.comm_hook.rank)
-        if (n + m) * r * plan.comm_hook.min_compression_rate < n * m:
+        r = min(n, m, plan.ddp.comm_hook.rank)
+        if (n + m) * r * plan.ddp.comm_hook.min_compression_rate < n * m:
             matrices.append((n, m, r))
         else:
             whole += n * m
@@ -61,9 +61,9 @@ def hook_hops(filled: tuple[tuple[Shape, ...], ...], plan: Plan) -> tuple[Hop, .
     numel = sum(prod(shape) for bucket in filled for shape in bucket)
     if numel == 0 or plan.num_devices == 1:
         return ()
-    if plan.comm_hook.kind == "powersgd":
+    if plan.ddp.comm_hook.kind == "powersgd":
         return tuple(hop for bucket in filled for hop in _powersgd(compressed(bucket, plan), plan))
-    wide, narrow = DTYPE_BYTES[plan.master_dtype], DTYPE_BYTES[plan.gradient_dtype]
+    wide, narrow = DTYPE_BYTES[plan.precision.master], DTYPE_BYTES[plan.gradient_dtype]
     if wide == narrow:
         return ()
     count = len(filled)
@@ -78,7 +78,7 @@ def hook_hops(filled: tuple[tuple[Shape, ...], ...], plan: Plan) -> tuple[Hop, .
 
 def hook_tensors(model: Model, plan: Plan) -> list[int]:
     """Bytes of what PowerSGD keeps from step to step: each bucket's error, and its factors under a warm start."""
-    hook, size = plan.comm_hook, DTYPE_BYTES[plan.master_dtype]
+    hook, size = plan.ddp.comm_hook, DTYPE_BYTES[plan.precision.master]
     if hook.kind != "powersgd":
         return []
     held: list[int] = []
@@ -94,7 +94,7 @@ def _powersgd(bucket: Compressed, plan: Plan) -> tuple[Hop, ...]:
 
     The hook waits for the device at its end (`torch.cuda.synchronize`), so nothing of the backward runs beside it.
     """
-    size, hook = DTYPE_BYTES[plan.master_dtype], plan.comm_hook
+    size, hook = DTYPE_BYTES[plan.precision.master], plan.ddp.comm_hook
     total = (bucket.matrix_numel + bucket.whole_numel) * size
     whole, factors = bucket.whole_numel * size, (bucket.p_numel * size, bucket.q_numel * size)
     copy = Stream(op="copy", read_bytes=whole, write_bytes=whole)
@@ -132,8 +132,8 @@ def _orthogonalised(columns: list[tuple[int, int]], size: int) -> tuple[Kernel, 
 
 def _products(bucket: Compressed, plan: Plan, of: str) -> tuple[Kernel, ...]:
     """P = M Q, Q = Mᵀ P, or M = P Qᵀ of every matrix, in the gradients' dtype."""
-    size = DTYPE_BYTES[plan.master_dtype]
-    dtype: Dtype = "tf32" if plan.precision == "tf32" and size == 4 else plan.master_dtype
+    size = DTYPE_BYTES[plan.precision.master]
+    dtype: Dtype = "tf32" if plan.precision.compute == "tf32" and size == 4 else plan.precision.master
     kernels: list[Kernel] = []
     for n, m, r in bucket.matrices:
         sizes = {"p": (n, r, m), "q": (m, r, n), "m": (n, m, r)}[of]

@@ -81,7 +81,7 @@ class MegatronBuffers(Buffers):
 def _unit_comm(name: str, shapes: tuple[Shape, ...], plan: Plan, ranks: int) -> UnitComm:
     """Where parameters are kept in fp8, matrices of layers are gathered so once they are updated."""
     comm = flat_communication(name, shapes, plan, ranks)
-    if not comm.parameter_gather_bytes or not plan.fp8_all_gather or name in ("embedding", "head"):
+    if not comm.parameter_gather_bytes or not plan.precision.fp8_all_gather or name in ("embedding", "head"):
         return comm
     saved = sum(prod(shape) for shape in shapes if len(shape) > 1)
     return replace(comm, parameter_gather_bytes=comm.parameter_gather_bytes - saved)

@@ -80,7 +80,7 @@ class Order:
         if not (first and self.gathers_before_use):
             return tuple(groups)
         updated = [GatherUpdated(unit) for unit in range(chunk.num_units)]
-        if stack.late_parameters:
+        if stack.overlap.late_parameters:
             return ((*updated, *groups[0]), *groups[1:]) if groups else ()
         return tuple((one, *group) for one, group in zip(updated, groups, strict=True))
 
@@ -131,7 +131,7 @@ class Replicated(Order):
 
     @override
     def reduces_late(self, plan: Plan, stack: Stack) -> bool:
-        return stack.late_gradients
+        return stack.overlap.late_gradients
 
 
 class GathersBeforeUse(Replicated):
@@ -152,12 +152,12 @@ class Sharded(Order):
 
     def forward_window(self, plan: Plan) -> int | None:
         """A unit's all-gather may start once the unit so many back has been computed; None: at any time."""
-        return 2 + plan.forward_prefetch
+        return 2 + plan.fsdp.forward_prefetch
 
     @override
     def forward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
         """The unit itself if nobody gathered it ahead, and those `forward_prefetch` units ahead."""
-        window, newest = self.forward_window(plan), unit + plan.forward_prefetch
+        window, newest = self.forward_window(plan), unit + plan.fsdp.forward_prefetch
         ahead = range(newest + 1) if unit == 0 else range(newest, newest + 1)
         gates = ((one, one - window if window is not None and one >= window else None) for one in ahead)
         return tuple((one, gate) for one, gate in gates if one < chunk.num_units)
@@ -165,7 +165,7 @@ class Sharded(Order):
     @override
     def backward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
         """The unit itself if nobody gathered it ahead, and those `backward_prefetch` units ahead."""
-        depth, last = plan.backward_prefetch, chunk.num_units - 1
+        depth, last = plan.fsdp.backward_prefetch, chunk.num_units - 1
         newest = unit - depth
         ahead = range(last, newest - 1, -1) if unit == last else range(newest, newest - 1, -1)
         return tuple((one, one + depth + 1 if one + depth + 1 <= last else None) for one in ahead if one >= 0)

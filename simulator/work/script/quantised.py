@@ -28,7 +28,7 @@ def quantised_bytes(numel: int) -> int:
 
 def with_zeropp(comm: UnitComm, shapes: tuple[Shape, ...], plan: Plan, node_ranks: int) -> UnitComm:
     """What a unit sends under the plan's ZeRO++; node_ranks: of the ranks that shard, those on one node."""
-    zeropp = plan.zeropp
+    zeropp = plan.deepspeed.zeropp
     if not zeropp.any or comm.all_gather_forward_bytes == 0:
         return comm
     size, ranks = DTYPE_BYTES[plan.compute_dtype], comm.backward_gather_ranks
@@ -48,12 +48,14 @@ def with_zeropp(comm: UnitComm, shapes: tuple[Shape, ...], plan: Plan, node_rank
 
 def _gathered(numel: int, ranks: int, plan: Plan) -> int:
     part = -(-numel // ranks)
-    return ranks * (quantised_bytes(part) if plan.zeropp.quantized_weights else part * DTYPE_BYTES[plan.compute_dtype])
+    return ranks * (
+        quantised_bytes(part) if plan.deepspeed.zeropp.quantized_weights else part * DTYPE_BYTES[plan.compute_dtype]
+    )
 
 
 def _gather_passes(numel: int, ranks: int, plan: Plan) -> tuple[Stream, ...]:
     """The rank's part becomes int8, and what was gathered 16 bits again."""
-    if not plan.zeropp.quantized_weights:
+    if not plan.deepspeed.zeropp.quantized_weights:
         return ()
     size, part = DTYPE_BYTES[plan.compute_dtype], -(-numel // ranks)
     narrow = quantised_bytes(part)

@@ -22,7 +22,7 @@ def torch_resident(
 
     stored, stepped: elements of each tensor.
     """
-    master = DTYPE_BYTES[plan.master_dtype]
+    master = DTYPE_BYTES[plan.precision.master]
     return {
         "parameters": [numel * master for numel in stored],
         "gradients": [],
@@ -36,23 +36,23 @@ def torch_resident(
 def _outer_tensors(numel: int, plan: Plan) -> list[int]:
     """DiLoCo's outer optimizer: where replicas last agreed, and its momentum."""
     outer = plan.sync_every_steps > 1 and plan.outer_optimizer == "nesterov"
-    return [numel * DTYPE_BYTES[plan.master_dtype]] * 2 if outer else []
+    return [numel * DTYPE_BYTES[plan.precision.master]] * 2 if outer else []
 
 
 def optimizer_tensors(numel: int, plan: Plan) -> list[int]:
     """Bytes of the state tensors of one parameter of `numel` elements. The fused optimizer keeps its step on the GPU."""
-    step = [4] if plan.optimizer_impl == "fused" and plan.optimizer in ("adam", "adamw") else []
-    match plan.optimizer:
+    step = [4] if plan.optimizer.impl == "fused" and plan.optimizer.kind in ("adam", "adamw") else []
+    match plan.optimizer.kind:
         case "sgd":
             return []
         case "sgd_momentum":
-            return [numel * DTYPE_BYTES[plan.optimizer_dtype]]
+            return [numel * DTYPE_BYTES[plan.optimizer.dtype]]
         case "adam8bit" if numel >= MIN_8BIT_NUMEL:
             return [numel, numel, *[-(-numel // QUANT_BLOCK_NUMEL) * 4] * 2]
         case "adam8bit":
             return [numel * 4] * 2
         case _:
-            return [numel * DTYPE_BYTES[plan.optimizer_dtype]] * 2 + step
+            return [numel * DTYPE_BYTES[plan.optimizer.dtype]] * 2 + step
 
 
 def stepped_numels(model: Model, plan: Plan) -> list[int]:

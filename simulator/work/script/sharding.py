@@ -64,7 +64,7 @@ def shard_ranks(plan: Plan) -> int:
 
 def expert_shard_ranks(plan: Plan) -> int:
     """Ranks over which the states of an expert are cut, where experts are dealt to ranks."""
-    return plan.num_expert_ranks // (plan.ep * plan.etp) if plan.zero > 0 else 1
+    return plan.num_expert_ranks // (plan.ep * plan.experts.etp) if plan.zero > 0 else 1
 
 
 def pieces(model: Model) -> tuple[tuple[str, tuple[Shape, ...]], ...]:
@@ -127,14 +127,14 @@ def numel_of(shapes: tuple[Shape, ...]) -> int:
 def gathered_sizes(unit: ParameterUnit, plan: Plan) -> tuple[int, ...]:
     """Bytes of each of a unit's tensors as it is gathered: fp8 for matrices of layers where the plan says so."""
     wide = DTYPE_BYTES[plan.compute_dtype]
-    narrow = 1 if plan.fp8_all_gather and unit.name != "root" else wide
+    narrow = 1 if plan.precision.fp8_all_gather and unit.name != "root" else wide
     tensors = zip(unit.shapes, unit.local_numels, unit.tensor_shards, strict=True)
     return tuple(local * shards * (narrow if len(shape) > 1 else wide) for shape, local, shards in tensors)
 
 
 def keeps_layers(plan: Plan) -> bool:
     """Blocks stay gathered between forward and backward."""
-    reshard = plan.reshard_after_forward
+    reshard = plan.fsdp.reshard_after_forward
     return plan.zero < 3 or reshard is False or (reshard is not True and reshard == 1)
 
 
@@ -143,4 +143,4 @@ def keeps_root(plan: Plan) -> bool:
 
     FSDP1 has no word for anything else.
     """
-    return plan.reshard_after_forward is not True or not plan.traits.shards_rows or plan.zero < 3
+    return plan.fsdp.reshard_after_forward is not True or not plan.traits.shards_rows or plan.zero < 3

@@ -84,7 +84,12 @@ def _scheduled(passes: _Passes, num_micro_batches: int, stage: int) -> Iterator[
     """The actions of a pipeline schedule, each between what it receives and what it sends."""
     plan = passes.plan
     actions = order(
-        plan.pipeline_schedule, plan.pp, num_micro_batches, stage, plan.virtual_stages, paired=plan.expert_overlap
+        plan.pipeline_schedule,
+        plan.pp,
+        num_micro_batches,
+        stage,
+        plan.pipeline.virtual_stages,
+        paired=plan.experts.overlap,
     )
     first = {action.chunk: action for action in reversed(actions) if action.kind == "F"}
     last = {action.chunk: action for action in actions if action.kind != "F"}
@@ -94,7 +99,7 @@ def _scheduled(passes: _Passes, num_micro_batches: int, stage: int) -> Iterator[
         if ahead is not None:
             yield Together(ahead, one, by_layer=plan.pipeline_schedule not in ("dualpipe", "dualpipe_v"))
             ahead = None
-        elif plan.expert_overlap and then is not None and then.beside:
+        elif plan.experts.overlap and then is not None and then.beside:
             ahead = one
         else:
             yield Receive(action)

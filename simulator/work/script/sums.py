@@ -32,7 +32,7 @@ class OrderSums:
 
 def order_sums(plan: Plan, stack: Stack) -> OrderSums:
     """Read off a script of one micro-batch through a small model, without a pipeline around it."""
-    alone = plan if not plan.acts_in_order else plan.model_copy(update={"pp": 1, "expert_overlap": False})
+    alone = plan if not plan.acts_in_order else plan.copy_with(pp=1, expert_overlap=False)
     script = list(step_script(alone, stack, [_CHUNK], 1))
     forward = _instructions(script[:1])
     first = list(takewhile(lambda one: not isinstance(one, Run), forward))

@@ -145,6 +145,6 @@ def _own(data: dict[str, Any], path: Path) -> Draft:
         leftover=None if stated else "dp_replicate" if fields.get("zero") == 0 else "dp_shard",
         model=model if isinstance(model, str) else None,
         cluster=cluster if isinstance(cluster, str) else None,
-        stack=str(fields.get("stack", Plan.model_fields["stack"].default)),
+        stack=str(fields.get("stack", Plan.flat_fields()["stack"].default)),
         stack_why="the plan's own" if "stack" in fields else "the default",
     )

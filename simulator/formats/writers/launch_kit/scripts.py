@@ -26,7 +26,7 @@ def environment(kit: Kit) -> dict[str, str]:
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # Megatron-LM demands it of tensor and context parallelism
     if nics := _nics(kit):
         found["NCCL_IB_HCA"] = "=" + ",".join(nics)
-    return {**found, **kit.job.stack.nccl_env}
+    return {**found, **kit.job.stack.nccl.env}
 
 
 def _nics(kit: Kit) -> list[str]:

@@ -21,7 +21,7 @@ def accelerate_yaml(job: Job) -> str:
         "distributed_type": {"deepspeed": "DEEPSPEED", "fsdp1": "FSDP", "fsdp2": "FSDP"}.get(
             plan.implementation, "MULTI_GPU"
         ),
-        "mixed_precision": "no" if plan.precision in ("fp32", "tf32") else plan.precision,
+        "mixed_precision": "no" if plan.precision.compute in ("fp32", "tf32") else plan.precision.compute,
         "num_machines": nodes,
         "num_processes": plan.num_devices,
     }
@@ -47,17 +47,17 @@ def _fsdp(plan: Plan) -> dict[str, Any]:
     found: dict[str, Any] = {
         "fsdp_version": 2 if plan.implementation == "fsdp2" else 1,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_activation_checkpointing": plan.recompute == "full",
+        "fsdp_activation_checkpointing": plan.recompute.mode == "full",
         "fsdp_offload_params": plan.offload.parameters == "host",
     }
     if plan.implementation == "fsdp2":
-        found["fsdp_reshard_after_forward"] = plan.zero == 3 and plan.reshard_after_forward is not False
+        found["fsdp_reshard_after_forward"] = plan.zero == 3 and plan.fsdp.reshard_after_forward is not False
         return found
     hybrid = plan.zero > 0 and plan.dp_replicate > 1
     names = {0: "NO_SHARD", 2: "HYBRID_SHARD_ZERO2" if hybrid else "SHARD_GRAD_OP"}
     found["fsdp_sharding_strategy"] = names.get(plan.zero, "HYBRID_SHARD" if hybrid else "FULL_SHARD")
-    found["fsdp_backward_prefetch"] = "BACKWARD_PRE" if plan.backward_prefetch else "NO_PREFETCH"
-    found["fsdp_forward_prefetch"] = plan.forward_prefetch > 0
+    found["fsdp_backward_prefetch"] = "BACKWARD_PRE" if plan.fsdp.backward_prefetch else "NO_PREFETCH"
+    found["fsdp_forward_prefetch"] = plan.fsdp.forward_prefetch > 0
     found["fsdp_use_orig_params"] = True
     return found
 

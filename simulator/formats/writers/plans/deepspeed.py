@@ -19,11 +19,11 @@ def deepspeed_json(plan: Plan) -> str:
         "train_micro_batch_size_per_gpu": plan.micro_batch_size,
         "gradient_accumulation_steps": plan.num_micro_batches,
     }
-    if plan.precision in ("bf16", "fp16"):
-        data[plan.precision] = {"enabled": True}
-    if plan.reduce_dtype is not None and plan.gradient_dtype != plan.compute_dtype:
+    if plan.precision.compute in ("bf16", "fp16"):
+        data[plan.precision.compute] = {"enabled": True}
+    if plan.precision.reduce is not None and plan.gradient_dtype != plan.compute_dtype:
         data["communication_data_type"] = _DTYPES[plan.gradient_dtype]
-    data["optimizer"] = {"type": _OPTIMIZERS[plan.optimizer], "params": _optimizer(plan)}
+    data["optimizer"] = {"type": _OPTIMIZERS[plan.optimizer.kind], "params": _optimizer(plan)}
     data["zero_optimization"] = _zero(plan)
     if plan.tp > 1:
         data["tensor_parallel"] = {"autotp_size": plan.tp}
@@ -34,11 +34,11 @@ def deepspeed_json(plan: Plan) -> str:
 
 def _optimizer(plan: Plan) -> dict[str, Any]:
     params: dict[str, Any] = {}
-    if plan.optimizer == "adam":
+    if plan.optimizer.kind == "adam":
         params["adam_w_mode"] = False
-    if plan.optimizer == "sgd_momentum":
+    if plan.optimizer.kind == "sgd_momentum":
         params["momentum"] = 0.9
-    if plan.optimizer_impl == "foreach":
+    if plan.optimizer.impl == "foreach":
         params["torch_adam"] = True
     return params
 
@@ -46,10 +46,14 @@ def _optimizer(plan: Plan) -> dict[str, Any]:
 def _zero(plan: Plan) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": plan.zero}
     if plan.zero:
-        zero |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": plan.reduce_bucket_numel}
+        zero |= {
+            "overlap_comm": True,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": plan.deepspeed.reduce_bucket_numel,
+        }
     if plan.zero == 3:
-        zero["stage3_prefetch_bucket_size"] = plan.prefetch_bucket_numel
-        zero["stage3_param_persistence_threshold"] = plan.param_persistence_numel
+        zero["stage3_prefetch_bucket_size"] = plan.deepspeed.prefetch_bucket_numel
+        zero["stage3_param_persistence_threshold"] = plan.deepspeed.param_persistence_numel
         zero |= _hierarchy(plan)
     offload = plan.offload
     if offload.optimizer != "none":
@@ -67,13 +71,13 @@ def _zero(plan: Plan) -> dict[str, Any]:
 def _hierarchy(plan: Plan) -> dict[str, Any]:
     """ZeRO++ and MiCS, where they act."""
     found: dict[str, Any] = {}
-    if plan.zeropp.secondary_ranks > 1:
-        found["zero_hpz_partition_size"] = plan.zeropp.secondary_ranks
-    if plan.zeropp.quantized_weights:
+    if plan.deepspeed.zeropp.secondary_ranks > 1:
+        found["zero_hpz_partition_size"] = plan.deepspeed.zeropp.secondary_ranks
+    if plan.deepspeed.zeropp.quantized_weights:
         found["zero_quantized_weights"] = True
-    if plan.zeropp.quantized_gradients:
+    if plan.deepspeed.zeropp.quantized_gradients:
         found["zero_quantized_gradients"] = True
     if plan.dp_replicate > 1:
         found["mics_shard_size"] = plan.dp_shard
-        found |= {"mics_hierarchical_params_gather": True} if plan.hierarchical_gather else {}
+        found |= {"mics_hierarchical_params_gather": True} if plan.deepspeed.hierarchical_gather else {}
     return found

@@ -80,7 +80,7 @@ def _flags(model: Model) -> Iterator[str]:
 
 def _unified(plan: Plan, model: Model) -> bool:
     """The pattern says more than a letter for each layer: uneven stages, or modules of multi-token prediction."""
-    uneven = plan.stage_layers is not None or model.num_layers % (plan.pp * plan.virtual_stages)
+    uneven = plan.pipeline.stage_layers is not None or model.num_layers % (plan.pp * plan.pipeline.virtual_stages)
     return model.mtp_layers > 0 or (plan.pp > 1 and bool(uneven))
 
 
@@ -92,13 +92,13 @@ def _hybrid(plan: Plan, model: Model) -> Iterator[str]:
     if not _unified(plan, model):
         yield f'--hybrid-override-pattern="{model.pattern}"'
     else:
-        share, rest = divmod(model.num_layers, plan.pp * plan.virtual_stages)
-        equal = tuple(share + (part < rest) for part in range(plan.pp * plan.virtual_stages))
+        share, rest = divmod(model.num_layers, plan.pp * plan.pipeline.virtual_stages)
+        equal = tuple(share + (part < rest) for part in range(plan.pp * plan.pipeline.virtual_stages))
         letters, modules = (
             iter(model.pattern),
             ("/*E" if model.experts else "/*-") * model.mtp_layers * model.mtp_passes,
         )
-        stages = ("".join(islice(letters, count)) for count in plan.stage_layers or equal)
+        stages = ("".join(islice(letters, count)) for count in plan.pipeline.stage_layers or equal)
         yield f'--hybrid-layer-pattern="{"|".join(stages)}{modules}"'
     if model.mamba is not None:
         mamba = model.mamba
@@ -151,20 +151,20 @@ def _parallel(plan: Plan, model: Model, stack: Stack) -> Iterator[str]:
         yield f"--expert-model-parallel-size {plan.ep}"
     if model.experts is not None:
         words = {"all_to_all": "alltoall", "all_gather": "allgather", "deep_ep": "flex --moe-enable-deepep"}
-        yield f"--moe-token-dispatcher-type {words[plan.dispatcher]}"
-        yield f"--expert-tensor-parallel-size {plan.etp}"
-        if plan.expert_overlap:
+        yield f"--moe-token-dispatcher-type {words[plan.experts.dispatcher]}"
+        yield f"--expert-tensor-parallel-size {plan.experts.etp}"
+        if plan.experts.overlap:
             yield "--overlap-moe-expert-parallel-comm"
-        if plan.expert_capacity_factor is not None:
-            yield f"--moe-expert-capacity-factor {plan.expert_capacity_factor}"
+        if plan.experts.capacity_factor is not None:
+            yield f"--moe-expert-capacity-factor {plan.experts.capacity_factor}"
     if plan.pp > 1 and plan.axis_order.index("pp") > plan.axis_order.index("dp_shard"):
         yield "--use-tp-pp-dp-mapping"
     if plan.tp > 1 and plan.sequence_parallel:
         yield "--sequence-parallel"
-        if stack.tp_overlap == "userbuffers":
+        if stack.overlap.tp == "userbuffers":
             words = {"all_gather": "ag", "reduce_scatter": "rs"}
             yield " ".join(
-                ("--tp-comm-overlap", *(f"--disable-tp-comm-overlap-{words[kind]}" for kind in stack.tp_whole))
+                ("--tp-comm-overlap", *(f"--disable-tp-comm-overlap-{words[kind]}" for kind in stack.overlap.tp_whole))
             )
     yield from _data_parallel(plan, stack)
     if plan.pp > 1:
@@ -174,7 +174,7 @@ def _parallel(plan: Plan, model: Model, stack: Stack) -> Iterator[str]:
 def _data_parallel(plan: Plan, stack: Stack) -> Iterator[str]:
     if plan.implementation == "fsdp2":
         yield "--use-torch-fsdp2 --no-gradient-accumulation-fusion"
-        if plan.zero == 2 or plan.reshard_after_forward is False:
+        if plan.zero == 2 or plan.fsdp.reshard_after_forward is False:
             yield "--torch-fsdp2-no-reshard-after-forward"
         return
     if plan.zero:
@@ -183,14 +183,14 @@ def _data_parallel(plan: Plan, stack: Stack) -> Iterator[str]:
             yield "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params"
         if plan.dp_replicate > 1:
             yield f"--num-distributed-optimizer-instances {plan.dp_replicate}"
-    if stack.overlap:
-        gathers = plan.zero and not stack.late_parameters
+    if stack.overlap.communication:
+        gathers = plan.zero and not stack.overlap.late_parameters
         yield "--overlap-grad-reduce --overlap-param-gather" if gathers else "--overlap-grad-reduce"
 
 
 def _stages(plan: Plan, model: Model) -> Iterator[str]:
     """What each stage holds; a layout where the layers do not divide evenly."""
-    split, parts = plan.split, plan.pp * plan.virtual_stages
+    split, parts = plan.split, plan.pp * plan.pipeline.virtual_stages
     if model.pattern is not None and _unified(plan, model):
         return  # the pattern parts them
     named = [
@@ -202,8 +202,8 @@ def _stages(plan: Plan, model: Model) -> Iterator[str]:
     named += [f"--account-for-{word}-in-pipeline-split" for word, counts in counted.items() if counts]
     if split.explicit is None and (named or model.num_layers % parts == 0):
         yield from named
-        if plan.virtual_stages > 1:
-            yield f"--num-virtual-stages-per-pipeline-rank {plan.virtual_stages}"
+        if plan.pipeline.virtual_stages > 1:
+            yield f"--num-virtual-stages-per-pipeline-rank {plan.pipeline.virtual_stages}"
         return
     share, rest = divmod(model.num_layers, parts)
     counts = split.explicit or tuple(share + (part < rest) for part in range(parts))
@@ -215,43 +215,43 @@ def _training(plan: Plan, stack: Stack) -> Iterator[str]:
     yield f"--global-batch-size {plan.global_batch_size}"
     yield f"--seq-length {plan.seq_len}"
     yield from _dtypes(plan)
-    if plan.recompute == "selective":
-        default = plan.recompute_modules == ("core_attn",)
-        modules = " ".join(plan.recompute_modules)
+    if plan.recompute.mode == "selective":
+        default = plan.recompute.modules == ("core_attn",)
+        modules = " ".join(plan.recompute.modules)
         selective = f"--recompute-granularity selective --recompute-modules {modules}"
         yield "--recompute-activations" if default else selective
-    elif plan.recompute == "full":
+    elif plan.recompute.mode == "full":
         yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     if plan.cuda_graphs == ("full_iteration",):
         yield "--cuda-graph-impl full_iteration"
     elif plan.cuda_graphs:
         yield f"--cuda-graph-impl transformer_engine --cuda-graph-modules {' '.join(plan.cuda_graphs)}"
-    if not stack.dropout:
+    if not stack.kernels.dropout:
         yield "--attention-dropout 0.0 --hidden-dropout 0.0"
-    if stack.loss not in ("fp32_eager", "fp32_in_place"):
+    if stack.kernels.loss not in ("fp32_eager", "fp32_in_place"):
         yield "--cross-entropy-loss-fusion"
 
 
 def _dtypes(plan: Plan) -> Iterator[str]:
     """Precision of products, gradients and the optimizer."""
-    if plan.precision != "fp32":
-        fp8 = f"--bf16 --fp8-format hybrid --fp8-recipe {plan.fp8_recipe or 'delayed'}"
+    if plan.precision.compute != "fp32":
+        fp8 = f"--bf16 --fp8-format hybrid --fp8-recipe {plan.precision.fp8_recipe or 'delayed'}"
         fp4 = "--bf16 --fp4-format e2m1 --fp4-recipe nvfp4"
-        yield {"bf16": "--bf16", "fp16": "--fp16", "nvfp4": fp4}.get(plan.precision, fp8)
-    if plan.narrow and plan.first_layers_bf16 + plan.last_layers_bf16:
+        yield {"bf16": "--bf16", "fp16": "--fp16", "nvfp4": fp4}.get(plan.precision.compute, fp8)
+    if plan.narrow and plan.precision.first_layers_bf16 + plan.precision.last_layers_bf16:
         yield "--first-last-layers-bf16"
-        yield f"--num-layers-at-start-in-bf16 {plan.first_layers_bf16} --num-layers-at-end-in-bf16 {plan.last_layers_bf16}"
-    if plan.fp8_all_gather:
+        yield f"--num-layers-at-start-in-bf16 {plan.precision.first_layers_bf16} --num-layers-at-end-in-bf16 {plan.precision.last_layers_bf16}"
+    if plan.precision.fp8_all_gather:
         yield "--fp8-param-gather"
     if plan.compute_dtype == "bf16" and plan.gradient_dtype == "bf16":
         yield "--grad-reduce-in-bf16"
     if plan.compute_dtype == "fp16" and plan.gradient_dtype == "fp32":
         yield "--accumulate-allreduce-grads-in-fp32"
-    if plan.optimizer.startswith("sgd"):
-        yield f"--optimizer sgd --sgd-momentum {0.9 if plan.optimizer == 'sgd_momentum' else 0}"
-    if plan.optimizer_dtype == "bf16" or plan.master_dtype == "fp16":
+    if plan.optimizer.kind.startswith("sgd"):
+        yield f"--optimizer sgd --sgd-momentum {0.9 if plan.optimizer.kind == 'sgd_momentum' else 0}"
+    if plan.optimizer.dtype == "bf16" or plan.precision.master == "fp16":
         yield "--use-precision-aware-optimizer"
-    if plan.optimizer_dtype == "bf16":
+    if plan.optimizer.dtype == "bf16":
         yield "--exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
-    if plan.master_dtype == "fp16":
+    if plan.precision.master == "fp16":
         yield "--main-params-dtype fp16"

@@ -11,7 +11,7 @@ from simulator.spec.plan import Plan
 def study_toml(plan: Plan, head: dict[str, str | int]) -> str:
     """The file's text. head: model, cluster, nodes as far as they have names."""
     data = plan.model_dump(exclude_defaults=True, mode="json")
-    data |= {name: getattr(plan, name) for name in ("zero", "micro_batch_size", "num_micro_batches", "seq_len")}
+    data |= {name: plan.value(name) for name in ("zero", "micro_batch_size", "num_micro_batches", "seq_len")}
     if data.get("sharding_strategy"):
         data.pop("zero")
     tables = {name: data.pop(name) for name in [*data] if isinstance(data[name], dict)}

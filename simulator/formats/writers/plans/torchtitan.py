@@ -20,22 +20,22 @@ def torchtitan_toml(job: Job, flavor: tuple[str, str]) -> str:
     tables: dict[str, dict[str, Any]] = {
         "model": {"name": flavor[0], "flavor": flavor[1]},
         "optimizer": {
-            "name": {"adam": "Adam"}.get(plan.optimizer, "AdamW"),
-            "implementation": {"loop": "for-loop"}.get(plan.optimizer_impl, plan.optimizer_impl),
+            "name": {"adam": "Adam"}.get(plan.optimizer.kind, "AdamW"),
+            "implementation": {"loop": "for-loop"}.get(plan.optimizer.impl, plan.optimizer.impl),
         },
         "training": _training(plan),
         "parallelism": _parallelism(job),
         "activation_checkpoint": _recompute(plan),
         "compile": {"enable": compiled},
     }
-    if plan.precision == "fp8" and plan.fp8_recipe == "mxfp8":
+    if plan.precision.compute == "fp8" and plan.precision.fp8_recipe == "mxfp8":
         tables["model"]["converters"] = ["quantize.linear.mx"]
-    elif plan.precision == "fp8":
+    elif plan.precision.compute == "fp8":
         tables["model"]["converters"] = ["quantize.linear.float8"]
-        tables["quantize.linear.float8"] = {"recipe_name": plan.fp8_recipe or "tensorwise"}
-        if plan.fp8_all_gather:
+        tables["quantize.linear.float8"] = {"recipe_name": plan.precision.fp8_recipe or "tensorwise"}
+        if plan.precision.fp8_all_gather:
             tables["quantize.linear.float8"]["enable_fsdp_float8_all_gather"] = True
-    if compiled and job.stack.tp_overlap == "symmetric_memory" and plan.tp > 1:
+    if compiled and job.stack.overlap.tp == "symmetric_memory" and plan.tp > 1:
         tables["parallelism"]["enable_async_tensor_parallel"] = True
     lines: list[str] = []
     for name, table in tables.items():
@@ -50,7 +50,7 @@ def _training(plan: Plan) -> dict[str, Any]:
         "local_batch_size": plan.micro_batch_size * in_stages,
         "global_batch_size": plan.global_batch_size,
         "seq_len": plan.seq_len,
-        "dtype": _DTYPES[plan.master_dtype],
+        "dtype": _DTYPES[plan.precision.master],
         "mixed_precision_param": _DTYPES[plan.compute_dtype],
     }
     if plan.implementation == "fsdp2":
@@ -71,15 +71,15 @@ def _parallelism(job: Job) -> dict[str, Any]:
     }
     if plan.ep > 1:
         found["expert_parallel_degree"] = plan.ep
-    if plan.etp > 1:
-        found["expert_tensor_parallel_degree"] = plan.etp
-    if plan.dispatcher == "deep_ep":
+    if plan.experts.etp > 1:
+        found["expert_tensor_parallel_degree"] = plan.experts.etp
+    if plan.experts.dispatcher == "deep_ep":
         found["expert_parallel_comm_backend"] = "deepep"
     if plan.cp > 1:
         found["context_parallel_rotate_method"] = "alltoall"
     if plan.implementation == "fsdp2":
-        kept = plan.zero == 2 or plan.reshard_after_forward is False
-        always = plan.reshard_after_forward is True
+        kept = plan.zero == 2 or plan.fsdp.reshard_after_forward is False
+        always = plan.fsdp.reshard_after_forward is True
         in_pipeline = "always" if plan.pp > 1 else "default"
         found["fsdp_reshard_after_forward"] = "never" if kept else "always" if always else in_pipeline
     if plan.pp > 1:
@@ -93,7 +93,7 @@ def _parts(job: Job) -> list[list[str]]:
     """The modules of each part, in the model's order: the embedding in the first, norm and output in the last."""
     plan = job.plan
     stages = stage_layers(
-        job.model.num_layers, plan.pp, plan.virtual_stages, split=plan.split, schedule=plan.pipeline_schedule
+        job.model.num_layers, plan.pp, plan.pipeline.virtual_stages, split=plan.split, schedule=plan.pipeline_schedule
     )
     held = sorted((layers for chunks in stages for layers in chunks), key=lambda layers: (layers.start, layers.stop))
     parts = [[f"layers.{number}" for number in layers] for layers in held]
@@ -103,10 +103,10 @@ def _parts(job: Job) -> list[list[str]]:
 
 
 def _recompute(plan: Plan) -> dict[str, Any]:
-    match plan.recompute:
+    match plan.recompute.mode:
         case "selective":
             return {"mode": "selective", "selective_ac_option": "op"}
         case "every_k":
-            return {"mode": "selective", "selective_ac_option": str(plan.recompute_every)}
+            return {"mode": "selective", "selective_ac_option": str(plan.recompute.every)}
         case mode:
             return {"mode": mode}
