@@ -461,16 +461,15 @@ def _write(name: str, values: Values, errors: Values, ids: Sequence[str], sigma:
         if dot:
             tables.setdefault(table, {})[architecture] = value
         else:
-            text = _set(text, key, _written(key, value), before="[attention]")
+            text = _set(text, Stack.flat_names[key], _written(key, value))
         field = "attention_efficiency" if table == "speed_factor" else table
-        text = _set(text, field, json.dumps(_source(table, errors, ids), ensure_ascii=False), after="[sources]")
+        text = _set(text, f"sources.{field}", json.dumps(_source(table, errors, ids), ensure_ascii=False))
     for table, entries in tables.items():
         inline = "{ " + ", ".join(f"{k} = {v:.3f}" for k, v in entries.items()) + " }"
-        where = {"after": "[attention]"} if table == "speed_factor" else {"before": "[attention]"}
-        text = _set(text, table, inline, **where)
-    text = _set(text, "calibration_runs", json.dumps(list(ids)), before="[attention]")
+        text = _set(text, Stack.flat_names.get(table, f"attention.{table}"), inline)
+    text = _set(text, "fitted.calibration_runs", json.dumps(list(ids)))
     if sigma is not None:
-        text = _set(text, "sigma", f"{sigma:.3f}", before="[attention]")
+        text = _set(text, "fitted.sigma", f"{sigma:.3f}")
     path.write_text(text, encoding="utf-8")
 
 
@@ -487,16 +486,18 @@ def _source(table: str, errors: dict[str, float], ids: Sequence[str]) -> str:
     return f"experiments/fit_stacks.py on the {len(ids)} runs of calibration_runs: {spread}"
 
 
-def _set(text: str, key: str, value: str, *, before: str = "", after: str = "") -> str:
-    head, mark, tail = text.partition(f"{before or after}\n")
-    part = head if before else tail
+def _set(text: str, place: str, value: str) -> str:
+    """Set a key of a table, as host.launch_s. What was not there comes first in its table; a new table before [attention]."""
+    table, _, key = place.partition(".")
     line = f"{key} = {value}\n"
-    pattern = re.compile(rf"^{re.escape(key)} = .*\n", re.MULTILINE)
-    if pattern.search(part):
-        part = pattern.sub(lambda _: line, part, count=1)
-    else:
-        part = part.rstrip("\n") + "\n" + line + "\n" if before else line + part
-    return part + mark + tail if before else head + mark + part
+    head, mark, tail = text.partition(f"[{table}]\n")
+    if not mark:
+        head, attention, tail = text.partition("[attention]\n")
+        return f"{head}[{table}]\n{line}\n{attention}{tail}"
+    inside, bracket, rest = tail.partition("\n[")
+    pattern = re.compile(rf"^{re.escape(key)} = .*\n?", re.MULTILINE)
+    inside = pattern.sub(lambda _: line, inside, count=1) if pattern.search(inside) else line + inside
+    return head + mark + inside.rstrip("\n") + "\n" + bracket + rest
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ class Nested(Strict):
     _flat: ClassVar[dict[tuple[str, str], str]] = {}
     _fields: ClassVar[dict[str, FieldInfo]] = {}
     _rank: ClassVar[dict[str, int]] = {}
-    _usual: ClassVar[tuple[tuple[str, Any], ...]] = ()  # fields and their defaults
+    # Fields and their defaults; of a record, flat name, field and default of each of its own
+    _usual: ClassVar[tuple[tuple[str, Any, tuple[tuple[str, str, Any], ...]], ...]] = ()
     _records: ClassVar[frozenset[str]] = frozenset()
     _required: ClassVar[tuple[str, ...]] = ()  # records that have no default
 
@@ -38,8 +39,8 @@ class Nested(Strict):
         cls._moved = {name: (record, field) for name, (record, _, field) in pairs.items() if field}
         cls._flat = {place: name for name, place in cls._moved.items()}
         cls._rank = {name: number for number, name in enumerate(cls.flat_names)}
-        cls._usual = tuple((name, info.default) for name, info in cls.model_fields.items())
         cls._fields = {name: cls._field(path) for name, path in cls.flat_names.items()}
+        cls._usual = tuple((name, info.default, cls._inside(name)) for name, info in cls.model_fields.items())
         cls._records = frozenset(record for record, _ in cls._moved.values())
         cls._required = tuple(
             name for name, info in cls.model_fields.items() if name in cls._records and info.is_required()
@@ -82,19 +83,18 @@ class Nested(Strict):
         What `model_dump(mode="json", exclude_defaults=True)` gives, several times as fast: a search asks for it of each plan.
         """
         found: dict[str, Any] = {}
-        for name, default in self._usual:
-            value = self.__dict__[name]
+        held = self.__dict__
+        for name, default, inside in self._usual:
+            value = held[name]
             if value is default or value == default:
                 continue
-            if name in self._records:
-                inner = type(value).model_fields
-                found |= {
-                    self._flat[name, field]: _plain(one)
-                    for field, one in value.__dict__.items()
-                    if one != inner[field].default
-                }
-            else:
+            if not inside:
                 found[name] = _plain(value)
+                continue
+            fields = value.__dict__
+            for flat, field, usual in inside:
+                if (one := fields[field]) != usual:
+                    found[flat] = _plain(one)
         return {name: found[name] for name in sorted(found, key=self._rank.__getitem__)}
 
     @classmethod
@@ -106,6 +106,12 @@ class Nested(Strict):
     def written_fields(cls) -> Mapping[str, FieldInfo]:
         """Every key that may be written: flat names and records."""
         return {**cls.model_fields, **cls._fields}
+
+    @classmethod
+    def _inside(cls, record: str) -> tuple[tuple[str, str, Any], ...]:
+        """Flat name, field and default of a record's fields."""
+        places = ((flat, field) for flat, (owner, field) in cls._moved.items() if owner == record)
+        return tuple((flat, field, cls._fields[flat].default) for flat, field in places)
 
     @classmethod
     def _field(cls, path: str) -> FieldInfo:
@@ -153,7 +159,7 @@ class Nested(Strict):
         return super().model_copy(update=found, deep=deep)
 
     @classmethod
-    def flat_path(cls, path: Sequence[int | str]) -> tuple[int | str, ...]:
+    def flat_path(cls, path: Sequence[Any]) -> tuple[Any, ...]:
         """A path of keys with the flat name for a record and its field; any other path as it is."""
         known = cls._flat.get((str(path[0]), str(path[1]))) if len(path) > 1 else None
         return tuple(path) if known is None else (known, *path[2:])
@@ -171,6 +177,16 @@ class Nested(Strict):
                 found[key] = value
             else:
                 found |= {str(name): one for name, one in fields.items()}
+        return found
+
+    @classmethod
+    def in_records(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Flat plain data as a file has it now: fields in their records, after what is in none."""
+        found = {name: value for name, value in data.items() if name not in cls._moved}
+        for name, value in data.items():
+            if name in cls._moved:
+                record, field = cls._moved[name]
+                found.setdefault(record, {})[field] = value
         return found
 
     @classmethod

@@ -333,9 +333,11 @@ def write_stack(stack: Stack, path: Path) -> None:
     for key in ("host_launch_s", "host_collective_s", "host_unit_s", "step_overhead_s"):
         if key in data:
             data[key] = f"{data[key]:.6g}s"
+    data = Stack.in_records(data)
     tables = {k: v for k, v in data.items() if isinstance(v, dict)}
+    below = {f"{k}.{name}": v for k, table in tables.items() for name, v in table.items() if isinstance(v, dict)}
     plain = {k: v for k, v in data.items() if k not in tables}
-    path.write_text(_toml([("", plain), *tables.items()]), encoding="utf-8")
+    path.write_text(_toml([("", plain), *tables.items(), *below.items()]), encoding="utf-8")
 
 
 def _toml(tables: Sequence[tuple[str, Mapping[str, object]]]) -> str:
