@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(\S+)", re.ASCII)
 _MAX_LENGTH: Final = 40  # no honest quantity is longer; keeps hostile digits away from big-integer arithmetic
@@ -145,10 +145,15 @@ def _validator(parse: Callable[[str], float], dimension: Dimension, base: str) -
     return BeforeValidator(convert)
 
 
-Bytes = Annotated[int, _validator(parse_bytes, SIZE, "B")]
-BytesPerS = Annotated[float, _validator(parse_bytes_per_s, RATE, "B/s")]
-Seconds = Annotated[float, _validator(parse_seconds, TIME, "s")]
-FlopPerS = Annotated[float, _validator(parse_flop_per_s, SPEED, "FLOP/s")]
+def _written(dimension: Dimension) -> WithJsonSchema:
+    """As a file has it, for editors: a number and a unit in quotes."""
+    return WithJsonSchema({"type": "string", "format": dimension.noun, "examples": [dimension.example]})
+
+
+Bytes = Annotated[int, _validator(parse_bytes, SIZE, "B"), _written(SIZE)]
+BytesPerS = Annotated[float, _validator(parse_bytes_per_s, RATE, "B/s"), _written(RATE)]
+Seconds = Annotated[float, _validator(parse_seconds, TIME, "s"), _written(TIME)]
+FlopPerS = Annotated[float, _validator(parse_flop_per_s, SPEED, "FLOP/s"), _written(SPEED)]
 
 
 def format_bytes(num_bytes: float) -> str:
@@ -222,4 +227,6 @@ def _counted(value: object) -> object:
     return parse_count(value) if isinstance(value, str) else value
 
 
-Count = Annotated[int, BeforeValidator(_counted)]
+Count = Annotated[
+    int, BeforeValidator(_counted), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]})
+]

@@ -11,7 +11,7 @@ from datetime import date, time
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import no_info_before_validator_function
 
@@ -56,11 +56,21 @@ class OneOf:
             return value
         raise PydanticKnownError("literal_error", {"expected": " or ".join(map(repr, names))})
 
+    def __get_pydantic_json_schema__(self, source: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(source), "enum": list(self.names())}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a field holds, in the few words of a fault: `Annotated[str, Expected("a table's file")]`."""
+
+    text: str
+
 
 def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str] | None:
     """Problem and remedy of a value of the wrong type, beyond a limit, or that is none of a field's words.
 
-    field: what the value was for; its description, where it has one, is the remedy. None: pydantic's words say it best.
+    field: what the value was for; its `Expected`, where it has one, is the remedy. None: pydantic's words say it best.
     """
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind in _LIMITS:
@@ -75,18 +85,16 @@ def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str
     if kind not in _KINDS:
         return None
     expected = _KINDS[kind]
-    return f"{_given(value)}, and {expected} is due", (field.description if field else None) or _unquoted(
-        value, expected
-    )
+    return f"{_given(value)}, and {expected} is due", _stated(field) or _unquoted(value, expected)
 
 
 def expected_for(field: FieldInfo | None) -> str:
-    """What a missing field expects: its description, its legal words, or its type; empty if none is simple enough."""
+    """What a missing field expects: its `Expected`, its legal words, or its type; empty if none is simple enough."""
     if field is None:
         return ""
     words = words_of(field.annotation)
-    if field.description or words:
-        return field.description or f"one of {', '.join(str(word) for word in words)}"
+    if (stated := _stated(field)) or words:
+        return stated or f"one of {', '.join(str(word) for word in words)}"
     if field.metadata:
         return ""  # a quantity that is written with its unit, or the like
     plain = [part for part in _parts(field.annotation) if part is not NoneType]
@@ -94,6 +102,10 @@ def expected_for(field: FieldInfo | None) -> str:
     if isinstance(origin, type) and issubclass(origin, BaseModel):
         return _keys(origin)
     return _PLAIN.get(origin, "")
+
+
+def _stated(field: FieldInfo | None) -> str:
+    return next((one.text for one in field.metadata if isinstance(one, Expected)), "") if field else ""
 
 
 def shown(value: object) -> str:

@@ -18,12 +18,13 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import Strict, read_toml
+from simulator.base.value_errors import Expected
 from simulator.spec.cluster import Cluster
 
 Kind = Literal["on-demand", "reserved", "spot", "purchase"]
@@ -47,8 +48,8 @@ class Price(Strict):
     power_per_kwh: float | None = Field(gt=0, le=100, default=None)
     utilization: float = Field(gt=0, le=1, default=1.0)
     pue: float = Field(ge=1, le=5, default=1.0)
-    date: str = Field(description='the day of the price, as "2026-01-31"')
-    source: str = Field(min_length=1, description="where the price was read")
+    date: Annotated[str, Expected('the day of the price, as "2026-01-31"')]
+    source: Annotated[str, Expected("where the price was read")] = Field(min_length=1)
 
     @field_validator("date")
     @classmethod
@@ -91,7 +92,7 @@ class Price(Strict):
 class Prices(Strict):
     """A price file."""
 
-    currency: str = Field(min_length=1, max_length=8, description='as "USD"')
+    currency: Annotated[str, Expected('as "USD"')] = Field(min_length=1, max_length=8)
     price: tuple[Price, ...] = Field(strict=False)
 
     @model_validator(mode="after")

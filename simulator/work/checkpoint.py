@@ -28,17 +28,19 @@ from simulator.work.script import units
 
 
 class Checkpoint(Strict):
-    """How a state is saved: the `[checkpoint]` table of a study.
+    """`[checkpoint]`: how a state is saved."""
 
-    storage_bytes_per_s: what one node writes; None: its drives. process_bytes_per_s: what one process writes; None: the
-    tier's (torch.save).
-    """
-
-    mode: Literal["gather", "sharded"] = "sharded"
-    optimizer_state: bool = True
-    asynchronous: bool = False
-    storage_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
-    process_bytes_per_s: BytesPerS | None = Field(gt=0, default=None)
+    mode: Literal["gather", "sharded"] = Field(
+        default="sharded", description="to rank 0 as one file, or every rank its own share"
+    )
+    optimizer_state: bool = Field(default=True, description="moments are saved too")
+    asynchronous: bool = Field(default=False, description="training goes on once the state is in host memory")
+    storage_bytes_per_s: BytesPerS | None = Field(
+        gt=0, default=None, description="what one node writes; not set: the node's drives"
+    )
+    process_bytes_per_s: BytesPerS | None = Field(
+        gt=0, default=None, description="what one process writes (`torch.save`); not set: the tier's, 0.65 GB/s"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
 
 from simulator.base.errors import InputError
 from simulator.base.schema import Strict
+from simulator.base.value_errors import Expected
 from simulator.cli import main
 
 
@@ -18,7 +19,7 @@ class Inner(Strict):
 
 
 class Written(Strict):
-    name: str = Field(description="a preset's name")
+    name: Annotated[str, Expected("a preset's name")]
     count: int = Field(ge=1, default=1)
     share: float = Field(gt=0, le=1, default=0.5)
     on: bool = False

@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.records import Nested
 from simulator.base.schema import Strict
+from simulator.base.value_errors import Expected
 from simulator.formats.study.overrides import Override, literal
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.plan import Plan
@@ -31,21 +32,31 @@ ROOTS: Final = ("plan", "model", "cluster", "device", "stack", "checkpoint", "ke
 
 
 class StudyFile(Strict):
-    """A study as it is written.
+    """A study as it is written. `run` is judged by the verb that plays it."""
 
-    nodes: how many of the cluster's nodes; None: as many as its file says. placement: a table of the GPU of each rank.
-    checkpoint: None: none is saved.
-    run: the long run that `shardwise goodput` plays; that verb judges it.
-    """
-
-    model: str = Field(description="a preset's name as llama3-8b, a model's TOML file, or a config.json")
-    cluster: str = Field(description="a preset's name as hgx-h100-8, or a cluster's TOML file")
-    nodes: int | None = Field(ge=1, le=MAX_NODES, default=None)
-    placement: str | None = Field(description="a table's file", default=None)
-    calibration: str | None = Field(description="a preset's name, or a calibration's file", default=None)
-    plan: Plan = Plan()
-    checkpoint: Checkpoint | None = None
-    run: dict[str, Any] | None = None
+    model: Annotated[str, Expected("a preset's name as llama3-8b, a model's TOML file, or a config.json")] = Field(
+        description="a preset's name, a model's TOML file, or a Hugging Face config.json"
+    )
+    cluster: Annotated[str, Expected("a preset's name as hgx-h100-8, or a cluster's TOML file")] = Field(
+        description="a preset's name, or a cluster's TOML file"
+    )
+    nodes: int | None = Field(
+        ge=1,
+        le=MAX_NODES,
+        default=None,
+        description="how many of the cluster's nodes; not set: as many as its file says",
+    )
+    placement: Annotated[str | None, Expected("a table's file")] = Field(
+        default=None, description="a table of the node and GPU of each rank"
+    )
+    calibration: Annotated[str | None, Expected("a preset's name, or a calibration's file")] = Field(
+        default=None,
+        description="a preset's name, or a calibration's file; `ideal` and `datasheet` are made from the device; not set: the "
+        "device's own",
+    )
+    plan: Plan = Field(default=Plan(), description="how the model is placed and run")
+    checkpoint: Checkpoint | None = Field(default=None, description="asks what one checkpoint costs")
+    run: dict[str, Any] | None = Field(default=None, description="what `shardwise goodput` plays")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,16 +17,24 @@ MAX_RANKS: Final = 2**31
 
 
 class ZeroPlusPlus(Strict):
-    """ZeRO++, of DeepSpeed's stage 3.
+    """`[plan.deepspeed.zeropp]`: ZeRO++, of DeepSpeed's stage 3 without groups."""
 
-    quantized_weights (qwZ): parameters are gathered as int8 with a scale a block. secondary_ranks (hpZ): neighbours that
-    keep a second copy of the parameters between them from the first forward to the optimizer, where all later gathers
-    stay; 1: none. quantized_gradients (qgZ): gradients are exchanged as int4, inside the nodes and then between them.
-    """
-
-    quantized_weights: bool = False
-    secondary_ranks: int = Field(ge=1, le=MAX_RANKS, default=1)
-    quantized_gradients: bool = False
+    quantized_weights: bool = Field(
+        default=False,
+        description="qwZ: parameters are gathered as int8 with a scale a block (`zero_quantized_weights`)",
+    )
+    secondary_ranks: int = Field(
+        ge=1,
+        le=MAX_RANKS,
+        default=1,
+        description="hpZ: neighbours, a divisor of `dp_shard · cp`, that keep a second copy of the parameters between them, where "
+        "all gathers after the first forward stay (`zero_hpz_partition_size`); 1: none",
+    )
+    quantized_gradients: bool = Field(
+        default=False,
+        description="qgZ: gradients as int4 by all-to-all inside nodes, then between them (`zero_quantized_gradients`); "
+        "`tp = cp = pp = 1`",
+    )
 
     @property
     def any(self) -> bool:
@@ -37,20 +45,29 @@ NO_ZEROPP: Final = ZeroPlusPlus()
 
 
 class CommHook(Strict):
-    """What DDP does with a bucket instead of an all-reduce (`register_comm_hook`).
+    """`[plan.ddp.comm_hook]`: what DDP does with a bucket instead of an all-reduce (`register_comm_hook`)."""
 
-    kind: fp16_compress, bf16_compress: the bucket travels in 16 bits. powersgd: of each matrix travel two factors of `rank`
-    columns (matrix_approximation_rank), where that saves more than min_compression_rate; the rest whole. error_feedback:
-    what a step lost is added in the next. warm_start: factors begin where those of the step before ended.
-    start_step: PowerSGD begins after so many steps with a plain all-reduce (start_powerSGD_iter); one after that is predicted.
-    """
-
-    kind: Literal["none", "fp16_compress", "bf16_compress", "powersgd"] = "none"
-    rank: int = Field(ge=1, le=2**20, default=1)
-    min_compression_rate: float = Field(gt=0, le=1e9, default=2.0)
-    error_feedback: bool = True
-    warm_start: bool = True
-    start_step: int = Field(ge=0, le=2**31, default=1000)
+    kind: Literal["none", "fp16_compress", "bf16_compress", "powersgd"] = Field(
+        default="none",
+        description="the bucket travels in 16 bits (`precision.reduce` in other words); or, of each matrix, two factors of low "
+        "rank (PowerSGD)",
+    )
+    rank: int = Field(
+        ge=1,
+        le=2**20,
+        default=1,
+        description="PowerSGD: columns of a matrix' factors (`matrix_approximation_rank`)",
+    )
+    min_compression_rate: float = Field(gt=0, le=1e9, default=2.0, description="a matrix that saves less travels whole")
+    error_feedback: bool = Field(default=True, description="what a step lost is kept and added in the next")
+    warm_start: bool = Field(default=True, description="factors are kept and begin the next step")
+    start_step: int = Field(
+        ge=0,
+        le=2**31,
+        default=1000,
+        description="steps with a plain all-reduce before (`start_powerSGD_iter`); the step predicted comes after them, and the "
+        "report says so",
+    )
 
     @property
     def dtype(self) -> Literal["fp16", "bf16"] | None:

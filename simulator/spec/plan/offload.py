@@ -11,29 +11,48 @@ from simulator.spec.plan.order import MAX_COUNT, MAX_SIZE
 
 
 class Offload(Strict):
-    """What leaves HBM, and how it travels.
+    """`[plan.offload]`: what leaves HBM, and how it travels."""
 
-    optimizer: master weights, moments and fp32 gradients, updated by CPU Adam. parameters: the shards that the blocks
-    are gathered from. activations: what a block saves for its backward; peer: to the memory of the node's idle GPUs.
-    prefetch: blocks that NVMe reads and activations come ahead of use; 0: on demand, parameters too. pinned: host
-    memory that copies reach directly; otherwise they are staged and nothing runs beside them. sub_group_numel: elements
-    that one round of stage 3's optimizer updates. buffer_count: fp32 buffers of a sub-group in host memory, where the
-    states are on NVMe; overlap keeps three sets of them, to read, update and write at once.
-    delayed: the CPU updates with the gradients of the step before, beside this step's forward and backward (ZeRO-Offload's
-    one-step delay); training differs by one stale update.
-    migration: how pages move: copies, or unified memory by faults or by prefetch.
-    """
-
-    optimizer: Literal["none", "host", "nvme"] = "none"
-    parameters: Literal["none", "host", "nvme"] = "none"
-    activations: Literal["none", "peer", "host"] = "none"
-    prefetch: int = Field(ge=0, le=MAX_COUNT, default=1)
-    pinned: bool = True
-    sub_group_numel: int = Field(gt=0, le=MAX_SIZE, default=10**9)
-    buffer_count: int = Field(ge=4, le=64, default=4)
-    overlap: bool = True
-    delayed: bool = False
-    migration: Literal["copy", "fault", "prefetch"] = "copy"
+    optimizer: Literal["none", "host", "nvme"] = Field(
+        default="none", description="master weights, moments and fp32 gradients; CPU Adam updates them"
+    )
+    parameters: Literal["none", "host", "nvme"] = Field(
+        default="none", description="the shards that blocks are gathered from"
+    )
+    activations: Literal["none", "peer", "host"] = Field(
+        default="none",
+        description="what a block saves for its backward; `peer`: to the node's `idle_gpus`, over NVLink",
+    )
+    prefetch: int = Field(
+        ge=0,
+        le=MAX_COUNT,
+        default=1,
+        description="blocks that NVMe reads and activations come ahead of use; 0: on demand, parameters too",
+    )
+    pinned: bool = Field(
+        default=True, description="host memory is page-locked; else copies are staged, and nothing runs beside them"
+    )
+    sub_group_numel: int = Field(
+        gt=0,
+        le=MAX_SIZE,
+        default=10**9,
+        description="DeepSpeed stage 3: elements that one round of the optimizer updates",
+    )
+    buffer_count: int = Field(
+        ge=4, le=64, default=4, description="fp32 buffers of a sub-group in host memory, with states on NVMe"
+    )
+    overlap: bool = Field(
+        default=True,
+        description="sub-groups are read, updated and written at the same time, in three sets of buffers",
+    )
+    delayed: bool = Field(
+        default=False,
+        description="CPU Adam uses the gradients of the step before, beside this step's forward and backward (DeepSpeed, "
+        "optimizer on the host; ZeRO-Offload's one-step delay); training sees one stale update",
+    )
+    migration: Literal["copy", "fault", "prefetch"] = Field(
+        default="copy", description="explicit copies, or unified memory by faults or by prefetch"
+    )
 
     @property
     def any(self) -> bool:

@@ -34,18 +34,21 @@ class JobSize:
 
 
 class Cause(Strict):
-    """One kind of interruption: exponential times between failures, of each `per` by itself.
+    """`[[run.failures.causes]]`: one kind of interruption, with exponential times between failures, of each `per` by itself."""
 
-    mtbf_s: mean time between failures of one GPU, NIC, host, or of the job. replaces: the host is taken out and a spare, or a
-    repaired one, takes its place; else the job restarts where it was. notice_s: warning before it strikes (spot
-    preemption, planned maintenance): long enough for a checkpoint, nothing is lost.
-    """
-
-    name: str
-    per: Per
-    mtbf_s: Seconds = Field(gt=0)
-    replaces: bool = True
-    notice_s: Seconds = Field(ge=0, default=0.0)
+    name: str = Field(description="what the report calls it")
+    per: Per = Field(description="what fails: each GPU, NIC or host by itself, or the job")
+    mtbf_s: Seconds = Field(gt=0, description="mean time between failures of one of them")
+    replaces: bool = Field(
+        default=True,
+        description="the host is taken out, and a spare or a repaired one takes its place; else the job restarts where it was",
+    )
+    notice_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="warning before it strikes (spot preemption, planned maintenance); where it is long enough for a checkpoint, "
+        "nothing is lost",
+    )
 
     def rate_per_s(self, size: JobSize) -> float:
         """Interruptions a second of a job of this size."""
@@ -75,14 +78,14 @@ PRESETS: Final = {"llama3": _llama3, "none": tuple[Cause]}
 
 
 class Failures(Strict):
-    """What interrupts: a preset's causes, and causes of one's own beside them.
+    """`[run.failures]`: a preset's causes, and causes of one's own beside them."""
 
-    preset: "llama3": rates of Llama 3's 16,384 H100 (arXiv 2407.21783, table 5), those of parts in proportion to parts,
-    those of the job as they were; "none".
-    """
-
-    preset: str = "llama3"
-    causes: tuple[Cause, ...] = Field(strict=False, default=())
+    preset: str = Field(
+        default="llama3",
+        description="whose rates: `llama3`, of Llama 3's 16,384 H100 (arXiv 2407.21783, table 5), those of parts in proportion to "
+        "parts, those of the job as they were; or `none`",
+    )
+    causes: tuple[Cause, ...] = Field(strict=False, default=(), description="causes of one's own, below")
 
     @model_validator(mode="after")
     def _known(self) -> Self:

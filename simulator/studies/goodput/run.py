@@ -19,39 +19,52 @@ def _interval(value: object) -> Any:  # noqa: ANN401  text of a time goes on to 
 
 
 class LongRun(Strict):
-    """The `[run]` table of a study.
+    """`[run]`: what `shardwise goodput` plays; the other verbs leave it alone."""
 
-    tokens, steps: how much to train; one of them. checkpoint_interval_s: training between two checkpoints; None, or
-    "optimal": Daly's. detect_s: until somebody notices that the job stands. reschedule_s: until its processes run again.
-    load_s: reading the state back; None: at the rate at which storage reads. warmup_s: until steps run at speed.
-    spare_hosts: stand by, and take the place of one that fails; repair_s: until that one is back, or another found; 0: hosts
-    are never short. spot_mtbf_s: until one host is taken away by who lent it; None: none is; spot_notice_s: its warning.
-    straggler_mtbf_s: of a host, until it becomes slow; None: none do. straggler_slowdown: what the job then loses;
-    straggler_detect_s: until its host is exchanged, behind a checkpoint: each always the same, or a distribution.
-    jitter: what one host's step takes longer than predicted, as a share of it; all wait for the slowest of them.
-    price_per_gpu_hour: dollars; None: no cost is told.
-    replicas: runs played, each with failures of its own, from `seed`.
-    """
-
-    tokens: Count | None = Field(gt=0, le=10**18, default=None)
-    steps: Count | None = Field(gt=0, le=10**12, default=None)
-    checkpoint_interval_s: Annotated[Seconds | None, BeforeValidator(_interval)] = Field(gt=0, default=None)
-    failures: Failures = Failures()
-    detect_s: Seconds = Field(ge=0, default=180.0)
-    reschedule_s: Seconds = Field(ge=0, default=120.0)
-    load_s: Seconds | None = Field(ge=0, default=None)
-    warmup_s: Seconds = Field(ge=0, default=60.0)
-    spare_hosts: int = Field(ge=0, le=10**6, default=0)
-    repair_s: Seconds = Field(ge=0, default=0.0)
-    straggler_mtbf_s: Seconds | None = Field(gt=0, default=None)
-    straggler_slowdown: Shares = 0.1
-    straggler_detect_s: Times = 3600.0
-    spot_mtbf_s: Seconds | None = Field(gt=0, default=None)
-    spot_notice_s: Seconds = Field(ge=0, default=0.0)
-    jitter: Shares = 0.0
-    price_per_gpu_hour: float | None = Field(gt=0, le=10**6, default=None)
-    replicas: int = Field(ge=1, le=100_000, default=400)
-    seed: int = Field(ge=0, le=2**63, default=0)
+    tokens: Count | None = Field(
+        gt=0, le=10**18, default=None, description='tokens to train, also as `"15T"`; this or `steps`'
+    )
+    steps: Count | None = Field(gt=0, le=10**12, default=None, description="steps to train; this or `tokens`")
+    checkpoint_interval_s: Annotated[Seconds | None, BeforeValidator(_interval)] = Field(
+        gt=0,
+        default=None,
+        description='training between two checkpoints, at most one a step, and none before the last one is written; `"optimal"` (the default): Daly\'s',
+    )
+    failures: Failures = Field(default=Failures(), description="what interrupts")
+    detect_s: Seconds = Field(ge=0, default=180.0, description="until somebody notices that the job stands")
+    reschedule_s: Seconds = Field(ge=0, default=120.0, description="until its processes run again")
+    load_s: Seconds | None = Field(
+        ge=0, default=None, description="reading the state back; not set: at the rate at which storage reads"
+    )
+    warmup_s: Seconds = Field(ge=0, default=60.0, description="until steps run at speed")
+    spare_hosts: int = Field(
+        ge=0, le=10**6, default=0, description="hosts that stand by, and take the place of one that fails"
+    )
+    repair_s: Seconds = Field(
+        ge=0, default=0.0, description="until a host that failed is back, or another found; 0: hosts are never short"
+    )
+    straggler_mtbf_s: Seconds | None = Field(
+        gt=0, default=None, description="of a host, until it becomes slow; not set: none does"
+    )
+    straggler_slowdown: Shares = Field(
+        default=0.1, description="what the whole job then loses: a share, or a distribution of it"
+    )
+    straggler_detect_s: Times = Field(
+        default=3600.0, description="until that host is exchanged, behind a checkpoint: a time, or a distribution of it"
+    )
+    spot_mtbf_s: Seconds | None = Field(
+        gt=0, default=None, description="of a host, until who lent it takes it back; not set: never"
+    )
+    spot_notice_s: Seconds = Field(ge=0, default=0.0, description="the warning before")
+    jitter: Shares = Field(
+        default=0.0,
+        description="what one host's step takes longer than predicted, as a share of it, or a distribution; all wait for the slowest",
+    )
+    price_per_gpu_hour: float | None = Field(
+        gt=0, le=10**6, default=None, description="dollars; not set: no cost is given"
+    )
+    replicas: int = Field(ge=1, le=100_000, default=400, description="runs played, each with failures of its own")
+    seed: int = Field(ge=0, le=2**63, default=0, description="of what is drawn")
 
     @model_validator(mode="after")
     def _one_goal(self) -> Self:
