@@ -47,7 +47,10 @@ def run(study: Path | None, options: Options) -> int:
 
 def _asked(study: Path | None, options: Options) -> Study:
     flags = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
-    return read_study(study, flags, {}, options["settings"])
+    asked = read_study(study, flags, {}, options["settings"])
+    for note in asked.notes:
+        click.echo(f"shardwise: {note}", err=True)
+    return asked
 
 
 def _calibration(study: Path | None) -> str | None:

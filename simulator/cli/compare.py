@@ -18,6 +18,7 @@ from simulator.cli.options import (
     of_all_studies,
     placement_option,
     price_options,
+    tell_notes,
     write_json,
 )
 from simulator.cli.terminal import show
@@ -159,7 +160,7 @@ def subject_of(
 ) -> Subject:
     """A study under flags and settings, with its prices. Raises InputError with every fault."""
     priced = [setting for setting in settings if setting.strip().startswith("price.")]
-    study = read_study(file, flags, {}, [setting for setting in settings if setting not in priced])
+    study = tell_notes(read_study(file, flags, {}, [setting for setting in settings if setting not in priced]))
     return Subject(
         name=name,
         model=study.model,

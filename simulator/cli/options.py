@@ -12,6 +12,7 @@ import click
 from simulator.base.errors import Fault, InputError
 
 if TYPE_CHECKING:
+    from simulator.formats.study import Study
     from simulator.spec.prices import Prices
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -48,6 +49,17 @@ def of_all_studies(function: _Command) -> _Command:
     for flag, metavar in (("--nodes", "INTEGER"), ("--cluster", "NAME|FILE"), ("--model", "NAME|FILE")):
         function = click.option(flag, metavar=metavar, help=help_text)(function)
     return set_option(help_text)(function)
+
+
+def tell_notes(study: Study) -> Study:
+    """Say on stderr which keys of a study's files have moved: once a command, and in none of its workers."""
+    command = click.get_current_context(silent=True)
+    said: set[str] = command.meta.setdefault("simulator.notes", set()) if command else set(study.notes)
+    for note in study.notes:
+        if note not in said:
+            click.echo(f"shardwise: {note}", err=True)
+            said.add(note)
+    return study
 
 
 def input_options(function: _Command) -> _Command:

@@ -14,7 +14,7 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
-from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options
+from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options, tell_notes
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, predict
@@ -87,9 +87,7 @@ def study_of(study: Path | None, flags: dict[str, Any], settings: tuple[str, ...
     given = {name: text for name, text in flags.items() if text is not None}
     plan_flags = {name: text for name, text in given.items() if name in Plan.flat_fields()}
     inputs = {name: text for name, text in given.items() if name not in plan_flags}
-    asked = read_study(study, inputs, plan_flags, settings, imported)
-    for note in asked.notes:
-        click.echo(f"shardwise: {note}", err=True)
+    asked = tell_notes(read_study(study, inputs, plan_flags, settings, imported))
     if asked.draft is not None:
         from simulator.formats.study.imported import warnings
 

@@ -121,13 +121,14 @@ def _write(data: dict[str, Any]) -> None:
 
 def _predicted(study: Path | None) -> tuple[Sequence, Calibration]:
     """The requests of a study's first and steady step, and the calibration it is predicted with."""
+    from simulator.cli.options import tell_notes
     from simulator.formats.study import read_study
     from simulator.memory import write_history
     from simulator.memory.outside import workspace_bytes
     from simulator.spec.software.stack import Stack
     from simulator.work.ops import build_blocks
 
-    asked = read_study(study, {}, {}, ())
+    asked = tell_notes(read_study(study, {}, {}, ()))
     stack = asked.stack or Stack.load(asked.plan.stack)
     device = asked.cluster.device
     blocks = build_blocks(asked.model, stack, asked.plan)
