@@ -6,6 +6,7 @@ journals and reports keep that flat name, so both are read, and what is written 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -181,10 +182,12 @@ class Nested(Strict):
 
     @classmethod
     def in_records(cls, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Flat plain data as a file has it now: fields in their records, after what is in none."""
-        found = {name: value for name, value in data.items() if name not in cls._moved}
+        """Flat plain data as a file has it now: records after what is in none; a main field alone stands for its record."""
+        given = Counter(cls._moved[name][0] for name in data if name in cls._moved)
+        flat = {name for name in data if name not in cls._moved or (cls.is_main(name) and given[name] == 1)}
+        found = {name: value for name, value in data.items() if name in flat}
         for name, value in data.items():
-            if name in cls._moved:
+            if name not in flat:
                 record, field = cls._moved[name]
                 found.setdefault(record, {})[field] = value
         return found
@@ -205,6 +208,12 @@ class Nested(Strict):
     def moved_keys(cls, data: Mapping[str, Any]) -> dict[str, str]:
         """Flat keys of a written table that have moved, and where to. A main field may stay: `precision = "fp8"`."""
         return {key: ".".join(cls._moved[key]) for key in data if key in cls._moved and key != cls._moved[key][0]}
+
+    @classmethod
+    def moved_note(cls, file: str, data: Mapping[str, Any], prefix: str = "") -> tuple[str, ...]:
+        """A line that names the flat keys of a file and where they are now; nothing where it has none."""
+        moved = [f"{prefix}{old} is now {prefix}{new}" for old, new in cls.moved_keys(data).items()]
+        return (f"{file}: {', '.join(moved)}; both are read",) if moved else ()
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  any field's

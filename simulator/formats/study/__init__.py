@@ -28,7 +28,6 @@ from simulator.formats.study.tables import (
     StudyFile,
     located,
     merged,
-    moved_note,
     nested,
     of_root,
     relabelled,
@@ -137,10 +136,10 @@ class _Asked:
 
     def notes(self, plan: Plan) -> tuple[str, ...]:
         """Keys of the study's file and of the stack's that have moved."""
-        found = moved_note(self.name, self.written, Plan, "plan.")
+        found = Plan.moved_note(self.name, self.written, "plan.")
         if plan.stack.endswith(".toml"):
-            found += moved_note(plan.stack, read_toml(Path(plan.stack), StackError), Stack)
-        return found
+            found += Stack.moved_note(plan.stack, read_toml(Path(plan.stack), StackError))
+        return (*found, *(self.draft.notes if self.draft else ()))
 
 
 def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faults: Faults) -> Study:

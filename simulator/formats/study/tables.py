@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final, TypeVar
 from pydantic import Field
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.records import Nested
 from simulator.base.schema import Strict
 from simulator.base.value_errors import Expected
 from simulator.formats.study.overrides import Override, literal
@@ -140,12 +139,6 @@ def relabelled(fault: Fault, origins: Mapping[str, str], name: str, written: Map
         head = re.split(r"[.\[]", key, maxsplit=1)[0]
         path = f"plan.{Plan.spelled(head, written)}{key.removeprefix(head)}"
     return replace(fault, place=flag or f"{name}: {path}")
-
-
-def moved_note(name: str, written: Mapping[str, Any], table: type[Nested], prefix: str = "") -> tuple[str, ...]:
-    """A line that names the flat keys of a file and where they have moved; nothing where it has none."""
-    moved = [f"{prefix}{old} is now {prefix}{new}" for old, new in table.moved_keys(written).items()]
-    return (f"{name}: {', '.join(moved)}; both are read",) if moved else ()
 
 
 def of_root(overrides: Sequence[Override], root: str) -> list[Override]:

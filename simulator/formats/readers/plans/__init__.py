@@ -147,4 +147,5 @@ def _own(data: dict[str, Any], path: Path) -> Draft:
         cluster=cluster if isinstance(cluster, str) else None,
         stack=str(fields.get("stack", Plan.flat_fields()["stack"].default)),
         stack_why="the plan's own" if "stack" in fields else "the default",
+        notes=Plan.moved_note(str(path), table, "plan." if "plan" in data else ""),
     )

@@ -24,6 +24,7 @@ class Draft:
     num_data_parallel: ranks that read different sequences, where the file implies them.
     needed: Plan's fields that this format cannot state. by_model: fields that the model and the others decide; or a Fault.
     stack: the software preset taken, and why; stack_changes: its fields that the file states otherwise.
+    notes: keys of our own file that have moved.
     """
 
     format: str
@@ -46,6 +47,7 @@ class Draft:
     stack_changes: Mapping[str, tuple[object, str]] = field(default_factory=dict)
     settings: tuple[Setting, ...] = ()
     faults: tuple[Fault, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def named(self, *uses: str) -> tuple[Setting, ...]:
         """The settings of these uses, in the file's order."""

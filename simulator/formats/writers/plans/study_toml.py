@@ -14,12 +14,19 @@ def study_toml(plan: Plan, head: dict[str, str | int]) -> str:
     data |= {name: plan.value(name) for name in ("zero", "micro_batch_size", "num_micro_batches", "seq_len")}
     if data.get("sharding_strategy"):
         data.pop("zero")
-    tables = {name: data.pop(name) for name in [*data] if isinstance(data[name], dict)}
     lines = [f"{key} = {json.dumps(value)}" for key, value in head.items()]
-    lines += ["", "[plan]", *_entries(data, plan.num_data_parallel)]
-    for name, table in tables.items():
-        lines += ["", f"[plan.{name}]", *_entries(table)]
+    lines += _table("plan", Plan.in_records(data), plan.num_data_parallel)
     return "\n".join(lines).lstrip() + "\n"
+
+
+def _table(name: str, table: dict[str, Any], data_parallel: int = 0) -> list[str]:
+    """A table's lines and those of the tables in it."""
+    below = {key: value for key, value in table.items() if isinstance(value, dict)}
+    entries = _entries({key: value for key, value in table.items() if key not in below}, data_parallel)
+    lines = ["", f"[{name}]", *entries] if entries else []
+    for key, inner in below.items():
+        lines += _table(f"{name}.{key}", inner)
+    return lines
 
 
 def _entries(table: dict[str, Any], data_parallel: int = 0) -> list[str]:
