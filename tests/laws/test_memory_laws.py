@@ -10,6 +10,7 @@ from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocato
 from simulator.spec.cluster.device import Device, PeakFlop
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.software.records import Kernels
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.work.ops import build_blocks
 from simulator.work.script import resident_bytes
@@ -127,11 +128,14 @@ STACKS = st.builds(
     framework=st.just("drawn"),
     date=st.just("2026-01"),
     attention=st.builds(AttentionBackend, kernel=st.sampled_from(["flash2", "math"]), expand_kv_heads=st.booleans()),
-    blocks=st.sampled_from(["eager", "compiled", "fused"]),
-    norm=st.sampled_from(["eager", "fused"]),
-    rope=st.sampled_from(["half", "complex_fp32", "fused"]),
-    loss=st.sampled_from(["fp32_eager", "fp32_compiled", "fp32_in_place", "fused"]),
-    early_stop=st.booleans(),
+    kernels=st.builds(
+        Kernels,
+        blocks=st.sampled_from(["eager", "compiled", "fused"]),
+        norm=st.sampled_from(["eager", "fused"]),
+        rope=st.sampled_from(["half", "complex_fp32", "fused"]),
+        loss=st.sampled_from(["fp32_eager", "fp32_compiled", "fp32_in_place", "fused"]),
+        early_stop=st.booleans(),
+    ),
 )
 IMPLEMENTATIONS = [
     ("ddp", 0),
