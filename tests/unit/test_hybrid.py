@@ -257,8 +257,8 @@ def test_nemotron_4_of_nemo_2_has_its_activation_in_two_operators() -> None:
         vocab=256_000, mlp_kind="squared_relu", framework="NeMo 25.04 (Megatron-Core)",
     )  # fmt: skip
     new, old = resolve(row).stack, resolve(replace(row, framework="NeMo 24.09-24.12 (Megatron-Core)")).stack
-    assert (new.squared_relu, old.squared_relu) == ("operators", "fused")
-    assert (new.tp_overlap, new.weight_gradients) == ("userbuffers", "accumulated")
+    assert (new.kernels.squared_relu, old.kernels.squared_relu) == ("operators", "fused")
+    assert (new.overlap.tp, new.kernels.weight_gradients) == ("userbuffers", "accumulated")
 
 
 def test_a_row_of_another_depth_is_refused() -> None:

@@ -577,4 +577,4 @@ def test_nemo_24_splits_experts_over_tensor_parallel_ranks() -> None:
     grok = {"model_name": "grok1-314b", "n_experts": 8, "top_k": 2, "d_model": 6144, "n_heads": 48, "n_kv_heads": 8,
             "d_ff": 32768, "n_layers": 4, "vocab": None, "n_gpus": 16, "tp": 4, "pp": 1, "ep": 4, "dp": 4}  # fmt: skip
     old, new = (mixture(framework=name, **grok).plan for name in ("NeMo 24.09", "Megatron-Bridge 25.11"))
-    assert (old.etp, new.etp) == (4, 1)
+    assert (old.experts.etp, new.experts.etp) == (4, 1)

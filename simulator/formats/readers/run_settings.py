@@ -7,11 +7,13 @@ A key inside a table stands behind a further dot (`offload.optimizer`, `stack.at
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from simulator.base.schema import model_at
+from simulator.base.schema import Strict, model_at
 from simulator.formats.readers.csv_table import Parser, text_cell
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -29,7 +31,12 @@ def setting_of(column: str) -> str | None:
     noun, path = (first, rest) if first in _NOUNS and rest else ("plan", column)
     *tables, key = path.split(".")
     owner = model_at(_NOUNS.get(noun, Plan), tables)
-    return f"{noun}.{path}" if owner is not None and key in owner.model_fields else None
+    return f"{noun}.{path}" if owner is not None and key in _written(owner) else None
+
+
+def _written(owner: type[BaseModel]) -> Mapping[str, FieldInfo]:
+    """The keys that a file may have there."""
+    return owner.written_fields() if issubclass(owner, Strict) else owner.model_fields
 
 
 def setting_parser(setting: str) -> Parser:
@@ -37,7 +44,7 @@ def setting_parser(setting: str) -> Parser:
     noun, *tables, key = setting.split(".")
     owner = model_at(_NOUNS.get(noun, Plan), tables)
     assert owner is not None, setting
-    listed = "tuple" in str(owner.model_fields[key].annotation)
+    listed = "tuple" in str(_written(owner)[key].annotation)
 
     def parse(cell: str) -> object:
         words = [_value(word) for word in text_cell(cell).split()]
