@@ -371,13 +371,6 @@ def test_bytes_of_the_optimizer_a_parameter(fields: dict[str, object], per_param
     assert sum(k.num_bytes for k in kernels) == per_parameter * 10**6
 
 
-def test_clipping_reads_gradients_once_more_and_scales_them() -> None:
-    plain, clipped = (
-        sum(k.num_bytes for k in optimizer_kernels(10**6, 10, Plan(), clip=clip)) for clip in (False, True)
-    )
-    assert clipped - plain == 12 * 10**6 + 4 * 10
-
-
 def test_a_loop_launches_for_every_tensor() -> None:
     loop, foreach = (
         sum(k.launches for k in optimizer_kernels(10**6, 320, Plan(optimizer_impl=impl)) if isinstance(k, Stream))

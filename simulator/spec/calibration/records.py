@@ -5,7 +5,6 @@ from __future__ import annotations
 from pydantic import Field
 
 from simulator.base.schema import Strict
-from simulator.spec.cluster.device import Device
 
 
 class DriverCall(Strict):
@@ -46,13 +45,6 @@ class Interference(Strict):
     hbm_weight: float = Field(ge=0)
     memory_passes: float = Field(ge=0, default=2.0)
     sources: dict[str, str] = {}
-
-    def share(self, device: Device, link_bytes_per_s: float, num_channels: int | None = None) -> float:
-        """Share of the device's compute speed (0..0.9) lost while a collective moves `link_bytes_per_s`."""
-        channels = self.num_channels if num_channels is None else num_channels
-        sms = self.sms_per_channel * channels / device.num_sms
-        memory = self.hbm_weight * self.memory_passes * link_bytes_per_s / device.memory_bytes_per_s
-        return min(0.9, sms + memory)
 
 
 class MemoryOverheads(Strict):

@@ -181,7 +181,7 @@ def _live(
     return live
 
 
-def varied(sequence: Sequence, spread: float, times: int, seed: int = 0) -> Sequence | None:
+def varied(sequence: Sequence, spread: float, times: int) -> Sequence | None:
     """The step `times` times, each time with other sizes: 1 ± `spread`, evenly drawn, of large blocks that come and go.
 
     So do the activations of experts whose tokens change with every batch. None where the step cannot be repeated.
@@ -189,7 +189,7 @@ def varied(sequence: Sequence, spread: float, times: int, seed: int = 0) -> Sequ
     again = repeated(sequence, times)
     if again is None:
         return None
-    draw = random.Random(seed)  # noqa: S311  sizes, not secrets
+    draw = random.Random(0)  # noqa: S311  sizes, not secrets
     requests = [
         (what, number, round(num_bytes * draw.uniform(1 - spread, 1 + spread)), stream, kind)
         if what == ALLOC and kind != PERSISTENT and num_bytes > SMALL_BYTES

@@ -25,24 +25,18 @@ _FUSED: dict[str, tuple[_Pass, ...]] = {
 }
 
 
-def optimizer_kernels(numel: int, num_tensors: int, plan: Plan, *, clip: bool = False) -> tuple[Kernel, ...]:
+def optimizer_kernels(numel: int, num_tensors: int, plan: Plan) -> tuple[Kernel, ...]:
     """Kernels of one optimizer step over `numel` parameters in `num_tensors` tensors on one rank.
 
     foreach and loop make the same passes; fused makes one. 8-bit Adam is always fused and keeps two states of a byte
     (plus an fp32 scale each 2048). With 16-bit working copies beside the master weights (DeepSpeed, Megatron) the
-    gradients are widened before and the copies written after. `clip`: the gradients' norm, and their scaling.
+    gradients are widened before and the copies written after.
     """
     size = _sizes(plan)
     fused = plan.optimizer.impl == "fused" or plan.optimizer.kind == "adam8bit"
     passes = (_FUSED if fused else _FOREACH)[plan.optimizer.kind]
     launches = num_tensors if plan.optimizer.impl == "loop" else -(-num_tensors // _TENSORS_PER_LAUNCH)
     kernels: list[Kernel] = []
-    if clip:
-        gradient = size["g"] * numel
-        kernels += [
-            stream("reduce", gradient, 4 * num_tensors, launches),
-            stream("optimizer", gradient, gradient, launches),
-        ]
     copies = plan.traits.master_copy and plan.compute_dtype != plan.precision.master
     if copies and plan.gradient_dtype != plan.precision.master:
         kernels.append(conversion(numel, plan.gradient_dtype, plan.precision.master, launches))
