@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from simulator.memory.tape import DONE, FREE, INPUT, Event, Tape
@@ -52,18 +52,18 @@ class _Block:
 
 
 class Evictor:
-    """Writes the frees and allocations of one micro-batch's offload.
+    """Writes the frees and allocations of one micro-batch's offload. Blocks by their number in the pass.
 
     A block's tensors stay until the block after it has run, while they are copied; the last block's stay altogether.
-    They are back `ahead` blocks before their backward.
     """
 
-    def __init__(self, write: Callable[[Event], None], ahead: int) -> None:
-        self._write, self._ahead = write, ahead
-        self._blocks: list[_Block] = []
+    def __init__(self, write: Callable[[Event], None]) -> None:
+        self._write = write
+        self._blocks: dict[int, _Block] = {}
+        self._last: _Block | None = None
         self._given: tuple[int, int, int] | None = None
 
-    def forward(self, tape: Tape, base: int) -> None:
+    def forward(self, number: int, tape: Tape, base: int) -> None:
         """A block has run."""
         saved = [(base + slot, size, tag) for slot, size, tag in left_over(tape)]
         if self._given is not None and keeps_input(tape):
@@ -71,18 +71,16 @@ class Evictor:
         made = output_of(tape)
         if made is not None:
             self._given = (base + made[0], made[1], made[2])
-        if self._blocks:
-            before = self._blocks[-1]
-            before.gone = True
-            for slot, _, _ in before.saved:
+        if self._last is not None:
+            self._last.gone = True
+            for slot, _, _ in self._last.saved:
                 self._write((slot, FREE, COMPUTE, 0))
-        self._blocks.append(_Block(saved))
+        self._last = self._blocks[number] = _Block(saved)
 
-    def backward(self) -> None:
-        """The last block that has not gone backward is about to."""
-        for block in reversed(self._blocks[-1 - self._ahead :]):
+    def restore(self, numbers: Iterable[int]) -> None:
+        """What these blocks saved is back."""
+        for block in (self._blocks[number] for number in numbers if number in self._blocks):
             if block.gone:
                 block.gone = False
                 for slot, size, tag in block.saved:
                     self._write((slot, size, COMPUTE, tag))
-        self._blocks.pop()

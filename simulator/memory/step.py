@@ -74,7 +74,7 @@ class _InFlight:
     """A micro-batch between its forward and its backward.
 
     saved: (tape, base, input slot) of each unit that it passed. value: slot of what the last one made, an activation
-    or a gradient. own: gradients of the unit that ran last; head: those of the head. ones, loss: of the loss.
+    or a gradient. coming: units whose evicted activations were sent for. own: gradients of the unit that ran last; head: those of the head. ones, loss: of the loss.
     """
 
     index: int
@@ -85,6 +85,7 @@ class _InFlight:
     saved: dict[int, tuple[Tape, int, int]] = field(default_factory=dict)
     own: list[tuple[int, int]] = field(default_factory=list)
     head: list[tuple[int, int]] = field(default_factory=list)
+    coming: list[int] = field(default_factory=list)
     ones: int = 0
     loss: int = 0
 
@@ -208,7 +209,7 @@ class StepWriter:
             index=one.micro_batch,
             part=part,
             tapes=self._adding if adds else self._tapes,
-            evictor=Evictor(self.writer.events.append, plan.offload.prefetch) if evicts else None,
+            evictor=Evictor(self.writer.events.append) if evicts else None,
         )
         self._in_flight[one.micro_batch, one.chunk] = state
         groups = list(one.units)
@@ -265,10 +266,9 @@ class StepWriter:
                     self._run(state, number, unit, phase)
                 case Evict():
                     assert state.evictor is not None
-                    state.evictor.forward(tape, state.saved[number][1])
-                case Restore() if not state.part.chunk.is_head(number):
-                    assert state.evictor is not None
-                    state.evictor.backward()
+                    state.evictor.forward(number, tape, state.saved[number][1])
+                case Restore(_, fetches):
+                    self._restore(state, number, [one for one, _ in fetches])
                 case Reshard():
                     self.writer.at("forward", state.index, name, "reshard")
                     self.buffers.after_forward(unit)
@@ -285,6 +285,14 @@ class StepWriter:
             return ROOT, "head", tapes.head
         layer = part.unit(number)
         return layer, self._names[layer], layer_tape(tapes, self.plan, self._kinds[layer], layer)
+
+    def _restore(self, state: _InFlight, number: int, units: list[int]) -> None:
+        """What the head sends for arrives behind its own backward: nothing of the head's has left."""
+        assert state.evictor is not None
+        state.coming += units
+        if not state.part.chunk.is_head(number):
+            state.evictor.restore(state.coming)
+            state.coming = []
 
     def _unshard(self, state: _InFlight, one: Pass, instruction: Unshard, unit: int, name: str, tape: Tape) -> None:
         """The hook before a unit; in the forward, behind what the unit makes before its hooks run."""

@@ -83,17 +83,13 @@ def after_forward(build: Builder, moves: Moves, unit: str, index: int, computed:
     build.remember("evict", unit, index, build.transfer(f"evict {unit} mb{index}", _OUT[_place(moves)], size, computed))
 
 
-def before_backward(build: Builder, moves: Moves, unit: str, index: int) -> None:
-    """The next compute waits for its activations; those of `prefetch` blocks ahead follow as their room gets free."""
-    position, ahead = moves.order.index(unit), moves.plan.offload.prefetch
-    for coming in range(position, max(position - ahead, 0) - 1, -1):
-        name = moves.order[coming]
-        if build.found("restore", name, index) is None:
-            later = moves.order[coming + 1 + ahead] if coming + 1 + ahead < len(moves.order) else ""
-            after = build.found("evict", name, index), build.found("backward", later, index)
-            size = moves.units[name].activation_bytes
-            restored = build.transfer(f"restore {name} mb{index}", _BACK[_place(moves)], size, *after)
-            build.remember("restore", name, index, restored)
+def before_backward(build: Builder, moves: Moves, unit: str, index: int, fetches: Sequence[tuple[str, str]]) -> None:
+    """The next compute waits for its activations. fetches: blocks whose activations come now, and whose room they take."""
+    for name, room in fetches:
+        after = build.found("evict", name, index), build.found("backward", room, index)
+        size = moves.units[name].activation_bytes
+        restored = build.transfer(f"restore {name} mb{index}", _BACK[_place(moves)], size, *after)
+        build.remember("restore", name, index, restored)
     build.hold(build.found("restore", unit, index))
 
 

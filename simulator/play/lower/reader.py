@@ -173,8 +173,9 @@ class StageReader:
                 self._run(state, instruction, unit)
             case Evict():
                 offloading.after_forward(build, moves, unit.name, index, state.computed)
-            case Restore():
-                offloading.before_backward(build, moves, unit.name, index)
+            case Restore(_, fetches):
+                names = [(self._name(state, one), self._name(state, room)) for one, room in fetches]
+                offloading.before_backward(build, moves, unit.name, index, names)
             case Gradient(number):
                 state.computed = self._accumulated(unit, index, state.computed)
                 state.done[number] = state.computed
@@ -188,6 +189,9 @@ class StageReader:
                 gather_updated(build, unit)
             case _:
                 pass
+
+    def _name(self, state: _PassState, unit: int | None) -> str:
+        return "" if unit is None else state.step.units[unit].name
 
     def _unshard(self, state: _PassState, instruction: Unshard, unit: ScheduledUnit) -> None:
         for number, waits_for in instruction.gathers:

@@ -52,9 +52,14 @@ class Evict(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """What the unit's backward needs comes back to the GPU, and meanwhile that of units ahead."""
+    """What the unit's backward needs must be back on the GPU.
+
+    fetches: what to send for now, as (unit, unit whose backward in this pass makes room; None: there is room). It may be
+    of units ahead.
+    """
 
     unit: int
+    fetches: tuple[tuple[int, int | None], ...] = ()
 
 
 class Gradient(NamedTuple):

@@ -57,6 +57,16 @@ class Chunk:
         return self.embedding and unit == 0
 
 
+def ahead(unit: int, depth: int, last: int) -> Gathers:
+    """What a backward sends for before a unit, so that it comes `depth` units ahead: all of these before the last unit.
+
+    Each waits for the backward of the unit whose room it takes.
+    """
+    newest = unit - depth
+    coming = range(last, newest - 1, -1) if unit == last else range(newest, newest - 1, -1)
+    return tuple((one, one + depth + 1 if one + depth + 1 <= last else None) for one in coming if one >= 0)
+
+
 class Order:
     """What the passes of every implementation have in common. Subclasses say what they gather and when."""
 
@@ -117,7 +127,7 @@ class Order:
         if direction != "inputs":
             yield Unshard(unit, self.backward_gathers(plan, chunk, unit))
         if plan.offload.activations != "none":
-            yield Restore(unit)
+            yield Restore(unit, ahead(unit, plan.offload.prefetch, chunk.num_units - 1))
         yield Run(unit, phase, self.backward_after(chunk, unit))
         if direction != "inputs":
             yield Gradient(unit)
@@ -165,10 +175,7 @@ class Sharded(Order):
     @override
     def backward_gathers(self, plan: Plan, chunk: Chunk, unit: int) -> Gathers:
         """The unit itself if nobody gathered it ahead, and those `backward_prefetch` units ahead."""
-        depth, last = plan.fsdp.backward_prefetch, chunk.num_units - 1
-        newest = unit - depth
-        ahead = range(last, newest - 1, -1) if unit == last else range(newest, newest - 1, -1)
-        return tuple((one, one + depth + 1 if one + depth + 1 <= last else None) for one in ahead if one >= 0)
+        return ahead(unit, plan.fsdp.backward_prefetch, chunk.num_units - 1)
 
     @override
     def backward_after(self, chunk: Chunk, unit: int) -> int | None:
