@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -77,10 +77,9 @@ class Device(Strict):
         return self.cuda_memory_bytes or self.memory_bytes
 
     @classmethod
-    def load(cls, name: str) -> Self:
+    def load(cls, name: str) -> Device:
         """The device of that name or alias, or of a TOML file. Raises ClusterError with the nearest names."""
-        path = Path(name) if name.endswith(".toml") else DEVICES / f"{cls.resolve(name)}.toml"
-        return cls.parse(read_toml(path, ClusterError), str(path), ClusterError, from_file=True)
+        return _read(Path(name)) if name.endswith(".toml") else _shipped(cls.resolve(name))
 
     @classmethod
     def resolve(cls, alias: str) -> str:
@@ -98,6 +97,15 @@ class Device(Strict):
                 )
             )
         return found
+
+
+def _read(path: Path) -> Device:
+    return Device.parse(read_toml(path, ClusterError), str(path), ClusterError, from_file=True)
+
+
+@cache  # what ships does not change while a process runs
+def _shipped(name: str) -> Device:
+    return _read(DEVICES / f"{name}.toml")
 
 
 @cache

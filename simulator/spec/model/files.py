@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ PRESETS = TOPOLOGIES / "models"
 MAX_FILE_BYTES = 4 * 2**20  # a config.json has some kilobytes; what is larger is not one
 
 
+@cache
 def preset_names() -> tuple[str, ...]:
     """Names that `Model.load` knows, sorted."""
     return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))

@@ -5,6 +5,7 @@ Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L laye
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -68,7 +69,7 @@ class Model(ModelParameters, defer_build=False):
         """
         text = str(name_or_path)
         if text in preset_names():
-            return cls._from_toml(PRESETS / f"{text}.toml")
+            return _preset(text)
         path = Path(text)
         if path.is_dir():
             path = path / "config.json"
@@ -84,3 +85,8 @@ class Model(ModelParameters, defer_build=False):
     @staticmethod
     def _from_toml(path: Path) -> Model:
         return Model.parse(model_fields(path), str(path), ModelError)
+
+
+@cache  # what ships does not change while a process runs
+def _preset(name: str) -> Model:
+    return Model.parse(model_fields(PRESETS / f"{name}.toml"), f"{PRESETS / name}.toml", ModelError)
