@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from simulator.predict import MemoryUse, Prediction, Source
 from simulator.work.trace import MemoryTrace, Timeline
@@ -13,6 +16,25 @@ from tests import examples
 examples.load()  # before hypothesis reads its own option, --hypothesis-profile
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+# Files whose fixtures cost seconds: one worker makes them and runs all that asks for them
+TOGETHER = ("tests/validate/test_bench_cpu.py", "tests/validate/test_run_fake.py", "tests/unit/test_remedy_search.py")
+
+
+class _ByCost(LoadScopeScheduling):
+    """Tests one by one to whichever worker is free, but files of `TOGETHER` whole."""
+
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return file if file in TOGETHER else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByCost:
+    """Not xdist's own loadgroup: xdist 3.8 writes groups where pytest 9.2 does not read them."""
+    return _ByCost(config, log)
 
 
 @pytest.fixture(scope="session")

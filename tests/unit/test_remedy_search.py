@@ -17,8 +17,6 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.ops import build_blocks
 
-pytestmark = pytest.mark.xdist_group("fitting")  # one short plan, of which remedies are looked for once
-
 GIB = 2**30
 MODEL = Model.load("llama3.2-1b")
 NODE = Cluster.load("hgx-h100-8")

@@ -22,8 +22,6 @@ from validate.benches import spread
 from validate.measure import Job, measure
 from validate.samples import read_samples
 
-pytestmark = pytest.mark.xdist_group("machine")  # one worker measures, and no other one beside it
-
 TINY = Model(name="tiny", num_layers=2, d_model=64, num_heads=4, num_kv_heads=2, d_ff=128, vocab_size=256)
 PLANS = {
     "ddp": {"dp_replicate": 2, "zero": 0},

@@ -186,7 +186,6 @@ def kept_guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.mark.xdist_group("guard")
 @pytest.mark.usefixtures("kept_guard")
 @pytest.mark.parametrize("number", ["85"])  # every other one has been checked by hand, and takes as long
 def test_rows_measured_for_cuda_to_the_byte(number: str) -> None:
@@ -225,7 +224,6 @@ def played(option: str) -> TrackedMemory:
     return fake.play(TINY, plan(dp_shard=4, **OPTIONS[option]), CPU)
 
 
-@pytest.mark.xdist_group("options")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_of_a_plan_reaches_torch(option: str) -> None:
     """The simulator derives the same step from PyTorch's rules; random states of attention (24 B a layer) apart."""
@@ -283,7 +281,6 @@ def test_a_stack_with_a_fused_norm_is_told_that_operators_were_played() -> None:
     [{"dp_shard": 2, "dp_replicate": 2}, {"dp_shard": 4, "precision": "fp32", "num_micro_batches": 2}],
     ids=["replicas", "fp32, accumulated"],
 )
-@pytest.mark.xdist_group("guard")
 @pytest.mark.usefixtures("kept_guard")
 def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any]) -> None:
     if guard.needs_guard() and guard.compiler() is None:
@@ -301,7 +298,6 @@ def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any]) -> 
     assert set(compared.values()) == {0}
 
 
-@pytest.mark.xdist_group("options")
 def test_options_make_a_difference() -> None:
     """Otherwise the test above would hold of a player that ignores them."""
     courses = map(played, OPTIONS)
