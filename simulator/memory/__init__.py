@@ -1,6 +1,6 @@
 """Memory: what is alive when in a step, who owns it at the peak, and what the caching allocator reserves for it.
 
-`simulate_memory` writes a first and a steady step as allocations and frees (`step`, `strategies`), sums the live bytes
+`simulate_memory` writes a first and a steady step as allocations and frees (`step`), sums the live bytes
 and plays the same sequence through the caching allocator. There is no clock in here.
 """
 

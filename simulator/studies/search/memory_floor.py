@@ -1,6 +1,6 @@
 """A lower bound of a plan's peak memory without simulating its step: resident memory, and what must be live together.
 
-Between steps a rank holds its parameters, optimizer state and buffers (`zero.resident_bytes`). At the end of the
+Between steps a rank holds its parameters, optimizer state and buffers (`work.script.resident_bytes`). At the end of the
 forwards that a schedule keeps in flight, it also holds what their layers save for the backward (`memory.tape`, the
 events that the full simulation replays), and then what the first layer's backward needs; at the optimizer, it also holds
 the gradients that the backward left. No allocator can do with less, so a plan whose floor exceeds the device cannot fit.

@@ -74,7 +74,7 @@ class TimeFloor:
         return _Floor(self, plan).least_s() * _ROUNDING
 
     def all_passes(self, plan: Plan) -> Passes:
-        """Of the first stage's share with both ends of the model: what `lower.power` counts."""
+        """Of the first stage's share with both ends of the model: what `play.lower.power` counts."""
         shard = self.shards.of(plan)
         key = (*_shards(plan), self.shards.content(shard))
         found = self._passes.get(key)
@@ -178,7 +178,7 @@ class _Floor:
     # -- the clock -------------------------------------------------------------------------------------------------
 
     def _use_step(self) -> int:
-        """A grid point at most at the plan's mean use: the two rounds of `lower.power`, each rounded down."""
+        """A grid point at most at the plan's mean use: the two rounds of `play.lower.power`, each rounded down."""
         base, plan = self.base, self.plan
         if not base.clocks.depend_on_use:
             return GRID
@@ -198,7 +198,7 @@ class _Floor:
         return grid_below(used / whole)
 
     def _use(self, step: int, passes: Passes) -> Use:
-        """Of one micro-batch, as `lower.power` counts it."""
+        """Of one micro-batch, as `play.lower.power` counts it."""
         plan, clock = self.plan, self.base.clocks.at(step)
         gather, gradient, keep, add, update = passes.uses(clock, step)
         first = 1 / plan.num_micro_batches
