@@ -6,6 +6,7 @@ The implementations stand in `simulator.work.script`, one file each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from simulator.base.registry import IMPLEMENTATIONS
@@ -56,6 +57,7 @@ class Traits:
     takes_local_steps: bool = False
 
 
+@cache  # a registered value stays: plans ask thousands of times
 def traits_of(name: str) -> Traits:
     """Of a known implementation. Raises KeyError for a name that nobody registered."""
     found: Traits = IMPLEMENTATIONS[name].traits
@@ -67,6 +69,7 @@ def implementation_names() -> tuple[str, ...]:
     return IMPLEMENTATIONS.names()
 
 
+@cache
 def default_implementation(zero: int) -> str:
     """The usual implementation of a ZeRO stage. Raises KeyError where none is."""
     for name in implementation_names():
