@@ -1,6 +1,7 @@
 """The example of CONTRIBUTING: an implementation in one file is predicted, in time and in memory, with no other change."""
 
 import re
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 from simulator import Cluster, Model, Plan, Prediction, predict
 from simulator.base.registry import IMPLEMENTATIONS
 from simulator.cli import main
-from simulator.work.script import Implementation, register
+from simulator.spec.software.stack import Stack
+from simulator.work.script import Implementation, register, step_script
+from simulator.work.script.instructions import Pass, Unshard
+from simulator.work.script.order import Chunk
 
 PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 CLUSTER = Cluster.load("hgx-h100-8")
@@ -49,12 +53,22 @@ def test_a_new_implementation_is_one_file(in_pairs: Implementation) -> None:
 
 
 def _layer_numels() -> list[tuple[str, int]]:
-    from math import prod
-
     return [(name, prod(shape)) for name, shape in MODEL.parameter_shapes("layer")]
 
 
-def test_units_are_gathered_two_at_a_time(in_pairs: Implementation) -> None:
+def test_its_script_gathers_two_units_where_the_usual_one_gathers_one(in_pairs: Implementation) -> None:
+    stack, chunk = Stack.load("torch-2.6-eager"), Chunk(num_layers=4)  # six units with both ends of the model
+    forward, backward, *_ = step_script(Plan(dp_shard=8, data_parallel=in_pairs.traits.name), stack, [chunk], 1)
+    for one, units in (
+        (forward, [[0, 1], [], [2, 3], [], [4, 5], []]),
+        (backward, [[5, 4], [], [3, 2], [], [1, 0], []]),
+    ):
+        assert isinstance(one, Pass)
+        sent = [step.gathers for group in one.units for step in group if isinstance(step, Unshard)]
+        assert [[unit for unit, _ in each] for each in sent] == units
+
+
+def test_each_layer_is_gathered_once_in_the_usual_order(in_pairs: Implementation) -> None:
     for direction in ("forward", "backward"):
         alone = gathers(predicted("fsdp2"), direction)
         paired = gathers(predicted(in_pairs.traits.name), direction)
