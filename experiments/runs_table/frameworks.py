@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Literal
 
-from simulator.spec.calibration import Calibration
-from simulator.spec.cluster.device import Device
 from simulator.spec.plan import DataParallel
-from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.studies.backtest.rows import RunRow
 
 FlopConvention = Literal["full_attention", "half_attention_all_weights", "hardware_2021"]
@@ -384,36 +380,6 @@ FRAMEWORKS: tuple[FrameworkRule, ...] = (
     ),
     FrameworkRule(pattern=r"", eager="torch-2.6-eager", compiled="torch-2.11-compiled", optimizer_impl="foreach"),
 )
-
-
-def with_attention(stack: Stack, *, flash: str | None, device: Device) -> Stack:
-    """The stack with unfused attention where a row says n, a tiled kernel where it says y.
-
-    A tiled kernel whose speed nobody measured on the device is taken as flash-attention 2.
-    """
-    attention = stack.attention
-    tiled = attention.kernel != "math" if flash is None else flash == "y"
-    if not tiled:
-        kernel = "math"
-    elif attention.kernel == "math" or not _measured(attention, device):
-        kernel = "flash2"
-    else:
-        return stack
-    if kernel == attention.kernel:
-        return stack
-    return stack.copy_with(attention=AttentionBackend.model_validate({"kernel": kernel}))
-
-
-def _measured(attention: AttentionBackend, device: Device) -> bool:
-    stated = attention.forward_efficiency or attention.backward_efficiency
-    if stated:
-        return device.architecture in stated
-    return any(attention.kernel in curve.kernels for curve in _calibration(device.name).attention)
-
-
-@cache
-def _calibration(device: str) -> Calibration:
-    return Calibration.for_device(Device.load(device))
 
 
 def framework_rule(row: RunRow) -> FrameworkRule:

@@ -11,7 +11,7 @@ from typing import Any
 
 from runs_table import arguments, nemo
 from runs_table.choices import choices
-from runs_table.frameworks import FrameworkRule, framework_rule, with_attention
+from runs_table.frameworks import FrameworkRule, framework_rule
 from runs_table.published import is_hybrid
 from runs_table.recipes import package_fields, published_recipe
 from runs_table.rules import (
@@ -38,6 +38,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.beyond import beyond_models
 from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.resolve import with_attention
 from simulator.studies.backtest.rows import RunRow
 
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")

@@ -206,7 +206,7 @@ def _stack_of(row: RunRow, name: str, device: Device) -> Stack:
     """The stack with what the row says otherwise; the attention that `flash_attn` says, unless the row names its kernel."""
     stack, stated = _stack(name), row.of("stack")
     if "attention" not in stated:
-        stack = _with_attention(stack, flash=row.flash_attn, device=device)
+        stack = with_attention(stack, flash=row.flash_attn, device=device)
     if not stated:
         return stack
     data = merged(stack.model_dump(exclude_unset=True), stated)
@@ -216,7 +216,7 @@ def _stack_of(row: RunRow, name: str, device: Device) -> Stack:
 _stack = cache(Stack.load)
 
 
-def _with_attention(stack: Stack, *, flash: str | None, device: Device) -> Stack:
+def with_attention(stack: Stack, *, flash: str | None, device: Device) -> Stack:
     """The stack with unfused attention where a row says n, a tiled kernel where it says y.
 
     A tiled kernel whose speed nobody measured on the device is taken as flash-attention 2.
