@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from simulator.studies.backtest import collectives, collectives_text, evaluate, text
 from simulator.studies.backtest.collectives import CollectivesReport
-from simulator.studies.backtest.evaluate import Progress
+from simulator.studies.backtest.outcome import Progress
 from simulator.studies.backtest.report import BacktestReport
 from simulator.studies.backtest.rows import Table
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from simulator.studies.backtest.outcome import RowOutcome, Work
 from simulator.studies.backtest.scores import error_score, quantile
@@ -70,19 +70,11 @@ def _baseline(
     n = len(samples)
     if n < MIN_ROWS[name]:
         reason = f"{n} rows are too few: {MIN_ROWS[name]} are needed to fit on half and test on half"
-        return Baseline(name=name, n=n, median_abs_error=None, p90_abs_error=None, bias=None, reason=reason)
+        return Baseline(name=name, reason=reason, **{**asdict(error_score([])), "n": n})
     errors: list[float] = []
     for split in range(NUM_SPLITS):
         order = list(samples)
         random.Random(f"{seed}|{split}").shuffle(order)  # noqa: S311  a reproducible draw, not a secret
         predict = fit(order[: n // 2])
         errors += [predict(work) / measured - 1 for work, measured in order[n // 2 :]]
-    score = error_score(errors)
-    return Baseline(
-        name=name,
-        n=n,
-        median_abs_error=score.median_abs_error,
-        p90_abs_error=score.p90_abs_error,
-        bias=score.bias,
-        reason=None,
-    )
+    return Baseline(name=name, reason=None, **{**asdict(error_score(errors)), "n": n})

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any, Final, Literal
 
-from simulator.base.errors import InputError
 from simulator.studies.backtest.collective_rules import degraded, resolve
-from simulator.studies.backtest.outcome import RefusedError
+from simulator.studies.backtest.outcome import Progress, Report, Status, gathered, judged, relative_error
 from simulator.studies.backtest.rows import BadRow, CollectiveRow, Table
 from simulator.studies.backtest.scores import ErrorScore, error_score, quantile
 from simulator.work.collectives import choose
 
-SCHEMA_VERSION: Final = 1
 SizeClass = Literal["< 64 KiB", "64 KiB – 64 MiB", "≥ 64 MiB"]
 SIZE_CLASSES: Final[tuple[SizeClass, ...]] = ("< 64 KiB", "64 KiB – 64 MiB", "≥ 64 MiB")
 _BORDERS = (64 * 2**10, 64 * 2**20)
 _REPEATED: Final = re.compile(r"repeat \d+|dir version \S+")  # what tells a source's repeats apart, not its settings
-Status = Literal["ok", "refused", "bad", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +53,7 @@ class CollectiveOutcome:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, minus 1."""
-        both = self.predicted_time_s and self.measured_time_s
-        return self.predicted_time_s / self.measured_time_s - 1 if both else None  # type: ignore[operator]  # both are there
+        return relative_error(self.predicted_time_s, self.measured_time_s)
 
     @property
     def size_class(self) -> SizeClass | None:
@@ -84,18 +79,11 @@ class CollectiveGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectivesReport:
+class CollectivesReport(Report[CollectiveOutcome]):
     """Every row of a table in its order; a group for each machine, collective and size class; one for each class."""
 
-    table: str
-    interrupted: bool
     groups: tuple[CollectiveGroup, ...]
     totals: tuple[CollectiveGroup, ...]
-    outcomes: tuple[CollectiveOutcome, ...]
-    unread: tuple[str, ...] = ()
-
-    def count(self, status: Status) -> int:
-        return sum(o.status == status for o in self.outcomes)
 
     @property
     def refused(self) -> dict[str, int]:
@@ -112,10 +100,7 @@ class CollectivesReport:
         """Plain data for `json.dumps`; docs/reference/collectives-table.md describes every key."""
         logged, agree = self.logged
         return {
-            "schema_version": SCHEMA_VERSION,
-            "table": self.table,
-            "interrupted": self.interrupted,
-            "unread_columns": list(self.unread),
+            **self.head_json(),
             "totals": [_flat(group) for group in self.totals],
             "groups": [_flat(group) for group in self.groups],
             "refused": self.refused,
@@ -132,21 +117,13 @@ def _flat(group: CollectiveGroup) -> dict[str, Any]:
     return {**data, **score}
 
 
-def run(table: Table, *, progress: Callable[[int, int], None] | None = None) -> CollectivesReport:
+def run(table: Table, *, progress: Progress | None = None) -> CollectivesReport:
     """Predict every row of a table of collectives, in its order.
 
     Ctrl-C ends it early: the report then holds the rows done so far and is marked `interrupted`.
     """
     rows = [row for row in table.rows if isinstance(row, CollectiveRow | BadRow)]
-    outcomes: list[CollectiveOutcome] = []
-    interrupted = False
-    try:
-        for row in rows:
-            outcomes.append(evaluate_row(row))
-            if progress is not None and len(outcomes) % 100 == 0:
-                progress(len(outcomes), len(rows))
-    except KeyboardInterrupt:
-        interrupted = True
+    outcomes, interrupted = gathered(map(evaluate_row, rows), len(rows), progress)
     return make_report(table, rows, outcomes, interrupted=interrupted)
 
 
@@ -164,14 +141,7 @@ def evaluate_row(row: CollectiveRow | BadRow) -> CollectiveOutcome:
         measured_time_s=row.time_us * 1e-6,
         degraded=degraded(row) or None,
     )
-    try:
-        return _predicted(row, start)
-    except RefusedError as exc:
-        return replace(start, status="refused", kind=exc.kind, reason=str(exc))
-    except InputError as exc:
-        return replace(start, status="refused", kind=f"{exc.noun} refused", reason="; ".join(map(str, exc.faults)))
-    except Exception as exc:  # noqa: BLE001  one row's defect must not cost the others
-        return replace(start, reason=f"{type(exc).__name__}: {exc}")
+    return judged(start, lambda: _predicted(row, start))
 
 
 def _predicted(row: CollectiveRow, start: CollectiveOutcome) -> CollectiveOutcome:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import get_args
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
@@ -11,23 +11,15 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.base.units import counted
-from simulator.studies.backtest.collectives import SIZE_CLASSES, CollectiveGroup, CollectivesReport, Status
-from simulator.studies.backtest.text import percent
-
-_MAX_LISTED = 20
+from simulator.studies.backtest.collectives import SIZE_CLASSES, CollectiveGroup, CollectivesReport
+from simulator.studies.backtest.text import faulty, headline, percent
 
 
 def render(report: CollectivesReport) -> RenderableType:
     """Tables for a rich console."""
-    parts: list[RenderableType] = [Text(_headline(report)), _totals(report), _machines(report)]
+    parts: list[RenderableType] = [Text(headline(report)), _totals(report), _machines(report)]
     parts += [Text(line) for line in _left_out(report)]
     return Lines(*parts)
-
-
-def _headline(report: CollectivesReport) -> str:
-    counts = ", ".join(f"{report.count(s)} {s}" for s in get_args(Status) if report.count(s))
-    end = " (interrupted: the rows done so far)" if report.interrupted else ""
-    return f"{len(report.outcomes)} rows of {report.table}: {counts or 'none'}{end}"
 
 
 def _totals(report: CollectivesReport) -> Table:
@@ -69,10 +61,7 @@ def _cell(group: CollectiveGroup) -> str:
 def _left_out(report: CollectivesReport) -> Iterator[str]:
     for column in report.unread:
         yield f"column not read: {column}"
-    flagged: dict[str, int] = {}
-    for outcome in report.outcomes:
-        if outcome.degraded:
-            flagged[outcome.degraded] = flagged.get(outcome.degraded, 0) + 1
+    flagged = Counter(outcome.degraded for outcome in report.outcomes if outcome.degraded)
     for reason, count in flagged.items():
         yield f"flagged, not scored: {counted(count, 'row')}: {reason}"
     repeated = sum(o.duplicate_of is not None for o in report.outcomes)
@@ -83,8 +72,4 @@ def _left_out(report: CollectivesReport) -> Iterator[str]:
     logged, agree = report.logged
     if logged:
         yield f"algorithm as logged: {agree} of {logged} rows"
-    faulty = [o for o in report.outcomes if o.status in ("bad", "failed")]
-    for outcome in faulty[:_MAX_LISTED]:
-        yield f"line {outcome.line}: {outcome.status}: {outcome.reason}"
-    if len(faulty) > _MAX_LISTED:
-        yield f"… and {len(faulty) - _MAX_LISTED} more; --json lists all"
+    yield from faulty(report.outcomes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, replace
 
@@ -10,8 +10,8 @@ from simulator.base.errors import InputError
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.predict import Prediction, predict
 from simulator.studies.backtest import memory_rows
-from simulator.studies.backtest.measured import MEMORY_FIGURES, NoStepTimeError, memory_bytes
-from simulator.studies.backtest.outcome import RefusedError, RowOutcome
+from simulator.studies.backtest.measured import MEMORY_FIGURES, memory_bytes
+from simulator.studies.backtest.outcome import Progress, RefusedError, RowOutcome, gathered, judged
 from simulator.studies.backtest.report import BacktestReport, make_report
 from simulator.studies.backtest.resolve import Run, resolve
 from simulator.studies.backtest.rows import BadRow, CollectiveRow, MemoryRow, RunRow, Table
@@ -20,7 +20,6 @@ from simulator.studies.backtest.work import measured_step_s, work_of
 from simulator.work.ops import build_blocks
 
 Row = RunRow | MemoryRow | CollectiveRow | BadRow
-Progress = Callable[[int, int], None]  # rows done, rows in all
 
 
 def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> BacktestReport:
@@ -29,15 +28,7 @@ def run(table: Table, *, progress: Progress | None = None, jobs: int = 1) -> Bac
     progress is called after each row. jobs: processes; the report does not depend on it. Ctrl-C ends it early: the report
     then holds the rows done so far and is marked `interrupted`.
     """
-    outcomes: list[RowOutcome] = []
-    interrupted = False
-    try:
-        for outcome in _evaluated(table.rows, jobs):
-            outcomes.append(outcome)
-            if progress is not None:
-                progress(len(outcomes), len(table.rows))
-    except KeyboardInterrupt:
-        interrupted = True
+    outcomes, interrupted = gathered(_evaluated(table.rows, jobs), len(table.rows), progress)
     marked = _without_repeats(table.rows, outcomes)
     return make_report(table.name, marked, interrupted=interrupted, unread=table.unread)
 
@@ -60,17 +51,11 @@ def evaluate_row(row: Row) -> RowOutcome:
         raise TypeError("rows of collectives have a study of their own")
     if isinstance(row, BadRow):
         return RowOutcome(id=row.id, line=row.line, status="bad", reason="; ".join(map(str, row.faults)))
-    start = _started(row) if isinstance(row, RunRow) else memory_rows.started(row)
-    try:
-        return _predicted(row, start) if isinstance(row, RunRow) else memory_rows.judged(row, start)
-    except RefusedError as exc:
-        return replace(start, status="refused", kind=exc.kind, reason=str(exc))
-    except NoStepTimeError as exc:
-        return replace(start, status="refused", kind="metric", reason=str(exc))
-    except InputError as exc:
-        return replace(start, status="refused", kind=f"{exc.noun} refused", reason="; ".join(map(str, exc.faults)))
-    except Exception as exc:  # noqa: BLE001  one row's defect must not cost the others
-        return replace(start, reason=f"{type(exc).__name__}: {exc}")
+    if isinstance(row, RunRow):
+        run_start = _started(row)
+        return judged(run_start, lambda: _predicted(row, run_start))
+    start = memory_rows.started(row)
+    return judged(start, lambda: memory_rows.judged(row, start))
 
 
 def _started(row: RunRow) -> RowOutcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from simulator.spec.model import Model
+from simulator.studies.backtest.outcome import RefusedError
 from simulator.studies.backtest.rows import FlopConvention, RunRow
 
 MemoryFigure = Literal["allocated", "reserved", "used"]
@@ -18,8 +19,12 @@ MEMORY_FIGURES: dict[str, tuple[MemoryFigure, int]] = {
 }
 
 
-class NoStepTimeError(Exception):
+class NoStepTimeError(RefusedError):
     """The row's metric cannot be turned into seconds; the message says why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__((why, ""))
+        self.kind = "metric"
 
 
 def step_seconds(row: RunRow, num_devices: int, convention: FlopConvention, model: Model) -> float | None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
+from simulator.base.errors import InputError
+
+SCHEMA_VERSION: Final = (
+    1  # of the reports; rises when a key is removed or changes its meaning; new keys do not raise it
+)
+Progress = Callable[[int, int], None]  # rows done, rows in all
 Status = Literal["ok", "refused", "bad", "failed", "calibration"]
 
 
@@ -15,6 +21,69 @@ class RefusedError(Exception):
     def __init__(self, *reasons: tuple[str, str]) -> None:
         super().__init__("; ".join(f"{kind}: {detail}" if detail else kind for kind, detail in reasons))
         self.kind = reasons[0][0]
+
+
+class Judged(Protocol):
+    """What all outcomes say."""
+
+    @property
+    def line(self) -> int: ...
+    @property
+    def status(self) -> Status: ...
+    @property
+    def reason(self) -> str | None: ...
+
+
+O = TypeVar("O", bound=Judged)  # noqa: E741  an outcome
+
+
+def judged(start: Any, judge: Callable[[], O]) -> O:  # noqa: ANN401  replace() knows no protocol
+    """What `judge` makes of a row, or why it does not: an unexpected exception leaves the status of `start`, `failed`."""
+    try:
+        return judge()
+    except RefusedError as exc:
+        return replace(start, status="refused", kind=exc.kind, reason=str(exc))  # type: ignore[no-any-return]
+    except InputError as exc:
+        told = "; ".join(map(str, exc.faults))
+        return replace(start, status="refused", kind=f"{exc.noun} refused", reason=told)  # type: ignore[no-any-return]
+    except Exception as exc:  # noqa: BLE001  one row's defect must not cost the others
+        return replace(start, reason=f"{type(exc).__name__}: {exc}")  # type: ignore[no-any-return]
+
+
+def gathered(outcomes: Iterable[O], total: int, progress: Progress | None) -> tuple[list[O], bool]:
+    """The outcomes one by one, and whether Ctrl-C ended them early: those done so far stand."""
+    found: list[O] = []
+    try:
+        for outcome in outcomes:
+            found.append(outcome)
+            if progress is not None:
+                progress(len(found), total)
+    except KeyboardInterrupt:
+        return found, True
+    return found, False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Generic[O]):
+    """Every row of a table in its order. unread: columns that nobody knows."""
+
+    table: str
+    interrupted: bool
+    outcomes: Sequence[O]
+    unread: tuple[str, ...] = ()
+
+    def count(self, status: Status) -> int:
+        return sum(o.status == status for o in self.outcomes)
+
+    def head_json(self) -> dict[str, Any]:
+        """What every report's JSON begins with."""
+        told = {"table": self.table, "interrupted": self.interrupted, "unread_columns": list(self.unread)}
+        return {"schema_version": SCHEMA_VERSION, **told}
+
+
+def relative_error(predicted: float | None, measured: float | None) -> float | None:
+    """Predicted over measured, minus 1."""
+    return predicted / measured - 1 if predicted and measured else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +163,8 @@ class RowOutcome:
 
     @property
     def step_error(self) -> float | None:
-        """Predicted over measured, minus 1."""
-        return _error(self.predicted_step_s, self.measured_step_s)
+        return relative_error(self.predicted_step_s, self.measured_step_s)
 
     @property
     def memory_error(self) -> float | None:
-        """Predicted over measured, minus 1."""
-        return _error(self.predicted_memory_bytes, self.measured_memory_bytes)
-
-
-def _error(predicted: float | None, measured: float | None) -> float | None:
-    return predicted / measured - 1 if predicted and measured else None
+        return relative_error(self.predicted_memory_bytes, self.measured_memory_bytes)

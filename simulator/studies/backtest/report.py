@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from simulator.studies.backtest.baselines import Baseline, baselines
-from simulator.studies.backtest.outcome import RowOutcome, Status
+from simulator.studies.backtest.outcome import Report, RowOutcome, Status
 from simulator.studies.backtest.scores import MemoryScore, StepScore, Verdicts, memory_scores, step_score, verdicts
-
-SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning; new keys do not raise it
 
 GroupKey = tuple[str, str, str]  # source, GPU, precision
 
@@ -39,55 +37,32 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BacktestReport:
-    """Every row of a table in its order, and a group for each source, GPU and precision. unread: columns that nobody knows."""
+class BacktestReport(Report[RowOutcome]):
+    """Every row of a table in its order, and a group for each source, GPU and precision."""
 
-    table: str
-    interrupted: bool
     groups: tuple[Group, ...]
-    outcomes: tuple[RowOutcome, ...]
-    unread: tuple[str, ...] = ()
-
-    def count(self, status: Status) -> int:
-        return sum(o.status == status for o in self.outcomes)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; docs/reference/runs-table.md describes every key. None where unknown."""
         return {
-            "schema_version": SCHEMA_VERSION,
-            "table": self.table,
-            "interrupted": self.interrupted,
-            "unread_columns": list(self.unread),
+            **self.head_json(),
             "groups": [asdict(group) for group in self.groups],
             "rows": [_row(outcome) for outcome in self.outcomes],
         }
 
 
-def _row(o: RowOutcome) -> dict[str, Any]:
-    return {
-        "id": o.id,
-        "line": o.line,
-        "status": o.status,
-        "reason": o.reason,
-        "source": o.source or None,
-        "gpu": o.gpu or None,
-        "precision": o.precision or None,
-        "predicted_step_s": o.predicted_step_s,
-        "low_step_s": o.low_step_s,
-        "high_step_s": o.high_step_s,
-        "measured_step_s": o.measured_step_s,
-        "mem_metric": o.mem_metric or None,
-        "predicted_memory_bytes": o.predicted_memory_bytes,
-        "measured_memory_bytes": o.measured_memory_bytes,
-        "fits": o.fits,
-        "open": o.open or None,
-        "mfu_predicted": o.mfu_predicted,
-        "mfu_measured": o.mfu_measured,
-        "duplicate_of": o.duplicate_of or None,
-        "moments": {name: asdict(moment) for name, moment in o.moments.items()} or None,
-        "unmodelled": list(o.unmodelled),
-        "unread": list(o.unread),
-    }
+_COLUMNS: Final = (
+    *("id", "line", "status", "reason", "source", "gpu", "precision"),
+    *("predicted_step_s", "low_step_s", "high_step_s", "measured_step_s"),
+    *("mem_metric", "predicted_memory_bytes", "measured_memory_bytes", "fits", "open", "mfu_predicted", "mfu_measured"),
+    *("duplicate_of", "moments", "unmodelled", "unread"),
+)
+
+
+def _row(outcome: RowOutcome) -> dict[str, Any]:
+    moments = {name: asdict(moment) for name, moment in outcome.moments.items()}
+    row = {name: getattr(outcome, name) for name in _COLUMNS} | {"moments": moments or None}
+    return {name: None if value == "" else value for name, value in row.items()} | {"id": outcome.id}
 
 
 def make_report(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import sqrt
 
 from simulator.studies.backtest.outcome import RowOutcome
@@ -116,10 +116,7 @@ def step_score(outcomes: Sequence[RowOutcome]) -> StepScore:
     ranked = [(p, m) for p, m in mfus if p is not None and m is not None]
     inside = [_inside(o) for o in both]
     return StepScore(
-        n=errors.n,
-        median_abs_error=errors.median_abs_error,
-        p90_abs_error=errors.p90_abs_error,
-        bias=errors.bias,
+        **asdict(errors),
         spearman_mfu=spearman([p for p, _ in ranked], [m for _, m in ranked]),
         coverage_90=sum(inside) / len(inside) if inside else None,
     )
@@ -142,10 +139,7 @@ def _memory_score(metric: str, outcomes: Sequence[RowOutcome]) -> MemoryScore:
     return MemoryScore(
         mem_metric=metric,
         exact=sum(o.predicted_memory_bytes == o.measured_memory_bytes is not None for o in outcomes),
-        n=errors.n,
-        median_abs_error=errors.median_abs_error,
-        p90_abs_error=errors.p90_abs_error,
-        bias=errors.bias,
+        **asdict(errors),
         oom_rows=len(oom),
         oom_found=sum(o.fits is False for o in oom),
         predicted_oom=sum(o.fits is False for o in outcomes if not o.measured_oom),

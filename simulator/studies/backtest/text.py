@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import get_args
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.studies.backtest.outcome import RowOutcome, Status
+from simulator.studies.backtest.outcome import Judged, Report, RowOutcome, Status
 from simulator.studies.backtest.report import BacktestReport, Group
 
 _MAX_LISTED = 20
@@ -19,16 +19,21 @@ _MAX_LISTED = 20
 
 def render(report: BacktestReport) -> RenderableType:
     """Tables for a rich console."""
-    parts: list[RenderableType] = [Text(_headline(report))]
+    parts: list[RenderableType] = [Text(headline(report))]
     if any(group.step.n for group in report.groups):
         parts.append(_step_table(report))
     if any(group.memory for group in report.groups):
         parts.append(_memory_table(report))
-    parts += [Text(line) for line in (*_refusals(report), *_unmodelled(report), *unread(report), *_faulty(report))]
+    kinds: Counter[str] = sum((Counter(group.refused) for group in report.groups), Counter())
+    refused = _counted("Refused, by the first reason of each row:", kinds)
+    options = Counter(name for outcome in report.outcomes for name in outcome.unmodelled)
+    unmodelled = _counted("Stated by predicted rows, and in no prediction:", options)
+    parts += [Text(line) for line in (*refused, *unmodelled, *unread(report), *faulty(report.outcomes))]
     return Lines(*parts)
 
 
-def _headline(report: BacktestReport) -> str:
+def headline(report: Report[Any]) -> str:
+    """How many rows, and what became of them."""
     counts = ", ".join(f"{report.count(s)} {s}" for s in get_args(Status) if report.count(s))
     end = " (interrupted: the rows done so far)" if report.interrupted else ""
     return f"{len(report.outcomes)} rows of {report.table}: {counts or 'none'}{end}"
@@ -77,22 +82,10 @@ def _memory_table(report: BacktestReport) -> Table:
     return table
 
 
-def _refusals(report: BacktestReport) -> Iterator[str]:
-    kinds: dict[str, int] = {}
-    for group in report.groups:
-        for kind, count in group.refused.items():
-            kinds[kind] = kinds.get(kind, 0) + count
-    if kinds:
-        yield "Refused, by the first reason of each row:"
-    for kind, count in sorted(kinds.items(), key=lambda item: (-item[1], item[0])):
-        yield f"  {count:5}  {kind}"
-
-
-def _unmodelled(report: BacktestReport) -> Iterator[str]:
-    """Options that predicted rows state and no prediction holds."""
-    counts = Counter(name for outcome in report.outcomes for name in outcome.unmodelled)
+def _counted(title: str, counts: Counter[str]) -> Iterator[str]:
+    """What occurs how often, the most frequent first."""
     if counts:
-        yield "Stated by predicted rows, and in no prediction:"
+        yield title
     for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         yield f"  {count:5}  {name}"
 
@@ -108,17 +101,14 @@ def unread(report: BacktestReport) -> Iterator[str]:
         yield f"  {count:5}  {word}"
 
 
-def _faulty(report: BacktestReport) -> Iterator[str]:
+def faulty(outcomes: Sequence[Judged]) -> Iterator[str]:
     """Rows that are bad or failed, the first of them in full."""
-    faulty = [o for o in report.outcomes if o.status in ("bad", "failed")]
-    for outcome in faulty[:_MAX_LISTED]:
-        yield _fault_line(outcome)
-    if len(faulty) > _MAX_LISTED:
-        yield f"… and {len(faulty) - _MAX_LISTED} more; --json lists all"
-
-
-def _fault_line(outcome: RowOutcome) -> str:
-    return f"line {outcome.line}: {outcome.status}: {outcome.id or '(no id)'}: {outcome.reason}"
+    found = [o for o in outcomes if o.status in ("bad", "failed")]
+    for outcome in found[:_MAX_LISTED]:
+        name = f"{outcome.id or '(no id)'}: " if isinstance(outcome, RowOutcome) else ""
+        yield f"line {outcome.line}: {outcome.status}: {name}{outcome.reason}"
+    if len(found) > _MAX_LISTED:
+        yield f"… and {len(found) - _MAX_LISTED} more; --json lists all"
 
 
 def percent(value: float | None, *, signed: bool = False) -> str:
