@@ -122,7 +122,12 @@ def write_history(
     stand for any number: what a second one finds, the third finds too; of a pipeline, as many as fill it twice.
     """
     step = StepWriter(
-        shard_of(model, plan, stage), plan, stack, blocks, implementation_of(plan).buffers(plan, library), stage
+        shard_of(stack.stored(model), plan, stage),
+        plan,
+        stack,
+        blocks,
+        implementation_of(plan).buffers(plan, library),
+        stage,
     )
     early = plan.traits.master_copy  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)

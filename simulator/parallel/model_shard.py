@@ -14,14 +14,14 @@ from typing_extensions import override
 
 from simulator.parallel.pipeline import num_positions, position, stage_layers
 from simulator.spec.model import BodyKind, LayerKind, Model, Parameter, wide
-from simulator.spec.model.experts import Experts
+from simulator.spec.model.experts import Experts, StoredExperts
 from simulator.spec.model.hybrid import Mamba
 from simulator.spec.plan import Plan
 
 VOCAB_MULTIPLE = 128  # Megatron's make_vocab_size_divisible_by: each rank's part of the table is a multiple of it
 
 
-class LocalExperts(Experts):
+class LocalExperts(StoredExperts):
     """The experts of a layer that one rank holds: d_ff and shared_d_ff are the rank's own, the router is the whole one."""
 
     held: int

@@ -195,7 +195,7 @@ def lower(
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
     legal(model, plan, cluster, stack)
-    stack = _as_hosted(stack, plan, cluster)
+    model, stack = stack.stored(model), _as_hosted(stack, plan, cluster)
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
     blocks = build_blocks(model, stack, plan)

@@ -8,8 +8,13 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from simulator.base.schema import Strict
+
+
+# How FSDP2 cuts routed experts; `Kernels.expert_shards` says which software does what.
+ExpertShards = Literal["experts", "rows_with_ep", "rows_beyond", "rows"]
 
 
 class Experts(Strict):
@@ -52,9 +57,36 @@ class Experts(Strict):
         """Experts whose parameters are here: all, or a rank's."""
         return self.num_experts
 
+    @property
+    def cut_by(self) -> ExpertShards:
+        """How the software at hand cuts them into shards, which `stored` says."""
+        return "rows_beyond"
+
+    def stored(self, cut_by: ExpertShards) -> Experts:
+        """The same, as software stores them that cuts them so."""
+        kind = type(self) if isinstance(self, StoredExperts) else StoredExperts
+        return kind.model_construct(**(dict(self) | {"software": cut_by}))
+
+    def cut_by_rows(self, ranks: int, ep: int) -> bool:
+        """Over that many ranks, each expert's weights are cut; else whole experts are dealt, the last ranks' padded."""
+        if self.cut_by == "rows_with_ep" and ep == 1:
+            return False
+        return self.cut_by == "rows" or (self.cut_by != "experts" and ranks > self.num_local)
+
     def in_layer(self, layer: int) -> bool:
         """Layer number `layer` has experts."""
         return layer >= self.first_dense_layers and (layer - self.first_dense_layers) % self.every == 0
+
+
+class StoredExperts(Experts):
+    """Experts in the hands of software that has a way of its own to cut them."""
+
+    software: ExpertShards = "rows_beyond"
+
+    @property
+    @override
+    def cut_by(self) -> ExpertShards:
+        return self.software
 
 
 class Latent(Strict):

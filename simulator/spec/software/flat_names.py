@@ -26,6 +26,7 @@ FLAT_NAMES: Final = {
     "fp8_transposes": "kernels.fp8_transposes",
     "grouped_gemm": "kernels.grouped_gemm",
     "grouped_factor": "fitted.grouped_factor",
+    "expert_shards": "kernels.expert_shards",
     "router_product": "kernels.router_product",
     "routing_launches": "kernels.routing_launches",
     "early_stop": "kernels.early_stop",

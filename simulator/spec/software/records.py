@@ -8,6 +8,7 @@ from pydantic import Field
 
 from simulator.base.schema import Strict
 from simulator.base.units import Bytes, Seconds
+from simulator.spec.model.experts import ExpertShards
 from simulator.spec.software.traits import Blocks
 
 Factor = Annotated[float, Field(gt=0)]
@@ -106,6 +107,13 @@ class Kernels(Strict):
         default="one",
         description="the products of a rank's experts: one kernel for all, one each from one call (Transformer Engine: cuBLAS "
         "on several streams), or a module each (Megatron's SequentialMLP)",
+    )
+    expert_shards: ExpertShards = Field(
+        default="rows_beyond",
+        description="how FSDP2 cuts the weights of routed experts ([background](../background/experts.md#shards-of-experts)): "
+        "`experts`: stacked weights by expert, dim 0, padded to a whole expert a shard; `rows_beyond`: by rows (dim 1) where "
+        "there are more shards than experts; `rows_with_ep`: so only with `ep` above 1; `rows`: each expert is a module, whose "
+        "weights are cut by rows",
     )
     router_product: Literal["fp32", "mixed"] = Field(
         default="fp32",

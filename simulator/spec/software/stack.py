@@ -17,6 +17,7 @@ from simulator.base.presets import TOPOLOGIES
 from simulator.base.records import Nested
 from simulator.base.schema import nearest, read_toml
 from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
 from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.flat_names import FLAT_NAMES
 from simulator.spec.software.nccl import Nccl
@@ -114,6 +115,10 @@ class Stack(Nested):
     def _source(self, name: str) -> str | None:
         """Where a coefficient comes from; `sources` names it flat or with its record."""
         return self.sources.get(name) or self.sources.get(FLAT_NAMES[name])
+
+    def stored(self, model: Model) -> Model:
+        """The model as this software stores its experts."""
+        return model.with_experts_cut_by(self.kernels.expert_shards)
 
     def software(self) -> Nccl:
         """NCCL as this stack sets it up."""

@@ -37,10 +37,11 @@ class SearchStudy:
 
     def context(self, cluster: Cluster, stack_name: str) -> SearchContext:
         """What plans under that stack on that many nodes share."""
+        stack = self.stack or _stack(stack_name)
         return SearchContext(
-            model=self.space.model,
+            model=stack.stored(self.space.model),
             cluster=cluster,
-            stack=self.stack or _stack(stack_name),
+            stack=stack,
             calibration=self.calibration or Calibration.for_device(cluster.device),
         )
 

@@ -53,13 +53,10 @@ def fsdp_units(model: Model, plan: Plan, make: MakeUnit) -> tuple[ParameterUnit,
 
 
 def _with_experts(unit: ParameterUnit, routed: tuple[Shape, ...], ranks: int) -> ParameterUnit:
-    """FSDP2: experts are cut by expert; by their rows where there are fewer experts than ranks (torchtitan)."""
+    """FSDP2: experts in groups of their own."""
     if not routed:
         return unit
-    shapes = tuple(
-        shape if shape[0] >= ranks or len(shape) < 3 else (shape[1], shape[0], *shape[2:]) for shape in routed
-    )
-    experts = by_rows(unit.name, shapes, ranks)
+    experts = by_rows(unit.name, routed, ranks)
     return replace(
         unit,
         shapes=(*unit.shapes, *routed),

@@ -67,9 +67,12 @@ def expert_shard_ranks(plan: Plan) -> int:
     return plan.num_expert_ranks // (plan.ep * plan.experts.etp) if plan.zero > 0 else 1
 
 
-def pieces(model: Model) -> tuple[tuple[str, tuple[Shape, ...]], ...]:
-    """Embedding, layers (and modules of multi-token prediction) and head with their parameters' shapes, as registered."""
-    shapes = {kind: _shapes(model, kind) for kind in dict.fromkeys(model.body)}
+def pieces(model: Model, plan: Plan | None = None) -> tuple[tuple[str, tuple[Shape, ...]], ...]:
+    """Embedding, layers (and modules of multi-token prediction) and head with their parameters' shapes, as registered.
+
+    plan: the dimension that its implementation cuts stands first.
+    """
+    shapes = {kind: _shapes(model, kind, plan) for kind in dict.fromkeys(model.body)}
     body = ((name, shapes[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
     return ("embedding", _shapes(model, "embedding")), *body, ("head", _shapes(model, "head"))
 
@@ -77,17 +80,28 @@ def pieces(model: Model) -> tuple[tuple[str, tuple[Shape, ...]], ...]:
 def apart(model: Model, plan: Plan) -> tuple[tuple[str, tuple[Shape, ...], tuple[Shape, ...]], ...]:
     """Like `pieces`, but with the routed experts in a list of their own, where the plan shards and reduces them apart."""
     if model.experts is None or not plan.experts_apart:
-        return tuple((name, shapes, ()) for name, shapes in pieces(model))
+        return tuple((name, shapes, ()) for name, shapes in pieces(model, plan))
     rest = {kind: _shapes(model, kind, routed=False) for kind in dict.fromkeys(model.body)}
-    routed = {kind: _shapes(model, kind, routed=True) for kind in rest}
+    routed = {kind: _shapes(model, kind, plan, routed=True) for kind in rest}
     body = ((name, rest[kind], routed[kind]) for name, kind in zip(body_names(model), model.body, strict=True))
     return ("embedding", _shapes(model, "embedding"), ()), *body, ("head", _shapes(model, "head"), ())
 
 
-def _shapes(model: Model, part: Part, *, routed: bool | None = None) -> tuple[Shape, ...]:
-    """Shapes of a part's parameters: all, or those of routed experts, or the others."""
-    named = model.parameter_shapes(part)
-    return tuple(shape for name, shape in named if routed is None or name.startswith("experts.") == routed)
+def _shapes(model: Model, part: Part, plan: Plan | None = None, *, routed: bool | None = None) -> tuple[Shape, ...]:
+    """Shapes of a part's parameters: all, or those of routed experts, or the others. plan: as in `pieces`."""
+    by_rows = plan is not None and _by_rows(model, plan)
+    return tuple(
+        (shape[1], shape[0], *shape[2:]) if by_rows and name.startswith("experts.") else shape
+        for name, shape in model.parameter_shapes(part)
+        if routed is None or name.startswith("experts.") == routed
+    )
+
+
+def _by_rows(model: Model, plan: Plan) -> bool:
+    """The weights of each routed expert are cut, not the experts dealt."""
+    ranks = expert_shard_ranks(plan) if plan.experts_apart else shard_ranks(plan)
+    experts = model.experts if plan.traits.shards_rows else None
+    return experts is not None and experts.cut_by_rows(ranks, plan.ep)
 
 
 def flat_numels(model: Model, plan: Plan) -> tuple[tuple[int, int], ...]:
