@@ -6,6 +6,7 @@ import math
 
 from simulator.base.kernels import Kernel
 from simulator.parallel.mesh import GroupShape
+from simulator.parallel.model_shard import shard_of
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
 from simulator.predict.prediction import Source
@@ -15,10 +16,12 @@ from simulator.work.collectives import sigma as collective_sigma
 from simulator.work.collectives import source as links_source
 from simulator.work.offload import SIGMA as TRANSFER_SIGMA
 from simulator.work.program import Collective
+from simulator.work.script import units
 
 _LINKS = "communication"
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
+_PADDED = 1.1  # bytes of shards over those of the parameters from which on a report says so
 
 
 def sigma(lowering: Lowering, played: SimulatedStep) -> float:
@@ -131,9 +134,23 @@ def _exceptions(lowering: Lowering) -> list[Source]:
     return found
 
 
+def _padding(lowering: Lowering) -> list[Source]:
+    """What shards hold beyond the parameters, where that is much."""
+    shard, plan = shard_of(lowering.model, lowering.plan), lowering.plan
+    cut = units(shard, plan)
+    factor = sum(unit.padded_numel for unit in cut) / sum(unit.numel for unit in cut)
+    if factor < _PADDED:
+        return []
+    dealt = {"experts"} if plan.ep > 1 else {"experts", "rows_with_ep"}
+    whole = shard.experts is not None and shard.experts.cut_by in dealt
+    what, avoided = ("experts", "cutting rows") if whole else ("rows", "ep")
+    detail = f"{factor:.1f} x: shards hold whole {what}; dp_replicate or {avoided} avoids it"
+    return [Source(what="padded shards", kind="assumed", detail=detail)]
+
+
 def _assumptions(lowering: Lowering) -> list[Source]:
-    """What the plan asks for that holds only from some step on."""
-    plan, found = lowering.plan, list[Source]()
+    """What holds only from some step on, and what sharding adds to the parameters."""
+    plan, found = lowering.plan, _padding(lowering)
     if plan.ddp.comm_hook.kind == "powersgd":
         detail = f"a step after the first {plan.ddp.comm_hook.start_step:,}, in which gradients travel whole"
         found.append(Source(what="PowerSGD", kind="assumed", detail=detail))

@@ -6,8 +6,8 @@ from math import gcd
 from typing import Final
 
 from simulator.parallel.legality.degrees import nearest_divisor
-from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule
-from simulator.spec.model.experts import Experts
+from simulator.parallel.legality.rule import ModelRule, OfModel, PlanRule, Run, RunRule
+from simulator.spec.model.experts import Experts, cuts_rows
 from simulator.spec.plan import Plan
 
 
@@ -169,5 +169,44 @@ MODEL: Final = (
         holds=lambda of: of.plan.tp <= of.plan.experts.etp or of.plan.sequence_parallel,
         equation=lambda of: f"whole experts (etp = 1) on tp = {of.plan.tp} ranks that all hold the same tokens",
         remedy=lambda of: f"sequence_parallel = true, or etp = {of.plan.tp}",
+    ),
+)
+
+
+def _shards(plan: Plan) -> int:
+    """Ranks over which FSDP2 cuts an expert's weights."""
+    return plan.num_expert_ranks // (plan.ep * plan.experts.etp) if plan.experts_apart else plan.dp_shard * plan.cp
+
+
+def _cuts_stacked_rows(run: Run) -> bool:
+    """FSDP2 cuts dim 1 of weights that stack all experts."""
+    how, plan, experts = run.stack.kernels.expert_shards, run.plan, run.model.experts
+    if (
+        experts is None
+        or how == "rows"
+        or not plan.traits.shards_rows
+        or plan.num_expert_ranks % (plan.ep * plan.experts.etp)
+    ):
+        return False
+    return cuts_rows(how, shards=_shards(plan), experts=experts.num_experts // plan.ep, ep=plan.ep)
+
+
+def _rows(run: Run) -> tuple[int, int]:
+    """Rows of an expert's weights: into the hidden layer, and out of it."""
+    experts = _experts(OfModel(run.plan, run.model))
+    return experts.d_ff // run.plan.experts.etp, experts.latent_dim or run.model.d_model
+
+
+RUN: Final = (
+    RunRule(  # torch 2.13, fsdp/_fully_shard/_fsdp_param.py: no uneven sharding but on dim 0
+        where="dp_shard",
+        fields=("dp_shard", "cp", "dp_replicate", "zero", "tp", "ep", "etp", "implementation"),
+        applies=_cuts_stacked_rows,
+        holds=lambda run: not any(rows % _shards(run.plan) for rows in _rows(run)),
+        equation=lambda run: (
+            f"{run.stack.name} cuts {_rows(run)[0]:,} and {_rows(run)[1]:,} rows of experts into {_shards(run.plan):,} "
+            "shards, which FSDP2 refuses as uneven"
+        ),
+        remedy=lambda run: f"{gcd(*_rows(run), _shards(run.plan)):,} shards: more ep, or dp_replicate for dp_shard",
     ),
 )

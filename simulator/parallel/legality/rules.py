@@ -31,6 +31,7 @@ RULES: Final[tuple[Rule[Any], ...]] = (
     blocks.WHOLE_BACKWARDS,
     *offload.HOSTS,
     *precision.RUN,
+    *experts.RUN,
     blocks.NEAR_PEERS,
     offload.EVEN_NODES,
     # with the framework that should run it

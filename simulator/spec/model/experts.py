@@ -12,9 +12,15 @@ from typing_extensions import override
 
 from simulator.base.schema import Strict
 
-
 # How FSDP2 cuts routed experts; `Kernels.expert_shards` says which software does what.
 ExpertShards = Literal["experts", "rows_with_ep", "rows_beyond", "rows"]
+
+
+def cuts_rows(cut_by: ExpertShards, *, shards: int, experts: int, ep: int) -> bool:
+    """Each of a rank's experts is cut into its shards; else whole experts are dealt to them, and shards without are padded."""
+    if cut_by == "rows_with_ep" and ep == 1:
+        return False
+    return cut_by == "rows" or (cut_by != "experts" and shards > experts)
 
 
 class Experts(Strict):
@@ -60,18 +66,12 @@ class Experts(Strict):
     @property
     def cut_by(self) -> ExpertShards:
         """How the software at hand cuts them into shards, which `stored` says."""
-        return "rows_beyond"
+        return "rows"
 
     def stored(self, cut_by: ExpertShards) -> Experts:
         """The same, as software stores them that cuts them so."""
         kind = type(self) if isinstance(self, StoredExperts) else StoredExperts
         return kind.model_construct(**(dict(self) | {"software": cut_by}))
-
-    def cut_by_rows(self, ranks: int, ep: int) -> bool:
-        """Over that many ranks, each expert's weights are cut; else whole experts are dealt, the last ranks' padded."""
-        if self.cut_by == "rows_with_ep" and ep == 1:
-            return False
-        return self.cut_by == "rows" or (self.cut_by != "experts" and ranks > self.num_local)
 
     def in_layer(self, layer: int) -> bool:
         """Layer number `layer` has experts."""
@@ -81,7 +81,7 @@ class Experts(Strict):
 class StoredExperts(Experts):
     """Experts in the hands of software that has a way of its own to cut them."""
 
-    software: ExpertShards = "rows_beyond"
+    software: ExpertShards = "rows"
 
     @property
     @override

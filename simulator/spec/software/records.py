@@ -109,11 +109,11 @@ class Kernels(Strict):
         "on several streams), or a module each (Megatron's SequentialMLP)",
     )
     expert_shards: ExpertShards = Field(
-        default="rows_beyond",
+        default="rows",
         description="how FSDP2 cuts the weights of routed experts ([background](../background/experts.md#shards-of-experts)): "
-        "`experts`: stacked weights by expert, dim 0, padded to a whole expert a shard; `rows_beyond`: by rows (dim 1) where "
-        "there are more shards than experts; `rows_with_ep`: so only with `ep` above 1; `rows`: each expert is a module, whose "
-        "weights are cut by rows",
+        "`rows`, where each expert is a module; stacked weights by expert, padded to a whole one a shard (`experts`), or by "
+        "rows (`Shard(1)`) where there are more shards than experts (`rows_beyond`), or only with `ep` above 1 "
+        "(`rows_with_ep`)",
     )
     router_product: Literal["fp32", "mixed"] = Field(
         default="fp32",

@@ -9,6 +9,7 @@ from simulator.base.kernels import DTYPE_BYTES
 from simulator.parallel.model_shard import body_names
 from simulator.spec.model import Model
 from simulator.spec.model import ModelPart as Part
+from simulator.spec.model.experts import cuts_rows
 from simulator.spec.plan import Plan
 
 Shape = tuple[int, ...]
@@ -101,7 +102,7 @@ def _by_rows(model: Model, plan: Plan) -> bool:
     """The weights of each routed expert are cut, not the experts dealt."""
     ranks = expert_shard_ranks(plan) if plan.experts_apart else shard_ranks(plan)
     experts = model.experts if plan.traits.shards_rows else None
-    return experts is not None and experts.cut_by_rows(ranks, plan.ep)
+    return experts is not None and cuts_rows(experts.cut_by, shards=ranks, experts=experts.num_local, ep=plan.ep)
 
 
 def flat_numels(model: Model, plan: Plan) -> tuple[tuple[int, int], ...]:
