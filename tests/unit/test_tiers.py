@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from simulator.base.errors import ClusterError
+from simulator.base.presets import TOPOLOGIES
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.cluster import cluster_names
 from simulator.spec.cluster.tiers import BOTH, D2H, H2D, HostTier
@@ -87,3 +90,24 @@ def test_the_hottest_objects_take_the_fastest_tier() -> None:
 def test_what_fits_nowhere_is_refused() -> None:
     with pytest.raises(ClusterError, match="left over"):
         place([Object(name="huge", num_bytes=1101, read_bytes=1, write_bytes=0)], (FAST, SLOW))
+
+
+@pytest.mark.parametrize("preset", ["dgx1-v100-8", "dgx-a100-80-8", "dgx-h100-8", "gb200-nvl72", "pcie-l40s-8"])
+def test_a_cluster_file_states_one_number_of_its_tier(preset: str, tmp_path: Path) -> None:
+    """What a person leaves out of `[tier]` comes from the usual host's file, where numbers have units as well."""
+    file = tmp_path / "cluster.toml"
+    file.write_text((TOPOLOGIES / f"{preset}.toml").read_text() + '\n[tier]\nmemory_bytes = "3TB"\n')
+    stated, usual = Cluster.load(file).host_tier, Cluster.load(preset).host_tier
+    assert stated is not None
+    assert usual is not None
+    assert stated.model_copy(update={"memory_bytes": usual.memory_bytes, "sources": usual.sources}) == usual
+    assert stated.memory_bytes == 3 * 10**12
+    assert stated.sources == {**usual.sources, "memory_bytes": "given"}
+
+
+def test_a_number_without_a_unit_in_a_tier_is_one_fault(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text((TOPOLOGIES / "dgx-h100-8.toml").read_text() + "\n[tier]\nmemory_bytes = 3\n")
+    with pytest.raises(ClusterError, match=r"tier\.memory_bytes") as caught:
+        Cluster.load(file)
+    assert len(caught.value.faults) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from typing_extensions import override
@@ -16,11 +16,11 @@ from simulator.base.schema import Strict, faults_of, nearest, read_toml
 from simulator.spec.cluster import hosts
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.exceptions import Deviation, device_of, numbers_of
-from simulator.spec.cluster.parts import MAX_NODES, Fabric, Host, Inter, Intra, Pcie
+from simulator.spec.cluster.parts import MAX_NODES, Fabric, Host, HostKind, Inter, Intra, Pcie
 from simulator.spec.cluster.rank_mapping import gpu_at, rank_on
 from simulator.spec.cluster.routing import Link
 from simulator.spec.cluster.structure import structure_faults
-from simulator.spec.cluster.tiers import HostTier, tier_defaults
+from simulator.spec.cluster.tiers import HostTier, usual_tier
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -68,7 +68,7 @@ class Cluster(Strict):
             return data
         link = data.get("host") or data.get("intra")
         kind = link.get("kind") if isinstance(link, dict) else getattr(link, "kind", "")
-        known, given = tier_defaults(str(kind)), data["tier"]
+        known, given = usual_tier(kind) if kind in get_args(HostKind) else {}, data["tier"]
         sources = {**known.get("sources", {}), **dict.fromkeys(given, "given"), **given.get("sources", {})}
         return {**data, "tier": {**known, **given, "sources": sources}}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any, Final, Self
 
 from pydantic import Field
@@ -58,8 +57,7 @@ class HostTier(Strict):
     @classmethod
     def of_kind(cls, kind: str) -> Self:
         """The usual host behind a link of this kind (pcie3, pcie4, pcie5, c2c). Raises ClusterError."""
-        path = TIERS / f"{kind}.toml"
-        return cls.parse(_usual(path), str(path), ClusterError, from_file=True)
+        return cls.parse(usual_tier(kind), str(TIERS / f"{kind}.toml"), ClusterError, from_file=True)
 
     def capped(self, bytes_per_s: float) -> Self:
         """The same tier behind a link that carries at most `bytes_per_s` one way."""
@@ -91,11 +89,6 @@ class HostTier(Strict):
 
 
 @cache
-def _usual(path: Path) -> dict[str, Any]:
-    return read_toml(path, ClusterError)
-
-
-@cache
-def tier_defaults(kind: str) -> dict[str, Any]:
-    """The fields of the usual host behind a link of this kind; empty where there is no such file."""
-    return HostTier.of_kind(kind).model_dump() if (TIERS / f"{kind}.toml").is_file() else {}
+def usual_tier(kind: str) -> dict[str, Any]:
+    """The usual host behind a link of this kind as its file has it, units and all. Raises ClusterError without one."""
+    return read_toml(TIERS / f"{kind}.toml", ClusterError)
