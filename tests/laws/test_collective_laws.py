@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.cluster import Cluster
+from simulator.spec.software.nccl import Nccl
+from simulator.spec.software.nccl.environment import variable_groups
 from simulator.work.collectives import (
     KINDS,
     LinkCurves,
@@ -19,15 +21,22 @@ from simulator.work.collectives import (
     minimum,
     sigma,
 )
+from tests.examples import examples
 
 CLUSTERS = tuple(
     Cluster.load(name, 64)
     for name in ("hgx-h100-8", "hgx-a100-80-8", "dgx-b200-8", "aws-p4de", "aws-p5", "dgx1-v100-8")
 )
+HOSTED = tuple(Cluster.load(name, 64) for name in ("pcie-l40s-8", "pcie-h100-8", "gcp-a3-mega"))  # by the host, or TCP
 IDEAL = LinkCurves.ideal()
 clusters = st.sampled_from(CLUSTERS)
 kinds = st.sampled_from(KINDS)
 sizes = st.integers(min_value=1, max_value=2**36)
+
+
+def whole(nodes: int) -> GroupShape:
+    """All GPUs of so many nodes of eight."""
+    return GroupShape(num_ranks=8 * nodes, num_nodes=nodes, ranks_per_node=8, num_groups_per_node=1, spans_domain=True)
 
 
 @st.composite
@@ -45,16 +54,78 @@ def shapes(draw: st.DrawFn) -> GroupShape:
     )
 
 
-@given(kinds, sizes, shapes(), clusters)
-def test_no_call_beats_the_data_sheet(kind: str, size: int, shape: GroupShape, cluster: Cluster) -> None:
+def on_the_wire_s(kind: str, size: int, shape: GroupShape, cluster: Cluster, *, sums_in_switches: bool) -> float:
+    """What the bytes that each rank and node lacks take at the data sheet's speed. Switches that reduce send each sum once."""
     least = minimum(kind, shape.num_ranks, shape.num_nodes)  # type: ignore[arg-type]
     assert cluster.inter is not None
     busy = min(8, shape.ranks_per_node * shape.num_groups_per_node)
     port_s = float(least.port) * size / cluster.intra.bytes_per_s
-    nic_s = (
-        float(least.nic) * size * busy / shape.ranks_per_node / cluster.node_bytes_per_s if shape.num_nodes > 1 else 0
-    )
-    assert collective_s(kind, size, shape, cluster) >= max(port_s, nic_s)
+    nic = min(float(least.nic), 1.0) if sums_in_switches else float(least.nic)
+    nic_s = nic * size * busy / shape.ranks_per_node / cluster.node_bytes_per_s if shape.num_nodes > 1 else 0
+    return max(port_s, nic_s)
+
+
+@given(kinds, sizes, shapes(), clusters)
+def test_no_call_beats_the_data_sheet(kind: str, size: int, shape: GroupShape, cluster: Cluster) -> None:
+    wire_s = on_the_wire_s(kind, size, shape, cluster, sums_in_switches=False)
+    assert collective_s(kind, size, shape, cluster) >= wire_s
+
+
+NUMBERS = {  # variable of NCCL -> values
+    "NCCL_BUFFSIZE": st.integers(2**10, 2**30),
+    "NCCL_MAX_CTAS": st.integers(9, 64),
+    "NCCL_MIN_CTAS": st.integers(1, 8),
+    "NCCL_NVLS_ENABLE": st.integers(0, 2),
+    "NCCL_P2P_DISABLE": st.integers(0, 1),
+    "NCCL_CROSS_NIC": st.integers(0, 2),
+    "NCCL_PXN_DISABLE": st.integers(0, 1),
+    "NCCL_COLLNET_ENABLE": st.integers(0, 1),
+    "NCCL_PAT_ENABLE": st.integers(0, 2),
+    "NCCL_IB_DISABLE": st.integers(0, 1),
+    "NCCL_NET_GDR_READ": st.integers(0, 1),
+    "NCCL_LL128_C2C": st.integers(0, 1),
+}
+WORDS = {
+    "NCCL_ALGO": (
+        "ring",
+        "tree,ring",
+        "^nvls",
+        "collnetdirect,ring",
+        "collnetchain,ring",
+        "nvls,nvlstree,ring",
+        "pat,ring",
+    ),
+    "NCCL_PROTO": ("simple", "ll,simple", "ll128,simple", "^ll"),
+    "NCCL_P2P_LEVEL": ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS"),
+    "NCCL_NET_GDR_LEVEL": ("LOC", "PIX", "PXB", "PHB", "SYS"),
+    "NCCL_NET": ("Socket", "IB"),
+    "NCCL_TUNER_PLUGIN": ("none",),
+}
+settings_of_nccl = st.fixed_dictionaries(
+    {},
+    optional={name: values.map(str) for name, values in NUMBERS.items()}
+    | {name: st.sampled_from(words) for name, words in WORDS.items()},
+)
+versions = st.sampled_from(["", "2.10.3", "2.18.3", "2.22.3", "2.27.3", "2.29.2"])
+
+
+def test_every_variable_that_is_modelled_is_drawn() -> None:
+    """But older names, the tuner's file, and what belongs to Slingshot."""
+    older = {"NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_NRINGS", "NCCL_MAX_NRINGS"}
+    known = {name for name in variable_groups()["modelled"] if not name.startswith("FI_CXI")}
+    assert known - older - {"NCCL_TUNER_CONFIG_FILE"} == {*NUMBERS, *WORDS}
+
+
+@examples(200)
+@example("all_gather", 8 * 2**30, whole(16), CLUSTERS[0], "", {"NCCL_BUFFSIZE": str(2**26)})
+@given(kinds, sizes, shapes(), st.sampled_from((*CLUSTERS, *HOSTED)), versions, settings_of_nccl)
+def test_no_setting_beats_the_data_sheet(
+    kind: str, size: int, shape: GroupShape, cluster: Cluster, version: str, variables: dict[str, str]
+) -> None:
+    """Whatever somebody sets: the slowest link still has to carry what it has to carry."""
+    chosen = choose(kind, size, shape, cluster, nccl=Nccl.of(version, variables))
+    sums = chosen.algorithm.startswith(("collnet", "nvls")) and "NCCL_COLLNET_ENABLE" in variables
+    assert chosen.time_s >= on_the_wire_s(kind, size, shape, cluster, sums_in_switches=sums)
 
 
 @given(kinds, sizes, shapes(), clusters, st.integers(min_value=2, max_value=64))

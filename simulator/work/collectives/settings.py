@@ -57,15 +57,15 @@ def nic_channel_weight(call: Call, chosen: Pick, port: PortCurves, curves: LinkC
 
 
 def buffer_weight(call: Call, protocol: str, mode: Mode, bytes_per_s: float, channels: int | None) -> float:
-    """How many times longer whole chunks take in buffers of another size; the protocols of lines have buffers of their own."""
+    """How many times longer whole chunks take in buffers of another size; the protocols of lines have buffers of their own.
+
+    A step of the usual chunk takes no more than what the calibrated call loses on its link: none is faster than the wire.
+    """
     size = call.nccl.environment.buffer_bytes
     if protocol != "simple" or size == DEFAULT_BUFFER_BYTES or channels is None:
         return 1.0
-
-    def loss(buffer_bytes: int) -> float:
-        return 1 + mode.hop_s * bytes_per_s / channels / (buffer_bytes / _STEPS)
-
-    return loss(size) / loss(DEFAULT_BUFFER_BYTES)
+    step = min(mode.hop_s * bytes_per_s / channels / (DEFAULT_BUFFER_BYTES / _STEPS), max(1 / mode.efficiency - 1, 0))
+    return (1 + step * DEFAULT_BUFFER_BYTES / size) / (1 + step)
 
 
 # NCCL since 2.29 gives a peer over the network a channel for each 14 GB/s of its NICs (src/graph/paths.cc), and halves
