@@ -15,7 +15,7 @@ from simulator.formats.study.overrides import Override, patched
 from simulator.formats.study.tables import of_root
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
-from simulator.spec.cluster.hosts import other_intra
+from simulator.spec.cluster.hosts import first_gpus, other_intra
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.model import Model
 
@@ -68,8 +68,24 @@ def loaded_cluster(raw: Mapping[str, Any], overrides: Sequence[Override]) -> Clu
     if any(o.path == ("device", "memory_bytes") for o in below):  # CUDA's total was that of the device as it was
         device = cluster.device.model_copy(update={"cuda_memory_bytes": None})
         cluster = cluster.model_copy(update={"device": device})
-    own = [each for one in of_root(overrides, "cluster") for each in _rewired(cluster, one)]
+    cluster, stated = _with_first_gpus(cluster, of_root(overrides, "cluster"))
+    own = [each for one in stated for each in _rewired(cluster, one)]
     return patched(cluster, [*own, *below], ClusterError)
+
+
+def _with_first_gpus(cluster: Cluster, stated: list[Override]) -> tuple[Cluster, list[Override]]:
+    """The nodes' first GPUs with the links between them, where fewer were asked for; and what else was."""
+    left = []
+    for one in stated:
+        gpus = one.value if one.factor is None else round(cluster.gpus_per_node * one.factor)
+        if one.path == ("gpus_per_node",) and isinstance(gpus, int) and 0 < gpus < cluster.gpus_per_node:
+            data = cluster.model_dump(exclude={"device"})
+            parts = {name: value for name, value in first_gpus(data, gpus).items() if value != data[name]}
+            changes = [replace(one, path=(name,), text=str(gpus), meant=part) for name, part in parts.items()]
+            cluster = patched(cluster, changes, ClusterError)
+        else:
+            left.append(one)
+    return cluster, left
 
 
 def _rewired(cluster: Cluster, one: Override) -> list[Override]:

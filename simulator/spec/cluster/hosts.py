@@ -75,13 +75,34 @@ def adapt(
         faults.append(Fault(place="gpus_per_node", problem=problem, remedy=f"at most {usual}, or another intra_kind"))
     if faults:
         raise ClusterError(faults)
-    data |= {"num_nodes": num_devices // gpus, "gpus_per_node": gpus}
-    data["nvlink_domain_size"] = data["nvlink_domain_size"] if data["nvlink_domain_size"] > usual else gpus
-    data["intra"] = _intra(data["intra"], intra_kind, gpus, usual)
-    data["pcie"] = _pcie(data["pcie"], gpus)
+    data |= {"num_nodes": num_devices // gpus} | first_gpus(data, gpus, intra_kind)
     data["inter"] = _inter(data["inter"], inter_bytes_per_s_per_node, gpus / usual)
     data["sources"] |= {"assumed": f"{data['name']}: the usual machine of this GPU, with what was stated put in"}
     return data
+
+
+def first_gpus(data: Mapping[str, Any], gpus: int, intra_kind: str | None = None) -> dict[str, Any]:
+    """What changes of a cluster's data where a node has `gpus` GPUs: the first ones of as many as there were, as joined."""
+    usual, domain = data["gpus_per_node"], data["nvlink_domain_size"]
+    return {
+        "gpus_per_node": gpus,
+        "nvlink_domain_size": gpus if domain == usual else min(domain, gpus) if domain < usual else domain,
+        "intra": _intra(data["intra"], intra_kind, gpus, usual),
+        "pcie": _pcie(data["pcie"], gpus, usual),
+        "inter": _beside(data["inter"], gpus, data["pcie"]),
+    }
+
+
+def _beside(inter: Mapping[str, Any] | None, gpus: int, pcie: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The NICs whose place is known, those that are left; of others a node keeps its number."""
+    if inter is None or not inter["cards"]:
+        return None if inter is None else dict(inter)
+    left = [socket for socket in (pcie or {"sockets": ()})["sockets"] if min(socket, default=gpus) < gpus]
+    near = [{**one, "gpus": tuple(gpu for gpu in one["gpus"] if gpu < gpus)} for one in inter["cards"]]
+    cards = tuple(
+        one for one in near if one["gpus"] or (one["socket"] is not None and one["socket"] < max(1, len(left)))
+    )
+    return {**inter, "cards": cards, "num_nics": len(cards) or inter["num_nics"]}
 
 
 def _size_faults(num_devices: int, gpus: int) -> list[Fault]:
@@ -136,9 +157,9 @@ def other_intra(intra: Mapping[str, Any], host: Mapping[str, Any] | None, kind: 
     return {name: host[name] for name in ("kind", "bytes_per_s", "latency_s")} | {"shape": "pcie"}
 
 
-def _pcie(pcie: Mapping[str, Any] | None, gpus: int) -> dict[str, Any] | None:
+def _pcie(pcie: Mapping[str, Any] | None, gpus: int, usual: int) -> dict[str, Any] | None:
     """The tree above the first `gpus`; a larger node's is unknown."""
-    if pcie is None or gpus > sum(map(len, pcie["sockets"]), 0):
+    if pcie is None or gpus > usual:
         return None
     parts = {
         key: tuple(part for part in (tuple(gpu for gpu in each if gpu < gpus) for each in pcie[key]) if part)
