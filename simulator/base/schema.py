@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import FROM_FILE, UnitError
-from simulator.base.value_errors import FEW, expected_for, wrong_value
+from simulator.base.value_errors import close_names, did_you_mean, expected_for, wrong_value
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
+
+_MANY: Final = 48  # names that a message lists at most
+_LIKE_A_FILE: Final = 0.85  # files of one folder often differ in one word
+_PYTHON: Final = "is Python code, and shardwise runs none"
 
 
 class Strict(BaseModel):
@@ -56,7 +59,16 @@ def faults_of(
 
     model: what was validated; with it an unknown key's remedy names the nearest known ones. data: what was written.
     """
-    return [_fault(e, place, model, data) for e in exc.errors(include_url=False)]
+    details = exc.errors(include_url=False)
+    misspelled = [e["loc"] for e in details if e["type"] == "extra_forbidden"]
+    return [_fault(e, place, model, data) for e in details if not _is_misspelled(e, misspelled)]
+
+
+def _is_misspelled(detail: ErrorDetails, unknown: Iterable[tuple[int | str, ...]]) -> bool:
+    """A key that is missing because it stands beside misspelled: that unknown key is told, with this one's name."""
+    loc = detail["loc"]
+    beside = (str(one[-1]) for one in unknown if one[:-1] == loc[:-1])
+    return detail["type"] == "missing" and any(close_names(one, [str(loc[-1])]) for one in beside)
 
 
 def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None, data: object) -> Fault:
@@ -64,8 +76,7 @@ def _fault(detail: ErrorDetails, place: str, model: type[BaseModel] | None, data
     where = _where(place, as_written(loc, model, data))
     if detail["type"] == "extra_forbidden":
         owner = model_at(model, loc[:-1])
-        known = owner.written_fields() if owner and issubclass(owner, Strict) else owner.model_fields if owner else ()
-        return Fault(place=where, problem="unknown key", remedy=nearest(str(loc[-1]), known))
+        return Fault(place=where, problem="unknown key", remedy=nearest_key(str(loc[-1]), owner) if owner else "")
     field = _field_at(model, loc)
     if detail["type"] == "missing":
         return Fault(place=where, problem="is missing", remedy=expected_for(field))
@@ -118,12 +129,25 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A remedy that lists the known names nearest to `name`: all if there are few, empty if there are none."""
+    """A remedy: the known names nearest to `name`, or all where none is near; empty where that would be more than a few lines."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"known: {', '.join(names)}" if 0 < len(names) <= FEW else ""
+    listed = f"known: {', '.join(names)}" if 0 < len(names) <= _MANY else ""
+    return did_you_mean(close_names(name, names)) or listed
+
+
+def nearest_key(name: str, owner: type[BaseModel]) -> str:
+    """The same of a table's keys; of those that have moved (simulator/base/records.py) only near ones."""
+    known = owner.written_fields() if issubclass(owner, Strict) else owner.model_fields
+    return did_you_mean(close_names(name, known)) or nearest(name, owner.model_fields)
+
+
+def unknown_name(noun: str, name: str, known: Iterable[str], files: str) -> Fault:
+    """The fault of a name that no preset has. files: what else would do, as "a cluster's .toml"."""
+    if name.endswith(".py"):
+        return Fault(place=noun, problem=f"{name} {_PYTHON}", remedy=f"give a preset's name, or the path of {files}")
+    path, near = f"the path of {files}", close_names(name, known := tuple(known))
+    remedy = did_you_mean([*near, path]) if near else f"{nearest(name, known)}; or {path}".removeprefix("; or ")
+    return Fault(place=noun, problem=f"no preset is called {name!r}", remedy=remedy)
 
 
 def _where(place: str, loc: tuple[int | str, ...]) -> str:
@@ -184,16 +208,27 @@ def read_json(path: Path, error: type[InputError]) -> Any:  # noqa: ANN401  JSON
 
 
 def _read_text(path: Path, error: type[InputError]) -> str:
+    if path.suffix == ".py":
+        raise error(is_python(str(path)))
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise error(unreadable(path, exc)) from None
 
 
+def is_python(file: str) -> Fault:
+    """Python where a file that states a study, a model or a plan is due."""
+    remedy = "describe the model in a config.json or .toml; --plan takes the script or file that launches the job"
+    return Fault(place=file, problem=_PYTHON, remedy=remedy)
+
+
 def unreadable(path: Path, exc: OSError | UnicodeDecodeError) -> Fault:
     """A file that cannot be opened, or that is no UTF-8."""
     if isinstance(exc, OSError):
-        return Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}")
+        beside = [one.name for one in path.parent.glob("*")] if isinstance(exc, FileNotFoundError) else []
+        near = close_names(path.name, beside, cutoff=_LIKE_A_FILE)
+        remedy = did_you_mean([str(path.parent / one) for one in near])
+        return Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}", remedy=remedy)
     problem = f"cannot be read: byte {exc.start} is no UTF-8"
     return Fault(place=str(path), problem=problem, remedy="save it as UTF-8")
 

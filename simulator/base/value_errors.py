@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
+_SEPARATORS: Final = re.compile(r"[-_.\s]+")
 FEW: Final = 12  # names that a reader takes in at one glance
 _LONGEST: Final = 40  # characters of a value that a message repeats
 
@@ -149,8 +150,35 @@ def _unquoted(value: object, expected: str) -> str:
 
 
 def _close(value: object, words: Iterable[object]) -> str:
-    close = difflib.get_close_matches(str(value).lower(), [str(word) for word in words], n=2, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else ""
+    return did_you_mean(close_names(str(value), map(str, words), most=2, cutoff=0.5))
+
+
+def close_names(name: str, known: Iterable[str], most: int = 3, cutoff: float = 0.6) -> list[str]:
+    """The known names nearest to what was written, best first; case, `-`, `_`, `.` and blanks do not count.
+
+    cutoff: least share of letters in common (difflib's ratio). A name in which a word begins with the whole text is nearer.
+    """
+    wanted = _folded(name)
+
+    def likeness(other: str) -> float:
+        folded = _folded(other)
+        words = _SEPARATORS.split(other.lower())
+        part = len(wanted) > 1 and any("".join(words[n:]).startswith(wanted) for n in range(len(words)))
+        pairs = ((folded, wanted), (other.lower(), name.lower()))
+        return part + max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    rated = sorted((-likeness(one), one) for one in set(known))
+    return [one for negative, one in rated[:most] if -negative >= cutoff]
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """The question that ends a message; empty without names."""
+    several = f"{', '.join(names[:-1])} or " if len(names) > 1 else ""
+    return f"did you mean {several}{names[-1]}?" if names else ""
+
+
+def _folded(name: str) -> str:
+    return _SEPARATORS.sub("", name.lower())
 
 
 def _number(limit: object) -> object:

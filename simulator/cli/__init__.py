@@ -102,6 +102,23 @@ def shardwise() -> None:
     """Predict the step time and the peak memory of distributed training, without a GPU."""
 
 
+def _with_nearest(exc: click.ClickException) -> click.ClickException:
+    """Return click's error; of an unknown option or command with the nearest ones by our own measure."""
+    from simulator.base.value_errors import close_names, did_you_mean
+
+    context = exc.ctx if isinstance(exc, click.UsageError) else None
+    if context is None:
+        return exc
+    if isinstance(exc, click.NoSuchOption):
+        wrong, known = exc.option_name, [name for one in context.command.params for name in one.opts]
+    elif isinstance(context.command, click.Group) and exc.message.startswith("No such command"):
+        wrong, known = exc.message.split("'")[1], context.command.list_commands(context)
+    else:
+        return exc
+    question = did_you_mean(close_names(wrong, known)).capitalize()
+    return click.UsageError(f"{exc.message} {question}".rstrip(), context)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned."""
     from simulator.base.errors import InputError
@@ -112,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: object = shardwise.main(arguments, prog_name="shardwise", standalone_mode=False)
     except click.ClickException as exc:
-        exc.show()
+        _with_nearest(exc).show()
         return exc.exit_code
     except InputError as exc:
         click.echo(f"shardwise: {exc}", err=True)

@@ -131,7 +131,7 @@ def read_run(study: Path | None, flags: Mapping[str, str], settings: Sequence[st
     """The study's [run] table under the flags and `--set`s. Raises InputError; a fault of a flag names the flag."""
     table = read_toml(study, InputError).get("run", {}) if study is not None else {}
     if not isinstance(table, dict):
-        raise InputError(Fault(place=f"{study}: run", problem="is no table", remedy="[run]"))
+        return LongRun.parse(table, f"{study}: run", InputError)  # refuses it in the words of the study's own reader
     overrides, wrong = parse_overrides(settings, ("run",))
     given = [((name,), literal(text)) for name, text in flags.items()] + [(one.path, one.value) for one in overrides]
     if {path[0] for path, _ in given} & {"tokens", "steps"}:  # a goal given here replaces the file's

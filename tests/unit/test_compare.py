@@ -232,7 +232,7 @@ def test_what_a_plan_shares_with_itself_on_another_machine_cancels(capsys: pytes
         (["--what-if", "price.per_gpu_hour=2"], "there are no prices to change"),
         (["--what-if", "plan.tp=2", "--plot", "front.gif"], "no picture format"),
         (["--what-if", "plan.tpp=2"], "tpp"),
-        (["--what-if", "tp=2"], "a key begins with"),
+        (["--what-if", "tp=2"], "did you mean plan.tp?"),
     ],
 )
 def test_bad_input_is_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,14 @@ def test_faults_name_their_flags(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert main(["serve", *arguments]) == ExitCode.BAD_INPUT
     told = capsys.readouterr().err
-    for part in ("--weights", "--rate", "--prompt", "--slo-ttft: 5 has no unit", "no file is called 'nope'", "wheels"):
+    for part in (
+        "--weights",
+        "--rate",
+        "--prompt",
+        "--slo-ttft: 5 has no unit",
+        "--model: no preset is called 'nope'",
+        "wheels",
+    ):
         assert part in told
 
 

@@ -26,6 +26,7 @@ from simulator.formats.study.tables import (
     Faults,
     PlanFile,
     StudyFile,
+    at_its_key,
     located,
     merged,
     nested,
@@ -159,7 +160,7 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
     saved, kept = of_root(overrides, "checkpoint"), study.checkpoint if study is not None else None
     checkpoint = faults.attempt(lambda: patched(kept or Checkpoint(), saved, InputError)) if kept or saved else None
     if faults or study is None or model is None or cluster is None or plan is None:
-        raise InputError(dict.fromkeys(faults))
+        raise InputError(dict.fromkeys(at_its_key(fault, asked.origins, asked.name) for fault in faults))
     sources = (*sources_of(asked.name, raw, asked.origins, study.plan, plan, draft), *set_by_hand(overrides))
     if draft is None:  # whose reader tells of its own
         sources += without_effect(study.plan, plan, model)

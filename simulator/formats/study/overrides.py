@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, TypeVar
 
@@ -16,8 +16,14 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.records import Nested
-from simulator.base.schema import Strict, faults_of, model_at, nearest
+from simulator.base.schema import Strict, faults_of, model_at, nearest, nearest_key
 from simulator.base.units import FROM_FILE
+from simulator.base.value_errors import did_you_mean
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 
 InputT = TypeVar("InputT", bound=Strict)
 
@@ -70,19 +76,31 @@ def parse_overrides(settings: Iterable[str], roots: Sequence[str]) -> tuple[list
         key, equals, text = (part.strip() for part in setting.partition("="))
         root, *path = key.split(".")
         flag = f"--set {key}"
-        if not equals:
-            faults.append(Fault(place=f"--set {setting}", problem="has no value", remedy="--set key=value"))
-        elif root in roots and not path:
+        if root not in roots:
+            faults.append(Fault(place=flag, problem=f"there is no table {root!r}", remedy=_table_of(root, roots)))
+        elif not path:
             faults.append(Fault(place=flag, problem="is a table", remedy=f"--set {root}.KEY=VALUE"))
-        elif root not in roots:
-            known = nearest(root, roots) or f"known: {', '.join(roots)}"
-            faults.append(Fault(place=flag, problem=f"a key begins with one of {', '.join(roots)}", remedy=known))
+        elif not equals:
+            faults.append(Fault(place=flag, problem="has no value", remedy=f"--set {key}=VALUE"))
         elif key in keys and not _FACTOR.fullmatch(text):
             faults.append(Fault(place=flag, problem="is set twice", remedy="keep one"))
         else:
             found.append(_override(root, tuple(path), text, flag))
             keys.add(key)
     return found, faults
+
+
+def _table_of(key: str, roots: Sequence[str]) -> str:
+    """The keys that may have been meant by one without its table, or by a table that is none."""
+    owners: Mapping[str, type[Strict]] = {
+        "plan": Plan,
+        "model": Model,
+        "cluster": Cluster,
+        "device": Device,
+        "stack": Stack,
+    }
+    fields = [f"{root}.{key}" for root, owner in owners.items() if root in roots and key in owner.written_fields()]
+    return did_you_mean(fields) or nearest(key, roots)
 
 
 def _override(root: str, path: tuple[str, ...], text: str, flag: str) -> Override:
@@ -93,7 +111,7 @@ def _override(root: str, path: tuple[str, ...], text: str, flag: str) -> Overrid
 
 def patched(target: InputT, overrides: Iterable[Override], error: type[InputError]) -> InputT:
     """`target` with the leaves replaced and validated anew. Raises `error` with every fault."""
-    overrides = [replace(one, path=type(target).flat_path(one.path)) for one in overrides]
+    overrides = [_with_text(type(target), replace(one, path=type(target).flat_path(one.path))) for one in overrides]
     if not overrides:
         return target
     for number, override in enumerate(overrides):  # a multiple of what one before it has set
@@ -111,6 +129,16 @@ def patched(target: InputT, overrides: Iterable[Override], error: type[InputErro
     if faults:
         raise error(faults)
     return type(target).parse(data, ", ".join(override.flag for override in overrides), error)
+
+
+def _with_text(root: type[Strict], override: Override) -> Override:
+    """Of a table of texts, as `stack.nccl_env`, a value is its text, so 4 needs no quotes."""
+    owner = model_at(root, override.path[:-2]) if len(override.path) > 1 else None
+    if owner is None or not issubclass(owner, Strict) or isinstance(override.value, str):
+        return override
+    field = owner.written_fields().get(override.path[-2])
+    of_texts = field is not None and field.annotation == dict[str, str]
+    return replace(override, meant=override.text) if of_texts else override
 
 
 def _multiplied(target: Strict, data: dict[str, Any], override: Override) -> list[Fault]:
@@ -143,8 +171,8 @@ def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
     known = owner.written_fields() if issubclass(owner, Strict) else owner.model_fields
     info = known.get(name)
     if info is None:
-        problem = f"{'.'.join((override.root, *override.path[:-1]))} has no {name!r}"
-        return [Fault(place=override.flag, problem=problem, remedy=nearest(name, known))]
+        problem = f"{override.flag.removeprefix('--set ').rpartition('.')[0]} has no {name!r}"
+        return [Fault(place=override.flag, problem=problem, remedy=nearest_key(name, owner))]
     main = issubclass(owner, Nested) and owner.is_main(name)
     table = isinstance(override.value, dict) if main else not isinstance(override.value, list)
     if model_at(root, override.path) is not None and table:

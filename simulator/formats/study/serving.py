@@ -16,7 +16,7 @@ from simulator.base.units import FROM_FILE, Seconds
 from simulator.formats.study.loading import calibration_named, loaded_cluster, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
 from simulator.formats.study.provenance import named_sources, set_by_hand
-from simulator.formats.study.tables import DEFAULT_NAME, Faults, located, nested, of_root
+from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, located, nested, of_root
 from simulator.predict import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -119,7 +119,7 @@ def read_serving_study(
             faults.attempt(lambda: check(plan, model, cluster))
         requests = faults.attempt(lambda: _requests(workload))
     if faults or study is None or model is None or cluster is None or stack is None or requests is None:
-        raise InputError(faults)
+        raise InputError(dict.fromkeys(at_its_key(fault, origins, name, "inference") for fault in faults))
     return ServingStudy(
         model=model,
         plan=study.inference,

@@ -141,6 +141,14 @@ def relabelled(fault: Fault, origins: Mapping[str, str], name: str, written: Map
     return replace(fault, place=flag or f"{name}: {path}")
 
 
+def at_its_key(fault: Fault, origins: Mapping[str, str], name: str, table: str = "plan") -> Fault:
+    """The fault of a preset's name at the flag or key that gave it. table: the one that names the stack."""
+    key = f"{table}.stack" if fault.place == "stack" else fault.place
+    if fault.place not in ("model", "cluster", "calibration", "stack") or not (key in origins or name != DEFAULT_NAME):
+        return fault
+    return replace(fault, place=origins.get(key) or f"{name}: {key}")
+
+
 def of_root(overrides: Sequence[Override], root: str) -> list[Override]:
     """The `--set`s that reach into one noun."""
     return [override for override in overrides if override.root == root]

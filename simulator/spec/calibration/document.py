@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Self
 
 from pydantic import PrivateAttr, ValidationError
 from typing_extensions import override
 
-from simulator.base.errors import CalibrationError, Fault
+from simulator.base.errors import CalibrationError
 from simulator.base.kernels import Gemm, Kernel, Scan, Stream
 from simulator.base.presets import TOPOLOGIES
-from simulator.base.schema import faults_of, read_json
+from simulator.base.schema import faults_of, read_json, unknown_name
 from simulator.spec.calibration.curve_set import CurveSet, SpeedOf
 from simulator.spec.calibration.scan import CATEGORY as SCAN
 from simulator.spec.calibration.scan import SIGMA as SCAN_SIGMA
@@ -50,7 +49,7 @@ class Calibration(CurveSet, defer_build=False):
             return cls._read(path)
         known = calibration_names()
         if str(name_or_path) not in known:
-            raise CalibrationError(_unknown(str(name_or_path), known))
+            raise CalibrationError(unknown_name("calibration", str(name_or_path), known, "a calibration's .json"))
         return cls._read(_shipped() / f"{name_or_path}{SUFFIX}")
 
     @classmethod
@@ -160,10 +159,3 @@ def calibration_names() -> list[str]:
 
 def _shipped() -> Path:
     return TOPOLOGIES / "calibrations"
-
-
-def _unknown(name: str, known: list[str]) -> Fault:
-    near = get_close_matches(name.lower(), known, n=3, cutoff=0.3) or known or ["a data sheet"]
-    return Fault(
-        place=f"calibration {name!r}", problem="not known", remedy=f"one of {', '.join(near)}, or a file's path"
-    )

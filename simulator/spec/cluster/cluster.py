@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self, get_args
@@ -12,7 +13,7 @@ from typing_extensions import override
 
 from simulator.base.errors import ClusterError, Fault, InputError
 from simulator.base.presets import TOPOLOGIES
-from simulator.base.schema import Strict, faults_of, nearest, read_toml
+from simulator.base.schema import Strict, faults_of, read_toml, unknown_name
 from simulator.spec.cluster import hosts
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.exceptions import Deviation, device_of, numbers_of
@@ -100,10 +101,11 @@ class Cluster(Strict):
         text = str(name_or_path)
         is_path = isinstance(name_or_path, Path) or text.endswith(".toml")
         if not is_path and text not in cluster_names():
-            known = nearest(text, cluster_names()) or f"known: {', '.join(cluster_names())}"
-            if Path(text).is_file():
+            fault = unknown_name("cluster", text, cluster_names(), "a cluster's .toml")
+            if Path(text).is_file() and not text.endswith(".py"):
                 known = f"a matrix or XML becomes one by `shardwise topo {text} --device GPU --save node.toml`"
-            raise ClusterError(Fault(place="cluster", problem=f"no preset is called {text!r}", remedy=known))
+                fault = replace(fault, remedy=known)
+            raise ClusterError(fault)
         path = Path(text) if is_path else TOPOLOGIES / f"{text}.toml"
         data = read_toml(path, ClusterError)
         asked = {} if num_nodes is None else {"num_nodes": num_nodes}  # exceptions name nodes of these

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from simulator.base.errors import Fault, ModelError
 from simulator.base.presets import TOPOLOGIES
-from simulator.base.schema import read_toml
+from simulator.base.schema import nearest, read_toml, unknown_name
 
 PRESETS = TOPOLOGIES / "models"
 MAX_FILE_BYTES = 4 * 2**20  # a config.json has some kilobytes; what is larger is not one
@@ -23,10 +22,7 @@ def preset_names() -> tuple[str, ...]:
 
 def unknown_model(name: str) -> Fault:
     """The fault of an unknown model name, with the nearest names."""
-    nearest = difflib.get_close_matches(name.lower(), preset_names(), n=3, cutoff=0.4)
-    close = f"nearest: {', '.join(nearest)}; " if nearest else ""
-    remedy = f"{close}or the path of a config.json or .toml"
-    return Fault(place="model", problem=f"no preset and no file is called {name!r}", remedy=remedy)
+    return unknown_name("model", name, preset_names(), "a config.json or .toml")
 
 
 def model_fields(path: Path, depth: int = 0) -> dict[str, Any]:
@@ -38,7 +34,9 @@ def model_fields(path: Path, depth: int = 0) -> dict[str, Any]:
     if like is None:
         return data
     if not isinstance(like, str) or like not in preset_names() or depth > 3:
-        raise ModelError(Fault(place=f"{path}: like", problem=f"{like!r} is no preset", remedy="a preset's name"))
+        raise ModelError(
+            Fault(place=f"{path}: like", problem=f"{like!r} is no preset", remedy=nearest(str(like), preset_names()))
+        )
     base = model_fields(PRESETS / f"{like}.toml", depth + 1)
     tables = {key: {**base[key], **data[key]} for key in data if isinstance(data[key], dict) and key in base}
     return {**base, **data, **tables}

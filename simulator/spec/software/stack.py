@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from simulator.base.errors import Fault, InputError, StackError
+from simulator.base.errors import InputError, StackError
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.records import Nested
-from simulator.base.schema import nearest, read_toml
+from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.software.described import Described, named_in
@@ -187,7 +187,7 @@ def _names() -> tuple[str, ...]:
 @functools.cache  # what ships does not change while a process runs, and a search asks for it thousands of times
 def _shipped(name: str) -> Stack:
     if name not in _names():
-        raise StackError(Fault(place=f"stack {name!r}", problem="is unknown", remedy=nearest(name, _names())))
+        raise StackError(unknown_name("stack", name, _names(), "a stack's .toml"))
     return _read(_folder() / f"{name}.toml")
 
 

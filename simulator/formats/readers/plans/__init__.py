@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.base.schema import read_json, unreadable
+from simulator.base.schema import is_python, read_json, unreadable
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.readers.plans.draft import Draft, drafted_fields, plan_fields
 from simulator.spec.plan import Plan
@@ -76,6 +76,8 @@ def detect(text: str, file: str) -> str:
             return "toml"
     if any(re.search(rf"^{key}\s*:", text, re.MULTILINE) for key in _ACCELERATE):
         return "accelerate"
+    if file.endswith(".py"):
+        raise PlanError(is_python(file))
     problem = "is in no format that holds a plan"
     raise PlanError(
         Fault(place=file, problem=problem, remedy=f"one of {', '.join(PLAN_FORMATS)}; --plan-format forces one")
