@@ -34,7 +34,10 @@ Exit codes: 0 answered, 2 usage, 3 bad input, 4 the step does not fit in memory.
 _RUN = {
     "tokens": ("COUNT", "How much to train, as 15T."),
     "steps": ("COUNT", "The same in steps."),
-    "checkpoint_interval_s": ("TIME|optimal", "Training between two checkpoints. [optimal, by Daly's formula]"),
+    "checkpoint_interval_s": (
+        "TIME|optimal",
+        "Training between two checkpoints. [optimal: Daly's formula for the time of a write]",
+    ),
     "failures": ("llama3|none", "Whose rates of failure. [llama3]"),
     "detect_s": ("TIME", "Until somebody notices that the job stands. [3min]"),
     "reschedule_s": ("TIME", "Until its processes run again. [2min]"),

@@ -11,6 +11,7 @@ import pytest
 from simulator.studies.goodput import Cause, Conditions, Failures, daly_s, expected_s, play, young_s
 from simulator.studies.goodput.failures import DAY_S, JobSize
 from simulator.studies.goodput.spreads import Exponential, Lognormal, Uniform, slowest
+from simulator.studies.goodput.timeline import expected_interruptions
 
 RUNS = 400
 
@@ -41,6 +42,16 @@ def test_played_runs_take_what_daly_expects(interval_s: float) -> None:
     expected = expected_s(BASE.work_s, 5_000.0, BASE.blocking_s, interval_s, BASE.restart_s)
     error = found.std(ddof=1) / sqrt(RUNS)
     assert abs(found.mean() - expected) < 3 * error + 2 * BASE.blocking_s
+
+
+@pytest.mark.parametrize("mtbf_s", [200.0, 1_000.0, 5_000.0])
+@pytest.mark.parametrize("notice_s", [0.0, 60.0])
+def test_interruptions_are_as_many_as_expected(mtbf_s: float, notice_s: float) -> None:
+    """Within a tenth, down to failures that strike one and a half times in a restart and before the next checkpoint."""
+    conditions = replace(BASE, causes=crash(mtbf_s, notice_s=notice_s), interval_s=100.0)
+    counts = np.array([sum(play(conditions, (7, i)).interruptions.values()) for i in range(100)])
+    error = counts.std(ddof=1) / sqrt(100)
+    assert counts.mean() == pytest.approx(expected_interruptions(conditions), rel=0.1, abs=3 * error)
 
 
 def test_without_failures_a_run_is_its_work_and_the_checkpoints_between() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
+from simulator.studies.goodput import daly_s
 
 STUDY = """
 model = "llama3-8b"
@@ -184,3 +185,36 @@ def test_what_a_plans_file_states_in_vain_is_told(tmp_path: Path, capsys: pytest
     assert code == ExitCode.OK, err
     assert "unknown, and ignored: " in err
     assert "no_such_setting" in err
+
+
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+def test_the_interval_is_dalys_for_the_whole_write(
+    asynchronous: str, study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside training too: √(2 δ M) of the copy alone would save every step. No interval that is tried is below a write."""
+    _, out, _ = told(capsys, study, "--json", "--set", f"checkpoint.asynchronous={asynchronous}")
+    document = json.loads(out)
+    written_s = sum(document["saving"][part] for part in ("gather_s", "copy_s", "write_s"))
+    assert document["interval_s"] == pytest.approx(daly_s(document["mtbf_s"], written_s))
+    slow = ("--set", "checkpoint.storage_bytes_per_s=0.5MB/s")
+    _, out, _ = told(capsys, study, "--json", *slow, "--set", f"checkpoint.asynchronous={asynchronous}")
+    document = json.loads(out)
+    assert all(tried["interval_s"] >= document["saving"]["write_s"] for tried in document["intervals"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["--spot-mtbf", "10s"], "longer time between failures"),
+        (["--spot-mtbf", "1ms"], "longer time between failures"),
+        (["--straggler-mtbf", "1s"], "longer time between failures"),
+        (["--replicas", "100000", "--tokens", "1000T"], "fewer --replicas"),
+    ],
+)
+def test_a_run_without_headway_is_refused_at_once(
+    arguments: list[str], remedy: str, study: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = told(capsys, study, *arguments)
+    assert (code, out) == (ExitCode.BAD_INPUT, "")
+    assert "a run would be interrupted" in err
+    assert remedy in err

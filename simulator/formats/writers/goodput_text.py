@@ -69,7 +69,8 @@ def _interruptions(g: Goodput) -> RenderableType:
 
 def _checkpoints(g: Goodput) -> Table:
     s = g.saving
-    chosen = "the optimum by Daly's formula" if g.interval_is_optimal else "as asked"
+    by_daly = f"Daly's formula for a write of {format_duration(s.total_s)}" if g.mtbf_s else "nothing fails"
+    chosen = by_daly if g.interval_is_optimal else "as asked"
     rows = [
         ("every", format_duration(g.interval_s), chosen),
         ("one holds training up for", format_duration(s.blocking_s), f"{format_bytes(s.state_bytes)} of state"),

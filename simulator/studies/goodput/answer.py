@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.base.errors import Fault, InputError
+from simulator.base.units import format_duration
 from simulator.predict import Prediction, Source
 from simulator.spec.cluster import Cluster
 from simulator.spec.prices import Price, Prices
@@ -18,12 +20,14 @@ from simulator.studies.goodput.failures import DAY_S, JobSize
 from simulator.studies.goodput.interval import daly_s, expected_s
 from simulator.studies.goodput.run import ASSUMED, LongRun
 from simulator.studies.goodput.spreads import slowest
-from simulator.studies.goodput.timeline import PARTS, Conditions, SimulatedRun, play
+from simulator.studies.goodput.timeline import PARTS, Conditions, SimulatedRun, expected_interruptions, play
 from simulator.work.checkpoint import Saving
 
 Progress = Callable[[int, int], None]  # runs played, runs in all
 
 _LEVELS: Final = (5.0, 50.0, 95.0)
+MAX_INTERRUPTIONS: Final = 50_000_000  # of all runs together: more than a minute
+_MANY: Final = 1_000_000  # of one run: one every minute for two years
 _TRIED: Final = (0.5, 1.0, 2.0)  # of the interval, played beside it with the same failures
 _Z90: Final = NormalDist().inv_cdf(0.95)  # half a 90 % interval, in sigmas
 
@@ -113,7 +117,7 @@ def goodput(
 ) -> Goodput:
     """Simulate a run of these steps. saving: one checkpoint; load_s: time to read it back.
 
-    Raises InputError where the cluster has no price.
+    Raises InputError where the cluster has no price, or where interruptions leave next to no time to train.
     """
     listed = prices.of(cluster) if prices is not None else ()
     size = JobSize.of(cluster, prediction.num_devices)
@@ -124,6 +128,7 @@ def goodput(
     work_s = steps * step_s * (1 + late)
     conditions = _conditions(run, saving, load_s, size=size, step_s=step_s, work_s=work_s)
     rate = sum(each for _, each in conditions.causes)
+    _refuse_endless(conditions, run)
     played, tried = _played(conditions, run, progress)
     days = _days(played, prediction, run.seed, late_sigma / (1 + late) / sqrt(steps))
     hourly = run.price_per_gpu_hour
@@ -207,10 +212,15 @@ def _restart_s(run: LongRun, load_s: float) -> float:
 
 
 def _interval_s(run: LongRun, saving: Saving, rate: float, step_s: float, work_s: float) -> float:
-    """The given interval, or Daly's; at most one checkpoint per step, and none before the last one is written."""
+    """The given interval, or Daly's; at most one checkpoint per step, and none before the last one is written.
+
+    Daly's cost of a checkpoint is the time that writing it takes, also where training goes on meanwhile: what a write takes
+    from the steps beside it is not known, so all of it is counted. That one is not begun before the last one is written is
+    a bound in Wang et al. too (Gemini, SOSP 2023, section 2).
+    """
     wanted = run.checkpoint_interval_s
     if wanted is None:
-        wanted = daly_s(1 / rate, saving.blocking_s) if rate else work_s
+        wanted = daly_s(1 / rate, saving.total_s) if rate else work_s
     return min(max(wanted, step_s, saving.total_s), work_s)
 
 
@@ -239,7 +249,22 @@ def _played(
 
 
 def _with_interval(conditions: Conditions, factor: float) -> Conditions:
-    return replace(conditions, interval_s=min(conditions.interval_s * factor, conditions.work_s))
+    interval_s = max(conditions.interval_s * factor, conditions.written_s)
+    return replace(conditions, interval_s=min(interval_s, conditions.work_s))
+
+
+def _refuse_endless(conditions: Conditions, run: LongRun) -> None:
+    """Raises InputError where the runs would be interrupted more often than can be played."""
+    count = expected_interruptions(conditions)
+    if count * run.replicas * 1.5 <= MAX_INTERRUPTIONS:  # half as many are played again at other intervals
+        return
+    rate = sum(each for _, each in conditions.causes)
+    often = f"the job is interrupted every {format_duration(1 / rate)}" if rate else "hosts become slow too often"
+    lasts = f"a restart takes {format_duration(conditions.restart_s)}"
+    times = f"some {float(f'{count:.2g}'):,.0f} times" if count < 1e15 else "without end"
+    problem = f"{often}, and {lasts}: a run would be interrupted {times}"
+    remedy = "fewer hosts, a longer time between failures, or faster restarts"
+    raise InputError(Fault(place="run", problem=problem, remedy=remedy if count > _MANY else "fewer --replicas"))
 
 
 def _cost(price: Price, currency: str, device_hours: NDArray[np.float64]) -> RunCost:

@@ -28,7 +28,7 @@ class LongRun(Strict):
     checkpoint_interval_s: Annotated[Seconds | None, BeforeValidator(_interval)] = Field(
         gt=0,
         default=None,
-        description='training between two checkpoints, at most one a step, and none before the last one is written; `"optimal"` (the default): Daly\'s',
+        description='training between two checkpoints, at most one a step, and none before the last one is written; `"optimal"` (the default): Daly\'s for the time that writing one takes',
     )
     failures: Failures = Field(default=Failures(), description="what interrupts")
     detect_s: Seconds = Field(ge=0, default=180.0, description="until somebody notices that the job stands")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import floor, inf
+from math import exp, expm1, floor, inf
 from typing import Final
 
 import numpy as np
@@ -85,6 +85,23 @@ class _Draws:
             if left < 0:
                 return cause
         return causes[-1][0]
+
+
+def expected_interruptions(conditions: Conditions) -> float:
+    """How often one run is interrupted, about: as often as it is trained anew, times the restarts each time needs.
+
+    Of exponential failures, e^(R/M) restarts of length R are begun for one that is not interrupted, and work is done
+    M (e^(τ/M) − 1)/τ times until it is saved, M of those that strike without notice (Daly 2006, section 3).
+    """
+    c = conditions
+    rate = sum(each for _, each in c.causes)
+    unsaved = sum(each for cause, each in c.causes if not cause.notice_s >= c.written_s > 0)
+    cycle_s = c.interval_s + c.blocking_s
+    try:
+        repeated = expm1(cycle_s * unsaved) / (c.interval_s * unsaved) if unsaved else cycle_s / c.interval_s
+        return c.work_s * repeated * (rate + c.straggler_rate) * exp(c.restart_s * rate)
+    except OverflowError:
+        return inf
 
 
 def play(conditions: Conditions, seed: Sequence[int]) -> SimulatedRun:
