@@ -90,6 +90,9 @@ def command(
     serving = _highest(asked, interval=interval) if highest_rate else _served(asked, interval=interval)
     if listed is not None and serving.load is not None:
         serving = replace(serving, costs=token_costs(serving.load, serving.num_devices, asked.cluster, listed))
+        if not serving.costs:
+            note = "no request ended in the measured time, so none has a cost; --requests plays more of them"
+            click.echo(f"shardwise: {note}", err=True)
     serving = replace(serving, sources=(*asked.sources, *serving.sources))
     if as_json:
         from simulator.formats.writers.serving_json import to_json

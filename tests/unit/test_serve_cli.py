@@ -160,3 +160,19 @@ def test_tokens_cost_what_the_devices_cost_while_they_are_made(
     assert "reserved, 3.60 USD a GPU and hour" in capsys.readouterr().out
     assert main([*arguments, "--cluster", "dgx-a100-80-8"]) == ExitCode.BAD_INPUT
     assert "no price of dgx-a100-80-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("requests", ["1", "2", "5", "20"])
+@pytest.mark.parametrize("more", [[], ["--warmup", "0"], ["--rate", "0"], ["--rate", "30"], ["--output", "1"]])
+def test_a_few_requests_are_answered_with_or_without_a_cost(
+    requests: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a few, none may end in the measured time: then there is no cost a request, and the answer says so."""
+    prices = tmp_path / "prices.toml"
+    price = 'cluster = "hgx-h100-8"\nkind = "on-demand"\nper_gpu_hour = 2.5\ndate = "2026-01-01"\nsource = "made up"\n'
+    prices.write_text(f'currency = "USD"\n[[price]]\n{price}')
+    small = ("--model", "llama3.2-1b", "--requests", requests, "--prices", str(prices), "--json")
+    assert main(["serve", *small, *more]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert bool(answer["costs"]) == (answer["load"]["requests_per_s"] > 0) == ("none has a cost" not in err)

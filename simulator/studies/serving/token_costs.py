@@ -10,8 +10,10 @@ MILLION = 1e6
 
 
 def token_costs(load: Load, num_devices: int, cluster: Cluster, prices: Prices) -> tuple[TokenCost, ...]:
-    """At every price of the cluster. Raises InputError where there is none."""
+    """At every price of the cluster; none where no request ended in the measured time. Raises InputError without a price."""
     found = []
+    if not load.requests_per_s or not load.output_tokens_per_s:
+        return ()
     for price in prices.of(cluster):
         second = cost(price, num_devices, 1.0)
         output = second / load.output_tokens_per_s * MILLION
