@@ -40,12 +40,12 @@ sys.path.insert(0, str(ROOT))
 from runs_table.arguments import stated_options  # noqa: E402
 
 from simulator.base.errors import InputError  # noqa: E402
+from simulator.base.fit import Fit  # noqa: E402
 from simulator.formats.readers.runs_table import RunRow, read_runs  # noqa: E402
 from simulator.memory import simulate_memory  # noqa: E402
 from simulator.play.lower import lower  # noqa: E402
 from simulator.play.lower.stragglers import SPEED_SPREAD  # noqa: E402
 from simulator.predict.play import play  # noqa: E402
-from simulator.predict.verdict import verdict_of  # noqa: E402
 from simulator.spec.calibration import Calibration  # noqa: E402
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves  # noqa: E402
 from simulator.spec.cluster import Cluster  # noqa: E402
@@ -161,7 +161,7 @@ def _roomy(run: Run) -> bool:
     """The run's memory surely fits: an allocator at its limit costs time that no coefficient here stands for."""
     blocks = build_blocks(run.model, run.stack, run.plan)
     memory, _ = simulate_memory(run.model, run.plan, run.stack, blocks, run.cluster.device)
-    return verdict_of(memory)[0] == "FITS"
+    return memory.fit is Fit.FITS
 
 
 def _spread(runs: Sequence[Run], count: int) -> list[Run]:

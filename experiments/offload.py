@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.base.errors import ClusterError
+from simulator.base.fit import Fit
 from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
 from simulator.predict.play import play
 from simulator.predict.tiers import with_lower_tiers
-from simulator.predict.verdict import verdict_of
+from simulator.predict.verdict import cause_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
@@ -92,8 +93,8 @@ class Answer:
     memory: MemoryUse
 
     @property
-    def verdict(self) -> str:
-        return verdict_of(self.memory)[0]
+    def verdict(self) -> Fit:
+        return self.memory.fit
 
 
 def answer(model: Model, plan: Plan, cluster: Cluster) -> Answer:
@@ -107,8 +108,8 @@ def answer(model: Model, plan: Plan, cluster: Cluster) -> Answer:
 def row(name: str, a: Answer) -> str:
     """One line: verdict, time and where the bytes are."""
     m = a.memory
-    if a.verdict == "OOM":
-        return f"{name:<34} OOM   {verdict_of(m)[1]}"
+    if not a.verdict.runs:
+        return f"{name:<34} {a.verdict}   {cause_of(m)}"
     played = play(a.lowering)
     slow = sorted(((s, k) for k, s in played.breakdown.items() if k.startswith("exposed")), reverse=True)[:2]
     waits = ", ".join(f"{k.removeprefix('exposed:')} {format_seconds(s)}" for s, k in slow)
@@ -137,7 +138,7 @@ def largest(cluster: Cluster, offload: Offload, hidden: int) -> int:
     fits, fails = 1, 128
     while fails - fits > 1:
         layers = (fits + fails) // 2
-        if asked(gpt(layers, hidden), cluster, 2, offload).verdict == "OOM":
+        if asked(gpt(layers, hidden), cluster, 2, offload).verdict is Fit.DOES_NOT_FIT:
             fails = layers
         else:
             fits = layers

@@ -76,7 +76,6 @@ def made_prediction() -> Prediction:
         breakdown={"gemm": 1.25, "attention": 0.5, "exposed:all_gather": 0.25},
         communication={"all_gather": (0.25, 0.5)},
         memory=memory,
-        verdict="FITS",
         cause="24.0 GiB free",
         suggestion="micro_batch_size = 2",
         extrapolated=("gemm m=1",),

@@ -99,7 +99,7 @@ def _memory_lines(asked: Study, memory: dict[str, int]) -> list[Line]:
         Line(name="allocated_bytes", predicted=use.peak_allocated_bytes, measured=memory["peak_allocated_bytes"]),
         Line(
             name="reserved_bytes",
-            predicted=use.peak_reserved_bytes,
+            predicted=use.reserved_bytes,
             measured=memory["peak_reserved_bytes"],
             u_input=spread,
         ),

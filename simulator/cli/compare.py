@@ -131,7 +131,7 @@ def _draw(plot: Path, comparison: Comparison) -> None:
     for row, best in zip(comparison.rows, comparison.on_front, strict=True):
         p, money = row.prediction, min(cost.billion_tokens for cost in row.costs)
         time, low, high = (float(each) / p.tokens_per_step * 1e6 for each in (p.step_s, p.low_s, p.high_s))
-        label = row.subject.name if p.fits else f"{row.subject.name} (does not fit)"
+        label = row.subject.name if p.fits else f"{row.subject.name} ({p.verdict})"
         points.append(Point(label=label, time=time, low=low, high=high, money=money, best=best))
     currency = comparison.rows[0].costs[0].currency
     write_front_plot(plot, points, "microseconds a token", f"{currency} a billion tokens")

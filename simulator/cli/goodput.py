@@ -99,7 +99,7 @@ def command(
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
     if not prediction.fits:
         click.echo(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies", err=True)
-        return ExitCode.DOES_NOT_FIT
+        return prediction.verdict.exit_code
     answer = _played(asked, prediction, run, listed)
     answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))
     if as_json:

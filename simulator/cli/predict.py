@@ -10,7 +10,6 @@ from typing import Any, get_args
 import click
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
@@ -178,7 +177,7 @@ def command(
         from simulator.formats.writers.text import render
 
         show(render(prediction), plain=plain)
-    return ExitCode.OK if prediction.fits else ExitCode.DOES_NOT_FIT
+    return prediction.verdict.exit_code
 
 
 def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | None]) -> list[Fault]:

@@ -73,7 +73,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option("--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet`. [the device's own]")
 @click.option("--rank", "objective", type=click.Choice(OBJECTIVES), default="step", show_default=True, help="By what.")
 @click.option("--top", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Plans in the table.")
-@click.option("--fits-only", is_flag=True, help="Only plans whose memory surely fits: no TIGHT ones.")
+@click.option("--fits-only", is_flag=True, help="Only plans whose memory surely fits: no tight ones.")
 @click.option("--journal", type=FILE, metavar="FILE", help="Keep, and resume.")
 @click.option("--export", "exported", type=FILE, metavar="FILE.csv|.json|.parquet")
 @click.option("--launch-kit", "kit", type=click.Path(path_type=Path), metavar="DIR", help="Of the best plan, placed.")

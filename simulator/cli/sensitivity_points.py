@@ -81,11 +81,12 @@ def _evaluated(task: Task) -> PlanOutcome:
         prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)
     except InputError as exc:
         return PlanOutcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
-    if not prediction.fits:
-        return PlanOutcome(key=key, status="oom", reason=prediction.cause, num_devices=prediction.num_devices)
+    status = prediction.verdict
+    if not status.runs:
+        return PlanOutcome(key=key, status=status, reason=prediction.cause, num_devices=prediction.num_devices)
     return PlanOutcome(
         key=key,
-        status="fits" if prediction.verdict == "FITS" else "tight",
+        status=status,
         num_devices=prediction.num_devices,
         step_s=float(prediction.step_s),
         tokens_per_step=prediction.tokens_per_step,

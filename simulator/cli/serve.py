@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_number
 from simulator.cli.options import answer_options, loaded_prices, price_options, set_option, study_options
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
@@ -103,7 +102,7 @@ def command(
         from simulator.formats.writers.serving_text import render
 
         show(render(serving), plain=plain)
-    return ExitCode.OK if serving.fits else ExitCode.DOES_NOT_FIT
+    return serving.memory.fit.exit_code
 
 
 def _served(asked: ServingStudy, *, interval: bool) -> Serving:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from simulator.base.fit import Fit
 from simulator.base.units import format_seconds
 from simulator.cli.export import head_of, job_of, write_files
 from simulator.cli.launch_kit import host_of, kit_files
@@ -33,6 +34,8 @@ def write_winner(report: SearchReport, folder: Path, options: Mapping[str, Any])
         sources=(),
     )
     write_files(kit_files(asked, job_of(asked), head_of(asked), options["hosts"], host), folder)
+    if best.outcome.status is not Fit.FITS:
+        click.echo(f"the best plan is {best.outcome.status} in memory: `shardwise predict` says why", err=True)
     steps = (
         f"{format_seconds(found.placed.step_s)} a step, {format_seconds(found.default.step_s)} in the order of ranks"
     )

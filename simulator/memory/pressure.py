@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator, OutOfMemoryError
+from simulator.memory.history import History, step_reserved_bytes
 from simulator.memory.tape import FREE, FREE_LATER, Event
 
 
@@ -13,11 +14,13 @@ from simulator.memory.tape import FREE, FREE_LATER, Event
 class Pressure:
     """A steady step under a limit.
 
+    peak_reserved_bytes: the most that is reserved; where a request fails, what it needed.
     num_retries: how often the allocator gives its whole cache back because a request does not fit beside it.
     malloc_calls, malloc_bytes, free_calls, free_bytes: what it takes from the driver and gives back in the step.
     fails: a request does not fit even then; the counts end there.
     """
 
+    peak_reserved_bytes: int
     num_retries: int
     malloc_calls: int
     malloc_bytes: int
@@ -41,11 +44,12 @@ class DriverCalls:
         """Forget what was before the steady step."""
         self._calls.clear()
 
-    def pressure(self, num_retries: int = 0, *, fails: bool = False) -> Pressure:
+    def pressure(self, peak_reserved_bytes: int, num_retries: int = 0, *, fails: bool = False) -> Pressure:
         """The calls since, counted."""
         taken = [size for call, size in self._calls if call in ("segment_alloc", "segment_map")]
         given = [size for call, size in self._calls if call in ("segment_free", "segment_unmap")]
         return Pressure(
+            peak_reserved_bytes=peak_reserved_bytes,
             num_retries=num_retries,
             malloc_calls=len(taken),
             malloc_bytes=sum(taken),
@@ -74,17 +78,23 @@ def drive(events: list[Event], allocator: CachingAllocator) -> Iterator[tuple[in
 
 
 def under_pressure(
-    events: list[Event], steady: int, limit_bytes: int, settings: AllocatorSettings | None = None
-) -> Pressure:
-    """Play the events where the driver has `limit_bytes` for the allocator; those from `steady` on are counted."""
+    history: History, limit_bytes: int, settings: AllocatorSettings | None = None
+) -> tuple[Pressure, list[int]]:
+    """Play a history where the driver has `limit_bytes` for the allocator; the steady step is counted.
+
+    Also what is reserved at the end of each of its moments; nothing where a request fails.
+    """
     calls = DriverCalls()
     allocator = CachingAllocator(settings, capacity_bytes=limit_bytes, on_driver=calls)
-    retries_before, fails = 0, False
+    retries_before = 0
+
+    def at_steady() -> None:
+        nonlocal retries_before
+        calls.clear()
+        retries_before, allocator.peak_reserved_bytes = allocator.num_retries, allocator.reserved_bytes
+
     try:
-        for index, _, _ in drive(events, allocator):
-            if index + 1 == steady:
-                calls.clear()
-                retries_before = allocator.num_retries
-    except OutOfMemoryError:
-        fails = True
-    return calls.pressure(allocator.num_retries - retries_before, fails=fails)
+        reserved = step_reserved_bytes(history, allocator, at_steady)
+    except OutOfMemoryError as exc:
+        return calls.pressure(exc.needed_bytes, allocator.num_retries - retries_before, fails=True), []
+    return calls.pressure(allocator.peak_reserved_bytes, allocator.num_retries - retries_before), reserved

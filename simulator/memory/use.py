@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
+from simulator.base.fit import Fit, fit_of
 from simulator.memory.allocator import AllocatorSettings, CachingAllocator
 from simulator.memory.history import (
     History,
@@ -36,15 +38,23 @@ ADDRESS_SPACE_BYTES = 2**59
 RESERVED_LOW, RESERVED_HIGH = 0.95, 1.06
 
 
+class Room(NamedTuple):
+    """What is needed of one kind of memory, and what there is of it."""
+
+    name: str
+    needed_bytes: int
+    capacity_bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
     """Peak bytes of one rank class, as the three figures that users confuse, and who was alive at the peak.
 
-    allocated: sum of live tensors; reserved: what the caching allocator took from the driver;
-    outside_torch: CUDA context, communicators, libraries. capacity: what a process can get of the device.
+    allocated: sum of live tensors; peak_reserved: what the caching allocator takes from the driver without a limit;
+    low_reserved_bytes, high_reserved_bytes: its 90 % interval. outside_torch: CUDA context, communicators, libraries.
+    capacity: what a process can get of the device.
     by_category: category -> bytes alive at the peak of allocated. peak_moment: label of the op that reached it.
-    pressure: a step played where memory ends, if it may end too early.
-    low_reserved_bytes, high_reserved_bytes: 90 % interval of reserved.
+    pressure: a step played where memory ends, if it may end too early; it says what is then reserved.
     Of a node's idle GPUs, host memory and drives, what all its ranks take, and what there is (None: nothing is offloaded).
     """
 
@@ -66,8 +76,23 @@ class MemoryUse:
     nvme_capacity_bytes: int | None = None
 
     @property
+    def reserved_bytes(self) -> int:
+        """The best estimate of what the allocator holds at its peak, where memory ends as it does.
+
+        Where a request fails: what would be held without a limit, or if the limit alone is to blame, what was needed.
+        """
+        if self.pressure is None or (self.pressure.fails and self._beyond):
+            return self.peak_reserved_bytes
+        return self.pressure.peak_reserved_bytes
+
+    @property
+    def _beyond(self) -> bool:
+        """Without a limit more would be held than there is."""
+        return self.peak_reserved_bytes + self.outside_torch_bytes > self.capacity_bytes
+
+    @property
     def used_bytes(self) -> int:
-        return self.peak_reserved_bytes + self.outside_torch_bytes
+        return self.reserved_bytes + self.outside_torch_bytes
 
     @property
     def fits_bare(self) -> bool:
@@ -75,9 +100,39 @@ class MemoryUse:
         return self.peak_allocated_bytes + self.outside_torch_bytes <= self.capacity_bytes
 
     @property
-    def fits_surely(self) -> bool:
-        """Even the upper end of reserved's interval fits."""
-        return self.high_reserved_bytes + self.outside_torch_bytes <= self.capacity_bytes
+    def retries(self) -> bool:
+        """It fits, though only after the allocator gave its cache back."""
+        pressure = self.pressure
+        return pressure is not None and self.fit.runs and (self._beyond or pressure.num_retries > 0)
+
+    @property
+    def below(self) -> tuple[Room, ...]:
+        """What all ranks of a node keep below HBM, of each kind of memory that there is."""
+        kinds = (
+            ("idle GPUs' memory", self.peer_bytes, self.peer_capacity_bytes),
+            ("host memory", self.host_bytes, self.host_capacity_bytes),
+            ("NVMe", self.nvme_bytes, self.nvme_capacity_bytes),
+        )
+        return tuple(Room(name, needed, there) for name, needed, there in kinds if there is not None)
+
+    @property
+    def binding(self) -> Room:
+        """What decides whether it fits: the first kind of memory below that is too small, else the GPU's."""
+        short = [one for one in self.below if one.needed_bytes > one.capacity_bytes]
+        return short[0] if short else Room("", self.used_bytes, self.capacity_bytes)
+
+    @property
+    def fit(self) -> Fit:
+        """The verdict; what is offloaded must fit below HBM."""
+        if self.binding.name:
+            return Fit.DOES_NOT_FIT
+        outside = self.outside_torch_bytes
+        return fit_of(
+            live_bytes=self.peak_allocated_bytes + outside,
+            best_bytes=self.used_bytes,
+            upper_bytes=self.high_reserved_bytes + outside,
+            capacity_bytes=self.capacity_bytes,
+        )
 
 
 def simulate_memory(
@@ -103,11 +158,13 @@ def simulate_memory(
     allocator = CachingAllocator(settings, on_driver=calls)
     reserved = [most for most, _ in live.most] if hopeless else _reserved(history, live, allocator, calls.clear)
     use = _use(history, live, max(reserved), plan, device, outside)
-    if use.fits_bare and not use.fits_surely:
+    if use.fits_bare and use.fit is not Fit.FITS:
         limit = use.capacity_bytes - use.outside_torch_bytes
-        unmet = _never_meets(allocator, limit)
-        found = calls.pressure() if unmet else under_pressure(history.events, history.steady, limit, settings)
-        use = replace(use, pressure=found)
+        if _never_meets(allocator, limit):
+            found, held = calls.pressure(use.peak_reserved_bytes), reserved
+        else:
+            found, held = under_pressure(history, limit, settings)
+        use, reserved = replace(use, pressure=found), held or reserved
     per_moment = () if quick else zip(live.most, reserved, strict=True)
     samples = tuple(
         MemorySample(label=label(moment_of(history, index)), allocated_bytes=highest, reserved_bytes=held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from simulator.base.fit import Fit
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
 from simulator.predict.confidence import Z90, extrapolated, sigma, sources, spread
@@ -12,7 +13,7 @@ from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_pe
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers
-from simulator.predict.verdict import suggest, verdict_of, with_stalls
+from simulator.predict.verdict import cause_of, suggest, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
@@ -72,19 +73,18 @@ def memory_of(lowering: Lowering, *, quick: bool = False) -> StepMemory:
     plan, device = lowering.plan, lowering.device
     memory, trace = simulate_memory(lowering.model, plan, lowering.stack, lowering.blocks, device, quick=quick)
     memory = with_lower_tiers(memory, lowering)
-    verdict, cause = verdict_of(memory)
-    return StepMemory(memory=memory, trace=trace, verdict=verdict, cause=cause)
+    return StepMemory(memory=memory, trace=trace, cause=cause_of(memory))
 
 
 def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, advise: bool = False) -> Prediction:
     """The prediction of a lowered plan whose memory is known."""
     model, plan, cluster = lowering.model, lowering.plan, lowering.cluster
-    memory, verdict, cause = held.memory, held.verdict, held.cause
-    played = play(lowering, fold=fold)
-    looks = advise and verdict != "FITS" and lowering.rank_classes is None
+    memory = held.memory
+    played = with_stalls(
+        play(lowering, fold=fold), memory, lowering.calibrations.get(held.device, lowering.calibration)
+    )
+    looks = advise and memory.fit is not Fit.FITS and lowering.rank_classes is None
     found = _remedies(lowering, played.step_s, memory) if looks else None
-    if verdict == "TIGHT":
-        played, cause = with_stalls(played, cause, memory, lowering.calibrations.get(held.device, lowering.calibration))
     imbalance = _imbalance_sigma(lowering, played.step_s, fold=fold)
     reach = Z90 * math.hypot(sigma(lowering, played), imbalance)
     return Prediction(
@@ -103,9 +103,8 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         breakdown=dict(played.breakdown),
         communication=dict(played.communication),
         memory=memory,
-        verdict=verdict,
-        cause=cause,
-        suggestion=suggest(lowering, played, memory, verdict, found),
+        cause=held.cause,
+        suggestion=suggest(lowering, played, memory, found),
         extrapolated=extrapolated(lowering),
         sources=sources(lowering),
         timeline=played.timeline,

@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from simulator.base.fit import Fit
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
-from simulator.predict.prediction import KindUse, Verdict
-from simulator.predict.verdict import compute_s, verdict_of, waiting_s
+from simulator.predict.prediction import KindUse
+from simulator.predict.verdict import cause_of, compute_s, waiting_s
 from simulator.spec.cluster.exceptions import GpuKind
 from simulator.work.trace import MemoryTrace
-
-_ORDER: tuple[Verdict, ...] = ("OOM", "TIGHT", "FITS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +25,13 @@ class StepMemory:
 
     memory: MemoryUse
     trace: MemoryTrace
-    verdict: Verdict
     cause: str
     device: str = ""
     by_device: Mapping[str, StepMemory] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Fit:
+        return self.memory.fit
 
 
 def memory_by_device(lowering: Lowering) -> dict[str, StepMemory]:
@@ -44,8 +46,7 @@ def memory_by_device(lowering: Lowering) -> dict[str, StepMemory]:
     for name, (kind, held) in stages.items():
         inputs = (lowering.model, lowering.plan, lowering.stack, lowering.blocks, rank_classes.kinds.memory_of(kind))
         memory, trace = simulate_memory(*inputs, stages=sorted(held))
-        verdict, cause = verdict_of(memory)
-        found[name] = StepMemory(memory=memory, trace=trace, verdict=verdict, cause=cause, device=kind.device)
+        found[name] = StepMemory(memory=memory, trace=trace, cause=cause_of(memory), device=kind.device)
     return found
 
 
@@ -53,7 +54,7 @@ def worst_fit(held: Mapping[str, StepMemory]) -> tuple[str, StepMemory]:
     """The device of the worst verdict; among equal ones that with the least room left."""
     return min(
         held.items(),
-        key=lambda item: (_ORDER.index(item[1].verdict), item[1].memory.capacity_bytes - item[1].memory.used_bytes),
+        key=lambda item: (-item[1].verdict.rank, item[1].memory.capacity_bytes - item[1].memory.used_bytes),
     )
 
 
@@ -72,7 +73,6 @@ def kind_uses(lowering: Lowering, played: SimulatedStep, held: Mapping[str, Step
             compute_s=compute_s(seconds),
             waiting_s=waiting_s(seconds),
             memory=one.memory,
-            verdict=one.verdict,
             cause=one.cause,
         )
         for number, seconds in played.kinds.items()

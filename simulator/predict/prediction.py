@@ -1,15 +1,17 @@
-"""predict(): the path from (model, plan, cluster, calibration) to a Prediction."""
+"""Prediction: what `predict` answers, and the numbers beside its verdict."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final
 
+from simulator.base.fit import Fit
+from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse
 from simulator.work.checkpoint import Saving
 from simulator.work.trace import MemoryTrace, Timeline
 
-Verdict = Literal["FITS", "TIGHT", "OOM"]
+STALL: Final = "cuda_malloc"  # the category of the breakdown that retries of the allocator are in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class KindUse:
     """What the GPUs of one kind do in a step, on a cluster whose GPUs differ. kind: in words, what differs.
 
     compute_s: of the busiest of them, with all that slows it; waiting_s: for others, a pipeline's bubble among it; the
-    rest is communication and the host. memory, verdict, cause: of the fullest of them.
+    rest is communication and the host. memory, cause: of the fullest of them.
     """
 
     kind: str
@@ -57,8 +59,11 @@ class KindUse:
     compute_s: float
     waiting_s: float
     memory: MemoryUse
-    verdict: Verdict
     cause: str
+
+    @property
+    def verdict(self) -> Fit:
+        return self.memory.fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +92,6 @@ class Prediction:
     breakdown: dict[str, float]
     communication: dict[str, tuple[float, float]]
     memory: MemoryUse
-    verdict: Verdict
     cause: str
     suggestion: str
     extrapolated: tuple[str, ...]
@@ -101,8 +105,18 @@ class Prediction:
     kinds: tuple[KindUse, ...] = ()
 
     @property
+    def verdict(self) -> Fit:
+        return self.memory.fit
+
+    @property
     def fits(self) -> bool:
-        return self.verdict != "OOM"
+        """The best estimate is that it runs: `verdict` is not `does not fit`."""
+        return self.verdict.runs
+
+    @property
+    def needs(self) -> str:
+        """The figures that the verdict follows from: what is needed of what there is, and what retries cost."""
+        return _needs(self.memory, self.breakdown.get(STALL))
 
     @property
     def tokens_per_s(self) -> float:
@@ -117,3 +131,22 @@ class Prediction:
     def hfu(self) -> float:
         """Hardware FLOP utilisation: recomputation counted too."""
         return self.hardware_flop_per_step / (self.step_s * self.num_devices * self.peak_flop_per_s)
+
+
+def _needs(memory: MemoryUse, stall_s: float | None) -> str:
+    """stall_s: what retries add to a step, if known."""
+    name, needed, there = memory.binding
+    if memory.retries:
+        return f"{format_bytes(needed)} of {format_bytes(there)} used after {_retries(memory, stall_s)}"
+    spare = there - needed
+    share = f" ({abs(spare) / there:.0%})" if there else ""
+    margin = f"{format_bytes(abs(spare))}{share} {'to spare' if spare >= 0 else 'too much'}"
+    return f"{format_bytes(needed)} of {format_bytes(there)}{name and f' of {name}'} needed, {margin}"
+
+
+def _retries(memory: MemoryUse, stall_s: float | None) -> str:
+    count = memory.pressure.num_retries if memory.pressure else 0
+    if not count:
+        return "retries in the first step"
+    cost = "whose cost nobody measured" if stall_s is None else f"which cost {format_seconds(stall_s)}"
+    return f"{count:,} {'retry' if count == 1 else 'retries'} a step, {cost}"

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from simulator.base.errors import InputError
+from simulator.base.fit import Fit
 from simulator.memory import (
     MemoryUse,
     memory_uses,
@@ -32,7 +33,6 @@ from simulator.predict.changes import EXPANDABLE, EXPANDABLE_SEGMENTS, Change, c
 from simulator.predict.play import step_seconds
 from simulator.predict.prediction import Remedy
 from simulator.predict.tiers import with_lower_tiers
-from simulator.predict.verdict import overflow, verdict_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
@@ -163,7 +163,7 @@ class _Search:
             lowering = self.lower(candidate.plan, candidate.cluster)
         except InputError:
             return True
-        return bool(overflow(with_lower_tiers(self.memory, lowering)))
+        return bool(with_lower_tiers(self.memory, lowering).binding.name)
 
     def room(self, candidate: _Candidate) -> float:
         """Bytes that live tensors may take for the allocator's interval to fit; none where a lower tier overflows."""
@@ -286,7 +286,7 @@ def _proof(search: _Search, candidate: _Candidate, cost_before: float) -> Remedy
     pools = [AllocatorSettings(expandable_segments=on) for on in (False, True)][candidate.change.expandable :]
     uses = memory_uses(search.model, plan, search.stack, lowering.blocks, lowering.device, pools)
     for pool, use in zip(pools, uses, strict=True):
-        if verdict_of(with_lower_tiers(use, lowering))[0] == "FITS":
+        if with_lower_tiers(use, lowering).fit is Fit.FITS:
             change = candidate.change + EXPANDABLE_SEGMENTS if pool.expandable_segments else candidate.change
             return _remedy(change, plan, use, step_seconds(lowering), cost_before)
     return None

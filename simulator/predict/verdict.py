@@ -1,20 +1,20 @@
-"""The verdict on memory, what retries of the allocator cost, and the one thing to try next."""
+"""Why a plan fits or not, what retries of the allocator cost, and the one thing to try next."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from simulator.base.fit import Fit
 from simulator.base.units import format_bytes, format_seconds
 from simulator.memory import MemoryUse
 from simulator.play.lower import Lowering
 from simulator.predict.play import SimulatedStep
-from simulator.predict.prediction import Remedy, Verdict
+from simulator.predict.prediction import STALL, Remedy
 from simulator.spec.calibration import Calibration
 from simulator.spec.plan import Plan
 
 _WAITING = ("idle", "bubble", "slow_peer")
-STALL = "cuda_malloc"  # the category of the breakdown
 _ON_EQUAL_NODES = (
     "what would make it fit is looked for on equal nodes: predict the plan on a cluster of the GPU that is full"
 )
@@ -38,45 +38,32 @@ def _waits(category: str) -> bool:
     return category.startswith("wait:") or category in _WAITING
 
 
-def verdict_of(memory: MemoryUse) -> tuple[Verdict, str]:
-    """FITS / TIGHT / OOM and why, from reserved's 90 % interval and outside torch against what a process can get.
-
-    FITS: the upper end fits. OOM: even live tensors alone do not, so no allocator can help; or the whole interval lies
-    above, and the allocator fails although it gives its cache back. TIGHT is what lies between: retries, which cost
-    time, or a failure that the interval leaves open. What is offloaded must fit below HBM.
-    """
-    below = overflow(memory)
-    if below:
-        return "OOM", below
-    capacity, outside = memory.capacity_bytes, memory.outside_torch_bytes
-    if memory.fits_surely:
-        return "FITS", f"{format_bytes(capacity - memory.used_bytes)} free at the peak ({memory.peak_moment})"
+def cause_of(memory: MemoryUse) -> str:
+    """Why `memory.fit` is what it is."""
+    name, needed, there = memory.binding
+    if name:
+        return f"{format_bytes(needed)} of {name} needed on a node that has {format_bytes(there)}"
+    outside = memory.outside_torch_bytes
+    if memory.fit is Fit.FITS:
+        return f"{format_bytes(there - needed)} free at the peak ({memory.peak_moment})"
     if not memory.fits_bare:
-        short = memory.peak_allocated_bytes + outside - capacity
-        return "OOM", f"{format_bytes(short)} too much at {memory.peak_moment}: {_owner(memory)}"
-    pressure = memory.pressure
-    if pressure is not None and pressure.fails and memory.low_reserved_bytes + outside > capacity:
-        short = memory.used_bytes - capacity
-        return "OOM", (
-            f"fragmentation: {format_bytes(short)} too much is reserved for {format_bytes(memory.peak_allocated_bytes)} "
-            f"allocated, and giving cached segments back does not help"
+        short = memory.peak_allocated_bytes + outside - there
+        return f"live tensors alone are {format_bytes(short)} too much at {memory.peak_moment}: {_owner(memory)}"
+    if memory.fit is Fit.DOES_NOT_FIT:
+        return (
+            f"fragmentation: {format_bytes(needed - there)} too much is reserved for "
+            f"{format_bytes(memory.peak_allocated_bytes)} allocated, and giving cached segments back does not help"
         )
-    return "TIGHT", (
-        f"the allocator may hold up to {format_bytes(memory.high_reserved_bytes)} beside "
-        f"{format_bytes(outside)} outside torch: expect retries at {memory.peak_moment}"
+    beside = f"beside {format_bytes(outside)} outside torch"
+    if memory.retries:
+        return (
+            f"fits only because the allocator gives its cache back and tries again: without a limit it would reserve "
+            f"{format_bytes(memory.peak_reserved_bytes)} {beside}"
+        )
+    return (
+        f"the upper end of the interval does not fit: with {format_bytes(memory.high_reserved_bytes)} reserved {beside}, "
+        f"expect retries at {memory.peak_moment}"
     )
-
-
-def overflow(memory: MemoryUse) -> str:
-    """What a node's host memory or drives cannot hold; empty where they can, or nothing is offloaded."""
-    for tier, needed, there in (
-        ("idle GPUs' memory", memory.peer_bytes, memory.peer_capacity_bytes),
-        ("host memory", memory.host_bytes, memory.host_capacity_bytes),
-        ("NVMe", memory.nvme_bytes, memory.nvme_capacity_bytes),
-    ):
-        if there is not None and needed > there:
-            return f"{format_bytes(needed)} of {tier} needed on a node that has {format_bytes(there)}"
-    return ""
 
 
 def _owner(memory: MemoryUse) -> str:
@@ -84,39 +71,32 @@ def _owner(memory: MemoryUse) -> str:
     return f"largest owner {name.replace('_', ' ')} with {format_bytes(size)}"
 
 
-def with_stalls(
-    played: SimulatedStep, cause: str, memory: MemoryUse, calibration: Calibration
-) -> tuple[SimulatedStep, str]:
-    """The step and its cause with what the allocator's retries cost: segments given back to the driver and taken again.
+def with_stalls(played: SimulatedStep, memory: MemoryUse, calibration: Calibration) -> SimulatedStep:
+    """The step with what the allocator's retries cost: segments given back to the driver and taken again.
 
-    The host waits for the driver; that the device runs dry meanwhile is not in the figure.
+    The host waits for the driver; that the device runs dry meanwhile is not in the figure. Unchanged where the plan does
+    not fit, or the calibration has no `cuda_malloc` and `cuda_free`.
     """
     pressure = memory.pressure
-    if pressure is None or not pressure.num_retries:
-        return played, cause
-    times = f"{pressure.num_retries} {'retry' if pressure.num_retries == 1 else 'retries'} a step"
     malloc, free = calibration.overheads.cuda_malloc, calibration.overheads.cuda_free
-    if malloc is None or free is None:
-        return played, f"{cause}; {times}, whose cost nobody measured (the calibration has no cuda_malloc)"
+    if pressure is None or not pressure.num_retries or not memory.retries or malloc is None or free is None:
+        return played
     stall_s = malloc.seconds(pressure.malloc_calls, pressure.malloc_bytes)
     stall_s += free.seconds(pressure.free_calls, pressure.free_bytes)
-    stalled = replace(
+    return replace(
         played,
         step_s=played.step_s + stall_s,
         upper_s=played.upper_s + stall_s,
         breakdown={**played.breakdown, STALL: stall_s},
     )
-    return stalled, f"{cause}; {times} cost {format_seconds(stall_s)}"
 
 
-def suggest(
-    lowering: Lowering, played: SimulatedStep, memory: MemoryUse, verdict: Verdict, remedies: Sequence[Remedy] | None
-) -> str:
+def suggest(lowering: Lowering, played: SimulatedStep, memory: MemoryUse, remedies: Sequence[Remedy] | None) -> str:
     """What to try: changes found to fit where the plan does not surely, else from what dominates the time.
 
     remedies: None where nobody looked for them.
     """
-    if verdict != "FITS":
+    if memory.fit is not Fit.FITS:
         return _fitting(remedies, lowering.plan.num_devices) if lowering.rank_classes is None else _ON_EQUAL_NODES
     return _waited_for(lowering, played) or _faster(lowering, played, memory)
 

@@ -44,7 +44,7 @@ def table(tmp_path: Path) -> Path:
 def predictor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the predictor by one that always says 2 s, and 50, 54 and 56 GiB allocated, reserved and used."""
     gib = 2**30
-    memory = SimpleNamespace(peak_allocated_bytes=50 * gib, peak_reserved_bytes=54 * gib, used_bytes=56 * gib)
+    memory = SimpleNamespace(peak_allocated_bytes=50 * gib, reserved_bytes=54 * gib, used_bytes=56 * gib)
     said = SimpleNamespace(step_s=2.0, low_s=1.9, high_s=2.1, fits=True, memory=memory)
     monkeypatch.setattr(judging, "predict", lambda *_, **__: said)
 

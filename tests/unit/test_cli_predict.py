@@ -80,11 +80,14 @@ def faults(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [line.strip() for line in lines]
 
 
-@pytest.mark.parametrize(("verdict", "code"), [("FITS", 0), ("TIGHT", 0), ("OOM", 4)])
+@pytest.mark.parametrize(
+    ("capacity_gib", "verdict", "code"), [(80, "FITS", 0), (58, "TIGHT", 0), (50, "DOES NOT FIT", 4)]
+)
 def test_the_exit_code_says_whether_it_fits(
-    asked: Asked, verdict: str, code: int, capsys: pytest.CaptureFixture[str]
+    asked: Asked, capacity_gib: int, verdict: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked.answer = replace(asked.answer, verdict=verdict)  # type: ignore[arg-type]
+    memory = replace(asked.answer.memory, capacity_bytes=capacity_gib * 2**30)
+    asked.answer = replace(asked.answer, memory=memory)
     assert main(["predict"]) == code
     assert capsys.readouterr().out.startswith(verdict)
 

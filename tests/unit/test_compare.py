@@ -142,7 +142,10 @@ def test_costs_follow_from_prices_and_time(tmp_path: Path, capsys: pytest.Captur
     assert (first["on_front"], second["on_front"]) == (False, True)
     assert main(["compare", *options, "--what-if", "plan.micro_batch_size=4,device.memory_bytes=1GiB", "--json"]) == 0
     *_, small = json.loads(capsys.readouterr().out)["subjects"]
-    assert (small["verdict"], small["on_front"]) == ("OOM", False)  # as quick and cheap as the second, and impossible
+    assert (small["verdict"], small["on_front"]) == (
+        "does not fit",
+        False,
+    )  # as quick and cheap as the second, and impossible
     assert main(["compare", *options, "--plain"]) == 0
     assert "reserved, 2.00 EUR/GPU h, 2026-11-01" in capsys.readouterr().out
     assert main(["compare", *options, "--cluster", "dgx-a100-80-8"]) == 3

@@ -152,12 +152,15 @@ def test_the_gpu_that_is_full_decides_the_verdict() -> None:
     """8B and 6,144 tokens of activations: on an H100, not on the 40 GB A100s of node 1."""
     plan, model = Plan(dp_shard=32, seq_len=6144), Model.load("llama3-8b")
     mixed = uneven({"nodes": "1", "device": "a100-sxm4-40gb"})
-    assert predict(model, plan, HGX).verdict == "FITS"
+    assert predict(model, plan, HGX).verdict == "fits"
     found = predict(model, plan, mixed, advise=True)
-    assert {kind.device: kind.verdict for kind in found.kinds} == {"h100-sxm5-80gb": "FITS", "a100-sxm4-40gb": "OOM"}
-    assert (found.verdict, found.cause.partition(":")[0]) == ("OOM", "a100-sxm4-40gb")
+    assert {kind.device: kind.verdict for kind in found.kinds} == {
+        "h100-sxm5-80gb": "fits",
+        "a100-sxm4-40gb": "does not fit",
+    }
+    assert (found.verdict, found.cause.partition(":")[0]) == ("does not fit", "a100-sxm4-40gb")
     assert found.memory.capacity_bytes == next(
-        kind.memory.capacity_bytes for kind in found.kinds if kind.verdict == "OOM"
+        kind.memory.capacity_bytes for kind in found.kinds if kind.verdict == "does not fit"
     )
     assert "equal nodes" in found.suggestion
 

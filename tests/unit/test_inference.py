@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from simulator.base.errors import CalibrationError, InputError, PlanError, StackError
+from simulator.base.fit import Fit
 from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.formats.writers.serving_json import to_json
 from simulator.formats.writers.serving_text import render
@@ -172,7 +173,7 @@ def test_cache_blocks_are_what_the_budget_leaves(llama: Model, h100: Cluster) ->
     left = m.budget_bytes - m.weight_bytes - m.activation_bytes - m.seen_outside_bytes
     assert m.budget_bytes == int(0.8 * m.capacity_bytes)
     assert m.num_blocks == left // (16 * 2 * 32 * 8 * 128 * 2)
-    assert m.fits
+    assert m.fit.runs
     logits = plan.max_sequences * 128_256 * 4  # in fp32, their softmax beside them
     assert m.activation_bytes > 2 * logits
 
@@ -180,25 +181,25 @@ def test_cache_blocks_are_what_the_budget_leaves(llama: Model, h100: Cluster) ->
 def test_what_does_not_fit_is_an_answer_with_changes_that_do(h100: Cluster) -> None:
     model = Model.load("llama3-70b")
     served = serve(model, InferencePlan(tp=2, gpu_memory_utilization=0.85), h100, Workload(num_requests=5).requests())
-    assert (served.verdict, served.fits) == ("OOM", False)
+    assert (served.verdict, served.fits) == ("does not fit", False)
     assert served.memory.missing_bytes > 0
     assert served.remedies
     for remedy in served.remedies:
         plan = InferencePlan(tp=2, gpu_memory_utilization=0.85).model_copy(update=remedy.plan)
         memory = serving_memory(model, plan, h100.device, Stack.load(plan.stack))
-        assert memory.fits
+        assert memory.fit.runs
         assert memory.kv_tokens == remedy.kv_tokens
     assert served.remedies[0].change in served.suggestion
-    assert "OOM" in to_text(render(served))
+    assert "DOES NOT FIT" in to_text(render(served))
 
 
 def test_arrivals_above_capacity_are_named(llama: Model, h100: Cluster) -> None:
     quick = serve(llama, InferencePlan(), h100, Workload(rate=1, num_requests=200).requests())
-    assert quick.verdict == "OK"
+    assert quick.verdict == "ok"
     assert quick.load is not None
     rate = 2 * quick.load.capacity_per_s
     slow = serve(llama, InferencePlan(), h100, Workload(rate=rate, num_requests=3000).requests())
-    assert slow.verdict == "OVERLOADED"
+    assert slow.verdict == "overloaded"
     assert "dp = 3" in slow.suggestion
     assert slow.latencies is not None
     assert quick.latencies is not None
@@ -407,7 +408,7 @@ def test_the_context_comes_on_top_of_the_fraction(llama: Model, h100: Cluster) -
     assert m.seen_outside_bytes == int(0.16 * 2**30) < m.outside_torch_bytes
     assert m.budget_bytes < m.used_bytes < m.capacity_bytes
     greedy = serving_memory(llama, InferencePlan(gpu_memory_utilization=1.0), h100.device, stack)
-    assert not greedy.fits
+    assert greedy.fit is Fit.DOES_NOT_FIT
     assert not greedy.over_budget
     served = serve(llama, InferencePlan(gpu_memory_utilization=1.0), h100, Workload(num_requests=3).requests())
     assert "leaves too little for the CUDA context" in served.cause

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from simulator.base.errors import ClusterError, PlanError
+from simulator.base.fit import Fit
 from simulator.formats.study import read_study
 from simulator.memory import activation_bytes, simulate_memory, write_history
 from simulator.memory.tape import FREE
@@ -13,7 +14,7 @@ from simulator.parallel.mesh import Mesh
 from simulator.play.engine import run
 from simulator.play.lower import Lowering, lower
 from simulator.predict.tiers import with_lower_tiers
-from simulator.predict.verdict import verdict_of
+from simulator.predict.verdict import cause_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
@@ -151,7 +152,7 @@ def test_a_peer_takes_activations_over_nvlink_instead_of_the_host() -> None:
     assert below.host_bytes == 0
     assert below.peer_bytes == with_lower_tiers(use, to_host).host_bytes
     assert below.peer_capacity_bytes == 4 * to_peer.device.usable_bytes
-    assert verdict_of(replace(below, peer_bytes=10**13))[0] == "OOM"
+    assert replace(below, peer_bytes=10**13).fit is Fit.DOES_NOT_FIT
 
 
 def test_a_lender_shared_by_ranks_is_slower() -> None:
@@ -258,12 +259,12 @@ def test_what_no_implementation_offloads_is_refused(
 def test_a_host_that_is_too_small_is_a_verdict() -> None:
     asked = plan()
     use, _ = simulate_memory(MODEL, asked, STACK, build_blocks(MODEL, STACK, asked), node(4).device)
-    assert verdict_of(use)[0] == "FITS"
+    assert use.fit is Fit.FITS
     full = replace(use, host_bytes=2 * 10**12, host_capacity_bytes=10**12)
-    assert verdict_of(full)[0] == "OOM"
-    assert "host memory" in verdict_of(full)[1]
+    assert full.fit is Fit.DOES_NOT_FIT
+    assert "host memory" in cause_of(full)
     drives = replace(use, nvme_bytes=2 * 10**12, nvme_capacity_bytes=10**12)
-    assert "NVMe" in verdict_of(drives)[1]
+    assert "NVMe" in cause_of(drives)
 
 
 def test_a_hypervisor_and_a_fraction_take_of_the_device() -> None:

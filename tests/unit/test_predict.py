@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from simulator.base.errors import PlanError, StackError
+from simulator.base.fit import Fit
 from simulator.memory import MemoryUse
 from simulator.play.lower import lower
 from simulator.predict import Prediction, predict
 from simulator.predict.play import play, step_seconds
-from simulator.predict.verdict import verdict_of
+from simulator.predict.verdict import cause_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
@@ -101,17 +102,17 @@ def test_a_mesh_of_the_wrong_size_is_an_error_with_the_equation() -> None:
 @pytest.mark.parametrize(
     ("memory", "verdict"),
     [
-        (use(40 * GIB, 45 * GIB, 50 * GIB), "FITS"),
-        (use(60 * GIB, 77 * GIB, 79 * GIB), "TIGHT"),  # 79 + 2 outside > 80
-        (use(79 * GIB, 85 * GIB, 90 * GIB), "OOM"),  # 79 + 2 outside > 80 even without fragmentation
+        (use(40 * GIB, 45 * GIB, 50 * GIB), Fit.FITS),
+        (use(60 * GIB, 77 * GIB, 79 * GIB), Fit.TIGHT),  # 79 + 2 outside > 80
+        (use(79 * GIB, 85 * GIB, 90 * GIB), Fit.DOES_NOT_FIT),  # 79 + 2 outside > 80 even without fragmentation
     ],
 )
-def test_verdict(memory: MemoryUse, verdict: str) -> None:
-    assert verdict_of(memory)[0] == verdict
+def test_verdict(memory: MemoryUse, verdict: Fit) -> None:
+    assert memory.fit is verdict
 
 
 def test_the_cause_of_an_oom_names_the_owner_and_the_moment() -> None:
-    cause = verdict_of(use(79 * GIB, 85 * GIB, 90 * GIB))[1]
+    cause = cause_of(use(79 * GIB, 85 * GIB, 90 * GIB))
     assert "activations" in cause
     assert "backward head mb0" in cause
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from simulator.base.fit import Fit
+from simulator.base.units import format_seconds
 from simulator.memory import MemoryUse, Pressure, simulate_memory
 from simulator.memory.allocator import AllocatorSettings
 from simulator.predict import Prediction, Remedy, predict
 from simulator.predict.changes import Change, changes
+from simulator.predict.prediction import STALL
 from simulator.predict.remedy_search import NUM_REMEDIES
-from simulator.predict.verdict import STALL, verdict_of
+from simulator.predict.verdict import cause_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -35,7 +38,7 @@ PLAN = Plan(dp_shard=8, seq_len=4096, micro_batch_size=2)
 def short() -> Prediction:
     """A plan that needs about half as much again as the device has."""
     whole = predicted(PLAN, 80)
-    assert whole.verdict == "FITS"
+    assert whole.verdict == "fits"
     return predicted(PLAN, whole.memory.used_bytes / GIB / 1.5)
 
 
@@ -48,7 +51,7 @@ def test_a_plan_that_fits_needs_no_remedy() -> None:
 
 
 def test_what_is_told_fits_when_predicted(short: Prediction) -> None:
-    assert short.verdict == "OOM"
+    assert short.verdict == "does not fit"
     assert 0 < len(short.remedies) <= NUM_REMEDIES
     stack = Stack.load(PLAN.stack)
     for remedy in short.remedies:
@@ -101,7 +104,7 @@ def test_remedies_are_looked_for_only_when_asked(short: Prediction) -> None:
 
 def test_nothing_is_made_up_where_nothing_helps() -> None:
     hopeless = predicted(PLAN, 2)
-    assert hopeless.verdict == "OOM"
+    assert hopeless.verdict == "does not fit"
     assert hopeless.remedies == ()
     assert "no change that was tried" in hopeless.suggestion
 
@@ -115,7 +118,7 @@ def test_every_single_change_is_a_legal_plan_or_refused_as_one() -> None:
 
 def test_absurd_sizes_are_answered() -> None:
     absurd = predicted(Plan(dp_shard=8, seq_len=2**31, micro_batch_size=2**31), 80)
-    assert absurd.verdict == "OOM"
+    assert absurd.verdict == "does not fit"
     assert absurd.memory.peak_allocated_bytes > 2**62
 
 
@@ -123,9 +126,9 @@ def test_absurd_sizes_are_answered() -> None:
 
 
 def retrying() -> Prediction:
-    """More is reserved than the device has, though less is allocated: found by halving the memory between the two."""
+    """More would be reserved than the device has, by a tenth of what is reserved beyond the live bytes."""
     use = predicted(PLAN, 80).memory
-    between = (use.peak_allocated_bytes + use.peak_reserved_bytes) // 2 + use.outside_torch_bytes
+    between = (use.peak_allocated_bytes + 9 * use.peak_reserved_bytes) // 10 + use.outside_torch_bytes
     return predicted(PLAN, between / GIB)
 
 
@@ -133,7 +136,7 @@ def test_retries_cost_what_the_driver_takes() -> None:
     tight = retrying()
     pressure = tight.memory.pressure
     assert isinstance(pressure, Pressure)
-    assert tight.verdict == "TIGHT"
+    assert tight.verdict == "tight"
     assert pressure.num_retries
     overheads = CALIBRATION.overheads
     assert overheads.cuda_malloc is not None
@@ -143,7 +146,14 @@ def test_retries_cost_what_the_driver_takes() -> None:
     assert tight.breakdown[STALL] == pytest.approx(stall_s)
     assert sum(tight.breakdown.values()) == pytest.approx(tight.step_s)
     assert tight.lower_s <= tight.step_s <= tight.upper_s
-    assert "cost" in tight.cause
+    assert tight.needs.endswith(
+        f"{'retry' if pressure.num_retries == 1 else 'retries'} a step, which cost {format_seconds(stall_s)}"
+    )
+    assert (
+        tight.memory.used_bytes
+        <= tight.memory.capacity_bytes
+        < tight.memory.peak_reserved_bytes + tight.memory.outside_torch_bytes
+    )
 
 
 def use(**changes: object) -> MemoryUse:
@@ -163,12 +173,12 @@ def use(**changes: object) -> MemoryUse:
 
 def test_fragmentation_alone_can_be_too_much() -> None:
     calls = {"num_retries": 1, "malloc_calls": 1, "malloc_bytes": GIB, "free_calls": 1, "free_bytes": GIB}
-    verdict, cause = verdict_of(use(pressure=Pressure(**calls, fails=True)))
-    assert verdict == "OOM"
-    assert cause.startswith("fragmentation")
-    assert verdict_of(use(pressure=Pressure(**calls, fails=False)))[0] == "TIGHT"
-    # the lower end of the interval fits: the failure is not certain
-    assert verdict_of(use(low_reserved_bytes=70 * GIB, pressure=Pressure(**calls, fails=True)))[0] == "TIGHT"
+    failed = use(pressure=Pressure(**calls, peak_reserved_bytes=79 * GIB, fails=True))
+    assert failed.fit is Fit.DOES_NOT_FIT
+    assert failed.used_bytes == 84 * GIB  # a GPU with that much would not retry
+    assert cause_of(failed).startswith("fragmentation")
+    retried = use(pressure=Pressure(**calls, peak_reserved_bytes=77 * GIB, fails=False))
+    assert (retried.fit, retried.used_bytes) == (Fit.TIGHT, 79 * GIB)
 
 
 def test_a_pipeline_of_more_stages_than_a_short_model_has_layers_is_helped() -> None:
@@ -177,5 +187,5 @@ def test_a_pipeline_of_more_stages_than_a_short_model_has_layers_is_helped() -> 
     cluster = Cluster.load("hgx-h100-8")
     for split in ({}, {"first_stage_layers": 3, "last_stage_layers": 5}):
         prediction = predict(Model.load("llama3-8b"), plan.copy_with(**split), cluster, advise=True)
-        assert prediction.verdict == "OOM"
+        assert prediction.verdict == "does not fit"
         assert prediction.remedies

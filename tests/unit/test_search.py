@@ -289,7 +289,7 @@ def test_the_command_prints_the_table_and_exports_it(capsys: pytest.CaptureFixtu
     assert [plan["rank"] for plan in report["plans"]] == list(range(1, 11))
     header, first, *_ = out.read_text(encoding="utf-8").splitlines()
     assert header.startswith("rank,nodes,num_devices,verdict,step_s")
-    assert first.startswith("1,1,8,FITS,")
+    assert first.startswith("1,1,8,fits,")
 
 
 @pytest.mark.parametrize(

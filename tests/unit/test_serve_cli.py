@@ -52,7 +52,7 @@ def test_a_person_reads_verdict_and_memory(capsys: pytest.CaptureFixture[str]) -
 
 def test_what_does_not_fit_has_its_own_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--model", "llama3-405b", "--plain"]) == ExitCode.DOES_NOT_FIT
-    assert "OOM" in capsys.readouterr().out
+    assert "DOES NOT FIT" in capsys.readouterr().out
 
 
 def test_faults_name_their_flags(capsys: pytest.CaptureFixture[str]) -> None:

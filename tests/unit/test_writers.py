@@ -29,7 +29,12 @@ def test_json_has_the_numbers_unrounded_and_the_ratios_by_definition(made_predic
     assert document["tokens_per_s"] == 65_536 / 2.0
     assert sum(document["breakdown_s"].values()) == document["step_s"]
     assert document["communication"] == {"all_gather": {"exposed_s": 0.25, "hidden_s": 0.5}}
-    assert document["memory"] == {**asdict(made_prediction.memory), "used_bytes": 56 * 2**30}
+    assert document["memory"] == {
+        **asdict(made_prediction.memory),
+        "reserved_bytes": 54 * 2**30,
+        "used_bytes": 56 * 2**30,
+        "retries": False,
+    }
 
 
 def test_every_key_of_the_json_is_documented(made_prediction: Prediction) -> None:
@@ -51,8 +56,8 @@ def test_text_begins_with_the_verdict_and_the_margin(made_prediction: Prediction
 
 def test_text_says_what_is_too_much(made_prediction: Prediction) -> None:
     memory = replace(made_prediction.memory, capacity_bytes=40 * 2**30)
-    first = to_text(render(replace(made_prediction, verdict="OOM", memory=memory))).splitlines()[0]
-    assert first.startswith("OOM")
+    first = to_text(render(replace(made_prediction, memory=memory))).splitlines()[0]
+    assert first.startswith("DOES NOT FIT")
     assert "16.0 GiB (40%) too much" in first
 
 

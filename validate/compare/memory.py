@@ -92,7 +92,7 @@ def _allocator_lines(memory: Mapping[str, Any], use: MemoryUse) -> list[Line]:
     spread = (use.high_reserved_bytes - use.low_reserved_bytes) / (2 * Z90)
     pairs = {
         "allocated": (use.peak_allocated_bytes, memory["peak_allocated_bytes"], 0.0),
-        "reserved": (use.peak_reserved_bytes, memory["peak_reserved_bytes"], spread),
+        "reserved": (use.reserved_bytes, memory["peak_reserved_bytes"], spread),
         "device used": (use.used_bytes, memory["device_used_bytes"], spread),
     }
     return [

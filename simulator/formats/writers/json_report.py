@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from simulator.memory import MemoryUse
 from simulator.predict import Prediction
 
-SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning; new keys do not raise it
+SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning; new keys do not raise it
 
 
 def to_json(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> str:
@@ -49,8 +50,20 @@ def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> d
             for kind, (exposed, hidden) in p.communication.items()
         },
         "checkpoint": None if p.checkpoint is None else {**asdict(p.checkpoint), "total_s": p.checkpoint.total_s},
-        "memory": {**asdict(p.memory), "used_bytes": p.memory.used_bytes},
-        "kinds": [{**asdict(kind), "used_bytes": kind.memory.used_bytes} for kind in p.kinds],
+        "memory": _memory(p.memory),
+        "kinds": [
+            {
+                **asdict(kind),
+                "memory": _memory(kind.memory),
+                "verdict": kind.verdict,
+                "used_bytes": kind.memory.used_bytes,
+            }
+            for kind in p.kinds
+        ],
         "extrapolated": list(p.extrapolated),
         "sources": [asdict(source) for source in p.sources],
     }
+
+
+def _memory(use: MemoryUse) -> dict[str, Any]:
+    return {**asdict(use), "reserved_bytes": use.reserved_bytes, "used_bytes": use.used_bytes, "retries": use.retries}

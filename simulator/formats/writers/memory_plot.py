@@ -89,7 +89,8 @@ def _draw(axes: Axes, prediction: Prediction, shown: LiveBytes) -> None:
     axes.set_xlim(0, max(shown.num_moments - 1, 1))
     axes.set_ylim(0, 1.12 * max(capacity, memory.used_bytes / GIB))
     axes.set_ylabel("GiB on the fullest rank")
-    axes.set_title(f"{prediction.verdict}: {prediction.model} on {prediction.cluster}. {prediction.cause}", fontsize=9)
+    title = f"{prediction.verdict.upper()}: {prediction.model} on {prediction.cluster}, {prediction.needs}"
+    axes.set_title(f"{title}\n{prediction.cause}", fontsize=9)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 

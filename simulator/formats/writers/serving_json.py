@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from simulator.studies.serving import Serving
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 
 def to_json(serving: Serving, inputs: Mapping[str, Any] | None = None) -> str:

@@ -8,11 +8,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simulator.base.fit import Fit
 from simulator.base.units import counted, format_bytes, format_number, format_seconds
 from simulator.formats.writers import layout
 from simulator.studies.serving import Latencies, Load, Serving, Spread
 
-_COLORS = {"OK": "bold green", "OVERLOADED": "bold yellow", "OOM": "bold red"}
+_COLORS = {"ok": "bold green", "overloaded": "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
 _DETAIL_WIDTH = 76
 
 
@@ -39,7 +40,7 @@ def _verdict(s: Serving) -> Table:
     counted = f"{s.num_requests:,} request{'s' if s.num_requests != 1 else ''}" + (
         f", the first {s.num_warmup:,} as warm-up" if s.num_warmup else ""
     )
-    table = layout.table([(s.verdict, f"{s.model} on {s.cluster}, {devices}; {counted}"), ("", s.cause)], "ll")
+    table = layout.table([(s.verdict.upper(), f"{s.model} on {s.cluster}, {devices}; {counted}"), ("", s.cause)], "ll")
     table.columns[0].style = _COLORS[s.verdict]
     return table
 

@@ -9,12 +9,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simulator.base.fit import Fit
 from simulator.base.units import counted, format_bytes, format_flop_per_s, format_seconds
 from simulator.formats.writers import layout
 from simulator.predict import Prediction
 from simulator.work.checkpoint import Saving
 
-_COLORS = {"FITS": "bold green", "TIGHT": "bold yellow", "OOM": "bold red"}
+_COLORS = {Fit.FITS: "bold green", Fit.TIGHT: "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
 PLAIN_WIDTH = 120
 _DETAIL_WIDTH = 76
 
@@ -59,14 +60,8 @@ def render(p: Prediction) -> Group:
 
 
 def _verdict(p: Prediction) -> Table:
-    m = p.memory
-    spare = m.capacity_bytes - m.used_bytes
-    margin = (
-        f"{format_bytes(abs(spare))} ({abs(spare) / m.capacity_bytes:.0%}) {'to spare' if spare >= 0 else 'too much'}"
-    )
-    devices = counted(p.num_devices, "device")
-    needed = f"{format_bytes(m.used_bytes)} of {format_bytes(m.capacity_bytes)} needed, {margin}"
-    table = layout.table([(p.verdict, f"{p.model} on {p.cluster}, {devices}: {needed}"), ("", p.cause)], "ll")
+    what = f"{p.model} on {p.cluster}, {counted(p.num_devices, 'device')}: {p.needs}"
+    table = layout.table([(p.verdict.upper(), what), ("", p.cause)], "ll")
     table.columns[0].style = _COLORS[p.verdict]
     return table
 
@@ -94,22 +89,19 @@ def _speed(p: Prediction) -> Table:
 def _memory(p: Prediction) -> Table:
     m = p.memory
     interval = f"90 % interval {format_bytes(m.low_reserved_bytes)} to {format_bytes(m.high_reserved_bytes)}"
+    unlimited = f" after retries; {format_bytes(m.peak_reserved_bytes)} without a limit" if m.retries else ""
     resident = f"{format_bytes(m.resident_bytes)} stay from step to step"
     alive = sorted(m.by_category.items(), key=lambda item: (-item[1], item[0]))
     rows = [
         ("allocated", format_bytes(m.peak_allocated_bytes), f"peak at {m.peak_moment}; {resident}"),
         *((f"  {category}", format_bytes(size), "alive at that moment") for category, size in alive if size),
-        ("reserved", format_bytes(m.peak_reserved_bytes), f"by the caching allocator; {interval}"),
+        ("reserved", format_bytes(m.reserved_bytes), f"by the caching allocator{unlimited}; {interval}"),
         ("outside torch", format_bytes(m.outside_torch_bytes), "context, communicators, libraries"),
         ("capacity", format_bytes(m.capacity_bytes), "what a process can get"),
     ]
-    for tier, size, there in (
-        ("idle GPUs", m.peer_bytes, m.peer_capacity_bytes),
-        ("host", m.host_bytes, m.host_capacity_bytes),
-        ("NVMe", m.nvme_bytes, m.nvme_capacity_bytes),
-    ):
-        if size and there is not None:
-            rows.append((tier, format_bytes(size), f"of a node's {format_bytes(there)}, by all its ranks"))
+    for name, size, there in m.below:
+        if size:
+            rows.append((name, format_bytes(size), f"of a node's {format_bytes(there)}, by all its ranks"))
     return layout.table(rows, "lrl")
 
 

@@ -38,7 +38,14 @@ def _ignore_call(call: str, address: int, num_bytes: int) -> None:
 
 
 class OutOfMemoryError(ShardwiseError):
-    """The driver's memory is used up even after every cached segment was returned."""
+    """The driver's memory is used up even after every cached segment was returned.
+
+    needed_bytes: what is reserved then, and the segment that was asked for; 0: unknown.
+    """
+
+    def __init__(self, message: str, needed_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
 
 
 class CachingAllocator(ExpandableSegments):
@@ -224,7 +231,7 @@ class CachingAllocator(ExpandableSegments):
                 if block is not None:
                     return block
         msg = f"{size} bytes do not fit: {self.reserved_bytes} of {self.capacity_bytes} are reserved"
-        raise OutOfMemoryError(msg)
+        raise OutOfMemoryError(msg, self.reserved_bytes + segment_bytes(size))
 
     def _nothing(self, pool: Pool, size: int) -> bool:  # noqa: ARG002  first try: as things are
         return True

@@ -159,7 +159,7 @@ def _memory(run: Run, fullest: MemoryUse) -> int:
     memory = _of_last_stage(run) if row.mem_metric_detail == "last rank" and run.plan.pp > 1 else fullest
     return {
         "allocated": memory.peak_allocated_bytes,
-        "reserved": memory.peak_reserved_bytes,
+        "reserved": memory.reserved_bytes,
         "used": memory.used_bytes,
     }[figure]
 

@@ -18,7 +18,7 @@ from simulator.studies.compare.ablations import Gain, ablated
 from simulator.studies.compare.costs import Cost, costs_of
 from simulator.studies.search.front import pareto
 
-SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning; new keys do not raise it
+SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning; new keys do not raise it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

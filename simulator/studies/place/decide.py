@@ -192,7 +192,7 @@ def _passed_over_s(trials: Trials, best: Choice, found: _Found) -> float | None:
 
 
 def _told(prediction: Prediction) -> Score:
-    return float(prediction.verdict == "OOM"), prediction.step_s
+    return float(not prediction.fits), prediction.step_s
 
 
 def _of_equal_nodes(

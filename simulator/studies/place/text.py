@@ -18,7 +18,7 @@ from simulator.predict.difference import Difference
 from simulator.studies.place.decide import GroupPath, Placement
 
 WIDTH: Final = 130
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 _MOST_NODES: Final = 16  # whose seats are printed
 
 

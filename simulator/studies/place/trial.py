@@ -79,7 +79,7 @@ def _excess_bytes(lowering: Lowering) -> float:
         return 0.0
     held = memory_of(lowering, quick=True)
     memory = held.memory
-    return max(1.0, float(memory.used_bytes - memory.capacity_bytes)) if held.verdict == "OOM" else 0.0
+    return 0.0 if held.verdict.runs else max(1.0, float(memory.used_bytes - memory.capacity_bytes))
 
 
 def is_better(one: Score, other: Score) -> bool:

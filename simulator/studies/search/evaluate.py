@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simulator.base.errors import InputError
+from simulator.base.fit import Fit
 from simulator.play.lower import Lowering, lower
 from simulator.predict import Prediction, memory_of, prediction_of
 from simulator.studies.search.outcome import PlanOutcome, parsed
@@ -25,10 +26,10 @@ def _evaluated(study: SearchStudy, key: str) -> PlanOutcome:
     lowering = lower(context.model, plan, context.cluster, context.stack, context.calibration, context.curves)
     held = memory_of(lowering, quick=True)
     memory = held.memory
-    if held.verdict == "OOM" or (held.verdict == "TIGHT" and study.fits_only):
+    if not held.verdict.runs or (study.fits_only and held.verdict is not Fit.FITS):
         return PlanOutcome(
             key=key,
-            status="oom",
+            status=held.verdict,
             reason=held.cause,
             num_devices=plan.num_devices,
             used_bytes=memory.used_bytes,
@@ -46,7 +47,7 @@ def _timed(key: str, lowering: Lowering, prediction: Prediction) -> PlanOutcome:
     memory = prediction.memory
     return PlanOutcome(
         key=key,
-        status="fits" if prediction.verdict == "FITS" else "tight",
+        status=prediction.verdict,
         num_devices=lowering.plan.num_devices,
         step_s=float(prediction.step_s),
         low_s=float(prediction.low_s),

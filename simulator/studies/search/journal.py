@@ -15,7 +15,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.study import software_version
 
-SCHEMA: Final = "2"  # of the file; another is refused
+SCHEMA: Final = "3"  # of the file; another is refused
 _APPLICATION: Final = 0x53485744  # "SHWD": tells our files from other SQLite databases
 
 

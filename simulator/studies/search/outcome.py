@@ -6,10 +6,11 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
+from simulator.base.fit import Fit
 from simulator.spec.plan import Plan
 
-Status = Literal["fits", "tight", "oom", "failed"]
-STATUSES: Final[tuple[Status, ...]] = ("fits", "tight", "oom", "failed")
+Status = Fit | Literal["failed"]
+STATUSES: Final[tuple[Status, ...]] = (*Fit, "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class PlanOutcome:
     @property
     def ranked(self) -> bool:
         """It fits, as far as is known, and has a time."""
-        return self.status in ("fits", "tight")
+        return self.status in (Fit.FITS, Fit.TIGHT) and self.step_s is not None
 
     def to_json(self) -> str:
         """One line; `from_json` reads it back to the same value, bit by bit, and in the same order."""
@@ -47,7 +48,9 @@ class PlanOutcome:
 
     @classmethod
     def from_json(cls, text: str) -> PlanOutcome:
-        return cls(**json.loads(text))
+        data = json.loads(text)
+        status = data.pop("status")
+        return cls(**data, status=status if status == "failed" else Fit(status))
 
 
 def fields_of(plan: Plan) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from simulator.studies.search.outcome import STATUSES, PlanOutcome, Status, fiel
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.survey import Survey
 
-SCHEMA_VERSION: Final = 1  # rises when a key is removed or changes its meaning; new keys do not raise it
+SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning; new keys do not raise it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def flat(row: Row) -> dict[str, Any]:
         "nodes": row.nodes,
         "num_devices": o.num_devices,
         "plan": fields_of(row.plan),
-        "verdict": o.status.upper(),
+        "verdict": o.status,
         "step_s": o.step_s,
         "low_s": o.low_s,
         "high_s": o.high_s,

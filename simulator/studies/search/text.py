@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simulator.base.fit import Fit
 from simulator.base.units import format_bytes, format_seconds
 from simulator.studies.search.outcome import fields_of
 from simulator.studies.search.report import Row, SearchReport
@@ -55,7 +56,7 @@ def _table(report: SearchReport) -> Table:
             f"{format_seconds(o.low_s)} - {format_seconds(o.high_s)}",
             f"{row.tokens_per_s:,.0f}",
             f"{o.mfu or 0:.1%}",
-            format_bytes(o.used_bytes or 0) + (" TIGHT" if o.status == "tight" else ""),
+            format_bytes(o.used_bytes or 0) + (f" {o.status}" if o.status is Fit.TIGHT else ""),
             f"{o.num_devices:,}",
             words(row),
         )

@@ -11,7 +11,7 @@ ROUNDS = 7  # of bisection: within a hundredth of the capacity
 
 def within(served: Serving) -> bool:
     """The queue does not grow, and every p99 is in its limit."""
-    return served.verdict == "OK" and all(each.held for each in served.attainments)
+    return served.verdict == "ok" and all(each.held for each in served.attainments)
 
 
 def highest_rate(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from simulator.base.fit import Fit
 from simulator.memory import outside_torch_bytes
 from simulator.memory.allocator import Block as Storage
 from simulator.memory.allocator import CachingAllocator
@@ -76,9 +77,12 @@ class ServingMemory:
         return -(-self.longest_tokens // self.block_size)
 
     @property
-    def fits(self) -> bool:
-        """One sequence of the longest kind has room, else an engine refuses to start; and the GPU has what is used."""
-        return self.missing_bytes == 0
+    def fit(self) -> Fit:
+        """One sequence of the longest kind has room, else an engine refuses to start; and the GPU has what is used.
+
+        An engine takes its cache once and for all, so that nothing is tight.
+        """
+        return Fit.DOES_NOT_FIT if self.missing_bytes else Fit.FITS
 
     @property
     def missing_bytes(self) -> int:

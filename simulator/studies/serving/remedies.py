@@ -42,7 +42,7 @@ def remedies(
         except InputError:
             continue
         after = serving_memory(model, other, cluster.device, stack)
-        if after.fits and len(found) < NUM_REMEDIES:
+        if after.fit.runs and len(found) < NUM_REMEDIES:
             found.append(_remedy(change, other, after))
     return tuple(found)
 

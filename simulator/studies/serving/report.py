@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from simulator.base.fit import Fit
 from simulator.predict.prediction import Source
 from simulator.studies.serving.memory import ServingMemory
 from simulator.studies.serving.remedies import Remedy
 from simulator.studies.serving.scheduler import RequestState
 
-Verdict = Literal["OK", "OVERLOADED", "OOM"]
+Verdict = Literal["ok", "overloaded", Fit.DOES_NOT_FIT]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,7 @@ class Serving:
 
     @property
     def fits(self) -> bool:
-        return self.verdict != "OOM"
+        return self.memory.fit.runs
 
 
 def spread(values: Iterable[float]) -> Spread:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.fit import Fit
 from simulator.base.units import format_bytes
 from simulator.predict.prediction import Source
 from simulator.spec.calibration import Calibration
@@ -105,7 +106,7 @@ def serve(  # noqa: PLR0913  one a noun
     setting = _Deployment(costs=costs, memory=memory, calibration=calibration, curves=curves)
     setting.probe()
     said = sources(costs, calibration, cluster, curves)
-    if not memory.fits:
+    if not memory.fit.runs:
         return _does_not_fit(setting, requests, said)
     asked = _Asked(requests=requests, slo=slo or Slo(), warmup=warmup, interval=interval, progress=progress)
     return _played(setting, asked, said)
@@ -149,7 +150,7 @@ def _played(setting: _Deployment, asked: _Asked, said: tuple[Source, ...]) -> Se
     ]
     found, load = latencies(jobs), _load(setting, played, asked.num_warmup, (capacity, spread))
     attainments, share = attained(jobs, asked.slo, found)
-    verdict: Verdict = "OVERLOADED" if load.arriving_per_s >= capacity else "OK"
+    verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity else "ok"
     return Serving(
         **_common(setting, said),
         verdict=verdict,
@@ -262,7 +263,7 @@ def _does_not_fit(setting: _Deployment, requests: Sequence[Request], said: tuple
     told = "; ".join(f"{remedy.change} (cache of {remedy.kv_tokens:,} tokens)" for remedy in found)
     return Serving(
         **_common(setting, said),
-        verdict="OOM",
+        verdict=Fit.DOES_NOT_FIT,
         cause=cause,
         suggestion=told
         or "no single change that was tried makes it fit: more GPUs an engine (tp × pp), or a smaller model",
@@ -320,7 +321,7 @@ def _load(setting: _Deployment, played: ServedRun, skipped: int, capacity: tuple
 
 
 def _cause(verdict: Verdict, load: Load) -> str:
-    if verdict == "OVERLOADED":
+    if verdict == "overloaded":
         return (
             f"{load.arriving_per_s:.3g} requests/s arrive and at most {load.capacity_per_s:.3g} are served: the queue grows "
             "without end, and latencies only say how long it was watched"
@@ -332,7 +333,7 @@ def _cause(verdict: Verdict, load: Load) -> str:
 
 def _suggestion(setting: _Deployment, verdict: Verdict, load: Load, found: Latencies) -> str:
     plan = setting.costs.plan
-    if verdict == "OVERLOADED":
+    if verdict == "overloaded":
         engines = math.ceil(plan.dp * load.arriving_per_s / (0.8 * load.capacity_per_s))
         return f"dp = {engines} keeps 20 % in reserve ({engines * plan.engine_devices} GPUs)"
     if load.preemptions:
