@@ -60,6 +60,22 @@ def test_the_last_stage_is_never_idle_once_it_has_begun(schedule: str, num_micro
     assert play(lowering).step_s <= compute + 2 * (num_micro_batches + 8) * messages + optimizer
 
 
+@pytest.mark.parametrize("micro_batch_size", [1, 3])
+@pytest.mark.parametrize("num_micro_batches", [8, 16, 33])
+def test_every_second_beyond_the_formula_has_a_name(micro_batch_size: int, num_micro_batches: int) -> None:
+    # Stages as equal as a small vocabulary makes them: (m + p - 1) t, messages, and once a step the optimizer. A stage waits
+    # for a message with each micro-batch but one, and p - 1 of them pass on the way to the last stage and on the way back
+    # (docs/background/pipeline.md, "From the formula to a step")
+    model = LLAMA.model_copy(update={"vocab_size": 128})
+    lowering = lowered(model=model, pp=8, num_micro_batches=num_micro_batches, micro_batch_size=micro_batch_size)
+    times = stage_times(lowering)
+    compute = num_micro_batches * max(times) + sum(times) - max(times)
+    message = micro_batch_size * 2048 * 4096 * 2 / 450e9  # bf16 activations over NVLink 4
+    messages = (num_micro_batches - 1 + 2 * 7) * message
+    optimizer = lowering.stages[0].chunks[0].optimizer.duration_s
+    assert play(lowering).step_s - compute == pytest.approx(messages + optimizer, rel=1e-3)
+
+
 def test_the_bubble_of_interleaving_is_smaller_by_its_chunks() -> None:
     # arXiv 2104.04473, section 2.2.2: (p - 1)/v of a stage's time instead of p - 1; the head, which is in one of the
     # chunks, costs a little more
