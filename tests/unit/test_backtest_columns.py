@@ -100,7 +100,7 @@ def test_a_stated_model_is_that_preset_in_the_columns_sizes(tmp_path: Path) -> N
         run_of(tmp_path, model="qwen2.5-32b", **blank).model.num_parameters == Model.load("qwen2.5-32b").num_parameters
     )
     assert run_of(tmp_path, model="qwen2.5-32b", **{**blank, "n_layers": "2"}).model.num_layers == 2
-    with pytest.raises(ModelError, match="nearest"):
+    with pytest.raises(ModelError, match="did you mean"):
         run_of(tmp_path, model="qwen2.5-23b")
 
 

@@ -138,7 +138,7 @@ def test_the_report_names_what_it_does_not_hold(capsys: pytest.CaptureFixture[st
         _outcome(row({"--optimizer": "muon"})),
     ]
     report = make_report("table", outcomes)
-    assert report.as_json()["rows"][0]["unmodelled"] == ["--deterministic-mode"]
+    assert list(report.as_json()["rows"][0]["unmodelled"]) == ["--deterministic-mode"]
     Console(width=200).print(render(report))
     said = capsys.readouterr().out
     assert "in no prediction" in said
