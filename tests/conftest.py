@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,22 +16,40 @@ from simulator.predict import MemoryUse, Prediction, Source
 from simulator.work.trace import MemoryTrace, Timeline
 from tests import examples
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: every core has a worker of xdist's already
 examples.load()  # before hypothesis reads its own option, --hypothesis-profile
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-# Files whose fixtures cost seconds: one worker makes them and runs all that asks for them
-TOGETHER = ("tests/validate/test_bench_cpu.py", "tests/validate/test_run_fake.py", "tests/unit/test_remedy_search.py")
+# Files whose fixtures cost seconds, by what they share: one worker makes it and runs all that asks for it
+TOGETHER = {
+    "tests/validate/test_bench_cpu.py": "ranks",
+    "tests/validate/test_run_cpu.py": "ranks",
+    "tests/validate/test_tensor_parallel.py": "ranks",
+    "tests/validate/test_bench_gpu.py": "a GPU's samples",
+    "tests/validate/test_run_fake.py": "fake plays",
+    "tests/unit/test_remedy_search.py": "searches for remedies",
+}
 
 
 class _ByCost(LoadScopeScheduling):
-    """Tests one by one to whichever worker is free, but files of `TOGETHER` whole."""
+    """Tests one by one to whichever worker is free, but those of `TOGETHER` whole, and first of all."""
 
     @override
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        return file if file in TOGETHER else nodeid
+        return TOGETHER.get(nodeid.split("::", 1)[0], nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is loaded and collected lives to the end: nobody looks for garbage among it, neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

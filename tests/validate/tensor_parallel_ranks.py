@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -80,8 +81,8 @@ def compare(model: Model, options: dict[str, object]) -> dict[str, float]:
     return {"loss": abs(loss - expected) / expected, **far}
 
 
-def main(rank: int, store: str, cases: list[dict[str, object]]) -> None:
-    """Play every case; rank 0 tells the largest difference of each and where it is."""
+def main(rank: int, store: str, out: Path, cases: list[dict[str, object]]) -> None:
+    """Play every case; rank 0 writes the largest difference of each and where it is."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
@@ -92,8 +93,8 @@ def main(rank: int, store: str, cases: list[dict[str, object]]) -> None:
         told.append([worst, far[worst]])
     dist.destroy_process_group()
     if rank == 0:
-        sys.stdout.write(json.dumps(told))
+        out.write_text(json.dumps(told), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), json.loads(sys.argv[4]))

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from simulator import Calibration, Cluster, Model, Plan, predict
 from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
+from tests import warm
 from validate.benches import spread
 from validate.measure import Job, measure
 from validate.samples import read_samples
@@ -31,11 +33,12 @@ PLANS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, torch_server: warm.Server) -> Path:
     """A folder with samples.jsonl and the machine's files, made by the command line."""
     folder = tmp_path_factory.mktemp("machine")
-    run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.2", "--out", str(folder / "samples.jsonl")]
-    assert main(run) == ExitCode.OK
+    run = ["calibrate", "run", "--device", "cpu", "--minutes", "0.05", "--out", str(folder / "samples.jsonl")]
+    with warm.forked_ranks(torch_server):
+        assert main(run) == ExitCode.OK
     fit = ["calibrate", "fit", str(folder / "samples.jsonl"), "-o", str(folder / "here.calibration.json")]
     assert main(fit) == ExitCode.OK
     return folder
@@ -70,6 +73,7 @@ def test_small_plans_are_predicted_from_it(folder: Path, strategy: str) -> None:
     assert found.step_s > flop / cluster.device.peak("fp32") * 0.9
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("strategy", PLANS)
 def test_the_same_plans_are_run_and_compared_with_their_predictions(
     folder: Path, strategy: str, capfd: pytest.CaptureFixture[str]
@@ -129,12 +133,15 @@ def test_a_file_with_samples_is_not_overwritten(folder: Path) -> None:
         measure(job)
 
 
+# The smallest shapes, and as long as a busy machine needs for them.
+BRIEF: dict[str, Any] = {"minutes": 0.05, "device": "cpu", "num_ranks": 2, "threads": 1, "tiny": True}
+BRIEF |= {"start_s": 900, "grace_s": 900}
 KILLED_IN = "attention"
 # The parent says who its workers are and dies in the middle of a phase, wherever the clock stands.
 PARENT = f"""
 import os, signal, sys
 from pathlib import Path
-from tests.validate.test_bench_cpu import _children
+from tests.validate.test_bench_cpu import BRIEF, _children
 from validate.measure import Job, measure
 
 def say(text):
@@ -142,12 +149,11 @@ def say(text):
         print(*_children(os.getpid()), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-job = Job(out=Path(sys.argv[1]), minutes=0.05, device="cpu", num_ranks=2, threads=1, tiny=True, start_s=900, grace_s=900)
-measure(job, say)
+measure(Job(out=Path(sys.argv[1]), **BRIEF), say)
 """
 
 
-def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: Path) -> None:
+def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: Path, torch_server: warm.Server) -> None:
     out = tmp_path / "samples.jsonl"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", PARENT, str(out)]
@@ -163,10 +169,9 @@ def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: P
     repeated = {key for (key, _), count in Counter((s.key, s.rank) for s in before).items() if count > 1}
     with out.open("a", encoding="utf-8") as file:
         file.write('{"kind": "gemm", "m": 6')  # as if the last write had been cut
-    job = Job(
-        out=out, minutes=0.05, device="cpu", num_ranks=2, threads=1, tiny=True, resume=True, start_s=900, grace_s=900
-    )
-    outcome = measure(job)
+    job = Job(out=out, resume=True, **BRIEF)
+    with warm.forked_ranks(torch_server):
+        outcome = measure(job)
     assert outcome.verdict == "complete", outcome.problems
     found = read_samples([out])
     assert not found.faults
@@ -176,34 +181,39 @@ def test_a_killed_run_keeps_whole_lines_leaves_nobody_and_is_resumed(tmp_path: P
     assert all(len(ranks.get(key, ())) < 2 for key in twice), "only what one rank alone had written is measured again"
 
 
-def test_a_rank_that_dies_costs_its_phase_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_dies_costs_its_phase_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_ranks: warm.Server
+) -> None:
     monkeypatch.setattr("validate.measure.phases_of", lambda *_: ("gemm", "attention", "collectives"))
     out = tmp_path / "samples.jsonl"
     killed: list[int] = []
 
     def kill_one(text: str) -> None:
         if text.startswith("attention") and not killed:
-            killed.append(_children(os.getpid())[-1])
+            killed.append(warm_ranks.started[-1])
             os.kill(killed[0], signal.SIGKILL)
 
-    job = Job(out=out, minutes=0.05, device="cpu", num_ranks=2, threads=1, tiny=True, start_s=900, grace_s=900)
+    job = Job(out=out, **BRIEF)
     outcome = measure(job, kill_one)
     assert outcome.verdict == "partial"
     assert len(outcome.problems) == 1
     assert "SIGKILL" in outcome.problems[0]
     found = read_samples([out])
     assert {"gemm", "collective"} <= {s.kind for s in found.samples}  # before and after it
-    assert not any(_alive(pid) for pid in _children(os.getpid()))
+    assert len(warm_ranks.started) >= 4
+    assert not any(_alive(pid) for pid in warm_ranks.started)
 
 
-def test_a_silent_rank_is_ended_at_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_rank_is_ended_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_ranks: warm.Server
+) -> None:
     monkeypatch.setattr("validate.measure.phases_of", lambda *_: ("host", "loss", "optimizer"))
 
     def stop_one(text: str) -> None:
         if text.startswith("loss"):
-            os.kill(_children(os.getpid())[-1], signal.SIGSTOP)
+            os.kill(warm_ranks.started[-1], signal.SIGSTOP)
 
-    job = Job(out=tmp_path / "s.jsonl", minutes=0.05, device="cpu", num_ranks=2, threads=1, tiny=True, grace_s=1.0)
+    job = Job(out=tmp_path / "s.jsonl", **{**BRIEF, "grace_s": 1.0})
     outcome = measure(job, stop_one)
     assert outcome.verdict == "partial"
     assert "hung" in outcome.problems[0]

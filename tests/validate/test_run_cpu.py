@@ -31,6 +31,7 @@ def task(mode: str, **options: Any) -> Task:
     return Task(mode=mode, model=TINY, plan=plan, stack=CPU, num_steps=2, num_warm_up=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
@@ -61,6 +62,7 @@ def test_two_ranks_run_the_plan(options: dict[str, Any], kinds: set[str], tmp_pa
     assert not list(tmp_path.glob("shardwise-*"))
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_one_process_plays_a_rank_of_many() -> None:
     asked = task("solo", dp_shard=16, dp_replicate=4, precision="bf16")
     record = play(asked)
@@ -84,6 +86,7 @@ def write_study(folder: Path, **plan: Any) -> Path:
 SIZES = {"num_layers", "d_model", "num_heads", "num_kv_heads", "d_ff", "vocab_size"}
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_run_and_compare_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     study, runs = write_study(tmp_path, dp_shard=8), tmp_path / "runs.jsonl"
     assert main(["validate", "run", str(study), "--mode", "fake", "-o", str(runs), "--json"]) == 0

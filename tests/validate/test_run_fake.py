@@ -17,6 +17,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.script import resident_bytes
+from tests import warm
 from validate.task import Task
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -181,16 +182,23 @@ def test_rows_measured_on_a_cpu_to_the_byte(number: str) -> None:
 @pytest.fixture(scope="module")
 def kept_guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The device guard is compiled by the first play and found by the others."""
+    if guard.needs_guard() and guard.compiler() is None:
+        pytest.skip("needs a CUDA build and a GPU, or a C++ compiler for the device guard")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHARDWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
 
 
+@pytest.fixture(scope="module")
+def guarded_ranks(kept_guard: None) -> Iterator[warm.Server]:
+    """Ranks that need not load torch and the guard each."""
+    with warm.server("tests.validate.guarded") as made:
+        yield made
+
+
 @pytest.mark.usefixtures("kept_guard")
 @pytest.mark.parametrize("number", ["85"])  # every other one has been checked by hand, and takes as long
 def test_rows_measured_for_cuda_to_the_byte(number: str) -> None:
-    if guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("needs a CUDA build and a GPU, or a C++ compiler for the device guard")
     if number not in ROWS:
         pytest.skip("the table of measured memory is not on this machine")
     model, asked, stack = as_plan(ROWS[number])
@@ -281,13 +289,11 @@ def test_a_stack_with_a_fused_norm_is_told_that_operators_were_played() -> None:
     [{"dp_shard": 2, "dp_replicate": 2}, {"dp_shard": 4, "precision": "fp32", "num_micro_batches": 2}],
     ids=["replicas", "fp32, accumulated"],
 )
-@pytest.mark.usefixtures("kept_guard")
-def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any]) -> None:
-    if guard.needs_guard() and guard.compiler() is None:
-        pytest.skip("needs a CUDA build and a GPU, or a C++ compiler for the device guard")
+def test_offloaded_states_leave_the_gpu_to_the_byte(options: dict[str, Any], guarded_ranks: warm.Server) -> None:
     model = TINY.model_copy(update={"num_layers": 4, "d_model": 128, "head_dim": 32})
     asked, stack = plan(**{"precision": "bf16", **options, "offload": STATES}), Stack.load("torch-2.13-fake-cuda")
-    record = play(Task(mode="fake", device="cuda", model=model, plan=asked, stack=stack))
+    with warm.forked_ranks(guarded_ranks):
+        record = play(Task(mode="fake", device="cuda", model=model, plan=asked, stack=stack))
     assert record["verdict"] == "ok", record["trouble"]
     assert (record["device"], len(record["notes"])) == ("cuda", 1)
     predicted = borders(model, asked, stack, granularity_bytes=512)

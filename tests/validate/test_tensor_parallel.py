@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ pytest.importorskip("torch", reason="torch is not installed")
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
+from tests import warm
 from validate.compare.borders import borders
 from validate.players import fake
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, of which every version has others
 
-ROOT = Path(__file__).resolve().parents[2]
 CPU = Stack.load("torch-2.13-cpu")
 SIZES: dict[str, Any] = {"num_layers": 2, "d_model": 64, "num_heads": 4, "d_ff": 128, "vocab_size": 256}
 LLAMA: dict[str, Any] = {"name": "llama", **SIZES, "num_kv_heads": 2, "qk_norm": True}
@@ -46,28 +45,22 @@ CASES = [
 ]
 
 
-def test_loss_and_every_gradient_are_those_of_the_whole_model(tmp_path: Path) -> None:
+def test_loss_and_every_gradient_are_those_of_the_whole_model(tmp_path: Path, torch_server: warm.Server) -> None:
     """Two ranks with gloo; fp32, so what is left is the order of sums."""
-    program = Path(__file__).with_name("tensor_parallel_ranks.py")
-    command = [sys.executable, str(program)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    if sys.platform == "darwin":
-        environment["GLOO_SOCKET_IFNAME"] = "lo0"
-    outputs = [tmp_path / f"rank{rank}" for rank in range(2)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    program = [sys.executable, "-m", "tests.validate.tensor_parallel_ranks"]
+    told, store = tmp_path / "told.json", tmp_path / "store"
     ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), json.dumps(CASES)],
-            env=environment, stdout=output.open("w"), stderr=output.with_suffix(".err").open("w"),
-        )
-        for rank, output in enumerate(outputs)
-    ]  # fmt: skip
+        torch_server.popen([*program, str(rank), str(store), str(told), json.dumps(CASES)], env=environment)
+        for rank in range(2)
+    ]
     try:
         statuses = [rank.wait(timeout=280) for rank in ranks]
+        assert statuses == [0, 0], [rank.stderr.read()[-2000:] for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()
-    assert statuses == [0, 0], [output.with_suffix(".err").read_text()[-2000:] for output in outputs]
-    for case, (name, difference) in zip(CASES, json.loads(outputs[0].read_text()), strict=True):
+            rank.close()
+    for case, (name, difference) in zip(CASES, json.loads(told.read_text()), strict=True):
         assert difference < 1e-4, (case, name)
 
 
