@@ -30,6 +30,9 @@ TOGETHER = {
     "tests/validate/test_bench_gpu.py": "a GPU's samples",
     "tests/validate/test_run_fake.py": "fake plays",
     "tests/unit/test_remedy_search.py": "searches for remedies",
+    **dict.fromkeys(
+        (f"tests/unit/test_{name}.py" for name in ("imports", "no_publishers", "script", "stack_traits")), "sources"
+    ),
 }
 
 

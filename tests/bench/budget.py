@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -66,10 +66,13 @@ def room(name: str, files: Iterable[Path], under: Path) -> Room:
     )
 
 
-def _functions(text: str) -> Iterator[int]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-            yield node.end_lineno - node.lineno + 1
+@cache
+def _functions(text: str) -> tuple[int, ...]:
+    return tuple(
+        node.end_lineno - node.lineno + 1
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+    )
 
 
 def rooms() -> list[Room]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.sources import MODULES, ROOT, nodes, tree
+
 PACKAGES = ("simulator", "validate")
 BY_STRING = {"import_module", "__import__", "exec", "runpy"}
 
@@ -18,8 +19,7 @@ BY_STRING = {"import_module", "__import__", "exec", "runpy"}
 @cache
 def modules() -> Mapping[str, ast.Module]:
     """Every module's tree by its dotted name; a package by its own."""
-    files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    return {_name(path): ast.parse(path.read_text()) for path in files}
+    return {_name(path): tree(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
 def _name(path: Path) -> str:
@@ -31,9 +31,9 @@ def _name(path: Path) -> str:
 def test_nothing_is_imported_by_a_string(package: str) -> None:
     found = [
         f"{name}:{node.lineno}"
-        for name, tree in modules().items()
-        if name.partition(".")[0] == package
-        for node in ast.walk(tree)
+        for path in MODULES
+        if (name := _name(path)).partition(".")[0] == package
+        for node in nodes(path.read_text(encoding="utf-8"))
         if isinstance(node, ast.Name | ast.Attribute | ast.alias) and _last_word(node) in BY_STRING
     ]
     assert not found
@@ -52,7 +52,7 @@ def _last_word(node: ast.Name | ast.Attribute | ast.alias) -> str:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """As Python loads them: imports inside functions and those for type checkers do not count."""
-    graph = {name: set(_loaded_with(name, tree)) - {name} for name, tree in modules().items()}
+    graph = {name: set(_loaded_with(name, found)) - {name} for name, found in modules().items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as exc:

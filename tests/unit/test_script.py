@@ -1,6 +1,7 @@
 """StepScripts: what step_script writes, and a script written by hand, without a model, as time and as memory."""
 
 import ast
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,8 +32,8 @@ from simulator.work.script.instructions import (
 )
 from simulator.work.script.order import Chunk
 from simulator.work.script.sums import order_sums
+from tests.sources import MODULES, ROOT, nodes
 
-ROOT = Path(__file__).resolve().parents[2]
 GIB, MIB = 2**30, 2**20
 CLUSTER = Cluster.load("hgx-h100-8")
 STACK = Stack.load("torch-2.6-eager").without_host()
@@ -150,12 +151,11 @@ def _names_compared(path: Path) -> list[str]:
     """Places that compare something with an implementation's name."""
     names = {"ddp", "fsdp1", "fsdp2", "zero_redundancy", "deepspeed", "megatron"}
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path.read_text(encoding="utf-8")):
         if isinstance(node, ast.Compare):
             parts = [node.left, *node.comparators]
             texts = {c.value for part in parts for c in ast.walk(part) if isinstance(c, ast.Constant)}
-            whose = any("implementation" in ast.unparse(part) or "data_parallel" in ast.unparse(part) for part in parts)
-            if whose and texts & names:
+            if texts & names and re.search("implementation|data_parallel", " ".join(map(ast.unparse, parts))):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
         if isinstance(node, ast.Match) and "implementation" in ast.unparse(node.subject):
             found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
@@ -165,9 +165,8 @@ def _names_compared(path: Path) -> list[str]:
 def test_nobody_asks_for_an_implementation_by_name() -> None:
     """But readers and writers of their own formats. Ask for a trait (`simulator.spec.plan.traits`) instead."""
     own = ("formats/readers/plans", "formats/writers")
-    files = [*(ROOT / "simulator").rglob("*.py"), *(ROOT / "validate").rglob("*.py")]
     asked = [
-        place for file in files if not any(part in file.as_posix() for part in own) for place in _names_compared(file)
+        place for file in MODULES if not any(part in file.as_posix() for part in own) for place in _names_compared(file)
     ]
     assert asked == []
 

@@ -3,25 +3,19 @@
 import ast
 import dataclasses
 import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from simulator.spec.software.stack import Stack
 from simulator.spec.software.traits import TRAITS, Blocks, StackTraits
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def _files() -> list[Path]:
-    return [*(ROOT / "simulator").rglob("*.py"), *(ROOT / "validate").rglob("*.py")]
+from tests.sources import MODULES, ROOT, nodes
 
 
 def _blocks_asked(source: str) -> list[int]:
     """Lines that read the `blocks` of a stack, or compare something's `blocks` with one of its words."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Attribute) and node.attr == "blocks":
             owner = re.split(r"\W+", ast.unparse(node.value))
             if any(part.endswith("stack") for part in owner):
@@ -38,7 +32,7 @@ def test_nobody_compares_the_blocks_of_a_stack() -> None:
     """Ask for a trait (`simulator.spec.software.traits`) instead."""
     asked = [
         f"{file.relative_to(ROOT)}:{line}"
-        for file in _files()
+        for file in MODULES
         if "spec/software/" not in file.as_posix()
         for line in _blocks_asked(file.read_text(encoding="utf-8"))
     ]
@@ -67,7 +61,7 @@ def test_other_blocks_are_not_meant(line: str) -> None:
 
 def test_every_trait_is_asked_for() -> None:
     """A trait without a reader says nothing."""
-    texts = [file.read_text(encoding="utf-8") for file in _files() if "spec/software/" not in file.as_posix()]
+    texts = [file.read_text(encoding="utf-8") for file in MODULES if "spec/software/" not in file.as_posix()]
     asked = {name for text in texts for name in re.findall(r"stack\.traits\.(\w+)", text)}
     names = {field.name for field in dataclasses.fields(StackTraits)}
     assert names <= asked

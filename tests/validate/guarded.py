@@ -9,4 +9,4 @@ if guard.needs_guard():
     guard.stand_in(Path(os.environ["SHARDWISE_CACHE"]))
     guard.needs_guard = lambda: False  # a forked rank has it already
 
-import validate.players.fake  # noqa: E402, F401  after the guard, since it loads torch
+import validate.players.fake  # noqa: F401  after the guard, since it loads torch

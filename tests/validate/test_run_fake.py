@@ -190,7 +190,7 @@ def kept_guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def guarded_ranks(kept_guard: None) -> Iterator[warm.Server]:
+def guarded_ranks(kept_guard: None) -> Iterator[warm.Server]:  # noqa: ARG001
     """Ranks that need not load torch and the guard each."""
     with warm.server("tests.validate.guarded") as made:
         yield made
