@@ -220,7 +220,7 @@ def text_cell(cell: str) -> str:
     """Free text, unchanged; NUL and bytes that are not UTF-8 are refused."""
     if "\x00" in cell:
         raise CellError("holds a NUL byte")
-    if any("\ud800" <= c <= "\udfff" for c in cell):
+    if not cell.isascii() and any("\ud800" <= c <= "\udfff" for c in cell):
         raise CellError("is not UTF-8", "save the table as UTF-8")
     return cell
 

@@ -21,10 +21,11 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s_]+", "-", name.casefold().rpartition("/")[2])
 
 
-def presets_of(name: str) -> Iterator[str]:
+@cache
+def presets_of(name: str) -> tuple[str, ...]:
     """Presets that a name may be of, the likeliest first; sizes tell which it is."""
     plain = plain_name(name)
-    return (preset for pattern, preset in _presets() if re.search(pattern, plain))
+    return tuple(preset for pattern, preset in _presets() if re.search(pattern, plain))
 
 
 def vocabulary_of(name: str) -> int | None:
