@@ -159,13 +159,15 @@ def close_names(name: str, known: Iterable[str], most: int = 3, cutoff: float = 
     cutoff: least share of letters in common (difflib's ratio). A name in which a word begins with the whole text is nearer.
     """
     wanted = _folded(name)
+    matchers = [difflib.SequenceMatcher(None, "", text) for text in (wanted, name.lower())]
 
     def likeness(other: str) -> float:
-        folded = _folded(other)
         words = _SEPARATORS.split(other.lower())
         part = len(wanted) > 1 and any("".join(words[n:]).startswith(wanted) for n in range(len(words)))
-        pairs = ((folded, wanted), (other.lower(), name.lower()))
-        return part + max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+        for matcher, text in zip(matchers, (_folded(other), other.lower()), strict=True):
+            matcher.set_seq1(text)
+        near = (m for m in matchers if part or m.quick_ratio() >= cutoff)  # quick_ratio is cheap and never below ratio
+        return part + max((m.ratio() for m in near), default=0.0)
 
     rated = sorted((-likeness(one), one) for one in set(known))
     return [one for negative, one in rated[:most] if -negative >= cutoff]
