@@ -184,13 +184,19 @@ def format_flop_per_s(flop_per_s: float) -> str:
     return _format(flop_per_s, [*scales, (1.0, "FLOP/s")])
 
 
+_LEAST: Final = 0.0005
+
+
 def _format(value: float, scales: list[tuple[float, str]]) -> str:
-    """Three significant digits in the largest unit that keeps the number at 1 or more; zero in the base unit."""
-    if not value:
-        return f"0 {next(unit for scale, unit in scales if scale == 1.0)}"
+    """Three significant digits in the largest unit that keeps the number at 1 or more; zero in the base unit.
+
+    Less than half a thousandth of the smallest unit is what rounding left of a difference: zero.
+    """
     scale, unit = next(((s, u) for s, u in scales if abs(_three_digits(value / s)) >= 1), scales[-1])
     scaled = _three_digits(value / scale)
-    decimals = 0 if unit == "B" else max(0, 2 - math.floor(math.log10(abs(scaled))))
+    if abs(scaled) < (0.5 if unit == "B" else _LEAST):
+        return f"0 {next(unit for scale, unit in scales if scale == 1.0)}"
+    decimals = 0 if unit == "B" else min(3, max(0, 2 - math.floor(math.log10(abs(scaled)))))
     return f"{scaled:,.{decimals}f} {unit}"
 
 

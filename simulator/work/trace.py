@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from simulator.work.program import COMPUTE_STREAM, Number
 
 Interval = tuple[Number, Number]
+_ROUNDING: Final = 1e-12  # of a step: differences of clock times leave so much of nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +91,12 @@ class Timeline:
         return collectives, _overlap(collectives, compute)
 
     def breakdown(self, program: str | None = None) -> dict[str, Number]:
-        """Where the step's seconds went, seen from the compute stream; the values sum to `step_s` exactly.
+        """Where the step's seconds went, seen from the compute stream; the values sum to `step_s`.
 
         A compute category: its nominal seconds. interference: what compute lost to collectives. Gaps go to what the
         next compute op was waiting for, walked back in time to the start of the gap: exposed:<kind>, wait:<kind> (a
         collective whose other members had not arrived), exposed:<category> (compute on another stream), host. idle:
-        after this program's last op, until the slowest program ends.
+        after this program's last op, until the slowest program ends. What rounding of the clock leaves is no entry.
         """
         out: dict[str, Number] = {}
         spans = self.of(program)
@@ -111,7 +113,8 @@ class Timeline:
             _attribute(out, by_id, last.id, ended, last.end_s)
             ended = last.end_s
         _add(out, "idle", self.step_s - ended)
-        return out
+        least = _ROUNDING * float(self.step_s)
+        return {name: seconds for name, seconds in out.items() if abs(float(seconds)) > least}
 
 
 def _add(out: dict[str, Number], category: str, seconds: Number) -> None:

@@ -115,6 +115,16 @@ def test_an_empty_timeline_has_no_time() -> None:
     assert timeline.exposed(GATHER) == 0
 
 
+def test_what_rounding_leaves_is_no_part_of_a_step() -> None:
+    # 0.1 + 0.2 is not 0.3: a kernel of 0.2 s from 0.1 s on ends 4e-17 s later than it should, and lost nothing to anybody
+    spans = (
+        _kernel(0, 0.0, 0.1, 0.1, cause=None, stream="compute"),
+        _kernel(1, 0.1, 0.1 + 0.2, 0.2, cause=None, stream="compute"),
+    )
+    assert 0.1 + 0.2 - 0.1 != 0.2
+    assert set(Timeline(spans=spans, step_s=0.1 + 0.2).breakdown()) == {"gemm"}
+
+
 def test_the_largest_part_does_not_change_the_breakdown() -> None:
     third = Fraction(1, 3)
     span = Span(

@@ -160,6 +160,29 @@ def test_what_is_printed_can_be_read_back(seconds: float) -> None:
     assert parse_seconds(format_seconds(seconds)) == pytest.approx(seconds, rel=5.1e-3)
 
 
+FORMATS = {  # name -> (how it is printed, one of its smallest unit)
+    "seconds": (format_seconds, 1e-9),
+    "bytes": (format_bytes, 1.0),
+    "rate": (format_rate, 1.0),
+    "flop": (format_flop_per_s, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(power=st.floats(-30, 15), sign=st.sampled_from([-1, 1]))
+def test_nothing_is_printed_with_more_digits_than_it_has(name: str, power: float, sign: int) -> None:
+    """Three digits: at most three decimals, in a unit near the value; less than the smallest unit can show is zero."""
+    show, smallest = FORMATS[name]
+    value = sign * 10**power * smallest
+    number, unit = show(value).split(" ")
+    assert len(number.partition(".")[2]) <= 3
+    assert (float(number.replace(",", "")) == 0) == (unit in ("s", "B", "B/s", "FLOP/s") and number == "0")
+    if abs(value) >= smallest:
+        assert number != "0"
+    if abs(value) < 4e-4 * smallest:
+        assert number == "0"
+
+
 @pytest.mark.parametrize(
     ("text", "number"), [("15T", 15 * 10**12), ("1.5 B", 1_500_000_000), ("15e12", 15 * 10**12), ("7", 7)]
 )

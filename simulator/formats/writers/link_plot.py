@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.units import format_bytes, format_rate
+from simulator.base.units import format_bytes, format_rate, format_seconds
 from simulator.formats.drawing import FORMATS, Colours, colours, new_figure, picture_bytes
 from simulator.predict.link_loads import Loads, NodeLink
 
@@ -51,7 +51,11 @@ def _draw(axes: Axes, loads: Loads, shades: Colours) -> None:
     for name, (x, y) in at.items():
         box = {"boxstyle": "round", "facecolor": _FILLS[_kind(name)], "edgecolor": "#555555"}
         axes.text(x, y, name, ha="center", va="center", fontsize=9, bbox=box, zorder=3)
-    under = f"; {loads.plan}, step {loads.step_s:.3g} s: colour is the busy share of the step" if loads.step_s else ""
+    under = (
+        f"; {loads.plan}, step {format_seconds(loads.step_s)}: colour is the busy share of the step"
+        if loads.step_s
+        else ""
+    )
     axes.set_title(f"one node of {loads.cluster}{under}", fontsize=10)
     axes.set(xlim=(-0.8, max(x for x, _ in at.values()) + 0.8), ylim=(-1.3, 4.4))
     axes.axis("off")

@@ -72,12 +72,12 @@ def _attainments(s: Serving) -> Table:
 
 
 def _load(load: Load) -> Table:
-    arriving = f"{load.arriving_per_s:.3g} arrive; " if load.arriving_per_s else ""
-    between = f"90 % interval {load.low_capacity_per_s:.3g} to {load.high_capacity_per_s:.3g}"
-    capacity = f"{arriving}{load.capacity_per_s:.3g} could be served, {between}"
+    arriving = f"{format_number(load.arriving_per_s)} arrive; " if load.arriving_per_s else ""
+    between = f"90 % interval {format_number(load.low_capacity_per_s)} to {format_number(load.high_capacity_per_s)}"
+    capacity = f"{arriving}{format_number(load.capacity_per_s)} could be served, {between}"
     lost = f"{counted(load.recomputed_tokens, 'token')} computed again"
     rows = [
-        ("requests", f"{load.requests_per_s:.3g}/s", capacity),
+        ("requests", f"{format_number(load.requests_per_s)}/s", capacity),
         ("answers", f"{load.output_tokens_per_s:,.0f} tokens/s", f"{load.sequences:.1f} tokens a step"),
         ("prompts", f"{load.prompt_tokens_per_s:,.0f} tokens/s", ""),
         ("utilisation", f"{load.utilisation:.1%}", f"of {format_seconds(load.measured_s)} measured"),

@@ -333,7 +333,7 @@ def _sources(run: LongRun, load_s: float) -> tuple[Source, ...]:
             Source(
                 what="load",
                 kind="assumed",
-                detail=f"{load_s:.3g} s: the state at the rate at which the hosts' storage reads",
+                detail=f"{format_duration(load_s)}: the state at the rate at which the hosts' storage reads",
             )
         )
     return tuple(found)

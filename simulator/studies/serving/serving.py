@@ -10,7 +10,7 @@ from typing import Any
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.fit import Fit
-from simulator.base.units import format_bytes
+from simulator.base.units import format_bytes, format_number
 from simulator.predict.prediction import Source
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -321,14 +321,15 @@ def _load(setting: _Deployment, played: ServedRun, skipped: int, capacity: tuple
 
 
 def _cause(verdict: Verdict, load: Load) -> str:
+    arriving, capacity = format_number(load.arriving_per_s), format_number(load.capacity_per_s)
     if verdict == "overloaded":
         return (
-            f"{load.arriving_per_s:.3g} requests/s arrive and at most {load.capacity_per_s:.3g} are served: the queue grows "
-            "without end, and latencies only say how long it was watched"
+            f"{arriving} requests/s arrive and at most {capacity} are served: the queue grows without end, and latencies only "
+            "say how long it was watched"
         )
     if not load.arriving_per_s:
         return "all requests stand in the queue from the beginning: latencies are those of a batch job"
-    return f"{load.arriving_per_s:.3g} of the {load.capacity_per_s:.3g} requests/s that could be served"
+    return f"{arriving} of the {capacity} requests/s that could be served"
 
 
 def _suggestion(setting: _Deployment, verdict: Verdict, load: Load, found: Latencies) -> str:
