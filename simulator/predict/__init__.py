@@ -86,20 +86,22 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
     looks = advise and memory.fit is not Fit.FITS and lowering.rank_classes is None
     found = _remedies(lowering, played.step_s, memory) if looks else None
     imbalance = _imbalance_sigma(lowering, played.step_s, fold=fold)
+    peak_flop_per_s = mean_peak_flop_per_s(lowering)
+    floor_s = lowering.hardware_flop / (plan.num_devices * peak_flop_per_s)
     reach = Z90 * math.hypot(sigma(lowering, played), imbalance)
     return Prediction(
         model=model.name,
         cluster=cluster.name,
         num_devices=plan.num_devices,
         step_s=played.step_s,
-        low_s=played.step_s * math.exp(-reach),
+        low_s=max(played.step_s * math.exp(-reach), min(played.step_s, floor_s)),
         high_s=played.step_s * math.exp(reach),
         lower_s=played.lower_s,
         upper_s=played.upper_s,
         tokens_per_step=plan.tokens_per_step,
         model_flop_per_step=model.model_flop_per_sequence(plan.seq_len) * plan.global_batch_size,
         hardware_flop_per_step=lowering.hardware_flop,
-        peak_flop_per_s=mean_peak_flop_per_s(lowering),
+        peak_flop_per_s=peak_flop_per_s,
         breakdown=dict(played.breakdown),
         communication=dict(played.communication),
         memory=memory,

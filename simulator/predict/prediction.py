@@ -70,7 +70,8 @@ class KindUse:
 class Prediction:
     """How long a step takes, what it holds at its peak, how sure that is, and why.
 
-    step_s lies in [low_s, high_s] with 90 % confidence, and lower_s ≤ step_s ≤ upper_s always (bounds, not confidence).
+    step_s lies in [low_s, high_s] with 90 % confidence; low_s is never below floor_s, the data sheet's limit. With the
+    kernel and link times as predicted, lower_s ≤ step_s ≤ upper_s, whatever overlaps.
     breakdown: category -> seconds on the critical path; the values sum to step_s.
     spread: category -> what its one-sigma error makes of the step, relative to it; stack_sigma: the stack's own.
     communication: kind -> (exposed_s, hidden_s). remedies: what would make it fit, cheapest first, where it does not.
@@ -121,6 +122,11 @@ class Prediction:
     @property
     def tokens_per_s(self) -> float:
         return self.tokens_per_step / self.step_s
+
+    @property
+    def floor_s(self) -> float:
+        """No step is faster, whatever is measured: every operation at the data sheet's peak."""
+        return self.hfu * self.step_s
 
     @property
     def mfu(self) -> float:

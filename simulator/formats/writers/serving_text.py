@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.base.fit import Fit
-from simulator.base.units import counted, format_bytes, format_number, format_seconds
+from simulator.base.units import counted, format_bytes, format_interval, format_number, format_seconds
 from simulator.formats.writers import layout
 from simulator.studies.serving import Latencies, Load, Serving, Spread
 
@@ -73,7 +73,8 @@ def _attainments(s: Serving) -> Table:
 
 def _load(load: Load) -> Table:
     arriving = f"{format_number(load.arriving_per_s)} arrive; " if load.arriving_per_s else ""
-    between = f"90 % interval {format_number(load.low_capacity_per_s)} to {format_number(load.high_capacity_per_s)}"
+    ends = load.low_capacity_per_s, load.high_capacity_per_s
+    between = format_interval(*ends, format_number, prefix="90 % interval ")
     capacity = f"{arriving}{format_number(load.capacity_per_s)} could be served, {between}"
     lost = f"{counted(load.recomputed_tokens, 'token')} computed again"
     rows = [
@@ -92,7 +93,7 @@ def _decoding(s: Serving) -> Table:
     rows = []
     for step in s.decode_steps:
         size = counted(step.sequences, "sequence")
-        between = f"90 % interval {format_seconds(step.low_s)} to {format_seconds(step.high_s)}"
+        between = format_interval(step.low_s, step.high_s, prefix="90 % interval ")
         told = (
             f"{between}; at {counted(step.context, 'token')} each, {step.bandwidth_share:.0%} of the memory's bandwidth"
         )

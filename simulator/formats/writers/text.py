@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.base.fit import Fit
-from simulator.base.units import counted, format_bytes, format_flop_per_s, format_seconds
+from simulator.base.units import counted, format_bytes, format_flop_per_s, format_interval, format_seconds
 from simulator.formats.writers import layout
 from simulator.predict import Prediction
 from simulator.work.checkpoint import Saving
@@ -67,13 +67,13 @@ def _verdict(p: Prediction) -> Table:
 
 
 def _speed(p: Prediction) -> Table:
-    interval = f"90 % interval {format_seconds(p.low_s)} to {format_seconds(p.high_s)}"
-    bounds = f"bounds {format_seconds(p.lower_s)} to {format_seconds(p.upper_s)}"
+    overlap = f"{format_seconds(p.lower_s)} at best, {format_seconds(p.upper_s)} without any, at the same kernel and link times"
     per_device = f"{p.tokens_per_s / p.num_devices:,.0f} tokens/s a device"
     peak = f"of {format_flop_per_s(p.peak_flop_per_s)} a device"
     return layout.table(
         [
-            ("step", format_seconds(p.step_s), f"{interval}; {bounds}"),
+            ("step", format_seconds(p.step_s), format_interval(p.low_s, p.high_s, prefix="90 % interval ")),
+            ("overlap", "", overlap),
             (
                 "throughput",
                 f"{p.tokens_per_s:,.0f} tokens/s",

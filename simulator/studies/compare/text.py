@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.base.units import format_bytes, format_seconds
+from simulator.base.units import format_bytes, format_interval, format_seconds
 from simulator.studies.compare.ablations import Gain
 from simulator.studies.compare.comparison import Compared, Comparison
 
@@ -66,9 +66,7 @@ def _figures(rows: tuple[Compared, ...]) -> Table:
             for row in rows
         ],
         "step": [format_seconds(row.prediction.step_s) for row in rows],
-        "90 % interval": [
-            f"{format_seconds(row.prediction.low_s)} - {format_seconds(row.prediction.high_s)}" for row in rows
-        ],
+        "90 % interval": [format_interval(row.prediction.low_s, row.prediction.high_s, between=" - ") for row in rows],
         "tokens a step": [f"{row.prediction.tokens_per_step:,}" for row in rows],
         "tokens/s": [f"{row.prediction.tokens_per_s:,.0f}" for row in rows],
         "device-hours a billion tokens": [f"{row.device_s_per_token * 1e9 / 3600:,.1f}" for row in rows],

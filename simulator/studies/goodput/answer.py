@@ -278,8 +278,8 @@ def _days(played: Sequence[SimulatedRun], prediction: Prediction, seed: int, jit
 
     jitter: one sigma of the mean of all steps.
     """
-    low, high = float(prediction.low_s), float(prediction.high_s)
-    sigma = hypot(log(high / low) / (2 * _Z90) if 0 < low < high else 0.0, jitter)
+    step_s, high = float(prediction.step_s), float(prediction.high_s)  # the lower end may be the data sheet's limit
+    sigma = hypot(log(high / step_s) / _Z90 if 0 < step_s < high else 0.0, jitter)
     drawn = np.random.default_rng((seed, 2**32)).standard_normal(len(played)).tolist()
     days: list[float] = []
     for each, z in zip(played, drawn, strict=True):

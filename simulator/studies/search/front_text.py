@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.base.units import format_seconds
+from simulator.base.units import format_interval, format_seconds
 from simulator.spec.prices import Price
 from simulator.studies.search.front import Front, FrontRow
 from simulator.studies.search.text import words
@@ -54,7 +54,7 @@ def _cells(row: FrontRow, *, with_run: bool) -> list[str]:
     assert o.step_s is not None
     assert o.low_s is not None
     assert o.high_s is not None
-    times = [format_seconds(o.step_s), f"{format_seconds(o.low_s)} - {format_seconds(o.high_s)}"]
+    times = [format_seconds(o.step_s), format_interval(o.low_s, o.high_s, between=" - ")]
     money = f"{row.billion_tokens or 0:,.4g}" + (" ≈" if row.within_noise else "")
     run = [f"{row.run_days or 0:,.1f}", f"{row.run or 0:,.0f}"] if with_run else []
     cells = [

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulator.base.fit import Fit
-from simulator.base.units import format_bytes, format_seconds
+from simulator.base.units import format_bytes, format_interval, format_seconds
 from simulator.studies.search.outcome import fields_of
 from simulator.studies.search.report import Row, SearchReport
 
@@ -53,7 +53,7 @@ def _table(report: SearchReport) -> Table:
         table.add_row(
             f"{row.rank}{mark}",
             format_seconds(o.step_s),
-            f"{format_seconds(o.low_s)} - {format_seconds(o.high_s)}",
+            format_interval(o.low_s, o.high_s, between=" - "),
             f"{row.tokens_per_s:,.0f}",
             f"{o.mfu or 0:.1%}",
             format_bytes(o.used_bytes or 0) + (f" {o.status}" if o.status is Fit.TIGHT else ""),

@@ -76,14 +76,15 @@ def decode_step(
     slowest = times.index(max(times))
     step_s = costs.overhead_s + sum(times)
     spread = math.exp(Z90 * sigma_of(costs, batch, calibration, curves))
+    reading_s = _read_bytes(costs, slowest, batch) / costs.cluster.device.memory_bytes_per_s  # no step reads faster
     return DecodeStep(
         sequences=sequences,
         context=context,
         step_s=step_s,
-        low_s=step_s / spread,
+        low_s=max(step_s / spread, min(step_s, reading_s)),
         high_s=step_s * spread,
         parts=parts_of(costs, batch),
-        bandwidth_share=_read_bytes(costs, slowest, batch) / times[slowest] / costs.cluster.device.memory_bytes_per_s,
+        bandwidth_share=reading_s / times[slowest],
     )
 
 
