@@ -14,6 +14,7 @@ from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes
 from simulator.cli.options import FILE, write_json
 from simulator.cli.terminal import show
+from simulator.formats.drawing import check_picture
 from simulator.formats.writers.collective_table import Sweep, bucket_rows, crossovers, plot, render, sweep_rows, to_data
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration
@@ -59,7 +60,7 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 @click.option("--bucket", metavar="SIZE", help="Also: the same bytes in calls of this size, one after the other.")
 @click.option("--calibration", metavar="NAME|FILE", help="Whose links. [as shipped; `ideal`: the closed forms]")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/topology-sources.md).")
-@click.option("--plot", "picture", type=FILE, metavar="OUT.png", help="Draw it.")
+@click.option("--plot", "picture", type=FILE, metavar="OUT.png|OUT.svg", help="Draw it.")
 @click.option("--plain", is_flag=True, help="No colours, fixed width.")
 def command(  # noqa: PLR0913  one an option
     collective: str,
@@ -83,6 +84,8 @@ def command(  # noqa: PLR0913  one an option
 ) -> int:
     """Sweep, print, draw."""
     kind = _kind(collective)
+    if picture is not None:
+        check_picture(picture, "--plot")
     if compare and (group is not None or per_node is not None):
         fault = Fault(
             place="--compare", problem="stands beside --group or --per-node", remedy="the log says who took part"
@@ -117,13 +120,13 @@ def command(  # noqa: PLR0913  one an option
         unmodelled=software.environment.unmodelled,
         cards=nic_paths(machine, shape, kind, software),
     )
-    if picture is not None:
-        plot(sweep, picture)
-        click.echo(f"drawn in {picture}", err=True)
     if as_json:
         write_json(to_data(sweep))
     else:
         show(render(sweep), plain=plain)
+    if picture is not None:
+        plot(sweep, picture)
+        click.echo(f"drawn in {picture}", err=True)
     return ExitCode.OK
 
 

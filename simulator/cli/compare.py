@@ -22,9 +22,10 @@ from simulator.cli.options import (
     write_json,
 )
 from simulator.cli.terminal import show
+from simulator.formats.drawing import check_picture
 from simulator.formats.study import read_study
 from simulator.formats.study.overrides import parse_overrides, patched
-from simulator.formats.writers.front_plot import Point, check_picture, write_front_plot
+from simulator.formats.writers.front_plot import Point, write_front_plot
 from simulator.spec.cluster import Cluster
 from simulator.spec.prices import Prices
 from simulator.studies.compare import Comparison, Subject, compare, render
@@ -93,12 +94,12 @@ def command(
     if faults:
         raise InputError(faults)
     comparison = compare(subjects, ablate=not no_ablations, run_tokens=tokens)
-    if plot is not None:
-        _draw(plot, comparison)
     if as_json:
         write_json(comparison.as_json())
     else:
         show(render(comparison), plain=plain, width=WIDTH)
+    if plot is not None:
+        _draw(plot, comparison)
     return ExitCode.OK
 
 
@@ -119,7 +120,7 @@ def _tokens(text: str | None, faults: list[Fault]) -> int | None:
 
 def _plot_faults(plot: Path, prices: Path | None) -> list[Fault]:
     try:
-        check_picture(plot)
+        check_picture(plot, "--plot")
     except InputError as exc:
         return list(exc.faults)
     return [] if prices else [Fault(place="--plot", problem="costs need prices", remedy="--prices PRICES.toml")]

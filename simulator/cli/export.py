@@ -11,6 +11,7 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
+from simulator.base.files import write_whole
 from simulator.cli.options import input_options, placement_option, set_option
 from simulator.cli.predict import plan_file_options, plan_options, study_of
 from simulator.formats.exchange import FORMATS, Export, Job, export_plan
@@ -73,7 +74,7 @@ def command(
     if out is None:
         click.echo(text, nl=False)
     else:
-        write(out, text)
+        write_whole(out, text, "-o")
         click.echo(f"written to {out}", err=True)
     return ExitCode.OK
 
@@ -101,7 +102,7 @@ def write_files(files: Mapping[str, str], folder: Path) -> None:
         for name, text in files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            write_whole(file, text)
             if name.endswith(".sh"):
                 file.chmod(0o755)
     except OSError as exc:
@@ -122,11 +123,3 @@ def _report(written: Export) -> dict[str, Any]:
 
 def _as_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def write(path: Path, text: str) -> None:
-    """One file. Raises InputError where that cannot be."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None

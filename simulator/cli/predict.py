@@ -14,6 +14,7 @@ from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
 from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options, tell_notes
+from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
 from simulator.predict import Prediction, predict
@@ -114,14 +115,12 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 )
 @answer_options
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
-@click.option(
-    "--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category (needs matplotlib)."
-)
+@click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
 @click.option(
     "--links",
     type=FILE,
     metavar="OUT.png|OUT.svg",
-    help="Also draw a node's links and what the step puts on them (needs matplotlib).",
+    help="Also draw a node's links and what the step puts on them.",
 )
 @click.option(
     "--snapshot",
@@ -154,20 +153,6 @@ def command(
     if asked.checkpoint is not None:
         saved = saving(asked.model, asked.plan, asked.cluster, asked.checkpoint)
         prediction = replace(prediction, checkpoint=saved)
-    if trace is not None:
-        from simulator.formats.writers.chrome_trace import write_chrome_trace
-
-        write_chrome_trace(trace, prediction)
-        click.echo(f"trace written to {trace}", err=True)
-    if memory is not None or snapshot is not None:
-        _write_memory(asked, prediction, memory, snapshot)
-    if links is not None:
-        from simulator.formats.writers.link_plot import write_link_plot
-        from simulator.predict.link_loads import link_loads
-
-        loads = link_loads(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
-        write_link_plot(links, loads)
-        click.echo(f"links drawn in {links}", err=True)
     if as_json:
         from simulator.formats.writers.json_report import to_json
 
@@ -177,6 +162,9 @@ def command(
         from simulator.formats.writers.text import render
 
         show(render(prediction), plain=plain)
+    _write_files(asked, prediction, trace, links)
+    if memory is not None or snapshot is not None:
+        _write_memory(asked, prediction, memory, snapshot)
     return prediction.verdict.exit_code
 
 
@@ -184,14 +172,28 @@ def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | 
     """What would go wrong with the files that were asked for, told before the prediction."""
     faults: list[Fault] = []
     for flag, path in {**files, **pictures}.items():
-        if path is not None and flag in pictures and path.suffix not in (".png", ".svg"):
-            faults.append(Fault(place=f"{flag} {path}", problem="no picture format", remedy="ending in .png or .svg"))
-        elif path is not None:
+        if path is not None:
             try:
-                check_writable(path, flag)
+                (check_picture if flag in pictures else check_writable)(path, flag)
             except InputError as exc:
                 faults += exc.faults
     return faults
+
+
+def _write_files(asked: Study, prediction: Prediction, trace: Path | None, links: Path | None) -> None:
+    """The step's timeline, and what it sends over a node's links."""
+    if trace is not None:
+        from simulator.formats.writers.chrome_trace import write_chrome_trace
+
+        write_chrome_trace(trace, prediction)
+        click.echo(f"trace written to {trace}", err=True)
+    if links is not None:
+        from simulator.formats.writers.link_plot import write_link_plot
+        from simulator.predict.link_loads import link_loads
+
+        loads = link_loads(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+        write_link_plot(links, loads, "--links")
+        click.echo(f"links drawn in {links}", err=True)
 
 
 def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, snapshot: Path | None) -> None:

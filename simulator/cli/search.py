@@ -109,10 +109,10 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
             if stop.report is None:
                 return ExitCode.INTERRUPTED
             report, interrupted = stop.report, True
+    _print(report, as_json=as_json, plain=plain)
     if exported is not None:
         export(report, exported)
         click.echo(f"written to {exported}", err=True)
-    _print(report, as_json=as_json, plain=plain)
     if kit is not None and report.rows and not interrupted:
         from simulator.cli.winner import write_winner
 

@@ -13,7 +13,8 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import UnitError, counted, parse_count
 from simulator.cli.options import loaded_prices, write_json
 from simulator.cli.terminal import show
-from simulator.formats.writers.front_plot import Point, check_picture, write_front_plot
+from simulator.formats.drawing import check_picture
+from simulator.formats.writers.front_plot import Point, write_front_plot
 from simulator.spec.prices import Prices
 from simulator.studies.search import Engine, Front, Interrupted, Progress, SearchStudy, front, render_front
 from simulator.studies.search.front_text import WIDTH
@@ -48,13 +49,13 @@ def run_front(
         found = front(study, lambda one: engine(one, options), journal, prices=prices, run_tokens=tokens, tell=tell)
     except Interrupted:
         return ExitCode.INTERRUPTED
-    if options["plot"] is not None:
-        write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
-        click.echo(f"written to {options['plot']}", err=True)
     if as_json:
         write_json(found.as_json())
     else:
         show(render_front(found), plain=plain, width=WIDTH)
+    if options["plot"] is not None:
+        write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
+        click.echo(f"written to {options['plot']}", err=True)
     return ExitCode.OK if any(row.best is not None for row in found.rows) else ExitCode.DOES_NOT_FIT
 
 
@@ -72,7 +73,7 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
         faults.append(Fault(place="--run-tokens", problem=exc.problem, remedy=exc.remedy))
     if options["plot"] is not None:
         try:
-            check_picture(options["plot"])
+            check_picture(options["plot"], "--plot")
         except InputError as exc:
             faults += exc.faults
     for name, flag in (("exported", "--export"),):

@@ -10,8 +10,11 @@ from rich.console import Group
 
 from simulator.base.errors import ClusterError, Fault
 from simulator.base.exit_codes import ExitCode
+from simulator.base.files import write_whole
+from simulator.base.schema import check_writable
 from simulator.cli.options import FILE, write_json
 from simulator.cli.terminal import show
+from simulator.formats.drawing import check_picture
 from simulator.formats.readers.host_cluster import cluster_of
 from simulator.formats.readers.topology_source import host_of, read_source, with_device
 from simulator.formats.readers.tree_cluster import cluster_below
@@ -75,20 +78,16 @@ def command(  # noqa: PLR0913  one an option
     """Read, save, draw, show."""
     found = read_source(source)
     _check_tree_options(found, source, {"--node": node, "--hosts": hosts, "--oversubscription": oversubscription})
-    if isinstance(found, NodeTree) and node is not None:
-        below = cluster_below(found, Cluster.load(node), hosts=hosts, oversubscription=oversubscription)
-        if save is not None:
-            _write(below, save)
-        found, save = below, None
-    if save is not None:
-        _save(found, source, device, save)
     if draw is not None:
-        from simulator.formats.writers.link_plot import write_link_plot
-        from simulator.predict.link_loads import idle_links
-
-        cluster = found if isinstance(found, Cluster) else _cluster(found, source, device)
-        write_link_plot(draw, idle_links(cluster))
-        click.echo(f"drawn in {draw}", err=True)
+        check_picture(draw, "--draw")
+    if save is not None:
+        check_writable(save, "--save")
+    saved: Cluster | None = None
+    if isinstance(found, NodeTree) and node is not None:
+        found = saved = cluster_below(found, Cluster.load(node), hosts=hosts, oversubscription=oversubscription)
+    elif save is not None:
+        saved = _to_save(found, source, device)
+    shown = None if draw is None else found if isinstance(found, Cluster) else _cluster(found, source, device)
     if isinstance(found, NodeTree):
         answer, data = render_tree(found), tree_json(found)
     else:
@@ -102,15 +101,25 @@ def command(  # noqa: PLR0913  one an option
         write_json(data)
     else:
         show(answer, plain=plain, width=_WIDTH)
+    if save is not None and saved is not None:
+        write_whole(save, cluster_toml(saved), "--save")
+        nodes = "" if saved.num_nodes > 1 else " (--nodes N)"
+        click.echo(f"saved {save}: use it as --cluster {save}{nodes}", err=True)
+    if draw is not None and shown is not None:
+        from simulator.formats.writers.link_plot import write_link_plot
+        from simulator.predict.link_loads import idle_links
+
+        write_link_plot(draw, idle_links(shown), "--draw")
+        click.echo(f"drawn in {draw}", err=True)
     return ExitCode.OK
 
 
-def _save(found: Host | Cluster | NodeTree, source: str, device: str | None, path: Path) -> None:
-    """The host's cluster file. Raises ClusterError where there is no host, or it cannot be written."""
+def _to_save(found: Host | Cluster | NodeTree, source: str, device: str | None) -> Cluster:
+    """What --save writes. Raises ClusterError where there is no host."""
     if isinstance(found, Cluster):
         remedy = "--save takes a matrix or an XML"
         raise ClusterError(Fault(place=source, problem="is a cluster file already", remedy=remedy))
-    _write(_cluster(found, source, device), path)
+    return _cluster(found, source, device)
 
 
 def _check_tree_options(found: Host | Cluster | NodeTree, source: str, given: Mapping[str, object]) -> None:
@@ -129,16 +138,6 @@ def _check_tree_options(found: Host | Cluster | NodeTree, source: str, given: Ma
         ]
     if faults:
         raise ClusterError(faults)
-
-
-def _write(cluster: Cluster, path: Path) -> None:
-    """The cluster's file. Raises ClusterError where it cannot be written."""
-    try:
-        path.write_text(cluster_toml(cluster), encoding="utf-8")
-    except OSError as exc:
-        raise ClusterError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
-    nodes = "" if cluster.num_nodes > 1 else " (--nodes N)"
-    click.echo(f"saved {path}: use it as --cluster {path}{nodes}", err=True)
 
 
 def _cluster(found: Host | NodeTree, source: str, device: str | None) -> Cluster:

@@ -1,7 +1,6 @@
 """The one door to matplotlib: whatever the simulator draws is drawn on a figure from here (docs/decisions/0004).
 
-matplotlib is an extra and takes a third of a second to import, so it is loaded when a picture is asked for. Equal
-drawings make equal bytes: no file holds a date, a random name or a font of the user's settings.
+matplotlib takes a third of a second to import, so it is loaded when a picture is asked for. Equal drawings make equal bytes: no file holds a date, a random name or a font of the user's settings.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.files import write_whole
+from simulator.base.schema import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Axes  # noqa: PLC0414  writers take the types from here too
@@ -20,24 +21,38 @@ if TYPE_CHECKING:
 
 Colours = Callable[[float], tuple[float, float, float, float]]  # 0 to 1 -> red, green, blue, opacity
 
-FORMATS: Final = (".png", ".svg")
-_UNDATED: Final = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+_UNDATED: Final = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+FORMATS: Final = tuple(_UNDATED)
+
+
+def check_picture(path: Path, flag: str) -> None:
+    """Raises InputError for an ending that is no picture's, or a file that cannot be written."""
+    if path.suffix not in FORMATS:
+        remedy = f"ending in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        raise InputError(Fault(place=f"{flag} {path}", problem="no picture format", remedy=remedy))
+    check_writable(path, flag)
 
 
 @contextmanager
-def new_figure(asked_by: str, size: tuple[float, float]) -> Iterator[Figure]:
-    """A figure of `size` inches, to be drawn and saved inside the context.
+def drawn(path: Path, flag: str, size: tuple[float, float], dpi: int = 110) -> Iterator[Figure]:
+    """A figure of `size` inches to draw on; the file holds it after the context.
 
-    asked_by: the option that asks for a picture. Raises InputError without matplotlib.
+    flag: the option that asks for the picture. Raises InputError where it cannot be drawn or written.
     """
+    check_picture(path, flag)
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
-    except ImportError:
-        fault = Fault(place=asked_by, problem="needs matplotlib", remedy='pip install "shardwise[plots]"')
+    except Exception as exc:  # noqa: BLE001  a broken installation may raise anything
+        remedy = "pip install --force-reinstall matplotlib"
+        fault = Fault(place=f"{flag} {path}", problem=f"matplotlib cannot be loaded: {exc}", remedy=remedy)
         raise InputError(fault) from None
+    sink = io.BytesIO()
     with rc_context({"svg.hashsalt": "shardwise", "font.family": "DejaVu Sans"}):
-        yield Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        figure.savefig(sink, format=path.suffix.removeprefix("."), dpi=dpi, metadata=_UNDATED[path.suffix])
+    write_whole(path, sink.getvalue(), flag)
 
 
 def colours(name: str) -> Colours:
@@ -45,16 +60,3 @@ def colours(name: str) -> Colours:
     from matplotlib import colormaps
 
     return colormaps[name]
-
-
-def picture_bytes(figure: Figure, file_format: str, dpi: int) -> bytes:
-    """A figure as the bytes of a PNG or SVG file."""
-    sink = io.BytesIO()
-    nothing = {"Date": None} if file_format == "svg" else {"Software": None}
-    figure.savefig(sink, format=file_format, dpi=dpi, metadata=nothing)
-    return sink.getvalue()
-
-
-def save_as_ending(figure: Figure, path: Path) -> None:
-    """A figure in whatever format the file's ending names. Raises OSError or ValueError."""
-    figure.savefig(path, metadata=_UNDATED.get(path.suffix))

@@ -95,7 +95,6 @@ def test_a_group_lies_on_the_first_ranks(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_plot(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "out.png"
     assert main(["collective", "all_reduce", "--size", "1MiB:4MiB", "--plot", str(picture)]) == ExitCode.OK
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -64,7 +64,6 @@ def test_copies_are_on_the_host_links() -> None:
 
 
 def test_the_picture_is_the_same_twice_and_shows_every_device(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     one, two = tmp_path / "a.svg", tmp_path / "b.svg"
     for path in (one, two):
         assert main(["topo", "dgx1-v100-8", "--draw", str(path)]) == ExitCode.OK
@@ -73,15 +72,14 @@ def test_the_picture_is_the_same_twice_and_shows_every_device(tmp_path: Path) ->
 
 
 def test_a_plan_is_drawn_by_predict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
     out = tmp_path / "loads.png"
     arguments = ["predict", "--model", "llama3.2-1b", "--seq-len", "512", "--links", str(out)]
     assert main(arguments) == ExitCode.OK
     assert out.read_bytes().startswith(b"\x89PNG")
-    assert main(["topo", "dgx1-v100-8", "--draw", str(tmp_path / "x.pdf")]) != ExitCode.OK
+    assert main(["topo", "dgx1-v100-8", "--draw", str(tmp_path / "x.gif")]) != ExitCode.OK
     assert "no picture format" in capsys.readouterr().err
     assert main(["topo", "dgx1-v100-8", "--draw", str(tmp_path / "none" / "x.png")]) != ExitCode.OK
-    assert "cannot be written" in capsys.readouterr().err
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_tensor_parallel_traffic_is_on_the_ports() -> None:

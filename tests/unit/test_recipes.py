@@ -30,7 +30,6 @@ per_gpu_hour = 3.0
 date = "2026-11-01"
 source = "made up"
 """
-pytest.importorskip("matplotlib", reason="pictures are an extra: pip install 'shardwise[plots]'")
 
 
 @pytest.fixture

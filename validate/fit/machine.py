@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from simulator.base.errors import CalibrationError, ClusterError, Fault
+from simulator.base.files import write_whole
 from simulator.base.kernels import Direction, Dtype
 from simulator.spec.calibration import AttentionCurve, Calibration, GemmCurve, Overheads, Provenance
 from simulator.spec.calibration.datasheet import FUSED
@@ -324,7 +325,7 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
         ("intra", {"kind": intra.kind, "shape": intra.shape, "bytes_per_s": f"{intra.bytes_per_s:.10g}B/s"}),
         ("sources", cluster.sources),
     ]
-    path.write_text(_toml(rows), encoding="utf-8")
+    write_whole(path, _toml(rows))
 
 
 def write_stack(stack: Stack, path: Path) -> None:
@@ -337,7 +338,7 @@ def write_stack(stack: Stack, path: Path) -> None:
     tables = {k: v for k, v in data.items() if isinstance(v, dict)}
     below = {f"{k}.{name}": v for k, table in tables.items() for name, v in table.items() if isinstance(v, dict)}
     plain = {k: v for k, v in data.items() if k not in tables}
-    path.write_text(_toml([("", plain), *tables.items(), *below.items()]), encoding="utf-8")
+    write_whole(path, _toml([("", plain), *tables.items(), *below.items()]))
 
 
 def _toml(tables: Sequence[tuple[str, Mapping[str, object]]]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simulator.base.errors import CalibrationError, Fault
+from simulator.base.files import write_whole
 from simulator.parallel.mesh import GroupShape
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves, family_of
@@ -65,7 +66,7 @@ def fit_tables(paths: Sequence[Path], out: Path) -> list[str]:
         "sha256": " ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths),
     }
     content = {"name": out.name.removesuffix(SUFFIX), "ports": ports, "networks": networks, "provenance": provenance}
-    out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_whole(out, json.dumps(content, indent=1) + "\n", "-o")
     lines = [f"left out: {count} rows: {reason}" for reason, count in reasons.most_common()]
     lines += [f"{item['name']}: {item['quality']}" for item in (*ports, *networks)]
     return [*lines, str(out)]

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.files import write_whole
 from simulator.predict import Prediction
 from simulator.work.program import COMPUTE_STREAM
 from simulator.work.trace import MemorySample, MemoryTrace, Span, Timeline
@@ -25,10 +25,7 @@ Event = dict[str, Any]
 def write_chrome_trace(path: Path, prediction: Prediction) -> None:
     """Write the trace to `path`, gzipped. Raises InputError where that file cannot be written."""
     data = chrome_trace(prediction.timeline, prediction.memory_trace, prediction.memory.outside_torch_bytes)
-    try:
-        path.write_bytes(data)
-    except OSError as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
+    write_whole(path, data, "--trace")
 
 
 def chrome_trace(timeline: Timeline, memory: MemoryTrace, outside_torch_bytes: int) -> bytes:

@@ -13,9 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.base.errors import Fault, InputError
 from simulator.base.units import counted, format_bytes, format_rate
-from simulator.formats.drawing import new_figure, save_as_ending
+from simulator.formats.drawing import drawn
 from simulator.spec.cluster.nics import NicPaths
 from simulator.work.collectives import Choice
 
@@ -207,13 +206,9 @@ def _bucket_table(buckets: Sequence[Bucketed]) -> Table:
 
 
 def plot(sweep: Sweep, path: Path) -> None:
-    """Time and bus bandwidth over size, as a PNG, SVG or PDF by the file's ending. Raises InputError without matplotlib."""
-    with new_figure("--plot", (9, 4)) as figure:
+    """Time and bus bandwidth over size. Raises InputError where that cannot be drawn."""
+    with drawn(path, "--plot", (9, 4), dpi=100) as figure:
         _draw(figure, sweep)
-        try:
-            save_as_ending(figure, path)
-        except (OSError, ValueError) as exc:
-            raise InputError(Fault(place=f"--plot {path}", problem=f"cannot be written: {exc}")) from None
 
 
 def _draw(figure: Figure, sweep: Sweep) -> None:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simulator.base.errors import Fault, InputError
-from simulator.base.schema import check_writable
-from simulator.formats.drawing import FORMATS, new_figure, picture_bytes
+from simulator.formats.drawing import drawn
 
 if TYPE_CHECKING:
     from simulator.formats.drawing import Axes
@@ -27,27 +25,10 @@ class Point:
     best: bool
 
 
-def check_picture(path: Path) -> None:
-    """Raises InputError for an ending that is no picture's, or a file that cannot be written."""
-    if path.suffix not in FORMATS:
-        remedy = f"ending in {' or '.join(FORMATS)}"
-        raise InputError(Fault(place=f"--plot {path}", problem="no picture format", remedy=remedy))
-    check_writable(path, "--plot")
-
-
 def write_front_plot(path: Path, points: Sequence[Point], time: str, money: str) -> None:
-    """Draw to .png or .svg. Raises InputError for another ending, an unwritable file, or without matplotlib."""
-    check_picture(path)
-    try:
-        path.write_bytes(_picture(points, time, money, path.suffix.removeprefix(".")))
-    except OSError as exc:
-        raise InputError(Fault(place=f"--plot {path}", problem=f"cannot be written: {exc.strerror}")) from None
-
-
-def _picture(points: Sequence[Point], time: str, money: str, file_format: str) -> bytes:
-    with new_figure("--plot", (7, 5)) as figure:
+    """Draw into `path`. Raises InputError where that cannot be."""
+    with drawn(path, "--plot", (7, 5)) as figure:
         _draw(figure.add_subplot(), points, time, money)
-        return picture_bytes(figure, file_format, 110)
 
 
 def _draw(axes: Axes, points: Sequence[Point], time: str, money: str) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_bytes, format_rate, format_seconds
-from simulator.formats.drawing import FORMATS, Colours, colours, new_figure, picture_bytes
+from simulator.formats.drawing import Colours, colours, drawn
 from simulator.predict.link_loads import Loads, NodeLink
 
 if TYPE_CHECKING:
@@ -26,21 +25,10 @@ _FILLS: Final = {
 _MOST_LABELS = 40
 
 
-def write_link_plot(path: Path, loads: Loads) -> None:
-    """Draw to .png or .svg. Raises InputError for another ending, an unwritable file, or without matplotlib."""
-    if path.suffix not in FORMATS:
-        fault = Fault(place=f"--draw {path}", problem="no picture format", remedy=f"ending in {' or '.join(FORMATS)}")
-        raise InputError(fault)
-    try:
-        path.write_bytes(_picture(loads, path.suffix.removeprefix(".")))
-    except OSError as exc:
-        raise InputError(Fault(place=f"--draw {path}", problem=f"cannot be written: {exc.strerror}")) from None
-
-
-def _picture(loads: Loads, file_format: str) -> bytes:
-    with new_figure("--draw", (max(8.0, 1.4 * loads.num_gpus), 7)) as figure:
+def write_link_plot(path: Path, loads: Loads, flag: str) -> None:
+    """Draw into `path`, as `flag` asks. Raises InputError where that cannot be."""
+    with drawn(path, flag, (max(8.0, 1.4 * loads.num_gpus), 7)) as figure:
         _draw(figure.add_subplot(), loads, colours("YlOrRd"))
-        return picture_bytes(figure, file_format, 110)
 
 
 def _draw(axes: Axes, loads: Loads, shades: Colours) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_bytes
-from simulator.formats.drawing import FORMATS, new_figure, picture_bytes
+from simulator.formats.drawing import drawn
 from simulator.memory import History
 from simulator.memory.live_bytes import LiveBytes, live_bytes
 from simulator.predict import Prediction
@@ -42,22 +41,9 @@ _COLORS: Final = {
 
 
 def write_memory_plot(path: Path, prediction: Prediction, history: History) -> None:
-    """Draw into `path`, a .png or .svg. Raises InputError where matplotlib is missing or the file cannot be written."""
-    if path.suffix not in FORMATS:
-        problem = f"ends in {path.suffix!r}" if path.suffix else "has no ending that names a format"
-        raise InputError(Fault(place=str(path), problem=problem, remedy=" or ".join(FORMATS)))
-    data = memory_plot(prediction, history, path.suffix.removeprefix("."))
-    try:
-        path.write_bytes(data)
-    except OSError as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
-
-
-def memory_plot(prediction: Prediction, history: History, file_format: str) -> bytes:
-    """The picture as the bytes of a PNG or SVG file."""
-    with new_figure("--memory", (12, 6)) as figure:
+    """Draw into `path`. Raises InputError where that cannot be."""
+    with drawn(path, "--memory", (12, 6), dpi=120) as figure:
         _draw(figure.add_subplot(), prediction, live_bytes(history, _POINTS))
-        return picture_bytes(figure, file_format, 120)
 
 
 def _draw(axes: Axes, prediction: Prediction, shown: LiveBytes) -> None:

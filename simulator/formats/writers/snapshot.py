@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.files import write_whole
 from simulator.memory import History, label
 from simulator.memory.allocator import AllocatorSettings, Block, CachingAllocator
 from simulator.memory.pressure import drive
@@ -26,10 +26,7 @@ Entry = dict[str, Any]
 def write_snapshot(path: Path, history: History, settings: AllocatorSettings | None = None) -> None:
     """Write the snapshot of a first and a steady step. Raises InputError where the file cannot be written."""
     data = pickle.dumps(snapshot(history, settings), protocol=PROTOCOL)
-    try:
-        path.write_bytes(data)
-    except OSError as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
+    write_whole(path, data, "--snapshot")
 
 
 def snapshot(history: History, settings: AllocatorSettings | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pydantic import PrivateAttr, ValidationError
 from typing_extensions import override
 
 from simulator.base.errors import CalibrationError
+from simulator.base.files import write_whole
 from simulator.base.kernels import Gemm, Kernel, Scan, Stream
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import faults_of, read_json, unknown_name
@@ -64,7 +65,7 @@ class Calibration(CurveSet, defer_build=False):
         """Write the file; equal calibrations give equal bytes."""
         unset = {name for name in ("links", "speed") if not getattr(self, name)}
         text = json.dumps(self.model_dump(mode="json", exclude=unset), indent=1, ensure_ascii=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_whole(Path(path), text + "\n")
 
     @classmethod
     def ideal(cls) -> Self:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.files import write_whole
 from simulator.base.schema import check_writable
 from simulator.studies.search.report import SearchReport, flat
 
@@ -28,14 +29,9 @@ def check_export(path: Path) -> None:
 
 def export(report: SearchReport, path: Path) -> None:
     """Write the table; the ending says how. Raises InputError where it cannot be written."""
-    try:
-        if path.suffix == ".parquet":
-            _parquet(report, path)
-        else:
-            text = _csv(report) if path.suffix == ".csv" else _json(report)
-            path.write_text(text, encoding="utf-8", newline="")
-    except OSError as exc:
-        raise InputError(Fault(place=str(path), problem=f"cannot be written: {exc.strerror}")) from None
+    made = {".csv": _csv, ".json": _json}
+    data = made[path.suffix](report) if path.suffix in made else _parquet(report, path)
+    write_whole(path, data, "--export")
 
 
 def _json(report: SearchReport) -> str:
@@ -71,12 +67,14 @@ def _csv(report: SearchReport) -> str:
     return sink.getvalue()
 
 
-def _parquet(report: SearchReport, path: Path) -> None:
+def _parquet(report: SearchReport, path: Path) -> bytes:
     try:
         from pyarrow import Table, parquet
     except ImportError:
         raise InputError(_without_pyarrow(path)) from None
-    parquet.write_table(Table.from_pylist(_rows(report)), path)
+    sink = io.BytesIO()
+    parquet.write_table(Table.from_pylist(_rows(report)), sink)
+    return sink.getvalue()
 
 
 def _without_pyarrow(path: Path) -> Fault:
