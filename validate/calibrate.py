@@ -83,6 +83,8 @@ def fit(*, inputs: Sequence[Path], out: Path, device: str | None, cluster: str |
 
     if not out.resolve().parent.is_dir():
         raise InputError(Fault(place=str(out), problem="its folder does not exist", remedy="make it first"))
+    if cluster is not None:
+        Cluster.load(cluster)  # a name that nothing has is an error also where no sample needs it
     kinds = {published.kind_of(path) for path in inputs}
     if len(kinds) > 1:
         problem = f"{', '.join(sorted(kinds))} cannot be fitted together"

@@ -14,8 +14,10 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.schema import read_toml
+from simulator.base.schema import check_writable, read_toml
 from simulator.formats.study import Study, read_study
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
 from validate import run_plan
 from validate.launch import Launch
@@ -28,6 +30,8 @@ Options = Mapping[str, Any]
 def run(study: Path | None, options: Options) -> int:
     """Play the plan, print the record, keep it. The exit code says how it went."""
     asked, out = _asked(study, options), options["out"]
+    if out is not None:
+        check_writable(out, "-o")
     record = run_plan.play(
         _task(asked, options),
         run_plan.deadlines(options["minutes"]),
@@ -116,6 +120,14 @@ def _status(verdict: str, *, kept: bool) -> int:
     return ExitCode.OK if verdict == "ok" and kept else ExitCode.RUN_FAILED
 
 
+def _must_exist(cluster: str | None, calibration: str | None) -> None:
+    """Raises InputError for a name that nothing has, also where no run is predicted with it."""
+    if cluster is not None:
+        Cluster.load(cluster)
+    if calibration not in (None, "ideal", "datasheet"):
+        Calibration.load(calibration)
+
+
 def compare(runs: Path, options: Options) -> int:
     """Compare every run of a results file with its prediction; bad lines are told, the rest goes on."""
     from validate.compare import compare_run
@@ -124,6 +136,7 @@ def compare(runs: Path, options: Options) -> int:
     for fault in faults:
         click.echo(f"shardwise: {fault}", err=True)
     where = {name: options[name] for name in ("cluster", "nodes", "calibration")}
+    _must_exist(where["cluster"], where["calibration"])
     found: list[dict[str, Any]] = []
     refused: list[Fault] = []
     for number, record in enumerate(records, 1):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import FROM_FILE, UnitError
-from simulator.base.value_errors import close_names, did_you_mean, expected_for, wrong_value
+from simulator.base.value_errors import branches_of, close_names, did_you_mean, expected_for, wrong_value
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -53,15 +53,46 @@ class Strict(BaseModel):
 
 
 def faults_of(
-    exc: ValidationError, place: str, model: type[BaseModel] | None = None, data: object = None
+    exc: ValidationError, place: str, model: type[BaseModel] | None = None, data: object = None, leaf: object = None
 ) -> list[Fault]:
     """One `Fault` a pydantic error, its location written as in the file: `links[2].bytes_per_s`.
 
     model: what was validated; with it an unknown key's remedy names the nearest known ones. data: what was written.
+    leaf: the type of what was validated, where that is no model.
     """
     details = exc.errors(include_url=False)
     misspelled = [e["loc"] for e in details if e["type"] == "extra_forbidden"]
-    return [_fault(e, place, model, data) for e in details if not _is_misspelled(e, misspelled)]
+    found: dict[object, Fault] = {}
+    for number, detail in enumerate(details):
+        if not _is_misspelled(detail, misspelled):
+            loc = _untagged(detail["loc"], model, leaf)
+            fault = _fault({**detail, "loc": loc}, place, model, data)
+            key = number if loc == detail["loc"] else fault.place  # the branches of a union refuse one value each
+            found[key] = _either(found[key], fault) if key in found else fault
+    return list(found.values())
+
+
+def _either(one: Fault, other: Fault) -> Fault:
+    """One fault of a value that two types refuse: for what it is, or for what both would take."""
+    due, (given, comma, takes) = " is due", other.problem.partition(", and ")
+    if not other.problem.endswith(due):
+        return other
+    if not one.problem.startswith(given + comma) or not one.problem.endswith(due):
+        return one
+    return Fault(
+        place=one.place, problem=f"{one.problem.removesuffix(due)} or {takes}", remedy=one.remedy or other.remedy
+    )
+
+
+def _untagged(loc: Sequence[int | str], model: type[BaseModel] | None, leaf: object) -> tuple[int | str, ...]:
+    """A location without pydantic's names for the branches of a union."""
+    found: list[int | str] = []
+    for part in loc:
+        field = _field_at(model, found) if found else None
+        tag = str(part).partition("[")[0].removeprefix("constrained-")
+        if tag not in branches_of(field.annotation if field else None if found else leaf):
+            found.append(part)
+    return tuple(found)
 
 
 def _is_misspelled(detail: ErrorDetails, unknown: Iterable[tuple[int | str, ...]]) -> bool:

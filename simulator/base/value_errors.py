@@ -11,7 +11,7 @@ from datetime import date, time
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, Tag
 from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import no_info_before_validator_function
 
@@ -190,6 +190,23 @@ def _number(limit: object) -> object:
 def _parts(annotation: object) -> list[Any]:
     """The alternatives of a union; of anything else itself."""
     return list(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else [annotation]
+
+
+def branches_of(annotation: object) -> set[str]:
+    """What pydantic calls the alternatives of a union, of two or more: `int`, a Tag, a discriminator's word."""
+    parts = [part for part in _parts(annotation) if part is not NoneType]
+    return {name for part in parts for name in _branch(part)} if len(parts) > 1 else set()
+
+
+def _branch(part: object) -> set[str]:
+    if get_origin(part) is Annotated:
+        inner, *metadata = get_args(part)
+        return _branch(inner) | {one.tag for one in metadata if isinstance(one, Tag)}
+    if get_origin(part) in (Union, UnionType):
+        return branches_of(part)
+    if isinstance(part, type) and issubclass(part, BaseModel):
+        return {str(word) for field in part.model_fields.values() for word in words_of(field.annotation)}
+    return {getattr(get_origin(part) or part, "__name__", "")}
 
 
 def words_of(annotation: object) -> list[object]:

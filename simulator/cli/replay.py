@@ -53,10 +53,11 @@ def command(snapshot: Path | None, *, study: Path | None, as_json: bool, plain: 
     """Replay, print, and say by the exit code what came of it."""
     if (snapshot is None) == (study is None):
         raise click.UsageError("one of SNAPSHOT and --plan STUDY.toml is due")
+    calibration = Calibration.load(options["calibration"]) if options["calibration"] else None
     what_if = {name: value for name, value in options.items() if name not in ("device", "calibration") and value}
     if snapshot is not None and not what_if:
         return _exact(snapshot, options["device"], as_json=as_json, plain=plain)
-    return _what_if(snapshot, study, options, as_json=as_json, plain=plain)
+    return _what_if(snapshot, study, calibration, options, as_json=as_json, plain=plain)
 
 
 def _exact(snapshot: Path, device: int | None, *, as_json: bool, plain: bool) -> int:
@@ -71,9 +72,16 @@ def _exact(snapshot: Path, device: int | None, *, as_json: bool, plain: bool) ->
     return ExitCode.OK if report.is_exact else DIFFERS
 
 
-def _what_if(snapshot: Path | None, study: Path | None, options: dict[str, Any], *, as_json: bool, plain: bool) -> int:
+def _what_if(
+    snapshot: Path | None,
+    study: Path | None,
+    calibration: Calibration | None,
+    options: dict[str, Any],
+    *,
+    as_json: bool,
+    plain: bool,
+) -> int:
     needs = _needs(options)
-    calibration = Calibration.load(options["calibration"]) if options["calibration"] else None
     if snapshot is not None:
         recording = read_snapshot(snapshot, options["device"])
         sequence = of_recording(recording)

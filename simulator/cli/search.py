@@ -148,6 +148,8 @@ def _engine(study: SearchStudy, options: dict[str, Any]) -> Engine:
         if not options["scheduler"]:
             raise InputError(Fault(place="--scheduler", problem="is missing", remedy="--scheduler HOST:PORT"))
         return Dask(study, options["scheduler"])
+    if options["scheduler"]:
+        raise InputError(Fault(place="--scheduler", problem="is of --engine dask alone", remedy="--engine dask"))
     jobs = options["jobs"] or len(os.sched_getaffinity(0))
     return Processes(study, jobs) if jobs > 1 else Serial(study)
 

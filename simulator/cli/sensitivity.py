@@ -155,9 +155,12 @@ def _prices(options: dict[str, Any], faults: list[Fault]) -> Prices | None:
 
 def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> LongRun | None:
     """The run of the first study, or of --run-tokens; None where neither says one."""
-    if not str(options["figure"]).startswith("run"):
-        return None
     tokens = options["run_tokens"]
+    if not str(options["figure"]).startswith("run"):
+        if tokens is not None:
+            problem, remedy = "counts for a whole run alone", "--by run-days or run-cost"
+            faults.append(Fault(place="--run-tokens", problem=problem, remedy=remedy))
+        return None
     try:
         return read_run(first, {"tokens": tokens} if tokens is not None else {})
     except InputError as exc:

@@ -71,11 +71,13 @@ of the error."""
 @command.command("compare", help=_COMPARE)
 @click.argument("runs", type=click.Path(path_type=Path), metavar="RUNS.jsonl")
 @click.option("--cluster", metavar="NAME|FILE", help="Predict for this cluster. [the one of the run's study]")
-@click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes.")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="INTEGER", help="How many of --cluster's nodes.")
 @click.option("--calibration", metavar="NAME|FILE", help="Predict with this. [the study's, or the device's own]")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/validate.md).")
 def compare(runs: Path, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Predict every run, print the table."""
+    if options["nodes"] is not None and options["cluster"] is None:
+        raise click.UsageError("--nodes counts the nodes of --cluster NAME|FILE")
     from validate.command import compare as validate_compare
 
     return validate_compare(runs, options)

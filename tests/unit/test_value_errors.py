@@ -28,6 +28,37 @@ class Written(Strict):
 
 
 @pytest.mark.parametrize(
+    ("where", "value", "told"),
+    [
+        ("plan.reshard_after_forward", "maybe", '"maybe" is text, and true or false or a whole number is due'),
+        ("plan.reshard_after_forward", "1.5", "is 1.5, and true or false or a whole number is due"),
+        ("stack.fitted.elementwise_factor", "fast", '"fast" is text, and a number or a table is due'),
+        ("stack.fitted.elementwise_factor", "-1", "is -1; it must be greater than 0"),
+        ("run.jitter", "much", '"much" is text, and a number is due'),
+        ("run.jitter", '{distribution="exponential", mean=-1}', "is -1; it must be greater than 0"),
+    ],
+)
+def test_a_value_that_may_be_one_of_several_things_is_one_fault(
+    where: str, value: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At its key, without pydantic's names for the alternatives."""
+    assert main(["goodput", "--steps", "5", "--set", f"{where}={value}"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()[1:]
+    assert line.startswith(f"  --set {where}: ")
+    assert line.endswith(told)
+    table, _, key = where.rpartition(".")
+    study, file = tmp_path / "study.toml", tmp_path / "stack.toml"
+    stack = table.startswith("stack")
+    written = f"{key} = {value}\n" if value[0] in "-{1" else f'{key} = "{value}"\n'
+    file.write_text(f"[{table.removeprefix('stack.')}]\n{written}")
+    text = 'model = "llama3-8b"\ncluster = "hgx-h100-8"\n'
+    study.write_text(text + ('[plan]\nstack = "stack.toml"\n[run]\nsteps = 1\n' if stack else f"[{table}]\n{written}"))
+    assert main(["goodput", str(study), "--steps", "5"]) == 3
+    line = next(line for line in capsys.readouterr().err.splitlines() if key in line)
+    assert f"{key}: {told}" in line or f"{key}.mean: {told}" in line
+
+
+@pytest.mark.parametrize(
     ("data", "told"),
     [
         ({"name": {"x": 1}}, "t: name: is a table, and text in quotes is due (a preset's name)"),

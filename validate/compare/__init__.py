@@ -28,7 +28,7 @@ def compare_run(
     record: Mapping[str, Any],
     *,
     cluster: str | None = None,
-    nodes: str | None = None,
+    nodes: int | None = None,
     calibration: str | None = None,
 ) -> dict[str, Any]:
     """Compare one record of a results file with its prediction, as plain data (docs/reference/validate.md).

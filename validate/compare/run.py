@@ -77,11 +77,10 @@ class Run:
             f"{plan.seq_len} tokens x {plan.num_micro_batches}, recompute {plan.recompute.mode}, {plan.precision.compute}"
         )
 
-    def cluster(self, name: str | None, nodes: str | None) -> Cluster | None:
+    def cluster(self, name: str | None, nodes: int | None) -> Cluster | None:
         """The cluster to predict for: the one named, or the study's; None where nothing says which."""
-        count = int(nodes) if nodes is not None and nodes.isdigit() else None
         if name is not None:
-            return Cluster.load(name, count)
+            return Cluster.load(name, nodes)
         told = (self.record.get("study") or {}).get("cluster")
         return Cluster.parse(told, "run: study.cluster", ClusterError) if told else None
 

@@ -181,7 +181,7 @@ def _leaf_faults(root: type[Strict], override: Override) -> list[Fault]:
     try:
         TypeAdapter(annotation, config=_LEAF).validate_python(override.value, context=FROM_FILE)
     except ValidationError as exc:
-        return faults_of(exc, override.flag)
+        return faults_of(exc, override.flag, leaf=info.annotation)
     return []
 
 

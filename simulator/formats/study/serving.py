@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +33,6 @@ DEFAULT: Final[Mapping[str, Any]] = {
 ROOTS: Final = ("inference", "workload", "slo", "model", "cluster", "device", "stack")  # what --set reaches into
 TABLES: Final = ("inference", "workload", "slo")
 _FILES: Final = (("inference", "stack"), ("workload", "trace"))  # keys that may name one
-_BRANCH: Final = re.compile(r"\.(table|count)\b(\.(uniform|lognormal|choice)\b)?")  # pydantic's, of lengths
 
 
 class SloTable(Strict):
@@ -167,7 +165,7 @@ def _checked(raw: Mapping[str, Any], origins: Mapping[str, str], name: str) -> S
 
 
 def _relabelled(fault: Fault, origins: Mapping[str, str], name: str) -> Fault:
-    path = _BRANCH.sub("", fault.place.removeprefix(": "))
+    path = fault.place.removeprefix(": ")
     flag = next((flag for key, flag in origins.items() if path == key or path.startswith(f"{key}.")), None)
     return replace(fault, place=flag or f"{name}: {path}")
 
