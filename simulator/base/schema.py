@@ -211,8 +211,8 @@ def read_toml(path: Path, error: type[InputError]) -> dict[str, Any]:
     return data
 
 
-def read_json(path: Path, error: type[InputError]) -> Any:  # noqa: ANN401  JSON is any of six types
-    """A JSON file as plain data; duplicate keys, NaN and infinity are refused."""
+def read_json(path: Path, error: type[InputError], *, finite: bool = True) -> Any:  # noqa: ANN401  JSON is any of six types
+    """A JSON file as plain data; duplicate keys are refused, and NaN and infinity unless Python wrote them (`finite`)."""
     text = _read_text(path, error)
     faults: list[Fault] = []
 
@@ -229,8 +229,9 @@ def read_json(path: Path, error: type[InputError]) -> Any:  # noqa: ANN401  JSON
         return 0.0
 
     try:
-        data = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
-        _refuse_non_finite(data, str(path), error)
+        data = json.loads(text, object_pairs_hook=unique, parse_constant=constant if finite else float)
+        if finite:
+            _refuse_non_finite(data, str(path), error)
     except (ValueError, RecursionError) as exc:  # ValueError: not JSON, or digits beyond what Python reads
         raise error(Fault(place=str(path), problem=f"not JSON: {exc}")) from None
     if faults:

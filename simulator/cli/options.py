@@ -21,6 +21,9 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _INPUTS = (
     click.option("--model", metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml."),
+    click.option(
+        "--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...)."
+    ),
     click.option("--cluster", metavar="NAME|FILE", help="A preset or a .toml."),
     click.option("--nodes", metavar="INTEGER", help="How many of the cluster's nodes."),
 )

@@ -61,6 +61,7 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 
 @click.command("search", help=_HELP)
 @click.option("--model", required=True, metavar="NAME|FILE", help="A preset, a Hugging Face config.json or a .toml.")
+@click.option("--like", metavar="FAMILY", help="Read --model's config.json as of that family (llama, mixtral, ...).")
 @click.option("--cluster", required=True, metavar="NAME|FILE", help="A preset or a .toml.")
 @click.option("--nodes", metavar="N[,N...]", help="Numbers of nodes. [the file's; with --max-gpus: doubling up to it]")
 @click.option("--global-batch", type=click.IntRange(1, 2**31), required=True, help="Sequences a step.")
@@ -160,7 +161,7 @@ def _study(options: dict[str, Any]) -> SearchStudy:
     model = cluster = calibration = None
     fixed: dict[str, tuple[object, ...]] = {}
     try:
-        model = Model.load(options["model"])
+        model = Model.load(options["model"], options["like"])
     except InputError as exc:
         faults += exc.faults
     try:

@@ -23,7 +23,7 @@ from simulator.formats.readers.plans.accelerate import read_accelerate
 from simulator.formats.readers.plans.deepspeed import read_deepspeed
 from simulator.formats.readers.plans.megatron import read_megatron
 from simulator.formats.readers.plans.options import table_of
-from simulator.formats.readers.plans.torchtitan import read_torchtitan
+from simulator.formats.readers.plans.torchtitan import read_torchtitan, shape_of
 from simulator.formats.readers.plans.yaml_file import read_yaml
 from simulator.formats.writers.plans import Job
 from simulator.formats.writers.plans.accelerate import accelerate_yaml
@@ -36,7 +36,6 @@ from simulator.parallel.legality.software import ALL as FRAMEWORKS
 from simulator.parallel.legality.software import refusal, text_of
 from simulator.parallel.pipeline.layers import stage_layers
 from simulator.spec.model import Model
-from simulator.spec.model.files import preset_names
 from simulator.spec.plan import Plan
 
 __all__ = ["FORMATS", "Export", "Job", "effective_fields", "export_plan"]
@@ -111,10 +110,12 @@ def _flavor(model: Model) -> tuple[str, str]:
         for family, presets in table_of("torchtitan")["flavors"].items()
         for flavor, preset in presets.items()
     ]
-    for flavor, preset in flavors:
-        if preset in preset_names() and not list(_shape_differences(model, Model.load(preset))):
+    for flavor, written in flavors:
+        shape = shape_of(written, " ".join(flavor))
+        other = Model.load(shape) if isinstance(shape, str) else shape
+        if other is not None and not list(_shape_differences(model, other)):
             return flavor
-    known = ", ".join(f"{family} {size}" for (family, size), _ in flavors)
+    known = ", ".join(f"{family} {size}" for (family, size), written in flavors if isinstance(written, str))
     problem = f"{model.name} is none of torchtitan's flavors"
     raise PlanError(Fault(place="torchtitan: model", problem=problem, remedy=f"one of {known}"))
 

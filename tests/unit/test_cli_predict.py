@@ -466,7 +466,8 @@ def test_a_flavor_that_is_no_preset_is_told_with_those_that_are(
     file.write_text('[model]\nname = "llama3"\nflavor = "7B"\n[training]\nlocal_batch_size = 1\nseq_len = 512\n')
     assert main(["predict", "--plan", str(file)]) == ExitCode.BAD_INPUT
     told = capsys.readouterr().err
-    assert "model.flavor: llama3 7B is no preset; of llama3 8B, 70B, 405B are (--model NAME or FILE)" in told
+    assert "model.flavor: llama3 7B is no preset; of llama3 debugmodel, " in told
+    assert "8B, 8B_flex, 8B_varlen, 70B, 405B, 1B, 3B are (--model NAME or FILE)" in told
     assert main(["predict", "--plan", str(file), "--model", "llama3-8b"]) in (ExitCode.OK, ExitCode.DOES_NOT_FIT)
 
 

@@ -18,7 +18,7 @@ from simulator.base.units import FROM_FILE
 from simulator.formats.study.certain_faults import BY_DEVICES, certain_faults, plan_faults, unknown_fields
 from simulator.formats.study.loading import calibration_named, calibration_of, cluster_of, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
-from simulator.formats.study.provenance import set_by_hand, sources_of, without_effect
+from simulator.formats.study.provenance import left_open, of_model, set_by_hand, sources_of, without_effect
 from simulator.formats.study.tables import (
     DEFAULT,
     DEFAULT_NAME,
@@ -135,11 +135,12 @@ class _Asked:
     given: Mapping[str, Any]
     written: Mapping[str, Any]  # the plan's table as the file has it
 
-    def notes(self, plan: Plan) -> tuple[str, ...]:
-        """Keys of the study's file and of the stack's that have moved."""
+    def notes(self, plan: Plan, model: Model) -> tuple[str, ...]:
+        """Keys of the study's file and of the stack's that have moved; what the model's file leaves open."""
         found = Plan.moved_note(self.name, self.written, "plan.")
         if plan.stack.endswith(".toml"):
             found += Stack.moved_note(plan.stack, read_toml(Path(plan.stack), StackError))
+        found += tuple(f"{model.name}: {one.what.partition(', ')[2]}: {one.detail}" for one in left_open(model))
         return (*found, *(self.draft.notes if self.draft else ()))
 
 
@@ -161,7 +162,11 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
     checkpoint = faults.attempt(lambda: patched(kept or Checkpoint(), saved, InputError)) if kept or saved else None
     if faults or study is None or model is None or cluster is None or plan is None:
         raise InputError(dict.fromkeys(at_its_key(fault, asked.origins, asked.name) for fault in faults))
-    sources = (*sources_of(asked.name, raw, asked.origins, study.plan, plan, draft), *set_by_hand(overrides))
+    sources = (
+        *sources_of(asked.name, raw, asked.origins, study.plan, plan, draft),
+        *of_model(model, raw.get("model")),
+        *set_by_hand(overrides),
+    )
     if draft is None:  # whose reader tells of its own
         sources += without_effect(study.plan, plan, model)
     return Study(
@@ -173,7 +178,7 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
         sources=sources,
         checkpoint=checkpoint,
         draft=draft,
-        notes=asked.notes(plan),
+        notes=asked.notes(plan, model),
     )
 
 

@@ -28,7 +28,9 @@ def model_of(raw: Mapping[str, Any], overrides: Sequence[Override], draft: Draft
     name = raw.get("model")
     if draft is not None and isinstance(draft.model, Model) and name == draft.model.name:
         return patched(draft.model, overrides, ModelError)
-    return patched(Model.load(name), overrides, ModelError) if isinstance(name, str) else None
+    like = raw.get("like")
+    loaded = Model.load(name, like if isinstance(like, str) else None) if isinstance(name, str) else None
+    return None if loaded is None else patched(loaded, overrides, ModelError)
 
 
 def cluster_of(

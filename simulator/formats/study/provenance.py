@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from simulator.formats.study.overrides import Override
 from simulator.formats.study.tables import DEFAULT_NAME
 from simulator.parallel.legality import unused
 from simulator.predict import Source
-from simulator.spec.model import Model
+from simulator.spec.model import Model, preset_with_shape
+from simulator.spec.model.files import preset_names
 from simulator.spec.plan import Plan
 
 if TYPE_CHECKING:
@@ -55,6 +56,23 @@ def named_sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str])
         for key in ("model", "cluster", "nodes", "placement", "calibration")
         if raw.get(key) is not None
     ]
+
+
+_TOLD: Final = {"defaults": "assumed", "read as": "given", "not modelled": "assumed"}
+
+
+def left_open(model: Model) -> Iterator[Source]:
+    """What the model's file does not say, or what of it is not modelled."""
+    for what, kind in _TOLD.items():
+        if what in model.sources:
+            yield Source(what=f"model, {what}", kind=kind, detail=model.sources[what])
+
+
+def of_model(model: Model, named: object) -> Iterator[Source]:
+    """What the model's file leaves open, and the preset that it amounts to. named: what the study calls the model."""
+    yield from left_open(model)
+    if isinstance(named, str) and named not in preset_names() and (preset := preset_with_shape(model)):
+        yield Source(what="model, preset", kind="given", detail=f"this is the preset {preset}")
 
 
 def set_by_hand(overrides: Sequence[Override], tables: Sequence[str] = ("plan",)) -> tuple[Source, ...]:

@@ -53,6 +53,7 @@ class ServingFile(Strict):
     model: str
     cluster: str
     nodes: int | None = Field(ge=1, le=MAX_NODES, default=None)
+    like: str | None = None
     calibration: str | None = None
     inference: InferencePlan = InferencePlan()
     workload: Workload = Workload()

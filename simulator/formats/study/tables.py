@@ -36,6 +36,9 @@ class StudyFile(Strict):
     model: Annotated[str, Expected("a preset's name as llama3-8b, a model's TOML file, or a config.json")] = Field(
         description="a preset's name, a model's TOML file, or a Hugging Face config.json"
     )
+    like: Annotated[str | None, Expected("a family of config.json files as llama")] = Field(
+        default=None, description="the family as which the model's config.json is read, whatever it says"
+    )
     cluster: Annotated[str, Expected("a preset's name as hgx-h100-8, or a cluster's TOML file")] = Field(
         description="a preset's name, or a cluster's TOML file"
     )

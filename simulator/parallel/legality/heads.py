@@ -118,9 +118,9 @@ _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Mega
         where="tp",
         fields=("implementation", "tp", "cp"),
         applies=lambda of: of.model.mamba is not None,
-        holds=lambda of: of.plan.tp * of.plan.cp == 1 or of.plan.traits.core_layers,
+        holds=lambda of: of.plan.tp * of.plan.cp == 1 or (of.plan.traits.core_layers and _mamba(of).kind == "mamba2"),
         equation=lambda of: (
-            f"{of.plan.implementation} splits no Mamba mixers, and tp × cp = {of.plan.tp} × {of.plan.cp}"
+            f"{of.plan.implementation} splits no {_mamba(of).called} mixers, and tp × cp = {of.plan.tp} × {of.plan.cp}"
         ),
         remedy='tp = 1, cp = 1, or data_parallel = "megatron"',
     ),

@@ -5,7 +5,7 @@ Every parameter is listed with its shape, since sharding pads each one and bucke
 """
 
 from simulator.spec.model.layer_kinds import BodyKind, LayerKind, ModelPart, Parameter, wide
-from simulator.spec.model.model import Model
+from simulator.spec.model.model import Model, preset_with_shape
 
 __all__ = [
     "BodyKind",
@@ -13,5 +13,6 @@ __all__ = [
     "Model",
     "ModelPart",
     "Parameter",
+    "preset_with_shape",
     "wide",
 ]

@@ -95,6 +95,10 @@ class Latent(Strict):
     q_lora_rank: of the queries (0: they come straight from the stream). kv_lora_rank: of keys and values together.
     A head's query and key have qk_nope_head_dim channels without position and qk_rope_head_dim that rotate; the rotating
     part of the key is the same for all heads. A head's value has v_head_dim channels.
+
+    index_heads, index_head_dim: of the indexer that chooses the keys of each query (DeepSeek-V3.2; 0: none). shared_kv: the low
+    rank is key and value of all heads itself; o_lora_rank: attention's result leaves through low ranks, one for each of o_groups
+    (DeepSeek-V4).
     """
 
     q_lora_rank: int = Field(ge=0, le=2**20, default=0)
@@ -102,6 +106,22 @@ class Latent(Strict):
     qk_nope_head_dim: int = Field(ge=1, le=2**16)
     qk_rope_head_dim: int = Field(ge=1, le=2**16)
     v_head_dim: int = Field(ge=1, le=2**16)
+    index_heads: int = Field(ge=0, le=2**16, default=0)
+    index_head_dim: int = Field(ge=0, le=2**16, default=0)
+    shared_kv: bool = False
+    o_lora_rank: int = Field(ge=0, le=2**20, default=0)
+    o_groups: int = Field(ge=1, le=2**16, default=1)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        wrong = []
+        if (self.index_heads > 0) != (self.index_head_dim > 0):
+            wrong.append("index_heads and index_head_dim belong together")
+        if self.index_heads and not self.q_lora_rank:
+            wrong.append("an indexer reads the queries' low rank: it needs q_lora_rank")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
 
     @property
     def qk_head_dim(self) -> int:

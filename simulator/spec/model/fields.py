@@ -15,6 +15,8 @@ from simulator.spec.model.experts import Experts, Latent
 from simulator.spec.model.hybrid import KINDS, Mamba
 
 Mlp = Literal["gelu", "gelu_tanh", "relu", "squared_relu", "swiglu", "geglu"]
+_NEEDS: Final = (("shared_input_norm", "parallel_residual"), ("qk_norm_wide", "qk_norm"), ("norm_bias", "norm_weight"))
+_WORDS: Final = {"mamba": "Mamba", "both": "Mamba and attention", "mlp": "MLP", "moe": "experts"}
 _SHOWN: Final = 8  # places of wrong letters that an error lists
 
 
@@ -26,7 +28,9 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
 
     fused_qkv: Q, K and V are one parameter. parallel_residual: attention and MLP read the same stream and are added
     together (NeoX, Falcon); shared_input_norm: they share one norm (Falcon-7B). post_norms: a norm after attention
-    and after the MLP too (Gemma 2). qk_norm: a norm over each head of Q and K (Qwen 3). embedding_scale: embeddings
+    and after the MLP too (Gemma 2). qk_norm: a norm over each head of Q and K (Qwen 3); qk_norm_wide: its weight is as wide
+    as all heads together (OLMo 2). norm_weight: norms have one (OLMo 1's have none). attention_gate: the product of the
+    queries makes as many channels again, whose sigmoid multiplies attention's result (Qwen 3-Next). embedding_scale: embeddings
     are multiplied by √D (Gemma); embedding_norm: normalised (BLOOM). sliding_window: keys a token sees in a windowed layer (None: all);
     global_every: each such layer-th sees everything (0: none does, if sliding_window is given). attention_sinks: a logit a
     head that takes weight from the keys (gpt-oss). rotary_scale: a factor on rotated queries and keys (YaRN's attention
@@ -37,8 +41,8 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
     2.2): two norms and a product that join the stream with the next embedding, a layer, a norm; embedding and head are
     the model's own. mtp_passes: how often one such module is passed, a token further each time, with the same parameters.
 
-    pattern: of a hybrid, a letter for each layer, which then is one branch: M a Mamba-2 mixer (mamba says of what shape),
-    * attention, - an MLP, E experts. A module that predicts further tokens is attention and experts (an MLP, without any).
+    pattern: of a hybrid, a letter for each layer, which then is one branch: M a mixer (mamba says of what kind and shape),
+    * attention, H both side by side, - an MLP, E experts. A module that predicts further tokens is attention and experts (an MLP, without any).
     """
 
     name: str = Field(min_length=1, max_length=200)
@@ -54,6 +58,7 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
     mlp: Mlp = "swiglu"
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
+    norm_weight: bool = True
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -71,6 +76,8 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
     parallel_residual: bool = False
     shared_input_norm: bool = False
     qk_norm: bool = False
+    qk_norm_wide: bool = False
+    attention_gate: bool = False
     post_norms: bool = False
     logit_softcap: bool = False  # Gemma 2: logits pass through a tanh
     sliding_window: int | None = Field(ge=1, default=None)
@@ -111,10 +118,9 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
         wrong = []
         if self.num_heads % self.num_kv_heads:
             wrong.append(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
-        if self.shared_input_norm and not self.parallel_residual:
-            wrong.append("shared_input_norm needs parallel_residual")
         if self.post_norms and self.parallel_residual:
             wrong.append("post_norms and parallel_residual exclude each other")
+        wrong += [f"{a} needs {b}" for a, b in _NEEDS if getattr(self, a) and not getattr(self, b)]
         wrong += [*self._wrong_parts(), *_pattern_faults(self)]
         if wrong:
             raise ValueError("; ".join(wrong))
@@ -131,6 +137,8 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
                 wrong.append(f"latent attention's head_dim is {self.latent.qk_head_dim}: leave it out")
             if self.fused_qkv or self.qk_norm or self.qkv_bias or self.out_bias:
                 wrong.append("latent attention has its own projections: no fused_qkv, qk_norm, qkv_bias, out_bias")
+            if self.attention_gate:
+                wrong.append("latent attention has no attention_gate")
         if self.experts is not None and self.experts.first_dense_layers >= self.num_layers:
             dense = self.experts.first_dense_layers
             wrong.append(f"first_dense_layers {dense} leaves no layer of {self.num_layers} with experts")
@@ -145,6 +153,11 @@ class ModelFields(Strict, defer_build=True):  # its own validator is never neede
     def q_width(self) -> int:
         """Columns of Q: H C."""
         return self.num_heads * self.head_dim
+
+    @property
+    def q_columns(self) -> int:
+        """Columns of the product that makes Q: as many again with a gate."""
+        return self.q_width * (2 if self.attention_gate else 1)
 
     @property
     def kv_width(self) -> int:
@@ -180,16 +193,18 @@ def _pattern_faults(model: ModelFields) -> Iterator[str]:
     if wrong:
         more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         listed = ", ".join(f"{letter!r} at {place}" for place, letter in wrong[:_SHOWN])
-        yield f"pattern has {listed}{more}: M (Mamba), * (attention), - (MLP) and E (experts) are known"
+        known = ", ".join(f"{letter} ({_WORDS.get(kind, kind)})" for letter, kind in KINDS.items())
+        yield f"pattern has {listed}{more}: {known} are known"
     if len(pattern) != model.num_layers:
         yield f"pattern has {len(pattern)} letters for {model.num_layers} layers"
-    for letter, part, given in (("M", "mamba", model.mamba), ("E", "experts", model.experts)):
-        if (letter in pattern) != (given is not None):
-            has = "has" if letter in pattern else "has no"
-            yield f"pattern {has} {letter}, and the model {'no ' if given is None else ''}{part}"
+    for letters, part, given in (("MH", "mamba", model.mamba), ("E", "experts", model.experts)):
+        there = any(letter in pattern for letter in letters)
+        if there != (given is not None):
+            has = "has" if there else "has no"
+            yield f"pattern {has} {' or '.join(letters)}, and the model {'no ' if given is None else ''}{part}"
     if model.experts is not None and (model.experts.first_dense_layers or model.experts.every != 1):
         yield "the pattern says which layers have experts: leave first_dense_layers and every out"
-    fields = ("parallel_residual", "post_norms", "shared_input_norm", "global_every", "latent")
+    fields = ("parallel_residual", "post_norms", "shared_input_norm", "global_every")
     yield from (f"layers of one branch have no {name}" for name in fields if getattr(model, name))
 
 

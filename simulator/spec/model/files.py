@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,18 @@ def model_fields(path: Path, depth: int = 0) -> dict[str, Any]:
     """The file's fields over those of the preset it is `like`. Its name defaults to the file's."""
     if path.is_file() and path.stat().st_size > MAX_FILE_BYTES:
         raise ModelError(Fault(place=str(path), problem=f"larger than {MAX_FILE_BYTES} bytes", remedy="a model file"))
-    data = {"name": path.stem, **read_toml(path, ModelError)}
+    return fields_like({"name": path.stem, **read_toml(path, ModelError)}, str(path), depth)
+
+
+def fields_like(written: Mapping[str, Any], place: str, depth: int = 0) -> dict[str, Any]:
+    """Fields over those of the preset that their `like` names. Raises ModelError where it is none."""
+    data = dict(written)
     like = data.pop("like", None)
     if like is None:
         return data
     if not isinstance(like, str) or like not in preset_names() or depth > 3:
         raise ModelError(
-            Fault(place=f"{path}: like", problem=f"{like!r} is no preset", remedy=nearest(str(like), preset_names()))
+            Fault(place=f"{place}: like", problem=f"{like!r} is no preset", remedy=nearest(str(like), preset_names()))
         )
     base = model_fields(PRESETS / f"{like}.toml", depth + 1)
     tables = {key: {**base[key], **data[key]} for key in data if isinstance(data[key], dict) and key in base}

@@ -9,7 +9,9 @@ from simulator.spec.model.hybrid import HybridKind
 # dense_layer: without experts, in a model that has some; the others: layers of one branch, of hybrids
 LayerKind = Literal["layer", "dense_layer"] | HybridKind
 # Layers whose products stay in bf16, where those of the others are narrower
-Bf16Kind = Literal["layer_bf16", "dense_layer_bf16", "mamba_bf16", "attention_bf16", "mlp_bf16", "moe_bf16"]
+Bf16Kind = Literal[
+    "layer_bf16", "dense_layer_bf16", "mamba_bf16", "attention_bf16", "both_bf16", "mlp_bf16", "moe_bf16"
+]  # fmt: skip
 BodyKind = LayerKind | Bf16Kind | Literal["mtp"]  # what stands between embedding and head
 ModelPart = BodyKind | Literal["embedding", "head"]
 Shape = tuple[int, ...]

@@ -5,9 +5,10 @@ Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L laye
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from simulator.base.errors import ModelError
 from simulator.spec.model.experts import ExpertShards
@@ -47,7 +48,7 @@ class Model(ModelParameters, defer_build=False):
         """
         matmul = 6 * self.num_matmul_parameters * seq_len
         if self.mamba is not None:
-            matmul += 3 * self.mamba.scan_flop_per_token * self.layer_kinds.count("mamba") * seq_len
+            matmul += 3 * self.mamba.scan_flop_per_token * self.num_mixers * seq_len
         pairs = self.attention_pairs(seq_len, causal=causal)
         more = self.mtp_layers * self.mtp_passes * (seq_len * seq_len // 2 if causal else seq_len * seq_len)
         return matmul + 6 * (self.q_width + self.o_width) * (pairs + more)
@@ -69,10 +70,11 @@ class Model(ModelParameters, defer_build=False):
         return self.model_copy(update={"experts": self.experts.stored(cut_by)})
 
     @classmethod
-    def load(cls, name_or_path: str | Path) -> Model:
+    def load(cls, name_or_path: str | Path, like: str | None = None) -> Model:
         """A preset by name, or a model from a config.json (Hugging Face), a folder that holds one, or a TOML file.
 
-        Raises ModelError: with the nearest names if nothing is called so, with every fault of the file otherwise.
+        like: the family of config.json files to read it as, whatever it says. Raises ModelError: with the nearest names if
+        nothing is called so, with every fault of the file otherwise.
         """
         text = str(name_or_path)
         if text in preset_names():
@@ -85,13 +87,30 @@ class Model(ModelParameters, defer_build=False):
         if path.suffix == ".json" or path.is_file():
             from simulator.spec.model.hf_config import file_fields
 
-            fields, place = file_fields(path)
+            fields, place = file_fields(path, like)
             return Model.parse(fields, place, ModelError)
         raise ModelError(unknown_model(text))
 
     @staticmethod
     def _from_toml(path: Path) -> Model:
         return Model.parse(model_fields(path), str(path), ModelError)
+
+
+_NO_SHAPE: Final = {"name", "family", "sources", "max_positions"}
+
+
+def preset_with_shape(model: Model) -> str | None:
+    """The preset whose layers are this model's, whatever its name, the nearest in name if there are several; None: none is."""
+    rows = model.positions == "learned"  # a parameter of as many
+    mine = model.model_dump(exclude=_NO_SHAPE - {"max_positions"} if rows else _NO_SHAPE)
+    same = []
+    for name in preset_names():
+        sizes = model_fields(PRESETS / f"{name}.toml")
+        if sizes["d_model"] == model.d_model and sizes["vocab_size"] == model.vocab_size:
+            other = _preset(name)
+            if {field: getattr(other, field) for field in mine} == {field: getattr(model, field) for field in mine}:
+                same.append(name)
+    return max(same, key=lambda name: SequenceMatcher(None, name, model.name.lower()).ratio(), default=None)
 
 
 @cache  # what ships does not change while a process runs

@@ -33,7 +33,7 @@ class ModelParameters(ModelFields, defer_build=True):
                 return self._mtp()
             case "layer" | "dense_layer" as layer:
                 return self._layer(dense=layer == "dense_layer")
-            case "mamba" | "attention" | "mlp" | "moe" as branch:
+            case "mamba" | "attention" | "both" | "mlp" | "moe" as branch:
                 return (*self._norm_of("norm", self.d_model), *self._branch(branch))
 
     @property
@@ -68,7 +68,13 @@ class ModelParameters(ModelFields, defer_build=True):
     @property
     def num_attention_layers(self) -> int:
         """Layers with attention; modules of multi-token prediction are not among them."""
-        return self.num_layers if self.pattern is None else self.layer_kinds.count("attention")
+        kinds = self.layer_kinds
+        return self.num_layers if self.pattern is None else kinds.count("attention") + kinds.count("both")
+
+    @property
+    def num_mixers(self) -> int:
+        """Layers with a mixer."""
+        return self.layer_kinds.count("mamba") + self.layer_kinds.count("both")
 
     def num_parameters_of(self, unit: ModelPart) -> int:
         """Parameters of one embedding, one layer, or the head (a tied head has only its norm)."""
@@ -137,7 +143,7 @@ class ModelParameters(ModelFields, defer_build=True):
 
     def _layer(self, *, dense: bool) -> tuple[Parameter, ...]:
         norms = [self._norm_of(f"norm_{i + 1}", self.d_model) for i in range(self.num_norms)]
-        attention = self._attention() if self.latent is None else self._latent_attention(self.latent)
+        attention = self._attended()
         mlp = self._mlp() if self.experts is None or dense else self._experts(self.experts)
         if self.family in _NORMS_BETWEEN:
             return (*norms[0], *attention, *(p for norm in norms[1:] for p in norm), *mlp)
@@ -150,15 +156,22 @@ class ModelParameters(ModelFields, defer_build=True):
             return mamba_shapes(self.mamba, self.d_model)
         if kind == "moe" and self.experts is not None:
             return self._experts(self.experts)
-        return self._attention() if kind == "attention" else self._mlp()
+        if kind == "both":
+            return (*self._branch("mamba"), *self._attended())
+        return self._attended() if kind == "attention" else self._mlp()
+
+    def _attended(self) -> tuple[Parameter, ...]:
+        return self._attention() if self.latent is None else self._latent_attention(self.latent)
 
     def _attention(self) -> tuple[Parameter, ...]:
-        q, kv, d = self.q_width, self.kv_columns, self.d_model
+        out, kv, d = self.q_width, self.kv_columns, self.d_model
+        q = self.q_columns
         widths = {"qkv": q + 2 * kv} if self.fused_qkv else {"q": q, "k": kv, "v": kv}
         parameters = [p for name, n in widths.items() for p in _linear(f"attention.{name}", n, d, bias=self.qkv_bias)]
-        parameters += _linear("attention.out", d, q, bias=self.out_bias)
+        parameters += _linear("attention.out", d, out, bias=self.out_bias)
         if self.qk_norm:
-            parameters += [("attention.q_norm.weight", (self.head_dim,)), ("attention.k_norm.weight", (self.head_dim,))]
+            q_norm, k_norm = (out, self.kv_width) if self.qk_norm_wide else (self.head_dim, self.head_dim)
+            parameters += [("attention.q_norm.weight", (q_norm,)), ("attention.k_norm.weight", (k_norm,))]
         if self.attention_sinks:
             parameters.append(("attention.sinks", (self.num_heads,)))
         return tuple(parameters)
@@ -171,12 +184,26 @@ class ModelParameters(ModelFields, defer_build=True):
             norm = self._norm_of("attention.q_norm", q_rank)
             down = _linear("attention.q_down", q_rank, d, bias=False)
             queries = [*down, *norm, *_linear("attention.q_up", self.q_width, q_rank, bias=False)]
+        low = latent.o_groups * latent.o_lora_rank
         return (
             *queries,
             *_linear("attention.kv_down", kv_rank + latent.qk_rope_head_dim, d, bias=False),
             *self._norm_of("attention.kv_norm", kv_rank),
-            *_linear("attention.kv_up", kv_width, kv_rank, bias=False),
-            *_linear("attention.out", d, self.o_width, bias=False),
+            *([] if latent.shared_kv else _linear("attention.kv_up", kv_width, kv_rank, bias=False)),
+            *(_linear("attention.out_down", low, self.o_width // latent.o_groups, bias=False) if low else []),
+            *_linear("attention.out", d, low or self.o_width, bias=False),
+            *(self._indexer(latent) if latent.index_heads else []),
+        )
+
+    def _indexer(self, latent: Latent) -> tuple[Parameter, ...]:
+        """Queries, one key for all heads with its norm, weights of the heads (DeepSeek-V3.2-Exp, inference/model.py)."""
+        d, width = self.d_model, latent.index_head_dim
+        norm = ("attention.index_norm.weight", (width,)), ("attention.index_norm.bias", (width,))
+        return (
+            *_linear("attention.index_q", latent.index_heads * width, latent.q_lora_rank, bias=False),
+            *_linear("attention.index_k", width, d, bias=False),
+            *norm,
+            *_linear("attention.index_weights", latent.index_heads, d, bias=False),
         )
 
     def _mlp(self) -> tuple[Parameter, ...]:
@@ -209,6 +236,8 @@ class ModelParameters(ModelFields, defer_build=True):
 
     def _norm_of(self, name: str, width: int) -> tuple[Parameter, ...]:
         weight: Parameter = (f"{name}.weight", (width,))
+        if not self.norm_weight:
+            return ()
         return (weight, (f"{name}.bias", (width,))) if self.norm_bias else (weight,)
 
 

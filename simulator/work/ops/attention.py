@@ -19,13 +19,7 @@ _SOFTMAX_MATRICES = 4  # of scores, that a thread block of Megatron's fused soft
 def attention(g: Graph, s: OpContext, x: Value) -> Value:
     """The attention of one layer, [T, D] -> [T, D], without its norm and residual."""
     given, x = x, enter(g, s, "attention.enter", x, FED)
-    if s.model.latent is not None:
-        q, k, v = latent_projections(g, s, x)
-    else:
-        q, k, v = _projections(g, s, x)
-        if s.model.qk_norm:
-            q, k = norm(g, s, "q_norm", q, s.model.head_dim), norm(g, s, "k_norm", k, s.model.head_dim)
-        q, k = rotate(g, s, [q, k])
+    q, k, v, gate = _heads(g, s, x)
     mixed = q.base == q.name and s.model.latent is None  # latent attention makes all three
     if s.stack.traits.one_qkv_layout and s.stack.attention.kernel == "cudnn" and mixed:
         # Transformer Engine takes Q, K, V as parts of one tensor or as three of their own, never mixed
@@ -38,29 +32,68 @@ def attention(g: Graph, s: OpContext, x: Value) -> Value:
     o = core(g, s, q, k, v)
     if s.swaps_heads:
         (o,) = swap(g, "tokens", o, by=_swaps(s))
-    out = linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias, split="rows")
+    out = _out(g, s, o if gate is None else _gated(g, o, gate))
     if s.stack.traits.holds_locals:
         g.hold("attention.scope", [given, x, q, k, v, o])  # the caller's argument too
     return leave(g, s, "attention.leave", out)
+
+
+def _heads(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value, Value | None]:
+    """Q, K and V with their norms and positions, and the gate of attention's result."""
+    if s.model.latent is not None:
+        return *latent_projections(g, s, x), None
+    gate = None
+    q, k, v = _projections(g, s, x)
+    if s.model.attention_gate:
+        q, gate = _query_and_gate(g, s, q)
+    if s.model.qk_norm:
+        wide, c = s.model.qk_norm_wide, s.model.head_dim
+        q, k = (norm(g, s, f"{n}_norm", y, y.numel // s.tokens if wide else c) for n, y in (("q", q), ("k", k)))
+    q, k = rotate(g, s, [q, k])
+    return q, k, v, gate
+
+
+def _gated(g: Graph, o: Value, gate: Value) -> Value:
+    """Attention's result times the sigmoid of its gate."""
+    share = g.value("gate.sigmoid", o.numel, o.dtype)
+    g.pointwise("gate.sigmoid", [gate], share, saved=[share], grads=[gate])
+    return g.pointwise("gated", [o, share], g.value("gated", o.numel, o.dtype), saved=[o, share], grads=[o, share])
+
+
+def _out(g: Graph, s: OpContext, o: Value) -> Value:
+    """The output projection, through low ranks where the model has them."""
+    latent = s.model.latent
+    if latent is not None and latent.o_lora_rank:
+        rows = s.tokens * latent.o_groups
+        o = linear(g, s, "out_down", o, latent.o_lora_rank, bias=False, split="none", tokens=rows)
+    return linear(g, s, "out", o, s.model.d_model, bias=s.model.out_bias, split="rows")
 
 
 def _projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value]:
     """Q, K, V. Where they come from one product they share its storage, and their gradients are joined by one copy."""
     m = s.model
     if not m.fused_qkv and not s.stack.traits.joins_projections:
-        widths = {"q": m.q_width, "k": m.kv_width, "v": m.kv_width}
+        widths = {"q": m.q_columns, "k": m.kv_width, "v": m.kv_width}
         q, k, v = (linear(g, s, name, x, width, bias=m.qkv_bias, split="columns") for name, width in widths.items())
         return q, k, v
-    qkv = linear(g, s, "qkv", x, m.q_width + 2 * m.kv_columns, bias=m.qkv_bias, split="columns")
+    qkv = linear(g, s, "qkv", x, m.q_columns + 2 * m.kv_columns, bias=m.qkv_bias, split="columns")
     t = s.tokens
     if m.kv_columns < m.kv_width:
         qkv = whole_columns(g, s, "qkv.gathered", qkv)
-    q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_width), ("k", m.kv_width), ("v", m.kv_width)))
+    q, k, v = (g.view(n, qkv, t * w) for n, w in (("q", m.q_columns), ("k", m.kv_width), ("v", m.kv_width)))
     numel, size = sum(v.numel for v in (q, k, v)), sum(v.num_bytes for v in (q, k, v))
     joined = stream("join" if s.stack.traits.generic_copies else "copy", size, size, numel=numel)
     apart = _groups_apart(s, q)
     g.op("split", "elementwise", inputs=(qkv,), forward=apart, backward=(joined,), grads=(qkv,), views=(q, k, v))
     return q, k, v
+
+
+def _query_and_gate(g: Graph, s: OpContext, q: Value) -> tuple[Value, Value]:
+    """Each head's product is its query, then its gate: two strided parts, whose gradients are joined by one copy."""
+    query, gate = (g.view(name, q, q.numel // 2) for name in ("q.query", "q.gate"))
+    joined = (stream("join" if s.stack.traits.generic_copies else "copy", q.num_bytes, q.num_bytes, numel=q.numel),)
+    g.op("q.split", "elementwise", inputs=(q,), backward=joined, grads=(q,), views=(query, gate))
+    return query, gate
 
 
 def _groups_apart(s: OpContext, q: Value) -> tuple[Kernel, ...]:
@@ -93,6 +126,8 @@ def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
     m, b = s.model, s.batch
     o = g.value("o", s.tokens * m.o_width, q.dtype)
     heads, kv_heads = m.num_heads // s.head_parts, m.num_kv_heads // s.head_parts
+    if m.latent is not None and m.latent.shared_kv:
+        kv_heads = 1
     lse = g.value("logsumexp", b * heads * _rounded(s, s.attention_seq), "fp32")
     state = []
     if s.stack.attention.random_state:

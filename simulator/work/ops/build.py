@@ -47,6 +47,7 @@ _ORDER: Final[tuple[LayerKind | Literal["mtp"], ...]] = (
     "dense_layer",
     "mamba",
     "attention",
+    "both",
     "mlp",
     "moe",
     "mtp",
@@ -155,6 +156,12 @@ def _mamba(g: Graph, s: OpContext, x: Value) -> Value:
     return mamba(g, s, x)
 
 
+def _both(g: Graph, s: OpContext, x: Value) -> Value:
+    """A mixer and attention side by side."""
+    branches = [_mamba(g, s, x), attention(g, s, x)]
+    return g.pointwise("both", branches, g.value("both", x.numel, branches[0].dtype), aliases=branches)
+
+
 def _experts(g: Graph, s: OpContext, x: Value) -> Value:
     from simulator.work.ops.experts import experts
 
@@ -164,6 +171,7 @@ def _experts(g: Graph, s: OpContext, x: Value) -> Value:
 _BRANCHES: Final[dict[HybridKind, tuple[str, Feed]]] = {
     "mamba": ("1", _mamba),
     "attention": ("1", attention),
+    "both": ("1", _both),
     "mlp": ("2", mlp),
     "moe": ("2", _experts),
 }

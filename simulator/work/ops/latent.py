@@ -6,7 +6,7 @@ the tokens, and what they make is gathered (Megatron-LM core/transformer/multi_l
 
 from __future__ import annotations
 
-from simulator.base.kernels import Kernel
+from simulator.base.kernels import Gemm, Kernel
 from simulator.spec.model.experts import Latent
 from simulator.work.ops.core import Exchange
 from simulator.work.ops.graph import Graph, Value, stream
@@ -34,6 +34,9 @@ def latent_projections(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, 
         views=(low, rope),
     )
     low = norm(g, s, "kv_norm", low, latent.kv_lora_rank)
+    if latent.shared_kv:
+        k = g.pointwise("k", [low, rope], g.value("k", low.numel + rope.numel, low.dtype), grads=[low, rope], op="join")
+        return q, k, g.view("v", k, k.numel)
     heads = s.model.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     kv = linear(g, s, "kv_up", low, heads, bias=False, split="columns")
     return q, *_keys_and_values(g, s, latent, kv, rope)
@@ -44,7 +47,37 @@ def _queries(g: Graph, s: OpContext, latent: Latent, x: Value, tokens: int) -> V
         return linear(g, s, "q", x, s.model.q_width, bias=False, split="columns")
     low = linear(g, s, "q_down", x, latent.q_lora_rank, bias=False, split="none", tokens=tokens)
     low = norm(g, s, "q_norm", low, latent.q_lora_rank)
+    if latent.index_heads:
+        _index(g, s, latent, low, x, tokens)
     return linear(g, s, "q_up", low, s.model.q_width, bias=False, split="columns")
+
+
+def _index(g: Graph, s: OpContext, latent: Latent, low: Value, x: Value, tokens: int) -> None:
+    """Scores of every earlier key for each query, out of which the keys are chosen (DeepSeek-V3.2, section 2.1).
+
+    Both gradients of the scores are counted, as where the indexer learns. The choice itself is no product.
+    """
+    heads, width = latent.index_heads, latent.index_head_dim
+    wide = linear(g, s, "index_q", low, heads * width, bias=False, split="none", tokens=tokens)
+    key = linear(g, s, "index_k", x, width, bias=False, split="none", tokens=tokens)
+    weights = linear(g, s, "index_weights", x, heads, bias=False, split="none", tokens=tokens)
+    pairs = -(-s.plan.seq_len // 2)  # of a query, on average
+
+    def product(m: int, n: int, k: int) -> Gemm:
+        return Gemm(m=m, n=n, k=k, batch=s.batch, dtype=s.wide_dtype)
+
+    rows = s.seq_q * heads
+    chosen = g.value("index", 1, "int64")
+    g.op(
+        "index",
+        "attention",
+        inputs=(wide, key, weights),
+        outputs=(chosen,),
+        forward=(product(rows, pairs, width),),
+        backward=(product(rows, width, pairs), product(pairs, width, rows)),
+        saved=(wide, key, weights),
+        grads=(wide, key, weights),
+    )
 
 
 def _rotated(g: Graph, s: OpContext, q: Value, latent: Latent) -> Value:

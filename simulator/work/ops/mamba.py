@@ -1,4 +1,4 @@
-"""A Mamba-2 mixer: product into z, x, B, C, dt; causal convolution; chunked scan; gated norm; product back.
+"""A mixer with a state: product into z, x, B, C, dt; causal convolution; chunked scan; gated norm; product back.
 
 The scan is mamba_ssm's (ops/triton/ssd_combined.py, after arXiv 2405.21060, section 6): it cuts the sequence into chunks of Q
 tokens. Inside a chunk it works as attention does, with a decay for the softmax; between chunks states are passed on. FLOP,
@@ -19,6 +19,12 @@ states are made again. Megatron-LM (core/ssm/mamba_mixer.py, _ssm_training) gate
 keeps the norm's input and that of the product back; Hugging Face's mixers leave norm and product to the same function, which
 makes their inputs again.
 
+The gated delta rule (arXiv 2412.06464, section 3.3) is the same with three products more a chunk: keys with each other, the
+inverse of that triangle with values, and the state at the keys. Lightning attention has decays that are no parameters of a
+token. A Mamba-1 mixer's scan is one kernel that keeps states in registers (state-spaces/mamba, csrc/selective_scan): 9 T I N FLOP
+in fp32, and it reads and writes each channel once; its backward runs the recurrence again. These three are priced by those
+formulas alone: no published measurement of them was compared.
+
 Under context parallelism heads are swapped for tokens around convolution and scan (core/ssm/mamba_context_parallel.py); groups
 of which there are fewer than ranks are repeated.
 """
@@ -27,13 +33,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
-from simulator.base.kernels import Direction, Kernel, Scan
+from simulator.base.kernels import Direction, Dtype, Kernel, Scan
 from simulator.spec.model.hybrid import Mamba
 from simulator.work.ops.context_parallel import swap
 from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.linear import linear
+from simulator.work.ops.norm import norm
 from simulator.work.ops.op_context import OpContext
 from simulator.work.ops.tensor_parallel import FED, enter, leave
 
@@ -51,6 +59,8 @@ def mamba(g: Graph, s: OpContext, x: Value) -> Value:
     x = enter(g, s, "mamba.enter", x, FED)
     mixed = linear(g, s, "in_proj", x, m.projected, bias=False, split="columns")
     scan = _Sizes.of(s, m)
+    if m.kind == "mamba1":
+        return linear(g, s, "out_proj", _selective(g, s, mixed, scan), s.model.d_model, bias=False, split="rows")
     mixed = _ordered(g, s, "in_proj.ordered", _heads_here(g, s, mixed, scan))
     gated = s.stack.traits.gates_in_scan
     y = _scan_gated(g, s, mixed, scan) if gated else _scan_normed(g, s, mixed, scan)
@@ -207,7 +217,7 @@ def _scan_normed(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
         grads=(mixed,),
         forward_temporary_bytes=_forward_bytes(scan),
         backward_temporary_bytes=_backward_bytes(scan),
-        parameter_numel=_small_parameters(scan.mamba) + scan.mamba.inner,
+        parameter_numel=_small_parameters(scan.mamba) + _norm_parameters(scan.mamba),
         selective_save=True,
     )
     return y
@@ -219,15 +229,43 @@ def _results(g: Graph, s: OpContext, mixed: Value, name: str, scan: _Sizes) -> t
     return g.value(f"{name}.out", numel, mixed.dtype), g.value(f"{name}.plain", numel, mixed.dtype)
 
 
+def _selective(g: Graph, s: OpContext, mixed: Value, scan: _Sizes) -> Value:
+    """Mamba-1: the convolution of x; dt, B and C out of what it made; the scan, gated by z."""
+    m, inner, dtype = scan.mamba, scan.inner, mixed.dtype
+    x, y = (g.value(name, s.tokens * m.inner, dtype) for name in ("conv", "scan.out"))
+    conv = (stream("activation", inner, inner),), (stream("activation", 2 * inner, inner),)
+    taps = m.inner * (m.conv_kernel + m.conv_bias)
+    g.op("conv", "scan", inputs=(mixed,), outputs=(x,), forward=conv[0], backward=conv[1], saved=(mixed,),
+         grads=(mixed,), parameter_numel=taps)  # fmt: skip
+    low = linear(g, s, "x_proj", x, m.low_rank, bias=False, split="none")
+    if m.inner_norms:
+        low = norm(g, s, "inner_norm", low, m.low_rank)
+    rank = g.view("dt.low", low, s.tokens * m.dt_rank)
+    joined = (stream("copy", low.num_bytes, low.num_bytes),)
+    g.op("low.split", "elementwise", inputs=(low,), backward=joined, grads=(low,), views=(rank,))
+    dt = linear(g, s, "dt_proj", rank, m.inner, bias=True, split="none")
+    flop, grouped = 9 * s.tokens * m.inner * m.state_dim, 2 * s.tokens * m.state_dim * s.element_bytes
+    forward = _part(s, scan, "forward", "fp32")(flop, 3 * inner + grouped, inner)
+    backward = _part(s, scan, "backward", "fp32")(3 * flop, 4 * inner + grouped, 3 * inner + grouped)
+    g.op("scan", "scan", inputs=(mixed, x, low, dt), outputs=(y,), forward=(forward,), backward=(backward,),
+         saved=(mixed, x, low, dt), grads=(mixed, x, low, dt), parameter_numel=m.inner * (m.state_dim + 1),
+         selective_save=True)  # fmt: skip
+    return y
+
+
 def _small_parameters(m: Mamba) -> int:
     """Of the convolution, dt's bias, A and D."""
-    return m.convolved * (m.conv_kernel + 1) + 3 * m.num_heads
+    return sum(prod(shape) for name, shape in m.small_shapes if not name.startswith("mamba.norm"))
+
+
+def _norm_parameters(m: Mamba) -> int:
+    return sum(prod(shape) for name, shape in m.small_shapes if name.startswith("mamba.norm"))
 
 
 _Part = Callable[[int, int, int], Scan]  # of FLOP, bytes read, bytes written
 
 
-def _parts(s: OpContext, scan: _Sizes, direction: Direction) -> _Part:
+def _part(s: OpContext, scan: _Sizes, direction: Direction, dtype: Dtype | None = None) -> _Part:
     """Makes kernels of the scan."""
 
     def part(flop: int, read: int, write: int) -> Scan:
@@ -235,7 +273,7 @@ def _parts(s: OpContext, scan: _Sizes, direction: Direction) -> _Part:
             flop=flop,
             read_bytes=read,
             write_bytes=write,
-            dtype=s.wide_dtype,
+            dtype=dtype or s.wide_dtype,
             head_dim=scan.mamba.head_dim,
             direction=direction,
         )
@@ -248,20 +286,32 @@ def _chunks(s: OpContext, scan: _Sizes, *, kept: int, small: int = 1) -> tuple[K
 
     kept: bytes of an element of the states passed on. small: launches that make the decays.
     """
-    states, part = 4 * scan.states, _parts(s, scan, "forward")
+    states, part = 4 * scan.states, _part(s, scan, "forward")
     return (
         stream("activation", scan.convolved, scan.convolved),
         stream("elementwise", scan.steps, scan.decays, small),
         part(scan.by_state, scan.inner + scan.grouped + scan.decays, states),
         stream("elementwise", states, kept * scan.states),
         part(scan.squares, 2 * scan.grouped, scan.scores),
+        *_delta(scan, part),
+    )
+
+
+def _delta(scan: _Sizes, part: _Part) -> tuple[Kernel, ...]:
+    """What the delta rule adds to a chunk; twice in the backward, where each product has two gradients."""
+    if scan.mamba.kind != "gated_delta":
+        return ()
+    return (
+        part(scan.squares, 2 * scan.grouped, scan.scores),
+        part(scan.inside, scan.scores + scan.inner, scan.inner),
+        part(scan.by_state, scan.inner + scan.grouped + scan.element * scan.states, scan.inner),
     )
 
 
 def _forward(s: OpContext, scan: _Sizes, *, gate: int) -> tuple[Kernel, ...]:
     """gate: bytes of z, where the last kernel writes the gated result beside its own."""
     read = scan.scores + scan.inner + scan.grouped + scan.decays + scan.element * scan.states
-    last = _parts(s, scan, "forward")(scan.by_state + scan.inside, read + gate, scan.inner + gate)
+    last = _part(s, scan, "forward")(scan.by_state + scan.inside, read + gate, scan.inner + gate)
     return (*_chunks(s, scan, kept=scan.element, small=_SMALL_FORWARD), last)
 
 
@@ -269,7 +319,7 @@ def _backward(s: OpContext, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple
     """gradient: what makes the gradient of the scan's own result."""
     inner, grouped, decays = scan.inner, scan.grouped, scan.decays
     wide, narrow = 4 * scan.states, scan.element * scan.states
-    part = _parts(s, scan, "backward")
+    part = _part(s, scan, "backward")
     return (
         *_chunks(s, scan, kept=4),
         *gradient,
@@ -282,6 +332,8 @@ def _backward(s: OpContext, scan: _Sizes, gradient: tuple[Kernel, ...]) -> tuple
         part(scan.squares, scan.scores + 3 * grouped, grouped),  # of B inside chunks
         part(scan.squares, scan.scores + 3 * grouped, grouped),  # of C
         part(scan.inside, 2 * inner + scan.scores + decays, decays),  # of the decays
+        *_delta(scan, part),
+        *_delta(scan, part),
         stream("elementwise", 3 * decays, scan.steps, _SMALL_BACKWARD),
         stream("activation", 2 * scan.convolved, scan.convolved),  # of the convolution
     )
@@ -312,6 +364,6 @@ def _norm(g: Graph, y: Value, scan: _Sizes) -> Value:
         backward=(stream("norm_backward", 2 * size + small, size),),  # the weight's gradient in the same kernel
         saved=(y, rstd),
         grads=(y,),
-        parameter_numel=scan.mamba.inner,
+        parameter_numel=_norm_parameters(scan.mamba),
     )
     return out

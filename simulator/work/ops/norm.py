@@ -12,7 +12,7 @@ from simulator.work.ops.op_context import OpContext
 
 def norm(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
     """Normalise each row of `width` elements of x. The output has x's dtype; casts: it is written in fp8."""
-    if s.stack.kernels.norm == "eager" and s.model.norm == "rms":
+    if s.stack.kernels.norm == "eager" and s.model.norm == "rms" and s.model.norm_weight:
         return _operators(g, name, x, width)
     if s.stack.kernels.norm_dtype == "fp32" and s.stack.traits.runs_operators and x.dtype != "fp32":
         wide = g.cast(x, "fp32", f"{name}.float", "norm")
@@ -30,19 +30,17 @@ def _fused(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bo
     rows = x.numel // width
     out = g.value(name, x.numel, x.dtype)
     statistics = g.value(f"{name}.statistics", rows * num_statistics(s), "fp32")
-    weight = width * (2 if s.model.norm_bias else 1)
+    weight = width * (2 if s.model.norm_bias else 1) * s.model.norm_weight
     small = statistics.num_bytes
     size = x.num_bytes
+    sums = stream("norm_backward", 2 * size + small, weight * DTYPE_BYTES[x.dtype], 2)
     g.op(
         name,
         "norm",
         inputs=(x,),
         outputs=(out, statistics),
         forward=(stream("norm_forward", size, (x.numel if casts else size) + small),),
-        backward=(
-            stream("norm_backward", 2 * size + small, size),
-            stream("norm_backward", 2 * size + small, weight * DTYPE_BYTES[x.dtype], 2),
-        ),
+        backward=(stream("norm_backward", 2 * size + small, size), *([sums] if weight else [])),
         saved=(x, statistics),
         grads=(x,),
         parameter_numel=weight,

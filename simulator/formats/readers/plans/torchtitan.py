@@ -13,11 +13,13 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
-from simulator.base.errors import Fault
+from simulator.base.errors import Fault, ModelError
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of, table_of
 from simulator.formats.readers.plans.reading import Entry, Reading, flattened
 from simulator.spec.model import Model
+from simulator.spec.model.families import presets_of
+from simulator.spec.model.files import fields_like
 
 SOFTWARE: Final = "torchtitan 0.2"
 _P: Final = "parallelism."
@@ -306,20 +308,35 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
         r.fault("activation_checkpoint.selective_ac_option", f"{option!r} is no option", 'a number, or "op"')
 
 
-def _model(r: Reading) -> tuple[str | None, str]:
-    """The preset of the file's model; if there is none, the name in the file and the names of presets."""
-    family = r.text("model.name") or "llama3"
-    flavor = r.text("model.flavor")
-    of_family: dict[str, str] = table_of("torchtitan")["flavors"].get(family, {})
-    found = of_family.get(flavor or "")
+def _model(r: Reading) -> tuple[Model | str | None, str]:
+    """The preset of the file's model, or its shape; if there is none, the name in the file and the known ones."""
+    table = table_of("torchtitan")
+    named, flavor = (r.text("model.name") or "llama3").rpartition(".")[2], r.text("model.flavor")
+    source = r.text("hf_transformers.model")
+    family = table["model_names"].get(named, named)
+    of_family: dict[str, Any] = {**table["flavors"].get(family, {}), **table["other_flavors"].get(family, {})}
+    found = shape_of(of_family.get(flavor or ""), f"{family} {flavor}", next(presets_of(source or ""), ""))
     if flavor is None:
         return None, ""
     if found is not None:
-        r.note("model.flavor", f"model {found}")
+        r.note("model.flavor", f"model {found if isinstance(found, str) else found.name}")
         return found, ""
     hint = f"of {family} {', '.join(of_family)} are" if of_family else f"no {family} is"
     r.note("model.flavor", f"{family} {flavor} is no preset")
     return None, f"{family} {flavor} is no preset; {hint}"
+
+
+def shape_of(flavor: object, name: str, source: str = "") -> Model | str | None:
+    """A flavor of the table: a preset's name, or a model like one; None where it has neither.
+
+    source: the preset of the model that a job file names beside its flavor.
+    """
+    if not isinstance(flavor, dict):
+        return flavor if isinstance(flavor, str) else None
+    written = {**flavor, "name": name, "like": flavor["like"] or source}
+    if not written["like"] or flavor.keys() == {"like"}:
+        return source or None
+    return Model.parse(fields_like(written, name), name, ModelError)
 
 
 def _stack(r: Reading) -> str:

@@ -1,63 +1,184 @@
 """Hugging Face `config.json` -> fields of a Model. It is read as data: code that `auto_map` names is never fetched or run.
 
-What a family's configuration class would fill in when a key is missing is filled in here too (its documented
-default); keys without a default are required. Every fault of the file is reported at once.
+What a family's configuration class fills in where a key is missing is filled in here too; sizes are required, but in a nested
+section, which is written as differences from its class's defaults. Every fault of the file is reported at once.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from functools import partial
+import math
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from simulator.base.errors import Fault, InputError, ModelError
 from simulator.base.schema import read_json, unreadable
-from simulator.spec.model.files import MAX_FILE_BYTES
-from simulator.spec.model.hf_config import dense, hybrids, mixtures
-from simulator.spec.model.hf_config.keys import Fields, Keys
+from simulator.spec.model.files import MAX_FILE_BYTES, PRESETS, model_fields, preset_names
+from simulator.spec.model.hf_config.families import Family, families_by_file, family, family_names, key_facts
+from simulator.spec.model.hf_config.functions import WrongValueError
+from simulator.spec.model.hf_config.keys import Keys
 
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+Fields = dict[str, Any]
 
 
-def file_fields(path: str | Path) -> tuple[Fields, str]:
+def file_fields(path: str | Path, like: str | None = None) -> tuple[Fields, str]:
     """A model's fields of a config.json, and the place that faults of theirs have. Raises ModelError with every fault of the file.
 
-    A nested `text_config` is followed.
+    A nested section of text is followed. like: the family to read it as, whatever it says.
     """
     file = Path(path)
     data = _object(_load(file), str(file))
     name = data.get("_name_or_path")
     if not isinstance(name, str) or not name:
         name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
-    nested = data.get("text_config")
-    place = str(file) if nested is None else f"{file}: text_config"
-    return config_fields(data if nested is None else _object(nested, place), place, name[:200]), place
+    config, place = _language_model(data, str(file))
+    return config_fields(config, place, name[:200], like=like, nested=place != str(file)), place
 
 
-def config_fields(config: Mapping[str, Any], place: str, name: str) -> Fields:
-    """A model's fields from the configuration's keys. Raises ModelError with every fault, each with `place` and its key."""
-    keys = Keys(config, place)
-    family = config.get("model_type")
-    reader = _FAMILIES.get(family) if isinstance(family, str) else None
-    if reader is None:
-        raise ModelError(_unknown_family(family, place))
-    if family not in _MIXTURES:
-        for key in _EXPERTS:
+def config_fields(
+    config: Mapping[str, Any], place: str, name: str, *, like: str | None = None, nested: bool = False
+) -> Fields:
+    """A model's fields from the configuration's keys. Raises ModelError with every fault, each with `place` and its key.
+
+    `sources` of the fields say what was assumed, renamed or left out.
+    """
+    own = config.get("model_type")
+    known = _family(config, place, like)
+    keys = Keys(config, place, known, sizes_default=nested)
+    fields = {"name": name, "family": known.name.removesuffix("_text"), **_evaluated(keys, known)}
+    if "experts" not in known.tables:
+        for key in key_facts()["experts"]:
             if isinstance(config.get(key), int) and config[key] > 1:
-                keys.fault(key, f"experts of model_type {family!r} are not known", f"one of {', '.join(_MIXTURES)}")
-    fields = {"name": name, "family": str(family).removesuffix("_text"), **reader(keys)}
+                near = ", ".join(other for other in family_names() if "experts" in family(other).tables)
+                keys.fault(key, f"experts of model_type {known.name!r} are not known", f"one of {near}")
     if keys.faults:
         raise ModelError(dict.fromkeys(keys.faults))
+    return {**fields, "sources": _sources(keys, known, config, read_as=like if like != own else None)}
+
+
+def _evaluated(keys: Keys, known: Family) -> Fields:
+    """The fields and tables of a family's expressions, without those that come to None."""
+    fields: Fields = {}
+    for table, written in (("", known.fields), *known.tables.items()):
+        found = {}
+        for field, expression in written.items():
+            try:
+                found[field] = keys.evaluate(expression)
+            except WrongValueError:  # told already
+                continue
+            if field == "when" and not found["when"]:
+                break
+        if found.pop("when", True):
+            found = {field: value for field, value in found.items() if value is not None}
+            fields |= {table: found} if table else found
+    for rule in known.refuse:
+        if not keys.faults and keys.evaluate(rule["when"]):
+            keys.fault(rule["key"], rule["problem"], rule["remedy"])
     return fields
+
+
+def _sources(keys: Keys, known: Family, config: Mapping[str, Any], *, read_as: str | None) -> dict[str, str]:
+    """What a reader of the file has to know, a line a subject."""
+    told = {}
+    if keys.assumed:
+        listed = ", ".join(f"{key} {value}" for key, value in keys.assumed.items())
+        told["defaults"] = f"{known.config_class}'s {listed}: the file does not say them"
+    if read_as:
+        other = "".join(f"; {name} is taken as {key}" for key, name in sorted(keys.renamed.items()))
+        unread = ", ".join(_unread(keys, config))
+        told["read as"] = f"{read_as}, as --like says{other}" + (f"; not read: {unread}" if unread else "")
+    notes = [note["text"] for note in known.notes if keys.evaluate(note.get("when", "True"))]
+    return {**told, **({"not modelled": "; ".join(notes)} if notes else {})}
+
+
+def _unread(keys: Keys, config: Mapping[str, Any]) -> list[str]:
+    """Keys of the file that say something of a shape, perhaps, and that nothing looked at."""
+    known = key_facts()["ignored"]
+    return [
+        key
+        for key, value in config.items()
+        if key not in keys.read and key not in known["names"] and not re.search(known["patterns"], key)
+        and value not in (None, False, [], {}, "")
+    ]  # fmt: skip
+
+
+def _family(config: Mapping[str, Any], place: str, like: str | None) -> Family:
+    own = like if like is not None else config.get("model_type")
+    if isinstance(own, str) and own in family_names():
+        return family(own)
+    if like is not None:
+        near = difflib.get_close_matches(like, family_names(), n=3) or list(family_names())
+        raise ModelError(Fault(place=f"--like {like}", problem="is no family", remedy=f"one of {', '.join(near)}"))
+    raise ModelError(_unknown_family(config, place))
+
+
+def _unknown_family(config: Mapping[str, Any], place: str) -> Fault:
+    """The fault of a family that is not known, with those as which the file can be read."""
+    own = config.get("model_type")
+    problem = "is missing" if own is None else f"{str(own)[:100]!r} is not known"
+    near = difflib.get_close_matches(str(own)[:100], family_names(), n=2) if own is not None else []
+    scores = {name: _score(config, name) for name in (*near, *families_by_file())}  # those first that are called alike
+    readable = sorted((name for name in scores if scores[name]), key=lambda name: -scores[name])[:3]
+    told = f"nearest: {', '.join(near)}; " if near else ""
+    if readable:
+        told += f"--like {readable[0]} reads it as that family"
+        told += f", as do {' and '.join(readable[1:])}" if readable[1:] else ""
+    else:
+        told += f"no known family has its keys; {_nearest_size(config)}"
+    return Fault(
+        place=f"{place}: model_type",
+        problem=problem,
+        remedy=f"{told}; docs/reference/model-families.md lists all {len(family_names())}",
+    )
+
+
+def _nearest_size(config: Mapping[str, Any]) -> str:
+    """The preset nearest to a file in width and layers, as a way to go on."""
+    keys = Keys(config, "", family("llama"), sizes_default=True)
+    width, layers = keys.value("hidden_size"), keys.value("num_hidden_layers")
+    if keys.assumed or keys.faults:
+        return "a .toml file can say its sizes"
+
+    def distance(name: str) -> float:
+        preset = model_fields(PRESETS / f"{name}.toml")
+        deep = preset.get("num_layers") or len(preset["pattern"])
+        return abs(math.log(preset["d_model"] / width)) + abs(math.log(deep / layers))
+
+    near = min(preset_names(), key=distance)
+    return f"--model {near} is the preset nearest in size, and a .toml file can say what differs"
+
+
+def _score(config: Mapping[str, Any], name: str) -> int:
+    """Keys of a file that a family looks at; 0 where it cannot read the file."""
+    known = family(name)
+    keys = Keys(config, "", known, sizes_default=False)
+    _evaluated(keys, known)
+    experts = any(isinstance(config.get(key), int) and config[key] > 1 for key in key_facts()["experts"])
+    return 0 if keys.faults or experts != ("experts" in known.tables) else len(keys.read)
+
+
+def _language_model(data: dict[str, Any], place: str) -> tuple[dict[str, Any], str]:
+    """The part of a file that holds its language model, and its place. Ties are the whole model's to say."""
+    facts = key_facts()
+    classes, own = facts["section_classes"], data.get("model_type")
+    section = next((name for name in facts["sections"] if data.get(name) is not None), None)
+    if section is None and not (isinstance(own, str) and own in classes and own not in family_names()):
+        return data, place
+    below = {} if section is None else _object(data[section], f"{place}: {section}")
+    if section is not None and isinstance(below.get("text_config"), dict):
+        below, section = below["text_config"], f"{section}.text_config"
+    above = {key: data[key] for key in ("tie_word_embeddings",) if data.get(key) is not None}
+    default = {"model_type": classes[own]} if isinstance(own, str) and own in classes else {}
+    return {**default, **below, **above}, f"{place}: {section or 'text_config'}"
 
 
 def _load(file: Path) -> object:
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise ModelError(Fault(place=str(file), problem=f"larger than {MAX_FILE_BYTES} bytes", remedy="a config"))
-        return read_json(file, ModelError)
+        return read_json(file, ModelError, finite=False)
     except InputError:
         raise
     except OSError as exc:
@@ -70,36 +191,3 @@ def _object(data: object, place: str) -> dict[str, Any]:
     if isinstance(data, dict):
         return data
     raise ModelError(Fault(place=place, problem="is not a JSON object", remedy="the config.json of a model"))
-
-
-def _unknown_family(family: object, place: str) -> Fault:
-    known = ", ".join(sorted(_FAMILIES))
-    if family is None:
-        return Fault(place=f"{place}: model_type", problem="is missing", remedy=f"one of {known}")
-    near = difflib.get_close_matches(str(family)[:100], _FAMILIES, n=2)
-    remedy = f"nearest: {', '.join(near)}; known: {known}" if near else f"known: {known}"
-    return Fault(place=f"{place}: model_type", problem=f"{str(family)[:100]!r} is not known", remedy=remedy)
-
-
-_FAMILIES: dict[str, Callable[[Keys], Fields]] = {
-    "llama": dense.llama,
-    "mistral": dense.mistral,
-    "qwen2": dense.qwen2,
-    "qwen3": dense.qwen3,
-    "gemma": dense.gemma,
-    "gemma2": dense.gemma2,
-    "gemma3_text": dense.gemma3,
-    "gpt2": dense.gpt2,
-    "gpt_neox": dense.gpt_neox,
-    "mpt": dense.mpt,
-    "falcon": dense.falcon,
-    "mixtral": mixtures.mixtral,
-    "qwen2_moe": mixtures.qwen2_moe,
-    "qwen3_moe": mixtures.qwen3_moe,
-    "deepseek_v2": partial(mixtures.deepseek, score="softmax"),
-    "deepseek_v3": partial(mixtures.deepseek, score="sigmoid"),
-    "kimi_k2": partial(mixtures.deepseek, score="sigmoid"),
-    "gpt_oss": mixtures.gpt_oss,
-    "nemotron_h": hybrids.nemotron_h,
-}
-_MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss", "nemotron_h")

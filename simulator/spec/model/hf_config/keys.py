@@ -1,138 +1,166 @@
-"""Typed access to a configuration's keys, and the names that most families share."""
+"""A configuration's keys under its family's defaults, and the expressions over them. Faults are collected, not raised."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, Final
 
 from simulator.base.errors import Fault
+from simulator.spec.model.hf_config.families import Family, key_facts
+from simulator.spec.model.hf_config.functions import FUNCTIONS, WrongValueError, short
 
-_PLAIN = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "squared_relu",
-}
-_GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu"}
-Fields = dict[str, Any]
+_OPERATORS: Final[dict[type[ast.AST], Callable[..., Any]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.USub: operator.neg, ast.Not: operator.not_, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+}  # fmt: skip
 
 
 class Keys:
-    """Typed access to a configuration that collects faults instead of stopping at the first."""
+    """Typed access to a file's keys.
 
-    def __init__(self, config: Mapping[str, Any], place: str) -> None:
-        self._config, self._place = config, place
+    sizes_default: a size that the file does not state is its class's. assumed: those, with their values. renamed: keys that
+    stand in the file under another name, with that name. read: names of the file that were looked at.
+    """
+
+    def __init__(self, config: Mapping[str, Any], place: str, family: Family, *, sizes_default: bool) -> None:
+        self._config, self._place, self._family, self._sizes_default = config, place, family, sizes_default
         self.faults: list[Fault] = []
+        self.assumed: dict[str, Any] = {}
+        self.renamed: dict[str, str] = {}
+        self.read: set[str] = set()
 
     def fault(self, key: str, problem: str, remedy: str = "") -> None:
         self.faults.append(Fault(place=f"{self._place}: {key}", problem=problem, remedy=remedy))
 
-    def value(self, key: str) -> object:
-        """What stands there, whatever it is."""
-        return self._config.get(key)
+    def evaluate(self, expression: object) -> Any:  # noqa: ANN401  a field may be of any type
+        """What an expression of the family's table comes to; a value that is none is itself."""
+        return self._of(parsed(expression)) if isinstance(expression, str) else expression
 
-    def has(self, key: str) -> bool:
-        """The key is present and not null."""
-        return self._config.get(key) is not None
+    def value(self, key: str) -> Any:  # noqa: ANN401  JSON is any of six types
+        """What the file says, else what the family's class fills in; None where neither does."""
+        name, found = self._stated(key)
+        default = self._family.values.get(key)
+        if found is None:
+            if name in self._written(key) and key in key_facts()["nullable"]:
+                return None
+            return self._default(key, default)
+        self.read.add(name.partition(".")[0])
+        if name != key:
+            self.renamed[key] = name
+        problem = _wrong(key, found, default)
+        if problem:
+            self.fault(name, f"{short(found)} {problem}")
+            return default if default is not None else 1
+        return found
 
-    def section(self, key: str) -> Keys:
-        """A nested object, empty if missing; its faults are collected here."""
-        inner = self._config.get(key)
-        if inner is not None and not isinstance(inner, dict):
-            self.fault(key, "is not an object")
-        nested = Keys(inner if isinstance(inner, dict) else {}, f"{self._place}: {key}")
-        nested.faults = self.faults
-        return nested
+    def stated(self, key: str) -> bool:
+        """The key is there, under any name, and not null."""
+        return self._stated(key)[1] is not None
 
-    def count(self, *names: str, default: int | None = None) -> int:
-        """A positive integer under the first of `names` that is present and not null."""
-        key, value = self._first(names)
-        if value is None:
-            if default is None:
-                self.fault(names[0], "is missing", "a positive integer")
+    def _written(self, key: str) -> list[str]:
+        """Names of the key, this first, that the file has."""
+        return [name for name in (key, *key_facts()["synonyms"].get(key, ())) if _at(self._config, name) is not _ABSENT]
+
+    def _stated(self, key: str) -> tuple[str, Any]:
+        found = ((name, _at(self._config, name)) for name in self._written(key))
+        return next(((name, value) for name, value in found if value is not None), (key, None))
+
+    def _default(self, key: str, default: Any) -> Any:  # noqa: ANN401  as value's
+        size = key in key_facts()["sizes"] and default != 0
+        if not size and (not isinstance(default, int) or default <= 1 or key in key_facts()["quiet"]):
+            return default
+        if size and (default is None or not self._sizes_default):
+            says = f"; {self._family.config_class}'s own is {default}" if default else ""
+            self.fault(key, "is missing", f"a positive integer{says}")
             return default or 1
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            self.fault(key, f"{short(value)} is not a positive integer")
-            return 1
-        return value
-
-    def amount(self, *names: str, default: int = 0) -> int:
-        """A number from 0 on."""
-        key, value = self._first(names)
-        if value is None or value == 0:
-            return default if value is None else 0
-        return self.count(key)
-
-    def flag(self, *names: str, default: bool) -> bool:
-        key, value = self._first(names)
-        if value is None or isinstance(value, bool):
-            return default if value is None else value
-        self.fault(key, f"{short(value)} is neither true nor false")
+        self.assumed[key] = default
         return default
 
-    def positive(self, *names: str, default: float) -> float:
-        """A number above 0."""
-        key, value = self._first(names)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            self.fault(key, f"{short(value)} is not a number above 0")
-            return default
-        return float(value)
+    def _of(self, node: ast.expr) -> Any:  # noqa: ANN401, PLR0911  as evaluate's; a case a kind of node
+        match node:
+            case ast.Constant(value):
+                return value
+            case ast.Name() | ast.Attribute():
+                return self.value(ast.unparse(node))
+            case ast.BoolOp(op, values):
+                return self._either(values, isinstance(op, ast.Or))
+            case ast.BinOp(left, op, right):
+                return self._applied(op, left, right)
+            case ast.UnaryOp(op, operand):
+                return self._applied(op, operand)
+            case ast.Compare(left, ops, comparators):
+                sides = (left, *comparators)
+                return all(self._applied(op, *sides[i : i + 2]) for i, op in enumerate(ops))
+            case ast.IfExp(test, body, orelse):
+                return self._of(body if self._of(test) else orelse)
+            case ast.Call(ast.Name(name), arguments):
+                return self._called(name, arguments)
+        raise TypeError(ast.unparse(node))
 
-    def share(self, *names: str, default: float) -> float:
-        """A number in (0, 1]."""
-        key, value = self._first(names)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-            self.fault(key, f"{short(value)} is not in (0, 1]")
-            return default
-        return float(value)
+    def _either(self, nodes: list[ast.expr], last: bool) -> Any:  # noqa: ANN401, FBT001  as evaluate's
+        """The first value that is as true as `last`, else the last one."""
+        first, *rest = nodes
+        value = self._of(first)
+        return value if bool(value) == last or not rest else self._either(rest, last)
 
-    def word(self, name: str, legal: tuple[str, ...], default: str) -> str:
-        value = self._config.get(name)
-        if value is None or value in legal:
-            return default if value is None else str(value)
-        self.fault(name, f"{short(value)} is not known", f"one of {', '.join(legal)}")
-        return default
+    def _applied(self, operation: ast.AST, *operands: ast.expr) -> Any:  # noqa: ANN401  as evaluate's
+        values = [self._of(each) for each in operands]
+        try:
+            return _OPERATORS[type(operation)](*values)
+        except (TypeError, ZeroDivisionError, OverflowError):
+            raise self._told(WrongValueError("is not a number that fits the others"), operands) from None
 
-    def activation(self, *names: str, default: str, gated: bool) -> str:
-        table = _GATED if gated else _PLAIN
-        key, value = self._first(names)
-        value = default if value is None else value
-        if isinstance(value, str) and value in table:
-            return table[value]
-        self.fault(key, f"activation {short(value)} is not known", f"one of {', '.join(table)}")
-        return table[default]
+    def _told(self, wrong: WrongValueError, operands: Iterable[ast.expr]) -> WrongValueError:
+        """The fault of a function or an operator, at the first key that it was given."""
+        names = [ast.unparse(n) for a in operands for n in ast.walk(a) if isinstance(n, ast.Name | ast.Attribute)]
+        self.fault(next(self._stated(n)[0] for n in names if n not in FUNCTIONS), wrong.problem, wrong.remedy)
+        return wrong
 
-    def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
-        return next(((n, self._config[n]) for n in names if self._config.get(n) is not None), (names[0], None))
-
-
-def short(value: object) -> str:
-    """The value as a message shows it."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge integer"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    def _called(self, name: str, arguments: list[ast.expr]) -> Any:  # noqa: ANN401  as evaluate's
+        values = [self._of(each) for each in arguments]
+        if name == "stated":
+            return self.stated(*values)
+        try:
+            return FUNCTIONS[name](*values)
+        except WrongValueError as wrong:
+            raise self._told(wrong, arguments) from None
 
 
-def common_shape(keys: Keys, **defaults: int) -> Fields:
-    """The names that most families share. `defaults`: what the family's class fills in."""
-    heads = keys.count("num_attention_heads", default=defaults.get("num_heads"))
-    width = keys.count("hidden_size")
-    fields = {
-        "num_layers": keys.count("num_hidden_layers"),
-        "d_model": width,
-        "num_heads": heads,
-        "num_kv_heads": keys.count("num_key_value_heads", default=defaults.get("num_kv_heads", heads)),
-        "d_ff": keys.count("intermediate_size"),
-        "vocab_size": keys.count("vocab_size", default=defaults.get("vocab_size")),
-        "max_positions": keys.count("max_position_embeddings", default=defaults.get("max_positions", 2048)),
-    }
-    fallback = defaults.get("head_dim", width // heads if width % heads == 0 else 0)
-    if keys.has("head_dim") or fallback:
-        fields["head_dim"] = keys.count("head_dim", default=fallback)
-    return fields
+_ABSENT: Final = object()
+MAX_LAYERS: Final = 10_000  # of a Model
+
+
+@cache
+def parsed(expression: str) -> ast.expr:
+    """An expression of a family's table."""
+    return ast.parse(expression, mode="eval").body
+
+
+def _at(config: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  as value's
+    """What stands at a dotted name."""
+    found: object = config
+    for part in name.split("."):
+        found = found.get(part, _ABSENT) if isinstance(found, Mapping) else _ABSENT
+    return found
+
+
+def _wrong(key: str, value: object, default: object) -> str:
+    """What is wrong with a value's type or sign, by the class's default; "" where nothing is."""
+    if key in key_facts()["open"] or isinstance(default, str | list):
+        return ""
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "is neither true nor false"
+    if isinstance(default, float):
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
+        return "" if number else "is not a number above 0"
+    if default is None and not isinstance(value, int):
+        return "" if isinstance(value, str | dict | list | float) else "is not a positive integer"
+    if key == "num_hidden_layers" and isinstance(value, int) and value > MAX_LAYERS:
+        return f"is more than {MAX_LAYERS} layers"
+    least = 0 if default == 0 or key in key_facts()["zero"] else 1
+    count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return "" if count or (default is None and isinstance(value, bool)) else "is not a positive integer"
