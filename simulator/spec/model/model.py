@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Self
 
-from simulator.base.errors import ModelError
+from simulator.base.errors import Fault, ModelError
 from simulator.spec.model.experts import ExpertShards
 from simulator.spec.model.files import PRESETS, model_fields, preset_names, unknown_model
 from simulator.spec.model.parameters import ModelParameters
@@ -77,11 +77,14 @@ class Model(ModelParameters, defer_build=False):
         nothing is called so, with every fault of the file otherwise.
         """
         text = str(name_or_path)
-        if text in preset_names():
-            return _preset(text)
         path = Path(text)
         if path.is_dir():
             path = path / "config.json"
+        if like is not None and (text in preset_names() or path.suffix == ".toml"):
+            problem = f"{text} is no config.json, and its family is known"
+            raise ModelError(Fault(place=f"--like {like}", problem=problem, remedy="leave it out"))
+        if text in preset_names():
+            return _preset(text)
         if path.suffix == ".toml":
             return cls._from_toml(path)
         if path.suffix == ".json" or path.is_file():

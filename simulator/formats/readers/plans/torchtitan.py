@@ -321,9 +321,12 @@ def _model(r: Reading) -> tuple[Model | str | None, str]:
     if found is not None:
         r.note("model.flavor", f"model {found if isinstance(found, str) else found.name}")
         return found, ""
-    hint = f"of {family} {', '.join(of_family)} are" if of_family else f"no {family} is"
+    hint = f"of {family} {', '.join(of_family)} are" if of_family else _NO_FAMILY
     r.note("model.flavor", f"{family} {flavor} is no preset")
     return None, f"{family} {flavor} is no preset; {hint}"
+
+
+_NO_FAMILY: Final = "its family has none; --model llama3-8b, or any other decoder, is predicted under this file's plan"
 
 
 def shape_of(flavor: object, name: str, source: str = "") -> Model | str | None:
