@@ -32,13 +32,16 @@ def _windows(played: Played) -> bool:
 _MODEL: Final = (
     _model_rule("experts", "a mixture of experts", lambda played: played.model.experts is not None),
     _model_rule("latent", "multi-head latent attention", lambda played: played.model.latent is not None),
-    _model_rule("mamba", "a Mamba-2 mixer", lambda played: played.model.mamba is not None),
+    _model_rule("mamba", "a mixer with a state", lambda played: played.model.mamba is not None),
     _model_rule(
         "pattern",
         "layers of one branch",
         lambda played: played.model.pattern is not None and played.model.mamba is None,
     ),
     _model_rule("mtp_layers", "multi-token prediction", lambda played: played.model.mtp_layers > 0),
+    _model_rule("qk_norm_wide", "a norm over all heads of Q and K", lambda played: played.model.qk_norm_wide),
+    _model_rule("norm_weight", "a norm without weights", lambda played: not played.model.norm_weight),
+    _model_rule("attention_gate", "a gate of attention's result", lambda played: played.model.attention_gate),
     _model_rule("attention_sinks", "attention with sinks", lambda played: played.model.attention_sinks),
     _model_rule("global_every", "windowed and global layers in one model", _windows),
 )

@@ -169,7 +169,7 @@ class ModelParameters(ModelFields, defer_build=True):
         widths = {"qkv": q + 2 * kv} if self.fused_qkv else {"q": q, "k": kv, "v": kv}
         parameters = [p for name, n in widths.items() for p in _linear(f"attention.{name}", n, d, bias=self.qkv_bias)]
         parameters += _linear("attention.out", d, out, bias=self.out_bias)
-        if self.qk_norm:
+        if self.qk_norm and self.norm_weight:
             q_norm, k_norm = (out, self.kv_width) if self.qk_norm_wide else (self.head_dim, self.head_dim)
             parameters += [("attention.q_norm.weight", (q_norm,)), ("attention.k_norm.weight", (k_norm,))]
         if self.attention_sinks:
