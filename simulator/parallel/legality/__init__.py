@@ -9,11 +9,13 @@ of half-read studies follow.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from simulator.base.errors import Fault, PlanError
 from simulator.parallel.legality.pipeline import broken_by
-from simulator.parallel.legality.rule import Case, Heads, Played, Rule
+from simulator.parallel.legality.rule import Case, Heads, Played, Reads, Rule
 from simulator.parallel.legality.rules import RULES
 from simulator.parallel.legality.software import Software, software_of
 from simulator.parallel.legality.unused import unused
@@ -46,15 +48,24 @@ _SOFTWARE: Rules = tuple(rule for rule in RULES if rule.reads == "software")
 def broken(case: Case, rules: Rules = RULES) -> Iterator[tuple[Rule[Any], Any]]:
     """The rules that do not hold, in order, each with what it was asked about. What is not known breaks no rule."""
     subjects = case.subjects
-    asked = frozenset(broken_by(subjects["pipeline"])) if "pipeline" in subjects else frozenset[Rule[Any]]()
-    for rule in rules:  # `Rule.broken` is written out: a search comes here a million times
-        if (subject := subjects.get(rule.reads)) is None:
+    for reads, group in _by_subject(rules):  # a search comes here a million times
+        subject: Any = subjects.get(reads)
+        if subject is None:
             continue
-        if rule.reads == "pipeline":
-            if rule in asked:
+        if reads == "pipeline":  # remembered: many plans have the same one
+            for one in broken_by(subject, group):
+                yield one, subject
+            continue
+        for rule in group:
+            applies = rule.applies
+            if (applies is None or applies(subject)) and not rule.holds(subject):
                 yield rule, subject
-        elif (rule.applies is None or rule.applies(subject)) and not rule.holds(subject):
-            yield rule, subject
+
+
+@lru_cache(maxsize=64)
+def _by_subject(rules: Rules) -> tuple[tuple[Reads, Rules], ...]:
+    """The rules in their order, those together that follow one another and ask about the same."""
+    return tuple((reads, tuple(group)) for reads, group in groupby(rules, key=lambda rule: rule.reads))
 
 
 def faults(case: Case, place: str = "plan") -> list[Fault]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from simulator.base.errors import Fault
 from simulator.parallel.legal import case_of
@@ -87,6 +87,14 @@ class Pruned:
             self.add(rule, count, other.examples[rule])
 
 
+class Sieve(Protocol):
+    """Drops plans of a branch before anyone checks whether they are legal."""
+
+    def kept(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
+        """The numbers of the leaves that are worth a check with this flow."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """What is searched.
@@ -137,32 +145,29 @@ class Space:
                 else:
                     pruned.add(_rule(fault), self._size(branch, ranks), str(fault))
 
-    def plans(self, branch: Branch, pruned: Pruned) -> Iterator[Plan]:
-        """The legal plans of a branch, in order.
+    def plans(self, branch: Branch, pruned: Pruned, sieve: Sieve | None = None) -> Iterator[Plan]:
+        """The legal plans of a branch, in order; what the sieve drops is not checked.
 
         No rule depends both on the flow of micro-batches and on the fields of a leaf. So a flow that is legal with some
         leaf and a leaf that is legal with some flow are legal together, without a check (tests/unit/test_search.py).
         """
         chosen = branch.fields
         ranks = branch.cluster.num_devices // (chosen["tp"] * chosen["cp"] * chosen["pp"])
-        flows = list(self.flows(branch))
-        below = [leaf for leaf in self.leaves(branch, ranks) if self._holds(branch, leaf, len(flows), pruned)]
+        leaves = self.leaves(branch, ranks)
+        flows = self._whole_flows(branch, ranks, len(leaves), pruned)
+        kept = [(flow, sieve.kept(branch, flow, leaves) if sieve else range(len(leaves))) for flow in flows]
+        asked = Counter(number for _, numbers in kept for number in numbers)
+        below = {number for number, count in asked.items() if self._holds(branch, leaves[number], count, pruned)}
         held: set[int] = set()  # numbers of leaves that are legal with some flow
-        for size, schedule, chunks in flows:
-            count, rest = divmod(self.global_batch, ranks * size)
-            if rest:
-                problem = f"{ranks} data-parallel ranks × {size} sequences do not divide a batch of {self.global_batch}"
-                pruned.add(BATCH, len(below), problem)
-                continue
-            flow = {"micro_batch_size": size, "num_micro_batches": count}
-            flow |= {"schedule": schedule, "virtual_stages": chunks}
-            fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks), **flow}, _OF_FLOWS)
+        for flow, numbers in kept:
+            still = [number for number in numbers if number in below]
+            fault = self._probe(branch, {**chosen, **_at_rest(chosen, ranks), **flow}, _OF_FLOWS) if still else None
             if fault is not None:
-                pruned.add(_rule(fault), len(below), str(fault))
+                pruned.add(_rule(fault), len(still), str(fault))
                 continue
             runs = False  # with some leaf
-            for number, leaf in enumerate(below):
-                fields = {**chosen, **flow, **leaf}
+            for number in still:
+                fields = {**chosen, **flow, **leaves[number]}
                 if runs and number in held:
                     yield Plan(**fields)
                     continue
@@ -172,10 +177,23 @@ class Space:
                     held.add(number)
                     yield plan
 
+    def _whole_flows(self, branch: Branch, ranks: int, num_leaves: int, pruned: Pruned) -> list[Fields]:
+        """The flows of micro-batches that the global batch divides by."""
+        found: list[Fields] = []
+        for size, schedule, chunks in self.flows(branch):
+            count, rest = divmod(self.global_batch, ranks * size)
+            if rest:
+                problem = f"{ranks} data-parallel ranks × {size} sequences do not divide a batch of {self.global_batch}"
+                pruned.add(BATCH, num_leaves, problem)
+                continue
+            flow = {"micro_batch_size": size, "num_micro_batches": count}
+            found.append(flow | {"schedule": schedule, "virtual_stages": chunks})
+        return found
+
     def _holds(self, branch: Branch, leaf: Fields, num_flows: int, pruned: Pruned) -> bool:
         """Whether the fields of a leaf have no fault of their own."""
-        at_rest = _at_rest(branch.fields, leaf["dp_replicate"] * leaf["dp_shard"])
-        fault = self._probe(branch, {**branch.fields, **at_rest, **leaf}, _OF_LEAVES)
+        rest = _at_rest(branch.fields, leaf["dp_replicate"] * leaf["dp_shard"])
+        fault = self._probe(branch, {**branch.fields, **rest, **leaf}, _OF_LEAVES)
         if fault is not None:
             pruned.add(_rule(fault), num_flows, str(fault))
         return fault is None
@@ -265,6 +283,14 @@ def _at_rest(chosen: Fields, ranks: int) -> Fields:
     """Fields below the degrees that say nothing about them."""
     axis = "dp_replicate" if chosen["zero"] == 0 else "dp_shard"
     return {axis: ranks, "schedule": None if chosen["pp"] == 1 else "1f1b"}
+
+
+def plan_at_rest(branch: Branch, flow: Fields, recompute: str) -> Plan:
+    """A plan of the branch with so many micro-batches, in the simplest schedule, sharded in the simplest way."""
+    chosen = branch.fields
+    ranks = branch.cluster.num_devices // (chosen["tp"] * chosen["cp"] * chosen["pp"])
+    counts = {name: flow[name] for name in ("micro_batch_size", "num_micro_batches")}
+    return Plan(**{**chosen, **_at_rest(chosen, ranks), **counts, "recompute": recompute})
 
 
 def _replicas(chosen: Fields, ranks: int, cluster: Cluster) -> tuple[int, ...]:

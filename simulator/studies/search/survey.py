@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from simulator.base.errors import PlanError
 from simulator.memory import outside_torch_bytes
 from simulator.spec.plan import Plan
 from simulator.studies.search.context import SearchContext
 from simulator.studies.search.memory_floor import MemoryFloor
 from simulator.studies.search.outcome import key_of
 from simulator.studies.search.shards import ModelShards
-from simulator.studies.search.space import Branch, Pruned
+from simulator.studies.search.space import Branch, Fields, Pruned, plan_at_rest
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.time_floor import TimeFloor
 
@@ -36,8 +38,12 @@ def bounded(branch: Branch) -> bool:
 
 @dataclass(slots=True)
 class Survey:
-    """What was found in branches: num_legal plans, of which some are too large, some too slow, and others prospects."""
+    """What was found in branches: num_legal plans, of which some are too large, some too slow, and others prospects.
 
+    num_unchecked: candidates that are too slow whether they are legal or not.
+    """
+
+    num_unchecked: int = 0
     num_legal: int = 0
     num_too_large: int = 0
     num_too_slow: int = 0
@@ -45,11 +51,50 @@ class Survey:
     pruned: Pruned = field(default_factory=Pruned)
 
     def merge(self, other: Survey) -> None:
+        self.num_unchecked += other.num_unchecked
         self.num_legal += other.num_legal
         self.num_too_large += other.num_too_large
         self.num_too_slow += other.num_too_slow
         self.prospects += other.prospects
         self.pruned.merge(other.pruned)
+
+
+@dataclass(slots=True)
+class TooSlow:
+    """Drops the plans of a branch whose compute alone takes longer than the limit.
+
+    That is the same for plans that differ in their schedule, and in what is sharded over which ranks.
+    """
+
+    study: SearchStudy
+    time: TimeFloor
+    limit: float
+    num_dropped: int = 0
+    _leasts: dict[tuple[int, str], float] = field(default_factory=dict)
+
+    def kept(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
+        """The numbers of the leaves with which the flow may be quick enough."""
+        if self.limit == math.inf:
+            return range(len(leaves))
+        kept: list[int] = []
+        if self._least(branch, flow, "none") <= self.limit:  # recomputing only adds to it
+            kept = [n for n, leaf in enumerate(leaves) if self._least(branch, flow, leaf["recompute"]) <= self.limit]
+        self.num_dropped += len(leaves) - len(kept)
+        return kept
+
+    def _least(self, branch: Branch, flow: Fields, recompute: str) -> float:
+        key = (flow["micro_batch_size"], recompute)
+        found = self._leasts.get(key)
+        if found is None:
+            found = self._leasts[key] = self._value(plan_at_rest(branch, flow, recompute))
+        return found
+
+    def _value(self, plan: Plan) -> float:
+        try:
+            least_s = self.time.least_s(plan)
+        except PlanError:  # more stages than layers: whoever checks the plan says so
+            return 0.0
+        return self.study.value(least_s, plan.num_devices, plan.tokens_per_step, 0)
 
 
 @dataclass(slots=True)
@@ -64,53 +109,35 @@ class Surveyor:
         self._shares = ModelShards(self.study.space.model)
 
     def survey(self, branch: Branch, limit: float = math.inf) -> Survey:
-        """All legal plans of the branch; those whose value must exceed `limit` are too slow."""
+        """The legal plans of the branch that may have a value up to `limit`; the others are counted."""
         found, known = Survey(), bounded(branch)
-        floors = self._of(branch)
-        leasts: dict[object, float] = {}
-        for plan in self.study.space.plans(branch, found.pruned):
+        context, memory, time = self._of(branch)
+        sieve = TooSlow(self.study, time, limit) if known and self.study.objective != "memory" else None
+        for plan in self.study.space.plans(branch, found.pruned, sieve):
             found.num_legal += 1
-            floor = self._floor(plan, *floors, limit, leasts) if known else 0.0
+            floor = self._floor(plan, context, memory, time, limit) if known else 0.0
             if floor is None:
                 found.num_too_large += 1
             elif floor > limit:
                 found.num_too_slow += 1
             else:
                 found.prospects.append(Prospect(floor, key_of(plan, branch.cluster.num_nodes)))
+        found.num_unchecked = sieve.num_dropped if sieve else 0
         return found
 
     def _floor(
-        self,
-        plan: Plan,
-        context: SearchContext,
-        memory: MemoryFloor,
-        time: TimeFloor,
-        limit: float,
-        leasts: dict[object, float],
+        self, plan: Plan, context: SearchContext, memory: MemoryFloor, time: TimeFloor, limit: float
     ) -> float | None:
         """The least value of a plan, or something above `limit` that is no more; None where it cannot fit."""
         study = self.study
-        if study.objective == "memory":
-            used = memory.num_bytes(plan) + outside_torch_bytes(context.cluster.device, plan)
-            return study.value(0.0, plan.num_devices, plan.tokens_per_step, used) if memory.fits(plan) else None
-        if limit < math.inf:
-            least = study.value(self._least_s(plan, time, leasts), plan.num_devices, plan.tokens_per_step, 0)
-            if least > limit:
-                return least
         if not memory.fits(plan):
             return None
+        if study.objective == "memory":
+            used = memory.num_bytes(plan) + outside_torch_bytes(context.cluster.device, plan)
+            return study.value(0.0, plan.num_devices, plan.tokens_per_step, used)
         # no table asks for more than the steps that reach its limit
         most_s = limit / study.value(1.0, plan.num_devices, plan.tokens_per_step, 0)
         return study.value(time.seconds(plan, most_s), plan.num_devices, plan.tokens_per_step, 0)
-
-    @staticmethod
-    def _least_s(plan: Plan, time: TimeFloor, leasts: dict[object, float]) -> float:
-        """The same for all plans of a branch that differ in schedules and in what is sharded over which ranks."""
-        key = (plan.micro_batch_size, plan.recompute.mode)
-        found = leasts.get(key)
-        if found is None:
-            found = leasts[key] = time.least_s(plan)
-        return found
 
     def _of(self, branch: Branch) -> tuple[SearchContext, MemoryFloor, TimeFloor]:
         """The floors of a branch; those of another start are forgotten, as branches come in order."""
