@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,16 @@ from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.terminal import show
 from simulator.formats.study import calibration_named
 from simulator.formats.study.overrides import literal
+from simulator.parallel.legality import software_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from simulator.studies.search import (
     OBJECTIVES,
+    USUAL,
     Dask,
     Engine,
     Interrupted,
@@ -40,7 +44,7 @@ from simulator.studies.search import (
     Serial,
     Space,
     render,
-    search,
+    search_stacks,
 )
 from simulator.studies.search.export import check_export, export
 from simulator.studies.search.space import DERIVED, OFFLOADS
@@ -52,11 +56,14 @@ Every legal plan is considered: degrees, ZeRO stage and implementation, schedule
 recomputation, sequence parallelism. What cannot fit or cannot beat the table goes by bounds that are proven; the rest is
 simulated. --fix holds a field of the plan at one value or at several: --fix tp=8 --fix recompute=none,full.
 
+Without --stack, the best plan of each usual framework is found (FSDP2 eager and compiled, Megatron, DeepSpeed). The table has
+the best plan of each layout, those first that surely fit; --all has every good plan.
+
 With --journal every finished candidate is kept: the same command goes on where it was interrupted.
 
 --front searches each number of nodes for its quickest plan and sets time against cost.
 
-Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits, 130 interrupted (what is known is shown)."""
+Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits, 130 interrupted or ended by SIGTERM (what is known is shown)."""
 
 
 @click.command("search", help=_HELP)
@@ -70,10 +77,15 @@ Exit codes: 0 a plan fits, 2 usage, 3 bad input or nothing legal, 4 nothing fits
 @click.option(
     "--fix", "fixes", multiple=True, metavar="FIELD=V[,V...]", help="Values that a field of the plan may take."
 )
-@click.option("--stack", metavar="NAME|FILE", help="The software stack; decides whose data parallelism is tried.")
+@click.option(
+    "--stack", metavar="NAME|FILE[,...]", help="Software stacks; each decides which plans are tried. [the usual four]"
+)
 @click.option("--calibration", metavar="NAME|FILE", help="A calibration; `ideal` or `datasheet`. [the device's own]")
 @click.option("--rank", "objective", type=click.Choice(OBJECTIVES), default="step", show_default=True, help="By what.")
 @click.option("--top", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Plans in the table.")
+@click.option(
+    "--all", "every", is_flag=True, help="Every good plan, not the best of each layout; proven to the last row."
+)
 @click.option("--fits-only", is_flag=True, help="Only plans whose memory surely fits: no tight ones.")
 @click.option("--journal", type=FILE, metavar="FILE", help="Keep, and resume.")
 @click.option("--export", "exported", type=FILE, metavar="FILE.csv|.json|.parquet")
@@ -103,9 +115,10 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
     with (
         Journal(journal, study.identity) if journal is not None else nullcontext() as kept,
         _engine(study, options) as engine,
+        _ended_as_interrupted(),
     ):
         try:
-            report = search(study, engine, kept, _Teller())
+            report = search_stacks(study, engine, kept, _Teller())
         except Interrupted as stop:
             if stop.report is None:
                 return ExitCode.INTERRUPTED
@@ -121,6 +134,20 @@ def command(*, as_json: bool, plain: bool, journal: Path | None, exported: Path 
     if interrupted:
         return ExitCode.INTERRUPTED
     return ExitCode.OK if report.rows else ExitCode.DOES_NOT_FIT
+
+
+@contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """A batch system that ends the job gets what is known by then, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _kit(options: dict[str, Any]) -> Path | None:
@@ -174,7 +201,10 @@ def _study(options: dict[str, Any]) -> SearchStudy:
         faults += wrong
         fixed[name] = values
     if options["stack"]:
-        fixed["stack"] = (options["stack"],)
+        fixed["stack"] = tuple(name.strip() for name in options["stack"].split(",") if name.strip())
+        faults += [fault for name in fixed["stack"] for fault in _stack_faults(str(name))]
+    elif "stack" not in fixed:
+        fixed["stack"] = _usual(fixed)
     if faults or model is None or cluster is None:
         raise InputError(faults)
     objective: Objective = options["objective"]
@@ -192,7 +222,23 @@ def _study(options: dict[str, Any]) -> SearchStudy:
         objective=objective,
         top=options["top"],
         fits_only=options["fits_only"],
+        layouts=not options["every"],
     )
+
+
+def _usual(fixed: Mapping[str, tuple[object, ...]]) -> tuple[object, ...]:
+    """The usual stacks; where the data parallelism is fixed, those whose frameworks have it."""
+    asked = fixed.get("data_parallel")
+    has = {one: software_of(Stack.load(one).framework).implementations for one in USUAL}
+    return tuple(one for one in USUAL if asked is None or set(asked) & set(has[one])) or (Plan().stack,)
+
+
+def _stack_faults(name: str) -> Sequence[Fault]:
+    try:
+        Stack.load(name)
+    except InputError as exc:
+        return exc.faults
+    return ()
 
 
 def _clusters(cluster: Cluster, nodes: str | None, most: int | None) -> tuple[Cluster, ...]:
@@ -244,17 +290,14 @@ def _value_faults(name: str, value: object, place: str) -> Sequence[Fault]:
 
 
 class _Teller:
-    """What is done, the rate, and at most how long it may still take."""
+    """What is done, and since when; a rate would say nothing, as candidates differ a hundredfold."""
 
     def __init__(self) -> None:
-        self._line, self._phase, self._since = StatusLine(), "", 0.0
+        self._line, self._since = StatusLine(), time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if progress.phase != self._phase:
-            self._phase, self._since = progress.phase, now
-        rate = progress.done / max(now - self._since, 1e-9)
-        left = (progress.total - progress.done) / rate if rate else 0.0
+        stack = f"{progress.stack}: " if progress.stack else ""
+        parts = f" of {progress.total:,} branches" if progress.total is not None else " plans"
         best = f", best {progress.best:.6g}" if progress.best is not None else ""
-        line = f"{progress.phase}: {progress.done:,} of at most {progress.total:,}, {rate:,.1f}/s, "
-        self._line.tell(f"{line}at most {format_seconds(left)} left{best}")
+        seconds = format_seconds(time.monotonic() - self._since)
+        self._line.tell(f"{stack}{progress.phase} of {progress.done:,}{parts}{best}, {seconds}")

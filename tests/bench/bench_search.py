@@ -1,10 +1,11 @@
 """How fast the search decides plans: surveys with bounds, and whole searches.
 
-    python tests/bench/bench_search.py [--full | --cpu]
+    python tests/bench/bench_search.py [--full | --cpu | --cases [NAME ...]]
 
 A sixteenth of the branches of Llama-3-70B on 512 H100 is surveyed in this process, and the time of the whole follows
 from it. --full: the whole search runs on all cores. --cpu: the whole search runs in this process, and its seconds of CPU
-are counted, which tell more on a machine that others use.
+are counted, which tell more on a machine that others use. --cases: ten searches as the command line makes them, from 8 to
+4,096 GPUs under four stacks, each in this process; on N cores a search takes little more than an N-th of it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,19 @@ from simulator.studies.search.space import Pruned
 from simulator.studies.search.survey import Survey, Surveyor
 
 STRIDE = 16
+# name: model, cluster, nodes, sequences a step, tokens a sequence, stack
+CASES = {
+    "8-eager": ("llama3-8b", "hgx-h100-8", 1, 64, 8192, "torch-2.6-eager"),
+    "8-megatron": ("llama3-8b", "hgx-h100-8", 1, 1024, 4096, "megatron-core-2025"),
+    "32-moe-compiled": ("qwen3-30b-a3b", "hgx-h100-8", 4, 256, 4096, "torch-2.11-compiled"),
+    "64-moe-megatron": ("mixtral-8x7b", "hgx-h100-8", 8, 256, 4096, "megatron-core-2025"),
+    "64-a100-deepspeed": ("llama2-13b", "hgx-a100-80-8", 8, 512, 4096, "deepspeed-0.14"),
+    "512-eager": ("llama3-70b", "hgx-h100-8", 64, 1024, 8192, "torch-2.6-eager"),
+    "512-megatron": ("llama3-70b", "hgx-h100-8", 64, 1024, 8192, "megatron-core-2025"),
+    "512-deepspeed": ("llama3-70b", "hgx-h100-8", 64, 1024, 8192, "deepspeed-0.14"),
+    "2048-moe-megatron": ("deepseek-v3", "hgx-h100-8", 256, 15360, 4096, "megatron-core-2025"),
+    "4096-compiled": ("llama3.1-405b", "hgx-h100-8", 512, 4096, 8192, "torch-2.11-compiled"),
+}
 
 
 def study() -> SearchStudy:
@@ -64,12 +78,27 @@ def alone() -> None:
     say(report, time.process_time() - start, "of a core")
 
 
+def cases(names: list[str]) -> None:
+    """Searches for the best layouts."""
+    gc.set_threshold(*COLLECT)
+    for name in names or CASES:
+        model, cluster, nodes, batch, seq_len, stack = CASES[name]
+        clusters, fixed = (Cluster.load(cluster, nodes),), {"stack": (stack,)}
+        space = Space(model=Model.load(model), clusters=clusters, global_batch=batch, seq_len=seq_len, fixed=fixed)
+        asked, start = SearchStudy(space=space, layouts=True), time.process_time()
+        with Serial(asked) as engine:
+            report = search(asked, engine)
+        say(report, time.process_time() - start, f"of a core, at most {report.gain:.1%} from the best, {name}")
+
+
 def say(report: SearchReport, seconds: float, where: str) -> None:
     """One line."""
     counts = report.counts
-    rate, simulated = counts.legal / seconds, sum(counts.simulated.values())
-    text = f"search: {counts.legal:,} legal plans in {seconds:.0f} s {where}, {rate:,.0f}/s; {simulated} simulated"
+    decided = counts.legal + counts.unchecked
+    rate, simulated = decided / seconds, sum(counts.simulated.values())
+    text = f"search: {decided:,} plans in {seconds:.0f} s {where}, {rate:,.0f}/s; {simulated} simulated"
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -77,8 +106,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--full", action="store_true")
     arguments.add_argument("--cpu", action="store_true")
+    arguments.add_argument("--cases", nargs="*", choices=CASES, metavar="NAME")
     asked = arguments.parse_args()
-    if asked.full:
+    if asked.cases is not None:
+        cases(asked.cases)
+    elif asked.full:
         full()
     elif asked.cpu:
         alone()

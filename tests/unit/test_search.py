@@ -30,7 +30,7 @@ from simulator.studies.search.evaluate import evaluate
 from simulator.studies.search.outcome import key_of, parsed
 from simulator.studies.search.report import ranked
 from simulator.studies.search.space import Pruned
-from simulator.studies.search.survey import Surveyor
+from simulator.studies.search.survey import Survey, Surveyor
 
 MODEL = Model(name="small", num_layers=4, d_model=1024, num_heads=8, num_kv_heads=4, d_ff=2816, vocab_size=8192)
 CLUSTER = Cluster.load("hgx-h100-8", 1)
@@ -145,6 +145,14 @@ def test_the_table_is_that_of_the_exhaustive_search(objective: str) -> None:
         assert c.too_slow > 0
 
 
+def _everything(study: SearchStudy) -> Survey:
+    """The whole space without any limit."""
+    found, surveyor = Survey(), Surveyor(study)
+    for branch in study.space.branches(found.pruned):
+        found.merge(surveyor.survey(branch))
+    return found
+
+
 def test_what_scouts_rule_out_is_not_in_the_exhaustive_table() -> None:
     """A short table is full after the plans that split the model least; the rest is surveyed against its worst."""
     fixed = {
@@ -161,9 +169,12 @@ def test_what_scouts_rule_out_is_not_in_the_exhaustive_table() -> None:
     best = report.rows[0].outcome
     assert best == ranked(study, [evaluate(study, key) for key in keys])[0].outcome
     assert best.step_s is not None
-    assert report.counts.legal == len(keys)
+    assert report.counts.legal < len(keys)  # too slow ones are not even asked whether they are legal
+    assert report.counts.unchecked + report.counts.legal + sum(report.counts.refused.values()) == sum(
+        survey.num_legal + sum(survey.pruned.counts.values()) for survey in [_everything(study)]
+    )
     found = [surveyor.survey(branch, best.step_s) for branch in study.space.branches(pruned)]
-    assert sum(each.num_too_slow for each in found) > 0
+    assert sum(each.num_too_slow + each.num_unchecked for each in found) > 0
     assert best.key in {prospect.key for each in found for prospect in each.prospects}
 
 
@@ -317,7 +328,7 @@ def test_parquet_without_pyarrow_is_told_before_the_search(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("simulator.studies.search.export.find_spec", lambda _: None)
-    monkeypatch.setattr("simulator.cli.search.search", lambda *_: pytest.fail("it has begun"))
+    monkeypatch.setattr("simulator.cli.search.search_stacks", lambda *_: pytest.fail("it has begun"))
     assert main([*_COMMAND, "--export", "plans.parquet"]) == 3
     assert "shardwise[parquet]" in capsys.readouterr().err
 

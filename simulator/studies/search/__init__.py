@@ -15,12 +15,14 @@ from simulator.studies.search.front_text import render_front
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.report import Row, SearchReport
+from simulator.studies.search.software import USUAL, best_of_each, search_stacks
 from simulator.studies.search.space import Space
 from simulator.studies.search.study import OBJECTIVES, Objective, SearchStudy
 from simulator.studies.search.text import render
 
 __all__ = [
     "OBJECTIVES",
+    "USUAL",
     "Dask",
     "Engine",
     "Front",
@@ -35,8 +37,10 @@ __all__ = [
     "SearchStudy",
     "Serial",
     "Space",
+    "best_of_each",
     "front",
     "render",
     "render_front",
     "search",
+    "search_stacks",
 ]

@@ -1,18 +1,16 @@
-"""The search itself: a few scouts, then bounds of the whole space against the scouts, then simulation by rising bound.
+"""The search itself: a few scouts, then bounds of the whole space against the scouts, then simulation of what is left.
 
-1. Scouts: the branches that split the model least, until they contain enough plans that may fit. Of these plans, those
-   with the lowest bounds are simulated until the table is full: its worst plan is the limit.
+1. Scouts: the branches that split the model least, until they contain enough plans that may fit. Some of them are
+   simulated, until the table has a limit.
 2. Survey: the rest of the space. Plans whose bound exceeds the limit are too slow and are dropped.
-3. Simulation of all that is left, lowest bound first, until no bound is below the worst plan of the table.
+3. Simulation of what is left, in the order that the table asks for, until nothing left could change it.
 
-Which candidates are simulated depends only on the study, never on timing: candidate i is simulated if its bound does not
-exceed the worst plan of the table as it stood after candidate i - WINDOW. So any number of processes, and any number of
-interruptions, ends with the same table.
+Which candidates are simulated depends only on the study, never on timing: candidate i is chosen by the table as it stood
+after candidate i - WINDOW. So any number of processes, and any number of interruptions, ends with the same table.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -26,21 +24,26 @@ from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.report import SearchReport, make_report
 from simulator.studies.search.space import Branch, tightest
 from simulator.studies.search.study import SearchStudy
-from simulator.studies.search.survey import Survey
+from simulator.studies.search.survey import Prospect, Survey
+from simulator.studies.search.table import Table, table_of
 
-WINDOW: Final = 16  # candidates on the way at once, whatever the number of processes
+WINDOW: Final = 6  # candidates on the way at once, whatever the number of processes
 _SCOUTED: Final = 4  # prospects that scouts find for each row of the table, as many do not fit after all
 _BRANCHES_A_TASK: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a search stands. phase: survey or simulation; total: at most so many are to come."""
+    """Where a search stands. phase: survey (of branches) or simulation; total: None where it is not known.
+
+    stack: whose plans are searched, where there are several.
+    """
 
     phase: str
     done: int
-    total: int
+    total: int | None
     best: float | None = None
+    stack: str = ""
 
 
 Tell = Callable[[Progress], None]
@@ -60,95 +63,90 @@ def search(
     """The best plans of the study. Raises InputError where no plan is legal; Interrupted on Ctrl-C."""
     run = _Run(study, engine, journal, tell)
     try:
-        num_open = run.whole()
+        run.whole()
     except KeyboardInterrupt:
-        found = list(run.simulated.values())
-        raise Interrupted(make_report(study, run.survey, found, interrupted=True) if found else None) from None
-    return make_report(study, run.survey, list(run.simulated.values()), num_pruned=num_open)
+        raise Interrupted(_report(run, interrupted=True) if run.simulated else None) from None
+    return _report(run)
+
+
+def _report(run: _Run, *, interrupted: bool = False) -> SearchReport:
+    limit, table = run.table.limit, run.table
+    left = [each for each in run.open if table.may_win(each)]
+    return make_report(
+        run.study,
+        run.survey,
+        list(run.simulated.values()),
+        num_pruned=0 if interrupted else sum(each.floor > limit for each in run.open),
+        quickest_open=min((each.floor for each in left), default=None),
+        interrupted=interrupted,
+    )
 
 
 @dataclass(slots=True)
 class _Run:
-    """A search under way. best: the values of the table, sorted."""
+    """A search under way. open: prospects that nobody has simulated, by floor."""
 
     study: SearchStudy
     engine: Engine
     journal: Journal | None
     tell: Tell
     survey: Survey = field(default_factory=Survey)
+    open: list[Prospect] = field(default_factory=list)
     simulated: dict[str, PlanOutcome] = field(default_factory=dict)
-    best: list[float] = field(default_factory=list)
     known: dict[str, PlanOutcome] = field(default_factory=dict)
     num_surveyed: int = 0
+    table: Table = field(init=False)
 
-    def whole(self) -> int:
-        """The number of prospects that were never simulated. Raises InputError where nothing in the space is legal."""
+    def __post_init__(self) -> None:
+        self.table = table_of(self.study)
+
+    def whole(self) -> None:
+        """Raises InputError where nothing in the space is legal."""
         self.known = self.journal.outcomes() if self.journal else {}
         branches = sorted(self.study.space.branches(self.survey.pruned), key=_split)
-        rest = self._scouts(branches)
-        self._simulate(until_full=True)
-        self._survey(rest, len(branches))
-        if self.survey.num_legal == 0:
+        levels = [list(alike) for _, alike in groupby(branches, key=_split)]
+        while levels and len(self.survey.prospects) < _SCOUTED * self.study.top:
+            self._survey(levels.pop(0), len(branches))
+        self._simulate(scouts=True)
+        self._survey([branch for level in levels for branch in level], len(branches))
+        if self.survey.num_legal == 0 and self.survey.num_unchecked == 0:
             raise InputError(tightest(self.survey.pruned))
-        return self._simulate()
-
-    @property
-    def limit(self) -> float:
-        """The worst plan of a full table."""
-        return self.best[-1] if len(self.best) == self.study.top else math.inf
-
-    def _scouts(self, branches: list[Branch]) -> list[Branch]:
-        """Survey the branches that split the model least; those that are left."""
-        begin = 0
-        for _, alike in groupby(branches, key=_split):
-            if len(self.survey.prospects) >= _SCOUTED * self.study.top:
-                break
-            level = list(alike)
-            self._survey(level, len(branches))
-            begin += len(level)
-        return branches[begin:]
+        self._simulate()
 
     def _survey(self, branches: list[Branch], total: int) -> None:
-        tasks = [(len(part), self.engine.survey(part, self.limit)) for part in _parts(branches)]
+        tasks = [(len(part), self.engine.survey(part, self.table.limit)) for part in _parts(branches)]
         for count, task in tasks:
             part: Survey = task.result()
             self.survey.merge(part)
+            self.open += part.prospects
             self.num_surveyed += count
             self.tell(Progress("survey", self.num_surveyed, total))
+        self.open.sort(key=lambda each: (each.floor, each.key))
 
-    def _simulate(self, *, until_full: bool = False) -> int:
-        """Simulate prospects, best floor first; the number of those that were not."""
-        prospects = sorted(self.survey.prospects, key=lambda each: (each.floor, each.key))
-        on_the_way: deque[tuple[str, PlanOutcome | Task]] = deque()
-        number = 0
-        for number, prospect in enumerate(prospects):  # noqa: B007  how far it went
-            if prospect.key in self.simulated:
-                continue
+    def _simulate(self, *, scouts: bool = False) -> None:
+        """Simulate prospects as the table asks for them. scouts: until its limit is worth a survey."""
+        on_the_way: deque[tuple[Prospect, PlanOutcome | Task]] = deque()
+        while True:
             if len(on_the_way) == WINDOW:
-                self._take(on_the_way.popleft(), len(prospects))
-            if prospect.floor > self.limit or (until_full and self.limit < math.inf):
+                self._take(*on_the_way.popleft())
+            prospect = None if scouts and self.table.ready else self.table.choose(self.open)
+            if prospect is None:
                 break
-            on_the_way.append((prospect.key, self.known.get(prospect.key) or self.engine.evaluate(prospect.key)))
-        else:
-            number = len(prospects)
+            found = self.known.get(prospect.key) or self.engine.evaluate(prospect.key)
+            on_the_way.append((prospect, found))
         for item in on_the_way:
-            self._take(item, len(prospects))
-        return sum(prospect.key not in self.simulated for prospect in prospects[number:])
+            self._take(*item)
 
-    def _take(self, item: tuple[str, PlanOutcome | Task], total: int) -> None:
+    def _take(self, prospect: Prospect, found: PlanOutcome | Task) -> None:
         """Wait for a candidate, write it to disk, then use it."""
-        study, (key, found) = self.study, item
         if not isinstance(found, PlanOutcome):
             outcome: PlanOutcome = found.result()
             if self.journal is not None:
                 self.journal.add(outcome)
             found = outcome
-        self.simulated[key] = found
-        if found.ranked and found.step_s is not None and found.used_bytes is not None:
-            self.best.append(study.value(found.step_s, found.num_devices, found.tokens_per_step, found.used_bytes))
-            self.best.sort()
-            del self.best[study.top :]
-        self.tell(Progress("simulation", len(self.simulated), total, self.best[0] if self.best else None))
+        self.simulated[prospect.key] = found
+        self.table.add(prospect, found)
+        self.tell(Progress("simulation", len(self.simulated), None, self.table.best))
 
 
 def _split(branch: Branch) -> int:

@@ -15,11 +15,12 @@ from simulator.base.errors import InputError
 from simulator.predict.difference import Difference, Timed, difference, timed
 from simulator.spec.cluster import Cluster
 from simulator.spec.prices import Price, Prices, cost
-from simulator.studies.search.driver import Progress, search
+from simulator.studies.search.driver import Progress
 from simulator.studies.search.engines import Engine
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import fields_of
 from simulator.studies.search.report import Row
+from simulator.studies.search.software import search_stacks
 from simulator.studies.search.study import SearchStudy
 
 SCHEMA_VERSION: Final = 1
@@ -96,7 +97,8 @@ def front(
     rows: list[FrontRow] = []
     refusals: list[InputError] = []
     for cluster in study.space.clusters:
-        alone = replace(study, space=replace(study.space, clusters=(cluster,)), objective="step", top=1)
+        space = replace(study.space, clusters=(cluster,))
+        alone = replace(study, space=space, objective="step", top=1)
         try:
             rows.append(_searched(alone, engine_of, journal, prices, run_tokens, tell))
         except InputError as exc:
@@ -125,11 +127,11 @@ def _searched(
     (cluster,) = study.space.clusters
     with engine_of(study) as engine:
         if journal is None:
-            report = search(study, engine, None, tell)
+            report = search_stacks(study, engine, None, tell)
         else:
             name = journal.with_name(f"{journal.stem}.{cluster.num_nodes}nodes{journal.suffix}")
             with Journal(name, study.identity) as kept:
-                report = search(study, engine, kept, tell)
+                report = search_stacks(study, engine, kept, tell)
     if not report.rows:
         return FrontRow(nodes=cluster.num_nodes, best=None, reason="no plan fits in memory")
     return _priced(report.rows[0], cluster, prices, run_tokens)

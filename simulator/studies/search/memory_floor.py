@@ -43,12 +43,11 @@ class MemoryFloor:
     def __post_init__(self) -> None:
         self._stages = StageMemories(self.context, self.shards)
 
-    def fits(self, plan: Plan) -> bool:
-        """False where no allocator could make the plan fit."""
+    def room(self, plan: Plan) -> int:
+        """What the device has for tensors of the plan."""
         device = self.context.cluster.device
         outside = outside_torch_bytes(device, plan)
-        room = capacity_bytes(device, plan, outside) - outside
-        return self.num_bytes(plan, room) <= room
+        return capacity_bytes(device, plan, outside) - outside
 
     def num_bytes(self, plan: Plan, enough: int | None = None) -> int:
         """At most the bytes of live tensors at the peak that predict() finds.

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from simulator.base.fit import Fit
+from simulator.parallel.legality import unused
 from simulator.spec.plan import Plan
 
 Status = Fit | Literal["failed"]
@@ -42,6 +43,12 @@ class PlanOutcome:
         """It fits, as far as is known, and has a time."""
         return self.status in (Fit.FITS, Fit.TIGHT) and self.step_s is not None
 
+    @property
+    def signature(self) -> object:
+        """Equal for plans that run the same script: everything that was predicted, to the last digit."""
+        memory = self.used_bytes, self.peak_allocated_bytes
+        return self.status, self.num_devices, self.step_s, self.low_s, self.high_s, self.mfu, *memory
+
     def to_json(self) -> str:
         """One line; `from_json` reads it back to the same value, bit by bit, and in the same order."""
         return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
@@ -58,9 +65,28 @@ def fields_of(plan: Plan) -> dict[str, Any]:
     return plan.changed_fields()
 
 
+def tidied(plan: Plan, *, experts: bool) -> Plan:
+    """The plan without fields that change nothing: those that do not act, and names of what is chosen anyway."""
+    given = plan.changed_fields().keys()
+    usual = {name: info.default for name, info in Plan.flat_fields().items()}
+    idle = given & unused(plan, experts=experts).keys()
+    found = plan.copy_with(**{name: usual[name] for name in idle}) if idle else plan
+    for name, chosen in (("data_parallel", "implementation"), ("schedule", "pipeline_schedule")):
+        without = found.copy_with(**{name: usual[name]}) if name in given else found
+        if getattr(without, chosen) == getattr(found, chosen):
+            found = without
+    return found
+
+
 def key_of(plan: Plan, num_nodes: int) -> str:
     """Equal for equal plans on equal nodes, and different otherwise."""
     return json.dumps({"nodes": num_nodes, **fields_of(plan)}, sort_keys=True, separators=(",", ":"))
+
+
+def layout_of(plan: Plan, num_nodes: int) -> str:
+    """What plans of one layout have in common: software, sharding and degrees."""
+    degrees = (plan.tp, plan.cp, plan.pp, plan.ep, plan.experts.etp, plan.dp_replicate > 1)
+    return f"{num_nodes} {plan.stack} {plan.implementation} {plan.zero} {degrees}"
 
 
 def parsed(key: str) -> tuple[Plan, int]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from simulator.base.fit import Fit
 from simulator.predict.difference import Difference, Timed, difference, timed
 from simulator.spec.plan import Plan
-from simulator.studies.search.outcome import STATUSES, PlanOutcome, Status, fields_of, parsed
+from simulator.studies.search.outcome import STATUSES, PlanOutcome, Status, fields_of, layout_of, parsed, tidied
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.survey import Survey
 
@@ -18,18 +19,26 @@ SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning;
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One plan of the table. against_best: its step over the best plan's; None for the best itself."""
+    """One plan of the table. against_best: its step over the best plan's; None for the best itself.
+
+    same: in which fields other plans differ that run exactly as this one does.
+    """
 
     rank: int
     nodes: int
     plan: Plan
     outcome: PlanOutcome
+    same: tuple[str, ...]
     against_best: Difference | None
 
     @property
     def within_noise(self) -> bool:
         """At 90 % it cannot be distinguished from the best."""
         return self.against_best is not None and not self.against_best.distinguishable
+
+    def order(self, study: SearchStudy) -> tuple[int, float, str]:
+        """Where it stands in a table."""
+        return *_order(study, self.outcome), self.outcome.key
 
     @property
     def tokens_per_s(self) -> float:
@@ -39,14 +48,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What became of all candidates; refused + legal are all, and the last four are the legal ones.
+    """What became of all candidates; refused + unchecked + legal are all, and the last five are the legal ones.
 
-    refused: by rule. too_large: their least memory exceeds the device. too_slow: their least value exceeds the table's
-    worst. simulated: by status. open: not reached, as the search was interrupted.
+    refused: by rule. unchecked: too slow, whether legal or not. equal: the same as another plan. too_large: their least memory exceeds the device. too_slow: their least value exceeds the table's
+    worst. simulated: by status. open: not reached: the
+    search was interrupted, or has simulated as many as it may.
     """
 
     refused: dict[str, int]
+    unchecked: int
     legal: int
+    equal: int
     too_large: int
     too_slow: int
     simulated: dict[Status, int]
@@ -55,13 +67,27 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchReport:
-    """The answer. failures: reasons of plans that could not be predicted, and how many had each."""
+    """The answer. failures: reasons of plans that could not be predicted, and how many had each.
+
+    quickest_open: no plan that was left out has a lower value; None: the first row is proven to be the best. without:
+    software that has no row, and why.
+    """
 
     study: SearchStudy
     rows: tuple[Row, ...]
     counts: Counts
     failures: dict[str, int]
+    quickest_open: float | None = None
     interrupted: bool = False
+    without: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """By how much a plan that was not simulated may at most be better than the first row, relative to that; 0: proven."""
+        if not self.rows or self.quickest_open is None:
+            return 0.0
+        best = self.study.value_of(self.rows[0].outcome)
+        return max(0.0, 1 - self.quickest_open / best) if best else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; docs/reference/json-output.md describes every key."""
@@ -71,6 +97,8 @@ class SearchReport:
             "interrupted": self.interrupted,
             "counts": asdict(self.counts),
             "failures": self.failures,
+            "at_most_better": self.gain,
+            "without": dict(self.without),
             "plans": [flat(row) | {"breakdown_s": row.outcome.breakdown} for row in self.rows],
         }
 
@@ -91,6 +119,7 @@ def flat(row: Row) -> dict[str, Any]:
         "mfu": o.mfu,
         "used_bytes": o.used_bytes,
         "capacity_bytes": o.capacity_bytes,
+        "same": list(row.same),
         "within_noise_of_best": row.within_noise,
     }
     against = row.against_best
@@ -104,43 +133,85 @@ def make_report(
     outcomes: Sequence[PlanOutcome],
     *,
     num_pruned: int = 0,
+    quickest_open: float | None = None,
     interrupted: bool = False,
 ) -> SearchReport:
-    """Rank what was simulated; the table has `study.top` rows."""
+    """Rank what was simulated; the table has `study.top` rows. quickest_open: the least value of what may be the best."""
     statuses = Counter(o.status for o in outcomes)
-    missing = survey.num_legal - survey.num_too_large - survey.num_too_slow - len(outcomes)
+    pruned = survey.num_too_large + survey.num_too_slow + survey.num_equal
+    missing = survey.num_legal - pruned - len(outcomes)
     return SearchReport(
         study=study,
         rows=ranked(study, outcomes),
         counts=Counts(
             refused=dict(sorted(survey.pruned.counts.items(), key=lambda item: (-item[1], item[0]))),
+            unchecked=survey.num_unchecked,
             legal=survey.num_legal,
+            equal=survey.num_equal,
             too_large=survey.num_too_large,
             too_slow=survey.num_too_slow + num_pruned,
             simulated={status: statuses[status] for status in STATUSES},
             open=missing - num_pruned,
         ),
         failures=dict(sorted(Counter(o.reason for o in outcomes if o.status == "failed").items())),
+        quickest_open=quickest_open,
         interrupted=interrupted,
     )
 
 
 def ranked(study: SearchStudy, outcomes: Sequence[PlanOutcome]) -> tuple[Row, ...]:
-    """The best of what fits; equal values stand in the order of their keys."""
-    found = sorted((_value(study, o), o.key, o) for o in outcomes if o.ranked)[: study.top]
-    best = found[0][2] if found else None
-    rows = []
-    for rank, (_, key, outcome) in enumerate(found, start=1):
-        plan, nodes = parsed(key)
-        against = difference(_timed(outcome), _timed(best)) if best is not None and rank > 1 else None
-        rows.append(Row(rank=rank, nodes=nodes, plan=plan, outcome=outcome, against_best=against))
-    return tuple(rows)
+    """The best of what fits, equal plans as one; of layouts, the best of each, and what surely fits first.
+
+    Equal values stand in the order of their keys.
+    """
+    alike: dict[object, list[PlanOutcome]] = {}
+    for outcome in sorted((o for o in outcomes if o.ranked), key=lambda o: (len(o.key), o.key)):
+        alike.setdefault(outcome.signature, []).append(outcome)
+    found = sorted(alike.values(), key=lambda same: (*_order(study, same[0]), same[0].key))
+    chosen = _of_layouts(found)[: study.top] if study.layouts else found[: study.top]
+    rows: list[Row] = []
+    for outcome, *others in chosen:
+        plan, nodes = parsed(outcome.key)
+        plan = tidied(plan, experts=study.space.model.experts is not None)
+        same = _differences(outcome, others)
+        rows.append(Row(rank=0, nodes=nodes, plan=plan, outcome=outcome, same=same, against_best=None))
+    return compared(rows)
 
 
-def _value(study: SearchStudy, o: PlanOutcome) -> float:
-    assert o.step_s is not None
-    assert o.used_bytes is not None
-    return study.value(o.step_s, o.num_devices, o.tokens_per_step, o.used_bytes)
+def compared(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows in this order with their ranks, each against the first."""
+    best = _timed(rows[0].outcome) if rows else None
+    found: list[Row] = []
+    for rank, row in enumerate(rows, start=1):
+        against = difference(_timed(row.outcome), best) if best is not None and rank > 1 else None
+        found.append(replace(row, rank=rank, against_best=against))
+    return tuple(found)
+
+
+def _order(study: SearchStudy, outcome: PlanOutcome) -> tuple[int, float]:
+    value = study.value_of(outcome)
+    assert value is not None
+    return (outcome.status is not Fit.FITS if study.layouts else 0), value
+
+
+def _of_layouts(found: list[list[PlanOutcome]]) -> list[list[PlanOutcome]]:
+    """The first of each layout."""
+    firsts: dict[str, list[PlanOutcome]] = {}
+    for same in found:
+        firsts.setdefault(layout_of(*parsed(same[0].key)), same)
+    return list(firsts.values())
+
+
+def _differences(outcome: PlanOutcome, others: Sequence[PlanOutcome]) -> tuple[str, ...]:
+    """What makes no difference: the values of fields in which plans that run the same differ from this one."""
+    own, _ = parsed(outcome.key)
+    found: dict[str, None] = {}
+    for other in others:
+        plan, _ = parsed(other.key)
+        names = sorted(own.changed_fields().keys() | plan.changed_fields().keys())
+        words = [f"{name} {plan.value(name)}" for name in names if plan.value(name) != own.value(name)]
+        found[" and ".join(words)] = None
+    return tuple(found)
 
 
 def _timed(o: PlanOutcome) -> Timed:

@@ -241,12 +241,16 @@ class Space:
             if ranks % replicas:
                 continue
             degrees = {"dp_replicate": replicas, "dp_shard": ranks // replicas}
-            recomputes = self._values("recompute", ("none", "selective", "full"))
             leaves += [
                 {**degrees, "recompute": recompute, "offload": OFFLOADS[offload]}
-                for recompute, offload in product(recomputes, self._values("offload", ("none",)))
+                for recompute, offload in product(self.recomputes, self._values("offload", ("none",)))
             ]
         return leaves
+
+    @property
+    def recomputes(self) -> Sequence[str]:
+        """Modes of recomputation that are tried."""
+        return self._values("recompute", ("none", "selective", "full"))
 
     def _size(self, branch: Branch, ranks: int) -> int:
         """Candidates below a branch that was refused."""

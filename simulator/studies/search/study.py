@@ -13,6 +13,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
 from simulator.studies.search.context import SearchContext
+from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.space import Space
 
 Objective = Literal["step", "throughput", "cost", "memory"]
@@ -25,7 +26,7 @@ class SearchStudy:
 
     stack: None for the plans' own by name. objective: step seconds, seconds a token, device-seconds a token, or bytes.
     top: how many plans the table has; no better one is ever pruned. fits_only: even the upper end of a plan's memory
-    must fit.
+    must fit. layouts: the best plan of each layout instead, those first that surely fit, after at most `budget` simulations.
     """
 
     space: Space
@@ -34,6 +35,8 @@ class SearchStudy:
     objective: Objective = "step"
     top: int = 10
     fits_only: bool = False
+    layouts: bool = False
+    budget: int = 48
 
     def context(self, cluster: Cluster, stack_name: str) -> SearchContext:
         """What plans under that stack on that many nodes share."""
@@ -60,6 +63,12 @@ class SearchStudy:
             case "memory":
                 return used_bytes
 
+    def value_of(self, outcome: PlanOutcome) -> float | None:
+        """Of a simulated plan; None where it does not fit."""
+        if not outcome.ranked or outcome.step_s is None or outcome.used_bytes is None:
+            return None
+        return self.value(outcome.step_s, outcome.num_devices, outcome.tokens_per_step, outcome.used_bytes)
+
     def inputs(self) -> dict[str, Any]:
         """What was asked, as plain data."""
         space = self.space
@@ -75,6 +84,8 @@ class SearchStudy:
             "objective": self.objective,
             "top": self.top,
             "fits_only": self.fits_only,
+            "layouts": self.layouts,
+            "budget": self.budget if self.layouts else None,
         }
 
     @property

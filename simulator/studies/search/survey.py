@@ -9,24 +9,30 @@ from typing import Final
 
 from simulator.base.errors import PlanError
 from simulator.memory import outside_torch_bytes
+from simulator.memory.use import RESERVED_HIGH
 from simulator.spec.plan import Plan
-from simulator.studies.search.context import SearchContext
 from simulator.studies.search.memory_floor import MemoryFloor
-from simulator.studies.search.outcome import key_of
+from simulator.studies.search.outcome import key_of, layout_of
 from simulator.studies.search.shards import ModelShards
 from simulator.studies.search.space import Branch, Fields, Pruned, plan_at_rest
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.time_floor import TimeFloor
+from simulator.work.ops import recompute_ops
 
 _UNBOUNDED: Final = ("comm_hook", "zeropp", "sync_every_steps", "hierarchical_gather")
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """A plan that may fit: the least that its objective can be."""
+    """A plan that may fit: the least that its objective can be.
+
+    layout: how it splits the model and the batch, and whose software does. surely: the upper end of its memory may fit too.
+    """
 
     floor: float
     key: str
+    layout: str
+    surely: bool
 
 
 def bounded(branch: Branch) -> bool:
@@ -40,11 +46,13 @@ def bounded(branch: Branch) -> bool:
 class Survey:
     """What was found in branches: num_legal plans, of which some are too large, some too slow, and others prospects.
 
-    num_unchecked: candidates that are too slow whether they are legal or not.
+    num_unchecked: candidates that are too slow whether they are legal or not. num_equal: plans that recompute nothing where
+    they say that they do, and are the ones that do not say it.
     """
 
     num_unchecked: int = 0
     num_legal: int = 0
+    num_equal: int = 0
     num_too_large: int = 0
     num_too_slow: int = 0
     prospects: list[Prospect] = field(default_factory=list)
@@ -53,6 +61,7 @@ class Survey:
     def merge(self, other: Survey) -> None:
         self.num_unchecked += other.num_unchecked
         self.num_legal += other.num_legal
+        self.num_equal += other.num_equal
         self.num_too_large += other.num_too_large
         self.num_too_slow += other.num_too_slow
         self.prospects += other.prospects
@@ -103,7 +112,8 @@ class Surveyor:
 
     study: SearchStudy
     _shares: ModelShards = field(init=False)
-    _floors: dict[object, tuple[SearchContext, MemoryFloor, TimeFloor]] = field(default_factory=dict)
+    _floors: dict[object, tuple[MemoryFloor, TimeFloor]] = field(default_factory=dict)
+    _idle: dict[int, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._shares = ModelShards(self.study.space.model)
@@ -111,35 +121,50 @@ class Surveyor:
     def survey(self, branch: Branch, limit: float = math.inf) -> Survey:
         """The legal plans of the branch that may have a value up to `limit`; the others are counted."""
         found, known = Survey(), bounded(branch)
-        context, memory, time = self._of(branch)
+        memory, time = self._of(branch)
         sieve = TooSlow(self.study, time, limit) if known and self.study.objective != "memory" else None
         for plan in self.study.space.plans(branch, found.pruned, sieve):
             found.num_legal += 1
-            floor = self._floor(plan, context, memory, time, limit) if known else 0.0
-            if floor is None:
+            if known and self._repeats(plan, time):
+                found.num_equal += 1
+                continue
+            room = memory.room(plan)
+            used = memory.num_bytes(plan, room) if known else 0
+            if used > room:
                 found.num_too_large += 1
-            elif floor > limit:
+                continue
+            floor = self._floor(plan, used, time, limit) if known else 0.0
+            if floor > limit:
                 found.num_too_slow += 1
-            else:
-                found.prospects.append(Prospect(floor, key_of(plan, branch.cluster.num_nodes)))
+                continue
+            surely = used * RESERVED_HIGH <= room
+            key = key_of(plan, branch.cluster.num_nodes)
+            found.prospects.append(Prospect(floor, key, layout_of(plan, branch.cluster.num_nodes), surely))
         found.num_unchecked = sieve.num_dropped if sieve else 0
         return found
 
-    def _floor(
-        self, plan: Plan, context: SearchContext, memory: MemoryFloor, time: TimeFloor, limit: float
-    ) -> float | None:
-        """The least value of a plan, or something above `limit` that is no more; None where it cannot fit."""
+    def _floor(self, plan: Plan, used: int, time: TimeFloor, limit: float) -> float:
+        """The least value of a plan, or something above `limit` that is no more."""
         study = self.study
-        if not memory.fits(plan):
-            return None
         if study.objective == "memory":
-            used = memory.num_bytes(plan) + outside_torch_bytes(context.cluster.device, plan)
-            return study.value(0.0, plan.num_devices, plan.tokens_per_step, used)
+            device = time.context.cluster.device
+            return study.value(0.0, plan.num_devices, plan.tokens_per_step, used + outside_torch_bytes(device, plan))
         # no table asks for more than the steps that reach its limit
         most_s = limit / study.value(1.0, plan.num_devices, plan.tokens_per_step, 0)
         return study.value(time.seconds(plan, most_s), plan.num_devices, plan.tokens_per_step, 0)
 
-    def _of(self, branch: Branch) -> tuple[SearchContext, MemoryFloor, TimeFloor]:
+    def _repeats(self, plan: Plan, time: TimeFloor) -> bool:
+        """Another plan of the space is this one: with this software, selective recomputation recomputes nothing."""
+        if plan.recompute.mode != "selective" or "none" not in self.study.space.recomputes:
+            return False
+        shape, stack = time.shapes.of(plan), time.context.stack
+        found = self._idle.get(id(shape))  # shapes live as long as their BlockShapes
+        if found is None:
+            found = not any(recompute_ops(block, plan, stack) for block in shape.blocks.kinds)
+            self._idle[id(shape)] = found
+        return found
+
+    def _of(self, branch: Branch) -> tuple[MemoryFloor, TimeFloor]:
         """The floors of a branch; those of another start are forgotten, as branches come in order."""
         chosen = ("data_parallel", "zero", "tp", "cp", "pp", "ep", "sequence_parallel")
         start = tuple((name, repr(value)) for name, value in branch.fields.items() if name not in chosen)
@@ -148,5 +173,6 @@ class Surveyor:
             equal = branch.cluster.usual  # floors are those of equal nodes, and asked of these alone
             context = self.study.context(equal, branch.fields.get("stack", Plan().stack))
             time = TimeFloor(context, self._shares)
-            self._floors = {key: (context, MemoryFloor(context, self._shares, time.shapes), time)}
+            self._idle.clear()
+            self._floors = {key: (MemoryFloor(context, self._shares, time.shapes), time)}
         return self._floors[key]

@@ -20,13 +20,16 @@ def render(report: SearchReport) -> RenderableType:
     if report.rows:
         parts += [_table(report), Text()]
     parts.append(Text(_counts(report)))
+    parts += [Text(f"{stack} has no row: {reason}") for stack, reason in report.without]
     parts += [Text(f"could not be predicted: {count:,} × {reason}") for reason, count in report.failures.items()]
     if report.rows:
         parts += [
             Text(),
+            Text(_proof(report)),
             Text(_noise(report)),
+            *_equal(report),
             Text(),
-            Text("The best, as [plan] of a study file:"),
+            Text(_best(report)),
             Text(_toml(report.rows[0])),
         ]
     return Group(*parts)
@@ -42,8 +45,10 @@ def _headline(report: SearchReport) -> str:
 
 def _table(report: SearchReport) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("", "step", "90 %", "tokens/s", "MFU", "memory", "GPUs", "plan"):
-        table.add_column(name, justify="left" if name in ("plan", "90 %") else "right")
+    several = len(report.study.space.fixed.get("stack", ())) > 1
+    software = ("software",) if several else ()
+    for name in ("", "step", "90 %", "tokens/s", "MFU", "memory", "GPUs", *software, "plan"):
+        table.add_column(name, justify="left" if name in ("plan", "software", "90 %") else "right")
     for row in report.rows:
         o = row.outcome
         assert o.step_s is not None
@@ -58,6 +63,7 @@ def _table(report: SearchReport) -> Table:
             f"{o.mfu or 0:.1%}",
             format_bytes(o.used_bytes or 0) + (f" {o.status}" if o.status is Fit.TIGHT else ""),
             f"{o.num_devices:,}",
+            *((row.plan.stack,) if several else ()),
             words(row),
         )
     return table
@@ -86,16 +92,45 @@ def words(row: Row) -> str:
 def _counts(report: SearchReport) -> str:
     c = report.counts
     refused = sum(c.refused.values())
+    unchecked = f"{c.unchecked:,} too slow by a bound of their kind, " if c.unchecked else ""
     rules = ", ".join(f"{name} {count:,}" for name, count in c.refused.items())
     ran = sum(c.simulated.values())
     found = ", ".join(f"{count:,} {status}" for status, count in c.simulated.items() if count)
     lines = [
-        f"{refused + c.legal:,} candidates: {refused:,} illegal ({rules or 'none'}), {c.legal:,} legal.",
-        f"Of the legal: {c.too_large:,} pruned by memory, {c.too_slow:,} by the bound, {ran:,} simulated ({found}).",
+        f"{refused + c.unchecked + c.legal:,} candidates: {refused:,} illegal ({rules or 'none'}), {unchecked}{c.legal:,} legal.",
+        f"Of the legal: {f'{c.equal:,} the same as another, ' if c.equal else ''}{c.too_large:,} pruned by memory, {c.too_slow:,} by the bound, {ran:,} simulated ({found}).",
     ]
     if c.open:
-        lines.append(f"{c.open:,} were not reached: the table may change.")
+        lines.append(
+            f"{c.open:,} others that may fit were not simulated."
+            if report.study.layouts
+            else f"{c.open:,} were not reached: the table may change."
+        )
     return "\n".join(lines)
+
+
+def _proof(report: SearchReport) -> str:
+    """How sure it is that the first row is the best."""
+    if report.interrupted:
+        return "Nothing is proven yet."
+    sure = " that surely fits" if report.study.layouts and report.rows[0].outcome.status is Fit.FITS else ""
+    if report.gain:
+        return f"No plan{sure} can be more than {report.gain:.1%} better than 1: that far, bounds prove it (--all: to the end)."
+    return f"1 is the best plan{sure}: bounds prove it for all that was not simulated."
+
+
+def _equal(report: SearchReport) -> list[Text]:
+    """What makes no difference."""
+    return [
+        Text(f"= {row.rank} runs exactly the same with {'; or '.join(row.same)}.") for row in report.rows if row.same
+    ]
+
+
+def _best(report: SearchReport) -> str:
+    """What the plan is, above its settings."""
+    if report.rows[0].outcome.status is Fit.TIGHT:
+        return "Nothing surely fits. The best that is tight, as [plan] of a study file:"
+    return "The best, as [plan] of a study file:"
 
 
 def _noise(report: SearchReport) -> str:

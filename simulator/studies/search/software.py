@@ -1,0 +1,91 @@
+"""A search under several software stacks: the best plan of each, in one table with other good layouts of any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from simulator.base.errors import InputError
+from simulator.studies.search.driver import Interrupted, Progress, Tell, search
+from simulator.studies.search.engines import Engine
+from simulator.studies.search.journal import Journal
+from simulator.studies.search.report import Counts, Row, SearchReport, compared
+from simulator.studies.search.study import SearchStudy
+
+# What is compared where nobody names a stack: FSDP2 without and with torch.compile, Megatron, DeepSpeed
+USUAL: Final = ("torch-2.11-eager", "torch-2.11-compiled", "megatron-core-2025", "deepspeed-0.14")
+_BUDGET: Final = 72  # simulations of all stacks together
+
+
+def search_stacks(
+    study: SearchStudy, engine: Engine, journal: Journal | None = None, tell: Tell = lambda _: None
+) -> SearchReport:
+    """The best layouts under every stack of the study, each of which has a row. engine: of the whole study.
+
+    A stack that has no legal plan is named in `without`. Raises InputError where none has any; Interrupted on Ctrl-C.
+    """
+    stacks: tuple[str, ...] = study.space.fixed.get("stack", ())
+    if len(stacks) < 2 or not study.layouts:
+        return search(study, engine, journal, tell)
+    found: list[SearchReport] = []
+    without: dict[str, InputError] = {}
+    for stack in stacks:
+
+        def told(progress: Progress, stack: str = stack) -> None:
+            tell(replace(progress, stack=stack))
+
+        try:
+            found.append(search(_under(study, stack, len(stacks)), engine, journal, told))
+        except InputError as exc:
+            without[stack] = exc
+        except Interrupted as stop:
+            found += [stop.report] if stop.report else []
+            raise Interrupted(_joined(study, found, without) if found else None) from None
+    if not found:
+        raise InputError([fault for exc in without.values() for fault in exc.faults])
+    return _joined(study, found, without)
+
+
+def _under(study: SearchStudy, stack: str, num_stacks: int) -> SearchStudy:
+    fixed = {**study.space.fixed, "stack": (stack,)}
+    return replace(study, space=replace(study.space, fixed=fixed), budget=_BUDGET // num_stacks)
+
+
+def _joined(study: SearchStudy, reports: Sequence[SearchReport], without: dict[str, InputError]) -> SearchReport:
+    firsts = [report.rows[0] for report in reports if report.rows]
+    others = sorted((row for report in reports for row in report.rows[1:]), key=lambda row: row.order(study))
+    rows = sorted([*firsts, *others[: max(0, study.top - len(firsts))]], key=lambda row: row.order(study))
+    still = [report.quickest_open for report in reports if report.quickest_open is not None]
+    return SearchReport(
+        study=study,
+        rows=compared(rows),
+        counts=_sum([report.counts for report in reports]),
+        failures=dict(sum((Counter(report.failures) for report in reports), Counter[str]())),
+        quickest_open=min(still, default=None),
+        interrupted=any(report.interrupted for report in reports),
+        without=tuple((stack, str(exc.faults[0])) for stack, exc in without.items())
+        + tuple((_stack(report), "no plan fits") for report in reports if not report.rows and not report.interrupted),
+    )
+
+
+def _stack(report: SearchReport) -> str:
+    name: str = report.study.space.fixed["stack"][0]
+    return name
+
+
+def _sum(counts: Sequence[Counts]) -> Counts:
+    refused: Counter[str] = sum((Counter(one.refused) for one in counts), Counter())
+    simulated = {status: sum(one.simulated[status] for one in counts) for status in counts[0].simulated}
+    numbers = ("unchecked", "legal", "equal", "too_large", "too_slow", "open")
+    sums = {name: sum(getattr(one, name) for one in counts) for name in numbers}
+    return Counts(refused=dict(refused.most_common()), simulated=simulated, **sums)
+
+
+def best_of_each(report: SearchReport) -> dict[str, Row]:
+    """Stack -> its best row."""
+    found: dict[str, Row] = {}
+    for row in report.rows:
+        found.setdefault(row.plan.stack, row)
+    return found
