@@ -315,7 +315,7 @@ def _model(r: Reading) -> tuple[Model | str | None, str]:
     source = r.text("hf_transformers.model")
     family = table["model_names"].get(named, named)
     of_family: dict[str, Any] = {**table["flavors"].get(family, {}), **table["other_flavors"].get(family, {})}
-    found = shape_of(of_family.get(flavor or ""), f"{family} {flavor}", next(presets_of(source or ""), ""))
+    found = shape_of(of_family.get(flavor or ""), f"{family} {flavor}", next(iter(presets_of(source or "")), ""))
     if flavor is None:
         return None, ""
     if found is not None:
