@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from simulator.base.registry import IMPLEMENTATIONS
+from simulator.base.registry import IMPLEMENTATIONS, VIEWS
 
 if TYPE_CHECKING:
+    from simulator.api import search, serve
+    from simulator.base.errors import InputError
+    from simulator.base.fit import Fit
     from simulator.predict import Prediction, bounds, predict
     from simulator.spec.calibration import Calibration
     from simulator.spec.cluster import Cluster
@@ -25,8 +28,26 @@ if TYPE_CHECKING:
     from simulator.spec.model import Model
     from simulator.spec.plan import Plan
     from simulator.spec.software.stack import Stack
+    from simulator.studies.serving import InferencePlan, Slo, Workload
 
-__all__ = ["Calibration", "Cluster", "Device", "Model", "Plan", "Prediction", "Stack", "bounds", "predict"]
+__all__ = [
+    "Calibration",
+    "Cluster",
+    "Device",
+    "Fit",
+    "InferencePlan",
+    "InputError",
+    "Model",
+    "Plan",
+    "Prediction",
+    "Slo",
+    "Stack",
+    "Workload",
+    "bounds",
+    "predict",
+    "search",
+    "serve",
+]
 
 
 def _implementations() -> None:
@@ -36,10 +57,18 @@ def _implementations() -> None:
     assert script.IMPLEMENTATIONS is IMPLEMENTATIONS
 
 
+def _views() -> None:
+    """What a prediction looks like elsewhere registers itself as its file is loaded."""
+    from simulator.formats.writers import views
+
+    assert views.__name__
+
+
 IMPLEMENTATIONS.loads_by(_implementations)
+VIEWS.loads_by(_views)
 
 
-def _public(name: str) -> object:  # noqa: PLR0911  one line a name
+def _public(name: str) -> object:  # noqa: C901, PLR0911, PLR0912  a case a module
     """A public name, its module loaded now."""
     match name:
         case "Calibration":
@@ -54,6 +83,22 @@ def _public(name: str) -> object:  # noqa: PLR0911  one line a name
             from simulator.spec.cluster.device import Device
 
             return Device
+        case "Fit":
+            from simulator.base.fit import Fit
+
+            return Fit
+        case "InputError":
+            from simulator.base.errors import InputError
+
+            return InputError
+        case "InferencePlan" | "Slo" | "Workload":
+            from simulator.studies import serving
+
+            return getattr(serving, name)
+        case "search" | "serve":
+            from simulator import api
+
+            return getattr(api, name)
         case "Model":
             from simulator.spec.model import Model
 

@@ -2,6 +2,7 @@
 
 ShardwiseError
 ├── InputError            a file, a flag or a table is wrong; carries every fault with its place   (exit code 3)
+│   ├── ArgumentError     of a call from Python; a TypeError and a ValueError too
 │   ├── ModelError        the model's description
 │   ├── ClusterError      devices, links, tiers
 │   ├── PlanError         degrees, divisibilities, contradictory options
@@ -51,6 +52,12 @@ class InputError(ShardwiseError):
         count = len(self.faults)
         head = f"{count} fault{'s' if count != 1 else ''} in the {self.noun}"
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
+
+
+class ArgumentError(InputError, TypeError, ValueError):
+    """A call from Python has arguments that nobody knows, or of the wrong type."""
+
+    noun = "arguments"
 
 
 class ModelError(InputError):

@@ -36,4 +36,5 @@ class Registry:
             load()
 
 
+VIEWS: Final = Registry()  # of a prediction: `simulator.formats.writers.views`
 IMPLEMENTATIONS: Final = Registry()  # of data parallelism: `simulator.work.script`

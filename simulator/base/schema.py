@@ -12,20 +12,36 @@ from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import ArgumentError, Fault, InputError
 from simulator.base.units import FROM_FILE, UnitError
 from simulator.base.value_errors import branches_of, close_names, did_you_mean, expected_for, wrong_value
 
 if TYPE_CHECKING:
+    from pydantic._internal._model_construction import (
+        ModelMetaclass as _Called,
+    )  # for type checkers, a call is the class's
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
+
+else:
+
+    class _Called(type(BaseModel)):
+        """A call from Python names the faults of all its arguments in our words, with the nearest names."""
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  of any class
+            try:
+                return super().__call__(*args, **kwargs)
+            except ValidationError as exc:
+                model = cls if issubclass(cls, BaseModel) else None
+                raise ArgumentError(faults_of(exc, cls.__name__, model, kwargs)) from None
+
 
 _MANY: Final = 48  # names that a message lists at most
 _LIKE_A_FILE: Final = 0.85  # files of one folder often differ in one word
 _PYTHON: Final = "is Python code, and shardwise runs none"
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, metaclass=_Called):
     """Base of the inputs that come from files and flags."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from simulator.base.arguments import checked
 from simulator.base.fit import Fit
 from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 
+@checked
 def predict(
     model: Model,
     plan: Plan,

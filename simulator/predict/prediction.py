@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+from typing_extensions import override
 
 from simulator.base.fit import Fit
-from simulator.base.units import format_bytes, format_seconds
+from simulator.base.picture import Picture
+from simulator.base.registry import VIEWS
+from simulator.base.units import counted, format_bytes, format_seconds
 from simulator.memory import MemoryUse
 from simulator.work.checkpoint import Saving
 from simulator.work.trace import MemoryTrace, Timeline
@@ -66,7 +70,7 @@ class KindUse:
         return self.memory.fit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Prediction:
     """How long a step takes, what it holds at its peak, how sure that is, and why.
 
@@ -137,6 +141,37 @@ class Prediction:
     def hfu(self) -> float:
         """Hardware FLOP utilisation: recomputation counted too."""
         return self.hardware_flop_per_step / (self.step_s * self.num_devices * self.peak_flop_per_s)
+
+    @override
+    def __repr__(self) -> str:
+        devices = counted(self.num_devices, "device")
+        step = f"step {format_seconds(self.step_s)}, {self.tokens_per_s:,.0f} tokens/s"
+        return f"<Prediction of {self.model} on {self.cluster}, {devices}: {self.verdict}, {self.needs}; {step}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with the keys of `shardwise predict --json` (docs/reference/json-output.md); `inputs` is empty."""
+        data: dict[str, Any] = VIEWS["dict"](self)
+        return data
+
+    def to_json(self) -> str:
+        """The same as text that ends in a newline. Raises ValueError if a figure is infinite."""
+        text: str = VIEWS["json"](self)
+        return text
+
+    def plot_memory(self) -> Picture:
+        """Live and reserved bytes over the step, and where the device ends."""
+        picture: Picture = VIEWS["memory"](self)
+        return picture
+
+    def plot_timeline(self) -> Picture:
+        """What each stream of a rank does in the step."""
+        picture: Picture = VIEWS["timeline"](self)
+        return picture
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        text: str = VIEWS["html"](self)
+        return text
 
 
 def _needs(memory: MemoryUse, stall_s: float | None) -> str:

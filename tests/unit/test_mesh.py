@@ -6,9 +6,8 @@ from math import prod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from simulator.base.errors import PlanError
+from simulator.base.errors import InputError, PlanError
 from simulator.parallel.legality import check, check_split
 from simulator.parallel.mesh import GroupShape, Mesh
 from simulator.spec.cluster import Cluster
@@ -190,7 +189,7 @@ def test_every_order_of_the_same_degrees_is_another_placement() -> None:
     ],
 )
 def test_orders_that_are_none(order: str, degrees: dict[str, int], wrong: str) -> None:
-    with pytest.raises(ValidationError, match=wrong):
+    with pytest.raises(InputError, match=wrong):
         Plan(**degrees, rank_order=order)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from simulator.base.errors import PlanError
+from simulator.base.errors import InputError, PlanError
 from simulator.spec.plan import PipelinePlan, Plan, RecomputePlan
 from simulator.spec.software.stack import Stack
 
@@ -69,7 +69,7 @@ def test_a_word_for_a_record_is_its_main_field() -> None:
 
 
 def test_one_field_is_given_once() -> None:
-    with pytest.raises(ValidationError, match=r"virtual_stages and pipeline.virtual_stages are one field: keep one"):
+    with pytest.raises(InputError, match=r"virtual_stages and pipeline.virtual_stages are one field: keep one"):
         Plan(virtual_stages=2, pipeline={"virtual_stages": 2})
     assert Plan(virtual_stages=2, pipeline={"schedule": "interleaved"}).pipeline_schedule == "interleaved"
 

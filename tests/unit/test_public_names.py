@@ -9,7 +9,10 @@ import pytest
 
 import simulator
 
-NAMES = ["Calibration", "Cluster", "Device", "Model", "Plan", "Prediction", "Stack", "bounds", "predict"]
+NAMES = [
+    "Calibration", "Cluster", "Device", "Fit", "InferencePlan", "InputError", "Model", "Plan", "Prediction", "Slo",
+    "Stack", "Workload", "bounds", "predict", "search", "serve",
+]  # fmt: skip
 HEAVY = ("torch", "matplotlib", "scipy", "dask", "validate")
 
 

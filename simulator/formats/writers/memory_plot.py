@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _POINTS = 1500  # stretches of the step: more than a picture has columns
+_IN_ORDER: Final = "operations in the order in which the host issues them"
 _OWNERS = 5  # named at the peak
 # What stays is blue, what the step needs warm, communication green; told apart without colour by their order
 _COLORS: Final = {
@@ -46,6 +47,17 @@ def write_memory_plot(path: Path, prediction: Prediction, history: History) -> N
         _draw(figure.add_subplot(), prediction, live_bytes(history, _POINTS))
 
 
+def write_outline_plot(path: Path, prediction: Prediction) -> None:
+    """Draw what a prediction alone knows: live bytes of each moment without their categories. Raises InputError."""
+    samples, outside = prediction.memory_trace.samples, prediction.memory.outside_torch_bytes
+    with drawn(path, "plot_memory", (12, 6), dpi=120) as figure:
+        axes, at = figure.add_subplot(), range(len(samples))
+        live = [_gib([outside] * len(at)), _gib([sample.allocated_bytes for sample in samples])]
+        axes.stackplot(at, live, labels=["outside torch", "allocated"], colors=["#7f7f7f", "#5b9bd5"], step="mid")
+        _outline(axes, prediction, at)
+        axes.set_xlabel(_IN_ORDER)
+
+
 def _draw(axes: Axes, prediction: Prediction, shown: LiveBytes) -> None:
     memory = prediction.memory
     outside = memory.outside_torch_bytes
@@ -58,21 +70,27 @@ def _draw(axes: Axes, prediction: Prediction, shown: LiveBytes) -> None:
         colors=["#7f7f7f", *(_COLORS[name] for name in names)],
         step="mid",
     )
-    reserved = [prediction.memory_trace.samples[moment].reserved_bytes + outside for moment in shown.at]
-    axes.plot(shown.at, _gib(reserved), color="black", linewidth=1, drawstyle="steps-mid", label="reserved")
+    _outline(axes, prediction, shown.at)
+    _mark_phases(axes, shown)
+
+
+def _outline(axes: Axes, prediction: Prediction, at: Sequence[int]) -> None:
+    """What is reserved at these moments, where the device ends, the peak of live bytes, and the verdict."""
+    memory = prediction.memory
+    reserved = [prediction.memory_trace.samples[moment].reserved_bytes + memory.outside_torch_bytes for moment in at]
+    axes.plot(at, _gib(reserved), color="black", linewidth=1, drawstyle="steps-mid", label="reserved")
     capacity = memory.capacity_bytes / GIB
     axes.axhline(capacity, color="crimson", linestyle="--", linewidth=1.2)
     axes.annotate(
         f"capacity {format_bytes(memory.capacity_bytes)}",
-        (shown.num_moments - 1, capacity),
+        (at[-1], capacity),
         textcoords="offset points",
         xytext=(-4, 4),
         ha="right",
         color="crimson",
     )
     _mark_peak(axes, prediction)
-    _mark_phases(axes, shown)
-    axes.set_xlim(0, max(shown.num_moments - 1, 1))
+    axes.set_xlim(0, max(at[-1], 1))
     axes.set_ylim(0, 1.12 * max(capacity, memory.used_bytes / GIB))
     axes.set_ylabel("GiB on the fullest rank")
     title = f"{prediction.verdict.upper()}: {prediction.model} on {prediction.cluster}, {prediction.needs}"
@@ -128,4 +146,4 @@ def _mark_phases(axes: Axes, shown: LiveBytes) -> None:
             fontsize=8,
         )
     axes.set_xticks([])
-    axes.set_xlabel("operations in the order in which the host issues them", labelpad=16)
+    axes.set_xlabel(_IN_ORDER, labelpad=16)

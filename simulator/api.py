@@ -1,0 +1,117 @@
+"""The questions that need more than one prediction, as functions: `from simulator import search, serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from simulator.base.arguments import checked
+from simulator.base.errors import ArgumentError, Fault, InputError
+from simulator.base.schema import nearest
+from simulator.formats.readers.arrivals_table import read_arrivals
+from simulator.spec.calibration import Calibration
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.studies.search import Journal, Objective, Processes, SearchReport, SearchStudy, Serial, Space
+from simulator.studies.search import search as searched
+from simulator.studies.search.space import DERIVED, OFFLOADS
+from simulator.studies.serving import InferencePlan, Serving, Slo, Workload
+from simulator.studies.serving import serve as served
+
+
+@checked
+def search(  # noqa: PLR0913  an option of the command line each
+    model: Model,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    seq_len: int,
+    nodes: int | Sequence[int] | None = None,
+    max_gpus: int | None = None,
+    fix: Mapping[str, Any] | None = None,
+    calibration: Calibration | None = None,
+    stack: Stack | None = None,
+    objective: Objective = "step",
+    top: int = 10,
+    fits_only: bool = False,
+    jobs: int = 1,
+    journal: str | Path | None = None,
+) -> SearchReport:
+    """The best plans, as `shardwise search` finds them (docs/guides/search.md).
+
+    global_batch: sequences a step. nodes: numbers of nodes to try; None: the cluster's. fix: a field of Plan -> the value
+    it has, or a list of those it may have. fits_only: no plan whose memory is tight. jobs: processes; from a script, more
+    than one needs `if __name__ == "__main__"`. journal: a file that keeps what is known, to resume from.
+    Raises ArgumentError, or PlanError where no plan is legal; Interrupted, with what is known, on Ctrl-C.
+    """
+    counts = (cluster.num_nodes,) if nodes is None else (nodes,) if isinstance(nodes, int) else tuple(nodes)
+    space = Space(
+        model=model,
+        clusters=tuple(cluster.with_nodes(count) for count in sorted(set(counts))),
+        global_batch=global_batch,
+        seq_len=seq_len,
+        fixed=_fixed(fix or {}),
+        max_devices=max_gpus,
+    )
+    study = SearchStudy(
+        space=space, calibration=calibration, stack=stack, objective=objective, top=top, fits_only=fits_only
+    )
+    kept = Journal(Path(journal), study.identity) if journal is not None else nullcontext()
+    with kept as notes, Processes(study, jobs) if jobs > 1 else Serial(study) as engine:
+        return searched(study, engine, notes)
+
+
+@checked
+def serve(
+    model: Model,
+    plan: InferencePlan,
+    cluster: Cluster,
+    workload: Workload,
+    calibration: Calibration | None = None,
+    stack: Stack | None = None,
+    *,
+    slo: Slo | None = None,
+    interval: bool = False,
+) -> Serving:
+    """Latencies, throughput and memory of a model that is served, as `shardwise serve` predicts them.
+
+    interval: also with all times at the ends of their 90 % interval. A plan that does not fit is an answer.
+    Raises PlanError, StackError, CalibrationError, or InputError with every fault found.
+    """
+    requests = workload.requests() if workload.trace is None else read_arrivals(workload.trace)
+    return served(
+        model, plan, cluster, requests, calibration, stack, slo=slo, warmup=workload.warmup, interval=interval
+    )
+
+
+def _fixed(fix: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The values that each field may have. Raises ArgumentError with every unknown field and illegal value."""
+    found = {name: tuple(values) if isinstance(values, list | tuple) else (values,) for name, values in fix.items()}
+    faults = list(chain.from_iterable(_faults(name, values) for name, values in found.items()))
+    if faults:
+        raise ArgumentError(faults)
+    return found
+
+
+def _faults(name: str, values: Sequence[Any]) -> Sequence[Fault]:
+    place = f"search(fix=): {name}"
+    if name in DERIVED:
+        remedy = "fix dp_replicate or micro_batch_size; global_batch and seq_len give the rest"
+        return [Fault(place=place, problem="follows from the others", remedy=remedy)]
+    if name not in Plan.flat_fields():
+        return [Fault(place=place, problem="no field of a plan", remedy=nearest(name, Plan.flat_fields()))]
+    if name == "offload":
+        remedy = f"one of {', '.join(OFFLOADS)}"
+        return [Fault(place=place, problem=str(each), remedy=remedy) for each in values if each not in OFFLOADS]
+    found: list[Fault] = []
+    for value in values:
+        try:
+            Plan.parse({name: value}, "search(fix=)", InputError)
+        except InputError as exc:
+            found += exc.faults
+    return found
