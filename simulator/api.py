@@ -17,8 +17,17 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.studies.search import Journal, Objective, Processes, SearchReport, SearchStudy, Serial, Space
-from simulator.studies.search import search as searched
+from simulator.studies.search import (
+    Journal,
+    Objective,
+    Processes,
+    SearchReport,
+    SearchStudy,
+    Serial,
+    Space,
+    search_stacks,
+    usual_stacks,
+)
 from simulator.studies.search.space import DERIVED, OFFLOADS
 from simulator.studies.serving import InferencePlan, Serving, Slo, Workload
 from simulator.studies.serving import serve as served
@@ -35,9 +44,10 @@ def search(  # noqa: PLR0913  an option of the command line each
     max_gpus: int | None = None,
     fix: Mapping[str, Any] | None = None,
     calibration: Calibration | None = None,
-    stack: Stack | None = None,
+    stack: str | Sequence[str] | Stack | None = None,
     objective: Objective = "step",
     top: int = 10,
+    every: bool = False,
     fits_only: bool = False,
     jobs: int = 1,
     journal: str | Path | None = None,
@@ -45,25 +55,36 @@ def search(  # noqa: PLR0913  an option of the command line each
     """The best plans, as `shardwise search` finds them (docs/guides/search.md).
 
     global_batch: sequences a step. nodes: numbers of nodes to try; None: the cluster's. fix: a field of Plan -> the value
-    it has, or a list of those it may have. fits_only: no plan whose memory is tight. jobs: processes; from a script, more
-    than one needs `if __name__ == "__main__"`. journal: a file that keeps what is known, to resume from.
+    it has, or a list of those it may have. stack: one or several by name, or one of your own; None: the usual ones.
+    every: every good plan instead of the best of each layout. fits_only: no plan whose memory is tight. jobs: processes;
+    from a script, more than one needs `if __name__ == "__main__"`. journal: a file that keeps what is known, to resume from.
     Raises ArgumentError, or PlanError where no plan is legal; Interrupted, with what is known, on Ctrl-C.
     """
     counts = (cluster.num_nodes,) if nodes is None else (nodes,) if isinstance(nodes, int) else tuple(nodes)
+    fixed, own = _fixed(fix or {}), stack if isinstance(stack, Stack) else None
+    if own is None:
+        names = (stack,) if isinstance(stack, str) else stack
+        fixed["stack"] = tuple(names) if names else fixed.get("stack") or usual_stacks(fixed)
     space = Space(
         model=model,
         clusters=tuple(cluster.with_nodes(count) for count in sorted(set(counts))),
         global_batch=global_batch,
         seq_len=seq_len,
-        fixed=_fixed(fix or {}),
+        fixed=fixed,
         max_devices=max_gpus,
     )
     study = SearchStudy(
-        space=space, calibration=calibration, stack=stack, objective=objective, top=top, fits_only=fits_only
+        space=space,
+        calibration=calibration,
+        stack=own,
+        objective=objective,
+        top=top,
+        fits_only=fits_only,
+        layouts=not every,
     )
     kept = Journal(Path(journal), study.identity) if journal is not None else nullcontext()
     with kept as notes, Processes(study, jobs) if jobs > 1 else Serial(study) as engine:
-        return searched(study, engine, notes)
+        return search_stacks(study, engine, notes)
 
 
 @checked

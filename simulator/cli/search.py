@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.terminal import show
 from simulator.formats.study import calibration_named
 from simulator.formats.study.overrides import literal
-from simulator.parallel.legality import software_of
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
@@ -31,7 +30,6 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import (
     OBJECTIVES,
-    USUAL,
     Dask,
     Engine,
     Interrupted,
@@ -45,6 +43,7 @@ from simulator.studies.search import (
     Space,
     render,
     search_stacks,
+    usual_stacks,
 )
 from simulator.studies.search.export import check_export, export
 from simulator.studies.search.space import DERIVED, OFFLOADS
@@ -204,7 +203,7 @@ def _study(options: dict[str, Any]) -> SearchStudy:
         fixed["stack"] = tuple(name.strip() for name in options["stack"].split(",") if name.strip())
         faults += [fault for name in fixed["stack"] for fault in _stack_faults(str(name))]
     elif "stack" not in fixed:
-        fixed["stack"] = _usual(fixed)
+        fixed["stack"] = usual_stacks(fixed)
     if faults or model is None or cluster is None:
         raise InputError(faults)
     objective: Objective = options["objective"]
@@ -224,13 +223,6 @@ def _study(options: dict[str, Any]) -> SearchStudy:
         fits_only=options["fits_only"],
         layouts=not options["every"],
     )
-
-
-def _usual(fixed: Mapping[str, tuple[object, ...]]) -> tuple[object, ...]:
-    """The usual stacks; where the data parallelism is fixed, those whose frameworks have it."""
-    asked = fixed.get("data_parallel")
-    has = {one: software_of(Stack.load(one).framework).implementations for one in USUAL}
-    return tuple(one for one in USUAL if asked is None or set(asked) & set(has[one])) or (Plan().stack,)
 
 
 def _stack_faults(name: str) -> Sequence[Fault]:

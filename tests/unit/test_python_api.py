@@ -151,13 +151,24 @@ def test_an_inputs_misspelt_fields_have_the_nearest_names(
 
 
 def test_search_answers_as_the_study_does() -> None:
-    mine = search(MODEL, CLUSTER, global_batch=16, seq_len=256, fix=FIXED, top=2)
+    own = Stack.load("torch-2.6-eager")
+    mine = search(MODEL, CLUSTER, global_batch=16, seq_len=256, fix=FIXED, stack=own, every=True, top=2)
     fixed = {name: tuple(value) if isinstance(value, list) else (value,) for name, value in FIXED.items()}
-    study = SearchStudy(space=Space(model=MODEL, clusters=(CLUSTER,), global_batch=16, seq_len=256, fixed=fixed), top=2)
+    space = Space(model=MODEL, clusters=(CLUSTER,), global_batch=16, seq_len=256, fixed=fixed)
+    study = SearchStudy(space=space, stack=own, top=2)
     with Serial(study) as engine:
         assert mine.as_json() == searched(study, engine).as_json()
     assert {row.plan.zero for row in mine.rows} <= {2, 3}
     assert [row.outcome.status for row in mine.rows] == ["fits", "fits"]
+
+
+def test_search_takes_the_command_lines_stacks(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--model", "llama3.2-1b", "--cluster", "hgx-h100-8", "--global-batch", "16", "--seq-len", "2048", "--json"]
+    main(["search", *asked, "--fix", "tp=1", "--fix", "pp=1", "--fix", "cp=1", "--jobs", "1", "--top", "4"])
+    told = json.loads(capsys.readouterr().out)
+    fix = {"tp": 1, "pp": 1, "cp": 1}
+    mine = search(Model.load("llama3.2-1b"), CLUSTER, global_batch=16, seq_len=2048, fix=fix, top=4)
+    assert json.loads(json.dumps(mine.as_json()))["plans"] == told["plans"]
 
 
 def test_search_tells_every_wrong_value_of_fix() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from simulator.base.errors import InputError
+from simulator.parallel.legality import software_of
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
 from simulator.studies.search.driver import Interrupted, Progress, Tell, search
 from simulator.studies.search.engines import Engine
 from simulator.studies.search.journal import Journal
@@ -17,6 +20,13 @@ from simulator.studies.search.study import SearchStudy
 # What is compared where nobody names a stack: FSDP2 without and with torch.compile, Megatron, DeepSpeed
 USUAL: Final = ("torch-2.11-eager", "torch-2.11-compiled", "megatron-core-2025", "deepspeed-0.14")
 _BUDGET: Final = 72  # simulations of all stacks together
+
+
+def usual_stacks(fixed: Mapping[str, tuple[object, ...]]) -> tuple[str, ...]:
+    """The usual stacks; where the data parallelism is fixed, those whose frameworks have it."""
+    asked = fixed.get("data_parallel")
+    has = {one: software_of(Stack.load(one).framework).implementations for one in USUAL}
+    return tuple(one for one in USUAL if asked is None or set(asked) & set(has[one])) or (Plan().stack,)
 
 
 def search_stacks(
