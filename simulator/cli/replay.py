@@ -120,7 +120,7 @@ def _what_if(
         from simulator.formats.writers.replay_text import policies_text
 
         show(policies_text(sequence, asked, scores, costs.source), plain=plain, width=_WIDTH)
-    return ExitCode.DOES_NOT_FIT if all(score.out_of_memory for score in scores) else ExitCode.OK
+    return min((score.fit for score in scores), key=lambda fit: fit.rank).exit_code
 
 
 def _write(data: dict[str, Any]) -> None:

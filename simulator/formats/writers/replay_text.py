@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.base.fit import Fit
 from simulator.base.units import counted, format_bytes, format_seconds
 from simulator.memory.policies import POLICIES
 from simulator.studies.replay import Demand, ReplayReport, Score, Sequence, Tally
@@ -90,8 +89,8 @@ def policies_text(sequence: Sequence, demand: Demand, scores: Rows[Score], sourc
 
 
 def _line(score: Score) -> tuple[str, ...]:
-    if score.out_of_memory is not None:
-        return (score.policy, Fit.DOES_NOT_FIT, *[""] * 8)
+    if not score.fit.runs:
+        return (score.policy, score.fit, *[""] * 8)
     return (
         score.policy,
         format_bytes(score.peak_allocated_bytes),

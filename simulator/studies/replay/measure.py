@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from simulator.base.fit import Fit
 from simulator.memory.allocator import OutOfMemoryError
 from simulator.memory.policies import ACTIVATION, Pool, PoolInputs, buffer_bytes, make_pool
 from simulator.studies.replay.costs import DriverCosts
@@ -51,6 +52,11 @@ class Score:
     all_calls: dict[str, int]
     all_calls_s: float
     out_of_memory: str | None
+
+    @property
+    def fit(self) -> Fit:
+        """A recorded sequence is played as it is, so that nothing is tight."""
+        return Fit.FITS if self.out_of_memory is None else Fit.DOES_NOT_FIT
 
 
 def demand(sequence: Sequence) -> Demand:
