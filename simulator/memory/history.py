@@ -121,14 +121,8 @@ def write_history(
     The first decides how later blocks lie: its peak is reserved before the optimizer's state exists. Two micro-batches
     stand for any number: what a second one finds, the third finds too; of a pipeline, as many as fill it twice.
     """
-    step = StepWriter(
-        shard_of(stack.stored(model), plan, stage),
-        plan,
-        stack,
-        blocks,
-        implementation_of(plan).buffers(plan, library),
-        stage,
-    )
+    shard, buffers = shard_of(stack.stored(model), plan, stage), implementation_of(plan).buffers(plan, library)
+    step = StepWriter(shard, plan, stack, blocks, buffers, stage)
     early = plan.traits.master_copy  # their optimizers make their state when they are built
     step.persistent(workspaces, optimizer_state=early or steps == 1)
     count = min(plan.num_micro_batches, 2 * plan.pp)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import pytest
 
 from simulator import Cluster, Model, Plan, Stack, predict
 from simulator.base.errors import PlanError
+from simulator.spec.model import ModelPart
 from simulator.spec.model.files import preset_names
 from simulator.work.script import resident_bytes, units
 
+ANY = Stack.load("torch-2.6-eager")
 SIZES = tuple(2**power for power in range(3, 13))
 MIXTURES = tuple(name for name in preset_names() if Model.load(name).experts is not None)
-FLAT = (
+FLAT: tuple[dict[str, Any], ...] = (
     {"data_parallel": "fsdp1", "zero": 3},
     {"data_parallel": "deepspeed", "zero": 3},
     {"zero": 1, "data_parallel": "megatron"},
@@ -30,7 +33,8 @@ def held(model: Model, how: str, ranks: int) -> int:
     assert model.experts is not None
     by_rows = how == "rows" or (how == "rows_beyond" and ranks > model.experts.num_experts)
     total = 0
-    for kind in ("embedding", *model.body, "head"):
+    parts_of_model: tuple[ModelPart, ...] = ("embedding", *model.body, "head")
+    for kind in parts_of_model:
         for name, shape in model.parameter_shapes(kind):
             if name.startswith("experts.") and by_rows:
                 total += shape[0] * parts(*shape[1:], into=ranks)
@@ -45,7 +49,7 @@ def test_more_gpus_hold_less_each(name: str) -> None:
     model = Model.load(name)
     for how in ("rows", "rows_beyond", "rows_with_ep", "experts"):
         expected = "experts" if how == "rows_with_ep" else how  # without ep
-        stored, before = model.with_experts_cut_by(how), model.num_parameters
+        stored, before = ANY.copy_with(expert_shards=how).stored(model), model.num_parameters
         for ranks in SIZES:
             cut = units(stored, Plan(dp_shard=ranks))
             now = sum(unit.shard_numel for unit in cut)
@@ -81,8 +85,8 @@ def test_every_stack_holds_a_part_or_says_so(stack: str) -> None:
 MIXTRAL, NODES = Model.load("mixtral-8x7b"), Cluster.load("dgx-h100-8", num_nodes=64)
 
 
-def stated(stack: str, **fields: int) -> list[str]:
-    found = predict(MIXTRAL, Plan(**{"dp_shard": 512, "stack": stack, **fields}), NODES).sources
+def stated(stack: str, **fields: Any) -> list[str]:
+    found = predict(MIXTRAL, Plan(dp_shard=512, stack=stack, **fields), NODES).sources
     return [source.detail for source in found if source.what == "padded shards"]
 
 

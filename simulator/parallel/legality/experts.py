@@ -175,18 +175,14 @@ MODEL: Final = (
 
 def _shards(plan: Plan) -> int:
     """Ranks over which FSDP2 cuts an expert's weights."""
-    return plan.num_expert_ranks // (plan.ep * plan.experts.etp) if plan.experts_apart else plan.dp_shard * plan.cp
+    inside = plan.ep * plan.experts.etp
+    return max(1, plan.num_expert_ranks // inside) if plan.experts_apart else plan.dp_shard * plan.cp
 
 
 def _cuts_stacked_rows(run: Run) -> bool:
     """FSDP2 cuts dim 1 of weights that stack all experts."""
     how, plan, experts = run.stack.kernels.expert_shards, run.plan, run.model.experts
-    if (
-        experts is None
-        or how == "rows"
-        or not plan.traits.shards_rows
-        or plan.num_expert_ranks % (plan.ep * plan.experts.etp)
-    ):
+    if experts is None or how == "rows" or not plan.traits.shards_rows:
         return False
     return cuts_rows(how, shards=_shards(plan), experts=experts.num_experts // plan.ep, ep=plan.ep)
 

@@ -65,13 +65,8 @@ class Experts(Strict):
 
     @property
     def cut_by(self) -> ExpertShards:
-        """How the software at hand cuts them into shards, which `stored` says."""
+        """How the software at hand cuts them into shards (`Stack.stored`)."""
         return "rows"
-
-    def stored(self, cut_by: ExpertShards) -> Experts:
-        """The same, as software stores them that cuts them so."""
-        kind = type(self) if isinstance(self, StoredExperts) else StoredExperts
-        return kind.model_construct(**(dict(self) | {"software": cut_by}))
 
     def in_layer(self, layer: int) -> bool:
         """Layer number `layer` has experts."""

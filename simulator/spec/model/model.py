@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, Self
 
 from simulator.base.errors import Fault, ModelError
-from simulator.spec.model.experts import ExpertShards
 from simulator.spec.model.files import PRESETS, model_fields, preset_names, unknown_model
 from simulator.spec.model.parameters import ModelParameters
 
@@ -62,12 +61,6 @@ class Model(ModelParameters, defer_build=False):
     def with_max_positions(self, max_positions: int) -> Self:
         """The same model with another context length: learned positions are parameters, and grow with it."""
         return self.model_copy(update={"max_positions": max_positions})
-
-    def with_experts_cut_by(self, cut_by: ExpertShards) -> Self:
-        """The same in the hands of software that cuts routed experts so (`Kernels.expert_shards`)."""
-        if self.experts is None or self.experts.cut_by == cut_by:
-            return self
-        return self.model_copy(update={"experts": self.experts.stored(cut_by)})
 
     @classmethod
     def load(cls, name_or_path: str | Path, like: str | None = None) -> Model:

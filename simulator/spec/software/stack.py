@@ -18,6 +18,7 @@ from simulator.base.records import Nested
 from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
+from simulator.spec.model.experts import StoredExperts
 from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.flat_names import FLAT_NAMES
 from simulator.spec.software.nccl import Nccl
@@ -118,7 +119,11 @@ class Stack(Nested):
 
     def stored(self, model: Model) -> Model:
         """The model as this software stores its experts."""
-        return model.with_experts_cut_by(self.kernels.expert_shards)
+        experts, cut_by = model.experts, self.kernels.expert_shards
+        if experts is None or experts.cut_by == cut_by:
+            return model
+        kind = type(experts) if isinstance(experts, StoredExperts) else StoredExperts
+        return model.model_copy(update={"experts": kind.model_construct(**(dict(experts) | {"software": cut_by}))})
 
     def software(self) -> Nccl:
         """NCCL as this stack sets it up."""
