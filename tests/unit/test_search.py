@@ -153,6 +153,25 @@ def _everything(study: SearchStudy) -> Survey:
     return found
 
 
+def test_floors_know_how_the_software_cuts_experts() -> None:
+    """9 columns an expert over 8 shards: rows are padded to 16, whole experts (64 a rank) are not."""
+    model = MODEL.model_copy(update={"experts": Experts(num_experts=512, top_k=1, d_ff=9)})
+    fixed = {**FIXED, "zero": (3,), "tp": (1,), "pp": (1,), "ep": (1,), "recompute": ("none",)}
+    space = Space(model=model, clusters=(CLUSTER,), global_batch=16, seq_len=512, fixed=fixed)
+    floors = {}
+    for cut_by in ("experts", "rows"):
+        stack = Stack.load("torch-2.11-eager").copy_with(expert_shards=cut_by)
+        study = SearchStudy(space=space, stack=stack, objective="memory")
+        for prospect in _everything(study).prospects:
+            floors[cut_by, prospect.key] = prospect.floor
+            least = study.value_of(evaluate(study, prospect.key))
+            assert least is not None
+            assert prospect.floor <= least
+    keys = {key for _, key in floors}
+    assert keys
+    assert all(floors["experts", key] < floors["rows", key] for key in keys)
+
+
 def test_what_scouts_rule_out_is_not_in_the_exhaustive_table() -> None:
     """A short table is full after the plans that split the model least; the rest is surveyed against its worst."""
     fixed = {

@@ -111,12 +111,9 @@ class Surveyor:
     """Surveys branches one after another; neighbours share blocks and prices."""
 
     study: SearchStudy
-    _shares: ModelShards = field(init=False)
+    _shares: dict[str, ModelShards] = field(default_factory=dict)  # by how the software cuts experts
     _floors: dict[object, tuple[MemoryFloor, TimeFloor]] = field(default_factory=dict)
     _idle: dict[int, bool] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._shares = ModelShards(self.study.space.model)
 
     def survey(self, branch: Branch, limit: float = math.inf) -> Survey:
         """The legal plans of the branch that may have a value up to `limit`; the others are counted."""
@@ -172,7 +169,8 @@ class Surveyor:
         if key not in self._floors:
             equal = branch.cluster.usual  # floors are those of equal nodes, and asked of these alone
             context = self.study.context(equal, branch.fields.get("stack", Plan().stack))
-            time = TimeFloor(context, self._shares)
+            shares = self._shares.setdefault(context.stack.kernels.expert_shards, ModelShards(context.model))
+            time = TimeFloor(context, shares)
             self._idle.clear()
-            self._floors = {key: (MemoryFloor(context, self._shares, time.shapes), time)}
+            self._floors = {key: (MemoryFloor(context, shares, time.shapes), time)}
         return self._floors[key]
