@@ -30,6 +30,7 @@ TOGETHER = {
     "tests/validate/test_bench_gpu.py": "a GPU's samples",
     "tests/validate/test_run_fake.py": "fake plays",
     "tests/unit/test_remedy_search.py": "searches for remedies",
+    "tests/unit/test_search.py": "searches",
     **dict.fromkeys(
         (f"tests/unit/test_{name}.py" for name in ("imports", "no_publishers", "script", "stack_traits")), "sources"
     ),
