@@ -166,7 +166,8 @@ def close_names(name: str, known: Iterable[str], most: int = 3, cutoff: float = 
         part = len(wanted) > 1 and any("".join(words[n:]).startswith(wanted) for n in range(len(words)))
         for matcher, text in zip(matchers, (_folded(other), other.lower()), strict=True):
             matcher.set_seq1(text)
-        near = (m for m in matchers if part or m.quick_ratio() >= cutoff)  # quick_ratio is cheap and never below ratio
+        # bounds from above, the cheaper first
+        near = (m for m in matchers if part or (m.real_quick_ratio() >= cutoff and m.quick_ratio() >= cutoff))
         return part + max((m.ratio() for m in near), default=0.0)
 
     rated = sorted((-likeness(one), one) for one in set(known))

@@ -110,11 +110,14 @@ def test_the_same_plans_are_run_and_compared_with_their_predictions(
 
 
 def test_wider_samples_give_wider_intervals(folder: Path, tmp_path: Path) -> None:
-    """What the fit is unsure of reaches the prediction: noise of a factor two on products widens its interval."""
+    """What the fit is unsure of reaches the prediction: noise of a factor two on products widens its interval.
+
+    Beside the products a machine needs one kind of pass; what else was measured would be fitted here to no purpose.
+    """
     lines = (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     fits = []
     for name, noise in (("calm", 1.0), ("noisy", 2.0)):
-        rows = [json.loads(line) for line in lines]
+        rows = [row for row in map(json.loads, lines) if row["kind"] in ("machine", "gemm") or row.get("op") == "clone"]
         for index, row in enumerate(rows):
             if row["kind"] == "gemm":  # a core of 50 GFLOP/s, whatever this one did meanwhile
                 row.pop("reference_s", None)
