@@ -43,7 +43,7 @@ class Server:
         self.started: list[int] = []
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
-        """The answer to one request."""
+        """The answer to one request. Raises EOFError if the server has ended."""
         socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], descriptors)
         return _received(self._channel)[0]
 
@@ -130,8 +130,9 @@ def forked_ranks(made: Server) -> Iterator[Server]:
 def serve(channel: socket.socket) -> None:
     """Answer until nobody asks: fork a process, or say how one has ended."""
     while True:
-        request, descriptors = _received(channel)
-        if request is None:
+        try:
+            request, descriptors = _received(channel)
+        except EOFError:
             return
         if "poll" in request:
             pid, status = os.waitpid(request["poll"], os.WNOHANG)
@@ -147,13 +148,13 @@ def serve(channel: socket.socket) -> None:
 
 
 def _received(channel: socket.socket) -> tuple[Any, list[int]]:
-    """One line and the descriptors that came with it; None where the other side is gone."""
+    """One line and the descriptors that came with it. Raises EOFError where the other side is gone."""
     data, descriptors = b"", []
     while not data.endswith(b"\n"):
         part, found, _, _ = socket.recv_fds(channel, 65536, 16)
         descriptors += found
         if not part:
-            return None, descriptors
+            raise EOFError("the other side of the server's socket is closed")
         data += part
     return json.loads(data), descriptors
 
