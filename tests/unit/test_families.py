@@ -46,13 +46,15 @@ def test_a_family_has_its_published_parameters(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config["model"])
 def test_ops_of_a_family_hold_all_its_parameters(config: dict[str, Any]) -> None:
-    """Each block of ops holds what the model says its layers have, and some op reads each kind of layer."""
+    """Each op says what gradients of parameters it makes: together those of its layer. Sinks are in no op, and a module of
+    multi-token prediction makes the gradients of the ends once more."""
     model = configured(keys_of(config), "config.json", "m")
     blocks = build_blocks(model, Stack.load("torch-2.6-eager"), Plan(seq_len=512))
     assert {block.name for block in blocks.body} == set(model.body)
     for block in blocks.body:
-        assert block.num_parameters == model.num_parameters_of(block.name)  # type: ignore[arg-type]
-        assert any(op.category == "gemm" for op in block.ops)
+        if block.name != "mtp":
+            held = sum(op.parameter_numel for op in block.ops) + (model.num_heads if model.attention_sinks else 0)
+            assert held == model.num_parameters_of(block.name)
 
 
 NEEDS_A_PATTERN = {"nemotron_h", "nemotron-nas", "mimo_v2_flash"}  # their classes have no default that says the layers

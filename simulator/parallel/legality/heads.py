@@ -113,6 +113,7 @@ def _groups(of: OfModel) -> int:
     return _mamba(of).num_groups // of.plan.tp
 
 
+_BY_MEGATRON: Final = ', or data_parallel = "megatron"'
 _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Megatron-LM, core/ssm/mamba_context_parallel.py)
     ModelRule(
         where="tp",
@@ -122,7 +123,7 @@ _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Mega
         equation=lambda of: (
             f"{of.plan.implementation} splits no {_mamba(of).called} mixers, and tp × cp = {of.plan.tp} × {of.plan.cp}"
         ),
-        remedy='tp = 1, cp = 1, or data_parallel = "megatron"',
+        remedy=lambda of: f"tp = 1, cp = 1{_BY_MEGATRON if _mamba(of).kind == 'mamba2' else ''}",
     ),
     ModelRule(
         where="precision",

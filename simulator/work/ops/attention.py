@@ -47,10 +47,14 @@ def _heads(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value, Value
     if s.model.attention_gate:
         q, gate = _query_and_gate(g, s, q)
     if s.model.qk_norm:
-        wide, c = s.model.qk_norm_wide, s.model.head_dim
-        q, k = (norm(g, s, f"{n}_norm", y, y.numel // s.tokens if wide else c) for n, y in (("q", q), ("k", k)))
+        q, k = (_head_norm(g, s, f"{name}_norm", x) for name, x in (("q", q), ("k", k)))
     q, k = rotate(g, s, [q, k])
     return q, k, v, gate
+
+
+def _head_norm(g: Graph, s: OpContext, name: str, x: Value) -> Value:
+    """A norm of each head, or of all together; without bias."""
+    return norm(g, s, name, x, x.numel // s.tokens if s.model.qk_norm_wide else s.model.head_dim, biased=False)
 
 
 def _gated(g: Graph, o: Value, gate: Value) -> Value:

@@ -10,14 +10,14 @@ from simulator.work.ops.graph import Graph, Value, stream
 from simulator.work.ops.op_context import OpContext
 
 
-def norm(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
-    """Normalise each row of `width` elements of x. The output has x's dtype; casts: it is written in fp8."""
+def norm(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False, biased: bool = True) -> Value:
+    """Normalise each row of `width` elements of x. The output has x's dtype; casts: it is written in fp8. biased: it has a bias where the model's norms do."""
     if s.stack.kernels.norm == "eager" and s.model.norm == "rms" and s.model.norm_weight:
         return _operators(g, name, x, width)
     if s.stack.kernels.norm_dtype == "fp32" and s.stack.traits.runs_operators and x.dtype != "fp32":
         wide = g.cast(x, "fp32", f"{name}.float", "norm")
-        return g.cast(_fused(g, s, f"{name}.wide", wide, width), x.dtype, name, "norm")
-    return _fused(g, s, name, x, width, casts=casts)
+        return g.cast(_fused(g, s, f"{name}.wide", wide, width, biased=biased), x.dtype, name, "norm")
+    return _fused(g, s, name, x, width, casts=casts, biased=biased)
 
 
 def num_statistics(s: OpContext) -> int:
@@ -25,12 +25,14 @@ def num_statistics(s: OpContext) -> int:
     return 1 if s.model.norm == "rms" else 2
 
 
-def _fused(g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False) -> Value:
+def _fused(
+    g: Graph, s: OpContext, name: str, x: Value, width: int, *, casts: bool = False, biased: bool = True
+) -> Value:
     """Forward reads x and writes y. Backward reads dy and x twice, for dx and for the weight's column sums."""
     rows = x.numel // width
     out = g.value(name, x.numel, x.dtype)
     statistics = g.value(f"{name}.statistics", rows * num_statistics(s), "fp32")
-    weight = width * (2 if s.model.norm_bias else 1) * s.model.norm_weight
+    weight = width * (2 if s.model.norm_bias and biased else 1) * s.model.norm_weight
     small = statistics.num_bytes
     size = x.num_bytes
     sums = stream("norm_backward", 2 * size + small, weight * DTYPE_BYTES[x.dtype], 2)
