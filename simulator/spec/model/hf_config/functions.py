@@ -6,24 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-_PLAIN: Final = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "squared_relu",
-}
-_GATED: Final = {
-    "silu": "swiglu",
-    "swish": "swiglu",
-    "gelu": "geglu",
-    "gelu_new": "geglu",
-    "gelu_pytorch_tanh": "geglu",
-}
-_LETTERS: Final = {  # of Model's pattern, for the words of lists of layers; 0 and 1: MiniMax's attn_type_list
-    "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E", 0: "M", 1: "*",
-}  # fmt: skip
+from simulator.spec.model.hf_config.families import key_facts
 
 
 class WrongValueError(Exception):
@@ -40,9 +23,10 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _word(table: dict[str, str], value: object) -> str:
+def _word(words: str, value: object) -> str:
+    table = key_facts()[words]
     if isinstance(value, str) and value in table:
-        return table[value]
+        return str(table[value])
     raise WrongValueError(f"activation {short(value)} is not known", f"one of {', '.join(table)}")
 
 
@@ -80,9 +64,10 @@ def _letters_of(layers: object, default: str = "") -> str:
         return default
     if isinstance(layers, str) and layers:
         return layers
-    if isinstance(layers, list) and layers and all(isinstance(w, str | int) and w in _LETTERS for w in layers):
-        return "".join(_LETTERS[word] for word in layers)
-    known = ", ".join(word for word in _LETTERS if isinstance(word, str))
+    words = key_facts()["letters"]
+    if isinstance(layers, list) and layers and all(str(word) in words for word in layers):
+        return "".join(words[str(word)] for word in layers)
+    known = ", ".join(word for word in words if word.isidentifier())
     problem = "is missing" if layers is None else f"{short(layers)} is no pattern of layers"
     raise WrongValueError(problem, f"letters M * - E, or a list of {known}")
 
@@ -177,8 +162,8 @@ def _has(letters: Sequence[str], letter: str) -> bool:
 
 
 FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "gated": lambda value: _word(_GATED, value),
-    "plain": lambda value: _word(_PLAIN, value),
+    "gated": lambda value: _word("gated", value),
+    "plain": lambda value: _word("plain", value),
     "one_of": _one_of,
     "every": _every,
     "leading": _leading,
