@@ -50,10 +50,10 @@ class Style:
 class Norm(nn.Module):  # type: ignore[misc]
     """RMSNorm or LayerNorm over the last dim, fused or operator by operator in fp32."""
 
-    def __init__(self, width: int, model: Model, style: Style) -> None:
+    def __init__(self, width: int, model: Model, style: Style, *, biased: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width, dtype=style.dtype))
-        self.bias = nn.Parameter(torch.zeros(width, dtype=style.dtype)) if model.norm_bias else None
+        self.bias = nn.Parameter(torch.zeros(width, dtype=style.dtype)) if model.norm_bias and biased else None
         self.rms = model.norm == "rms"
         self.written_out = self.rms and style.stack.kernels.norm == "eager"
         self.wide = style.stack.kernels.norm_dtype == "fp32"
@@ -123,8 +123,8 @@ class Attention(nn.Module):  # type: ignore[misc]
             self.k = nn.Linear(d, kv, bias=bias, dtype=style.dtype)
             self.v = nn.Linear(d, kv, bias=bias, dtype=style.dtype)
         self.out = nn.Linear(q, d, bias=model.out_bias, dtype=style.dtype)
-        self.q_norm = Norm(model.head_dim, model, style) if model.qk_norm else None
-        self.k_norm = Norm(model.head_dim, model, style) if model.qk_norm else None
+        self.q_norm = Norm(model.head_dim, model, style, biased=False) if model.qk_norm else None
+        self.k_norm = Norm(model.head_dim, model, style, biased=False) if model.qk_norm else None
         self.rotary = Rotary(model, style) if model.positions == "rope" else None
 
     def forward(self, x: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
