@@ -22,6 +22,7 @@ from simulator.cli.search_front import refuse_without_front, run_front
 from simulator.cli.terminal import show
 from simulator.formats.study import calibration_named
 from simulator.formats.study.overrides import literal
+from simulator.formats.study.provenance import model_notes
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.parts import MAX_NODES
@@ -188,6 +189,8 @@ def _study(options: dict[str, Any]) -> SearchStudy:
     fixed: dict[str, tuple[object, ...]] = {}
     try:
         model = Model.load(options["model"], options["like"])
+        for note in model_notes(model):
+            click.echo(f"shardwise: {note}", err=True)
     except InputError as exc:
         faults += exc.faults
     try:

@@ -18,7 +18,7 @@ from simulator.base.units import FROM_FILE
 from simulator.formats.study.certain_faults import BY_DEVICES, certain_faults, plan_faults, unknown_fields
 from simulator.formats.study.loading import calibration_named, calibration_of, cluster_of, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
-from simulator.formats.study.provenance import left_open, of_model, set_by_hand, sources_of, without_effect
+from simulator.formats.study.provenance import model_notes, of_model, set_by_hand, sources_of, without_effect
 from simulator.formats.study.tables import (
     DEFAULT,
     DEFAULT_NAME,
@@ -140,8 +140,7 @@ class _Asked:
         found = Plan.moved_note(self.name, self.written, "plan.")
         if plan.stack.endswith(".toml"):
             found += Stack.moved_note(plan.stack, read_toml(Path(plan.stack), StackError))
-        found += tuple(f"{model.name}: {one.what.partition(', ')[2]}: {one.detail}" for one in left_open(model))
-        return (*found, *(self.draft.notes if self.draft else ()))
+        return (*found, *model_notes(model), *(self.draft.notes if self.draft else ()))
 
 
 def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faults: Faults) -> Study:

@@ -68,6 +68,11 @@ def left_open(model: Model) -> Iterator[Source]:
             yield Source(what=f"model, {what}", kind=kind, detail=model.sources[what])
 
 
+def model_notes(model: Model) -> tuple[str, ...]:
+    """The same in a line each."""
+    return tuple(f"{model.name}: {one.what.partition(', ')[2]}: {one.detail}" for one in left_open(model))
+
+
 def of_model(model: Model, named: object) -> Iterator[Source]:
     """What the model's file leaves open, and the preset that it amounts to. named: what the study calls the model."""
     yield from left_open(model)

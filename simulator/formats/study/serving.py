@@ -14,7 +14,7 @@ from simulator.base.schema import Strict, faults_of, read_toml
 from simulator.base.units import FROM_FILE, Seconds
 from simulator.formats.study.loading import calibration_named, loaded_cluster, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
-from simulator.formats.study.provenance import named_sources, set_by_hand
+from simulator.formats.study.provenance import named_sources, of_model, set_by_hand
 from simulator.formats.study.tables import DEFAULT_NAME, Faults, at_its_key, located, nested, of_root
 from simulator.predict import Source
 from simulator.spec.calibration import Calibration
@@ -128,7 +128,11 @@ def read_serving_study(
         workload=study.workload,
         requests=requests,
         slo=study.slo.limits(),
-        sources=(*_sources(name, raw, origins, study.workload), *set_by_hand(overrides, TABLES)),
+        sources=(
+            *_sources(name, raw, origins, study.workload),
+            *of_model(model, raw.get("model")),
+            *set_by_hand(overrides, TABLES),
+        ),
     )
 
 
