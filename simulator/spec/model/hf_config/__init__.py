@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,8 @@ def config_fields(
     if "experts" not in known.tables:
         for key in key_facts()["experts"]:
             if isinstance(config.get(key), int) and config[key] > 1:
-                near = ", ".join(other for other in family_names() if "experts" in family(other).tables)
-                keys.fault(key, f"experts of model_type {known.name!r} are not known", f"one of {near}")
+                way = "; ".join(f"--like {name} reads it" for name in _readers(config)[:1])
+                keys.fault(key, f"experts of model_type {known.name!r} are not known", way)
     if keys.faults:
         raise ModelError(dict.fromkeys(keys.faults))
     return {**fields, "sources": _sources(keys, known, config, read_as=like if like != own else None)}
@@ -119,8 +119,7 @@ def _unknown_family(config: Mapping[str, Any], place: str) -> Fault:
     own = config.get("model_type")
     problem = "is missing" if own is None else f"{str(own)[:100]!r} is not known"
     near = difflib.get_close_matches(str(own)[:100], family_names(), n=2) if own is not None else []
-    scores = {name: _score(config, name) for name in (*near, *families_by_file())}  # those first that are called alike
-    readable = sorted((name for name in scores if scores[name]), key=lambda name: -scores[name])[:3]
+    readable = _readers(config, near)
     told = f"nearest: {', '.join(near)}; " if near else ""
     if readable:
         told += f"--like {readable[0]} reads it as that family"
@@ -132,6 +131,12 @@ def _unknown_family(config: Mapping[str, Any], place: str) -> Fault:
         problem=problem,
         remedy=f"{told}; docs/reference/model-families.md lists all {len(family_names())}",
     )
+
+
+def _readers(config: Mapping[str, Any], alike: Sequence[str] = ()) -> list[str]:
+    """Three families that can read a file, those first that look at most of it, then those that are called alike."""
+    scores = {name: _score(config, name) for name in (*alike, *families_by_file())}
+    return sorted((name for name in scores if scores[name]), key=lambda name: -scores[name])[:3]
 
 
 def _nearest_size(config: Mapping[str, Any]) -> str:
