@@ -22,11 +22,15 @@ from typing_extensions import override
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that is wrong: where it stands, what it is, and what would be right (empty if unknown)."""
+    """One thing that is wrong: where it stands, what it is, and what would be right (empty if unknown).
+
+    flags: of the command line, with values, that would mend it: of them a ready command is made.
+    """
 
     place: str
     problem: str
     remedy: str = ""
+    flags: tuple[tuple[str, str], ...] = ()
 
     @override
     def __str__(self) -> str:
@@ -39,19 +43,21 @@ class ShardwiseError(Exception):
 
 
 class InputError(ShardwiseError):
-    """Bad input, with every fault found. `faults` is never empty."""
+    """Bad input, with every fault found. `faults` is never empty. ready: a command line that works; empty: none is known."""
 
     noun = "input"
 
-    def __init__(self, faults: Iterable[Fault] | Fault) -> None:
+    def __init__(self, faults: Iterable[Fault] | Fault, ready: str = "") -> None:
         self.faults: tuple[Fault, ...] = (faults,) if isinstance(faults, Fault) else tuple(faults)
+        self.ready = ready
         super().__init__(str(self))
 
     @override
     def __str__(self) -> str:
         count = len(self.faults)
         head = f"{count} fault{'s' if count != 1 else ''} in the {self.noun}"
-        return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
+        tail = [f"  this runs; put your own values in: {self.ready}"] if self.ready else []
+        return "\n".join([head, *(f"  {fault}" for fault in self.faults), *tail])
 
 
 class ArgumentError(InputError, TypeError, ValueError):

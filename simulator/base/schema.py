@@ -229,7 +229,11 @@ def read_toml(path: Path, error: type[InputError]) -> dict[str, Any]:
 
 def read_json(path: Path, error: type[InputError], *, finite: bool = True) -> Any:  # noqa: ANN401  JSON is any of six types
     """A JSON file as plain data; duplicate keys are refused, and NaN and infinity unless Python wrote them (`finite`)."""
-    text = _read_text(path, error)
+    return parse_json(_read_text(path, error), path, error, finite=finite)
+
+
+def parse_json(text: str, path: Path, error: type[InputError], *, finite: bool = True) -> Any:  # noqa: ANN401
+    """The text of a JSON file, likewise."""
     faults: list[Fault] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -69,7 +69,10 @@ def plan_file_options(function: Callable[..., int]) -> Callable[..., int]:
     help_text = "The plan in Megatron-LM's arguments, DeepSpeed's JSON, accelerate's YAML, torchtitan's TOML or JSON."
     for option in (
         click.option(
-            "--define", multiple=True, metavar="NAME=VALUE", help="A variable of --plan's script; repeatable."
+            "--define",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="A variable of --plan's script, @ for its arguments, or --OPTION; repeatable.",
         ),
         click.option("--plan-format", metavar="|".join(PLAN_FORMATS), help="[by the file's content]"),
         click.option("--plan", "plan_file", type=FILE, metavar="FILE", help=help_text),
@@ -145,7 +148,7 @@ def command(
     try:
         asked = study_of(study, flags, settings)
     except InputError as exc:
-        raise InputError([*exc.faults, *wrong]) from None
+        raise InputError([*exc.faults, *wrong], exc.ready) from None
     if wrong:
         raise InputError(wrong)
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, advise=True)

@@ -81,7 +81,7 @@ def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -
     draft = _read_back(text, form, job)
     plan = job.plan
     default = Plan()
-    asked = {name for name in _BESIDE[form] if plan.value(name) != default.value(name)} | set(draft.needed)
+    asked = {name for name in _BESIDE[form] if plan.value(name) != default.value(name)} | set(draft.assumed)
     beside = {name: plan.value(name) for name in Plan.flat_fields() if name in asked and name not in draft.fields}
     faults = list(_faults(job, draft, beside, form))
     if faults:

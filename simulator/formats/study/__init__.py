@@ -6,7 +6,7 @@ Every value remembers who gave it, so that a fault is reported at the flag or th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,8 +85,32 @@ def read_study(
 
     flags: model, cluster, nodes, calibration as given. plan_flags: Plan's fields as given.
     plan_file: holds the plan, and perhaps the model, in place of the study's.
-    Raises InputError with every fault of every input.
+    Raises InputError with every fault of every input; with a plan's file also with a command line that works.
     """
+    if plan_file is None:
+        return _read_study(file, flags, plan_flags, settings, None)
+    from simulator.formats.study.ready import Asked, assumed_note, ready_command
+
+    def attempt(asked: Asked) -> Study:
+        return _read_study(asked.file, asked.flags, asked.plan_flags, asked.settings, asked.plan_file)
+
+    asked = Asked(file=file, flags=flags, plan_flags=plan_flags, settings=tuple(settings), plan_file=plan_file)
+    try:
+        study = attempt(asked)
+    except InputError as exc:
+        found = ready_command(asked, exc.faults, lambda asked: attempt(asked).draft)
+        raise InputError(exc.faults, found) from None
+    return replace(study, notes=(*study.notes, *assumed_note(asked, study.draft)))
+
+
+def _read_study(
+    file: Path | None,
+    flags: Mapping[str, str],
+    plan_flags: Mapping[str, str],
+    settings: Sequence[str],
+    plan_file: PlanFile | None,
+) -> Study:
+    """The study itself."""
     faults = Faults()
     base = dict(DEFAULT) if file is None else faults.attempt(lambda: located(read_toml(file, InputError), file.parent))
     if base is None:
@@ -108,10 +132,11 @@ def read_study(
     if draft is not None:
         from simulator.formats.study.imported import with_draft
 
+        draft = draft.settled({*given, *(str(Plan.flat_path(o.path)[0]) for o in of_root(overrides, "plan"))}, model)
         raw, origins, found = with_draft(raw, origins, draft, cluster, model, given, overrides)
         faults += found
     table = base.get("plan")
-    asked = _Asked(
+    asked = _Raw(
         name=str(file or DEFAULT_NAME),
         raw=raw,
         origins=origins,
@@ -124,7 +149,7 @@ def read_study(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Raw:
     """A study as plain data, with the origin of each value: the file, flags, `--set`s, another framework's file."""
 
     name: str
@@ -143,7 +168,7 @@ class _Asked:
         return (*found, *model_notes(model), *(self.draft.notes if self.draft else ()))
 
 
-def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faults: Faults) -> Study:
+def _completed(asked: _Raw, model: Model | None, cluster: Cluster | None, faults: Faults) -> Study:
     """The plan, its software and its checkpoint, judged. Raises InputError with every fault, those so far among them."""
     raw, overrides, draft = asked.raw, asked.overrides, asked.draft
     settled = draft is None or not faults
@@ -181,7 +206,7 @@ def _completed(asked: _Asked, model: Model | None, cluster: Cluster | None, faul
     )
 
 
-def _checked(asked: _Asked, faults: list[Fault]) -> tuple[StudyFile | None, frozenset[str]]:
+def _checked(asked: _Raw, faults: list[Fault]) -> tuple[StudyFile | None, frozenset[str]]:
     """The study, and the plan's fields that cannot be read (missing in it); None: the plan cannot be checked."""
     raw = dict(asked.raw)
     try:
@@ -201,7 +226,7 @@ def _checked(asked: _Asked, faults: list[Fault]) -> tuple[StudyFile | None, froz
         return None, frozenset()
 
 
-def _stack_of(plan: Plan, asked: _Asked) -> Stack:
+def _stack_of(plan: Plan, asked: _Raw) -> Stack:
     """The plan's software, with what another framework's file says of it, and what was set. Raises StackError."""
     changes, draft = of_root(asked.overrides, "stack"), asked.draft
     if draft is not None and plan.stack == draft.stack:  # else the file could not be read, and this is a default
@@ -220,7 +245,7 @@ _DATA_PARALLEL: Final = frozenset({"dp_shard", "dp_replicate"})
 
 
 def _certain_faults(
-    plan: Plan, model: Model | None, cluster: Cluster | None, unknown: frozenset[str], asked: _Asked
+    plan: Plan, model: Model | None, cluster: Cluster | None, unknown: frozenset[str], asked: _Raw
 ) -> list[Fault]:
     """Faults of a partly known plan, from another framework's file or its own."""
     if asked.draft is None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from math import lcm
+from typing import Any, Final
 
 from simulator.base.errors import ClusterError, Fault, PlanError
 from simulator.base.schema import nearest
 from simulator.formats.readers import PLAN_FORMATS
-from simulator.formats.readers.plans import Draft, drafted_fields, read_plan
+from simulator.formats.readers.plans import GPUS, Draft, drafted_fields, read_plan
 from simulator.formats.study.overrides import Override
-from simulator.formats.study.tables import PlanFile, nested, of_root
+from simulator.formats.study.tables import DEFAULT, PlanFile, nested, of_root
 from simulator.predict import Source
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
+
+PART: Final = ("gpus_per_node", "nvlink_domain_size")  # of a cluster that a job takes a part of
 
 
 def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
@@ -58,11 +62,13 @@ def with_draft(
         if not any(
             fault.place == place for fault in draft.faults
         ):  # else what stands there cannot be read, and is told
-            faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE"))
+            cure = (("--model", str(DEFAULT["model"])),)
+            faults.append(Fault(place=place, problem=problem, remedy="--model NAME or FILE", flags=cure))
     plan: dict[str, Any] = {}
     found = draft.faults
     if cluster is not None:
         plan, found = drafted_fields(draft, cluster.num_devices, given, model)
+        found = tuple(_with_nodes(fault, cluster) for fault in found)
     faults.extend(found)
     for override in of_root(overrides, "plan"):
         plan = nested(plan, override.path, override.value)
@@ -70,22 +76,39 @@ def with_draft(
     return {**raw, "model": raw.get("model") or "", "plan": plan}, {**places, **origins}, faults
 
 
-def num_nodes(draft: Draft, cluster: Cluster, given: Mapping[str, Any]) -> int | None:
-    """Nodes that hold the job's GPUs; None where the file states no number. Raises ClusterError."""
-    stated = draft.stated_devices(given)
+def _with_nodes(fault: Fault, cluster: Cluster) -> Fault:
+    """Numbers of GPUs among a fault's flags as nodes of the cluster, or as a part of one."""
+    found: list[tuple[str, str]] = []
+    for flag, value in fault.flags:
+        count, each = (int(value) if flag == GPUS else 0), cluster.gpus_per_node
+        if flag != GPUS:
+            found.append((flag, value))
+        elif count < each:
+            found += [("--nodes", "1"), *(("--set", f"cluster.{key}={count}") for key in PART)]
+        else:
+            found.append(("--nodes", f"{lcm(count, each) // each}"))
+    return replace(fault, flags=tuple(found))
+
+
+def part_of(draft: Draft, cluster: Cluster, given: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Nodes that hold the job's GPUs, and how many GPUs of each; None: as many as the cluster has. Raises ClusterError."""
+    stated, each = draft.stated_devices(given), cluster.gpus_per_node
     if stated is None and draft.devices_fault is not None:
         raise ClusterError(draft.devices_fault)
     if stated is None:
-        return None
-    nodes, rest = divmod(stated, cluster.gpus_per_node)
-    if rest:
-        place = draft.places.get("num_devices", draft.file)
-        problem = (
-            f"the job's {stated} GPUs are no whole nodes of {cluster.name}, which has {cluster.gpus_per_node} each"
-        )
-        remedy = "--nodes N, another --cluster" + (f", or --set cluster.gpus_per_node={stated}" if not nodes else "")
-        raise ClusterError(Fault(place=place, problem=problem, remedy=remedy))
-    return nodes
+        most = draft.most_devices(given)
+        return draft.num_nodes, most if most is not None and most < each and not draft.num_nodes else None
+    if stated % each == 0:
+        return stated // each, None
+    nodes = draft.num_nodes or 1
+    if stated % nodes == 0 and stated // nodes < each:
+        return nodes, stated // nodes
+    place = draft.places.get("num_devices", draft.file)
+    problem = f"the job's {stated} GPUs are no whole nodes of {cluster.name}, which has {each} each"
+    nodes = -(-stated // each)
+    raise ClusterError(
+        Fault(place=place, problem=problem, remedy="--nodes N, or another --cluster", flags=(("--nodes", f"{nodes}"),))
+    )
 
 
 def stack_overrides(draft: Draft, overrides: Sequence[Override], given: Mapping[str, Any]) -> list[Override]:
@@ -109,6 +132,8 @@ def sources(draft: Draft, used_stack: str) -> Iterator[Source]:
         yield Source(what="stack", kind="assumed", detail=f"{draft.stack}: {draft.stack_why}")
         for name, (value, place) in draft.stack_changes.items():
             yield Source(what=f"stack.{name}", kind="given", detail=f"{value} ({place})")
+    for name, (value, why) in draft.assumed.items():
+        yield Source(what=f"plan.{name}", kind="assumed", detail=f"{value}: {why} (--{name.replace('_', '-')})")
 
 
 def _counted(draft: Draft) -> str:

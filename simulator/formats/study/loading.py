@@ -51,10 +51,14 @@ def _counted_cluster(
     cluster = loaded_cluster(raw, overrides)
     if cluster is None or draft is None or raw.get("nodes") is not None:
         return cluster
-    from simulator.formats.study.imported import num_nodes
+    from simulator.formats.study.imported import PART, part_of
 
-    nodes = num_nodes(draft, cluster, given)
-    if nodes not in (None, cluster.num_nodes):
+    nodes, each = part_of(draft, cluster, given)
+    if each is not None:
+        place = draft.places.get("num_devices", draft.file)
+        part = [Override(root="cluster", path=(key,), text=str(each), flag=place) for key in PART]
+        overrides = [*overrides, *part]
+    if nodes not in (None, cluster.num_nodes) or each is not None:
         cluster = loaded_cluster({**raw, "nodes": nodes}, overrides)
     return cluster
 

@@ -45,7 +45,8 @@ def sources_of(
         places = {f"plan.{field}" for field in draft.places}
         origins = {key: flag for key, flag in origins.items() if key not in places or flag.startswith("--")}
         name, assumed = draft.file, "given"
-    return (*found, *_of_plan(name, assumed, raw["plan"], origins, asked, plan))
+    stated = {key: value for key, value in raw["plan"].items() if draft is None or key not in draft.assumed}
+    return (*found, *_of_plan(name, assumed, stated, origins, asked, plan))
 
 
 def named_sources(name: str, raw: Mapping[str, Any], origins: Mapping[str, str]) -> list[Source]:

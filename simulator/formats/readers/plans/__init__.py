@@ -6,16 +6,18 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.base.schema import is_python, read_json, unreadable
+from simulator.base.schema import is_python, parse_json, read_json, unreadable
 from simulator.formats.readers import PLAN_FORMATS
-from simulator.formats.readers.plans.draft import Draft, drafted_fields, plan_fields
+from simulator.formats.readers.plans.draft import GPUS, Draft, drafted_fields, plan_fields
+from simulator.formats.readers.plans.json_text import OPENS, strict
 from simulator.spec.plan import Plan
 
-__all__ = ["Draft", "detect", "drafted_fields", "plan_fields", "read_plan"]
+__all__ = ["GPUS", "Draft", "detect", "drafted_fields", "plan_fields", "read_plan"]
 
 MAX_BYTES: Final = 2**20
 _DEEPSPEED: Final = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping"}
@@ -42,7 +44,8 @@ def read_plan(
         case "deepspeed":
             from simulator.formats.readers.plans.deepspeed import read_deepspeed
 
-            return read_deepspeed(_json(path), str(path), given)
+            data, notes = _template(text, path, define or {})
+            return replace(read_deepspeed(data, str(path), given), notes=notes)
         case "search":
             from simulator.formats.readers.plans.search_report import read_search
 
@@ -52,7 +55,7 @@ def read_plan(
             from simulator.formats.readers.plans.yaml_file import read_yaml
 
             data = read_yaml(text, str(path))
-            return read_accelerate(data, str(path), lambda name: _json(path.parent / name), given)
+            return read_accelerate(data, str(path), lambda name: _beside(path.parent, name), given)
         case "torchtitan":
             from simulator.formats.readers.plans.torchtitan import read_torchtitan
 
@@ -64,8 +67,8 @@ def read_plan(
 
 def detect(text: str, file: str) -> str:
     """Which of PLAN_FORMATS a file is in. Raises PlanError where it is in none."""
-    if text.lstrip().startswith("{"):
-        return _detect_json(text)
+    if OPENS.match(text):
+        return _detect_json(strict(text, {})[0])
     if _MEGATRON.search(text):
         return "megatron"
     table = _quietly(tomllib.loads, text)
@@ -118,6 +121,25 @@ def _json(path: Path) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise PlanError(Fault(place=str(path), problem="holds no object", remedy='{"key": value}'))
     return data
+
+
+def _template(text: str, path: Path, define: Mapping[str, str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """DeepSpeed's file, which may have comments (it is read as HJSON) or be a template that a script fills in; notes."""
+    plain, placeholders = strict(text, define)
+    data = parse_json(plain, path, PlanError)
+    if not isinstance(data, dict):
+        raise PlanError(Fault(place=str(path), problem="holds no object", remedy='{"key": value}'))
+    note = (
+        f"{path}: placeholders of a template, taken as auto: {', '.join(placeholders)}; --define NAME=VALUE gives one"
+    )
+    return data, (note,) if placeholders else ()
+
+
+def _beside(folder: Path, name: str) -> Mapping[str, Any]:
+    """A DeepSpeed file by the path that another file gives: from its folder, or by its name alone."""
+    paths = (folder / name, folder / Path(name).name)
+    path = next((path for path in paths if path.is_file()), paths[0])
+    return _template(_text(path), path, {})[0]
 
 
 def _toml(text: str, path: Path) -> dict[str, Any]:

@@ -17,17 +17,40 @@ from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, flatte
 from simulator.spec.model import Model
 
 SOFTWARE: Final = "accelerate 1.12"
-_F, _D, _P = "fsdp_config.fsdp_", "deepspeed_config.", "parallelism_config.parallelism_config_"
+_F: Final = "fsdp_config.fsdp_"
+_D: Final = "deepspeed_config."
+_P: Final = "parallelism_config.parallelism_config_"
 _STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _ZERO: Final = {"NO_SHARD": 0, "SHARD_GRAD_OP": 2, "FULL_SHARD": 3, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
-_PLUGINS: Final = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
+_M: Final = "megatron_lm_config.megatron_lm_"
+_PLUGINS: Final = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP", "MEGATRON_LM", "TP")
+_OTHERS: Final = (
+    "MULTI_CPU",
+    "MULTI_NPU",
+    "MULTI_MLU",
+    "MULTI_XPU",
+    "MULTI_HPU",
+    "MULTI_MUSA",
+    "MULTI_SDAA",
+)  # not CUDA's: as MULTI_GPU
+_PREFIXES: Final = {
+    "fsdp_config.": "fsdp_",
+    "parallelism_config.": "parallelism_config_",
+    "megatron_lm_config.": "megatron_lm_",
+}
+_RENAMED: Final = {
+    f"{_F}backward_prefetch_policy": f"{_F}backward_prefetch",
+    "tp_config.tp_size": f"{_P}tp_size",
+    "dynamo_backend": "dynamo_config.dynamo_backend",
+    "deepspeed_config": f"{_D}deepspeed_config_file",
+}
 
 ReadJson = Callable[[str], Mapping[str, Any]]
 
 
 def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, given: Collection[str] = ()) -> Draft:
     """The plan of a configuration that was read as plain data. read_json: reads a DeepSpeed file that it names."""
-    r = Reading(flattened(data, file), file, given)
+    r = Reading(_entries(data, file), file, given)
     kind = _kind(r, data)
     fields: dict[str, Any] = {}
     mixed = r.choice("mixed_precision", ("no", "fp16", "bf16", "fp8"))
@@ -35,15 +58,19 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
         fields["precision"] = "fp32" if mixed == "no" else mixed
     elif "mixed_precision" in r and r.faults:
         fields["precision"] = "fp32"  # its word is a fault; the file does state it
-    processes, machines = r.integer("num_processes"), r.integer("num_machines") or 1
+    processes, machines = r.integer("num_processes"), r.integer("num_machines")
+    if kind == "NO":
+        processes = 1  # `accelerate launch` starts one process, whatever the file says (commands/launch.py)
     by_model: Mapping[str, Any] = {}
     leftover: Degree | None = "dp_replicate"
     match kind:
         case "DEEPSPEED":
             leftover, by_model = _deepspeed(r, fields, read_json, mixed)
         case "FSDP":
-            leftover = _fsdp(r, fields, processes, machines)
+            leftover = _fsdp(r, fields, processes, machines or 1)
             by_model = {"reduce_dtype": _compute_dtype}
+        case "MEGATRON_LM":
+            leftover = _megatron(r, fields)
         case _:
             fields |= {"data_parallel": "ddp", "zero": 0}
     leftover = _parallelism(r, fields, leftover)
@@ -55,11 +82,12 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
         software=SOFTWARE,
         file=file,
         fields=fields,
-        places={"num_devices": r.place("num_processes")} if processes else {},
+        places={"num_devices": r.place("num_processes" if kind != "NO" else "distributed_type")} if processes else {},
         leftover=leftover,
         num_devices=processes,
+        num_nodes=machines,
         global_batch_size=total,
-        needed=_needed(fields, kind, total),
+        assumed=deepspeed.assumed(fields, total, bf16=True),
         by_model=by_model,
         stack=stack,
         stack_why=why,
@@ -68,35 +96,65 @@ def read_accelerate(data: Mapping[str, Any], file: str, read_json: ReadJson, giv
     )
 
 
+def _entries(data: Mapping[str, Any], file: str) -> dict[str, Entry]:
+    """Settings by dotted name. Older releases wrote a table's keys without its prefix; a DeepSpeed file inline stays whole."""
+    found: dict[str, Entry] = {}
+    for name, entry in flattened(data, file, leaves=[_D[:-1]] if _inline(data) else []).items():
+        table = next((table for table in _PREFIXES if name.startswith(table)), "")
+        key = name.removeprefix(table)
+        full = f"{table}{_PREFIXES[table]}{key.removeprefix(_PREFIXES[table])}" if table else name
+        found[full if isinstance(entry.value, Mapping) else _RENAMED.get(full, full)] = entry
+    return found
+
+
+def _inline(data: Mapping[str, Any]) -> bool:
+    """The deepspeed_config is DeepSpeed's own, and no plugin's."""
+    table = data.get(_D[:-1])
+    return isinstance(table, Mapping) and bool({"zero_optimization", "train_micro_batch_size_per_gpu"} & set(table))
+
+
 def _kind(r: Reading, data: Mapping[str, Any]) -> str:
     """The data-parallel implementation; plugins that contradict it are faults."""
-    kind = r.choice("distributed_type", _PLUGINS) or "NO"
-    if "fsdp_config" in _tables(data) and kind == "DEEPSPEED":
-        r.fault("distributed_type", "DEEPSPEED beside an fsdp_config", "keep one of the two")
-    if "deepspeed_config" in _tables(data) and kind == "FSDP":
-        r.fault("distributed_type", "FSDP beside a deepspeed_config", "keep one of the two")
-    if "megatron_lm_config" in _tables(data):
-        r.fault("distributed_type", "accelerate's Megatron plugin is not read", "Megatron's own arguments")
-    return kind
+    kind = r.choice("distributed_type", (*_PLUGINS, *_OTHERS)) or "NO"
+    if kind in _OTHERS:
+        r.unmodelled("distributed_type", f"{kind}: read as MULTI_GPU on the cluster's GPUs")
+        kind = "MULTI_GPU"
+    tables = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED", "megatron_lm_config": "MEGATRON_LM"}
+    for table, own in tables.items():
+        if table in _tables(data) and kind != own and kind in tables.values():
+            r.fault(
+                "distributed_type", f"{kind} beside a{'n' if table[0] == 'f' else ''} {table}", "keep one of the two"
+            )
+    return "MULTI_GPU" if kind == "TP" else kind
 
 
-def _needed(fields: Mapping[str, Any], kind: str, total: int | None) -> tuple[str, ...]:
-    """Fields that the training script decides, as far as the file does not state them."""
-    names = ["seq_len", *(() if kind == "FSDP" else ("recompute",)), "precision"]
-    follows = total is not None and "num_micro_batches" in fields  # the micro-batch, from the other two
-    names += [] if follows else ["micro_batch_size"]
-    names += ["num_micro_batches"] if total is None else []
-    return tuple(name for name in names if name not in fields)
+def _megatron(r: Reading, fields: dict[str, Any]) -> Degree:
+    """Megatron-LM by accelerate's plugin (utils/dataclasses.py, MegatronLMPlugin): the optimizer is distributed if it says so."""
+    for name, key in (("tp", "tp_degree"), ("pp", "pp_degree"), ("num_micro_batches", "num_micro_batches")):
+        value = r.integer(f"{_M}{key}", plan_field=name)
+        if value is not None:
+            fields[name] = value
+    parallel, distributed = r.flag(f"{_M}sequence_parallelism"), r.flag(f"{_M}use_distributed_optimizer")
+    fields |= {"data_parallel": "megatron", "zero": 1 if distributed else 0, "optimizer_impl": "fused"}
+    fields["sequence_parallel"] = bool(parallel) and fields.get("tp", 1) > 1
+    fields["recompute"] = "selective" if r.flag(f"{_M}recompute_activations", plan_field="recompute") else "none"
+    return "dp_shard" if distributed else "dp_replicate"
 
 
 def _tables(data: Mapping[str, Any]) -> set[str]:
     return {key for key, value in data.items() if isinstance(value, Mapping) and value}
 
 
+_NONE: Final = Entry(name="", value=None, place="")
+
+
 def _deepspeed(
     r: Reading, fields: dict[str, Any], read_json: ReadJson, mixed: str | None
 ) -> tuple[Degree, Mapping[str, Any]]:
     """The plugin's own keys, or the file that they name; a file and keys that say the same thing contradict each other."""
+    if isinstance(r.entries.get(_D[:-1], _NONE).value, Mapping):
+        data = r.raw(_D[:-1])
+        return _deepspeed_file(r, fields, lambda _: data, f"{r.file}: {_D[:-1]}", mixed)
     path = r.text(f"{_D}deepspeed_config_file")
     if path is not None:
         return _deepspeed_file(r, fields, read_json, path, mixed)
@@ -152,9 +210,6 @@ def _deepspeed_file(
     r.note(name, "read as DeepSpeed's file")
     r.added += inner.settings()
     return leftover, by_model
-
-
-_NONE: Final = Entry(name="", value=None, place="")
 
 
 def _fsdp(r: Reading, fields: dict[str, Any], processes: int | None, machines: int) -> Degree:
@@ -215,10 +270,11 @@ def _fsdp1(r: Reading, fields: dict[str, Any], processes: int | None, machines: 
 def _fsdp2(r: Reading, fields: dict[str, Any], processes: int | None, machines: int) -> None:
     del processes, machines
     for key in ("sharding_strategy", "backward_prefetch", "forward_prefetch", "use_orig_params", "sync_module_states"):
-        if f"{_F}{key}" in r:
-            r.fault(f"{_F}{key}", "is FSDP1's", "drop it, or fsdp_version: 1")
-            r.raw(f"{_F}{key}")
-    if r.flag(f"{_F}reshard_after_forward") is False:  # true is the default, which keeps the root
+        r.overruled(f"{_F}{key}", "is FSDP1's: FSDP2 has no such setting")
+    if str(r.entries.get(f"{_F}reshard_after_forward", _NONE).value).upper() in _STRATEGIES:
+        r.fault(f"{_F}reshard_after_forward", "a strategy's name is FSDP1's", "true or false, or fsdp_version: 1")
+        r.raw(f"{_F}reshard_after_forward")
+    elif r.flag(f"{_F}reshard_after_forward") is False:  # true is the default, which keeps the root
         fields["reshard_after_forward"] = False
 
 
@@ -234,8 +290,9 @@ def _parallelism(r: Reading, fields: dict[str, Any], leftover: Degree | None) ->
         fields |= {"cp": ulysses, "cp_exchange": "all_to_all"}
         degrees["cp"] = None
     stated = {name: degree for name, degree in degrees.items() if degree is not None}
-    if stated and fields.get("data_parallel") == "fsdp1":
-        r.fault(f"{_P}{next(iter(stated))}_size", "a parallelism_config is FSDP2's", "fsdp_version: 2")
+    beyond = [name for name, degree in stated.items() if degree > 1]
+    if beyond and fields.get("data_parallel") == "fsdp1":
+        r.fault(f"{_P}{beyond[0]}_size", "a parallelism_config is FSDP2's", "fsdp_version: 2")
     if (degrees["cp"] or 1) > 1 and strategy == "allgather":
         r.default_unmodelled(f"{_P}cp_comm_strategy", strategy, "keys and values are taken to pass round a ring")
     if stated.get("tp", 1) > 1:
@@ -253,6 +310,8 @@ def _parallelism(r: Reading, fields: dict[str, Any], leftover: Degree | None) ->
 
 def _stack(r: Reading, kind: str) -> tuple[str, str]:
     backend = (r.text("dynamo_config.dynamo_backend") or "NO").upper()
+    if kind == "MEGATRON_LM":
+        return "megatron-core-2025", "the plugin does not state Megatron's version; Megatron-Core is taken"
     if kind == "DEEPSPEED":
         return "deepspeed-0.14", "the only DeepSpeed stack that ships"
     if backend == "INDUCTOR":

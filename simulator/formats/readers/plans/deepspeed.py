@@ -12,6 +12,7 @@ from typing import Any, Final
 from simulator.formats.readers.plans.draft import Degree, Draft
 from simulator.formats.readers.plans.options import options_of
 from simulator.formats.readers.plans.reading import AUTO, Entry, Reading, flattened
+from simulator.spec.plan.order import MAX_SIZE
 
 SOFTWARE: Final = "DeepSpeed 0.18"
 _ZERO: Final = "zero_optimization."
@@ -36,9 +37,6 @@ def read_deepspeed(data: Mapping[str, Any], file: str, given: Collection[str] = 
     """The plan of a configuration that was read as plain data. Faults are the draft's."""
     r = Reading(entries(data, file), file, given)
     fields, leftover, by_model = settings(r)
-    needed = ["seq_len", "recompute"]
-    if not {"train_micro_batch_size_per_gpu", "train_batch_size"} & set(r.entries):
-        needed.append("micro_batch_size")
     total = r.integer("train_batch_size") if _stated(r, "train_batch_size") else None
     return Draft(
         format="deepspeed",
@@ -49,13 +47,35 @@ def read_deepspeed(data: Mapping[str, Any], file: str, given: Collection[str] = 
         leftover=leftover,
         global_batch_size=total,
         num_data_parallel=_implied(fields, total),
-        needed=tuple(needed),
+        assumed=assumed(fields, total, "bf16.enabled" in r or "fp16.enabled" not in r),
         by_model=by_model,
         stack="deepspeed-0.14",
         stack_why="the only DeepSpeed stack that ships",
         settings=_sorted(r),
         faults=tuple(r.faults),
     )
+
+
+# What transformers' TrainingArguments hold where a command gives nothing (training_args.py), which its integration
+# (transformers/integrations/deepspeed.py, trainer_config_process) fills in for "auto"; the length is this project's own.
+# Precision is false for both there; a file that asks for mixed precision is taken to be launched with --bf16.
+_ASSUMED: Final[Mapping[str, tuple[object, str]]] = {
+    "micro_batch_size": (8, "TrainingArguments' per_device_train_batch_size"),
+    "num_micro_batches": (1, "TrainingArguments' gradient_accumulation_steps"),
+    "precision": ("bf16", "the mixed precision that the file leaves open"),
+    "seq_len": (2048, "no file of this format states a length"),
+    "recompute": ("none", "TrainingArguments' gradient_checkpointing is off"),
+}
+
+
+def assumed(fields: Mapping[str, Any], total: int | None, bf16: bool) -> dict[str, tuple[object, str]]:  # noqa: FBT001
+    """What is taken for the fields that the training script decides. bf16: the file knows bf16."""
+    found = {name: told for name, told in _ASSUMED.items() if name not in fields}
+    if total is not None:  # it gives the one of these two that is missing
+        found.pop("num_micro_batches" if "micro_batch_size" in fields else "micro_batch_size", None)
+    if not bf16 and "precision" in found:
+        found["precision"] = ("fp16", found["precision"][1])
+    return found
 
 
 def entries(data: Mapping[str, Any], file: str) -> dict[str, Entry]:
@@ -108,25 +128,34 @@ def _implied(fields: Mapping[str, Any], total: int | None) -> int | None:
 
 def _batch(r: Reading, fields: dict[str, Any]) -> None:
     for name, field in tuple(_BATCH.items())[1:]:
-        if name in r and not _stated(r, name) and all(_stated(r, other) for other in _BATCH if other != name):
-            r.note(name, f"auto: {field} follows from the other two and the ranks")
+        if name in r and not _stated(r, name):
+            follows = all(_stated(r, other) for other in _BATCH if other != name)
+            r.note(name, f"auto: {field} follows from the other two and the ranks" if follows else _auto(r, field))
             continue
         value = r.integer(name, plan_field=field)
         if value is not None:
             fields[field] = value
             r.note(name, f"{field} = {value}")
-    if "train_batch_size" in r and r.entries["train_batch_size"].value == AUTO:
+    if "train_batch_size" in r and not _stated(r, "train_batch_size"):
         r.note("train_batch_size", "auto: the product of the other two and the ranks")
-    elif "num_micro_batches" not in fields and "train_batch_size" not in r:
+    elif "gradient_accumulation_steps" not in r and "train_batch_size" not in r:
         fields["num_micro_batches"] = 1
 
 
+def _auto(r: Reading, field: str) -> str:
+    flag = f"--{field.replace('_', '-')}"
+    return f"auto, given by {flag}" if field in r.given else f"auto: the training script's; {flag} gives it"
+
+
 def _precision(r: Reading, fields: dict[str, Any]) -> None:
-    dtypes = {dtype: bool(r.flag(f"{dtype}.enabled", plan_field="precision")) for dtype in ("bf16", "fp16")}
-    if all(dtypes.values()):
+    names = {dtype: f"{dtype}.enabled" for dtype in ("bf16", "fp16")}
+    dtypes = {dtype: bool(r.flag(name)) for dtype, name in names.items() if _stated(r, name)}
+    open_ones = [name for name in names.values() if name in r and not _stated(r, name)]
+    for name in open_ones:
+        r.note(name, _auto(r, "precision"))
+    if all(dtypes.get(dtype) for dtype in names):
         r.fault("fp16.enabled", "contradicts bf16.enabled", "enable one")
-    known = any(_stated(r, f"{dtype}.enabled") for dtype in dtypes) or "precision" in r.given
-    if known or not any(f"{dtype}.enabled" in r for dtype in dtypes):
+    if any(dtypes.values()) or not open_ones:
         fields["precision"] = next((dtype for dtype, on in dtypes.items() if on), "fp32")
     words = {"fp16": "fp16", "bfp16": "bf16", "bf16": "bf16", "fp32": "fp32"}
     reduce = r.choice("communication_data_type", tuple(words))
@@ -146,7 +175,8 @@ def _optimizer(r: Reading, fields: dict[str, Any]) -> None:
         return  # the script's own: Plan's default, adamw
     found = _OPTIMIZERS.get(name.lower())
     if found is None and "optimizer" not in r.given:
-        r.fault("optimizer.type", f"{name} is not modelled", "--optimizer, the nearest of adamw, sgd, adam8bit")
+        remedy = "--optimizer, the nearest of adamw, sgd, adam8bit"
+        r.fault("optimizer.type", f"{name} is not modelled", remedy, (("--optimizer", "adamw"),))
     elif found is not None:
         adam = str(r.raw("optimizer.params.adam_w_mode")).lower()
         fields["optimizer"] = "adam" if found == "adamw" and adam == "false" else found
@@ -208,15 +238,18 @@ def _offload(r: Reading, stage: int) -> dict[str, Any]:
 
 
 def _offload_details(r: Reading, found: dict[str, Any]) -> None:
-    group = r.integer(f"{_ZERO}sub_group_size")
+    group = r.integer(f"{_ZERO}sub_group_size", least=0)
     count = r.integer(f"{_ZERO}offload_optimizer.buffer_count", least=0)
     reads = r.flag(f"{_ZERO}offload_optimizer.pipeline_read")
     writes = r.flag(f"{_ZERO}offload_optimizer.pipeline_write")
     ratio = r.number(f"{_ZERO}offload_optimizer.ratio")
     if not found:
+        r.note(f"{_ZERO}sub_group_size", "no effect: nothing is offloaded")
         return
-    if group is not None:
-        found["sub_group_numel"] = group
+    if group:
+        found["sub_group_numel"] = min(group, MAX_SIZE)  # more than any model has is one group
+    elif group == 0:  # _create_fp16_sub_groups of stage3.py closes a group behind each parameter
+        r.unmodelled(f"{_ZERO}sub_group_size", "a group for each parameter: groups of 1e9 elements are taken")
     if found.get("optimizer") == "nvme":
         found["overlap"] = bool(reads and writes)
         if reads != writes:

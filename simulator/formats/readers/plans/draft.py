@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, PlanError
 from simulator.formats.readers.plans.reading import Setting
 from simulator.spec.model import Model
 
 Degree = Literal["dp_shard", "dp_replicate"]
+GPUS: Final = "GPUs"  # among a fault's flags: a number of GPUs, which becomes nodes where the cluster is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,8 @@ class Draft:
     num_devices: of the whole job; None: not stated. devices_fault: why its statement cannot be read. leftover: the data-parallel degree that takes what the others leave.
     global_batch_size: sequences a step, from which the number of micro-batches follows where that is not stated.
     num_data_parallel: ranks that read different sequences, where the file implies them.
-    needed: Plan's fields that this format cannot state. by_model: fields that the model and the others decide; or a Fault.
+    num_nodes: of the whole job; None: not stated. assumed: Plan's fields that this format leaves to the training script: what is
+    taken where nobody gives them, and why. by_model: fields that the model and the others decide; or a Fault.
     stack: the software preset taken, and why; stack_changes: its fields that the file states otherwise.
     notes: keys of our own file that have moved.
     """
@@ -42,12 +44,21 @@ class Draft:
     devices_fault: Fault | None = None
     global_batch_size: int | None = None
     num_data_parallel: int | None = None
-    needed: tuple[str, ...] = ()
+    num_nodes: int | None = None
+    assumed: Mapping[str, tuple[object, str]] = field(default_factory=dict)
     by_model: Mapping[str, Callable[[Model, Mapping[str, Any]], object]] = field(default_factory=dict)
     stack_changes: Mapping[str, tuple[object, str]] = field(default_factory=dict)
     settings: tuple[Setting, ...] = ()
     faults: tuple[Fault, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def settled(self, given: Collection[str], model: Model | None) -> Draft:
+        """With what has to be assumed, where the caller states other fields and has this model."""
+        longest = model.max_positions if model is not None and model.positions == "learned" else None
+        found = {name: told for name, told in self.assumed.items() if name not in given}
+        if "seq_len" in found and longest is not None:
+            found["seq_len"] = (min(int(str(found["seq_len"][0])), longest), found["seq_len"][1])
+        return replace(self, assumed=found)
 
     def named(self, *uses: str) -> tuple[Setting, ...]:
         """The settings of these uses, in the file's order."""
@@ -65,6 +76,14 @@ class Draft:
             return int(degrees["dp_shard"]) * int(degrees["dp_replicate"]) * _inner(degrees)
         return None
 
+    def most_devices(self, given: Mapping[str, Any]) -> int | None:
+        """GPUs that the batch keeps busy: no rank is without a sequence. None: the file states no batch."""
+        if self.global_batch_size is None or {"micro_batch_size", "num_micro_batches"} & set(given):
+            return None
+        fields = {**self.fields, **given}
+        each = _count(fields, "micro_batch_size") * _count(fields, "num_micro_batches")
+        return max(1, self.global_batch_size // each) * _inner(fields)
+
     def report(self) -> dict[str, Any]:
         """What was read and what was not, as plain data."""
         return {
@@ -75,6 +94,7 @@ class Draft:
             "stack_reason": self.stack_why,
             "stack_changes": {name: value for name, (value, _) in self.stack_changes.items()},
             "num_devices": self.num_devices,
+            **({"assumed": {name: value for name, (value, _) in self.assumed.items()}} if self.assumed else {}),
             "settings": [
                 {"name": s.name, "value": s.value, "place": s.place, "use": s.use, "note": s.note}
                 for s in self.settings
@@ -107,19 +127,9 @@ def drafted_fields(
             else:
                 fields[name] = value
     fields = {"stack": draft.stack, **fields}
-    missing = [name for name in draft.needed if name not in fields]
-    faults += [
-        Fault(
-            place=f"{draft.file}: {name}",
-            problem=f"{draft.software} does not keep {name} in this file, and a prediction needs it",
-            remedy=f"--{name.replace('_', '-')} VALUE",
-        )
-        for name in missing
-    ]
-    wrong = _degrees(draft, fields, num_devices, given)
-    if not wrong and "micro_batch_size" not in missing:  # else nobody knows the ranks, or what each of them takes
-        wrong = _batch(draft, fields, given)
-    return fields, tuple(dict.fromkeys([*faults, *wrong]))
+    fields |= {name: value for name, (value, _) in draft.assumed.items() if name not in fields}
+    faults += _degrees(draft, fields, num_devices, given) or _batch(draft, fields, given)
+    return fields, tuple(dict.fromkeys(faults))
 
 
 def _inner(fields: Mapping[str, Any]) -> int:
@@ -143,7 +153,8 @@ def _degrees(draft: Draft, fields: dict[str, Any], num_devices: int, given: Mapp
         stated = [n for n in ("tp", "cp", "pp") if n in draft.places and n not in given and _count(fields, n) > 1]
         places = ", ".join(dict.fromkeys(draft.places[n] for n in stated))
         problem = f"{equation} = {inner} does not divide {num_devices} GPUs" + (f" ({places})" if places else "")
-        return [Fault(place=place, problem=problem, remedy=f"{near} GPUs, or other degrees")]
+        remedy, more = f"{near} GPUs, or other degrees", ((GPUS, f"{below + inner}"),)
+        return [Fault(place=place, problem=problem, remedy=remedy, flags=more)]
     ranks = num_devices // inner
     asked = [name for name in ("dp_shard", "dp_replicate") if name in given]
     if len(asked) == 2:
@@ -198,7 +209,8 @@ def _batch(draft: Draft, fields: dict[str, Any], given: Mapping[str, Any]) -> li
         remedy = f"{micro * count * ranks}"
         if total % (micro * ranks) == 0:
             remedy += f", or accumulation = {total // (micro * ranks)}"
-        return [Fault(place=place, problem=problem, remedy=remedy)]
+        fewer = (("--num-micro-batches", f"{count}"),)
+        return [Fault(place=place, problem=problem, remedy=remedy, flags=fewer)]
     return []
 
 
@@ -206,6 +218,8 @@ def _filled(fields: dict[str, Any], name: str, total: int, parts: int, equation:
     if total % parts:
         near = " or ".join(str(n) for n in (total // parts * parts, total // parts * parts + parts) if n)
         problem = f"{total} sequences a step are no multiple of {equation} = {parts}"
-        return [Fault(place=place, problem=problem, remedy=near)]
+        fits = gcd(total, parts) if name == "micro_batch_size" else 0
+        cure = (GPUS, f"{fits}") if fits else ("--num-micro-batches", f"{max(1, round(total / parts))}")
+        return [Fault(place=place, problem=problem, remedy=near, flags=(cure,))]
     fields[name] = total // parts
     return []

@@ -16,8 +16,9 @@ from simulator.formats.readers.plans.megatron_hybrid import with_layers_counted
 from simulator.formats.readers.plans.megatron_model import read_model
 from simulator.formats.readers.plans.megatron_pipeline import read_pipeline
 from simulator.formats.readers.plans.megatron_precision import read_optimizer, read_precision
-from simulator.formats.readers.plans.options import megatron_arguments
-from simulator.formats.readers.plans.reading import UNSET, Reading
+from simulator.formats.readers.plans.megatron_yaml import with_yaml
+from simulator.formats.readers.plans.options import megatron_arguments, table_of
+from simulator.formats.readers.plans.reading import UNSET, Entry, Reading
 
 SOFTWARE: Final = "Megatron-LM core 0.14"
 _LAUNCHER: Final = ("--nnodes", "--nproc_per_node", "--nproc-per-node", "--nodes", "--num_gpus", "--num_nodes")
@@ -27,10 +28,11 @@ _ABBREVIATED: Final = 4  # characters below which an abbreviation is not looked 
 def read_megatron(text: str, file: str, given: Collection[str] = (), define: Mapping[str, str] | None = None) -> Draft:
     """The plan, and the model as far as the arguments state one. Raises PlanError where no arguments are found."""
     line = read_launch_line(text, file, define or {})
-    entries = {_full(name): entry for name, entry in line.options.items() if name not in _LAUNCHER}
+    entries = {_full(name): entry for name, entry in _modern(line.options).items() if name not in _LAUNCHER}
     unset = {_full(name): ", ".join(u.what for u in found) for name, found in line.unknown.items()}
-    entries = with_layers_counted(entries)
-    r = Reading(entries, file, given, unset=unset, auto=UNSET, faults=line.faults)
+    cures = {_full(name): flags for name, flags in line.cures.items()}
+    entries = with_layers_counted(with_yaml(entries, file))
+    r = Reading(entries, file, given, unset=unset, auto=UNSET, faults=line.faults, cures=cures)
     fields: dict[str, Any] = {"data_parallel": "megatron", "optimizer_impl": "fused"}
     stack: dict[str, tuple[object, str]] = {}
     _batch(r, fields)
@@ -45,7 +47,7 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
     leftover = read_data_parallel(r, fields, stack)
     preset, why = _stack(r, stack)
     total = r.integer("--global-batch-size")
-    r.sort_rest(megatron_arguments().among(entries))
+    r.sort_rest(megatron_arguments().among(entries), typos=True)
     return Draft(
         format="megatron",
         software=SOFTWARE,
@@ -55,13 +57,14 @@ def read_megatron(text: str, file: str, given: Collection[str] = (), define: Map
         leftover=leftover,
         model=model,
         num_devices=line.num_devices,
+        num_nodes=line.num_nodes,
         devices_fault=line.world_fault,
         global_batch_size=total,
         stack=preset,
         stack_why=why,
         stack_changes=stack,
         settings=(*r.settings(), *line.settings),
-        faults=tuple(r.faults),
+        faults=line.gathered(r.faults),
     )
 
 
@@ -81,16 +84,25 @@ _TP_KINDS: Final = {"all_gather": "ag", "reduce_scatter": "rs"}
 
 
 def _full(name: str) -> str:
-    """The option that an abbreviation stands for, as argparse takes it; older names as today's."""
-    name = {"--encoder-seq-length": "--seq-length", "--model-parallel-size": "--tensor-model-parallel-size"}.get(
-        name, name
-    )
+    """The option that an abbreviation stands for, as argparse takes it; names of older and other releases as today's."""
+    name = table_of("megatron")["renamed"].get(name.removeprefix("--"), name)
     arguments = megatron_arguments()
     every = arguments.known | arguments.flags
     if name in every or name in arguments.off or len(name) <= _ABBREVIATED:
         return name
     found = [known for known in every if known.startswith(name)]
     return found[0] if len(found) == 1 else name
+
+
+def _modern(options: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The options, and what some of older releases say besides; what is stated itself comes later and holds."""
+    implied = {
+        f"--{name}": Entry(name=f"--{name}", value=value, place=options[f"--{old}"].place)
+        for old, others in table_of("megatron")["implies"].items()
+        if f"--{old}" in options and not (old == "checkpoint-activations" and "--deepspeed" in options)
+        for name, value in others.items()
+    }
+    return {**implied, **options}
 
 
 def _places(r: Reading, line: LaunchLine) -> dict[str, str]:
@@ -107,9 +119,10 @@ def _batch(r: Reading, fields: dict[str, Any]) -> None:
             fields[field] = value
             r.note(name, f"{field} = {value}")
         elif name not in r and field not in r.given:
-            r.fault(
-                name, "is required and missing", f"{name} N in the file, or --{field.replace('_', '-')} N beside it"
-            )
+            flag = f"--{field.replace('_', '-')}"
+            example = table_of("megatron")["examples"].get(name.removeprefix("--"), "1")
+            remedy = f"{name} N in the file, or {flag} N beside it"
+            r.fault(name, "is required and missing", remedy, ((flag, example),))
     if "--global-batch-size" not in r:
         fields.setdefault("num_micro_batches", 1)
 
@@ -180,8 +193,7 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
     fields["recompute"] = grain or "none"
     if modules is not None and grain == "selective":
         fields["recompute_modules"] = modules.split() if isinstance(modules, str) else modules
-    if "--checkpoint-activations" in r and "--deepspeed" not in r:
-        r.fault("--checkpoint-activations", "is no longer an option", "--recompute-granularity full")
+    r.flag("--checkpoint-activations")
 
 
 # Without --cuda-graph-modules a graph holds the whole layer

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from simulator.formats.readers.plans.draft import Degree
 from simulator.formats.readers.plans.reading import Reading
+
+_ANY_STAGE: Final = (("--zero", "1"),)  # what a ready command shows
 
 
 def read_data_parallel(r: Reading, fields: dict[str, Any], stack: dict[str, tuple[object, str]]) -> Degree:
@@ -47,7 +49,12 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
     """Megatron-DeepSpeed's own arguments (BigScience, Microsoft): ZeRO's stage, and checkpoints as they were called."""
     stage = r.integer("--zero-stage", least=0, plan_field="zero")
     if stage is None and "zero" not in r.given:
-        r.fault("--deepspeed", "the stage stands in DeepSpeed's own file", "--zero-stage N in the file, or --zero N")
+        r.fault(
+            "--deepspeed",
+            "the stage stands in DeepSpeed's own file",
+            "--zero-stage N in the file, or --zero N",
+            _ANY_STAGE,
+        )
     elif stage is not None and stage > 3:
         r.fault("--zero-stage", f"there is no stage {stage}", "0, 1, 2 or 3")
     zero = stage if stage is not None and stage <= 3 else 0

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError, ModelError
 from simulator.formats.readers.plans.megatron_hybrid import read_hybrid
-from simulator.formats.readers.plans.options import megatron_arguments
+from simulator.formats.readers.plans.options import megatron_arguments, table_of
 from simulator.formats.readers.plans.reading import Reading
 from simulator.parallel.legality.degrees import nearest_divisor
 from simulator.spec.model import Model
 
-_GPT2_VOCABULARY: Final = 50_257  # tokens of GPT2BPETokenizer
 _MULTIPLE: Final = 128  # --make-vocab-size-divisible-by
 _WINDOW: Final = re.compile(r"\(?(\d+),[01]\)?")
+_ANY_MODEL: Final = (("--model", "gpt2"),)  # a preset that a ready command shows
 _NEEDED: Final = ("--num-layers", "--hidden-size", "--num-attention-heads")
 
 
@@ -23,13 +23,18 @@ def read_model(r: Reading, plan: dict[str, Any]) -> Model | None:
     """The model, None where the arguments do not state its size at all; faults go to `r`."""
     before = len(r.faults)
     sizes = {name: r.integer(name) for name in _NEEDED}
+    if "--decoder-num-layers" in r and "model" not in r.given:
+        problem = "an encoder and a decoder beside each other are not modelled"
+        r.fault("--decoder-num-layers", problem, "--model with a decoder of its size", _ANY_MODEL)
+        r.raw("--decoder-num-layers")
+        return None
     if "model" in r.given or not any(name in r for name in _NEEDED):
         for name in megatron_arguments().model:
             r.raw(name)
         return None
     for name in _NEEDED:
         if name not in r:
-            r.fault(name, "is required and missing", f"{name} N, or --model")
+            r.fault(name, "is required and missing", f"{name} N, or --model", _ANY_MODEL)
     layers, width, heads = (sizes[name] for name in _NEEDED)
     data: dict[str, Any] = {"name": "megatron", "num_layers": layers, "d_model": width, "num_heads": heads}
     _attention(r, data)
@@ -62,7 +67,8 @@ def _indivisible(r: Reading, plan: Mapping[str, Any], counts: Mapping[str, tuple
         parts = plan.get(degree, 1)
         if count and count % parts and degree not in r.given:
             problem = f"{parts} does not divide the model's {count} {what}"
-            r.fault(_DEGREES[degree], problem, f"{nearest_divisor(count, parts)}")
+            near = nearest_divisor(count, parts)
+            r.fault(_DEGREES[degree], problem, f"{near}", (("--define", f"{_DEGREES[degree]}={near}"),))
 
 
 def _attention(r: Reading, data: dict[str, Any]) -> None:
@@ -115,13 +121,13 @@ def _rest(r: Reading, data: dict[str, Any], plan: dict[str, Any]) -> None:
     kind = r.choice("--normalization", ("LayerNorm", "RMSNorm")) or "LayerNorm"
     data |= {"norm": "rms" if kind == "RMSNorm" else "layer", "norm_bias": kind == "LayerNorm"}
     data["family"] = "llama" if kind == "RMSNorm" else "gpt3"
-    words = ("learned_absolute", "rope", "none", "mrope", "relative")
+    words = ("learned_absolute", "rope", "none", "mrope", "relative", "alibi")
     positions = r.choice("--position-embedding-type", words) or "learned_absolute"
     if r.flag("--use-rotary-position-embeddings"):
         positions = "rope"
-    if positions in ("mrope", "relative"):
-        r.fault("--position-embedding-type", f"{positions} positions are not modelled", "rope, learned_absolute, none")
-    data["positions"] = {"learned_absolute": "learned", "rope": "rope"}.get(positions, "none")
+    if positions in ("alibi", "relative"):
+        r.unmodelled("--position-embedding-type", f"{positions}: a bias inside attention costs nothing here")
+    data["positions"] = {"learned_absolute": "learned", "rope": "rope", "mrope": "rope"}.get(positions, "none")
     share = r.number("--rotary-percent")
     if share is not None:
         data["rotary_fraction"] = share
@@ -201,17 +207,18 @@ def _vocabulary(r: Reading, plan: dict[str, Any]) -> int | None:
     padded, stated = r.integer("--padded-vocab-size"), r.integer("--vocab-size")
     multiple = r.integer("--make-vocab-size-divisible-by") or _MULTIPLE
     tokenizer = r.text("--tokenizer-type")
-    if padded is not None:
-        return padded
+    if padded is not None or (stated is None and {"--padded-vocab-size", "--vocab-size"} & set(r.entries)):
+        return padded  # or a fault that is told
     merges = "--merge-file" in r  # only byte-pair encoding of GPT-2's kind has one
-    if stated is None and (tokenizer == "GPT2BPETokenizer" or (tokenizer is None and merges)):
-        stated = _GPT2_VOCABULARY
+    known = table_of("megatron")["tokenizers"]
+    if stated is None and (tokenizer in known or (tokenizer is None and merges)):
+        stated = int(known[tokenizer or "GPT2BPETokenizer"])
         r.note("--tokenizer-type" if tokenizer else "--merge-file", f"{stated} tokens")
     if stated is None:
         problem = f"the vocabulary's size stands in the tokenizer's files ({tokenizer or 'no --tokenizer-type'})"
-        r.faults.append(
-            Fault(place=r.place("--vocab-size"), problem=problem, remedy="--vocab-size N in the file, or --model")
-        )
+        remedy = "--vocab-size N in the file, --define=--vocab-size=N, or --model"
+        cure = (("--define", f"--vocab-size={table_of('megatron')['examples']['vocab-size']}"),)
+        r.faults.append(Fault(place=r.place("--vocab-size"), problem=problem, remedy=remedy, flags=cure))
         return None
     if tokenizer == "NullTokenizer":
         stated += 1  # the end of a document

@@ -47,7 +47,8 @@ def read_pipeline(r: Reading, fields: dict[str, Any]) -> None:
         below = counted // stages * stages - embedding - loss
         words = " and ".join(word for word, counts in (("embedding", embedding), ("loss", loss)) if counts)
         problem = f"{layers} layers{f' with {words}' if words else ''} do not divide by {stages} stages"
-        r.fault("--num-layers", problem, f"{below} or {below + stages} layers, or a --pipeline-model-parallel-layout")
+        remedy = f"{below} or {below + stages} layers, or a --pipeline-model-parallel-layout"
+        r.fault("--num-layers", problem, remedy, (("--define", f"--num-layers={below or below + stages}"),))
     elif (embedding or loss) and stages > 1:
         fields |= ends
     _layout(r, fields, stages, layers)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from simulator.formats.readers.plans.reading import Reading
+
+_ADAMW: Final = (("--optimizer", "adamw"),)  # what a ready command shows
 
 
 def read_precision(r: Reading, fields: dict[str, Any]) -> None:
@@ -39,7 +41,11 @@ def _fp8(r: Reading, fields: dict[str, Any]) -> None:
         r.unmodelled("--fp8-recipe", "another recipe's casts and speed are not known: taken as scaled by tensor")
     if not r.flag("--fp8-param-gather"):
         return
-    if r.flag("--use-distributed-optimizer") and recipe in ("delayed", "tensorwise"):
+    if (
+        r.flag("--use-distributed-optimizer")
+        and not r.flag("--use-megatron-fsdp")
+        and recipe in ("delayed", "tensorwise")
+    ):
         fields["fp8_all_gather"] = True
     else:
         r.unmodelled("--fp8-param-gather", "weights are gathered in bf16 here")
@@ -78,9 +84,11 @@ def _ends_in_bf16(r: Reading, fields: dict[str, Any], *, narrow: bool) -> None:
 
 def read_optimizer(r: Reading, fields: dict[str, Any]) -> None:
     """The optimizer, and what its states are kept in."""
-    name = r.choice("--optimizer", ("adam", "sgd")) or "adam"
+    name = str(r.raw("--optimizer", "optimizer") or "adam").lower()
     momentum = r.number("--sgd-momentum")
-    fields["optimizer"] = "adamw" if name == "adam" else "sgd" if momentum == 0 else "sgd_momentum"
+    if name not in ("adam", "adamw", "sgd") and "optimizer" not in r.given:
+        r.fault("--optimizer", f"{name} is unknown", "adam, sgd, or --optimizer adamw for its size", _ADAMW)
+    fields["optimizer"] = ("sgd" if momentum == 0 else "sgd_momentum") if name == "sgd" else "adamw"
     aware = bool(r.flag("--use-precision-aware-optimizer"))
     first, second = r.text("--exp-avg-dtype"), r.text("--exp-avg-sq-dtype")
     master = r.choice("--main-params-dtype", ("fp32", "fp16"))

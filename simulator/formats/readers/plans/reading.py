@@ -5,9 +5,9 @@ Nothing is dropped: what no reader asks for is sorted by the format's tables, an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault
@@ -22,6 +22,7 @@ UNSET: Final = "?"  # the value of a shell's option that only a run knows
 AUTO: Final = "auto"  # DeepSpeed's and accelerate's word for "whoever launches fills it in"
 _TRUE, _FALSE = {"true", "yes", "1", "on"}, {"false", "no", "0", "off"}
 _WHO: Final = "your launcher or training script decides it"
+_TYPO: Final = 0.93  # likeness (difflib's ratio) of a name of 15 or more letters with one of them wrong
 _SHOWN: Final = 60  # characters of a value in a report
 
 
@@ -62,6 +63,7 @@ class Reading:
     given: Collection[str] = ()
     unset: Mapping[str, str] = field(default_factory=dict)
     auto: str = AUTO
+    cures: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)  # flags that would give unset ones
     faults: list[Fault] = field(default_factory=list)
     taken: dict[str, Setting] = field(default_factory=dict)
     added: list[Setting] = field(default_factory=list)
@@ -74,12 +76,12 @@ class Reading:
         """Where the setting stands; where it would stand, if it does not."""
         return self.entries[name].place if name in self.entries else f"{self.file}: {name}"
 
-    def fault(self, name: str, problem: str, remedy: str = "") -> None:
+    def fault(self, name: str, problem: str, remedy: str = "", flags: tuple[tuple[str, str], ...] = ()) -> None:
         """Report a fault of this setting by its name, since a line may hold several settings."""
         place = self.place(name)
         if not place.endswith(f": {name}"):
             place = f"{place}: {name}"
-        self.faults.append(Fault(place=place, problem=problem, remedy=remedy))
+        self.faults.append(Fault(place=place, problem=problem, remedy=remedy, flags=flags))
 
     # -- taking a setting ----------------------------------------------------------------------------------------
 
@@ -96,9 +98,10 @@ class Reading:
         else:
             flag = f"--{plan_field.replace('_', '-')} VALUE" if plan_field else "a value in the file"
             hangs = self.unset.get(name, "")
-            flag += f", or --define {hangs.lstrip('$')}=VALUE" if re.fullmatch(r"\$\w+", hangs) else ""
+            names = [text.partition("=")[0] for _, text in self.cures.get(name, ())]
+            flag += f", or --define {' --define '.join(f'{one}=VALUE' for one in names)}" if names else ""
             problem = f"hangs on {hangs}, which this file does not settle" if hangs else f'is "{self.auto}": {_WHO}'
-            self.fault(name, problem, flag)
+            self.fault(name, problem, flag, self.cures.get(name, ()))
         return None
 
     def integer(self, name: str, *, least: int = 1, plan_field: str = "") -> int | None:
@@ -173,8 +176,11 @@ class Reading:
 
     # -- what is left --------------------------------------------------------------------------------------------
 
-    def sort_rest(self, options: Options) -> None:
-        """Judge every setting that was not taken. A name ending in "." stands for all below it."""
+    def sort_rest(self, options: Options, *, typos: bool = False) -> None:
+        """Judge every setting that was not taken. A name ending in "." stands for all below it.
+
+        typos: a name that is all but one that the reader asks for is a fault, since it would matter.
+        """
         for name, entry in self.entries.items():
             if name in self.taken:
                 continue
@@ -186,6 +192,11 @@ class Reading:
             else:
                 hint = nearest(name, {*options.known, *options.no_effect, *options.off})
                 self._mark(entry, "unknown", hint if hint.startswith("did") else "")
+                meant = get_close_matches(name, options.known - self.entries.keys(), n=1, cutoff=_TYPO) if typos else []
+                if meant:
+                    value = _shown(entry.value)
+                    flags = (("--define", f"{name}="), ("--define", f"{meant[0]}={value}"))
+                    self.fault(name, "is no option", f"{meant[0]}?", flags)
 
     def settings(self) -> tuple[Setting, ...]:
         """Every setting, in the file's order."""

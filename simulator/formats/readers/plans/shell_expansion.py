@@ -6,20 +6,26 @@ where it stands.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Final
 
 from simulator.base.errors import Fault, PlanError
-from simulator.formats.readers.plans.shell_words import MARK, Chars, Unknown, bare, fields, integer, kept
+from simulator.formats.readers.plans.shell_words import MARK, Chars, Unknown, arithmetic, bare, fields, kept
 
 _MAX_CHARACTERS: Final = 2**20
 _MAX_DEPTH: Final = 40
 _MAX_UNKNOWN: Final = 6000
+_MOST_TRIMMED: Final = 4096  # characters of a value that a pattern is tried on
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
+PLACEHOLDER: Final = re.compile(
+    r"<[A-Za-z](?:[^<>\n|;&]*[^\s<>|;&])?>(?=[\s\"')\\,:/]|$)"
+)  # <PATH TO DATA>: a reader fills it in
+_ALL: Final = re.compile(r'"\$(@|\{@\}|\{\w+\[@\]\})"')  # no word at all where there are no elements
+_CASE: Final = re.compile(r"(?<![\w-])(case|esac)(?![\w-])")
 _SPECIAL: Final = re.compile(r"[0-9@*#?$!-]")
 
 
@@ -34,7 +40,13 @@ class Expansion:
     def __post_init__(self) -> None:
         self.unknown: list[Unknown] = []
         self.variables: dict[str, list[Chars]] = {}  # every variable is a list; a plain one has one element
-        self.defined = {name: [[(c, 0) for c in value]] for name, value in self.define.items()}
+        self.defined = {name: _held(value) for name, value in self.define.items() if name != "@"}
+        self.arguments: dict[str, list[Chars]] = {}  # $1 and its kin, where they are known
+        if "@" in self.define:
+            self.pass_on([_held(word)[0] for word in self.define["@"].split()])
+        self.skips: dict[int, tuple[int, int]] = {}  # ends of lines that here-documents follow: where, how many lines
+        self.documents: set[int] = set()  # where here-documents are asked for that were found
+        self.counts = 1  # 0: every line counts as the one that reads this text in
         self.at = 0
         self.line = 1
         self.spent = 0
@@ -49,7 +61,9 @@ class Expansion:
     def next(self) -> str:
         char = self.text[self.at]
         self.at += 1
-        self.line += char == "\n"
+        if char == "\n":
+            self.at, lines = self.skips.get(self.at - 1, (self.at, 0))
+            self.line += (1 + lines) * self.counts
         return char
 
     def refuse(self, problem: str, remedy: str = "") -> PlanError:
@@ -74,10 +88,10 @@ class Expansion:
             if char in " \t\r" or self.peek(2) == "\\\n":
                 self.at += 1
                 self.at += char == "\\"
-                self.line += char == "\\"
+                self.line += (char == "\\") * self.counts
             elif self.peek(3) == "\\\r\n":
                 self.at += 3
-                self.line += 1
+                self.line += self.counts
             elif char == "#":
                 while self.peek() and self.peek() != "\n":
                     self.at += 1
@@ -85,6 +99,17 @@ class Expansion:
                 return
 
     # -- words ---------------------------------------------------------------------------------------------------
+
+    def pass_on(self, words: list[Chars]) -> None:
+        """Set $1 and its kin."""
+        numbered = {str(index): [word] for index, word in enumerate(words, 1)}
+        rest: dict[str, list[Chars]] = {str(index): [[]] for index in range(len(words) + 1, 10)}
+        self.arguments = {**rest, **numbered, "@": words, "*": words, "#": _held(str(len(words)))}
+
+    def output(self, text: str) -> Chars | None:
+        """What a command prints, None where only a run knows."""
+        del text
+        return None
 
     def array(self) -> list[Chars]:
         """The elements up to the closing parenthesis."""
@@ -98,6 +123,10 @@ class Expansion:
                 self.next()
                 if char == ")":
                     return elements
+            elif char in ";&|<>(":
+                found = PLACEHOLDER.match(self.text, self.at)
+                start, self.at = self.at, found.end() if found else self.at + 1
+                elements.append([(kept(c), self.line) for c in self.text[start : self.at]])
             else:
                 elements += fields(self.word())
 
@@ -119,8 +148,6 @@ class Expansion:
                 chars += self._dollar(depth, quoted=False)
             else:
                 chars.append((self.next(), self.line))
-        if not chars and self.peek() in ("(", ")"):
-            self.next()
         return self.spend(chars)
 
     def _single(self) -> Chars:
@@ -134,6 +161,7 @@ class Expansion:
         return chars
 
     def _double(self, depth: int) -> Chars:
+        start = self.at
         self.next()
         chars: Chars = [("\x01", self.line)]
         while (char := self.peek()) != '"':
@@ -150,7 +178,7 @@ class Expansion:
                 line = self.line
                 chars.append((kept(self.next()), line))
         self.next()
-        return chars
+        return [] if len(chars) == 1 and _ALL.fullmatch(self.text, start, self.at) else chars
 
     def _dollar(self, depth: int, *, quoted: bool) -> Chars:
         if depth > _MAX_DEPTH:
@@ -164,44 +192,94 @@ class Expansion:
             return self._braces(depth, quoted=quoted)
         if name := _NAME.match(self.text, self.at) or _SPECIAL.match(self.text, self.at):
             self.at = name.end()
-            return self._value(name.group(), quoted=quoted)
+            return self.value(name.group(), quoted=quoted)
         return [("$", self.line)]
 
     def _command(self, end: str) -> Chars:
-        """A command's output is not known."""
+        """A command's output, as far as it is known."""
         self.at += end == ")"
-        start, depth = self.at, 1
-        while depth:
+        start, line = self.at, self.line
+        self._skip_to(end)
+        text = self.text[start : self.at - 1]
+        known = self.output(text)
+        return [(c, line) for c, _ in known] if known is not None else self.mark(f"$({text.strip()[:40]})", "command")
+
+    def _skip_to(self, end: str) -> None:
+        """Behind the sign that ends a command: quotes, parentheses and a case's patterns stand inside."""
+        open_signs, cases = [end], list[int]()
+        while open_signs:
             if not self.peek():
                 raise self.refuse("a command's parenthesis is not closed", end)
-            char = self.next()
-            depth += (char == "(" and end == ")") - (char == end)
-        return self.mark(f"$({self.text[start : self.at - 1].strip()[:40]})", "command")
+            top, char = open_signs[-1], self.next()
+            if char == "\\" and self.peek():
+                self.next()
+            elif char == top and not (char == ")" and cases and cases[-1] == len(open_signs)):
+                open_signs.pop()
+            elif top == '"' and char == "$" and self.peek() == "(":
+                self.next()
+                open_signs.append(")")
+            elif top == ")":
+                cases = self._inside_command(char, open_signs, cases)
+
+    def _inside_command(self, char: str, open_signs: list[str], cases: list[int]) -> list[int]:
+        """One character of a command in parentheses; how deep the cases stand that are open behind it."""
+        if char == "'":
+            end = self.text.find("'", self.at)
+            while self.at <= end:
+                self.next()
+        elif char in '"(':
+            open_signs.append(")" if char == "(" else '"')
+        elif found := _CASE.match(self.text, self.at - 1):
+            self.at = found.end()
+            return [*cases, len(open_signs)] if found.group() == "case" else cases[:-1]
+        return cases
 
     def _braces(self, depth: int, *, quoted: bool) -> Chars:
-        """`${NAME}`, `${NAME[@]}`, `${NAME:-word}` and its kin; other forms are not known."""
+        """`${NAME}`, `${NAME[@]}`, `${NAME:-word}`, `${NAME%pattern}` and their kin; other forms are not known."""
         self.next()
         start = self.at
-        name = _NAME.match(self.text, self.at) or re.compile(r"[0-9@*]").match(self.text, self.at)
+        name = _NAME.match(self.text, self.at) or re.compile(r"[@*]|\d+").match(self.text, self.at)
         if name is not None:
             self.at = name.end()
             if self.peek(3) in ("[@]", "[*]"):
                 self.at += 3
             if self.peek() == "}":
                 self.next()
-                return self._value(name.group(), quoted=quoted)
-            if default := re.compile(r":?[-=]").match(self.text, self.at):
-                self.at = default.end()
-                word = self._until_brace(depth + 1)
-                held = self._held(name.group())
-                return [c for part in held for c in part] if held is not None else word
+                return self.value(name.group(), quoted=quoted)
+            if sign := re.compile(r":?[-=+?]|##?|%%?|,,|\^\^").match(self.text, self.at):
+                self.at = sign.end()
+                return self._altered(
+                    name.group(), sign.group(), self._until_brace(depth + 1), self.text[start : self.at]
+                )
         while self.peek() and self.peek() != "}":
             self.next()
         what = self.text[start : self.at]
         if not self.peek():
             raise self.refuse("a brace is not closed", "}")
         self.next()
+        index = re.fullmatch(r"(\w+)\[(\d+)\]", what)
+        held = self._held(index.group(1)) if index else None
+        if index and held and int(index.group(2)) < len(held):
+            return [(c, line) for c, line in held[int(index.group(2))] if c != "\x01"]
         return self.mark(f"${{{what}}}", "command")
+
+    def _altered(self, name: str, sign: str, word: Chars, what: str) -> Chars:
+        """A value with its default, its alternative, or without what a pattern matches."""
+        held = self._held(name)
+        value = None if held is None else [c for part in held for c in part]
+        is_set = value is not None and not (sign[0] == ":" and all(c == "\x01" for c, _ in value))
+        if sign[-1] == "+":
+            return word if is_set else []
+        if sign[-1] == "?":
+            return value if is_set and value is not None else self.mark(f"${name}", "variable")
+        if sign[-1] in "-=":
+            if sign[-1] == "=" and not is_set:
+                self.variables[name] = [word]
+            return value if is_set and value is not None else word
+        if value is None or any(MARK <= ord(c) < MARK + _MAX_UNKNOWN for c, _ in (*value, *word)):
+            return self.mark(f"${{{what}", "command")
+        text, pattern = ("".join(bare(c) for c, _ in chars if c != "\x01") for chars in (value, word))
+        return [(kept(c), self.line) for c in _trimmed(text, sign, pattern)]
 
     def _until_brace(self, depth: int) -> Chars:
         chars: Chars = []
@@ -220,9 +298,10 @@ class Expansion:
         return chars
 
     def _held(self, name: str) -> list[Chars] | None:
-        return self.defined.get(name, self.variables.get(name))
+        return self.arguments.get(name, self.defined.get(name, self.variables.get(name)))
 
-    def _value(self, name: str, *, quoted: bool) -> Chars:
+    def value(self, name: str, *, quoted: bool) -> Chars:
+        """What a variable expands to."""
         held = self._held(name)
         if held is None:
             kind = "arguments" if name in "@*" else "variable"
@@ -233,7 +312,7 @@ class Expansion:
                 chars.append((" ", part[0][1] if part else self.line))
             protects = len(held) > 1 or quoted
             chars += [(c if protects else bare(c), line) for c, line in part if c != "\x01"]
-            if not part:
+            if not part and (quoted or len(held) > 1):
                 chars.append(("\x01", self.line))
         # an array's elements are words, whether its expansion is quoted or not; a plain quoted value is one word
         return self.spend([(("\x02" if c == " " and quoted and len(held) > 1 else c), line) for c, line in chars])
@@ -246,10 +325,12 @@ class Expansion:
             depth += (char == "(") - (char == ")")
         if depth:
             raise self.refuse("$((… is not closed", "))")
-        return self._evaluated(self.text[start : self.at - 2])
+        return self.evaluated(self.text[start : self.at - 2])
 
-    def _evaluated(self, text: str) -> Chars:
+    def evaluated(self, text: str) -> Chars:
         line = self.line
+        if "$(" in text or "`" in text:
+            return self.mark(f"$(({text.strip()[:40]}))", "command")
         for name in dict.fromkeys(re.findall(r"\$?\{?([A-Za-z_]\w*|\d+(?=\}))\}?", text)):
             held = self._held(name)
             value = "".join(bare(c) for part in held or [] for c, _ in part if c not in "\x01\x02")
@@ -257,7 +338,26 @@ class Expansion:
                 return self.mark(f"${name}" if held is None else f"$(({text.strip()}))", "variable")
             text = re.sub(rf"\$\{{{name}\}}|\${name}\b|\b{name}\b", value.strip(), text)
         try:
-            number = integer(ast.parse(text.strip(), mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            return [(c, line) for c in str(arithmetic(text))]
+        except ValueError:
             return self.mark(f"$(({text.strip()[:40]}))", "command")
-        return [(c, line) for c in str(number)]
+
+
+def _held(value: str) -> list[Chars]:
+    return [[(c, 0) for c in value]]
+
+
+def _trimmed(text: str, sign: str, pattern: str) -> str:
+    """`text` in upper or lower case, or without the beginning or end that a pattern matches: the shortest or the longest."""
+    if sign in (",,", "^^"):
+        return text.lower() if sign == ",," else text.upper()
+    if len(text) > _MOST_TRIMMED:
+        return text
+    ends = range(len(text) + 1) if len(sign) == 1 else range(len(text), -1, -1)
+    for count in ends:
+        part, rest = (
+            (text[:count], text[count:]) if sign[0] == "#" else (text[len(text) - count :], text[: len(text) - count])
+        )
+        if fnmatchcase(part, pattern):
+            return rest
+    return text

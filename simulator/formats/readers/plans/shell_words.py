@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,13 +28,22 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
 class Unknown:
     """Something that only a run knows. kind: variable (unset in the file), condition, command, arguments.
 
-    options: of a variable that a condition sets: the options among the words that it may hold.
+    options: of a variable that a condition sets: the options among the words that it may hold. name: the variable that
+    holds it, where it has no name of its own. asks: variables that the condition tests.
     """
 
     what: str
     kind: str
     line: int
     options: frozenset[str] = frozenset()
+    name: str = ""
+    asks: frozenset[str] = frozenset()
+
+    @property
+    def variable(self) -> str:
+        """What `--define` calls it; empty: it has no name."""
+        own = self.what.split()[0].lstrip("$") if self.kind in ("variable", "condition") else ""
+        return own if own.isidentifier() or (own.isdecimal() and not self.name) else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,11 @@ class Word:
     text: str
     line: int
     unknown: tuple[Unknown, ...] = ()
+
+    @property
+    def is_unset(self) -> bool:
+        """Nothing but a variable that the file does not set."""
+        return len(self.text) == len(self.unknown) == 1 and self.unknown[0].kind == "variable"
 
 
 def fields(chars: Chars) -> list[Chars]:
@@ -85,12 +100,40 @@ def bare(char: str) -> str:
     return _BACK.get(char, char)
 
 
+_COMPARE: Final[Mapping[type[ast.cmpop], Callable[[int, int], bool]]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+
+
+def arithmetic(text: str) -> int:
+    """The value of `$((…))` without variables, in Python's operators. Raises ValueError for what is not known."""
+    if found := re.fullmatch(r"(?s)([^?]+)\?([^:?]+):([^:?]+)", text):
+        test, yes, no = found.groups()
+        return arithmetic(yes if arithmetic(test) else no)
+    text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or "))
+    try:
+        return integer(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, RecursionError, MemoryError, OverflowError) as exc:
+        raise ValueError(text) from exc
+
+
 def integer(node: ast.expr) -> int:
     """The value of an arithmetic expression of whole numbers. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -integer(node.operand)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
+        value = integer(node.operand)
+        return -value if isinstance(node.op, ast.USub) else int(not value)
+    if isinstance(node, ast.BoolOp):
+        values = [bool(integer(value)) for value in node.values]
+        return int(all(values) if isinstance(node.op, ast.And) else any(values))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARE:
+        return int(_COMPARE[type(node.ops[0])](integer(node.left), integer(node.comparators[0])))
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         left, right = integer(node.left), integer(node.right)
         if max(abs(left), abs(right)) > 2**62:
