@@ -1,8 +1,8 @@
 """The search itself: a few scouts, then bounds of the whole space against the scouts, then simulation of what is left.
 
-1. Scouts: the branches that split the model least, until they contain enough plans that may fit. Some of them are
-   simulated, until the table has a limit.
-2. Survey: the rest of the space. Plans whose bound exceeds the limit are too slow and are dropped.
+1. Scouts: simple plans of a few branches of each level of split. Some are simulated, until the table has a limit.
+2. Survey: the whole space, level by level. Plans whose bound exceeds the limit are too slow and are dropped; between two
+   rounds a few of the others are simulated, if they are expected to lower it.
 3. Simulation of what is left, in the order that the table asks for, until nothing left could change it.
 
 Which candidates are simulated depends only on the study, never on timing: candidate i is chosen by the table as it stood
@@ -11,8 +11,9 @@ after candidate i - WINDOW. So any number of processes, and any number of interr
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -22,13 +23,17 @@ from simulator.studies.search.engines import Engine, Task
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.report import SearchReport, make_report
-from simulator.studies.search.space import Branch, tightest
+from simulator.studies.search.space import Branch, Pruned, tightest
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.survey import Prospect, Survey
 from simulator.studies.search.table import Table, table_of
 
 WINDOW: Final = 6  # candidates on the way at once, whatever the number of processes
-_SCOUTED: Final = 4  # prospects that scouts find for each row of the table, as many do not fit after all
+_SCOUTED: Final = 3  # branches of each level of split in which scouts look
+_ROUNDS: Final = 6  # of survey, each with the limit that the one before found
+_HOPES: Final = 4  # simulations between two rounds
+_MANY: Final = 1500  # branches of which all are surveyed
+_TOKENS: Final = 2048  # of a sequence on a rank: fewer are rare, as messages then outlast the products between them
 _BRANCHES_A_TASK: Final = 16
 
 
@@ -76,7 +81,10 @@ def _report(run: _Run, *, interrupted: bool = False) -> SearchReport:
         run.study,
         run.survey,
         list(run.simulated.values()),
+        num_open=len(run.open),
         num_pruned=0 if interrupted else sum(each.floor > limit for each in run.open),
+        num_scouts=run.num_scouts,
+        num_left_out=run.num_left_out,
         quickest_open=min((each.floor for each in left), default=None),
         interrupted=interrupted,
     )
@@ -84,7 +92,7 @@ def _report(run: _Run, *, interrupted: bool = False) -> SearchReport:
 
 @dataclass(slots=True)
 class _Run:
-    """A search under way. open: prospects that nobody has simulated, by floor."""
+    """A search under way. open: prospects that nobody has simulated, by floor. num_scouts: that no survey has found again."""
 
     study: SearchStudy
     engine: Engine
@@ -95,6 +103,8 @@ class _Run:
     simulated: dict[str, PlanOutcome] = field(default_factory=dict)
     known: dict[str, PlanOutcome] = field(default_factory=dict)
     num_surveyed: int = 0
+    num_scouts: int = 0
+    num_left_out: int = 0
     table: Table = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,37 +113,66 @@ class _Run:
     def whole(self) -> None:
         """Raises InputError where nothing in the space is legal."""
         self.known = self.journal.outcomes() if self.journal else {}
-        branches = sorted(self.study.space.branches(self.survey.pruned), key=_split)
+        branches = self._promising(sorted(self.study.space.branches(self.survey.pruned), key=_split))
         levels = [list(alike) for _, alike in groupby(branches, key=_split)]
-        while levels and len(self.survey.prospects) < _SCOUTED * self.study.top:
-            self._survey(levels.pop(0), len(branches))
-        self._simulate(scouts=True)
-        self._survey([branch for level in levels for branch in level], len(branches))
-        if self.survey.num_legal == 0 and self.survey.num_unchecked == 0:
+        self._scout(levels)
+        for some in _together(levels, len(branches) // _ROUNDS):
+            self._survey(some, len(branches))
+            self._simulate(_HOPES, hopeful=True)
+        if self.survey.num_legal == 0 and not self._any_legal(branches):
             raise InputError(tightest(self.survey.pruned))
         self._simulate()
+
+    def _promising(self, branches: list[Branch]) -> list[Branch]:
+        """Of a very large space, what does not split below what is common; a table of every plan gets all of it."""
+        if not self.study.layouts or len(branches) <= _MANY:
+            return branches
+        kept = [branch for branch in branches if _common(branch, self.study.space.seq_len)]
+        self.num_left_out = len(branches) - len(kept) if kept else 0
+        return kept or branches
+
+    def _scout(self, levels: list[list[Branch]]) -> None:
+        """Simulate simple plans of a few branches of each level, until the table has a limit."""
+        some = [branch for level in levels for branch in level[:: -(-len(level) // _SCOUTED)]]
+        tasks = [self.engine.survey(part, math.inf, scouts=True) for part in _parts(some)]
+        found = [prospect for task in tasks for prospect in task.result().prospects]
+        self.open = sorted(found, key=lambda each: (each.floor, each.key))
+        self._simulate(scouts=True)
+        self.open = []  # the survey finds them again
+        self.num_scouts = len(self.simulated)
 
     def _survey(self, branches: list[Branch], total: int) -> None:
         tasks = [(len(part), self.engine.survey(part, self.table.limit)) for part in _parts(branches)]
         for count, task in tasks:
             part: Survey = task.result()
             self.survey.merge(part)
-            self.open += part.prospects
+            fresh = [each for each in part.prospects if each.key not in self.simulated]
+            self.num_scouts -= len(part.prospects) - len(fresh)
+            self.open += fresh
             self.num_surveyed += count
             self.tell(Progress("survey", self.num_surveyed, total))
         self.open.sort(key=lambda each: (each.floor, each.key))
 
-    def _simulate(self, *, scouts: bool = False) -> None:
+    def _any_legal(self, branches: list[Branch]) -> bool:
+        """Whether one of the plans that were dropped unchecked is legal."""
+        unchecked = branches if self.survey.num_unchecked else []
+        self.survey.pruned = self.survey.pruned if not unchecked else Pruned()
+        plans = (plan for branch in unchecked for plan in self.study.space.plans(branch, self.survey.pruned))
+        return next(plans, None) is not None
+
+    def _simulate(self, most: float = math.inf, *, scouts: bool = False, hopeful: bool = False) -> None:
         """Simulate prospects as the table asks for them. scouts: until its limit is worth a survey."""
         on_the_way: deque[tuple[Prospect, PlanOutcome | Task]] = deque()
-        while True:
+        count = 0
+        while count < most:
             if len(on_the_way) == WINDOW:
                 self._take(*on_the_way.popleft())
-            prospect = None if scouts and self.table.ready else self.table.choose(self.open)
+            prospect = None if scouts and self.table.ready else self.table.choose(self.open, hopeful=hopeful)
             if prospect is None:
                 break
             found = self.known.get(prospect.key) or self.engine.evaluate(prospect.key)
             on_the_way.append((prospect, found))
+            count += 1
         for item in on_the_way:
             self._take(*item)
 
@@ -154,6 +193,25 @@ def _split(branch: Branch) -> int:
     fields = branch.fields
     product: int = fields["tp"] * fields["cp"] * fields["pp"] * fields["ep"]
     return product
+
+
+def _common(branch: Branch, seq_len: int) -> bool:
+    """Tensor parallelism stays on a node, and context parallelism leaves a rank a piece of some length."""
+    fields = branch.fields
+    within: bool = fields["tp"] <= branch.cluster.gpus_per_node
+    return within and (fields["cp"] == 1 or seq_len // fields["cp"] >= _TOKENS)
+
+
+def _together(levels: list[list[Branch]], size: int) -> Iterator[list[Branch]]:
+    """Levels one after another, so many that they have at least `size` branches."""
+    some: list[Branch] = []
+    for level in levels:
+        some += level
+        if len(some) > size:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def _parts(branches: Iterable[Branch]) -> list[list[Branch]]:

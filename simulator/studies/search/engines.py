@@ -36,7 +36,7 @@ class Engine(Protocol):
 
     width: int
 
-    def survey(self, branches: list[Branch], limit: float) -> Task: ...
+    def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task: ...
     def evaluate(self, key: str) -> Task: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -51,8 +51,8 @@ class Serial:
         self.width = 1
         self._study, self._surveyor = study, Surveyor(study)
 
-    def survey(self, branches: list[Branch], limit: float) -> Task:
-        return _done(_surveyed(self._surveyor, branches, limit))
+    def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
+        return _done(_surveyed(self._surveyor, branches, limit, scouts=scouts))
 
     def evaluate(self, key: str) -> Task:
         return _done(evaluate(self._study, key))
@@ -76,8 +76,8 @@ class Processes:
         context = multiprocessing.get_context("forkserver")
         return ProcessPoolExecutor(self.width, mp_context=context, initializer=_begin, initargs=(self._study,))
 
-    def survey(self, branches: list[Branch], limit: float) -> Task:
-        return _Retried(self, _survey_here, (branches, limit))
+    def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
+        return _Retried(self, _survey_here, (branches, limit, scouts))
 
     def evaluate(self, key: str) -> Task:
         return _Retried(self, _evaluate_here, key)
@@ -141,8 +141,8 @@ class Dask:
         threads = self._client.scheduler_info().get("workers", {}).values()
         self.width = max(1, sum(worker["nthreads"] for worker in threads))
 
-    def survey(self, branches: list[Branch], limit: float) -> Task:
-        task: Task = self._client.submit(_survey_there, self._study, branches, limit, pure=False, retries=3)
+    def survey(self, branches: list[Branch], limit: float, *, scouts: bool = False) -> Task:
+        task: Task = self._client.submit(_survey_there, self._study, branches, limit, scouts, pure=False, retries=3)
         return task
 
     def evaluate(self, key: str) -> Task:
@@ -206,8 +206,9 @@ def _end_with_the_parent() -> None:
         os._exit(1)
 
 
-def _survey_here(asked: tuple[list[Branch], float]) -> Survey:
-    return _surveyed(_HERE["surveyor"], *asked)
+def _survey_here(asked: tuple[list[Branch], float, bool]) -> Survey:
+    branches, limit, scouts = asked
+    return _surveyed(_HERE["surveyor"], branches, limit, scouts=scouts)
 
 
 def _evaluate_here(key: str) -> PlanOutcome:
@@ -218,12 +219,12 @@ def _version_there() -> str:
     return software_version()
 
 
-def _survey_there(study: SearchStudy, branches: list[Branch], limit: float) -> Survey:
-    return _surveyed(Surveyor(study), branches, limit)
+def _survey_there(study: SearchStudy, branches: list[Branch], limit: float, scouts: bool) -> Survey:  # noqa: FBT001  dask's
+    return _surveyed(Surveyor(study), branches, limit, scouts=scouts)
 
 
-def _surveyed(surveyor: Surveyor, branches: list[Branch], limit: float) -> Survey:
+def _surveyed(surveyor: Surveyor, branches: list[Branch], limit: float, *, scouts: bool) -> Survey:
     found = Survey()
     for branch in branches:
-        found.merge(surveyor.survey(branch, limit))
+        found.merge(surveyor.survey(branch, limit, scouts=scouts))
     return found

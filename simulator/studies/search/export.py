@@ -45,6 +45,7 @@ def _rows(report: SearchReport) -> list[dict[str, Any]]:
     for row in report.rows:
         data = flat(row)
         against, plan = data.pop("against_best"), data.pop("plan")
+        data["same"] = "; ".join(data["same"])
         names |= dict.fromkeys(plan)
         ratios = {f"step_over_best{end}": against[key] if against else None for end, key in _ENDS.items()}
         records.append((data | ratios, row.plan.model_dump(mode="json")))

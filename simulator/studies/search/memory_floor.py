@@ -79,12 +79,22 @@ class MemoryFloor:
             found = self._inputs[id(shape)] = self._only_inputs(plan)
         return found
 
-    def _only_inputs(self, plan: Plan) -> Saved:
+    def inputs_bytes(self, plan: Plan) -> int:
+        """The inputs of a stage's layers for one micro-batch: in every schedule, the longest stage has these at once."""
+        if plan.offload.activations != "none" or plan.recompute.mode == "every_k":
+            return 0
+        return self._input_bytes(plan) * (self.context.model.num_layers // plan.pp)
+
+    def _input_bytes(self, plan: Plan) -> int:
+        """What a layer gets from the one before it."""
         context = self.context
         setting = OpContext(
             model=context.model, stack=context.stack, plan=plan, autocast=uses_autocast(context.stack, plan)
         )
-        size = setting.stream_tokens * context.model.d_model * DTYPE_BYTES[setting.stream_dtype]
+        return setting.stream_tokens * context.model.d_model * DTYPE_BYTES[setting.stream_dtype]
+
+    def _only_inputs(self, plan: Plan) -> Saved:
+        context, size = self.context, self._input_bytes(plan)
         each, none = (dict[str, int](dict.fromkeys(whole_body(context.model, plan), value)) for value in (size, 0))
         return Saved(
             embedding=0,

@@ -52,7 +52,7 @@ class Counts:
 
     refused: by rule. unchecked: too slow, whether legal or not. equal: the same as another plan. too_large: their least memory exceeds the device. too_slow: their least value exceeds the table's
     worst. simulated: by status. open: not reached: the
-    search was interrupted, or has simulated as many as it may.
+    search was interrupted, or has simulated as many as it may. scouts: simulated, and then dropped by a bound as well, so counted twice.
     """
 
     refused: dict[str, int]
@@ -63,6 +63,7 @@ class Counts:
     too_slow: int
     simulated: dict[Status, int]
     open: int
+    scouts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class SearchReport:
     """The answer. failures: reasons of plans that could not be predicted, and how many had each.
 
     quickest_open: no plan that was left out has a lower value; None: the first row is proven to be the best. without:
-    software that has no row, and why.
+    software that has no row, and why. num_left_out: branches of a very large space that were not looked at.
     """
 
     study: SearchStudy
@@ -80,6 +81,7 @@ class SearchReport:
     quickest_open: float | None = None
     interrupted: bool = False
     without: tuple[tuple[str, str], ...] = ()
+    num_left_out: int = 0
 
     @property
     def gain(self) -> float:
@@ -99,6 +101,7 @@ class SearchReport:
             "failures": self.failures,
             "at_most_better": self.gain,
             "without": dict(self.without),
+            "branches_left_out": self.num_left_out,
             "plans": [flat(row) | {"breakdown_s": row.outcome.breakdown} for row in self.rows],
         }
 
@@ -119,6 +122,7 @@ def flat(row: Row) -> dict[str, Any]:
         "mfu": o.mfu,
         "used_bytes": o.used_bytes,
         "capacity_bytes": o.capacity_bytes,
+        "implementation": row.plan.implementation,
         "same": list(row.same),
         "within_noise_of_best": row.within_noise,
     }
@@ -132,14 +136,18 @@ def make_report(
     survey: Survey,
     outcomes: Sequence[PlanOutcome],
     *,
+    num_open: int = 0,
     num_pruned: int = 0,
+    num_scouts: int = 0,
+    num_left_out: int = 0,
     quickest_open: float | None = None,
     interrupted: bool = False,
 ) -> SearchReport:
-    """Rank what was simulated; the table has `study.top` rows. quickest_open: the least value of what may be the best."""
+    """Rank what was simulated; the table has `study.top` rows. quickest_open: the least value of what may be the best.
+
+    num_open: found and not simulated; num_pruned: of these, those above the limit.
+    """
     statuses = Counter(o.status for o in outcomes)
-    pruned = survey.num_too_large + survey.num_too_slow + survey.num_equal
-    missing = survey.num_legal - pruned - len(outcomes)
     return SearchReport(
         study=study,
         rows=ranked(study, outcomes),
@@ -151,10 +159,12 @@ def make_report(
             too_large=survey.num_too_large,
             too_slow=survey.num_too_slow + num_pruned,
             simulated={status: statuses[status] for status in STATUSES},
-            open=missing - num_pruned,
+            open=num_open - num_pruned,
+            scouts=num_scouts,
         ),
         failures=dict(sorted(Counter(o.reason for o in outcomes if o.status == "failed").items())),
         quickest_open=quickest_open,
+        num_left_out=num_left_out,
         interrupted=interrupted,
     )
 

@@ -74,6 +74,7 @@ def _joined(study: SearchStudy, reports: Sequence[SearchReport], without: dict[s
         counts=_sum([report.counts for report in reports]),
         failures=dict(sum((Counter(report.failures) for report in reports), Counter[str]())),
         quickest_open=min(still, default=None),
+        num_left_out=sum(report.num_left_out for report in reports),
         interrupted=any(report.interrupted for report in reports),
         without=tuple((stack, str(exc.faults[0])) for stack, exc in without.items())
         + tuple((_stack(report), "no plan fits") for report in reports if not report.rows and not report.interrupted),
@@ -88,7 +89,7 @@ def _stack(report: SearchReport) -> str:
 def _sum(counts: Sequence[Counts]) -> Counts:
     refused: Counter[str] = sum((Counter(one.refused) for one in counts), Counter())
     simulated = {status: sum(one.simulated[status] for one in counts) for status in counts[0].simulated}
-    numbers = ("unchecked", "legal", "equal", "too_large", "too_slow", "open")
+    numbers = ("unchecked", "legal", "equal", "too_large", "too_slow", "open", "scouts")
     sums = {name: sum(getattr(one, name) for one in counts) for name in numbers}
     return Counts(refused=dict(refused.most_common()), simulated=simulated, **sums)
 

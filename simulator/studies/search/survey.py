@@ -26,13 +26,18 @@ _UNBOUNDED: Final = ("comm_hook", "zeropp", "sync_every_steps", "hierarchical_ga
 class Prospect:
     """A plan that may fit: the least that its objective can be.
 
-    layout: how it splits the model and the batch, and whose software does. surely: the upper end of its memory may fit too.
+    layout: how it splits the model and the batch, and whose software does. share: of the memory for tensors, at least.
     """
 
     floor: float
     key: str
     layout: str
-    surely: bool
+    share: float
+
+    @property
+    def surely(self) -> bool:
+        """The upper end of its memory may fit too."""
+        return self.share * RESERVED_HIGH <= 1
 
 
 def bounded(branch: Branch) -> bool:
@@ -46,7 +51,7 @@ def bounded(branch: Branch) -> bool:
 class Survey:
     """What was found in branches: num_legal plans, of which some are too large, some too slow, and others prospects.
 
-    num_unchecked: candidates that are too slow whether they are legal or not. num_equal: plans that recompute nothing where
+    num_unchecked: candidates that are too slow or too large whether they are legal or not. num_equal: plans that recompute nothing where
     they say that they do, and are the ones that do not say it.
     """
 
@@ -69,22 +74,21 @@ class Survey:
 
 
 @dataclass(slots=True)
-class TooSlow:
-    """Drops the plans of a branch whose compute alone takes longer than the limit.
+class Hopeless:
+    """Drops the plans of a branch whose compute alone takes longer than the limit, or whose layers' inputs do not fit.
 
-    That is the same for plans that differ in their schedule, and in what is sharded over which ranks.
+    Both are the same for plans that differ in their schedule, and in what is sharded over which ranks.
     """
 
     study: SearchStudy
+    memory: MemoryFloor
     time: TimeFloor
     limit: float
     num_dropped: int = 0
     _leasts: dict[tuple[int, str], float] = field(default_factory=dict)
 
     def kept(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
-        """The numbers of the leaves with which the flow may be quick enough."""
-        if self.limit == math.inf:
-            return range(len(leaves))
+        """The numbers of the leaves with which the flow may be quick enough, and small enough."""
         kept: list[int] = []
         if self._least(branch, flow, "none") <= self.limit:  # recomputing only adds to it
             kept = [n for n, leaf in enumerate(leaves) if self._least(branch, flow, leaf["recompute"]) <= self.limit]
@@ -99,11 +103,30 @@ class TooSlow:
         return found
 
     def _value(self, plan: Plan) -> float:
+        if self.memory.inputs_bytes(plan) > self.memory.room(plan):
+            return math.inf
+        if self.limit == math.inf or self.study.objective == "memory":
+            return 0.0
         try:
             least_s = self.time.least_s(plan)
         except PlanError:  # more stages than layers: whoever checks the plan says so
             return 0.0
         return self.study.value(least_s, plan.num_devices, plan.tokens_per_step, 0)
+
+
+@dataclass(slots=True)
+class Simplest:
+    """Keeps the smallest micro-batches of a branch in the usual order, without recomputation or with all of it: for scouts."""
+
+    others: Hopeless
+    _smallest: int = 0
+
+    def kept(self, branch: Branch, flow: Fields, leaves: Sequence[Fields]) -> Sequence[int]:
+        """The numbers of such leaves."""
+        self._smallest = self._smallest or flow["micro_batch_size"]
+        if flow["micro_batch_size"] > self._smallest or flow["schedule"] not in (None, "1f1b"):
+            return ()
+        return [n for n in self.others.kept(branch, flow, leaves) if leaves[n]["recompute"] != "selective"]
 
 
 @dataclass(slots=True)
@@ -115,12 +138,16 @@ class Surveyor:
     _floors: dict[object, tuple[MemoryFloor, TimeFloor]] = field(default_factory=dict)
     _idle: dict[int, bool] = field(default_factory=dict)
 
-    def survey(self, branch: Branch, limit: float = math.inf) -> Survey:
-        """The legal plans of the branch that may have a value up to `limit`; the others are counted."""
+    def survey(self, branch: Branch, limit: float = math.inf, *, scouts: bool = False) -> Survey:
+        """The legal plans of the branch that may have a value up to `limit`; the others are counted.
+
+        scouts: only the simplest ones.
+        """
         found, known = Survey(), bounded(branch)
         memory, time = self._of(branch)
-        sieve = TooSlow(self.study, time, limit) if known and self.study.objective != "memory" else None
-        for plan in self.study.space.plans(branch, found.pruned, sieve):
+        sieve = Hopeless(self.study, memory, time, limit) if known else None
+        chosen = Simplest(sieve) if sieve and scouts else sieve
+        for plan in self.study.space.plans(branch, found.pruned, chosen):
             found.num_legal += 1
             if known and self._repeats(plan, time):
                 found.num_equal += 1
@@ -134,9 +161,8 @@ class Surveyor:
             if floor > limit:
                 found.num_too_slow += 1
                 continue
-            surely = used * RESERVED_HIGH <= room
-            key = key_of(plan, branch.cluster.num_nodes)
-            found.prospects.append(Prospect(floor, key, layout_of(plan, branch.cluster.num_nodes), surely))
+            nodes = branch.cluster.num_nodes
+            found.prospects.append(Prospect(floor, key_of(plan, nodes), layout_of(plan, nodes), used / room))
         found.num_unchecked = sieve.num_dropped if sieve else 0
         return found
 

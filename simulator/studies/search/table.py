@@ -17,6 +17,7 @@ from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.survey import Prospect
 
 _SCOUTS: Final = 4  # a part of so many of the simulations comes before the whole space is surveyed
+_ROOMY: Final = 0.6  # of the memory: a plan whose floor is below this is tried first, until something fits
 _SLOWEST: Final = 1.25  # a layout this much slower than the best answers nobody's question
 
 
@@ -33,8 +34,11 @@ class Table(Protocol):
         """A prospect has been simulated."""
         ...
 
-    def choose(self, prospects: list[Prospect]) -> Prospect | None:
-        """Takes the next one to simulate out of what is left, which is sorted by floor; None: nothing is worth it."""
+    def choose(self, prospects: list[Prospect], *, hopeful: bool = False) -> Prospect | None:
+        """Takes the next one to simulate out of what is left, which is sorted by floor; None: nothing is worth it.
+
+        hopeful: only one that is expected to be the best.
+        """
         ...
 
     def may_win(self, prospect: Prospect) -> bool:
@@ -73,7 +77,9 @@ class EveryPlan:
             self._seen.add(outcome.signature)
             self._values = sorted([*self._values, value])[: self.study.top]
 
-    def choose(self, prospects: list[Prospect]) -> Prospect | None:
+    def choose(self, prospects: list[Prospect], *, hopeful: bool = False) -> Prospect | None:
+        if hopeful and self.ready:
+            return None
         return prospects.pop(0) if prospects and prospects[0].floor <= self.limit else None
 
     def may_win(self, prospect: Prospect) -> bool:
@@ -126,15 +132,19 @@ class Layouts:
         if outcome.status is Fit.FITS:
             self.fits = min(self.fits, value)
 
-    def choose(self, prospects: list[Prospect]) -> Prospect | None:
+    def choose(self, prospects: list[Prospect], *, hopeful: bool = False) -> Prospect | None:
         if self.num_chosen >= self.study.budget:
             return None
         limit, usual = self.limit, self._usual("", 1.0)
         misses = {layout: self._usual(layout, usual) for layout in self._missed}
         worth = [each for each in prospects if each.floor <= limit and self._wants(each)]
+        if self.fits == math.inf:
+            worth = [each for each in worth if each.share <= _ROOMY] or worth
         if not worth:
             return None
-        found = min(worth, key=lambda each: (each.floor * misses.get(each.layout, usual), each.key))
+        expected, _, found = min((each.floor * misses.get(each.layout, usual), each.key, each) for each in worth)
+        if hopeful and expected >= self.fits:
+            return None
         self.num_chosen += 1
         self._chosen.add(found.layout)
         prospects.remove(found)

@@ -92,7 +92,7 @@ def words(row: Row) -> str:
 def _counts(report: SearchReport) -> str:
     c = report.counts
     refused = sum(c.refused.values())
-    unchecked = f"{c.unchecked:,} too slow by a bound of their kind, " if c.unchecked else ""
+    unchecked = f"{c.unchecked:,} too slow or too large by a bound of their kind, " if c.unchecked else ""
     rules = ", ".join(f"{name} {count:,}" for name, count in c.refused.items())
     ran = sum(c.simulated.values())
     found = ", ".join(f"{count:,} {status}" for status, count in c.simulated.items() if count)
@@ -105,6 +105,11 @@ def _counts(report: SearchReport) -> str:
             f"{c.open:,} others that may fit were not simulated."
             if report.study.layouts
             else f"{c.open:,} were not reached: the table may change."
+        )
+    if report.num_left_out:
+        lines.append(
+            f"{report.num_left_out:,} branches were not looked at: tensor parallelism across nodes, or context parallelism "
+            "that leaves a rank fewer than 2,048 tokens of a sequence (--all looks at them)."
         )
     return "\n".join(lines)
 
