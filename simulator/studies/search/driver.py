@@ -1,7 +1,7 @@
 """The search itself: a few scouts, then bounds of the whole space against the scouts, then simulation of what is left.
 
 1. Scouts: simple plans of a few branches of each level of split. Some are simulated, until the table has a limit.
-2. Survey: the whole space, level by level. Plans whose bound exceeds the limit are too slow and are dropped; between two
+2. Survey: the whole space, level by level, those first whose scouts are quickest. Plans whose bound exceeds the limit are too slow and are dropped; between two
    rounds a few of the others are simulated, if they are expected to lower it.
 3. Simulation of what is left, in the order that the table asks for, until nothing left could change it.
 
@@ -21,7 +21,7 @@ from typing import Final
 from simulator.base.errors import InputError
 from simulator.studies.search.engines import Engine, Task
 from simulator.studies.search.journal import Journal
-from simulator.studies.search.outcome import PlanOutcome
+from simulator.studies.search.outcome import PlanOutcome, parsed
 from simulator.studies.search.report import SearchReport, make_report
 from simulator.studies.search.space import Branch, Pruned, tightest
 from simulator.studies.search.study import SearchStudy
@@ -33,7 +33,7 @@ _SCOUTED: Final = 3  # branches of each level of split in which scouts look
 _ROUNDS: Final = 6  # of survey, each with the limit that the one before found
 _HOPES: Final = 4  # simulations between two rounds
 _MANY: Final = 1500  # branches of which all are surveyed
-_TOKENS: Final = 2048  # of a sequence on a rank: fewer are rare, as messages then outlast the products between them
+_TOKENS: Final = 4096  # of a sequence on a rank: fewer are rare, as messages then outlast the products between them
 _BRANCHES_A_TASK: Final = 16
 
 
@@ -115,7 +115,8 @@ class _Run:
         self.known = self.journal.outcomes() if self.journal else {}
         branches = self._promising(sorted(self.study.space.branches(self.survey.pruned), key=_split))
         levels = [list(alike) for _, alike in groupby(branches, key=_split)]
-        self._scout(levels)
+        quickest = self._scout(levels)
+        levels.sort(key=lambda level: (quickest.get(_split(level[0]), math.inf), _split(level[0])))
         for some in _together(levels, len(branches) // _ROUNDS):
             self._survey(some, len(branches))
             self._simulate(_HOPES, hopeful=True)
@@ -131,8 +132,8 @@ class _Run:
         self.num_left_out = len(branches) - len(kept) if kept else 0
         return kept or branches
 
-    def _scout(self, levels: list[list[Branch]]) -> None:
-        """Simulate simple plans of a few branches of each level, until the table has a limit."""
+    def _scout(self, levels: list[list[Branch]]) -> dict[int, float]:
+        """Simulate simple plans of a few branches of each level, until the table has a limit; least floor by level."""
         some = [branch for level in levels for branch in level[:: -(-len(level) // _SCOUTED)]]
         tasks = [self.engine.survey(part, math.inf, scouts=True) for part in _parts(some)]
         found = [prospect for task in tasks for prospect in task.result().prospects]
@@ -140,6 +141,12 @@ class _Run:
         self._simulate(scouts=True)
         self.open = []  # the survey finds them again
         self.num_scouts = len(self.simulated)
+        quickest: dict[int, float] = {}
+        for each in found:
+            plan, _ = parsed(each.key)
+            split = plan.tp * plan.cp * plan.pp * plan.ep
+            quickest[split] = min(each.floor, quickest.get(split, math.inf))
+        return quickest
 
     def _survey(self, branches: list[Branch], total: int) -> None:
         tasks = [(len(part), self.engine.survey(part, self.table.limit)) for part in _parts(branches)]

@@ -18,7 +18,7 @@ from simulator.studies.search.survey import Prospect
 
 _SCOUTS: Final = 4  # a part of so many of the simulations comes before the whole space is surveyed
 _ROOMY: Final = 0.6  # of the memory: a plan whose floor is below this is tried first, until something fits
-_SLOWEST: Final = 1.25  # a layout this much slower than the best answers nobody's question
+_SLOWEST: Final = 1.1  # a layout this much slower than the best answers nobody's question
 
 
 class Table(Protocol):

@@ -109,7 +109,7 @@ def _counts(report: SearchReport) -> str:
     if report.num_left_out:
         lines.append(
             f"{report.num_left_out:,} branches were not looked at: tensor parallelism across nodes, or context parallelism "
-            "that leaves a rank fewer than 2,048 tokens of a sequence (--all looks at them)."
+            "that leaves a rank fewer than 4,096 tokens of a sequence (--all looks at them)."
         )
     return "\n".join(lines)
 
