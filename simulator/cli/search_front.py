@@ -19,7 +19,13 @@ from simulator.spec.prices import Prices
 from simulator.studies.search import Engine, Front, Interrupted, Progress, SearchStudy, front, render_front
 from simulator.studies.search.front_text import WIDTH
 
-_OF_FRONT = {"prices": "--prices", "price_kind": "--price-kind", "run_tokens": "--run-tokens", "plot": "--plot"}
+_OF_FRONT = {
+    "prices": "--prices",
+    "price_kind": "--price-kind",
+    "run_tokens": "--run-tokens",
+    "days": "--days",
+    "plot": "--plot",
+}
 
 
 def refuse_without_front(options: dict[str, Any]) -> None:
@@ -50,13 +56,21 @@ def run_front(
     except Interrupted:
         return ExitCode.INTERRUPTED
     if as_json:
-        write_json(found.as_json())
+        write_json(found.as_json() | _enough(found, options["days"]))
     else:
-        show(render_front(found), plain=plain, width=WIDTH)
+        show(render_front(found, options["days"]), plain=plain, width=WIDTH)
     if options["plot"] is not None:
         write_front_plot(options["plot"], _points(found), "seconds a step", f"{found.currency} a billion tokens")
         click.echo(f"written to {options['plot']}", err=True)
     return ExitCode.OK if any(row.best is not None for row in found.rows) else ExitCode.DOES_NOT_FIT
+
+
+def _enough(found: Front, days: float | None) -> dict[str, int | float | None]:
+    """The smallest sizes that end the run in time, in JSON's words."""
+    if days is None:
+        return {}
+    size, sure = found.enough(days)
+    return {"days": days, "enough_nodes": size.nodes if size else None, "surely_nodes": sure.nodes if sure else None}
 
 
 def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
@@ -71,6 +85,8 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
         tokens = parse_count(options["run_tokens"]) if options["run_tokens"] is not None else None
     except UnitError as exc:
         faults.append(Fault(place="--run-tokens", problem=exc.problem, remedy=exc.remedy))
+    if options["days"] is not None and options["run_tokens"] is None:
+        faults.append(Fault(place="--days", problem="of what run?", remedy="--run-tokens 15T"))
     if options["plot"] is not None:
         try:
             check_picture(options["plot"], "--plot")

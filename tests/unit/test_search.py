@@ -426,6 +426,20 @@ def test_the_front_is_the_best_of_each_size(tmp_path: Path, capsys: pytest.Captu
     assert sizes[cheapest]["over_cheapest"] is None
     over = sizes[3 - cheapest]["over_cheapest"]
     assert over["ratio"] == sizes[3 - cheapest]["billion_tokens"] / sizes[cheapest]["billion_tokens"]
+    days = {nodes: sizes[nodes]["run_days"] for nodes in (1, 2)}
+    small, large = sorted(days, key=lambda nodes: -days[nodes])
+    between = (days[small] + days[large]) / 2  # only the quicker size ends in time
+    asked = [*_FRONT, "--journal", journal, "--run-tokens", "1B", "--days"]
+    assert main([*asked, str(between), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["enough_nodes"] == large
+    surely = max(days.values()) * 10
+    assert main([*asked, str(surely), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["enough_nodes"] == found["surely_nodes"] == 1
+    assert main([*asked, str(min(days.values()) / 2), "--plain"]) == 0
+    assert "No size that was searched ends the run" in capsys.readouterr().out
+    assert main([*_FRONT, "--days", "3"]) == 3
+    assert "--run-tokens 15T" in capsys.readouterr().err
     assert main([*_FRONT, "--plain", "--journal", journal, "--plot", str(picture)]) == 0
     assert "time against cost" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"<?xml")

@@ -49,6 +49,14 @@ class FrontRow:
     over_cheapest: Difference | None = None
 
     @property
+    def high_days(self) -> float | None:
+        """Days of the run at the upper end of the step's interval."""
+        o = self.best.outcome if self.best is not None else None
+        if o is None or self.run_days is None or o.step_s is None or o.high_s is None:
+            return None
+        return self.run_days * o.high_s / o.step_s
+
+    @property
     def within_noise(self) -> bool:
         """At 90 % its cost cannot be distinguished from the cheapest."""
         return self.over_cheapest is not None and not self.over_cheapest.distinguishable
@@ -62,6 +70,12 @@ class Front:
     currency: str
     run_tokens: int | None
     rows: tuple[FrontRow, ...]
+
+    def enough(self, days: float) -> tuple[FrontRow | None, FrontRow | None]:
+        """The smallest size that ends the run in so many days, and the smallest that surely does (upper end of the step)."""
+        in_time = [row for row in self.rows if row.run_days is not None and row.run_days <= days]
+        sure = [row for row in in_time if (row.high_days or 0.0) <= days]
+        return next(iter(in_time), None), next(iter(sure), None)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; docs/reference/json-output.md describes every key."""

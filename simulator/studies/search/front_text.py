@@ -14,8 +14,26 @@ from simulator.studies.search.text import words
 WIDTH = 150
 
 
-def render_front(found: Front) -> RenderableType:
-    """The answer for a rich console."""
+def enough_text(found: Front, days: float) -> str:
+    """How many GPUs end the run in time."""
+    size, sure = found.enough(days)
+    if size is None:
+        return f"No size that was searched ends the run in {days:g} days: --nodes with larger ones."
+    text = (
+        f"{_size(size)} end the run in {days:g} days: {size.run_days:,.1f} days, {size.high_days:,.1f} at the upper end"
+    )
+    if sure is size:
+        return f"{text}."
+    return f"{text}; {_size(sure)} surely do." if sure else f"{text}; no size that was searched surely does."
+
+
+def _size(row: FrontRow) -> str:
+    assert row.best is not None
+    return f"{row.best.outcome.num_devices:,} GPUs ({row.nodes:,} nodes)"
+
+
+def render_front(found: Front, days: float | None = None) -> RenderableType:
+    """The answer for a rich console. days: in which the run should end."""
     inputs = found.study.inputs()
     head = f"{inputs['model']} on {inputs['cluster']}, {inputs['global_batch']:,} × {inputs['seq_len']:,} tokens a step"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -34,6 +52,7 @@ def render_front(found: Front) -> RenderableType:
         Text(),
         table,
         Text(),
+        *((Text(enough_text(found, days), style="bold"), Text()) if days is not None else ()),
         Text(
             "≈ its cost cannot be told from the cheapest at 90 %: intervals of the ratio, in which shared errors cancel."
         ),
