@@ -15,7 +15,7 @@ from simulator.studies.search.front_text import render_front
 from simulator.studies.search.journal import Journal
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.report import Row, SearchReport
-from simulator.studies.search.software import USUAL, best_of_each, search_stacks, usual_stacks
+from simulator.studies.search.software import USUAL, search_stacks, usual_stacks
 from simulator.studies.search.space import Space
 from simulator.studies.search.study import OBJECTIVES, Objective, SearchStudy
 from simulator.studies.search.text import render
@@ -37,7 +37,6 @@ __all__ = [
     "SearchStudy",
     "Serial",
     "Space",
-    "best_of_each",
     "front",
     "render",
     "render_front",

@@ -14,7 +14,7 @@ from simulator.spec.software.stack import Stack
 from simulator.studies.search.driver import Interrupted, Progress, Tell, search
 from simulator.studies.search.engines import Engine
 from simulator.studies.search.journal import Journal
-from simulator.studies.search.report import Counts, Row, SearchReport, compared
+from simulator.studies.search.report import Counts, SearchReport, compared
 from simulator.studies.search.study import SearchStudy
 
 # What is compared where nobody names a stack: FSDP2 without and with torch.compile, Megatron, DeepSpeed
@@ -92,11 +92,3 @@ def _sum(counts: Sequence[Counts]) -> Counts:
     numbers = ("unchecked", "legal", "equal", "too_large", "too_slow", "open", "scouts")
     sums = {name: sum(getattr(one, name) for one in counts) for name in numbers}
     return Counts(refused=dict(refused.most_common()), simulated=simulated, **sums)
-
-
-def best_of_each(report: SearchReport) -> dict[str, Row]:
-    """Stack -> its best row."""
-    found: dict[str, Row] = {}
-    for row in report.rows:
-        found.setdefault(row.plan.stack, row)
-    return found
