@@ -24,6 +24,7 @@ VERBS = {
     "compare": "Plans or clusters side by side: time, memory, the difference with its interval, what limits each.",
     "sensitivity": "How far a step's time or cost, and the choice between plans, hang on their inputs.",
     "backtest": "Predict a table of measured runs and say how far off each group is.",
+    "capture": "One step of your own program, to predict it: no description, no GPU.",
     "validate": "Run a plan for real, and compare the prediction with it.",
     "calibrate": "Measure this machine, and fit a calibration from samples or nccl-tests logs.",
     "import": "A profiler's trace of a real step, in our words, and beside a prediction.",
@@ -58,6 +59,8 @@ def _command(verb: str) -> click.Command | None:  # noqa: C901, PLR0912  one cas
             from simulator.cli.sensitivity import command
         case "backtest":
             from simulator.cli.backtest import command
+        case "capture":
+            from simulator.cli.capture import command
         case "validate":
             from simulator.cli.validate import command
         case "calibrate":

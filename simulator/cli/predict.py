@@ -117,6 +117,18 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     "Any leaf of plan, model, cluster, device, stack or checkpoint: device.memory_bytes=96GiB. May be repeated."
 )
 @answer_options
+@click.option(
+    "--program",
+    type=FILE,
+    metavar="CAPTURE|SCRIPT.py",
+    help="A captured program instead of model and plan, or a script to capture now.",
+)
+@click.option(
+    "--tokens-per-step",
+    type=click.IntRange(1),
+    metavar="INTEGER",
+    help="Of a --program, by all its ranks: for throughput.",
+)
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
 @click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
 @click.option(
@@ -144,6 +156,15 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
+    program, tokens_per_step = flags.pop("program"), flags.pop("tokens_per_step")
+    if program is not None:
+        from simulator.cli.predict_program import Files, answer
+
+        files = Files(trace=trace, memory=memory, links=links, snapshot=snapshot)
+        given = {**flags, "study": study}
+        return answer(program, given, settings, files, tokens_per_step or 0, as_json=as_json, plain=plain)
+    if tokens_per_step is not None:
+        raise click.UsageError("--tokens-per-step needs --program")
     wrong = _unwritable({"--trace": trace, "--snapshot": snapshot}, {"--memory": memory, "--links": links})
     try:
         asked = study_of(study, flags, settings)

@@ -134,20 +134,36 @@ def write_history(
     return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
 
 
-def script_history(script: Iterable[Instruction]) -> History:
-    """The storages of a script written op by op, one steady step; moments are its launches and collectives."""
+def script_history(
+    script: Iterable[Instruction], before: Iterable[Instruction] = (), workspaces: Iterable[int] = ()
+) -> History:
+    """The storages of a script written op by op, one steady step; moments are its launches and collectives.
+
+    before: storages of what ran until then. workspaces: bytes that libraries hold throughout.
+    """
     writer, slots = Writer(), dict[str, int]()
+    writer.at("before", 0, "", "start")
+    for size in workspaces:
+        writer.alloc(size, "workspaces")
+    _write(writer, slots, before)
+    steady = len(writer.events)
+    writer.at("step", 0, "", "start")
+    _write(writer, slots, script)
+    return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=steady)
+
+
+def _write(writer: Writer, slots: dict[str, int], script: Iterable[Instruction]) -> None:
     for one in script:
         match one:
             case Launch(label) | Communicate(label):
-                writer.at("step", 0, "", label)
+                phase, _, op = label.rpartition(": ")
+                writer.at(phase or "step", 0, "", op)
             case Allocate(storage, num_bytes, category, stream):
                 slots[storage] = writer.alloc(num_bytes, category, stream)
             case Free(storage):
                 writer.free(slots.pop(storage))
             case _:
                 raise TypeError(f"{type(one).__name__} stands for a described model's units")
-    return History(events=writer.events, marks=writer.marks, num_slots=writer.num_slots, steady=0)
 
 
 def step_live_bytes(history: History, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> StepLiveBytes:

@@ -153,6 +153,20 @@ def simulate_memory(
     """
     history, live = _fullest(model, plan, stack, blocks, device, stages)
     outside = outside_torch_bytes(device, plan, stack=stack) + window_bytes(model, plan, stack)
+    return history_memory(history, live, plan, device, outside, settings, quick=quick)
+
+
+def history_memory(
+    history: History,
+    live: StepLiveBytes,
+    plan: Plan,
+    device: Device,
+    outside: int,
+    settings: AllocatorSettings | None = None,
+    *,
+    quick: bool = False,
+) -> tuple[MemoryUse, MemoryTrace]:
+    """The same of a history, with so many bytes outside torch. Of the plan only its part of the device's memory counts."""
     hopeless = quick and live.peak[0] + outside > capacity_bytes(device, plan, outside)
     calls = DriverCalls()
     allocator = CachingAllocator(settings, on_driver=calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from simulator.base.kernels import Kernel
 from simulator.parallel.mesh import GroupShape
@@ -42,7 +43,7 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     stack, found = lowering.stack, dict[str, float]()
     if stack.fitted.experts_sigma and lowering.model.experts is not None:
         found[f"{RELEASE} of {stack.name}"] = stack.fitted.experts_sigma
-    for category, weight in _shares(played).items():
+    for category, weight in shares(played.breakdown, played.step_s).items():
         if category in TRANSFER_SIGMA:
             one = TRANSFER_SIGMA[category]
         else:
@@ -77,14 +78,15 @@ def _shape(lowering: Lowering, stream: str) -> GroupShape:
     return lowering.mesh.pair_shape(0, 1) if role.startswith("pp") else lowering.fabric.shape(role)
 
 
-def _shares(played: SimulatedStep) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for name, seconds in played.breakdown.items():
+def shares(breakdown: Mapping[str, float], step_s: float) -> dict[str, float]:
+    """Parts of a step by what their errors have in common: waits for the links are one, kernels are by category."""
+    found: dict[str, float] = {}
+    for name, seconds in breakdown.items():
         waiting = name.startswith("exposed") or name == "interference"
         kind = name.removeprefix("exposed:")
         category = kind if kind in TRANSFER_SIGMA else _LINKS if waiting else name
-        shares[category] = shares.get(category, 0.0) + seconds / played.step_s
-    return shares
+        found[category] = found.get(category, 0.0) + seconds / step_s
+    return found
 
 
 def extrapolated(lowering: Lowering) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from tests.sources import MODULES, ROOT, nodes, tree
 PACKAGES = ("simulator", "validate")
 BY_STRING = {"import_module", "__import__", "exec", "runpy"}
 
+USERS_OWN = "validate.capture.child"  # runs what the command line names: a program that is not ours
+
 
 @cache
 def modules() -> Mapping[str, ast.Module]:
@@ -32,7 +34,7 @@ def test_nothing_is_imported_by_a_string(package: str) -> None:
     found = [
         f"{name}:{node.lineno}"
         for path in MODULES
-        if (name := _name(path)).partition(".")[0] == package
+        if (name := _name(path)).partition(".")[0] == package and name != USERS_OWN
         for node in nodes(path.read_text(encoding="utf-8"))
         if isinstance(node, ast.Name | ast.Attribute | ast.alias) and _last_word(node) in BY_STRING
     ]

@@ -70,20 +70,21 @@ def _speed(p: Prediction) -> Table:
     overlap = f"{format_seconds(p.lower_s)} at best, {format_seconds(p.upper_s)} without any, at the same kernel and link times"
     per_device = f"{p.tokens_per_s / p.num_devices:,.0f} tokens/s a device"
     peak = f"of {format_flop_per_s(p.peak_flop_per_s)} a device"
-    return layout.table(
-        [
-            ("step", format_seconds(p.step_s), format_interval(p.low_s, p.high_s, prefix="90 % interval ")),
-            ("overlap", "", overlap),
-            (
-                "throughput",
-                f"{p.tokens_per_s:,.0f} tokens/s",
-                f"{per_device}; {counted(p.tokens_per_step, 'token')} a step",
-            ),
-            ("MFU", f"{p.mfu:.1%}", peak),
-            ("HFU", f"{p.hfu:.1%}", "the same, recomputation counted too"),
-        ],
-        "lrl",
+    throughput = (
+        "throughput",
+        f"{p.tokens_per_s:,.0f} tokens/s",
+        f"{per_device}; {counted(p.tokens_per_step, 'token')} a step",
     )
+    rows = [
+        ("step", format_seconds(p.step_s), format_interval(p.low_s, p.high_s, prefix="90 % interval ")),
+        ("overlap", "", overlap),
+    ]
+    rows += [throughput] if p.tokens_per_step else []
+    if p.model_flop_per_step:
+        rows += [("MFU", f"{p.mfu:.1%}", peak), ("HFU", f"{p.hfu:.1%}", "the same, recomputation counted too")]
+    else:
+        rows.append(("HFU", f"{p.hfu:.1%}", f"{peak}, of all products that the program runs"))
+    return layout.table(rows, "lrl")
 
 
 def _memory(p: Prediction) -> Table:

@@ -199,6 +199,9 @@ class Mesh:
         return found
 
     def _lattice(self, axis: str) -> Lattice:
+        if axis.startswith("@"):  # a captured program's own group: its digits, innermost first
+            pairs = (one.split(":") for one in axis[1:].split(","))
+            return Lattice.of((int(count), int(stride)) for count, stride in pairs)
         if axis in EXPERT_AXES:
             return self._of_experts(axis)
         name, mark, part = axis.partition("%" if "%" in axis else "/")

@@ -129,8 +129,9 @@ class Builder:
         join: bool = True,
         waits: bool = False,
         early: bool = False,
+        beside: int = 0,
     ) -> int:
-        """Append `work` to the compute stream. join=False leaves what is held to the op behind it; waits: so does the host.
+        """Append `work` to the compute stream, or to the stream `beside` it. join=False leaves what is held to the op behind it; waits: so does the host.
 
         early: it starts with its first kernel, and what follows waits for the host to have launched the last.
         """
@@ -141,7 +142,7 @@ class Builder:
         work = self._paced(work)
         op = Compute(
             id=len(self._ops),
-            stream=COMPUTE_STREAM,
+            stream=f"stream {beside}" if beside else COMPUTE_STREAM,
             after=_ids(after),
             label=label,
             duration_s=work.duration_s,
@@ -151,11 +152,11 @@ class Builder:
             blocking=waits or work.level or self._fabric.stack.host.blocking,
         )
         self._ops.append(op)
-        self._last_compute = op.id
+        self._last_compute = self._last_compute if beside else op.id
         return op.id
 
     def collective(
-        self, label: str, kind: str, role: str, size_bytes: int, *after: int | None, count: int = 1
+        self, label: str, kind: str, role: str, size_bytes: int, *after: int | None, count: int = 1, waits: bool = False
     ) -> int | None:
         """Append a collective (`count` equal ones, back to back); None where the group is one rank or nothing moves.
 
@@ -166,7 +167,7 @@ class Builder:
             return None
         price = fabric.price(kind, role, size_bytes // count, self._peers.group_kinds(role))
         host_s = count * fabric.stack.host.collective_s + (fabric.stack.host.unit_s if fabric.sharded else 0.0)
-        return self._append(label, kind, role, size_bytes, price, *after, count=count, host_s=host_s)
+        return self._append(label, kind, role, size_bytes, price, *after, count=count, host_s=host_s, waits=waits)
 
     def _append(
         self,

@@ -24,7 +24,14 @@ def shared_clock(clock: Clock, model: Model, plan: Plan, stack: Stack, blocks: M
     """The clock under which the step's kernels share the power cap. Communication and waiting are left out."""
     if not clock.depends_on_use:
         return clock
-    kernels = _kernels(model, plan, stack, blocks)
+    return clock_of(clock, _kernels(model, plan, stack, blocks))
+
+
+def clock_of(clock: Clock, kernels: Iterable[tuple[Kernel, float]]) -> Clock:
+    """The clock under which these kernels, each so many times a step, share the power cap."""
+    if not clock.depends_on_use:
+        return clock
+    kernels = list(kernels)
     for _ in range(_ROUNDS):
         clock = clock.under(_mean_use(clock, kernels))
     return clock

@@ -306,8 +306,9 @@ class StageReader:
     def _op(self, one: Launch | Communicate) -> None:
         after = [self._labels[label] for label in one.after]
         if isinstance(one, Communicate):
-            done = self._build.collective(one.label, one.kind, one.role, one.size_bytes, *after)
+            done = self._build.collective(one.label, one.kind, one.role, one.size_bytes, *after, waits=one.waits)
         else:
             assert self._clock is not None
-            done = self._build.compute(one.label, self._clock.work(one.category, one.kernels), *after)
+            work = self._clock.work(one.category, one.kernels)
+            done = self._build.compute(one.label, work, *after, waits=one.waits, beside=one.stream)
         self._labels[one.label] = done

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from simulator.parallel.mesh import Mesh
 from simulator.play.lower.builder import Builder
 from simulator.play.lower.fabric import MeshFabric
+from simulator.play.lower.power import clock_of
 from simulator.play.lower.reader import StageReader
 from simulator.play.lower.stage import Stage
+from simulator.play.lower.stragglers import slowdown
 from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
@@ -16,7 +19,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.program import Program
-from simulator.work.script.instructions import Instruction
+from simulator.work.script.instructions import Instruction, Launch
 
 
 def script_program(
@@ -34,10 +37,12 @@ def script_program(
         stack=stack,
         curves=curves,
         memory_weight=calibration.interference.hbm_weight,
-        slowdown=0.0,
+        slowdown=0.0 if calibration.kind == "ideal" else slowdown(plan.num_devices),
         nccl=stack.software(),
     )
     build = Builder(fabric)
-    clock = Clock(cluster.device, calibration, stack)
+    script = list(script)
+    launched = Counter(kernel for one in script if isinstance(one, Launch) for kernel in one.kernels)
+    clock = clock_of(Clock(cluster.device, calibration, stack), launched.items())
     StageReader(build, Stage(index=0, plan=plan, chunks=(), message_bytes=0), clock).read(script)
     return build.program()

@@ -132,22 +132,32 @@ class Agree(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Kernels on the compute stream. after: labels of launches and collectives on other streams that they wait for."""
+    """Kernels on a stream. after: labels of launches and collectives on other streams that they wait for.
+
+    stream: 0 is the compute stream; what runs on others beside it is not slowed by it, nor slows it. waits: the host, for
+    their end.
+    """
 
     label: str
     category: str
     kernels: tuple[Kernel, ...]
     after: tuple[str, ...] = ()
+    stream: int = 0
+    waits: bool = False
 
 
 class Communicate(NamedTuple):
-    """A collective of `size_bytes` (of the full tensor) among the ranks of a role (`play.lower.fabric`), on its stream."""
+    """A collective of `size_bytes` (of the full tensor) among the ranks of a role (`play.lower.fabric`), on its stream.
+
+    waits: the host, for its end.
+    """
 
     label: str
     kind: str
     role: str
     size_bytes: int
     after: tuple[str, ...] = ()
+    waits: bool = False
 
 
 class Allocate(NamedTuple):

@@ -1,0 +1,85 @@
+"""`shardwise capture`: what one step of somebody's own program does, without a GPU."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import check_writable
+from simulator.cli.options import FILE
+
+if TYPE_CHECKING:
+    from simulator.spec.cluster import Cluster
+
+_HELP = """Capture one training step of a program: a script as one would give torchrun, or module:function.
+
+The program runs in a process of its own on this machine's CPU, on tensors without values that say they are on CUDA, as one
+rank of as many as asked; it is your code and runs with your rights. Recorded is the step behind --warm-up steps, from one
+optimizer step to the next; then the program is stopped. `shardwise predict --program FILE` predicts the file.
+
+Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interrupted."""
+
+
+@click.command("capture", help=_HELP, context_settings={"ignore_unknown_options": True})
+@click.argument("target", metavar="SCRIPT.py|MODULE:FUNCTION")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
+@click.option("--ranks", type=click.IntRange(1), metavar="INTEGER", help="Of the job. [all GPUs of the cluster]")
+@click.option("--cluster", metavar="NAME|FILE", default="hgx-h100-8", show_default=True, help="A preset or a .toml.")
+@click.option("--nodes", type=click.IntRange(1), metavar="INTEGER", help="How many of the cluster's nodes.")
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which of them is captured.")
+@click.option(
+    "--warm-up", type=click.IntRange(1, 1000), default=2, show_default=True, help="Steps before the recorded one."
+)
+@click.option("--minutes", type=click.FloatRange(0.01, 1440), default=10.0, show_default=True, help="Deadline.")
+@click.option("-o", "--out", type=FILE, required=True, metavar="OUT.capture.gz", help="The file to write.")
+def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: Any) -> int:  # noqa: ANN401
+    """Capture, write, say what was captured."""
+    check_writable(out, "-o")
+    from simulator.formats.readers.capture import write_capture
+    from simulator.spec.cluster import Cluster
+
+    where = Cluster.load(options.pop("cluster"), options.pop("nodes"))
+    data = captured(target, arguments, where, **options)
+    write_capture(out, data)
+    count = len(data["events"]) - data["steady"]
+    click.echo(f"{out}: {count:,} events of a step on rank {data['rank']} of {data['world_size']:,}")
+    for what, times in data["answers"].items():
+        click.echo(f"shardwise: answered {what}{f' ({times} times)' if times > 1 else ''}", err=True)
+    return 0
+
+
+def captured(
+    target: str,
+    arguments: tuple[str, ...],
+    where: Cluster,
+    *,
+    ranks: int | None,
+    rank: int,
+    warm_up: int,
+    minutes: float,
+) -> dict[str, Any]:
+    """A capture as its file keeps it. Raises InputError; a program's own traceback goes to stderr before."""
+    if find_spec("torch") is None:
+        raise InputError(Fault(place="torch", problem="is not installed", remedy="pip install 'shardwise[validate]'"))
+    from validate.capture.command import CaptureError, Job, captured_json
+
+    job = Job(
+        target=target,
+        arguments=arguments,
+        world_size=ranks or where.num_devices,
+        gpus_per_node=where.gpus_per_node,
+        device=where.device,
+        rank=rank,
+        warm_up=warm_up,
+        minutes=minutes,
+    )
+    try:
+        return captured_json(job, progress=lambda _, phase: click.echo(f"shardwise: {phase}", err=True))
+    except CaptureError as exc:
+        if exc.traceback:
+            click.echo(exc.traceback, err=True)
+        raise

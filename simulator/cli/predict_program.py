@@ -1,0 +1,137 @@
+"""`shardwise predict --program`: a captured program instead of a described model and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import check_writable
+from simulator.formats.drawing import FORMATS
+from simulator.formats.readers.capture import capture_of, read_capture
+from simulator.formats.study import Study, read_study
+from simulator.work.captured.capture import Capture
+
+_TAKEN = ("cluster", "nodes", "calibration", "stack")
+_OF_PLACE = ("cluster", "device", "stack")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What else is to be written; None: not."""
+
+    trace: Path | None
+    memory: Path | None
+    links: Path | None
+    snapshot: Path | None
+
+    def faults(self) -> list[Fault]:
+        """What would go wrong with them, told before the prediction."""
+        found: list[Fault] = []
+        if self.links is not None:
+            problem = "the links of a captured program are not drawn"
+            found.append(Fault(place=f"--links {self.links}", problem=problem, remedy="--trace shows its collectives"))
+        if self.memory is not None and self.memory.suffix not in FORMATS:
+            remedy = f"ending in {' or '.join(FORMATS)}"
+            found.append(Fault(place=f"--memory {self.memory}", problem="no picture format", remedy=remedy))
+        for flag, path in (("--trace", self.trace), ("--memory", self.memory), ("--snapshot", self.snapshot)):
+            if path is not None:
+                try:
+                    check_writable(path, flag)
+                except InputError as exc:
+                    found += exc.faults
+        return found
+
+
+def answer(
+    program: Path,
+    flags: Mapping[str, Any],
+    settings: tuple[str, ...],
+    files: Files,
+    tokens_per_step: int,
+    *,
+    as_json: bool,
+    plain: bool,
+) -> int:
+    """Predict, print, write. The exit code says whether it fits."""
+    from simulator.predict.program import predict_program
+
+    asked = _place(flags, settings, files.faults())
+    one = _captured_now(program, asked) if program.suffix == ".py" else read_capture(program)
+    found = predict_program(one, asked.cluster, asked.calibration, asked.stack, tokens_per_step=tokens_per_step)
+    told = [source for source in asked.sources if not source.what.startswith(("model", "plan"))]
+    found = replace(found, sources=(*told, *found.sources))
+    if as_json:
+        from simulator.formats.writers.json_report import to_json
+
+        inputs = {name: value for name, value in asked.inputs().items() if name in ("cluster", "calibration")}
+        click.echo(to_json(found, {"program": str(program), **inputs}), nl=False)
+    else:
+        from simulator.cli.terminal import show
+        from simulator.formats.writers.text import render
+
+        show(render(found), plain=plain)
+    _write(one, asked, found, files)
+    return found.verdict.exit_code
+
+
+def _place(flags: Mapping[str, Any], settings: tuple[str, ...], faults: list[Fault]) -> Study:
+    """Where a program is predicted. Raises InputError with every flag and setting that a program decides itself."""
+    given = {name: text for name, text in flags.items() if text not in (None, ())}
+    own = "change the program and capture it again"
+    faults += [
+        Fault(place=_flag(name), problem="a captured program has its own model and plan", remedy=own)
+        for name in given
+        if name not in _TAKEN
+    ]
+    leaves = f"leaves of {', '.join(_OF_PLACE)} can be set"
+    faults += [
+        Fault(place=f"--set {one}", problem="is not known of a captured program", remedy=leaves)
+        for one in settings
+        if one.partition(".")[0] not in _OF_PLACE
+    ]
+    if faults:
+        raise InputError(faults)
+    from simulator.predict.program import STACK
+
+    inputs = {name: text for name, text in given.items() if name != "stack"}
+    return read_study(None, inputs, {"stack": given.get("stack", STACK)}, settings)
+
+
+def _flag(name: str) -> str:
+    return {"study": "STUDY.toml", "plan_file": "--plan"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def _captured_now(script: Path, asked: Study) -> Capture:
+    from simulator.cli.capture import captured
+
+    data = captured(str(script), (), asked.cluster, ranks=None, rank=0, warm_up=2, minutes=10.0)
+    return capture_of(data, str(script))
+
+
+def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noqa: ANN401  a Prediction
+    """The files beside the answer, which is out already."""
+    if files.trace is not None:
+        from simulator.formats.writers.chrome_trace import write_chrome_trace
+
+        write_chrome_trace(files.trace, found)
+        click.echo(f"trace written to {files.trace}", err=True)
+    if files.memory is None and files.snapshot is None:
+        return
+    from simulator.predict.program import program_history
+
+    history = program_history(one, asked.cluster)
+    if files.memory is not None:
+        from simulator.formats.writers.memory_plot import write_memory_plot
+
+        write_memory_plot(files.memory, found, history)
+        click.echo(f"memory drawn in {files.memory}", err=True)
+    if files.snapshot is not None:
+        from simulator.formats.writers.snapshot import write_snapshot
+
+        write_snapshot(files.snapshot, history)
+        click.echo(f"snapshot written to {files.snapshot}: open it at https://pytorch.org/memory_viz", err=True)

@@ -1,0 +1,92 @@
+"""Capture files: gzip of one JSON object; `simulator.work.captured.capture` says what each key means."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.base.errors import Fault, InputError
+from simulator.work.captured.capture import ARITY, Capture, Kind
+
+VERSION: Final = 1
+_KEYS: Final = {
+    "target": str, "torch": str, "rank": int, "world_size": int, "gpus_per_node": int, "device": str, "steady": int,
+    "signatures": list, "names": list, "groups": list, "categories": dict, "answers": dict, "events": list,
+}  # fmt: skip
+
+
+def read_capture(path: Path) -> Capture:
+    """A capture file. Raises InputError where it is none, ends early, or contradicts itself."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            data = json.load(file)
+    except FileNotFoundError:
+        raise InputError(
+            Fault(place=str(path), problem="no such file", remedy="shardwise capture writes one")
+        ) from None
+    except (OSError, EOFError, zlib.error, ValueError) as exc:
+        problem = f"no capture: {exc}"
+        raise InputError(Fault(place=str(path), problem=problem, remedy="shardwise capture writes one")) from None
+    return capture_of(data, str(path))
+
+
+def write_capture(path: Path, data: Mapping[str, Any]) -> None:
+    """The file, whole or not at all; the same capture gives the same bytes. Raises OSError."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        text = json.dumps(data, separators=(",", ":")).encode()
+        beside.write_bytes(gzip.compress(text, mtime=0))
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON holds
+    """What the file's JSON says. Raises InputError with every fault."""
+    if not isinstance(data, dict) or data.get("format") != "shardwise capture":
+        raise InputError(Fault(place=place, problem="no capture", remedy="shardwise capture writes one"))
+    if data.get("version") != VERSION:
+        problem = f"version {data.get('version')} of captures; this release reads {VERSION}"
+        raise InputError(Fault(place=place, problem=problem, remedy="capture the program again"))
+    faults = [
+        Fault(place=f"{place}: {key}", problem=f"is no {kind.__name__}", remedy="capture the program again")
+        for key, kind in _KEYS.items()
+        if type(data.get(key)) is not kind
+    ]
+    if faults:
+        raise InputError(faults)
+    _check_events(data, place)
+    return Capture(
+        **{key: data[key] for key in ("target", "torch", "rank", "world_size", "gpus_per_node", "device", "steady")},
+        signatures=[tuple(one) for one in data["signatures"]],
+        names=data["names"],
+        groups=[tuple(one) for one in data["groups"]],
+        categories={int(storage): name for storage, name in data["categories"].items()},
+        answers=data["answers"],
+        events=data["events"],
+    )
+
+
+def _check_events(data: Mapping[str, Any], place: str) -> None:
+    """Every event has its values, and every number in it means something."""
+    sizes = {"signatures": len(data["signatures"]), "names": len(data["names"]), "groups": len(data["groups"])}
+    for index, event in enumerate(data["events"]):
+        whole = isinstance(event, list) and bool(event) and all(type(one) is int for one in event)
+        if not whole or event[0] not in ARITY or len(event) - 1 != ARITY[Kind(event[0])] or not _known(event, sizes):
+            remedy = "capture the program again"
+            raise InputError(Fault(place=f"{place}: events[{index}]", problem=f"{event!r} is no event", remedy=remedy))
+
+
+def _known(event: list[int], sizes: Mapping[str, int]) -> bool:
+    match event:
+        case [Kind.OPERATOR, signature, _, module, phase]:
+            return 0 <= signature < sizes["signatures"] and 0 <= module < sizes["names"] and phase in (0, 1, 2)
+        case [Kind.COLLECTIVE, _, kind, group, size, _]:
+            return 0 <= kind < sizes["names"] and 0 <= group < sizes["groups"] and size >= 0
+        case _:
+            return True

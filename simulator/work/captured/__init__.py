@@ -1,0 +1,1 @@
+"""Captured programs: a step that somebody's own program made, as kernels and as a StepScript."""

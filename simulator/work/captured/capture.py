@@ -1,0 +1,83 @@
+"""Capture files: what one step of a program does on one rank, in host order. gzip of one JSON object (version 1).
+
+    format, version    "shardwise capture", 1
+    torch, target      version of torch; what was run, as it was given
+    world_size, rank, gpus_per_node, device
+    signatures         each operator once: [name, arguments, results]; a tensor is ["T", dtype, shape, strides]
+                       (strides null: contiguous; a fifth entry "cpu" where it is not on the GPU)
+    names              paths of modules, kinds of collectives
+    groups             ranks of each process group
+    categories         storage -> what it is for, as memory names it
+    answers            what only a real run knows, and was answered: what -> how often
+    events             [kind, ...], see `Kind`
+    steady             index of the event at which the recorded step begins; storages are followed from the begin
+
+Written by `validate.capture`, read (`simulator.formats.readers.capture`) without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+
+class Kind(IntEnum):
+    """What an event is, and its values."""
+
+    OPERATOR = 0  # signature, stream, name of the module, phase
+    COLLECTIVE = 1  # number, name of the kind, group, bytes of the full tensor, stream
+    ALLOCATE = 2  # storage, bytes, stream
+    FREE = 3  # storage
+    RECORD = 4  # event, stream
+    WAIT_EVENT = 5  # stream, event
+    WAIT_STREAM = 6  # stream, the stream waited for
+    WAIT_WORK = 7  # stream, number of the collective
+    SYNCHRONIZE = 8  # stream (-1: the device): the host waits
+    WAIT_HOST = 9  # event: the host waits
+    RECORD_STREAM = 10  # storage, stream that uses it
+    STEP = 11  # number of the step that ended
+
+
+ARITY = {
+    Kind.OPERATOR: 4,
+    Kind.COLLECTIVE: 5,
+    Kind.ALLOCATE: 3,
+    Kind.FREE: 1,
+    Kind.RECORD: 2,
+    Kind.WAIT_EVENT: 2,
+    Kind.WAIT_STREAM: 2,
+    Kind.WAIT_WORK: 2,
+    Kind.SYNCHRONIZE: 1,
+    Kind.WAIT_HOST: 1,
+    Kind.RECORD_STREAM: 2,
+    Kind.STEP: 1,
+}  # fmt: skip  values of each kind of event
+
+
+class Phase(IntEnum):
+    """What a program does meanwhile."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """A capture file, read. events: of all steps until the recorded one ended, which begins at `steady`."""
+
+    target: str
+    torch: str
+    rank: int
+    world_size: int
+    gpus_per_node: int
+    device: str
+    signatures: Sequence[tuple[str, Any, Any]]
+    names: Sequence[str]
+    groups: Sequence[tuple[int, ...]]
+    categories: Mapping[int, str]
+    answers: Mapping[str, int]
+    events: Sequence[Sequence[int]]
+    steady: int

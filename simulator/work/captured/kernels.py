@@ -1,0 +1,371 @@
+"""What a captured operator runs on a GPU: products and attention by their shapes, everything else by the bytes it touches.
+
+`priced` looks an operator up by its name in torch's operator library (ATen, torch 2.13: native_functions.yaml). An
+operator that no rule knows is a pass over its arguments and results, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal, cast
+
+from simulator.base.kernels import Attention, Dtype, Gemm, Kernel, Layout, Stream, StreamOp
+from simulator.work.captured.tensors import CapturedTensor, tensors
+
+_TENSORS_PER_LAUNCH = 32  # as in simulator.work.ops.optimizer: multi-tensor kernels take their pointers by value
+_FEW_ROWS_BYTES = 100_000  # as in simulator.work.ops.loss: shorter rows are still in a cache at log-softmax's last pass
+
+Args = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """An operator's kernels and the category of the breakdown that they count in. known: a rule is about this operator."""
+
+    category: str
+    kernels: tuple[Kernel, ...]
+    known: bool = True
+
+
+def priced(name: str, args: Args, results: Any) -> Priced:  # noqa: ANN401
+    """What an operator costs. name: as `aten.mm.default`; args: (positional, named) as the capture file has them."""
+    space, _, rest = name.partition(".")
+    base = rest.partition(".")[0]
+    positional, named = args
+    made = [one for one in tensors(results) if one.on_gpu]
+    read = [one for one in tensors(args) if one.on_gpu]
+    if base in _RULES and space in ("aten", "fsdp"):
+        return _RULES[base](positional, named, made)
+    if base.startswith(("_foreach", "_amp_foreach")):
+        return _multi_tensor(read, made, named)
+    if base.startswith("_fused_") and base.endswith("_"):
+        return _optimizer(read)
+    known = space == "aten" and (base.rstrip("_") in _POINTWISE or base.rstrip("_") in _ACTIVATIONS)
+    if space == "aten" and base.rstrip("_") in _REDUCTIONS:
+        return _stream("reduce", "elementwise", read, made)
+    op: StreamOp = "activation" if base.rstrip("_") in _ACTIVATIONS else "elementwise"
+    found = _pointwise(op, read, made, in_place=base.endswith("_"))
+    return Priced(category="elementwise", kernels=found, known=known or base in _BY_BYTES)
+
+
+def _pointwise(
+    op: StreamOp, read: list[CapturedTensor], made: list[CapturedTensor], *, in_place: bool = False
+) -> tuple[Kernel, ...]:
+    """One kernel over the result. Strided or broadcast operands of its size cost an address an element."""
+    numel = max((one.numel for one in made), default=0)
+    if not numel:
+        return ()
+    full = [one for one in read if one.numel == numel]
+    broadcast = any(1 < one.numel < numel for one in read)
+    uneven = broadcast or any(not one.is_dense for one in full) or len({one.strides for one in full}) > 1
+    dtypes = {one.dtype for one in (*read, *made) if one.numel > 1}
+    kind: StreamOp = "strided" if uneven else "widen" if len(dtypes) > 1 and op != "activation" else op
+    written = sum(one.num_bytes for one in (read[:1] if in_place else made))
+    return (_of(kind, sum(one.num_bytes for one in read), written, numel),)
+
+
+def _of(op: StreamOp, read: int, written: int, numel: int, launches: int = 1) -> Stream:
+    one_by_one = op in ("strided", "widen", "join")
+    return Stream(op=op, read_bytes=read, write_bytes=written, launches=launches, numel=numel if one_by_one else 0)
+
+
+def _stream(op: StreamOp, category: str, read: list[CapturedTensor], made: list[CapturedTensor]) -> Priced:
+    kernel = _of(
+        op,
+        sum(one.num_bytes for one in read),
+        sum(one.num_bytes for one in made),
+        max((one.numel for one in made), default=0),
+    )
+    return Priced(category=category, kernels=(kernel,) if kernel.num_bytes else ())
+
+
+def _multi_tensor(read: list[CapturedTensor], made: list[CapturedTensor], _: Args) -> Priced:
+    written = made or read[: len(read) // 2 or 1]
+    launches = -(-max(1, len(written)) // _TENSORS_PER_LAUNCH)
+    op: StreamOp = "elementwise" if len({one.dtype for one in read}) <= 1 else "cast"
+    kernel = Stream(
+        op=op,
+        read_bytes=sum(one.num_bytes for one in read),
+        write_bytes=sum(one.num_bytes for one in written),
+        launches=launches,
+    )
+    return Priced(category="elementwise", kernels=(kernel,) if kernel.num_bytes else ())
+
+
+def _optimizer(read: list[CapturedTensor]) -> Priced:
+    """A fused update reads parameters, gradients and states, and writes all but the gradients."""
+    large = [one for one in read if one.numel > 1]
+    count = max(1, len(large) // 4)
+    size = sum(one.num_bytes for one in large)
+    gradients = sum(one.num_bytes for one in large[count : 2 * count])
+    kernel = Stream(
+        op="optimizer", read_bytes=size, write_bytes=size - gradients, launches=-(-count // _TENSORS_PER_LAUNCH)
+    )
+    return Priced(category="optimizer", kernels=(kernel,))
+
+
+# -- products
+
+
+def _dtype(one: CapturedTensor) -> Dtype:
+    return cast("Dtype", one.dtype if one.dtype in ("fp32", "bf16", "fp16", "fp8") else "fp32")
+
+
+def _layout(a: CapturedTensor, b: CapturedTensor) -> Layout:
+    """The names of cuBLAS for row-major inputs: y = x Wᵀ is tn, the data gradient nn, the weight gradient nt."""
+    if a.is_transposed:
+        return "nt"
+    return "tn" if b.is_transposed else "nn"
+
+
+def _product(a: CapturedTensor, b: CapturedTensor, **more: Any) -> Priced:  # noqa: ANN401
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=prod(a.shape[:-2]), **more)
+    return Priced(category="gemm", kernels=(gemm,) if gemm.flop else ())
+
+
+def _mm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    return _product(p[0], p[1])
+
+
+def _addmm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    return _product(p[1], p[2])
+
+
+def _linear(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    x, w = p[0], p[1]
+    rows = CapturedTensor(x.dtype, (prod(x.shape[:-1]), x.shape[-1]))
+    return _product(rows, CapturedTensor(w.dtype, (w.shape[1], w.shape[0]), (1, w.shape[1])))
+
+
+def _grouped(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """A product for each expert, in one kernel; rows are shared out evenly."""
+    a, b = p[0], p[1]
+    groups = b.shape[0] if len(b.shape) == 3 else max(1, made[0].shape[0] if len(made[0].shape) == 3 else 1)
+    if len(a.shape) == 2 and len(b.shape) == 3:
+        m, k, n = max(1, a.shape[0] // groups), a.shape[1], b.shape[2]
+    elif len(made[0].shape) == 3:
+        m, k, n = a.shape[-2], max(1, a.shape[-1] // groups), b.shape[-1]
+    else:
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    gemm = Gemm(m=m, n=n, k=k, dtype=_dtype(a), layout=_layout(a, b), batch=groups, grouped=True)
+    return Priced(category="gemm", kernels=(gemm,))
+
+
+def _convolution(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """The implicit product of cuDNN: m output positions, n channels out, k channels in of a group times the window."""
+    x, w, groups = p[0], p[1], p[-1] if isinstance(p[-1], int) else 1
+    return Priced(category="gemm", kernels=(_implicit(x, w, made[0], groups),))
+
+
+def _implicit(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> Gemm:
+    positions, window = y.numel // y.shape[1], prod(w.shape[1:])
+    return Gemm(m=positions, n=max(1, w.shape[0] // groups), k=window, dtype=_dtype(x), batch=groups)
+
+
+def _convolution_backward(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    """The same product for each gradient asked for."""
+    y, x, w = p[0], p[1], p[2]
+    mask = p[-1] if isinstance(p[-1], tuple) else (True, True, False)
+    groups = next((one for one in reversed(p) if isinstance(one, int) and not isinstance(one, bool)), 1)
+    one = _implicit(x, w, y, groups)
+    return Priced(category="gemm", kernels=(one,) * sum(bool(asked) for asked in mask[:2]))
+
+
+# -- attention
+
+
+def _attends(
+    q: CapturedTensor, k: CapturedTensor, v: CapturedTensor, *, causal: bool, direction: Literal["forward", "backward"]
+) -> Priced:
+    kernel = Attention(
+        batch=q.shape[0], num_heads=q.shape[1], seq_q=q.shape[2], head_dim=q.shape[3],
+        seq_kv=k.shape[2], num_kv_heads=k.shape[1], v_head_dim=v.shape[3] if v.shape[3] != q.shape[3] else 0,
+        causal=causal, direction=direction, dtype=_dtype(q),
+    )  # fmt: skip
+    return Priced(category="attention", kernels=(kernel,))
+
+
+def _flag(p: Args, named: Args, place: int, name: str) -> bool:
+    found = dict(named).get(name, p[place] if len(p) > place else False)
+    return bool(found)
+
+
+def _flash(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
+    return _attends(p[0], p[1], p[2], causal=_flag(p, named, 4, "is_causal"), direction="forward")
+
+
+def _flash_backward(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
+    return _attends(p[1], p[2], p[3], causal=_flag(p, named, 11, "is_causal"), direction="backward")
+
+
+def _efficient(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
+    return _attends(p[0], p[1], p[2], causal=_flag(p, named, 6, "is_causal"), direction="forward")
+
+
+def _efficient_backward(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
+    return _attends(p[1], p[2], p[3], causal=_flag(p, named, 11, "is_causal"), direction="backward")
+
+
+# -- passes over memory
+
+
+def _copy(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """A copy or a cast, from what is read to what is written."""
+    source = next(tensors(p[1] if len(p) > 1 and isinstance(p[1], CapturedTensor) else p[0]), None)
+    if source is None or not made:
+        return Priced(category="copies", kernels=())
+    target = made[0]
+    if not source.on_gpu or not target.on_gpu:
+        return Priced(category="copies", kernels=())  # over PCIe: what the host does is not in the step's device time
+    op: StreamOp = "copy"
+    if source.dtype != target.dtype:
+        op = "widen" if target.item_bytes > source.item_bytes else "cast"
+    elif not source.is_dense or source.strides != target.strides:
+        op = "strided"
+    kernel = _of(op, target.numel * source.item_bytes, target.numel * target.item_bytes, target.numel)
+    return Priced(
+        category="copies" if op in ("copy", "strided") else "elementwise", kernels=(kernel,) if kernel.num_bytes else ()
+    )
+
+
+def _join(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    return _stream("join", "elementwise", list(tensors(p)), made)
+
+
+def _filled(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    return _stream("memset", "copies", [], made)
+
+
+def _softmax(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """Forward a row is read for its maximum, its sum and its result; what is short is in a cache the last time."""
+    x, y = next(tensors(p)), made[0]
+    passes = 2 if x.shape and x.shape[-1] * x.item_bytes <= _FEW_ROWS_BYTES else 3
+    return Priced(
+        category="loss" if y.dtype == "fp32" else "elementwise",
+        kernels=(_of("softmax", passes * x.num_bytes, y.num_bytes, 0),),
+    )
+
+
+def _softmax_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    gradient, y = p[0], p[1]
+    kernel = _of("softmax", 2 * gradient.num_bytes + y.num_bytes, made[0].num_bytes, 0)
+    return Priced(category="loss" if y.dtype == "fp32" else "elementwise", kernels=(kernel,))
+
+
+def _norm(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    kernel = _of("norm_forward", p[0].num_bytes, sum(one.num_bytes for one in made), 0)
+    return Priced(category="norm", kernels=(kernel,))
+
+
+def _norm_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """Two passes over gradient and input: for the input's gradient, and for the weight's column sums."""
+    large = p[1]
+    kernels = tuple(
+        _of("norm_backward", 2 * large.num_bytes, one.num_bytes, 0, 1 if index == 0 else 2)
+        for index, one in enumerate(made[:2])
+    )
+    return Priced(category="norm", kernels=kernels)
+
+
+def _embedding(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    return _gathered("embedding_forward", "embedding", made)
+
+
+def _gathered(op: StreamOp, category: str, made: list[CapturedTensor]) -> Priced:
+    size = sum(one.num_bytes for one in made)
+    return Priced(category=category, kernels=(_of(op, size, size, 0),))
+
+
+def _embedding_backward(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """The table's gradient is zeroed, and rows are added into it."""
+    rows, table = p[0].num_bytes, made[0].num_bytes
+    return Priced(
+        category="embedding", kernels=(_of("memset", 0, table, 0), _of("embedding_backward", 2 * rows, rows, 0))
+    )
+
+
+def _picked(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """One number of a row: a sector of 32 bytes each."""
+    rows = p[0].shape[0] if p and isinstance(p[0], CapturedTensor) and p[0].shape else 1
+    return Priced(category="loss", kernels=(_of("elementwise", 32 * rows, sum(one.num_bytes for one in made), 0),))
+
+
+def _picked_backward(_p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    return Priced(category="loss", kernels=(_of("memset", 0, made[0].num_bytes, 0),))
+
+
+def _packed(p: Args, named: Args, made: list[CapturedTensor]) -> Priced:
+    """FSDP2's gradients of a unit into one buffer: torch converts an element at a time where the dtype grows."""
+    read = list(tensors(p[0]))
+    out = list(tensors(dict(named).get("out", ()))) or made
+    wide = bool(out) and bool(read) and out[0].item_bytes > read[0].item_bytes
+    numel = sum(one.numel for one in read)
+    written = sum(one.num_bytes for one in out)
+    return Priced(
+        category="copies",
+        kernels=(_of("widen" if wide else "copy", sum(one.num_bytes for one in read), written, numel),),
+    )
+
+
+def _unpacked(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    size = next(tensors(p)).num_bytes
+    return Priced(category="copies", kernels=(_of("copy", size, size, 0),))
+
+
+def _copied_in(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    """FSDP2's shards of a unit into the buffer that is gathered."""
+    return Priced(category="copies", kernels=())  # its foreach copy is an operator of its own
+
+
+def _nothing(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
+    return Priced(category="elementwise", kernels=())
+
+
+_Rule = Callable[[Args, Args, list[CapturedTensor]], Priced]
+_RULES: dict[str, _Rule] = {
+    "mm": _mm, "bmm": _mm, "_scaled_mm": _mm, "addmm": _addmm, "baddbmm": _addmm, "linear": _linear,
+    "_grouped_mm": _grouped, "_scaled_grouped_mm": _grouped,
+    "convolution": _convolution, "cudnn_convolution": _convolution, "convolution_backward": _convolution_backward,
+    "_scaled_dot_product_flash_attention": _flash, "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention": _efficient,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_to_copy": _copy, "copy_": _copy, "clone": _copy, "contiguous": _copy, "_pin_memory": _nothing,
+    "cat": _join, "stack": _join, "constant_pad_nd": _join, "slice_backward": _join,
+    "zeros": _filled, "zeros_like": _filled, "ones": _filled, "ones_like": _filled, "full": _filled, "full_like": _filled,
+    "new_zeros": _filled, "new_ones": _filled, "new_full": _filled, "fill_": _filled, "zero_": _filled, "arange": _filled,
+    "scalar_tensor": _filled, "tril": _filled, "triu": _filled,
+    "_softmax": _softmax, "_log_softmax": _softmax,
+    "_softmax_backward_data": _softmax_backward, "_log_softmax_backward_data": _softmax_backward,
+    "native_layer_norm": _norm, "_fused_rms_norm": _norm, "native_group_norm": _norm, "native_batch_norm": _norm,
+    "native_layer_norm_backward": _norm_backward, "_fused_rms_norm_backward": _norm_backward,
+    "native_group_norm_backward": _norm_backward, "native_batch_norm_backward": _norm_backward,
+    "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
+    "nll_loss_forward": _picked, "nll_loss_backward": _picked_backward,
+    "nll_loss2d_forward": _picked, "nll_loss2d_backward": _picked_backward,
+    "chunk_cat": _packed, "split_with_sizes_copy": _unpacked, "all_gather_copy_in": _copied_in,
+}  # fmt: skip
+_POINTWISE = {
+    "add", "sub", "rsub", "mul", "div", "neg", "abs", "where", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "eq", "ne",
+    "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not", "masked_fill",
+    "addcmul", "addcdiv", "lerp", "square", "sign", "floor", "ceil", "round", "fmod", "remainder", "isnan", "isinf", "isfinite",
+    "threshold_backward", "relu", "native_dropout", "native_dropout_backward", "bernoulli", "normal", "uniform", "random",
+}  # fmt: skip
+_ACTIVATIONS = {
+    "silu", "silu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward", "exp", "log", "log1p",
+    "sqrt", "rsqrt", "reciprocal", "pow", "sin", "cos", "softplus", "softplus_backward", "erf", "mish", "elu", "hardtanh",
+    "_amp_update_scale",
+    "leaky_relu", "leaky_relu_backward", "expm1", "log_sigmoid_forward", "hardswish",
+}  # fmt: skip
+_REDUCTIONS = {
+    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod", "var", "var_mean", "std", "norm",
+    "linalg_vector_norm", "logsumexp", "_foreach_norm",
+}  # fmt: skip
+# moved or searched element by element: bytes say less of these, but nothing is forgotten
+_BY_BYTES = {
+    "index", "index_put", "index_put_", "index_add", "index_add_", "index_select", "gather", "scatter", "scatter_", "scatter_add",
+    "scatter_add_", "sort", "topk", "cumsum", "histc", "bincount", "repeat_interleave", "roll", "flip", "repeat", "unique",
+    "select_backward", "expand_backward", "index_select_backward", "gather_backward", "masked_select", "searchsorted", "_index_put_impl_",
+}  # fmt: skip

@@ -1,0 +1,156 @@
+"""A capture as a StepScript: kernels in the order of the host, collectives that wait for what their streams waited for.
+
+Streams are the program's own, and who waits for whom is read off its events and waits. Collectives of one group run one
+after another, each on the group's stream.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from simulator.work.captured.capture import Capture, Kind, Phase
+from simulator.work.captured.kernels import Priced, priced
+from simulator.work.captured.tensors import parsed
+from simulator.work.script.instructions import Allocate, Communicate, Free, Instruction, Launch
+
+_FOLLOWED = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"}
+
+
+@dataclass(slots=True)
+class CapturedScript:
+    """A capture's recorded step as instructions, and what came before it.
+
+    before: storages since the program began. unpriced: operators that no rule knows -> how often. flop: of this rank's
+    kernels. unmodelled: collectives that no cost model knows -> how often.
+    """
+
+    before: list[Instruction]
+    step: list[Instruction]
+    unpriced: Counter[str] = field(default_factory=Counter)
+    unmodelled: Counter[str] = field(default_factory=Counter)
+    flop: int = 0
+
+
+def captured_script(capture: Capture) -> CapturedScript:
+    """The instructions of a capture."""
+    writer = _Writer(capture)
+    before = list(writer.storages(capture.events[: capture.steady]))
+    found = CapturedScript(before=before, step=writer.instructions(capture.events[capture.steady :]))
+    found.unpriced, found.unmodelled, found.flop = writer.unpriced, writer.unmodelled, writer.flop
+    return found
+
+
+class _Writer:
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+        self._priced: dict[int, Priced] = {}
+        self._behind: dict[int, set[str]] = {}  # collectives that each stream has waited for, or that ran on it
+        self._events: dict[int, set[str]] = {}
+        self._computed: dict[int, str] = {}  # the last kernel of each stream
+        self._found: list[Instruction] = []
+        self._last: dict[int, int] = {}  # where the last op of each stream stands
+        self._works: dict[int, set[str]] = {}
+        self.unpriced, self.unmodelled = Counter[str](), Counter[str]()
+        self.flop = 0
+        self._roles = [_role(group) for group in capture.groups]
+
+    def storages(self, events: Sequence[Sequence[int]]) -> Iterator[Instruction]:
+        """Allocations and frees alone."""
+        for kind, *values in events:
+            if kind == Kind.ALLOCATE:
+                storage, size, stream = values
+                category = self._capture.categories.get(storage, "temporaries")
+                yield Allocate(f"s{storage}", size, category, stream)
+            elif kind == Kind.FREE:
+                yield Free(f"s{values[0]}")
+
+    def instructions(self, events: Sequence[Sequence[int]]) -> list[Instruction]:
+        """Everything of the recorded step."""
+        for event in events:
+            match event:
+                case [Kind.OPERATOR, signature, stream, module, phase]:
+                    self._operator(signature, stream, module, phase)
+                case [Kind.COLLECTIVE, number, kind, group, size, stream]:
+                    self._collective(number, kind, group, size, stream)
+                case [Kind.ALLOCATE | Kind.FREE, *_]:
+                    self._found += self.storages([event])
+                case _:
+                    self._synchronised(event)
+        return self._found
+
+    def _operator(self, signature: int, stream: int, module: int, phase: int) -> None:
+        name, args, results = self._capture.signatures[signature]
+        if signature not in self._priced:
+            self._priced[signature] = priced(name, parsed(args), parsed(results))
+        one = self._priced[signature]
+        if not one.known:
+            self.unpriced[name] += 1
+        if not one.kernels:
+            return
+        self.flop += sum(kernel.flop for kernel in one.kernels)
+        where = self._capture.names[module] or "step"
+        label = f"{Phase(phase).name.lower()} {where}: {name.split('.')[1]} #{len(self._found)}"
+        self._last[stream] = len(self._found)
+        self._found.append(
+            Launch(label, one.category, one.kernels, tuple(sorted(self._behind.pop(stream, ()))), stream)
+        )
+        self._computed[stream] = label
+
+    def _collective(self, number: int, kind: int, group: int, size: int, stream: int) -> None:
+        name = self._capture.names[kind]
+        label = f"{name} #{number}"
+        if name not in _FOLLOWED:
+            self.unmodelled[name] += 1
+            return
+        self._last[stream] = len(self._found)
+        self._found.append(Communicate(label, name, self._roles[group], size, tuple(sorted(self._of(stream)))))
+        self._works[number] = {label}
+
+    def _synchronised(self, event: Sequence[int]) -> None:
+        """Events and waits move what later kernels of a stream wait for."""
+        match event:
+            case [Kind.RECORD, number, stream]:
+                self._events[number] = self._of(stream)
+            case [Kind.WAIT_EVENT, stream, number]:
+                self._waits(stream, self._events.get(number, set()))
+            case [Kind.WAIT_STREAM, stream, other]:
+                self._waits(stream, self._of(other))
+            case [Kind.WAIT_WORK, stream, number]:
+                self._waits(stream, self._works.get(number, set()))
+            case [Kind.SYNCHRONIZE, stream]:
+                self._host_waits(self._last if stream < 0 else [stream])
+            case [Kind.WAIT_HOST, _]:
+                self._host_waits(self._last)
+            case _:
+                pass
+
+    def _host_waits(self, streams: Iterable[int]) -> None:
+        """The host goes on when the last of what these streams have been given is over."""
+        for index in {self._last[stream] for stream in streams if stream in self._last}:
+            one = self._found[index]
+            if isinstance(one, Launch | Communicate):
+                self._found[index] = one._replace(waits=True)
+
+    def _of(self, stream: int) -> set[str]:
+        found = set(self._behind.get(stream, ()))
+        if stream in self._computed:
+            found.add(self._computed[stream])
+        return found
+
+    def _waits(self, stream: int, labels: set[str]) -> None:
+        if labels:
+            self._behind.setdefault(stream, set()).update(labels)
+
+
+def _role(ranks: tuple[int, ...]) -> str:
+    """The lattice of a group's ranks, as `simulator.parallel.mesh` reads it: "@8:1,4:16" is 4 × 8 ranks, 16 apart."""
+    digits: list[str] = []
+    rest = [rank - ranks[0] for rank in ranks]
+    while len(rest) > 1:
+        stride = rest[1]
+        count = next((i for i, rank in enumerate(rest) if rank != i * stride), len(rest))
+        digits.append(f"{count}:{stride}")
+        rest = rest[::count]
+    return f"@{','.join(digits)}" if digits else "@1:1"

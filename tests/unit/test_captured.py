@@ -1,0 +1,194 @@
+"""Captured programs without torch: operators as kernels, streams and events as a script, and files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulator.base.errors import InputError
+from simulator.base.kernels import Attention, Gemm, Stream
+from simulator.formats.readers.capture import capture_of, read_capture, write_capture
+from simulator.memory.history import script_history, step_live_bytes
+from simulator.predict.program import predict_program
+from simulator.spec.cluster import Cluster
+from simulator.work.captured.capture import Kind
+from simulator.work.captured.kernels import priced
+from simulator.work.captured.script import captured_script
+from simulator.work.captured.tensors import parsed
+from simulator.work.script.instructions import Communicate, Launch
+
+
+def tensor(*shape: int, dtype: str = "bf16", strides: list[int] | None = None) -> list[Any]:
+    return ["T", dtype, list(shape), strides]
+
+
+def kernels(name: str, positional: list[Any], results: list[Any], **named: Any) -> tuple[Any, ...]:
+    one = priced(name, (parsed(positional), tuple(named.items())), parsed(results))
+    assert one.known
+    return one.kernels
+
+
+def test_products_by_their_shapes_and_layouts() -> None:
+    x, w = tensor(64, 128), tensor(128, 256, strides=[1, 128])
+    (forward,) = kernels("aten.mm.default", [x, w], tensor(64, 256))
+    assert isinstance(forward, Gemm)
+    assert (forward.m, forward.n, forward.k, forward.layout, forward.dtype) == (64, 256, 128, "tn", "bf16")
+    (data,) = kernels("aten.mm.default", [tensor(64, 256), tensor(256, 128)], tensor(64, 128))
+    assert data.layout == "nn"
+    (weight,) = kernels("aten.mm.default", [tensor(256, 64, strides=[1, 256]), tensor(64, 128)], tensor(256, 128))
+    assert (weight.layout, weight.flop) == ("nt", forward.flop)
+    (batched,) = kernels("aten.baddbmm.default", [tensor(8, 4, 6), tensor(8, 4, 5), tensor(8, 5, 6)], tensor(8, 4, 6))
+    assert batched.flop == 8 * 2 * 4 * 5 * 6
+
+
+def test_a_convolution_is_its_implicit_product() -> None:
+    """3 × 3 over 32 × 32 positions, 16 channels to 64: two FLOP a product."""
+    args = [tensor(2, 16, 32, 32), tensor(64, 16, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    (one,) = kernels("aten.convolution.default", args, tensor(2, 64, 32, 32))
+    assert one.flop == 2 * (2 * 32 * 32) * 64 * (16 * 9)
+    back = [tensor(2, 64, 32, 32), *args[:2], [0], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]]
+    both = kernels("aten.convolution_backward.default", back, [tensor(2, 16, 32, 32), tensor(64, 16, 3, 3)])
+    assert sum(kernel.flop for kernel in both) == 2 * one.flop
+
+
+def test_attention_of_grouped_heads() -> None:
+    q, kv = tensor(2, 32, 4096, 128), tensor(2, 8, 4096, 128)
+    (one,) = kernels("aten._scaled_dot_product_flash_attention.default", [q, kv, kv, 0.0, True], [q])
+    assert isinstance(one, Attention)
+    assert (one.num_heads, one.num_kv_heads, one.causal) == (32, 8, True)
+    assert one.flop == 2 * 2 * 2 * 32 * 4096 * 4096 * 128 // 2
+    args = [q, q, kv, kv, q, None, None, None, 4096, 4096, 0.0, True, None, None]
+    (back,) = kernels("aten._scaled_dot_product_flash_attention_backward.default", args, [q, kv, kv])
+    assert back.direction == "backward"
+    assert back.flop == one.flop * 5 // 2
+
+
+def test_passes_over_memory_by_their_bytes() -> None:
+    x, row = tensor(8, 1024), tensor(8, 1)
+    (add,) = kernels("aten.add.Tensor", [x, x], x)
+    assert (add.op, add.read_bytes, add.write_bytes) == ("elementwise", 4 * 8192, 2 * 8192)
+    (scaled,) = kernels("aten.mul.Tensor", [x, row], x)
+    assert (scaled.op, scaled.numel) == ("strided", 8192)  # an address for each element
+    (narrow,) = kernels("aten._to_copy.default", [tensor(8, 1024, dtype="fp32")], x)
+    assert (narrow.op, narrow.num_bytes) == ("cast", 6 * 8192)
+    (wide,) = kernels("aten._to_copy.default", [x], tensor(8, 1024, dtype="fp32"))
+    assert wide.op == "widen"
+    assert kernels("aten._to_copy.default", [[*x, "cpu"]], x) == ()  # over PCIe
+    p = tensor(1000, dtype="fp32")
+    (update,) = kernels("aten._fused_adamw_.default", [[p], [p], [p], [p], [], [tensor(1, dtype="fp32")]], [])
+    assert (update.read_bytes, update.write_bytes) == (16_000, 12_000)
+
+
+def test_what_no_rule_knows_is_priced_by_its_bytes_and_named() -> None:
+    one = priced("mylib.magic.default", (parsed([tensor(1000)]), ()), parsed(tensor(1000)))
+    assert not one.known
+    assert one.kernels == (Stream(op="elementwise", read_bytes=2000, write_bytes=2000),)
+
+
+# -- a program by hand: a gather on stream 2 behind a copy on stream 1; the main stream waits for it before its product
+
+MM = ["aten.mm.default", [[tensor(512, 512), tensor(512, 512)], []], tensor(512, 512)]
+COPY = ["aten.clone.default", [[tensor(4096)], []], tensor(4096)]
+GATHER = 8192 * 8
+
+
+def capture(**changes: Any) -> dict[str, Any]:
+    events = [
+        [Kind.ALLOCATE, 0, 1 << 20, 0],
+        [Kind.OPERATOR, 1, 1, 0, 0],
+        [Kind.RECORD, 7, 1],
+        [Kind.WAIT_EVENT, 2, 7],
+        [Kind.COLLECTIVE, 0, 1, 0, GATHER, 2],
+        [Kind.ALLOCATE, 1, GATHER, 0],
+        [Kind.OPERATOR, 0, 0, 0, 0],
+        [Kind.WAIT_WORK, 0, 0],
+        [Kind.OPERATOR, 0, 0, 0, 1],
+        [Kind.SYNCHRONIZE, 0],
+        [Kind.FREE, 1],
+        [Kind.STEP, 3],
+    ]
+    one = {
+        "format": "shardwise capture", "version": 1, "target": "by hand", "torch": "2.13.0", "rank": 0, "world_size": 8,
+        "gpus_per_node": 8, "device": "h100-sxm5-80gb", "steady": 1, "signatures": [MM, COPY], "names": ["", "all_gather"],
+        "groups": [list(range(8))], "categories": {"0": "parameters", "1": "all_gather"}, "answers": {}, "events": events,
+    }  # fmt: skip
+    return json.loads(json.dumps(one | changes))  # type: ignore[no-any-return]  as a file holds it
+
+
+def test_streams_and_events_say_who_waits_for_whom() -> None:
+    script = captured_script(capture_of(capture(), "by hand"))
+    copy, first, second = (one for one in script.step if isinstance(one, Launch))
+    (gather,) = (one for one in script.step if isinstance(one, Communicate))
+    assert (copy.stream, first.stream, second.stream) == (1, 0, 0)
+    assert gather.after == (copy.label,)
+    assert gather.role == "@8:1"
+    assert first.after == ()
+    assert second.after == (gather.label,)
+    assert (first.waits, second.waits) == (False, True)
+    assert script.flop == 2 * 2 * 512**3
+
+
+def test_a_capture_is_predicted_and_its_storages_are_live_bytes() -> None:
+    one = capture_of(capture(), "by hand")
+    found = predict_program(one, Cluster.load("hgx-h100-8"))
+    assert found.lower_s <= found.step_s <= found.upper_s
+    assert found.low_s < found.step_s < found.high_s
+    assert sum(found.breakdown.values()) == pytest.approx(found.step_s)
+    script = captured_script(one)
+    live = step_live_bytes(script_history(script.step, script.before))
+    assert live.peak[0] == (1 << 20) + GATHER
+    assert live.resident == 1 << 20
+
+
+def test_groups_of_a_mesh_are_lattices() -> None:
+    """2 × 4 ranks of every eighth pair: 0, 1, 16, 17, …"""
+    ranks = [16 * far + near for far in range(4) for near in range(2)]
+    one = capture_of(capture(groups=[ranks], world_size=64), "by hand")
+    (gather,) = (each for each in captured_script(one).step if isinstance(each, Communicate))
+    assert gather.role == "@2:1,4:16"
+
+
+def test_unknown_operators_widen_the_interval() -> None:
+    known = predict_program(capture_of(capture(), "by hand"), Cluster.load("hgx-h100-8"))
+    magic = ["mylib.magic.default", [[tensor(1 << 24)], []], tensor(1 << 24)]
+    unknown = predict_program(capture_of(capture(signatures=[magic, COPY]), "by hand"), Cluster.load("hgx-h100-8"))
+    assert unknown.high_s / unknown.step_s > known.high_s / known.step_s
+    assert any("mylib.magic" in source.detail for source in unknown.sources)
+
+
+def test_a_file_reads_back_and_is_the_same_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "one.capture.gz"
+    write_capture(path, capture())
+    first = path.read_bytes()
+    write_capture(path, capture())
+    assert path.read_bytes() == first
+    assert read_capture(path) == capture_of(capture(), str(path))
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"format": "other"}, "no capture"),
+        ({"version": 2}, "version 2 of captures"),
+        ({"names": 3}, "names: is no list"),
+        ({"events": [[99, 1]]}, "is no event"),
+        ({"events": [[Kind.OPERATOR, 5, 0, 0, 0]]}, "is no event"),
+        ({"events": [[Kind.FREE]]}, "is no event"),
+        ({"events": ["x"]}, "is no event"),
+    ],
+)
+def test_files_that_are_no_captures(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem.replace("[", r"\[")):
+        capture_of(capture(**changes), "file")
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "short.capture.gz"
+    path.write_bytes(gzip.compress(json.dumps(capture()).encode())[:-20])
+    with pytest.raises(InputError, match="no capture"):
+        read_capture(path)

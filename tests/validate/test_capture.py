@@ -1,0 +1,191 @@
+"""Capturing programs: the step of a user's own script on fake CUDA tensors, and its prediction."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
+from simulator.formats.readers.capture import read_capture
+from simulator.work.captured.capture import Capture, Kind
+from simulator.work.captured.script import captured_script
+from simulator.work.script.instructions import Communicate
+from validate.players import guard
+
+SCRIPT = Path(__file__).resolve().parents[1] / "data" / "capture" / "llama.py"
+SIZES = ["2", "2048", "32768", "2048"]  # layers, width, vocabulary, sequence
+WIDTH, HIDDEN, VOCAB, SEQ, LAYERS = 2048, 7168, 32768, 2048, 2  # rows divide by 512 ranks: no padding
+LAYER = WIDTH * (WIDTH + 2 * 512 + WIDTH) + 3 * WIDTH * HIDDEN  # elements of a layer's matrices
+ENDS = 2 * VOCAB * WIDTH
+MODEL = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": WIDTH, "intermediate_size": HIDDEN,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": VOCAB,
+    "tie_word_embeddings": False, "max_position_embeddings": SEQ, "rope_theta": 10000.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Captures of this file, and the compiled device guard."""
+    if guard.needs_guard() and guard.compiler() is None:
+        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
+    return tmp_path_factory.mktemp("capture")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(folder: Path) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHARDWISE_CACHE", str(folder))
+        yield
+
+
+def captured(folder: Path, name: str, *arguments: str, script: Path = SCRIPT) -> Path:
+    out = folder / f"{name}.capture.gz"
+    if not out.exists():
+        flags = [one for one in arguments if one.startswith("--")]
+        words = [one for one in arguments if not one.startswith("--")]
+        assert main(["capture", str(script), "-o", str(out), *flags, "--", *words]) == ExitCode.OK
+    return out
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    capsys.readouterr()
+    assert main(["predict", *arguments, "--json"]) == ExitCode.OK
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def collectives(capture: Capture) -> Counter[tuple[str, int]]:
+    return Counter((one.kind, one.size_bytes) for one in captured_script(capture).step if isinstance(one, Communicate))
+
+
+def test_a_script_is_predicted_like_the_described_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same model, described and captured: equal FLOP, and a step of 11 ms within 3 %."""
+    program = predicted(capsys, "--program", str(captured(folder, "fsdp", *SIZES)))
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    plan = ["--zero", "3", "--seq-len", str(SEQ), "--stack", "torch-2.11-eager"]
+    described = predicted(capsys, "--model", str(folder / "config.json"), *plan)
+    assert program["hardware_flop_per_step"] == described["hardware_flop_per_step"]
+    assert program["step_s"] == pytest.approx(described["step_s"], rel=0.03)
+
+
+def test_collectives_are_those_of_fsdp2(folder: Path) -> None:
+    """By hand: a layer is gathered for both passes and reduced once; the root stays from forward to backward."""
+    norms = 2 * WIDTH
+    found = collectives(read_capture(captured(folder, "fsdp", *SIZES)))
+    assert found == {
+        ("all_gather", 2 * (LAYER + norms)): 2 * LAYERS,
+        ("all_gather", 2 * (ENDS + WIDTH)): 1,
+        ("reduce_scatter", 4 * (LAYER + norms)): LAYERS,
+        ("reduce_scatter", 4 * (ENDS + WIDTH)): 1,
+    }
+
+
+def test_what_stays_is_the_shard_and_its_state(folder: Path) -> None:
+    """Parameters, and Adam's two moments, in fp32 over 8 ranks; gradients go before the next forward."""
+    capture = read_capture(captured(folder, "fsdp", *SIZES))
+    sizes = {event[1]: event[2] for event in capture.events if event[0] == Kind.ALLOCATE}
+    freed = {event[1] for event in capture.events if event[0] == Kind.FREE}
+    held: Counter[str] = Counter()
+    for storage in sizes.keys() - freed:
+        held[capture.categories[storage]] += sizes[storage]
+    shard = (LAYERS * (LAYER + 2 * WIDTH) + ENDS + WIDTH) // 8
+    assert held["parameters"] == 4 * shard
+    assert held["optimizer_state"] == pytest.approx(8 * shard, abs=4 * 40)  # a step count for each tensor
+
+
+def test_more_ranks_move_the_same_bytes_and_hold_less(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = captured(folder, "wide", "--nodes=64", *SIZES)
+    assert collectives(read_capture(wide)) == collectives(read_capture(captured(folder, "fsdp", *SIZES)))
+    found = predicted(capsys, "--program", str(wide), "--nodes", "64", "--tokens-per-step", str(512 * SEQ))
+    assert found["num_devices"] == 512
+    assert found["tokens_per_s"] == pytest.approx(512 * SEQ / found["step_s"])  # type: ignore[operator]
+
+
+def test_ddp_reduces_every_gradient_once(folder: Path) -> None:
+    found = collectives(read_capture(captured(folder, "ddp", *SIZES, "ddp")))
+    assert {kind for kind, _ in found} == {"all_reduce"}
+    total = sum(size * count for (_, size), count in found.items())
+    assert total == 2 * (LAYERS * (LAYER + 2 * WIDTH) + ENDS + WIDTH)
+
+
+def test_the_same_program_gives_the_same_bytes(folder: Path) -> None:
+    first = captured(folder, "fsdp", *SIZES).read_bytes()
+    assert captured(folder, "again", *SIZES).read_bytes() == first
+
+
+def test_files_of_a_program(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {
+        flag: folder / name for flag, name in (("--trace", "t.json.gz"), ("--memory", "m.svg"), ("--snapshot", "s"))
+    }
+    flags = [str(part) for pair in files.items() for part in pair]
+    predicted(capsys, "--program", str(captured(folder, "fsdp", *SIZES)), *flags)
+    assert all(path.stat().st_size > 1000 for path in files.values())
+
+
+def test_what_a_program_decides_itself_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = str(captured(folder, "fsdp", *SIZES))
+    flags = ["--tp", "2", "--model", "gpt2", "--set", "plan.zero=1", "--links", "l.png"]
+    assert main(["predict", "--program", program, *flags]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "4 faults" in told
+    assert all(place in told for place in ("--tp", "--model", "--set plan.zero=1", "--links"))
+    assert main(["predict", "--program", program, "--nodes", "2"]) == ExitCode.BAD_INPUT
+    assert "captured for 8 ranks, and hgx-h100-8 has 16 GPUs" in capsys.readouterr().err
+
+
+BAD = {
+    "raises": ("raise KeyError('loss')", "raised KeyError: 'loss'"),
+    "no_step": ("import torch; torch.ones(3, device='cuda') + 1", "ended without an optimizer's step"),
+    "exits": ("import sys; sys.exit(3)", "ended with exit code 3"),
+    "values": (
+        "import torch; x = torch.ones(9, device='cuda'); x[x > 0]",
+        "gives a result whose shape depends on values",
+    ),
+    "network": ("import socket; socket.create_connection(('192.0.2.1', 80), 5)", "no network in a capture"),
+    "one_step": (
+        """import torch
+p = torch.nn.Linear(4, 4, device="cuda")
+o = torch.optim.SGD(p.parameters(), 1)
+p(torch.ones(2, 4, device="cuda")).sum().backward()
+o.step()""",
+        "ended after 1 optimizer steps, and the one behind 2 of warm-up is recorded",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_programs_that_cannot_be_captured(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, problem = BAD[name]
+    (tmp_path / "bad.py").write_text(source)
+    out = tmp_path / "bad.capture.gz"
+    assert main(["capture", str(tmp_path / "bad.py"), "-o", str(out)]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert problem in told
+    assert "1 fault in the program" in told
+    assert not out.exists()
+    if name == "raises":
+        assert 'bad.py", line 1' in told  # its own traceback, before ours
+
+
+def test_a_program_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop.py").write_text("while True: pass")
+    flags = ["-o", str(tmp_path / "loop.capture.gz"), "--minutes", "0.1"]
+    assert main(["capture", str(tmp_path / "loop.py"), *flags]) == ExitCode.BAD_INPUT
+    assert "--minutes gives it more" in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["loop.py"]
+
+
+def test_targets_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "x.capture.gz")
+    for target, problem in (
+        (str(tmp_path / "nosuch.py"), "no such file"),
+        ("train", "neither a script nor a function"),
+    ):
+        assert main(["capture", target, "-o", out, "--rank", "9"]) == ExitCode.BAD_INPUT
+        told = capsys.readouterr().err
+        assert problem in told
+        assert "there are 8 ranks" in told

@@ -1,0 +1,384 @@
+"""What a machine with GPUs, a launcher and other ranks would answer: devices, NCCL, seeds, loaders, attention kernels."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn import functional, parallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from simulator.work.captured.capture import Kind
+from validate.capture.collectives import Collectives
+from validate.capture.log import Log
+from validate.capture.mode import CaptureMode
+from validate.capture.storages import Storages
+from validate.capture.streams import Event, Recorder, Stream, entered
+from validate.players import guard
+
+_NUM_SMS = 132  # what a program that asks is told; kernels are not chosen by it here
+FLASH_HEAD_DIM = 256  # the widest head that the flash kernel takes (torch 2.13 sdp_utils.cpp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the program is told about where it runs."""
+
+    rank: int
+    world_size: int
+    gpus_per_node: int
+    device_name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+
+    def environment(self) -> dict[str, str]:
+        """The variables of torchrun."""
+        local = min(self.gpus_per_node, self.world_size)
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.rank % local),
+            "LOCAL_WORLD_SIZE": str(local),
+            "GROUP_RANK": str(self.rank // local),
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": "none",
+        }
+
+
+def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, collectives: Collectives) -> None:
+    """Everything below, for this process."""
+    os.environ.update(machine.environment())
+    _cuda(machine, log)
+    _groups(machine, log, collectives)
+    _meshes(mode)
+    _tensors(storages, mode)
+    _kernels()
+    _attention()
+    _loaders(log)
+    _compilers(log)
+    _checkpoints()
+
+
+def _cuda(machine: Machine, log: Log) -> None:
+    """torch.cuda."""
+    total = machine.memory_bytes
+    properties = types.SimpleNamespace(
+        name=machine.device_name,
+        major=machine.capability[0],
+        minor=machine.capability[1],
+        total_memory=total,
+        multi_processor_count=_NUM_SMS,
+        warp_size=32,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        L2_cache_size=50 * 2**20,
+        gcnArchName="",
+        uuid="",
+    )
+    state = torch.empty(16, dtype=torch.uint8)
+    numbers: dict[str, Any] = {"memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0}
+    numbers |= {"max_memory_reserved": 0, "memory_cached": 0, "mem_get_info": (total, total), "utilization": 0}
+    answers: dict[str, Any] = {
+        "Stream": Stream,
+        "Event": Event,
+        "ExternalStream": Stream,
+        "stream": entered,
+        "StreamContext": entered,
+        "set_stream": lambda stream: Recorder.stack.__setitem__(-1, stream),
+        "current_stream": lambda *_: Recorder.stack[-1],
+        "default_stream": lambda *_: Recorder.stack[0],
+        "current_device": lambda: 0,
+        "device": _Device,
+        "device_count": lambda: min(machine.gpus_per_node, machine.world_size),
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "is_bf16_supported": lambda *_, **__: machine.capability >= (8, 0),
+        "init": lambda: None,
+        "_lazy_init": lambda: None,
+        "set_device": lambda *_: None,
+        "synchronize": lambda *_: Recorder.write(Kind.SYNCHRONIZE, -1),
+        "ipc_collect": lambda: None,
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda *_: None,
+        "reset_max_memory_allocated": lambda *_: None,
+        "memory_stats": lambda *_: _Zeros(),
+        "memory_summary": lambda *_, **__: "",
+        "get_device_properties": lambda *_: properties,
+        "get_device_name": lambda *_: machine.device_name,
+        "get_device_capability": lambda *_: machine.capability,
+        "get_arch_list": lambda: ["sm_{}{}".format(*machine.capability)],
+        "manual_seed": lambda *_: None,
+        "manual_seed_all": lambda *_: None,
+        "seed": lambda: None,
+        "get_rng_state": lambda *_: state.clone(),
+        "get_rng_state_all": lambda: [state.clone()],
+        "set_rng_state": lambda *_, **__: None,
+        "set_rng_state_all": lambda *_: None,
+        "is_current_stream_capturing": lambda: False,
+        "set_per_process_memory_fraction": lambda *_: None,
+    }
+    for name, value in numbers.items():
+        answers[name] = _stated(log, name, value)
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
+    torch.cuda.nccl.version = lambda: (2, 27, 3)
+
+
+def _stated(log: Log, name: str, value: object) -> Callable[..., object]:
+    def answer(*_: object, **__: object) -> object:
+        log.answer(f"torch.cuda.{name}: {value}")
+        return value
+
+    return answer
+
+
+class _Zeros(dict[str, int]):
+    """Statistics of an allocator that nobody has."""
+
+    def __missing__(self, _: str) -> int:
+        return 0
+
+
+class _Device:
+    """torch.cuda.device: there is one."""
+
+    def __init__(self, *_: object) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _groups(machine: Machine, log: Log, collectives: Collectives) -> None:
+    """Process groups of any size, in this process."""
+    original = dist.init_process_group
+
+    @wraps(original)
+    def init_process_group(*_: object, **kwargs: Any) -> None:
+        sizes = (("world_size", machine.world_size), ("rank", machine.rank))
+        for name, own in sizes:
+            if kwargs.get(name, -1) not in (-1, own):
+                log.answer(f"init_process_group({name}={kwargs[name]}): {own}")
+        original("fake", store=FakeStore(), rank=machine.rank, world_size=machine.world_size)
+
+    new_group = dist.new_group
+
+    @wraps(new_group)
+    def new_fake_group(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("backend", None)
+        kwargs.pop("pg_options", None)
+        return new_group(*args[:2], backend="fake", **kwargs)
+
+    both = (dist, dist.distributed_c10d)
+    for module in both:
+        module.init_process_group = init_process_group
+        module.new_group = new_fake_group
+        module.is_nccl_available = lambda: True
+        module.get_backend = lambda *_, **__: "nccl"
+    collectives.install()
+    _data_parallel(collectives)
+
+
+def _data_parallel(collectives: Collectives) -> None:
+    """DDP reduces in C++ by futures that a fake group does not give: a hook stands for it."""
+    ddp = nn.parallel.DistributedDataParallel
+    make, forward = ddp.__init__, ddp._pre_forward
+
+    def hook(group: Any, bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        collectives.bucket(buffer)
+        number = collectives.write("all_reduce", group, buffer.numel() * buffer.element_size(), waits=False)
+        future = torch.futures.Future()
+        future.set_result(buffer)
+        collectives.at_end(number)
+        return future
+
+    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+
+    @wraps(make)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        self.register_comm_hook(self.process_group, hook)
+
+    @wraps(forward)
+    def pre_forward(self: Any, *args: object, **kwargs: object) -> Any:
+        self.logger = types.SimpleNamespace(set_runtime_stats_and_log=lambda: None)
+        return forward(self, *args, **kwargs)
+
+    ddp.__init__, ddp._pre_forward = init, pre_forward
+    parallel.distributed._verify_param_shape_across_processes = lambda *_: True  # of ranks that are not there
+    parallel.distributed._sync_module_states = lambda *_, **__: None
+
+
+def _meshes(mode: CaptureMode) -> None:
+    """DeviceMesh keeps its ranks in small CPU tensors, which stay real; DTensor's own fake runs are nobody's operators."""
+    for name in ("_propagate_tensor_meta_non_cached",):
+        setattr(ShardingPropagator, name, _paused(getattr(ShardingPropagator, name), mode))
+    DeviceMesh.__init__ = _paused(DeviceMesh.__init__, mode)
+    _fsdp_param._chunk_with_empty = _Chunks
+
+
+class _Chunks:
+    """A tensor's pieces, cut when they are asked for: FSDP2 looks at its own and at the first of hundreds."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._step = -(-tensor.size(dim) // num_chunks)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        start, size = index * self._step, self._tensor.size(self._dim)
+        if start >= size:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._step, size - start))
+
+
+def _paused(function: Callable[..., Any], mode: CaptureMode) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*args: object, **kwargs: object) -> Any:
+        mode.paused += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            mode.paused -= 1
+
+    return call
+
+
+def _tensors(storages: Storages, mode: CaptureMode) -> None:
+    """Parameters without values, storages that change size, pinned memory, uses on other streams."""
+    resize = torch.UntypedStorage.resize_
+
+    @wraps(resize)
+    def resize_(self: Any, size: int) -> Any:
+        found = resize(self, size)
+        storages.resize(self, int(size))
+        return found
+
+    torch.UntypedStorage.resize_ = resize_
+    torch.Tensor.record_stream = lambda self, stream: storages.record_stream(self, stream.number)
+    torch.Tensor.pin_memory = lambda self, *_: self
+    torch.Tensor.is_pinned = lambda *_: True
+    swap = torch.utils.swap_tensors
+
+    @wraps(swap)
+    def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
+        mode.fake.fake_tensor_converter.meta_converter.tensor_memo.clear()  # its weak references would forbid it
+        swap(one, other)
+
+    torch.utils.swap_tensors = swap_tensors
+    _registered(nn.Module, "register_parameter", mode)
+    _registered(nn.Module, "register_buffer", mode)
+
+
+def _registered(owner: type, name: str, mode: CaptureMode) -> None:
+    """A module's tensors have shapes and no values, whatever they were made of."""
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def register(self: Any, key: str, tensor: Any, *args: Any, **kwargs: Any) -> None:
+        if type(tensor) is nn.Parameter and not isinstance(tensor.data, FakeTensor) and tensor.device.type != "meta":
+            tensor = nn.Parameter(mode.to_fake(tensor.data), requires_grad=tensor.requires_grad)
+        original(self, key, tensor, *args, **kwargs)
+
+    setattr(owner, name, register)
+
+
+_LIBRARIES: list[Any] = []  # what is registered lasts as long as these
+_OWN_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm", "native_channel_shuffle")
+
+
+def _kernels() -> None:
+    """Operators that have kernels of their own on CUDA, which a build without CUDA would take apart instead.
+
+    What is registered says that there is a kernel; the dispatch mode answers before it is called.
+    """
+    if guard.needs_guard():
+        library = torch.library.Library("aten", "IMPL")
+        for name in _OWN_ON_CUDA:
+            library.impl(name, lambda *_: None, "CUDA")
+        _LIBRARIES.append(library)
+
+
+def _attention() -> None:
+    """The kernel that torch would choose on a GPU: flash where it can, else the memory-efficient one."""
+    original = functional.scaled_dot_product_attention
+
+    @wraps(original)
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,  # noqa: FBT001, FBT002
+        scale: float | None = None, enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:  # fmt: skip
+        if query.device.type != "cuda":
+            more = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+            return original(query, key, value, **more, enable_gqa=enable_gqa)
+        half = query.dtype in (torch.float16, torch.bfloat16)
+        if attn_mask is None and half and query.shape[-1] <= FLASH_HEAD_DIM and query.dim() == 4:
+            flash = torch.ops.aten._scaled_dot_product_flash_attention
+            return flash(query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale)[0]
+        if enable_gqa and key.shape[-3] != query.shape[-3]:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+        if attn_mask is not None:
+            attn_mask = _as_bias(attn_mask, query, key)
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, attn_mask, query.requires_grad, dropout_p, is_causal, scale=scale)[0]
+
+    functional.scaled_dot_product_attention = attention
+    torch._C._nn.scaled_dot_product_attention = attention
+
+
+def _as_bias(mask: Any, query: Any, key: Any) -> Any:
+    """A mask as the memory-efficient kernel takes it: of the query's dtype and whole shape."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    return mask.expand(*query.shape[:-2], query.shape[-2], key.shape[-2])
+
+
+def _loaders(log: Log) -> None:
+    """Loaders work in this process: children would be other programs."""
+    loader = torch.utils.data.DataLoader
+    original = loader.__init__
+
+    @wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("num_workers"):
+            log.answer(f"DataLoader(num_workers={kwargs['num_workers']}): 0")
+        for name in ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout"):
+            kwargs.pop(name, None)
+        original(self, *args[:2], **kwargs)
+
+    loader.__init__ = init
+
+
+def _compilers(log: Log) -> None:
+    """What torch.compile would fuse is not known here: programs run as they are written."""
+
+    def compiled(model: Any = None, **kwargs: Any) -> Any:
+        log.answer("torch.compile: not compiled")
+        return (lambda one: compiled(one, **kwargs)) if model is None else model
+
+    torch.compile = compiled
+    nn.Module.compile = lambda *_, **__: log.answer("torch.compile: not compiled")
+
+
+def _checkpoints() -> None:
+    """Nothing is written: a state of shapes would be no checkpoint."""
+    torch.save = lambda *_, **__: None

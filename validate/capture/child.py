@@ -1,0 +1,150 @@
+"""The process that runs the program: `python -m validate.capture.child JOB.json ARGS`. Supervised by `validate.capture.command`.
+
+It is the user's own code with the user's rights, on fake tensors: nothing is computed, no GPU is needed, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from validate.players import guard
+from validate.report import RankReport
+
+
+class Finished(BaseException):
+    """The steps asked for are over."""
+
+
+class Refused(Exception):  # noqa: N818  what ends the capture with a message that is ours
+    """The program cannot be captured; the message says why and what to do."""
+
+
+def main(job_file: str, arguments: list[str]) -> int:
+    """Run the target until its recorded step ends, and leave the capture in the job's file. Exit status: 0 with one."""
+    report = RankReport.to_parent()
+    try:
+        job = json.loads(Path(job_file).read_text(encoding="utf-8"))
+        report.phase("load")
+        if guard.needs_guard():
+            guard.stand_in(Path(os.environ.get("SHARDWISE_SCRATCH", ".")))
+        captured = _captured(job, arguments, report)
+        Path(job["out"]).write_text(json.dumps(captured), encoding="utf-8")
+        report.result({"events": len(captured["events"])})
+    except Refused as exc:
+        report.fault("bad_plan", str(exc))
+        return 1
+    except BaseException as exc:  # noqa: BLE001  whatever the program raises, the parent must be told
+        Path(job_file).with_name("traceback.txt").write_text(_users_part(exc), encoding="utf-8")
+        report.fault("failed", _in_a_line(exc))
+        return 1
+    return 0
+
+
+def _captured(job: dict[str, Any], arguments: list[str], report: RankReport) -> dict[str, Any]:
+    import torch
+
+    from validate.capture import answers
+    from validate.capture.collectives import Collectives
+    from validate.capture.log import Log
+    from validate.capture.mode import CaptureMode, UnknownShapeError
+    from validate.capture.modules import Modules
+    from validate.capture.steps import Steps
+    from validate.capture.storages import Storages
+    from validate.capture.streams import Recorder
+
+    log = Log()
+    Recorder.begin(log)
+    storages, modules = Storages(log), Modules()
+    collectives = Collectives(log, storages)
+    mode = CaptureMode(log, storages, modules, collectives)
+    machine = answers.Machine(**{**job["machine"], "capability": tuple(job["machine"]["capability"])})
+    answers.install(machine, log, storages, mode, collectives)
+    _without_network()
+    steps = Steps(log, storages, modules, Finished, job["warm_up"], report.phase)
+    report.phase("begin")
+    with mode:
+        try:
+            _target(job["target"], arguments)()
+        except Finished:
+            pass
+        except UnknownShapeError as exc:
+            raise Refused(
+                f"{exc} gives a result whose shape depends on values, which a capture does not have; "
+                "replace it by an operator of fixed shape (a mask, padding, a stated capacity)"
+            ) from exc
+        except SystemExit as exc:
+            if exc.code not in (None, 0):
+                raise Refused(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
+    if not steps.done:
+        raise Refused(_no_step(steps.count, job["warm_up"]))
+    names = ("target", "rank", "world_size", "gpus_per_node", "device")
+    head = {name: job["head"][name] for name in names}
+    return {**head, "torch": torch.__version__, "steady": steps.begin, **log.as_json()}
+
+
+def _no_step(count: int, warm_up: int) -> str:
+    if count == 0:
+        return "the program ended without an optimizer's step: a step ends with torch.optim's step()"
+    return (
+        f"the program ended after {count} optimizer steps, and the one behind {warm_up} of warm-up is recorded: "
+        f"let it run {warm_up + 1} steps, or give --warm-up {count - 1}"
+    )
+
+
+def _target(name: str, arguments: list[str]) -> Callable[[], Any]:
+    """A script, or module:function."""
+    sys.argv = [name, *arguments]
+    if name.endswith(".py"):
+        sys.path[0] = str(Path(name).resolve().parent)
+        return lambda: runpy.run_path(name, run_name="__main__")
+    module, _, function = name.partition(":")
+    sys.path[0] = str(Path.cwd())
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ModuleNotFoundError, AttributeError) as exc:
+        raise Refused(f"{name}: {exc}; a target is a script.py, or module:function from this folder") from exc
+    if not callable(found):
+        raise Refused(f"{name} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+def _without_network() -> None:
+    """Programs may look for data or report elsewhere: a capture does neither."""
+    original = socket.socket.connect
+
+    def connect(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            raise OSError(f"no network in a capture: {address[0]}")
+        original(self, address)
+
+    socket.socket.connect = connect  # type: ignore[method-assign, assignment]
+    os.environ.update({"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "HF_DATASETS_OFFLINE": "1"})
+
+
+def _users_part(error: BaseException) -> str:
+    """The traceback from the first frame of the user's own code on, without this project's frames."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = str(Path(__file__).resolve().parent)
+    kept = [one for one in frames if not one.filename.startswith((own, "<frozen runpy>"))]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(kept)]
+    return "".join([*lines, *traceback.format_exception_only(error)])
+
+
+def _in_a_line(error: BaseException) -> str:
+    said = str(error).strip().splitlines()
+    return f"the program raised {type(error).__name__}{f': {said[0]}' if said else ''}"
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1], sys.argv[2:])
+    sys.stderr.flush()
+    os._exit(status)  # threads and loaders of the program must not hold it back

@@ -1,0 +1,155 @@
+"""Capturing a program: starts it in a process of its own, keeps deadline and memory, writes the file whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from simulator.base.errors import Fault, InputError
+from simulator.formats.readers.capture import capture_of
+from simulator.spec.cluster.device import Device
+from simulator.work.captured.capture import Capture
+from validate.machine import memory_limit
+from validate.supervise import Deadlines, SupervisedOutcome, scratch_folder, supervise
+
+WARM_UP: Final = 2  # steps: the first makes the optimizer's state, the second is the first that finds it
+MINUTES: Final = 10.0
+# What torch calls architectures, for programs that ask (CUDA C++ programming guide, compute capabilities)
+_CAPABILITY = {
+    "volta": (7, 0),
+    "turing": (7, 5),
+    "ampere": (8, 0),
+    "ada": (8, 9),
+    "hopper": (9, 0),
+    "blackwell": (10, 0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to capture: a script or module:function with its arguments, as rank `rank` of `world_size` on a device."""
+
+    target: str
+    arguments: Sequence[str] = ()
+    world_size: int
+    gpus_per_node: int
+    device: Device
+    rank: int = 0
+    warm_up: int = WARM_UP
+    minutes: float = MINUTES
+
+
+class CaptureError(InputError):
+    """The program could not be captured. traceback: the program's own, empty where it raised nothing."""
+
+    noun = "program"
+
+    def __init__(self, faults: Fault, traceback: str = "") -> None:
+        super().__init__(faults)
+        self.traceback = traceback
+
+
+def capture(job: Job, progress: Callable[[int, str], None] | None = None) -> Capture:
+    """Run the program until its recorded step ends. Raises InputError where the job is wrong, CaptureError where it fails."""
+    return capture_of(captured_json(job, progress), job.target)
+
+
+def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) -> dict[str, Any]:
+    """The same as the file keeps it."""
+    _check(job)
+    with scratch_folder() as scratch:
+        out = scratch / "capture.json"
+        (scratch / "job.json").write_text(json.dumps(_as_json(job, out)), encoding="utf-8")
+        outcome = supervise(
+            [
+                [
+                    sys.executable,
+                    "-W",
+                    "ignore",
+                    "-m",
+                    "validate.capture.child",
+                    str(scratch / "job.json"),
+                    *job.arguments,
+                ]
+            ],
+            Deadlines(other_s=60 * job.minutes, total_s=60 * job.minutes),
+            environments=[_environment()],
+            scratch=scratch,
+            memory_bytes=memory_limit(),
+            progress=progress,
+        )
+        if not outcome.verdict.ok:
+            raise _error(job, outcome, scratch)
+        return {"format": "shardwise capture", "version": 1, **json.loads(out.read_text(encoding="utf-8"))}
+
+
+def _check(job: Job) -> None:
+    faults: list[Fault] = []
+    if job.target.endswith(".py"):
+        if not Path(job.target).is_file():
+            faults.append(Fault(place=job.target, problem="no such file", remedy="a Python script, or module:function"))
+    elif ":" not in job.target:
+        problem = "neither a script nor a function"
+        faults.append(Fault(place=job.target, problem=problem, remedy="train.py, or module:function"))
+    if not 0 <= job.rank < job.world_size:
+        faults.append(Fault(place=f"--rank {job.rank}", problem=f"there are {job.world_size} ranks, from 0 on"))
+    if job.device.architecture not in _CAPABILITY:
+        known = ", ".join(_CAPABILITY)
+        problem = f"{job.device.architecture} is no CUDA architecture that programs can be told of"
+        faults.append(Fault(place=f"device {job.device.name}", problem=problem, remedy=f"a device of {known}"))
+    if faults:
+        raise InputError(faults)
+
+
+def _as_json(job: Job, out: Path) -> dict[str, Any]:
+    device = job.device
+    return {
+        "target": job.target,
+        "out": str(out),
+        "warm_up": job.warm_up,
+        "head": {
+            "target": Path(job.target).name if job.target.endswith(".py") else job.target,
+            "rank": job.rank,
+            "world_size": job.world_size,
+            "gpus_per_node": job.gpus_per_node,
+            "device": device.name,
+        },
+        "machine": {
+            "rank": job.rank,
+            "world_size": job.world_size,
+            "gpus_per_node": job.gpus_per_node,
+            "device_name": device.name,
+            "capability": _CAPABILITY[device.architecture],
+            "memory_bytes": device.memory_bytes,
+        },
+    }
+
+
+def _environment() -> dict[str, str]:
+    """The project beside the user's own path; one thread, since nothing is computed."""
+    home = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
+    return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def _error(job: Job, outcome: SupervisedOutcome, scratch: Path) -> BaseException:
+    """What went wrong, in the program's words and then in ours."""
+    verdict, told = outcome.verdict, scratch / "traceback.txt"
+    if verdict.kind == "interrupted":
+        return KeyboardInterrupt()
+    traceback = told.read_text(encoding="utf-8") if told.is_file() else ""
+    where = f" (in {verdict.phase})" if verdict.phase and verdict.kind not in ("bad_plan", "failed") else ""
+    remedies = {
+        "hung": f"it did not reach the end of a step in {job.minutes:g} minutes: --minutes gives it more",
+        "out_of_memory": "this machine's memory ended: build the model on the meta device, or use fewer ranks",
+        "failed": "docs/guides/capture.md says what a capture answers and what it cannot",
+    }
+    fault = Fault(
+        place=job.target, problem=f"{verdict.detail or verdict.kind}{where}", remedy=remedies.get(verdict.kind, "")
+    )
+    return CaptureError(fault, traceback)

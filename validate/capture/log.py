@@ -1,0 +1,59 @@
+"""Log: what a program does, in the order in which its host does it, as the capture file keeps it.
+
+Events are lists of whole numbers; `simulator.work.captured.capture` says what each means. Equal operators are written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from simulator.work.captured.capture import Kind, Phase
+
+Signature = tuple[Hashable, ...]
+
+
+class Log:
+    """Events of all steps; operators, collectives and streams only while `detailed`. Storages are followed throughout."""
+
+    def __init__(self) -> None:
+        self.events: list[list[int]] = []
+        self.signatures: dict[Signature, int] = {}
+        self.names: dict[str, int] = {}
+        self.groups: dict[tuple[int, ...], int] = {}
+        self.categories: dict[int, str] = {}
+        self.answers: dict[str, int] = {}
+        self.unpriced: dict[str, int] = {}
+        self.detailed = False
+        self.phase = Phase.FORWARD
+
+    def add(self, kind: Kind, *values: int) -> None:
+        """An event as it stands."""
+        self.events.append([kind, *values])
+
+    def signature(self, one: Signature) -> int:
+        """The number of an operator's signature."""
+        return self.signatures.setdefault(one, len(self.signatures))
+
+    def name(self, text: str) -> int:
+        """The number of a module's path or of a collective's kind."""
+        return self.names.setdefault(text, len(self.names))
+
+    def group(self, ranks: tuple[int, ...]) -> int:
+        """The number of a process group."""
+        return self.groups.setdefault(ranks, len(self.groups))
+
+    def answer(self, what: str) -> None:
+        """Something that only a real run knows was answered: what, and how often."""
+        self.answers[what] = self.answers.get(what, 0) + 1
+
+    def as_json(self) -> dict[str, Any]:
+        """What the file keeps of it."""
+        return {
+            "signatures": [list(one) for one in self.signatures],
+            "names": list(self.names),
+            "groups": [list(one) for one in self.groups],
+            "categories": {str(storage): name for storage, name in sorted(self.categories.items())},
+            "answers": dict(sorted(self.answers.items())),
+            "events": self.events,
+        }

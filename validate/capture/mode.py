@@ -1,0 +1,164 @@
+"""The dispatch mode: CUDA tensors are fake, small CPU tensors are real, and every operator on a GPU is written down.
+
+A program keeps its own data on the CPU as it is (loaders, tokenizers, indices); whatever is large or on the GPU has a
+shape and no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from simulator.work.captured.capture import Kind
+from validate.capture.collectives import Collectives
+from validate.capture.log import Log
+from validate.capture.modules import Modules
+from validate.capture.storages import Storages
+from validate.capture.streams import Recorder
+
+LARGEST_REAL = 1 << 16  # elements of a CPU tensor that keeps its values
+_DTYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
+    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8", torch.uint8: "uint8",
+    torch.bool: "bool", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.complex64: "complex64",
+}  # fmt: skip
+_ANSWERS: dict[Any, Any] = {torch.ops.aten.equal.default: True, torch.ops.aten.is_nonzero.default: False}
+_OWN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
+class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
+    """Runs operators on fake tensors where they belong to the GPU, and tells the log."""
+
+    def __init__(self, log: Log, storages: Storages, modules: Modules, collectives: Collectives) -> None:
+        super().__init__()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._log, self._storages, self._modules, self._collectives = log, storages, modules, collectives
+        self.paused = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(one not in _OWN for one in types):
+            return NotImplemented  # wrappers as DTensor come back here with what they hold
+        if self.paused:
+            return func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+            return self._value(args[0])
+        if func in _ANSWERS and any(isinstance(one, FakeTensor) for one in tree_leaves(args)):
+            self._log.answer(f"{func}: {_ANSWERS[func]}")
+            return _ANSWERS[func]
+        if not self._is_fake(args, kwargs):
+            return func(*args, **kwargs)
+        return self._on_gpu(func, args, kwargs)
+
+    def to_fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor without values like a real one."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        found = self.fake.from_tensor(tensor, static_shapes=True)
+        found.constant = None  # a copy to the GPU would be made for real
+        return found
+
+    def _value(self, tensor: torch.Tensor) -> Any:
+        """A value that the host reads from the GPU, and waits for."""
+        if tensor.device.type == "cuda":
+            Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)
+        value: Any = False if tensor.dtype == torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
+        self._log.answer(f"a value read from a {_DTYPES.get(tensor.dtype, tensor.dtype)} tensor: {value}")
+        return value
+
+    def _is_fake(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        leaves = tree_leaves((args, kwargs))
+        if any(isinstance(one, FakeTensor) for one in leaves):
+            return True
+        devices = {one.type for one in leaves if isinstance(one, torch.device)}
+        if devices:
+            return "cuda" in devices or ("cpu" in devices and _made_elements(args) > LARGEST_REAL)
+        if any(isinstance(one, torch.Tensor) for one in leaves):
+            return False
+        return _made_elements(args) > LARGEST_REAL
+
+    def _on_gpu(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        log = self._log
+        log.phase = self._modules.phase()
+        try:
+            args, kwargs = tree_map_only(torch.Tensor, self.to_fake, (args, kwargs))
+            with self.fake:
+                found = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as exc:
+            raise UnknownShapeError(str(func)) from exc
+        made = [one for one in tree_leaves(found) if isinstance(one, FakeTensor) and one.device.type == "cuda"]
+        read = [one for one in tree_leaves((args, kwargs)) if isinstance(one, FakeTensor)]
+        if made or any(one.device.type == "cuda" for one in read):
+            if func.namespace not in ("c10d", "_c10d_functional") and log.detailed and not _is_view(func):
+                self._write(func, args, kwargs, found)
+            for one in made:
+                self._storages.see(one)
+            self._collectives.operator(func, args, found)
+        return found
+
+    def _write(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
+        signature = (str(func), described((args, kwargs)), described(found))
+        number = self._log.signature(signature)
+        self._log.add(
+            Kind.OPERATOR, number, Recorder.stack[-1].number, self._log.name(self._modules.path()), int(self._log.phase)
+        )
+
+
+class UnknownShapeError(Exception):
+    """An operator whose result's shape depends on values, which nobody has."""
+
+
+def described(value: Any) -> Any:
+    """A value as the file keeps it: tensors as [dtype, shape, strides], numbers and texts as they are."""
+    if isinstance(value, torch.Tensor):
+        strides = None if value.is_contiguous() else tuple(value.stride())
+        one = ("T", _DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch.")), tuple(value.shape), strides)
+        return one if value.device.type == "cuda" else (*one, "cpu")
+    if isinstance(value, Mapping):
+        return tuple((str(name), described(each)) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(described(each) for each in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value) if isinstance(value, torch.dtype | torch.device | torch.memory_format | torch.layout) else None
+
+
+def _is_view(func: Any) -> bool:
+    """No kernel: the result looks at what its argument holds."""
+    if func.namespace == "prim":
+        return True
+    if func.is_view:
+        return True
+    return func in _NO_KERNEL
+
+
+aten = torch.ops.aten
+_NO_KERNEL = {
+    aten._unsafe_view.default, aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
+    aten.new_empty.default, aten.new_empty_strided.default, aten.set_.source_Storage, aten.set_.source_Storage_storage_offset,
+    aten.set_.source_Tensor, aten.resize_.default, aten.record_stream.default, aten.is_same_size.default, aten.lift_fresh.default,
+    aten.detach_.default,
+}  # fmt: skip
+
+
+def _made_elements(args: Sequence[Any]) -> int:
+    """Elements of what a factory makes; 0 of other operators."""
+    sizes = args[0] if args and isinstance(args[0], list | tuple) else ()
+    count = 1
+    for one in sizes:
+        if not isinstance(one, int):
+            return 0
+        count *= one
+    return count if sizes else 0

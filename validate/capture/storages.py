@@ -1,0 +1,104 @@
+"""Storages on the GPU: born when an operator makes one, dead when its last reference goes, resized in between."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from simulator.work.captured.capture import Kind, Phase
+from validate.capture.log import Log
+from validate.capture.streams import Recorder
+
+_BORN = {Phase.FORWARD: "activations", Phase.BACKWARD: "temporaries", Phase.OPTIMIZER: "temporaries"}
+
+
+class Storages:
+    """Which CUDA storages are alive, and what they are for."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._alive: dict[int, int] = {}  # by torch's own identity
+        self._sizes: dict[int, int] = {}
+        self._count = 0
+
+    def see(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's storage, which begins if nobody saw it before."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive:
+            return self._alive[key]
+        number = self._alive[key] = self._count
+        self._count += 1
+        self._log.categories[number] = _BORN[self._log.phase]
+        self._begin(number, storage.nbytes())
+        weakref.finalize(storage, self._gone, key, number)
+        return number
+
+    def resize(self, storage: Any, num_bytes: int) -> None:
+        """A storage is given another size: FSDP frees and takes parameters this way."""
+        number = self._alive.get(storage._cdata)
+        if number is None or self._sizes.get(number, 0) == num_bytes:
+            return
+        self._end(number)
+        self._begin(number, num_bytes)
+        self.name(number, "unsharded_parameters")
+
+    def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
+        """The allocator waits for a stream before it gives the storage's room to others."""
+        self._log.add(Kind.RECORD_STREAM, self.see(tensor), stream)
+
+    def name(self, number: int, category: str) -> None:
+        """What a storage is for."""
+        self._log.categories[number] = category
+
+    def owners(self, optimizer: torch.optim.Optimizer) -> None:
+        """Name what an optimizer holds: parameters, gradients, state."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._name_all(parameter, "parameters")
+                if parameter.grad is not None:
+                    self._name_all(parameter.grad, "gradients")
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    self._name_all(value, "optimizer_state")
+
+    def buffers(self, module: nn.Module) -> None:
+        """Name a module's buffers."""
+        for buffer in module.buffers():
+            self._name_all(buffer, "buffers")
+
+    def _name_all(self, tensor: torch.Tensor, category: str) -> None:
+        for one in local_tensors(tensor):
+            if one.device.type == "cuda":
+                self.name(self.see(one), category)
+
+    def _begin(self, number: int, num_bytes: int) -> None:
+        self._sizes[number] = num_bytes
+        if num_bytes:
+            self._log.add(Kind.ALLOCATE, number, num_bytes, Recorder.stack[-1].number)
+
+    def _end(self, number: int) -> None:
+        if self._sizes.pop(number, 0):
+            self._log.add(Kind.FREE, number)
+
+    def _gone(self, key: int, number: int) -> None:
+        self._alive.pop(key, None)
+        self._end(number)
+
+
+def local_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What this rank holds of a tensor: a DTensor's local part, a wrapper's inner tensors, or itself."""
+    local = getattr(tensor, "_local_tensor", None)
+    if isinstance(local, torch.Tensor):
+        yield from local_tensors(local)
+    elif hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.Tensor:
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from local_tensors(getattr(tensor, name))
+    else:
+        yield tensor

@@ -1,0 +1,108 @@
+"""Streams and events of torch.cuda that write down what they are asked, for a machine without CUDA."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import torch
+
+from simulator.work.captured.capture import Kind
+from validate.capture.log import Log
+
+_ELAPSED_MS = 1.0  # what an event answers that is asked for a time: none has passed, and programs divide by it
+
+
+class Recorder:
+    """Which stream is current, and where it is written."""
+
+    log: ClassVar[Log]
+    stack: ClassVar[list[Stream]]
+    works: ClassVar[dict[int, tuple[object, int]]]
+
+    @classmethod
+    def begin(cls, log: Log) -> None:
+        """A new program. The default stream is number 0."""
+        cls.log, Stream.made, Event.made, cls.works = log, 0, 0, {}
+        cls.stack = [Stream()]
+
+    @classmethod
+    def write(cls, kind: Kind, *values: int) -> None:
+        if cls.log.detailed:
+            cls.log.add(kind, *values)
+
+
+class Stream:
+    """torch.cuda.Stream, numbered in the order in which programs make them."""
+
+    made: ClassVar[int] = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.number = Stream.made
+        Stream.made += 1
+        self.device = torch.device("cuda", 0)
+        self.device_index = self.priority = 0
+        self.stream_id = self.cuda_stream = self.number
+        self.device_type = 1
+
+    def wait_stream(self, other: Stream) -> None:
+        Recorder.write(Kind.WAIT_STREAM, self.number, other.number)
+
+    def wait_event(self, event: Event) -> None:
+        Recorder.write(Kind.WAIT_EVENT, self.number, event.number)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        Recorder.write(Kind.SYNCHRONIZE, self.number)
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> Self:
+        Recorder.stack.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Recorder.stack.pop()
+
+
+class Event:
+    """torch.cuda.Event."""
+
+    made: ClassVar[int] = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.number = Event.made
+        Event.made += 1
+
+    def record(self, stream: Stream | None = None) -> Event:
+        Recorder.write(Kind.RECORD, self.number, (stream or Recorder.stack[-1]).number)
+        return self
+
+    def wait(self, stream: Stream | None = None) -> None:
+        Recorder.write(Kind.WAIT_EVENT, (stream or Recorder.stack[-1]).number, self.number)
+
+    def synchronize(self) -> None:
+        Recorder.write(Kind.WAIT_HOST, self.number)
+
+    def elapsed_time(self, _: Event) -> float:
+        Recorder.log.answer("Event.elapsed_time: 1 ms")
+        return _ELAPSED_MS
+
+    def query(self) -> bool:
+        return True
+
+
+class NoStream:
+    """`torch.cuda.stream(None)`: nothing changes."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def entered(stream: Stream | None) -> Any:
+    """What torch.cuda.stream(stream) gives."""
+    return NoStream() if stream is None else stream
