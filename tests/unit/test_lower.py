@@ -10,6 +10,7 @@ from simulator.parallel.legal import legal
 from simulator.parallel.legality import check
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.work import Clock
+from simulator.predict import predict
 from simulator.predict.play import collective_s, play
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -105,6 +106,29 @@ def test_ddp_reduces_every_gradient_once_in_its_own_dtype() -> None:
     program = lowered(Plan(zero=0, dp_replicate=8, seq_len=256, num_micro_batches=2)).program(2)
     assert sent_bytes(program, "all_reduce") == pytest.approx(4 * MODEL.num_parameters, rel=1e-3)
     assert sent_bytes(program, "all_gather") == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"zero": 0, "dp_replicate": 8},
+        {"zero": 1, "dp_shard": 8},
+        {"zero": 3, "dp_shard": 8},
+        {"zero": 3, "dp_shard": 8, "data_parallel": "fsdp1"},
+        {"zero": 2, "dp_shard": 8, "data_parallel": "deepspeed"},
+        {"zero": 3, "dp_shard": 8, "data_parallel": "deepspeed"},
+    ],
+)
+def test_a_backward_that_reduces_is_over_before_the_next_forward(fields: dict[str, object]) -> None:
+    """As the libraries wait (docs/background/schedules.md), also where the links are much slower than the compute."""
+    plan = Plan.model_validate({**fields, "seq_len": 64, "num_micro_batches": 3, "sync_every_micro_batch": True})
+    cluster = Cluster.load("hgx-h100-8")
+    spans = predict(MODEL, plan, cluster, Calibration.datasheet(cluster.device)).timeline.of()
+    for index in (0, 1):
+        reductions = [s for s in spans if s.category in ("all_reduce", "reduce_scatter") and f" mb{index}" in s.label]
+        last = max(span.end_s for span in reductions)
+        next_forward = next(s.start_s for s in spans if s.label.startswith(f"forward embedding mb{index + 1}"))
+        assert next_forward >= last
 
 
 def test_torch_zero_1_reduces_like_ddp_and_sends_the_parameters_back() -> None:

@@ -5,7 +5,7 @@ The script says in which order; what an op costs, and whether the host waits for
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from simulator.play.lower import offloading
@@ -54,6 +54,7 @@ class _PassState:
     last: list[int | None] = field(default_factory=list)
     computed: int = -1
     end: int = -1
+    held: Sequence[int | None] = ()  # what the first compute waits for
 
     @property
     def backward(self) -> bool:
@@ -112,14 +113,15 @@ class StageReader:
             self._end = self._folded(one)
             return
         state = _PassState(one, step, Hopping(self._build))
+        if one.direction == "forward" and not step.plan.acts_in_order:
+            state.held = self._last
         for group in one.units:
             for instruction in group:
                 self._unit(state, instruction)
         if one.direction in ("backward", "weights"):
             reductions = state.last + state.hopping.drain()
-            # a sharded backward behind another on the same streams is over after it
-            again = step.plan.gathers and not step.plan.acts_in_order
-            self._last = reductions if again else self._last + reductions
+            # Backwards one behind the other: this one's forward has waited for the reductions of the one before
+            self._last = self._last + reductions if step.plan.acts_in_order else reductions
         self._end = state.end
 
     def _folded(self, one: Pass) -> int:
@@ -231,7 +233,8 @@ class StageReader:
                 # plain pipelines wait at each message; of interleaved ones that the last stage's host waits is left out
                 read = build.reads_loss and step.plan.pp == 1 and unit is step.units[-1]
                 label = f"forward {unit.name} mb{index}"
-                state.computed = state.end = self._compute(step, label, unit.work.forward, waits=read)
+                state.computed = state.end = self._compute(step, label, unit.work.forward, *state.held, waits=read)
+                state.held = ()
                 state.done[run.unit] = state.computed
             case "backward":
                 held = None if run.after is None else state.reduced.get(run.after)
