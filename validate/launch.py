@@ -35,7 +35,7 @@ class Launch:
         usual = {"LOCAL_RANK": told["RANK"], "LOCAL_WORLD_SIZE": told["WORLD_SIZE"]}
         text = {name: told.get(name, usual.get(name, "")) for name in names}
         faults = [
-            Fault(place=f"environment: {name}", problem=f"{value!r} is no whole number", remedy="torchrun sets it")
+            Fault(place=f"environment: {name}", problem=f"{value!r} is not a whole number", remedy="torchrun sets it")
             for name, value in text.items()
             if not value.isdigit()
         ]

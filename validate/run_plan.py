@@ -300,5 +300,5 @@ def read_records(path: Path) -> tuple[list[Record], list[Fault]]:
 
 
 def _refuse(name: str) -> float:
-    msg = f"{name} is no number"
+    msg = f"{name} is not a number"
     raise ValueError(msg)

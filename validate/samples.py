@@ -280,7 +280,7 @@ def _object(text: bytes) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = sorted(k for k, n in Counter(k for k, _ in pairs).items() if n > 1)
         if twice:
-            raise ValueError(f"key {', '.join(map(repr, twice))} stands twice")
+            raise ValueError(f"key {', '.join(map(repr, twice))} appears twice")
         return dict(pairs)
 
     def constant(name: str) -> float:
@@ -310,10 +310,10 @@ def _problems(row: Mapping[str, Any], kind: str) -> Iterator[str]:
     for name in ("reps", "rank"):
         value = row.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            yield f"{kind}: {name} = {value!r} is no whole number"
+            yield f"{kind}: {name} = {value!r} is not a whole number"
     for name, value in row.items():
         if isinstance(value, list | dict):
-            yield f"{kind}: {name} is no plain value"
+            yield f"{kind}: {name} is not a plain value"
         elif name in _POSITIVE and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
             yield f"{kind}: {name} = {value!r} is not above 0"
 
@@ -326,7 +326,7 @@ _POSITIVE = frozenset(
 
 def _bad_seconds(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"= {value!r} is no number"
+        return f"= {value!r} is not a number"
     if isinstance(value, int) and value > _YEAR_S:
         return "is longer than a year"
     if not math.isfinite(value):

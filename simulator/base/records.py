@@ -228,7 +228,7 @@ def _joined(record: str, given: Any, fields: dict[str, Any], flat: Mapping[tuple
     """A record that is given in part by itself and in part by flat keys. Raises ValueError where both say one thing."""
     inner = {name: getattr(given, name) for name in given.model_fields_set} if isinstance(given, BaseModel) else given
     if not isinstance(inner, dict):
-        raise ValueError(f"{record} is no table")  # noqa: TRY004  pydantic turns it into a fault
+        raise ValueError(f"{record} is not a table")  # noqa: TRY004  pydantic turns it into a fault
     if twice := [name for name in fields if name in inner]:
         name = twice[0]
         raise ValueError(f"{flat[record, name]} and {record}.{name} are one field: keep one")

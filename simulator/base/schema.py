@@ -7,6 +7,7 @@ import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, get_args
 
@@ -89,15 +90,10 @@ def faults_of(
 
 
 def _either(one: Fault, other: Fault) -> Fault:
-    """One fault of a value that two types refuse: for what it is, or for what both would take."""
-    due, (given, comma, takes) = " is due", other.problem.partition(", and ")
-    if not other.problem.endswith(due):
-        return other
-    if not one.problem.startswith(given + comma) or not one.problem.endswith(due):
-        return one
-    return Fault(
-        place=one.place, problem=f"{one.problem.removesuffix(due)} or {takes}", remedy=one.remedy or other.remedy
-    )
+    """One fault of a value that two types refuse: it must be what either takes."""
+    due, it_is, given = one.problem.partition("; it is ")
+    takes = other.problem.partition(it_is)[0].removeprefix("must be ")
+    return replace(one, problem=f"{due} or {takes}{it_is}{given}") if it_is else one
 
 
 def _untagged(loc: Sequence[int | str], model: type[BaseModel] | None, leaf: object) -> tuple[int | str, ...]:
@@ -239,7 +235,7 @@ def parse_json(text: str, path: Path, error: type[InputError], *, finite: bool =
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [k for k, _ in pairs]
         faults.extend(
-            Fault(place=str(path), problem=f"key {k!r} stands twice", remedy="keep one")
+            Fault(place=str(path), problem=f"key {k!r} appears twice", remedy="keep one")
             for k in sorted({k for k in keys if keys.count(k) > 1})
         )
         return dict(pairs)
@@ -281,7 +277,7 @@ def unreadable(path: Path, exc: OSError | UnicodeDecodeError) -> Fault:
         near = close_names(path.name, beside, cutoff=_LIKE_A_FILE)
         remedy = did_you_mean([str(path.parent / one) for one in near])
         return Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}", remedy=remedy)
-    problem = f"cannot be read: byte {exc.start} is no UTF-8"
+    problem = f"cannot be read: byte {exc.start} is not UTF-8"
     return Fault(place=str(path), problem=problem, remedy="save it as UTF-8")
 
 

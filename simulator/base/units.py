@@ -66,7 +66,7 @@ class Dimension:
         """`text` in the base unit, exactly. Raises UnitError."""
         match = _NUMBER.fullmatch(text.strip()) if len(text) <= _MAX_LENGTH else None
         if match is None:
-            problem = f"{_short(text)} is not {self.noun}: a number and a unit are due"
+            problem = f"{_short(text)} is not {self.noun}: write a number and a unit"
             raise UnitError(problem, f"for example {self.example!r}")
         number, unit = match.groups()
         if unit not in self.scales:
@@ -139,7 +139,7 @@ def _validator(parse: Callable[[str], float], dimension: Dimension, base: str) -
         bare = isinstance(value, int | float) and not isinstance(value, bool)
         if bare and (info.context or {}).get("from_file"):
             remedy = f"write '{value}{base}', or for example {dimension.example!r}"
-            raise UnitError(f"{value} has no unit; {dimension.noun} is due", remedy)
+            raise UnitError(f"must be {dimension.noun} with its unit; it is {value}", remedy)
         return value
 
     return BeforeValidator(convert)
@@ -236,7 +236,7 @@ def parse_count(text: str) -> int:
     """How many: 15T is 15,000,000,000,000. Raises UnitError."""
     match = _COUNT.fullmatch(text)
     if match is None:
-        raise UnitError(f"{_short(text)} is no count", "a number, or one with K, M, B or T, as 15T")
+        raise UnitError(f"{_short(text)} is not a count", "a number, or one with K, M, B or T, as 15T")
     number, suffix = match.groups()
     return round(Fraction(number) * _SUFFIXES[suffix])
 

@@ -76,17 +76,17 @@ def wrong_value(detail: ErrorDetails, field: FieldInfo | None) -> tuple[str, str
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind in _LIMITS:
         key, limit = _LIMITS[kind]
-        return f"is {shown(value)}; it must be {limit.format(_number(context[key]))}", ""
+        return f"must be {limit.format(_number(context[key]))}; it is {shown(value)}", ""
     if kind == "literal_error":
         words: list[object] = words_of(field.annotation if field else None) or re.findall(
             r"'([^']*)'", str(context["expected"])
         )
         expected = ", ".join(shown(word) for word in words) or str(context["expected"])
-        return f"{shown(value)} is none of {expected}", _close(value, words)
+        return f"must be one of {expected}; it is {shown(value)}", _close(value, words)
     if kind not in _KINDS:
         return None
     expected = _KINDS[kind]
-    return f"{_given(value)}, and {expected} is due", _stated(field) or _unquoted(value, expected)
+    return f"must be {expected}; it is {_given(value)}", _stated(field) or _unquoted(value, expected)
 
 
 def expected_for(field: FieldInfo | None) -> str:
@@ -121,20 +121,20 @@ def shown(value: object) -> str:
 
 
 def _given(value: object) -> str:
-    """The value and what it is: `"3" is text`, `is a table`."""
+    """The value and what it is: `the text "3"`, `a table`."""
     match value:
         case bool() | int() | float() | date() | time():
-            return f"is {shown(value)}"
+            return shown(value)
         case str():
-            return f"{shown(value)} is text"
+            return f"the text {shown(value)}"
         case None:
-            return "is null"
+            return "null"
         case Mapping():
-            return "is a table"
+            return "a table"
         case list() | tuple():
-            return f"is the list {shown(value)}"
+            return f"the list {shown(value)}"
         case _:
-            return f"is a {type(value).__name__}"
+            return f"a {type(value).__name__}"
 
 
 def _unquoted(value: object, expected: str) -> str:

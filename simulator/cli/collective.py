@@ -88,7 +88,9 @@ def command(  # noqa: PLR0913  one an option
         check_picture(picture, "--plot")
     if compare and (group is not None or per_node is not None):
         fault = Fault(
-            place="--compare", problem="stands beside --group or --per-node", remedy="the log says who took part"
+            place="--compare",
+            problem="cannot be combined with --group or --per-node",
+            remedy="the log says who took part",
         )
         raise InputError(fault)
     measured = _measured(compare, kind) if compare else None
@@ -255,7 +257,7 @@ def side_by_side(cluster: Cluster, per_node: int, num_ranks: int | None) -> Grou
     gpus = cluster.gpus_per_node
     if num_ranks is not None or gpus % per_node or per_node * cluster.num_nodes < 2:
         problem = f"{per_node} ranks on each of {cluster.num_nodes} nodes of {gpus} GPUs"
-        problem = "stands beside --group" if num_ranks is not None else problem
+        problem = "cannot be combined with --group" if num_ranks is not None else problem
         raise ClusterError(
             Fault(place="--per-node", problem=problem, remedy=f"a divisor of {gpus}, two ranks at least")
         )

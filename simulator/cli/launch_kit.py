@@ -56,7 +56,7 @@ def check_folder(folder: Path | None) -> None:
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     problem = ""
     if not above.is_dir():
-        problem = f"{above} is no folder"
+        problem = f"{above} is not a folder"
     elif folder.exists() and any(folder.iterdir()):
         problem = "is not empty"
     elif not os.access(above, os.W_OK | os.X_OK):

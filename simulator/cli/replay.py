@@ -52,7 +52,7 @@ _STEPS = 8  # of sizes that vary
 def command(snapshot: Path | None, *, study: Path | None, as_json: bool, plain: bool, **options: Any) -> int:  # noqa: ANN401
     """Replay, print, and say by the exit code what came of it."""
     if (snapshot is None) == (study is None):
-        raise click.UsageError("one of SNAPSHOT and --plan STUDY.toml is due")
+        raise click.UsageError("give either SNAPSHOT or --plan STUDY.toml")
     calibration = Calibration.load(options["calibration"]) if options["calibration"] else None
     what_if = {name: value for name, value in options.items() if name not in ("device", "calibration") and value}
     if snapshot is not None and not what_if:

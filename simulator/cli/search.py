@@ -178,7 +178,7 @@ def _engine(study: SearchStudy, options: dict[str, Any]) -> Engine:
             raise InputError(Fault(place="--scheduler", problem="is missing", remedy="--scheduler HOST:PORT"))
         return Dask(study, options["scheduler"])
     if options["scheduler"]:
-        raise InputError(Fault(place="--scheduler", problem="is of --engine dask alone", remedy="--engine dask"))
+        raise InputError(Fault(place="--scheduler", problem="is only for --engine dask", remedy="--engine dask"))
     jobs = options["jobs"] or len(os.sched_getaffinity(0))
     return Processes(study, jobs) if jobs > 1 else Serial(study)
 
@@ -268,7 +268,11 @@ def _fix(text: str) -> tuple[str, tuple[object, ...], list[Fault]]:
         remedy = "fix dp_replicate or micro_batch_size; --global-batch and --seq-len give the rest"
         return name, (), [Fault(place=place, problem="follows from the others", remedy=remedy)]
     if name not in Plan.flat_fields():
-        return name, (), [Fault(place=place, problem="no field of a plan", remedy=nearest(name, Plan.flat_fields()))]
+        return (
+            name,
+            (),
+            [Fault(place=place, problem="is not a field of a plan", remedy=nearest(name, Plan.flat_fields()))],
+        )
     found = tuple(literal(part.strip()) for part in values.split(","))
     if name == "offload":
         wrong = [str(each) for each in found if each not in OFFLOADS]

@@ -94,7 +94,13 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
             faults += exc.faults
     for name, flag in (("exported", "--export"),):
         if options.get(name) is not None:
-            faults.append(Fault(place=flag, problem="is of one table of plans", remedy="--json, or leave out --front"))
+            faults.append(
+                Fault(
+                    place=flag,
+                    problem="writes one table of plans, and --front makes several",
+                    remedy="--json, or leave out --front",
+                )
+            )
     if faults:
         raise InputError(faults)
     return prices, tokens

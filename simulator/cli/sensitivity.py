@@ -101,7 +101,7 @@ def _study(
         faults.append(Fault(place=f"--by {figure}", problem="costs need prices", remedy="--prices PRICES.toml"))
     if figure.startswith("run") and run is None and not faults:
         remedy = "--run-tokens 15T, or [run] in the first study"
-        faults.append(Fault(place=f"--by {figure}", problem="nobody says how long the run is", remedy=remedy))
+        faults.append(Fault(place=f"--by {figure}", problem="the length of the run is not given", remedy=remedy))
     if faults:
         raise InputError(faults)
     return SensitivityStudy(
@@ -126,7 +126,7 @@ def _range_faults(ranges: Sequence[Range], options: dict[str, Any]) -> list[Faul
     faults += [Fault(place=f"--vary {key}", problem="varies twice", remedy="keep one") for key in twice]
     if options["samples"] & (options["samples"] - 1):
         near = 2 ** (options["samples"].bit_length() - 1)
-        faults.append(Fault(place="--samples", problem="is no power of two", remedy=f"{near} or {2 * near}"))
+        faults.append(Fault(place="--samples", problem="is not a power of two", remedy=f"{near} or {2 * near}"))
     for one in ranges:
         if one.leaf.startswith("price.") and options["prices"] is None:
             faults.append(
@@ -134,14 +134,16 @@ def _range_faults(ranges: Sequence[Range], options: dict[str, Any]) -> list[Faul
             )
         if one.leaf.startswith("run.") and not str(options["figure"]).startswith("run"):
             remedy = "--by run-days or run-cost"
-            faults.append(Fault(place=f"--vary {one.key}", problem="no step depends on it", remedy=remedy))
+            faults.append(Fault(place=f"--vary {one.key}", problem="does not change a step", remedy=remedy))
         if one.leaf.startswith("checkpoint."):
             problem = "what a checkpoint costs is taken as it is"
             faults.append(
                 Fault(place=f"--vary {one.key}", problem=problem, remedy="shardwise goodput, with each value")
             )
         if one.leaf == "run.mtbf" and not one.prefix:
-            faults.append(Fault(place="--vary run.mtbf", problem="is a multiple", remedy="run.mtbf=x0.5..x2"))
+            faults.append(
+                Fault(place="--vary run.mtbf", problem="must be given as a multiple", remedy="run.mtbf=x0.5..x2")
+            )
     return faults
 
 
@@ -158,7 +160,7 @@ def _run(first: Path | None, options: dict[str, Any], faults: list[Fault]) -> Lo
     tokens = options["run_tokens"]
     if not str(options["figure"]).startswith("run"):
         if tokens is not None:
-            problem, remedy = "counts for a whole run alone", "--by run-days or run-cost"
+            problem, remedy = "only counts for a whole run", "--by run-days or run-cost"
             faults.append(Fault(place="--run-tokens", problem=problem, remedy=remedy))
         return None
     try:

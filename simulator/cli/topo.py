@@ -126,13 +126,13 @@ def _check_tree_options(found: Host | Cluster | NodeTree, source: str, given: Ma
     """Refuse what a source cannot use. Raises ClusterError with every fault."""
     is_tree = isinstance(found, NodeTree)
     faults = [
-        Fault(place=name, problem=f"{source} is no SLURM tree", remedy="topology.conf or topology.yaml")
+        Fault(place=name, problem=f"{source} is not a SLURM tree", remedy="topology.conf or topology.yaml")
         for name, value in given.items()
         if value and not is_tree
     ]
     if is_tree and not given["--node"]:
         faults += [
-            Fault(place=name, problem="says nothing without the node below the tree", remedy="--node hgx-h100-8")
+            Fault(place=name, problem="has no effect without the machine below the tree", remedy="--node hgx-h100-8")
             for name in ("--hosts", "--oversubscription")
             if given[name]
         ]

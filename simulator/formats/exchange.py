@@ -75,7 +75,7 @@ def export_plan(job: Job, form: str, head: dict[str, str | int] | None = None) -
     Raises PlanError with every field that the format would run otherwise.
     """
     if form not in FORMATS:
-        problem = f"{form!r} is no format"
+        problem = f"{form!r} is not a format"
         raise PlanError(Fault(place="--to", problem=problem, remedy=nearest(form, FORMATS)))
     text = _written(job, form, head or {})
     draft = _read_back(text, form, job)
@@ -116,7 +116,7 @@ def _flavor(model: Model) -> tuple[str, str]:
         if other is not None and not list(_shape_differences(model, other)):
             return flavor
     known = ", ".join(f"{family} {size}" for (family, size), written in flavors if isinstance(written, str))
-    problem = f"{model.name} is none of torchtitan's flavors"
+    problem = f"{model.name} is not one of torchtitan's flavors"
     raise PlanError(Fault(place="torchtitan: model", problem=problem, remedy=f"one of {known}"))
 
 

@@ -57,7 +57,7 @@ class Price(Strict):
         try:
             dt.date.fromisoformat(value)
         except ValueError:
-            raise ValueError(f"{value!r} is no day: 2026-11-01") from None
+            raise ValueError(f"{value!r} is not a date such as 2026-11-01") from None
         return value
 
     @model_validator(mode="after")

@@ -146,7 +146,7 @@ def test_mics_gathers_between_nodes_first() -> None:
         ({"zeropp": {"secondary_ranks": 5}}, ["5 does not divide", "secondary_ranks = 4"]),
         (
             {"zeropp": ALL, "dp_shard": 16, "dp_replicate": 2, "precision": "fp32"},
-            ["dp_shard = 32", "quantise 16 bits"],
+            ["dp_shard = 32", "quantise 16-bit values"],
         ),
         ({"zeropp": ALL, "tp": 2}, ["tp = 1"]),
         ({"hierarchical_gather": True}, ["dp_replicate = groups"]),

@@ -140,11 +140,11 @@ def test_a_pair_grows_by_a_layer_as_it_shrinks_by_one(fields: dict[str, Any], la
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"ep": 1}, "ep = 1 exchanges nothing"),
-        ({"dispatcher": "all_gather"}, "the dispatcher gathers"),
+        ({"ep": 1}, "with ep = 1 there is nothing to exchange"),
+        ({"dispatcher": "all_gather"}, "this dispatcher uses all-gathers"),
         ({"recompute": "full"}, "run the exchanges again"),
         ({"pp": 2}, "1f1b has no forward and backward of different micro-batches at once"),
-        ({"zero": 3}, "beside sharded parameters it is not modelled"),
+        ({"zero": 3}, "it is not modelled with sharded parameters"),
     ],
 )
 def test_what_it_needs_is_told(fields: dict[str, Any], told: str) -> None:

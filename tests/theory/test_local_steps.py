@@ -81,7 +81,7 @@ def test_the_report_states_the_staleness() -> None:
         ({"dp_replicate": 1}, "no replicas to agree with"),
         ({"zero": 1, "dp_shard": 4}, "zero_redundancy reduces gradients in every step"),
         ({"cp": 2}, "must reduce in every step"),
-        ({"comm_hook": {"kind": "powersgd"}}, "local steps beside comm_hook = powersgd"),
+        ({"comm_hook": {"kind": "powersgd"}}, "local steps with comm_hook = powersgd"),
         ({"sync_every_steps": 1, "outer_optimizer": "nesterov"}, "sync_every_steps = 2 or more"),
     ],
 )

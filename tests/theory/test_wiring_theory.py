@@ -171,7 +171,7 @@ def test_a_bad_tree_gets_every_fault() -> None:
     text = str(caught.value)
     for part in (
         "names GPU 9",
-        "GPU 2 stands in two",
+        "GPU 2 appears in two",
         "5, 6, 7 sit on none",
         "switches[0]: its GPUs sit on two sockets",
     ):

@@ -93,7 +93,7 @@ def test_every_fault_of_a_file_is_listed_with_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ('"name": "ideal", "name": "twice"', "stands twice"),
+        ('"name": "ideal", "name": "twice"', "appears twice"),
         ('"name": NaN', "not a number"),
         ('"name": "ideal", "gemms": 3', "fault"),
         ('"name"', "not JSON"),

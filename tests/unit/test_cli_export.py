@@ -71,7 +71,7 @@ def test_a_model_that_arguments_cannot_state_is_refused(capsys: pytest.CaptureFi
     assert main(["export", *flags, "--to", "megatron"]) == ExitCode.BAD_INPUT
     assert "model.parallel_residual" in capsys.readouterr().err
     assert main(["export", "--model", "gpt2", "--to", "torchtitan"]) == ExitCode.BAD_INPUT
-    assert "gpt2 is none of torchtitan's flavors (one of llama3 8B" in capsys.readouterr().err
+    assert "gpt2 is not one of torchtitan's flavors (one of llama3 8B" in capsys.readouterr().err
 
 
 def test_what_belongs_to_the_training_script_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,7 +225,7 @@ def test_a_field_of_the_wrong_type_hides_no_other_fault(tmp_path: Path, capsys: 
     text = 'model = "llama3-8b"\ncluster = "hgx-h100-8"\n[plan]\ncp = 2\nseq_len = 4097\n'
     wrong = study(tmp_path, text + 'tp = "3"\nvirtual_stages = 33\n')
     told = " ".join(faults(capsys, wrong))
-    assert '"3" is text' in told
+    assert 'must be a whole number; it is the text "3"' in told
     assert "4097 is not a multiple of 2 × cp" in told
     assert "33" in told
     assert "degrees" not in told  # tp may be anything
@@ -247,7 +247,7 @@ def test_any_field_may_be_unknown(name: str, tmp_path: Path, capsys: pytest.Capt
 
 def test_a_table_that_is_wrong_in_part(capsys: pytest.CaptureFixture[str]) -> None:
     told = faults(capsys, "--set", "plan.offload.optimizer=cpu", "--set", "plan.offload.delayed=true", "--tp", "3")
-    assert any('"cpu" is none of' in line for line in told)
+    assert any('; it is "cpu"' in line for line in told)
     assert any("tp = 3 does not divide the model's 32 heads" in line for line in told)
     assert not any("delayed" in line for line in told)  # it hangs on the optimizer's place
 
@@ -267,7 +267,7 @@ def test_a_list_where_a_word_is_due_is_shown_as_one(tmp_path: Path, capsys: pyte
     file = tmp_path / "ds.json"
     file.write_text('{"zero_optimization": {"stage": [3]}, "train_batch_size": [], "bf16": {"enabled": [true]}}')
     told = " ".join(faults(capsys, "--plan", str(file)))
-    for words in ("stage: [3] is no whole number", "train_batch_size: [] is no", "enabled: [true] is neither"):
+    for words in ("stage: [3] is not a whole number", "train_batch_size: [] is no", "enabled: [true] is neither"):
         assert words in told
 
 
@@ -411,7 +411,7 @@ def test_faults_of_an_imported_plan_are_told_at_once(tmp_path: Path, capsys: pyt
     for words in ("does not state the model", "there is no stage 4", "nowhere"):
         assert words in err
     assert main(["predict", "--plan", str(file), "--plan-format", "yaml"]) == ExitCode.BAD_INPUT
-    assert "--plan-format: 'yaml' is no format" in capsys.readouterr().err
+    assert "--plan-format: 'yaml' is not a format" in capsys.readouterr().err
     assert main(["predict", "--plan", str(file), "--define", "X"]) == ExitCode.BAD_INPUT
     assert main(["predict", "--define", "X=1"]) == ExitCode.USAGE
     assert main(["predict", "--plan", str(tmp_path / "none")]) == ExitCode.BAD_INPUT
@@ -425,7 +425,7 @@ def test_a_job_that_is_no_whole_nodes(asked: Asked, tmp_path: Path, capsys: pyte
     )
     assert main(["predict", "--plan", str(file)]) == ExitCode.BAD_INPUT
     told = capsys.readouterr().err
-    assert "the job's 12 GPUs are no whole nodes of hgx-h100-8" in told
+    assert "the job's 12 GPUs are not whole nodes of hgx-h100-8" in told
     assert f"shardwise predict --plan {file} --nodes 2" in told
     file.write_text(file.read_text().replace("node 12", "node 4"))  # a part of a node
     assert main(["predict", "--plan", str(file)]) in (0, 4)
@@ -454,7 +454,7 @@ def test_faults_of_an_imported_plan_come_with_those_of_its_degrees(
     rest = ["--model", "llama3-8b", "--seq-len", "4095", "--recompute", "full", "--tp", "3", "--cp", "2"]
     assert main(["predict", *given, *rest, "--prefetch-bucket-numel", "x"]) == 3
     told = capsys.readouterr().err
-    for part in ("tp 3 × cp 2 × pp 1 = 6 does not divide 16 GPUs", "no stage 5", "whole number is due"):
+    for part in ("tp 3 × cp 2 × pp 1 = 6 does not divide 16 GPUs", "no stage 5", "must be a whole number"):
         assert part in told
     assert main(["predict", *given, *rest]) == 3
     told = capsys.readouterr().err
@@ -470,7 +470,7 @@ def test_a_flavor_that_is_no_preset_is_told_with_those_that_are(
     file.write_text('[model]\nname = "llama3"\nflavor = "7B"\n[training]\nlocal_batch_size = 1\nseq_len = 512\n')
     assert main(["predict", "--plan", str(file)]) == ExitCode.BAD_INPUT
     told = capsys.readouterr().err
-    assert "model.flavor: llama3 7B is no preset; of llama3 debugmodel, " in told
+    assert "model.flavor: llama3 7B is not a preset; of llama3 debugmodel, " in told
     assert "8B, 8B_flex, 8B_varlen, 70B, 405B, 1B, 3B are (--model NAME or FILE)" in told
     assert main(["predict", "--plan", str(file), "--model", "llama3-8b"]) in (ExitCode.OK, ExitCode.DOES_NOT_FIT)
 
@@ -481,7 +481,7 @@ def test_a_flavor_that_cannot_be_read_is_told_once(tmp_path: Path, capsys: pytes
     assert main(["predict", "--plan", str(file)]) == ExitCode.BAD_INPUT
     told = capsys.readouterr().err
     assert "1 fault in the input" in told
-    assert "model.flavor: [] is no text" in told
+    assert "model.flavor: [] is not text" in told
     file.write_text('[model]\nname = "llama3"\n[training]\nlocal_batch_size = []\nseq_len = 512\n')
     assert main(["predict", "--plan", str(file)]) == ExitCode.BAD_INPUT
     assert "does not state the model (--model NAME or FILE)" in capsys.readouterr().err
@@ -530,6 +530,6 @@ def test_files_that_cannot_be_written_are_told_at_once_and_first(
     for part in (
         f"--trace {gone}: there is no folder",
         f"--snapshot {gone}y: there is no folder",
-        "--memory m.txt: no picture",
+        "--memory m.txt: is not a picture",
     ):
         assert part in told.err

@@ -156,7 +156,7 @@ def test_a_log_of_nccl_tests_stands_beside_the_prediction(tmp_path: Path, capsys
     [
         ("all_gather --compare LOG", "no row of all_gather"),
         ("all_reduce --nodes 1 --compare LOG", "2 ranks on 2 nodes"),
-        ("all_reduce --compare LOG --group 4", "stands beside"),
+        ("all_reduce --compare LOG --group 4", "cannot be combined"),
         ("all_reduce --compare nothing.txt", "cannot be read"),
     ],
 )

@@ -233,7 +233,7 @@ def test_what_a_plan_shares_with_itself_on_another_machine_cancels(capsys: pytes
         (["--what-if", "cluster.intra.kind=x2"], "x2 multiplies a number"),
         (["--what-if", "kernels.gemm=0"], "greater than 0"),
         (["--what-if", "price.per_gpu_hour=2"], "there are no prices to change"),
-        (["--what-if", "plan.tp=2", "--plot", "front.gif"], "no picture format"),
+        (["--what-if", "plan.tp=2", "--plot", "front.gif"], "is not a picture format"),
         (["--what-if", "plan.tpp=2"], "tpp"),
         (["--what-if", "tp=2"], "did you mean plan.tp?"),
     ],
@@ -249,7 +249,7 @@ def test_a_fault_of_a_what_if_stands_at_the_what_if(capsys: pytest.CaptureFixtur
     )
     told = capsys.readouterr().err
     assert "--what-if kernels.gem: " in told
-    assert "--what-if device.memory_bytes: 9 has no unit" in told
+    assert "--what-if device.memory_bytes: must be a size in bytes with its unit; it is 9" in told
     assert told.count("--set plan.pp") == 1
 
 

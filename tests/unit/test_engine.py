@@ -123,7 +123,7 @@ def test_a_host_that_waits_for_what_it_has_yet_to_launch_is_an_error() -> None:
 FAULTS: dict[str, tuple[Program, str]] = {
     "an id twice": (program(compute(0, 1), compute(0, 1)), "2 ops have this id"),
     "a negative time": (program(compute(0, -1)), "duration_s is -1"),
-    "a time that is no number": (program(compute(0, float("nan"))), "duration_s is nan"),
+    "a time that is not a number": (program(compute(0, float("nan"))), "duration_s is nan"),
     "parts that do not sum": (program(replace(compute(0, 3), parts=(("gemm", 2),))), "its parts sum to 2 s"),
     "a link without capacity": (program(gather(0, {"l": 1})), "link l has no capacity"),
     "a capacity of zero": (program(l=0), "capacity is 0 bytes/s"),

@@ -91,8 +91,8 @@ def test_exceptions_that_change_nothing_are_none() -> None:
     [
         ({"nodes": "4", "speed": 0.5}, "nodes", "4 is beyond the last node, 3"),
         ({"nodes": "3-1", "speed": 0.5}, "nodes", "ends before it begins"),
-        ({"nodes": "a", "speed": 0.5}, "nodes", "is no list of numbers"),
-        ({"nodes": "", "speed": 0.5}, "nodes", "is no list of numbers"),
+        ({"nodes": "a", "speed": 0.5}, "nodes", "is not a list of numbers"),
+        ({"nodes": "", "speed": 0.5}, "nodes", "is not a list of numbers"),
         ({"nodes": "0", "gpus": "8", "speed": 0.5}, "gpus", "8 is beyond the last GPU of a node, 7"),
         ({"nodes": "0"}, "", "does not say what is different"),
         ({"nodes": "0", "speed": 0}, "speed", "greater than 0"),

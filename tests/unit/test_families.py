@@ -129,7 +129,7 @@ def test_experts_are_read_like_a_family_with_experts_only(tmp_path: Path) -> Non
 def test_a_family_that_like_misspells_names_the_nearest(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "who", **LLAMA}))
-    with pytest.raises(ModelError, match=r"--like lama: is no family \(one of llama"):
+    with pytest.raises(ModelError, match=r"--like lama: is not a family \(one of llama"):
         Model.load(file, like="lama")
 
 
@@ -167,7 +167,7 @@ def test_a_prediction_says_which_preset_its_model_is(tmp_path: Path, capsys: pyt
         ({"model_type": "qwen2_moe", "mlp_only_layers": [3]}, "mlp_only_layers: single layers without experts"),
         ({"model_type": "jamba", "attn_layer_period": 0}, "attn_layer_period: 0 is not a positive integer"),
         ({"model_type": "granitemoehybrid", "layer_types": ["mamba"]}, "layer_types: 1 entries for 32 layers"),
-        ({"model_type": "granitemoehybrid", "layer_types": ["mambo"]}, "is no pattern of layers"),
+        ({"model_type": "granitemoehybrid", "layer_types": ["mambo"]}, "is not a pattern of layers"),
         ({"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [1, 2]}, "moe_topk: .* is not the same count"),
         ({"model_type": "llama", "num_hidden_layers": 10**12}, "is more than 10000 layers"),
         ({"model_type": "mamba", "time_step_rank": "wide"}, "time_step_rank"),

@@ -92,7 +92,11 @@ def test_leaves_of_the_run_are_set_as_any_other(study: str, capsys: pytest.Captu
     assert json.loads(by_setting[1])["inputs"]["run"]["steps"] == 5000
     code, out, err = told(capsys, study, "--set", "run.tokns=1B", "--set", "run.replicas=x", "--set", "plan.tpp=2")
     assert (code, out) == (ExitCode.BAD_INPUT, "")
-    for line in ("--set run.tokns: unknown key (did you mean tokens?)", '--set run.replicas: "x" is text', "plan.tpp"):
+    for line in (
+        "--set run.tokns: unknown key (did you mean tokens?)",
+        '--set run.replicas: must be a whole number; it is the text "x"',
+        "plan.tpp",
+    ):
         assert line in err
 
 

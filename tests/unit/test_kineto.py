@@ -195,14 +195,14 @@ def test_a_gzip_file_that_breaks_off_is_kept_until_there(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is no trace"),
+        (b"", "is not a trace"),
         (b"hello", "neither { nor ["),
         (b'{"traceEvents": []}', "none of its 0 events"),
         (b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 1, "dur": 1}]}', "ProfilerActivity.CUDA"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a": ' + b"[" * 100_000, "nested too deeply"),
-        (b'{"traceEvents" [', "a key is due"),
-        (b"\xff\xfe\x00\x01", "is no trace"),
+        (b'{"traceEvents" [', "a key is missing"),
+        (b"\xff\xfe\x00\x01", "is not a trace"),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, words: str) -> None:

@@ -131,8 +131,8 @@ def test_the_job_s_files_are_whole() -> None:
     ("hosts", "words"),
     [
         (("a",), "1 host for 2 nodes"),
-        (("a", "a"), "a stands twice"),
-        (("a", "b;rm"), "is no host's name"),
+        (("a", "a"), "a appears twice"),
+        (("a", "b;rm"), "is not a host's name"),
     ],
 )
 def test_faults(hosts: tuple[str, ...], words: str) -> None:
@@ -157,7 +157,7 @@ def test_a_kit_s_own_table_is_a_placement(tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert main(["export", *flags, "--placement", str(table_file), "-o", str(tmp_path / "c")]) == ExitCode.BAD_INPUT
     err = capsys.readouterr().err
-    for words in (":2: gpu: 'x' is no whole number", ":4: rank 1 stands twice", "rank 2, 3, 4"):
+    for words in (":2: gpu: 'x' is not a whole number", ":4: rank 1 appears twice", "rank 2, 3, 4"):
         assert words in err
 
 

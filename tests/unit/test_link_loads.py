@@ -77,7 +77,7 @@ def test_a_plan_is_drawn_by_predict(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(arguments) == ExitCode.OK
     assert out.read_bytes().startswith(b"\x89PNG")
     assert main(["topo", "dgx1-v100-8", "--draw", str(tmp_path / "x.gif")]) != ExitCode.OK
-    assert "no picture format" in capsys.readouterr().err
+    assert "is not a picture format" in capsys.readouterr().err
     assert main(["topo", "dgx1-v100-8", "--draw", str(tmp_path / "none" / "x.png")]) != ExitCode.OK
     assert "there is no folder" in capsys.readouterr().err
 

@@ -428,9 +428,9 @@ def test_what_a_graph_holds_costs_the_host_one_call() -> None:
 
 def test_scopes_of_graphs_that_do_not_go_together_are_refused() -> None:
     for graphs, said in (
-        (("moe_preprocess",), "router only"),
-        (("attn", "full_iteration"), "holds all others"),
-        (("moe", "moe_router"), "moe holds"),
+        (("moe_preprocess",), "only together with moe_router"),
+        (("attn", "full_iteration"), "already includes all others"),
+        (("moe", "moe_router"), "moe already includes"),
     ):
         with pytest.raises(PlanError, match=said):
             check(Plan(cuda_graphs=graphs))

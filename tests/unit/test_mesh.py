@@ -182,10 +182,10 @@ def test_every_order_of_the_same_degrees_is_another_placement() -> None:
 @pytest.mark.parametrize(
     ("order", "degrees", "wrong"),
     [
-        ("tp-xp", {}, "'xp' is no axis"),
+        ("tp-xp", {}, "'xp' is not an axis"),
         ("tp-tp-dp", {}, "tp in two places"),
         ("tp-dp_shard-dp", {}, "dp_shard in two places"),
-        ("", {}, "is no axis"),
+        ("", {}, "is not an axis"),
     ],
 )
 def test_orders_that_are_none(order: str, degrees: dict[str, int], wrong: str) -> None:
@@ -258,7 +258,7 @@ def test_experts_that_do_not_fit_are_refused_with_every_reason() -> None:
         check_split(plan, model, HGX)
     text = str(caught.value)
     assert "ep = 3 does not divide the model's 8 experts" in text
-    assert "whole experts (etp = 1) on tp = 2 ranks that all hold the same tokens" in text
+    assert "etp = 1 keeps experts whole, and all tp = 2 ranks hold the same tokens" in text
     assert [fault.remedy for fault in caught.value.faults] == ["ep = 2", "sequence_parallel = true, or etp = 2"]
 
 

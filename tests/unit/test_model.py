@@ -329,7 +329,7 @@ def test_a_file_may_be_like_a_preset(tmp_path: Path) -> None:
     model = Model.load(path)
     assert (model.name, model.num_layers, model.d_ff) == ("wide", 8, 14336)
     path.write_text('like = "nothing"\n')
-    with pytest.raises(ModelError, match="no preset"):
+    with pytest.raises(ModelError, match="is not a preset"):
         Model.load(path)
 
 

@@ -64,7 +64,7 @@ def test_every_fault_is_told_at_once() -> None:
     text = str(caught.value)
     assert "did you mean NCCL_ALGO" in text
     assert "did you mean ll" in text
-    assert "'scatter' is no collective" in text
+    assert "'scatter' is not a collective" in text
     assert "'nvls' names no collective" in text
     assert all(name in text for name in bad)
     assert len(caught.value.faults) == 8
@@ -94,7 +94,7 @@ def test_lists_by_collective() -> None:
 
 @pytest.mark.parametrize("text", ["two", "1.9", "2.x", "2.18.", "-2.18"])
 def test_versions_that_are_none(text: str) -> None:
-    with pytest.raises(InputError, match="no version"):
+    with pytest.raises(InputError, match="not a version"):
         Nccl.of(text)
 
 
@@ -294,4 +294,4 @@ def test_a_stacks_faults_are_all_told(tmp_path: Path) -> None:
     with pytest.raises(StackError) as caught:
         Stack.load(stack_file(tmp_path, 'nccl = "new"\nnccl_env = {NCCL_ALGO = "Star", NCCL_FOO = "1"}'))
     text = str(caught.value)
-    assert all(part in text for part in ("'new' is no version", "'Star' is not one", "NCCL_FOO"))
+    assert all(part in text for part in ("'new' is not a version", "'Star' is not one", "NCCL_FOO"))

@@ -183,7 +183,7 @@ OUTSIDE = b'<!DOCTYPE s [<!ENTITY a SYSTEM "file:///etc/passwd">]><system>&a;</s
         (system(gpu(1, pci='link_speed="0 GT/s" link_width="16"')), "link_speed '0 GT/s': no bandwidth"),
         (system(gpu(1, pci='link_speed="16 GT/s" link_width="0"')), "link_width '0' at 16 GT/s: no bandwidth"),
         (system(gpu(1), '<nic><net name="a" speed="0"/></nic>'), "speed '0': no bandwidth"),
-        (system(gpu(1), gpu(1, dev=1)), "'0000:01:00.0' stands on line 1 too"),
+        (system(gpu(1), gpu(1, dev=1)), "'0000:01:00.0' appears on line 1 too"),
         (b"<system>" + gpu(1).encode() + b"</system>", "outside every <cpu>"),
     ],
 )

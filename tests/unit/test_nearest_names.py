@@ -147,7 +147,7 @@ def test_a_value_of_the_wrong_kind_is_one_fault(name: str, tmp_path: Path, capsy
     both = 'model = "llama3-8b"\ncluster = "hgx-h100-8"\n'
     study.write_text(f"{name} = false\n{tables.get(name, both)}" + ("" if name == "run" else "[run]\nsteps = 10\n"))
     (line,) = told(capsys, "goodput", str(study))
-    assert line.startswith(f"{study}: {name}: is false, and ")
+    assert line.startswith(f"{study}: {name}: must be ")
 
 
 @pytest.mark.parametrize(

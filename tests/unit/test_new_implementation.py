@@ -83,4 +83,4 @@ def test_the_command_line_knows_it(in_pairs: Implementation, capsys: pytest.Capt
 
 def test_without_its_registration_it_is_none_of_the_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "--data-parallel", "fsdp2_in_pairs"]) == 3
-    assert '"fsdp2_in_pairs" is none of "ddp", "fsdp1", "fsdp2"' in capsys.readouterr().err
+    assert 'must be one of "ddp", "fsdp1", "fsdp2"' in capsys.readouterr().err

@@ -270,9 +270,9 @@ def test_speeds_of_a_device_bound_the_cuts() -> None:
         (NV_PAIR.replace("NV4", "N/A"), "nothing joins the two"),
         (NV_PAIR.replace(" X \tNV4", "NV4\tNV4"), "row GPU0, column GPU0: is joined to itself by 'NV4'"),
         (NV_PAIR.replace("NV4", "X"), "is marked X"),
-        (NV_PAIR + NV_PAIR.split("\n", 1)[1], "row GPU0 stands on line 2 too"),
+        (NV_PAIR + NV_PAIR.split("\n", 1)[1], "row GPU0 appears on line 2 too"),
         (NV_PAIR + "GPU7\tNV4\tX\t0-7\n", "row 'GPU7' has no column"),
-        (NV_PAIR.replace("GPU1\tCPU", "GPU0\tCPU"), "column GPU0 stands twice"),
+        (NV_PAIR.replace("GPU1\tCPU", "GPU0\tCPU"), "column GPU0 appears twice"),
         ("\t" + "\t".join(f"GPU{i}" for i in range(300)), "300 devices"),
     ],
 )

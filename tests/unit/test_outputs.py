@@ -117,7 +117,7 @@ def test_an_ending_that_is_no_pictures_is_told_before_the_work(
 ) -> None:
     code, out, err = answered(capsys, [*arguments, flag, "x.gif"])
     assert (code, out) == (ExitCode.BAD_INPUT, "")
-    assert f"{flag} x.gif: no picture format" in err
+    assert f"{flag} x.gif: is not a picture format" in err
 
 
 def test_a_file_is_written_through_a_link_and_keeps_nothing_beside_it(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ def test_where_a_kit_cannot_be_written_is_told_before_the_work(tmp_path: Path, m
     file = tmp_path / "file"
     file.write_text("")
     check_folder(tmp_path / "new" / "kit")
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         check_folder(file / "kit")
     monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(InputError, match="cannot be written"):

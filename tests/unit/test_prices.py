@@ -57,7 +57,7 @@ def test_a_purchase_is_paid_off_and_draws_power(tmp_path: Path, cluster: Cluster
         ("per_gpu_hour = 3.0", "per_gpu_hour = 0.0", "greater than 0"),
         ("per_gpu_hour = 3.0", "", "on-demand needs per_gpu_hour"),
         ("years = 4.0", "", "a purchase needs years"),
-        ('date = "2026-11-01"', 'date = "soon"', "no day"),
+        ('date = "2026-11-01"', 'date = "soon"', "is not a date"),
         ('source = "an offer"', "", "is missing"),
         ('currency = "USD"', "", "is missing"),
         ('cluster = "hgx-h100-8"', "", "cluster or device"),

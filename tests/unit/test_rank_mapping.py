@@ -68,7 +68,7 @@ def test_faults_of_seats_are_told_at_once() -> None:
     with pytest.raises(ClusterError) as told:
         DGX1.with_rank_mapping((0, 1, 2, 3, 4, 4, 6, 9))
     text = str(told.value)
-    for words in ("names GPU 9; there are 8", "GPU 4 stands twice", "GPU 5, 7 has no rank"):
+    for words in ("names GPU 9; there are 8", "GPU 4 appears twice", "GPU 5, 7 has no rank"):
         assert words in text
     with pytest.raises(ClusterError, match="3 GPUs"):
         DGX1.with_nodes(2).with_rank_mapping((0, 1, 2))
@@ -167,9 +167,9 @@ def test_every_fault_of_a_table_at_once(tmp_path: Path) -> None:
         read_placement(file, crossed_pairs())
     text = str(told.value)
     for words in (
-        ":4: rank 1 stands twice",
+        ":4: rank 1 appears twice",
         ":5: names node 1; there are 1",
-        ":6: rank: no whole number",
+        ":6: rank: not a whole number",
         ":6: names GPU 7; a node has 4",
         ":7: names rank 9; there are 4",
         "rank 3 is missing",

@@ -91,7 +91,7 @@ def test_ragged_rows_are_bad(tmp_path: Path) -> None:
 def test_an_id_stands_once(tmp_path: Path) -> None:
     first, second = read(tmp_path, line(), line())
     assert isinstance(first, RunRow)
-    assert problems(second) == ["line 3: id: 'a' stands on line 2 too (one id a run)"]
+    assert problems(second) == ["line 3: id: 'a' appears on line 2 too (one id a run)"]
 
 
 def test_metric_and_value_come_together(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_every_fault_of_the_header_is_named(tmp_path: Path) -> None:
         list(read_runs(table(tmp_path, header=header)))
     text = str(caught.value)
     assert "unknown column 'n_layer' (did you mean n_layers" in text
-    assert "column 'id' stands 2 times" in text
+    assert "column 'id' appears 2 times" in text
     assert "column 'n_layers' is missing" in text
     assert "column 'framework' is missing" in text
 
@@ -244,5 +244,5 @@ def test_other_spellings_of_a_word(tmp_path: Path, column: str, cell: str, word:
 
 def test_a_table_in_another_encoding_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "runs.csv").write_bytes(HEADER.encode("utf-16"))
-    with pytest.raises(TableError, match=r"header: is no UTF-8 text \(save the table as UTF-8\)"):
+    with pytest.raises(TableError, match=r"header: is not UTF-8 text \(save the table as UTF-8\)"):
         list(read_runs(tmp_path / "runs.csv"))

@@ -292,7 +292,7 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
         Journal(path, "study")
     text = tmp_path / "notes.txt"
     text.write_text("no database, but long enough to be looked at" * 99)
-    with pytest.raises(InputError, match="no journal"):
+    with pytest.raises(InputError, match="not a journal"):
         Journal(text, "study")
     strange = tmp_path / "strange.db"
     with sqlite3.connect(strange) as database:
@@ -333,8 +333,8 @@ def test_the_command_prints_the_table_and_exports_it(capsys: pytest.CaptureFixtu
     ("arguments", "message"),
     [
         (["--fix", "dp_shard=8"], "follows from the others"),
-        (["--fix", "tpp=8"], "no field of a plan"),
-        (["--fix", "tp=many"], '"many" is text, and a whole number is due'),
+        (["--fix", "tpp=8"], "is not a field of a plan"),
+        (["--fix", "tp=many"], 'must be a whole number; it is the text "many"'),
         (["--fix", "tp"], "has no value"),
         (["--fix", "offload=moon"], "moon"),
         (["--nodes", "two"], "numbers of nodes"),
@@ -451,5 +451,5 @@ def test_what_belongs_to_the_front_is_refused_elsewhere(capsys: pytest.CaptureFi
     assert "belongs to --front" in capsys.readouterr().err
     assert main([*_FRONT, "--run-tokens", "1Q", "--plot", "a.gif", "--prices", "nowhere.toml"]) == 3
     told = capsys.readouterr().err
-    for words in ("no count", "no picture format", "nowhere.toml"):
+    for words in ("not a count", "is not a picture format", "nowhere.toml"):
         assert words in told

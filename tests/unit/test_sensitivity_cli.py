@@ -101,18 +101,18 @@ def test_people_read_the_decision_first(prices: str, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--vary", "kernels.gemm"], "is no range"),
+        (["--vary", "kernels.gemm"], "is not a range"),
         (["--vary", "kernels.gemm=2..1"], "not below"),
-        (["--vary", "link.inter.bytes_per_s=200Gb/s..40GB/s"], "two units"),
+        (["--vary", "link.inter.bytes_per_s=200Gb/s..40GB/s"], "different units"),
         (["--vary", "kernels.gem=1..2"], "--vary kernels.gem: kernels has no 'gem' (did you mean gemm"),
         (["--vary", "price.per_gpu_hour=1..2"], "there are no prices"),
-        (["--vary", "run.mtbf=x1..x2"], "no step depends on it"),
+        (["--vary", "run.mtbf=x1..x2"], "does not change a step"),
         (["--vary", "B:kernels.gemm=1..2"], "no such alternative"),
         (["--vary", "kernels.gemm=1..2", "--vary", "kernels.gemm=1..3"], "varies twice"),
-        (["--vary", "run.mtbf=x1..x2", "--by", "run-days"], "nobody says how long"),
+        (["--vary", "run.mtbf=x1..x2", "--by", "run-days"], "the length of the run is not given"),
         (["--by", "cost"], "costs need prices"),
         (["--price-kind", "spot"], "there are no prices"),
-        (["--samples", "100"], "no power of two"),
+        (["--samples", "100"], "is not a power of two"),
         (["--no-errors"], "nothing varies"),
     ],
 )

@@ -76,7 +76,7 @@ def test_faults_name_their_flags(capsys: pytest.CaptureFixture[str]) -> None:
         "--weights",
         "--rate",
         "--prompt",
-        "--slo-ttft: 5 has no unit",
+        "--slo-ttft: must be a time with its unit; it is 5",
         "--model: no preset is called 'nope'",
         "wheels",
     ):

@@ -204,7 +204,7 @@ def test_truncated_files_are_refused(tmp_path: Path, share: float, kind: str) ->
         (lambda s: s["device_traces"][0][1].update(size=-4), "device_traces[0][1].size: is '-4'"),
         (lambda s: s["device_traces"][0][1].update(size=4.5), "a whole number"),
         (lambda s: s["device_traces"][0][1].update(size=True), "a whole number"),
-        (lambda s: s["device_traces"][0].__setitem__(1, "alloc"), "is no event"),
+        (lambda s: s["device_traces"][0].__setitem__(1, "alloc"), "is not an event"),
         (lambda s: s["segments"][0].update(total_size=21 * MIB), "its blocks make"),
         (lambda s: s["segments"][0]["blocks"][1].update(state="lent"), "active_allocated"),
         (lambda s: s["segments"][0].update(segment_type="huge"), "small or large"),

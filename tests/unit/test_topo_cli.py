@@ -83,7 +83,11 @@ def test_text_tells_islands_cards_and_what_is_missing(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"hello", "no topology"), (b"<!DOCTYPE a><system/>", "document type"), (b"x" * (8 * 2**20 + 1), "larger than")],
+    [
+        (b"hello", "not a topology"),
+        (b"<!DOCTYPE a><system/>", "document type"),
+        (b"x" * (8 * 2**20 + 1), "larger than"),
+    ],
 )
 def test_what_is_no_topology_is_bad_input(
     content: bytes, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

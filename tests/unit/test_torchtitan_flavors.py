@@ -99,7 +99,7 @@ def test_a_flavor_has_the_parameters_of_its_arguments(name: str, flavor: str) ->
 def test_flavors_of_other_releases_are_read_but_never_written() -> None:
     assert _flavor(Model.load("llama3-8b")) == ("llama3", "8B")
     assert _flavor(model_of("deepseek_v3", "671B")) == ("deepseek_v3", "671B")
-    with pytest.raises(Exception, match="llama2-7b is none of torchtitan's flavors"):
+    with pytest.raises(Exception, match="llama2-7b is not one of torchtitan's flavors"):
         _flavor(Model.load("llama2-7b"))
 
 

@@ -163,7 +163,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert Cluster.load(out).num_nodes == 64
     assert main(["topo", str(conf), "--hosts", "node01"]) == ExitCode.BAD_INPUT
     assert main(["topo", "hgx-h100-8", "--node", "hgx-h100-8"]) == ExitCode.BAD_INPUT
-    assert "is no SLURM tree" in capsys.readouterr().err
+    assert "is not a SLURM tree" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

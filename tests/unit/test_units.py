@@ -192,7 +192,7 @@ def test_counts(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "T", "-1", "1Q", "1e-3", "1" * 99])
 def test_what_is_no_count(text: str) -> None:
-    with pytest.raises(UnitError, match="no count"):
+    with pytest.raises(UnitError, match="not a count"):
         parse_count(text)
 
 

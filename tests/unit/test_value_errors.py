@@ -30,12 +30,12 @@ class Written(Strict):
 @pytest.mark.parametrize(
     ("where", "value", "told"),
     [
-        ("plan.reshard_after_forward", "maybe", '"maybe" is text, and true or false or a whole number is due'),
-        ("plan.reshard_after_forward", "1.5", "is 1.5, and true or false or a whole number is due"),
-        ("stack.fitted.elementwise_factor", "fast", '"fast" is text, and a number or a table is due'),
-        ("stack.fitted.elementwise_factor", "-1", "is -1; it must be greater than 0"),
-        ("run.jitter", "much", '"much" is text, and a number is due'),
-        ("run.jitter", '{distribution="exponential", mean=-1}', "is -1; it must be greater than 0"),
+        ("plan.reshard_after_forward", "maybe", 'must be true or false or a whole number; it is the text "maybe"'),
+        ("plan.reshard_after_forward", "1.5", "must be true or false or a whole number; it is 1.5"),
+        ("stack.fitted.elementwise_factor", "fast", 'must be a number or a table; it is the text "fast"'),
+        ("stack.fitted.elementwise_factor", "-1", "must be greater than 0 or a table; it is -1"),
+        ("run.jitter", "much", 'must be a number; it is the text "much"'),
+        ("run.jitter", '{distribution="exponential", mean=-1}', "must be greater than 0; it is -1"),
     ],
 )
 def test_a_value_that_may_be_one_of_several_things_is_one_fault(
@@ -61,22 +61,22 @@ def test_a_value_that_may_be_one_of_several_things_is_one_fault(
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        ({"name": {"x": 1}}, "t: name: is a table, and text in quotes is due (a preset's name)"),
+        ({"name": {"x": 1}}, "t: name: must be text in quotes; it is a table (a preset's name)"),
         ({}, "t: name: is missing (a preset's name)"),
-        ({"count": "3"}, 't: count: "3" is text, and a whole number is due (3 without quotes)'),
-        ({"count": "three"}, 't: count: "three" is text, and a whole number is due'),
-        ({"count": 1.5}, "t: count: is 1.5, and a whole number is due"),
-        ({"count": True}, "t: count: is true, and a whole number is due"),
-        ({"count": 0}, "t: count: is 0; it must be at least 1"),
-        ({"share": 0}, "t: share: is 0; it must be greater than 0"),
-        ({"share": 2.5}, "t: share: is 2.5; it must be at most 1"),
-        ({"share": [1]}, "t: share: is the list [1], and a number is due"),
-        ({"on": "yes"}, 't: on: "yes" is text, and true or false is due'),
-        ({"on": "true"}, 't: on: "true" is text, and true or false is due (true without quotes)'),
-        ({"inner": [1, 2]}, "t: inner: is the list [1, 2], and a table is due"),
-        ({"inner": {"word": "ful"}}, 't: inner.word: "ful" is none of "full", "none" (did you mean full?)'),
-        ({"words": ["a", 3]}, 't: words[1]: 3 is none of "a", "b"'),
-        ({"count": "9" * 99}, f't: count: "{"9" * 38}… is text, and a whole number is due'),
+        ({"count": "3"}, 't: count: must be a whole number; it is the text "3" (3 without quotes)'),
+        ({"count": "three"}, 't: count: must be a whole number; it is the text "three"'),
+        ({"count": 1.5}, "t: count: must be a whole number; it is 1.5"),
+        ({"count": True}, "t: count: must be a whole number; it is true"),
+        ({"count": 0}, "t: count: must be at least 1; it is 0"),
+        ({"share": 0}, "t: share: must be greater than 0; it is 0"),
+        ({"share": 2.5}, "t: share: must be at most 1; it is 2.5"),
+        ({"share": [1]}, "t: share: must be a number; it is the list [1]"),
+        ({"on": "yes"}, 't: on: must be true or false; it is the text "yes"'),
+        ({"on": "true"}, 't: on: must be true or false; it is the text "true" (true without quotes)'),
+        ({"inner": [1, 2]}, "t: inner: must be a table; it is the list [1, 2]"),
+        ({"inner": {"word": "ful"}}, 't: inner.word: must be one of "full", "none"; it is "ful" (did you mean full?)'),
+        ({"words": ["a", 3]}, 't: words[1]: must be one of "a", "b"; it is 3'),
+        ({"count": "9" * 99}, f't: count: must be a whole number; it is the text "{"9" * 38}…'),
     ],
 )
 def test_the_fault_says_what_was_given_and_what_is_due(data: dict[str, object], told: str) -> None:
@@ -91,10 +91,10 @@ def test_a_study_of_wrong_types_is_told_in_one_go(tmp_path: Path, capsys: pytest
     assert main(["predict", str(study), "--cuda-graphs", "foo"]) == 3
     told = capsys.readouterr().err.replace(f"{study}: ", "")
     assert told.startswith("shardwise: 6 faults")
-    assert "model: is 3, and text in quotes is due (a preset's name" in told
-    assert "cluster: is a table, and text in quotes is due (a preset's name" in told
-    assert 'plan.zero: "3" is text, and a whole number is due (3 without quotes)' in told
-    assert 'plan.recompute: true is none of "none", "full", "selective", "every_k"' in told
+    assert "model: must be text in quotes; it is 3 (a preset's name" in told
+    assert "cluster: must be text in quotes; it is a table (a preset's name" in told
+    assert 'plan.zero: must be a whole number; it is the text "3" (3 without quotes)' in told
+    assert 'plan.recompute: must be one of "none", "full", "selective", "every_k"; it is true' in told
     assert "stack: unknown key (it belongs under [plan])" in told
-    assert '--cuda-graphs: "foo" is none of' in told
+    assert "--cuda-graphs: must be one of " in told
     assert "Input should" not in told

@@ -56,7 +56,7 @@ def test_torchruns_variables_are_taken() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"RANK": "x"}, "RANK: 'x' is no whole number"),
+        ({"RANK": "x"}, "RANK: 'x' is not a whole number"),
         ({"RANK": "8"}, "rank 8 of 8"),
         ({"LOCAL_RANK": "2"}, "local rank 2"),
     ],

@@ -203,7 +203,7 @@ def _phase_of(value: object) -> tuple[str, float] | None:
 
 
 def _refuse(name: str) -> float:
-    msg = f"{name} is no number"
+    msg = f"{name} is not a number"
     raise ValueError(msg)
 
 

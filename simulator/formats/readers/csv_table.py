@@ -95,7 +95,7 @@ def parse_record(
 def repeated(line: int, name: str, first_line: int, column: str) -> BadRow:
     """A row that repeats an earlier id."""
     fault = Fault(
-        place=f"line {line}: {column}", problem=f"{name!r} stands on line {first_line} too", remedy="one id a run"
+        place=f"line {line}: {column}", problem=f"{name!r} appears on line {first_line} too", remedy="one id a run"
     )
     return BadRow(line=line, id=name, faults=(fault,))
 
@@ -186,7 +186,7 @@ def _header(
     if any(
         c == "\0" or "\udc80" <= c <= "\udcff" for cell in cells for c in cell
     ):  # as bytes that do not decode are read
-        raise TableError(Fault(place=place, problem="is no UTF-8 text", remedy="save the table as UTF-8"))
+        raise TableError(Fault(place=place, problem="is not UTF-8 text", remedy="save the table as UTF-8"))
     names = [c.strip() for c in cells]
     missing = [n for n in required if n not in names]
     faults = [
@@ -195,7 +195,7 @@ def _header(
         if n not in columns and (missing or not others)  # one of them may be the missing one, misspelt
     ]
     faults += [
-        Fault(place=place, problem=f"column {n!r} stands {names.count(n)} times", remedy="keep one")
+        Fault(place=place, problem=f"column {n!r} appears {names.count(n)} times", remedy="keep one")
         for n in dict.fromkeys(names)
         if names.count(n) > 1 and n in columns
     ]

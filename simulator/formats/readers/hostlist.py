@@ -67,14 +67,14 @@ def _pieces(part: str) -> tuple[list[_Numbers | list[str]], str]:
     for index, piece in enumerate(_PART.split(part)):
         if index % 2 == 0:
             if not _TEXT.fullmatch(piece):
-                return [], f"{part[:60]!r} is no name with [ranges]"
+                return [], f"{part[:60]!r} is not a name with [ranges]"
             pieces.append([piece])
             continue
         ranges = []
         for one in piece.split(","):
             found = _RANGE.fullmatch(one.strip())
             if found is None or (found[2] and int(found[2]) < int(found[1])):
-                return [], f"{one[:40]!r} is no range of numbers"
+                return [], f"{one[:40]!r} is not a range of numbers"
             ranges.append((int(found[1]), int(found[2] or found[1]), len(found[1])))
         pieces.append(_Numbers(ranges))
     return pieces, "" if part else "an empty name"

@@ -59,7 +59,7 @@ class JsonStream:
         while self._peek() != "}":
             name = self._value()
             if not isinstance(name, str) or self._peek() != ":":
-                raise Broken("a key is due")
+                raise Broken("a key is missing")
             self._at += 1
             if name == self._key and self._peek() == "[":
                 yield from self._array()

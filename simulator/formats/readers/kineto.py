@@ -87,7 +87,7 @@ def read_kineto(path: Path, step: int | None = None, progress: Callable[[int], N
                         progress(stream.position)
             except Broken as exc:
                 if not events.num_seen:
-                    raise InputError(Fault(place=str(path), problem=f"is no trace: {exc}")) from None
+                    raise InputError(Fault(place=str(path), problem=f"is not a trace: {exc}")) from None
                 events.notes.append(
                     f"the file breaks off after {stream.position:,} characters ({exc}); kept until there"
                 )

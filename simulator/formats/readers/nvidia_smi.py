@@ -122,7 +122,7 @@ def _check_columns(paste: _Paste, line: int) -> None:
         problem = f"{len(paste.columns)} devices"
         raise ClusterError(Fault(place=f"{paste.place}: line {line}", problem=problem, remedy=f"≤ {_MOST_DEVICES}"))
     for name in dict.fromkeys(n for n in paste.columns if paste.columns.count(n) > 1):
-        paste.fault(f"line {line}", f"column {name} stands twice", "one host's matrix")
+        paste.fault(f"line {line}", f"column {name} appears twice", "one host's matrix")
 
 
 def _take_row(paste: _Paste, number: int, line: str) -> None:
@@ -138,7 +138,7 @@ def _take_row(paste: _Paste, number: int, line: str) -> None:
     if not any(values):
         return  # the paste ends in the row's name
     if name in paste.rows:
-        paste.fault(f"line {number}", f"row {name} stands on line {paste.rows[name].line} too", "one host's matrix")
+        paste.fault(f"line {number}", f"row {name} appears on line {paste.rows[name].line} too", "one host's matrix")
         return
     while values and not values[-1]:
         values.pop()

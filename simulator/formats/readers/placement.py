@@ -76,7 +76,7 @@ class _Table:
         """Map one rank to its GPU."""
         numbers = {name: _number(row.get(name, "")) for name in ("rank", "node")}
         if wrong := [name for name, number in numbers.items() if number is None]:
-            yield Fault(place=place, problem=f"{' and '.join(wrong)}: no whole number", remedy="0, 1, …")
+            yield Fault(place=place, problem=f"{' and '.join(wrong)}: not a whole number", remedy="0, 1, …")
         rank, node, per_node = numbers["rank"], numbers["node"], self.cluster.gpus_per_node
         gpu, fault = self._gpu(row, place)
         if fault is not None:
@@ -92,7 +92,7 @@ class _Table:
             problem = f"names rank {rank}; there are {self.cluster.num_devices}"
             yield Fault(place=place, problem=problem, remedy=f"0 to {self.cluster.num_devices - 1}")
         elif rank in self.rank_mapping:
-            yield Fault(place=place, problem=f"rank {rank} stands twice", remedy="each rank once")
+            yield Fault(place=place, problem=f"rank {rank} appears twice", remedy="each rank once")
         else:
             sits = node is not None and gpu is not None and node < self.cluster.num_nodes and gpu < per_node
             self.rank_mapping[rank] = node * per_node + gpu if sits else -1  # type: ignore[operator]  # sits: both are numbers
@@ -102,7 +102,7 @@ class _Table:
         bus, text = row.get("pci_bus_id", ""), row.get("gpu", "")
         number = _number(text)
         if number is None and text not in _NO_ID:
-            return None, Fault(place=place, problem=f"gpu: {text!r} is no whole number", remedy="0, 1, …")
+            return None, Fault(place=place, problem=f"gpu: {text!r} is not a whole number", remedy="0, 1, …")
         if bus in _NO_ID or (not self.ids and number is not None):
             lacks = (
                 Fault(place=place, problem="names no GPU", remedy="a number, or a bus id") if number is None else None

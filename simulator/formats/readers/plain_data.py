@@ -134,7 +134,7 @@ class Selection:
     def segment(self, index: int, row: object) -> list[Any]:
         place = f"segments[{index}]"
         if not isinstance(row, dict) or not isinstance(row.get("blocks"), list):
-            self.fault(place, "is no segment with blocks")
+            self.fault(place, "is not a segment with blocks")
             return []
         kind = row.get("segment_type")
         if kind not in ("small", "large"):
@@ -153,7 +153,7 @@ class Selection:
 
     def block(self, row: object, address: int, place: str) -> list[Any]:
         if not isinstance(row, dict):
-            self.fault(place, "is no block")
+            self.fault(place, "is not a block")
             return [0, 0, 0, ""]
         size = self.number(row, "size", place)
         at = self.number(row, "address", place, address)
@@ -181,7 +181,7 @@ class Selection:
 
     def event(self, row: object, place: str) -> list[Any] | None:
         if not isinstance(row, dict):
-            self.fault(place, "is no event")
+            self.fault(place, "is not an event")
             return None
         action = row.get("action")
         if action == "oom":
@@ -198,7 +198,7 @@ class Selection:
         if value is None:
             return None
         if not isinstance(value, dict):
-            self.fault("allocator_settings", "is no table")
+            self.fault("allocator_settings", "is not a table")
             return None
         found = {key: value[key] for key in SETTINGS if key in value}
         for key, part in found.items():

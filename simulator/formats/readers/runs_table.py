@@ -1,7 +1,7 @@
 """Reader of tables of measured training runs: CSV in, one typed row or one list of faults a line out.
 
 The columns are documented in docs/reference/runs-table.md. A word of `mem_metric` that nobody knows costs that cell alone. The reader streams: it holds one record at a time, whatever
-the file's size. A row that is wrong costs that row only; a file that is no table at all raises TableError.
+the file's size. A row that is wrong costs that row only; a file that is not a table at all raises TableError.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _contradictions(values: Mapping[str, object], unread: str) -> Iterator[tuple
     if memory != "oom" and (memory is None) != (amount is None):
         yield "mem_value", "mem_metric and mem_value come together, one of them is blank", "both, or neither"
     if values.get("value") is None and memory is None:
-        known = f"mem_metric is no known word ({unread})" if unread else "neither metric nor mem_metric"
+        known = f"mem_metric is not a known word ({unread})" if unread else "neither metric nor mem_metric"
         yield "metric", f"nothing was measured: {known}", f"one of {', '.join(get_args(Metric))}"
 
 

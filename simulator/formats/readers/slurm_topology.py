@@ -61,7 +61,7 @@ def read_yaml(text: str, source: str, *, topology: str = "") -> NodeTree:
     """
     data = _load(text, source)
     if not isinstance(data, list) or not data or not all(isinstance(one, dict) for one in data):
-        problem = "is no list of topologies"
+        problem = "is not a list of topologies"
         raise ClusterError(Fault(place=source, problem=problem, remedy="- topology: name\n  tree: {switches: […]}"))
     named = [one for one in data if one.get("topology") == topology] if topology else []
     default = [one for one in data if one.get("cluster_default") is True]
@@ -134,7 +134,7 @@ class _Reading:
 
     def add(self, place: str, name: str, nodes: str, children: str, speed: str) -> None:
         if name in self.entries:
-            self.fault(place, f"{name} stands at {self.entries[name].place} too", "one entry a switch")
+            self.fault(place, f"{name} appears at {self.entries[name].place} too", "one entry a switch")
             return
         if bool(nodes) == bool(children):
             what = "both nodes and switches" if nodes else "neither nodes nor switches"

@@ -45,7 +45,7 @@ def read_source(source: str) -> Host | Cluster | NodeTree:
         return read_matrix(text, name)
     if "SwitchName" in text or "BlockName" in text or source.endswith(".conf"):
         return read_conf(text, name)
-    raise ClusterError(Fault(place=name, problem="is no topology that can be recognised", remedy=_FORMATS))
+    raise ClusterError(Fault(place=name, problem="is not a topology that can be recognised", remedy=_FORMATS))
 
 
 def with_device(host: Host, device_name: str) -> tuple[Host, bool]:

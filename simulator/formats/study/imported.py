@@ -23,7 +23,7 @@ PART: Final = ("gpus_per_node", "nvlink_domain_size")  # of a cluster that a job
 def read_draft(asked: PlanFile, given: Collection[str]) -> Draft:
     """The file's plan as far as it goes. given: what the command line states: Plan's fields, the model. Raises PlanError."""
     if asked.form is not None and asked.form not in PLAN_FORMATS:
-        problem = f"{asked.form!r} is no format"
+        problem = f"{asked.form!r} is not a format"
         remedy = nearest(asked.form, PLAN_FORMATS) or f"one of {', '.join(PLAN_FORMATS)}"
         raise PlanError(Fault(place="--plan-format", problem=problem, remedy=remedy))
     variables, faults = {}, []
@@ -104,7 +104,7 @@ def part_of(draft: Draft, cluster: Cluster, given: Mapping[str, Any]) -> tuple[i
     if stated % nodes == 0 and stated // nodes < each:
         return nodes, stated // nodes
     place = draft.places.get("num_devices", draft.file)
-    problem = f"the job's {stated} GPUs are no whole nodes of {cluster.name}, which has {each} each"
+    problem = f"the job's {stated} GPUs are not whole nodes of {cluster.name}, which has {each} each"
     nodes = -(-stated // each)
     raise ClusterError(
         Fault(place=place, problem=problem, remedy="--nodes N, or another --cluster", flags=(("--nodes", f"{nodes}"),))

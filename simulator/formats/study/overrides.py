@@ -192,7 +192,7 @@ def _put(data: dict[str, Any], override: Override) -> list[Fault]:
         if isinstance(here, dict) and here.get(part) is None:
             here[part] = {}
         if not isinstance(here, dict) or not isinstance(here[part], dict):
-            return [Fault(place=override.flag, problem=f"{part} is no table", remedy="set it as a whole")]
+            return [Fault(place=override.flag, problem=f"{part} is not a table", remedy="set it as a whole")]
         here = here[part]
     here[override.path[-1]] = override.value
     return []

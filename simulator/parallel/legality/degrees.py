@@ -74,7 +74,7 @@ PLAN: Final = (
         where="dp_shard",
         fields=("zero", "dp_shard"),
         holds=lambda plan: plan.zero > 0 or plan.dp_shard <= 1,
-        equation=lambda plan: f"zero = 0 shards nothing, yet dp_shard = {plan.dp_shard}",
+        equation=lambda plan: f"zero = 0 shards nothing, but dp_shard = {plan.dp_shard}",
         remedy=lambda plan: f"dp_replicate = {plan.dp_shard * plan.dp_replicate}, dp_shard = 1",
     ),
     PlanRule(
@@ -88,7 +88,7 @@ PLAN: Final = (
         where="sequence_parallel",
         fields=("sequence_parallel", "seq_len", "cp", "tp"),
         holds=lambda plan: not plan.sequence_parallel or plan.seq_len // plan.cp % plan.tp == 0,
-        equation=lambda plan: f"the {plan.seq_len // plan.cp} tokens of a rank do not divide by tp = {plan.tp}",
+        equation=lambda plan: f"the {plan.seq_len // plan.cp} tokens of a rank are not divisible by tp = {plan.tp}",
         remedy=lambda plan: (
             f"seq_len = {-(-plan.seq_len // (2 * plan.tp * plan.cp)) * 2 * plan.tp * plan.cp}, "
             "or sequence_parallel = false"

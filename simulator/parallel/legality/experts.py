@@ -64,7 +64,7 @@ _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_co
         fields=("expert_overlap", "ep"),
         applies=_overlaps,
         holds=lambda plan: plan.ep > 1,
-        equation="ep = 1 exchanges nothing",
+        equation="with ep = 1 there is nothing to exchange",
         remedy=f"ep = 2 or more, {_OFF}",
     ),
     PlanRule(
@@ -72,7 +72,7 @@ _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_co
         fields=("expert_overlap", "dispatcher"),
         applies=_overlaps,
         holds=lambda plan: plan.experts.dispatcher != "all_gather",
-        equation="it hides all-to-alls, and the dispatcher gathers",
+        equation="it hides all-to-alls, and this dispatcher uses all-gathers",
         remedy=f'dispatcher = "all_to_all" or "deep_ep", {_OFF}',
     ),
     PlanRule(
@@ -98,7 +98,7 @@ _OVERLAP: Final = (  # Megatron-LM, arguments.py: overlap_moe_expert_parallel_co
         fields=("expert_overlap", "implementation", "zero"),
         applies=_overlaps,
         holds=lambda plan: not plan.gathers,
-        equation="beside sharded parameters it is not modelled",
+        equation="it is not modelled with sharded parameters",
         remedy=f"zero = 0 or 1, {_OFF}",
     ),
 )
@@ -151,7 +151,7 @@ MODEL: Final = (
         fields=("ep", "etp", "tp", "implementation"),
         applies=_has_experts,
         holds=lambda of: not of.plan.experts_apart or of.plan.traits.expert_groups,
-        equation=lambda of: f"{of.plan.implementation} has no groups of their own for experts",
+        equation=lambda of: f"{of.plan.implementation} has no separate groups for experts",
         remedy=lambda of: f'ep = 1, etp = {of.plan.tp}; or data_parallel = "megatron" or "fsdp2"',
     ),
     ModelRule(
@@ -167,7 +167,7 @@ MODEL: Final = (
         fields=("tp", "etp", "sequence_parallel"),
         applies=_has_experts,
         holds=lambda of: of.plan.tp <= of.plan.experts.etp or of.plan.sequence_parallel,
-        equation=lambda of: f"whole experts (etp = 1) on tp = {of.plan.tp} ranks that all hold the same tokens",
+        equation=lambda of: f"etp = 1 keeps experts whole, and all tp = {of.plan.tp} ranks hold the same tokens",
         remedy=lambda of: f"sequence_parallel = true, or etp = {of.plan.tp}",
     ),
 )

@@ -131,7 +131,7 @@ _MIXERS: Final = (  # they swap heads for tokens under context parallelism (Mega
         applies=lambda of: of.model.mamba is not None,
         holds=lambda of: not of.plan.narrow or _mamba(of).projected % _NARROW_MULTIPLE == 0,
         equation=lambda of: (
-            f"the {_mamba(of).projected} columns of a Mamba mixer's product are no multiple of {_NARROW_MULTIPLE}"
+            f"the {_mamba(of).projected} columns of a Mamba mixer's product are not a multiple of {_NARROW_MULTIPLE}"
         ),
         remedy='precision = "bf16", or other heads, groups or states',
     ),

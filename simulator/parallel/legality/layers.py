@@ -61,7 +61,7 @@ _OF_EACH: Final = (
         fields=("split",),
         applies=_explicit,
         holds=lambda line: line.split.first is None and line.split.last is None and not line.split.ends_as_layers,
-        equation="layers of each stage are given, and first, last, embedding or head as layers too",
+        equation="the layers of each stage are given; settings of the first stage, the last stage, embedding or head contradict them",
         remedy="one of the two",
     ),
     PipelineRule(
@@ -148,7 +148,7 @@ _OF_ENDS: Final = (
         fields=("split",),
         applies=_ends,
         holds=lambda line: not line.split.ends_as_layers,
-        equation="layers of the first or last stage are given, and embedding or head count as layers too",
+        equation="the layers of the first or last stage are given, so embedding and head cannot count as layers too",
         remedy="one of the two",
     ),
     *_end_rules("first_stage_layers", lambda line: line.split.first),
@@ -166,7 +166,7 @@ _OF_ENDS: Final = (
         fields=("split", "pp"),
         applies=lambda line: _ends(line) and _middle(line) == 0,
         holds=lambda line: _left(line) == 0,
-        equation=lambda line: f"{_left_text(line)} left, and no stage for them",
+        equation=lambda line: f"{_left_text(line)} left over, and no stage takes them",
         remedy=lambda line: f"sum to {line.num_layers}",
     ),
     PipelineRule(

@@ -34,7 +34,7 @@ PLAN: Final = (
         fields=_FIELDS,
         applies=_by_deepspeed,
         holds=lambda plan: plan.zero > 0,
-        equation="stage 0 offloads nothing",
+        equation="ZeRO stage 0 cannot offload anything",
         remedy="zero = 1, 2 or 3",
     ),
     PlanRule(
@@ -42,7 +42,7 @@ PLAN: Final = (
         fields=_FIELDS,
         applies=lambda plan: _by_deepspeed(plan) and plan.zero in (1, 2),
         holds=lambda plan: plan.offload.parameters == "none" and plan.offload.optimizer != "nvme",
-        equation=lambda plan: f"stage {plan.zero} offloads the optimizer to the host and nothing else",
+        equation=lambda plan: f"ZeRO stage {plan.zero} can offload only the optimizer, and only to the host",
         remedy='zero = 3, or optimizer = "host" alone',
     ),
     PlanRule(
@@ -58,7 +58,7 @@ PLAN: Final = (
         fields=_FIELDS,
         applies=lambda plan: plan.offload.delayed,
         holds=lambda plan: plan.offload.optimizer == "host" and plan.traits.zero_engine,
-        equation="a delayed update is of DeepSpeed's optimizer in host memory",
+        equation="only DeepSpeed's optimizer in host memory can update late",
         remedy='data_parallel = "deepspeed", offload.optimizer = "host"; or delayed = false',
     ),
     PlanRule(
@@ -97,7 +97,7 @@ MODELLED: Final = (
         fields=("offload", "pp"),
         applies=_offloading,
         holds=lambda run: run.plan.pp == 1,
-        equation="offload beside pipeline parallelism is not modelled",
+        equation="offload with pipeline parallelism is not modelled",
         remedy="pp = 1, or no offload",
     ),
 )

@@ -80,7 +80,7 @@ _CHUNKS: Final = (
         fields=("pipeline_schedule", "virtual_stages"),
         applies=_interleaved,
         holds=lambda line: line.num_chunks >= 2,
-        equation="interleaving needs chunks to interleave, virtual_stages = 1",
+        equation="interleaving needs several chunks per stage, and virtual_stages = 1",
         remedy='virtual_stages = 2 or more, or schedule = "1f1b"',
     ),
     PipelineRule(
@@ -99,7 +99,7 @@ _INTERLEAVED: Final = (  # Megatron-LM: schedules.py, forward_backward_pipelinin
         fields=("pipeline_schedule", "pp"),
         applies=_interleaved,
         holds=lambda line: line.num_stages >= 2,
-        equation="interleaving needs stages, pp = 1",
+        equation="interleaving needs pipeline stages, and pp = 1",
         remedy="pp = 2 or more",
     ),
     PipelineRule(

@@ -157,7 +157,7 @@ _OFFLOAD: Final = (  # CPUOffloadPolicy is all there is: states of FSDP2 to the 
         fields=("offload",),
         applies=_states_leave,
         holds=lambda played: played.plan.offload.prefetch == NOTHING_OFFLOADED.prefetch,
-        equation="FSDP2 copies a unit as it gathers it: how far ahead is forward_prefetch's and backward_prefetch's",
+        equation="FSDP2 copies a unit back when it gathers it: forward_prefetch and backward_prefetch say how far ahead",
         remedy=f"prefetch = {NOTHING_OFFLOADED.prefetch}",
     ),
 )
@@ -233,7 +233,7 @@ _SPLIT: Final = (
         fields=("tp", "implementation", "dp_replicate", "dp_shard"),
         applies=_split,
         holds=lambda played: played.plan.traits.shards_rows or played.plan.num_data_parallel <= 1,
-        equation="torch's DDP of split parameters is an experiment: it makes them anew in every forward",
+        equation="torch's DDP of split parameters is experimental: it rebuilds them in every forward",
         remedy="tp = 1, or zero = 3",
     ),
     PlayRule(
@@ -262,7 +262,7 @@ _MODE: Final = (
         fields=("sync_every_micro_batch", "implementation", "zero", "dp_replicate", "dp_shard", "num_micro_batches"),
         applies=_fake_replicas,
         holds=lambda played: not played.plan.syncs_every_micro_batch,
-        equation="DDP lays its buckets out anew after its first reduction, which fake tensors have no data for",
+        equation="DDP rebuilds its buckets after the first reduction, which fake tensors cannot do",
         remedy="--mode cpu or solo, or sync_every_micro_batch = false",
     ),
     PlayRule(
@@ -286,7 +286,7 @@ _HOOKS: Final = (
         where="sync_every_steps",
         fields=("sync_every_steps",),
         holds=lambda played: played.plan.sync_every_steps <= 1,
-        equation="steps without the replicas are not played",
+        equation="`validate run` does not take steps without the replicas",
         remedy="1; `predict` takes any",
     ),
     PlayRule(

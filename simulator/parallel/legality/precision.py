@@ -20,7 +20,7 @@ def _of_fp8(where: str) -> PlanRule:
         where=where,
         fields=(where, "precision"),
         holds=lambda plan: plan.precision.compute == "fp8" or plan.value(where) in (None, False),
-        equation=lambda plan: f"it is of fp8 products, and the precision is {plan.precision.compute}",
+        equation=lambda plan: f"it only applies to fp8 products, and the precision is {plan.precision.compute}",
         remedy=f'precision = "fp8", or no {where}',
     )
 
@@ -42,7 +42,7 @@ PLAN: Final = (
         fields=("precision", "fp8_recipe", "implementation"),
         applies=lambda plan: plan.precision.compute == "fp8",
         holds=lambda plan: plan.precision.fp8_recipe != "rowwise" or not plan.traits.core_layers,
-        equation="Transformer Engine scales no rows",
+        equation="Transformer Engine has no scaling by rows",
         remedy='fp8_recipe = "delayed", "tensorwise", "blockwise" or "mxfp8"',
     ),
     PlanRule(
@@ -58,7 +58,7 @@ PLAN: Final = (
         fields=(*_GATHER, "implementation", "zero"),
         applies=_gathers_fp8,
         holds=lambda plan: plan.zero in plan.traits.gathers_fp8,
-        equation=lambda plan: f"{plan.implementation} with zero = {plan.zero} gathers no fp8",
+        equation=lambda plan: f"{plan.implementation} with zero = {plan.zero} cannot gather fp8",
         remedy='data_parallel = "fsdp2", or "megatron" with zero = 1',
     ),
     PlanRule(

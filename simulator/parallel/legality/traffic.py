@@ -29,7 +29,9 @@ _ZEROPP: Final = (
         fields=("zeropp", *_STAGE_3),
         applies=_zeropp,
         holds=_at_stage_3,
-        equation=lambda plan: f"ZeRO++ is of DeepSpeed's stage 3, not {plan.implementation} with zero = {plan.zero}",
+        equation=lambda plan: (
+            f"ZeRO++ exists in DeepSpeed's stage 3, not in {plan.implementation} with zero = {plan.zero}"
+        ),
         remedy='data_parallel = "deepspeed", zero = 3',
     ),
     PlanRule(
@@ -57,7 +59,7 @@ _ZEROPP: Final = (
         fields=("zeropp", "cp", "tp", "pp"),
         applies=lambda plan: plan.deepspeed.zeropp.quantized_gradients,
         holds=lambda plan: plan.cp * plan.tp * plan.pp <= 1,
-        equation="the two exchanges of quantised gradients take all ranks for data parallelism",
+        equation="quantised gradients need all ranks for data parallelism",
         remedy="cp = 1, tp = 1, pp = 1",
     ),
     PlanRule(
@@ -65,7 +67,7 @@ _ZEROPP: Final = (
         fields=("zeropp", "precision"),
         applies=lambda plan: plan.deepspeed.zeropp.quantized_weights or plan.deepspeed.zeropp.quantized_gradients,
         holds=lambda plan: plan.compute_dtype != "fp32",
-        equation=lambda plan: f"its kernels quantise 16 bits, and the precision is {plan.precision.compute}",
+        equation=lambda plan: f"its kernels quantise 16-bit values, and the precision is {plan.precision.compute}",
         remedy='precision = "bf16" or "fp16"',
     ),
     PlanRule(
@@ -73,7 +75,7 @@ _ZEROPP: Final = (
         fields=("zeropp", "offload"),
         applies=_zeropp,
         holds=lambda plan: not plan.offload.any,
-        equation="ZeRO++ beside offload is not modelled",
+        equation="ZeRO++ with offload is not modelled",
         remedy="no offload, or no ZeRO++",
     ),
 )
@@ -83,7 +85,7 @@ _MICS: Final = PlanRule(  # MiCS is DeepSpeed's stage 3 inside groups: dp_shard 
     fields=("hierarchical_gather", *_STAGE_3, "dp_replicate"),
     applies=lambda plan: plan.deepspeed.hierarchical_gather,
     holds=lambda plan: _at_stage_3(plan) and plan.dp_replicate > 1,
-    equation="gathering in two stages is of MiCS, DeepSpeed's stage 3 inside groups",
+    equation="only MiCS (DeepSpeed's stage 3 inside groups) gathers in two stages",
     remedy='data_parallel = "deepspeed", zero = 3, dp_shard = ranks of a group, dp_replicate = groups',
 )
 
@@ -138,7 +140,7 @@ _HOOKS: Final = (
         fields=("comm_hook", "pp"),
         applies=_powersgd,
         holds=lambda plan: plan.pp <= 1,
-        equation="PowerSGD beside pipeline parallelism is not modelled",
+        equation="PowerSGD with pipeline parallelism is not modelled",
         remedy="pp = 1, or fp16_compress",
     ),
 )
@@ -191,7 +193,7 @@ _LOCAL: Final = (
         fields=("sync_every_steps", "pp"),
         applies=_alone,
         holds=lambda plan: plan.pp == 1,
-        equation=lambda plan: f"local steps beside pp = {plan.pp} are not modelled",
+        equation=lambda plan: f"local steps with pp = {plan.pp} are not modelled",
         remedy="without pp, or sync_every_steps = 1",
     ),
     PlanRule(
@@ -199,7 +201,7 @@ _LOCAL: Final = (
         fields=("sync_every_steps", "ep"),
         applies=_alone,
         holds=lambda plan: plan.ep == 1,
-        equation=lambda plan: f"local steps beside ep = {plan.ep} are not modelled",
+        equation=lambda plan: f"local steps with ep = {plan.ep} are not modelled",
         remedy="without ep, or sync_every_steps = 1",
     ),
     PlanRule(
@@ -207,7 +209,7 @@ _LOCAL: Final = (
         fields=("sync_every_steps", "comm_hook"),
         applies=_alone,
         holds=lambda plan: plan.ddp.comm_hook.kind == "none",
-        equation=lambda plan: f"local steps beside comm_hook = {plan.ddp.comm_hook.kind} are not modelled",
+        equation=lambda plan: f"local steps with comm_hook = {plan.ddp.comm_hook.kind} are not modelled",
         remedy="without comm_hook, or sync_every_steps = 1",
     ),
     PlanRule(
@@ -215,7 +217,7 @@ _LOCAL: Final = (
         fields=("sync_every_steps", "offload"),
         applies=_alone,
         holds=lambda plan: not plan.offload.any,
-        equation="local steps beside offload = on are not modelled",
+        equation="local steps with offload = on are not modelled",
         remedy="without offload, or sync_every_steps = 1",
     ),
 )

@@ -212,7 +212,7 @@ class Mesh:
         count, skip = (whole.count // max(size, 1), size) if mark == "%" else (size, 1)
         found = whole.part(count, skip) if size and count else None
         if found is None:
-            problem = f"{part!r} neighbours are no part of the {whole.count} ranks of {name!r}"
+            problem = f"{part!r} neighbours are not part of the {whole.count} ranks of {name!r}"
             raise PlanError(Fault(place="axis", problem=problem, remedy="a divisor of their number"))
         return found
 

@@ -47,7 +47,7 @@ class CurveSet(Strict, defer_build=True):  # its own validator is never needed: 
     @model_validator(mode="after")
     def _each_curve_once(self) -> Self:
         ops = [curve.op for curve in self.streams]
-        problems = [f"streams: {op} stands twice" for op in sorted({op for op in ops if ops.count(op) > 1})]
+        problems = [f"streams: {op} appears twice" for op in sorted({op for op in ops if ops.count(op) > 1})]
         problems += [f"attention: {text}" for text in _attention_faults(self.attention)]
         missing = {"gemm", "attention", "elementwise", "communication"} - set(self.uncertainty)
         problems += [f"uncertainty: {name} is missing" for name in sorted(missing)]

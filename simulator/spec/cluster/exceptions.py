@@ -50,7 +50,7 @@ def _text(value: object) -> object:
 
 def _is_span(value: str) -> str:
     if not _SPANS.fullmatch(value):
-        msg = f"{value!r} is no list of numbers: for example '0-3,7'"
+        msg = f"{value!r} is not a list of numbers such as '0-3,7'"
         raise ValueError(msg)
     return value
 

@@ -45,7 +45,7 @@ def route(cluster: Cluster, src_rank: int, dst_rank: int) -> tuple[Link, ...]:
         near = [*_across(cluster, src_node, dst_node), *_to_nics(cluster, src_node), *_to_nics(cluster, dst_node)]
     found = shortest_route(near, src, dst)
     if found is None:  # one-way edges can leave a direction without a route
-        raise ClusterError(Fault(place=cluster.name, problem=f"no road from rank {src_rank} to rank {dst_rank}"))
+        raise ClusterError(Fault(place=cluster.name, problem=f"no path from rank {src_rank} to rank {dst_rank}"))
     return found
 
 

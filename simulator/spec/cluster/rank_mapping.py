@@ -65,7 +65,7 @@ def rank_mapping_faults(data: Mapping[str, object], place: str) -> Iterator[Faul
     if beyond := sorted({gpu for gpu in numbers if gpu >= size}):
         yield Fault(place=where, problem=f"names GPU {_listed(beyond)}; there are {size}", remedy=f"0 to {size - 1}")
     if twice := sorted(gpu for gpu, count in counts.items() if count > 1):
-        yield Fault(place=where, problem=f"GPU {_listed(twice)} stands twice", remedy="each GPU once")
+        yield Fault(place=where, problem=f"GPU {_listed(twice)} appears twice", remedy="each GPU once")
     if left := [gpu for gpu in range(size) if gpu not in counts]:
         yield Fault(place=where, problem=f"GPU {_listed(left)} has no rank", remedy="each GPU once")
 

@@ -109,7 +109,7 @@ def _domain_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
     if domain % gpus and gpus % domain:
         near = max(domain // gpus, 1) * gpus
         yield Fault(
-            place=where, problem=f"{domain} is no multiple of gpus_per_node = {gpus}", remedy=f"for example {near}"
+            place=where, problem=f"{domain} is not a multiple of gpus_per_node = {gpus}", remedy=f"for example {near}"
         )
     shape = _table(data, "intra").get("shape")
     if domain > gpus and shape is not None and shape != "switch":
@@ -137,7 +137,7 @@ def _tree_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
         for gpu in sorted({gpu for gpu in seen if gpu >= gpus}):
             yield Fault(place=f"{where}.{key}", problem=f"names GPU {gpu}; there are {gpus}", remedy=f"0 to {gpus - 1}")
         for gpu in sorted({gpu for gpu in seen if seen.count(gpu) > 1}):
-            yield Fault(place=f"{where}.{key}", problem=f"GPU {gpu} stands in two of them", remedy="one for each GPU")
+            yield Fault(place=f"{where}.{key}", problem=f"GPU {gpu} appears in two of them", remedy="one for each GPU")
     left = sorted(set(range(gpus)) - {gpu for members in sockets for gpu in members})
     if sockets and left:
         names = ", ".join(map(str, left[:8])) + (", …" if len(left) > 8 else "")

@@ -139,7 +139,7 @@ class Wiring:
         cables = (Link(kind="", src=a, dst=b, bytes_per_s=r) for (a, b), r in self._cables())
         found = shortest_route(cables, f"gpu{src}", f"gpu{dst}")
         if found is None:
-            raise ClusterError(Fault(place="intra.edges", problem=f"no road leads from GPU {src} to GPU {dst}"))
+            raise ClusterError(Fault(place="intra.edges", problem=f"no path leads from GPU {src} to GPU {dst}"))
         return GpuRoute("NVB", tuple(f"{link.src}>{link.dst}" for link in found))
 
     def _cables(self) -> Iterator[tuple[tuple[str, str], float]]:

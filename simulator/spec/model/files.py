@@ -41,7 +41,9 @@ def fields_like(written: Mapping[str, Any], place: str, depth: int = 0) -> dict[
         return data
     if not isinstance(like, str) or like not in preset_names() or depth > 3:
         raise ModelError(
-            Fault(place=f"{place}: like", problem=f"{like!r} is no preset", remedy=nearest(str(like), preset_names()))
+            Fault(
+                place=f"{place}: like", problem=f"{like!r} is not a preset", remedy=nearest(str(like), preset_names())
+            )
         )
     base = model_fields(PRESETS / f"{like}.toml", depth + 1)
     tables = {key: {**base[key], **data[key]} for key in data if isinstance(data[key], dict) and key in base}

@@ -74,7 +74,7 @@ class Model(ModelParameters, defer_build=False):
         if path.is_dir():
             path = path / "config.json"
         if like is not None and (text in preset_names() or path.suffix == ".toml"):
-            problem = f"{text} is no config.json, and its family is known"
+            problem = f"{text} is not a config.json, and its family is known"
             raise ModelError(Fault(place=f"--like {like}", problem=problem, remedy="leave it out"))
         if text in preset_names():
             return _preset(text)

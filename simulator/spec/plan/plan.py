@@ -155,7 +155,7 @@ class Plan(Nested):
         known = (*AXES, "dp", "ep")
         wrong = [name for name in value.split("-") if name not in known]
         if wrong:
-            raise ValueError(f"{wrong[0]!r} is no axis: {nearest(wrong[0], known) or 'for example tp-cp-ep-dp-pp'}")
+            raise ValueError(f"{wrong[0]!r} is not an axis: {nearest(wrong[0], known) or 'for example tp-cp-ep-dp-pp'}")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)} in two places: name each axis once (dp is dp_shard and dp_replicate)")

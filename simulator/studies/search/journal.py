@@ -29,7 +29,7 @@ class Journal:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=5)
             self._open(identity)
         except sqlite3.Error as exc:
-            problem, remedy = f"is no journal that can be used: {exc}", "another --journal, or remove the file"
+            problem, remedy = f"is not a journal that can be used: {exc}", "another --journal, or remove the file"
             raise InputError(Fault(place=str(path), problem=problem, remedy=remedy)) from None
 
     def _refuse_unwritable(self) -> None:

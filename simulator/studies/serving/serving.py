@@ -202,7 +202,9 @@ def _check_requests(model: Model, plan: InferencePlan, requests: Sequence[Reques
         problem = "arrivals are not finite times from 0 on, in order"
         raise InputError(Fault(place="requests", problem=problem, remedy="sort them by arrival_s"))
     if any(min(request.prompt_tokens, request.output_tokens) < 1 for request in requests):
-        raise InputError(Fault(place="requests", problem="one has no token", remedy="prompt and answer of 1 at least"))
+        raise InputError(
+            Fault(place="requests", problem="a request has no token", remedy="prompt and answer of 1 at least")
+        )
     longest = plan.model_len(model)
     seen: dict[tuple[int, int, int], int] = {}
     for request in requests:

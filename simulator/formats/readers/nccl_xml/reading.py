@@ -96,7 +96,7 @@ class Reading:
         for pci in devices:
             bus = pci.get("busid").lower()
             if not bus or bus in seen:
-                self.fault(pci, f"bus id {bus!r} stands on line {seen[bus].line} too" if bus else "no busid")
+                self.fault(pci, f"bus id {bus!r} appears on line {seen[bus].line} too" if bus else "no busid")
             seen.setdefault(bus, pci)
             kind = pci.get("class").lower()
             if any(pci.inside("gpu")) or kind.startswith(_GPU_CLASSES):

@@ -153,7 +153,7 @@ def _own(data: dict[str, Any], path: Path) -> Draft:
     """Our own plan: a [plan] table of a study, or its fields alone."""
     table = data.get("plan", data)
     if not isinstance(table, dict):
-        raise PlanError(Fault(place=f"{path}: plan", problem="is no table", remedy="[plan]"))
+        raise PlanError(Fault(place=f"{path}: plan", problem="is not a table", remedy="[plan]"))
     fields = Plan.flattened(table)
     model, cluster = (data.get(name) if "plan" in data else None for name in ("model", "cluster"))
     stated = {"dp_shard", "dp_replicate"} & set(fields)

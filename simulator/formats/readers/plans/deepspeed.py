@@ -232,7 +232,7 @@ def _offload(r: Reading, stage: int) -> dict[str, Any]:
     if "parameters" in found and stage < 3:
         r.fault(f"{_ZERO}offload_param.device", f"stage {stage} keeps its parameters", "stage = 3, or none")
     if "optimizer" in found and stage == 0:
-        r.fault(f"{_ZERO}offload_optimizer.device", "stage 0 offloads nothing", "stage = 1, 2 or 3")
+        r.fault(f"{_ZERO}offload_optimizer.device", "ZeRO stage 0 cannot offload anything", "stage = 1, 2 or 3")
     _offload_details(r, found)
     return found
 

@@ -217,7 +217,7 @@ def _batch(draft: Draft, fields: dict[str, Any], given: Mapping[str, Any]) -> li
 def _filled(fields: dict[str, Any], name: str, total: int, parts: int, equation: str, place: str) -> list[Fault]:
     if total % parts:
         near = " or ".join(str(n) for n in (total // parts * parts, total // parts * parts + parts) if n)
-        problem = f"{total} sequences a step are no multiple of {equation} = {parts}"
+        problem = f"{total} sequences a step are not a multiple of {equation} = {parts}"
         fits = gcd(total, parts) if name == "micro_batch_size" else 0
         cure = (GPUS, f"{fits}") if fits else ("--num-micro-batches", f"{max(1, round(total / parts))}")
         return [Fault(place=place, problem=problem, remedy=near, flags=(cure,))]

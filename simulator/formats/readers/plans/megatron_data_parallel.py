@@ -51,7 +51,7 @@ def _megatron_deepspeed(r: Reading, fields: dict[str, Any], stack: dict[str, tup
     if stage is None and "zero" not in r.given:
         r.fault(
             "--deepspeed",
-            "the stage stands in DeepSpeed's own file",
+            "the stage is in DeepSpeed's own file",
             "--zero-stage N in the file, or --zero N",
             _ANY_STAGE,
         )

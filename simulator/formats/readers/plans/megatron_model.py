@@ -93,7 +93,7 @@ def _windows(r: Reading, data: dict[str, Any]) -> None:
     size, every = r.text("--window-size"), r.integer("--window-attn-skip-freq", least=0)
     found = _WINDOW.fullmatch(size.replace(" ", "")) if size is not None else None
     if size is not None and found is None:
-        r.fault("--window-size", f"{size!r} is no window of past keys", "--window-size 127,0")
+        r.fault("--window-size", f"{size!r} is not a window of past keys", "--window-size 127,0")
     if found is not None:
         data |= {"sliding_window": int(found[1]) + 1, "global_every": every or 0}
     kind = r.choice("--softmax-type", ("vanilla", "off-by-one", "learnable"))
@@ -215,7 +215,7 @@ def _vocabulary(r: Reading, plan: dict[str, Any]) -> int | None:
         stated = int(known[tokenizer or "GPT2BPETokenizer"])
         r.note("--tokenizer-type" if tokenizer else "--merge-file", f"{stated} tokens")
     if stated is None:
-        problem = f"the vocabulary's size stands in the tokenizer's files ({tokenizer or 'no --tokenizer-type'})"
+        problem = f"the size of the vocabulary is only in the tokenizer's files ({tokenizer or 'no --tokenizer-type'})"
         remedy = "--vocab-size N in the file, --define=--vocab-size=N, or --model"
         cure = (("--define", f"--vocab-size={table_of('megatron')['examples']['vocab-size']}"),)
         r.faults.append(Fault(place=r.place("--vocab-size"), problem=problem, remedy=remedy, flags=cure))

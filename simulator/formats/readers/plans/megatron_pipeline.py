@@ -95,7 +95,7 @@ def _layout(r: Reading, fields: dict[str, Any], stages: int, layers: int) -> Non
         return
     flat = _repeated(text.replace(",", "").replace(" ", ""))
     if flat is None or re.fullmatch(r"[EtmL|]+", flat) is None:
-        r.fault(name, f"{text!r} is no layout", "stages of E, t, m, L between |, as Ettt|tttt|tttL")
+        r.fault(name, f"{text!r} is not a layout", "stages of E, t, m, L between |, as Ettt|tttt|tttL")
         return
     if "m" in flat:
         r.unmodelled(name, "layers of multi-token prediction")

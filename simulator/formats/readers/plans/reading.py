@@ -111,7 +111,7 @@ class Reading:
             return None
         number = _number(value)
         if number is None or number != int(number) or number < least:
-            self.fault(name, f"{_wrong(value)} is no whole number of {least} or more")
+            self.fault(name, f"{_wrong(value)} is not a whole number of {least} or more")
             return None
         return int(number)
 
@@ -120,7 +120,7 @@ class Reading:
         value = self.raw(name)
         number = None if value is None else _number(value)
         if value is not None and number is None:
-            self.fault(name, f"{_wrong(value)} is no number")
+            self.fault(name, f"{_wrong(value)} is not a number")
         return number
 
     def flag(self, name: str, *, plan_field: str = "") -> bool | None:
@@ -141,7 +141,7 @@ class Reading:
             return value
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
-        self.fault(name, f"{_wrong(value)} is no text")
+        self.fault(name, f"{_wrong(value)} is not text")
         return None
 
     def choice(self, name: str, words: Collection[str], *, plan_field: str = "") -> str | None:

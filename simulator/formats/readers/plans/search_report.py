@@ -15,7 +15,7 @@ def read_search(data: Mapping[str, Any], file: str, define: Mapping[str, str]) -
     """The plan of one row, with the model, the cluster and the length that were searched for. Raises PlanError."""
     rows, inputs = data.get("plans"), data.get("inputs")
     if not isinstance(rows, list) or not isinstance(inputs, Mapping):
-        raise PlanError(Fault(place=file, problem="is no report of a search", remedy="what `search --json` printed"))
+        raise PlanError(Fault(place=file, problem="is not a report of a search", remedy="what `search --json` printed"))
     text = define.get(RANK, "1")
     found = [row for row in rows if isinstance(row, Mapping) and str(row.get("rank")) == text]
     if not found or not isinstance(found[0].get("plan"), Mapping):

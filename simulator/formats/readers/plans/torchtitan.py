@@ -101,7 +101,7 @@ def _data_parallel(r: Reading, fields: dict[str, Any]) -> Degree | None:
     replicate = r.integer(_PLACES["dp_replicate"], plan_field="dp_replicate") or 1
     shard = r.integer(_PLACES["dp_shard"], least=-1, plan_field="dp_shard")
     if shard == 0:
-        r.fault(_PLACES["dp_shard"], "0 is no degree", "-1: the GPUs that the others leave; or 1 or more")
+        r.fault(_PLACES["dp_shard"], "0 is not a degree", "-1: the GPUs that the others leave; or 1 or more")
     if shard == 1 and fields.get("cp", 1) == 1:
         fields |= {"zero": 0, "data_parallel": "ddp", "dp_shard": 1, "dp_replicate": replicate}
         return None
@@ -190,7 +190,7 @@ def _stated_parts(r: Reading, fields: dict[str, Any], parts: list[Any], stages: 
     """Lists of modules, one a model part."""
     name = f"{_P}module_fqns_per_model_part"
     if not all(isinstance(part, list) for part in parts) or len(parts) % stages:
-        r.fault(name, f"{len(parts)} parts are no multiple of {stages} stages", "a list of lists")
+        r.fault(name, f"{len(parts)} parts are not a multiple of {stages} stages", "a list of lists")
         return
     fields["stage_layers"] = tuple(sum(str(m).startswith("layers.") for m in part) for part in parts)
     if len(parts) > stages:
@@ -305,7 +305,7 @@ def _recompute(r: Reading, fields: dict[str, Any]) -> None:
     elif option.isdecimal() and int(option) >= 1:
         fields |= {"recompute": "every_k", "recompute_every": int(option)}
     else:
-        r.fault("activation_checkpoint.selective_ac_option", f"{option!r} is no option", 'a number, or "op"')
+        r.fault("activation_checkpoint.selective_ac_option", f"{option!r} is not an option", 'a number, or "op"')
 
 
 def _model(r: Reading) -> tuple[Model | str | None, str]:
@@ -322,8 +322,8 @@ def _model(r: Reading) -> tuple[Model | str | None, str]:
         r.note("model.flavor", f"model {found if isinstance(found, str) else found.name}")
         return found, ""
     hint = f"of {family} {', '.join(of_family)} are" if of_family else _NO_FAMILY
-    r.note("model.flavor", f"{family} {flavor} is no preset")
-    return None, f"{family} {flavor} is no preset; {hint}"
+    r.note("model.flavor", f"{family} {flavor} is not a preset")
+    return None, f"{family} {flavor} is not a preset; {hint}"
 
 
 _NO_FAMILY: Final = "its family has none; --model llama3-8b, or any other decoder, is predicted under this file's plan"

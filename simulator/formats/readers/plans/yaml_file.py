@@ -57,7 +57,7 @@ def _doubles(node: Any, mapping: type, sequence: type, file: str) -> list[Fault]
             for key, value in here.value:  # type: ignore[attr-defined]
                 if str(key.value) in seen:
                     place = f"{file}:{key.start_mark.line + 1}"
-                    faults.append(Fault(place=place, problem=f"key {key.value!r} stands twice", remedy="keep one"))
+                    faults.append(Fault(place=place, problem=f"key {key.value!r} appears twice", remedy="keep one"))
                 seen.add(str(key.value))
                 todo.append(value)
         elif isinstance(here, sequence):

@@ -134,7 +134,7 @@ def _notes(kit: Kit, schedule: Schedule | None) -> Iterator[str]:
     else:
         yield "No source told PCI bus ids (--topology): GPU numbers are taken to be in their order already."
     if not kit.in_blocks:
-        yield "Ranks of a node are no block: `launch.sh` starts a process a rank instead of torchrun."
+        yield "Ranks of a node are not consecutive: `launch.sh` starts a process a rank instead of torchrun."
     if schedule is not None and schedule.num_shown < schedule.num_micro_batches:
         shown, total = schedule.num_shown, schedule.num_micro_batches
         yield f"`transfers.tsv` shows {shown} micro-batches of {total}: those between repeat the last but one."

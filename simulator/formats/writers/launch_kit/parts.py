@@ -104,8 +104,8 @@ def _host_faults(hosts: Sequence[str], cluster: Cluster) -> list[Fault]:
             Fault(place=place, problem=problem, remedy=f"{counted(cluster.num_nodes, 'host')}, or --nodes {len(hosts)}")
         )
     if twice := sorted({host for host in hosts if hosts.count(host) > 1}):
-        faults.append(Fault(place=place, problem=f"{', '.join(twice[:3])} stands twice", remedy="each host once"))
+        faults.append(Fault(place=place, problem=f"{', '.join(twice[:3])} appears twice", remedy="each host once"))
     if wrong := [host for host in hosts if _NAME.fullmatch(host) is None]:
-        problem = f"{wrong[0]!r} is no host's name"
+        problem = f"{wrong[0]!r} is not a host's name"
         faults.append(Fault(place=place, problem=problem, remedy="letters, digits, dots and dashes"))
     return faults

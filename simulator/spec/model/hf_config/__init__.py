@@ -110,7 +110,7 @@ def _family(config: Mapping[str, Any], place: str, like: str | None) -> Family:
         return family(own)
     if like is not None:
         near = difflib.get_close_matches(like, family_names(), n=3) or list(family_names())
-        raise ModelError(Fault(place=f"--like {like}", problem="is no family", remedy=f"one of {', '.join(near)}"))
+        raise ModelError(Fault(place=f"--like {like}", problem="is not a family", remedy=f"one of {', '.join(near)}"))
     raise ModelError(_unknown_family(config, place))
 
 

@@ -41,7 +41,7 @@ def _every(layers: object, word: object, default: int) -> int:
     if layers is None:
         return default
     if not isinstance(layers, list):
-        raise WrongValueError(f"{short(layers)} is no list", "a word for each layer")
+        raise WrongValueError(f"{short(layers)} is not a list", "a word for each layer")
     count = layers.count(word)
     if not count:
         return 0
@@ -68,7 +68,7 @@ def _letters_of(layers: object, default: str = "") -> str:
     if isinstance(layers, list) and layers and all(str(word) in words for word in layers):
         return "".join(words[str(word)] for word in layers)
     known = ", ".join(word for word in words if word.isidentifier())
-    problem = "is missing" if layers is None else f"{short(layers)} is no pattern of layers"
+    problem = "is missing" if layers is None else f"{short(layers)} is not a pattern of layers"
     raise WrongValueError(problem, f"letters M * - E, or a list of {known}")
 
 
@@ -79,7 +79,7 @@ def _every_nth(count: int, period: int, offset: int, there: str, elsewhere: str)
 def _placed(count: int, layers: object, there: str, elsewhere: str, first: int = 0) -> str:
     """A letter a layer: `there` for those that a list numbers, from `first` on."""
     if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
-        raise WrongValueError(f"{short(layers)} is no list of layers", "their numbers")
+        raise WrongValueError(f"{short(layers)} is not a list of layers", "their numbers")
     named = frozenset(layers or ())
     return "".join(there if number + first in named else elsewhere for number in range(count))
 
@@ -120,7 +120,7 @@ def _blocks(configs: object, part: str) -> list[dict[str, Any]]:
     try:
         return [block[part] for block in configs if not block[part].get("no_op")]  # type: ignore[attr-defined]
     except (TypeError, KeyError, AttributeError):
-        raise WrongValueError(f"{short(configs)} is no list of blocks", "attention and ffn of each layer") from None
+        raise WrongValueError(f"{short(configs)} is not a list of blocks", "attention and ffn of each layer") from None
 
 
 def _group_of(configs: object) -> int:

@@ -142,7 +142,7 @@ def assignments(texts: Iterable[str], place: str) -> dict[str, str]:
         for word in words:
             name, equals, value = word.partition("=")
             if not equals or not name:
-                faults.append(Fault(place=f"{place} {word}", problem="is no assignment", remedy="NAME=value"))
+                faults.append(Fault(place=f"{place} {word}", problem="is not an assignment", remedy="NAME=value"))
             elif found.get(name, value) != value:
                 faults.append(Fault(place=f"{place} {name}", problem="is set twice", remedy="keep one"))
             else:
@@ -191,7 +191,7 @@ class _Reader:
         """Read `value` into the field of `name`."""
         known = frozenset().union(*variable_groups().values())
         if name not in known:
-            self.fault(name, "is no variable of NCCL or its plugins", nearest(name, known))
+            self.fault(name, "is not a variable of NCCL or its plugins", nearest(name, known))
         elif name in variable_groups()["modelled"]:
             self._modelled(name, value, fields)
 
@@ -217,7 +217,7 @@ class _Reader:
         try:
             found = int(value, 0)
         except ValueError:
-            self.fault(name, f"{value!r} is no whole number", f"{low} to {high}, digits only")
+            self.fault(name, f"{value!r} is not a whole number", f"{low} to {high}, digits only")
             return low
         if not low <= found <= high:
             self.fault(name, f"{found} is out of range", f"{low} to {high}")
@@ -237,7 +237,7 @@ class _Reader:
     def _level(self, name: str, value: str) -> str:
         found = _OLD_LEVELS.get(value, value.upper())
         if found not in LEVELS:
-            self.fault(name, f"{value!r} is no kind of path", f"{', '.join(LEVELS)}, or 0 to 5")
+            self.fault(name, f"{value!r} is not a kind of path", f"{', '.join(LEVELS)}, or 0 to 5")
         return found
 
     def _names(self, name: str, value: str, legal: Mapping[str, str]) -> Restriction:
@@ -247,7 +247,7 @@ class _Reader:
             function, colon, names = part.rpartition(":")
             key = FUNCTIONS.get(function.strip().lower(), "") if colon else ""
             if colon and not key:
-                self.fault(name, f"{function.strip()!r} is no collective", ", ".join(FUNCTIONS))
+                self.fault(name, f"{function.strip()!r} is not a collective", ", ".join(FUNCTIONS))
             elif not colon and index:
                 self.fault(name, f"{part!r} names no collective", "only the first entry is for all: allreduce:ring")
             found[key] = self._set(name, names.strip(), legal)

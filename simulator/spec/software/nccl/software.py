@@ -51,5 +51,5 @@ def parse_version(text: str, place: str = "nccl") -> tuple[int, ...]:
     match = _VERSION.fullmatch(text)
     found = tuple(int(part) for part in match.groups() if part) if match else ()
     if not found or found < _OLDEST:
-        raise InputError(Fault(place=place, problem=f"{text!r} is no version of NCCL 2", remedy="as 2.27.3"))
+        raise InputError(Fault(place=place, problem=f"{text!r} is not a version of NCCL 2", remedy="as 2.27.3"))
     return found

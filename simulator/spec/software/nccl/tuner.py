@@ -121,7 +121,7 @@ def _number(name: str, cell: str, place: str, faults: list[Fault]) -> int:
     lowest = 0 if name.endswith("_bytes") else _ANY
     if not cell.removeprefix("-").isascii() or not cell.removeprefix("-").isdigit() or int(cell) < lowest:
         remedy = "bytes from 0" if lowest == 0 else "a count, or -1 for any"
-        faults.append(Fault(place=f"{place}: {name}", problem=f"{cell!r} is no count", remedy=remedy))
+        faults.append(Fault(place=f"{place}: {name}", problem=f"{cell!r} is not a count", remedy=remedy))
         return lowest
     if name == "channels" and int(cell) == 0:
         faults.append(Fault(place=f"{place}: {name}", problem="no channel carries nothing", remedy="1 to 64, or -1"))
