@@ -125,7 +125,7 @@ def _faults(name: str, values: Sequence[Any]) -> Sequence[Fault]:
         remedy = "fix dp_replicate or micro_batch_size; global_batch and seq_len give the rest"
         return [Fault(place=place, problem="follows from the others", remedy=remedy)]
     if name not in Plan.flat_fields():
-        return [Fault(place=place, problem="no field of a plan", remedy=nearest(name, Plan.flat_fields()))]
+        return [Fault(place=place, problem="is not a field of a plan", remedy=nearest(name, Plan.flat_fields()))]
     if name == "offload":
         remedy = f"one of {', '.join(OFFLOADS)}"
         return [Fault(place=place, problem=str(each), remedy=remedy) for each in values if each not in OFFLOADS]

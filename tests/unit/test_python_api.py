@@ -95,7 +95,7 @@ def test_pictures_are_shown_and_saved_alike_each_time(name: str, prediction: Pre
     picture = getattr(prediction, name)()
     picture.save(tmp_path / "picture.svg")
     assert (tmp_path / "picture.svg").read_text(encoding="utf-8") == picture._repr_svg_()
-    with pytest.raises(InputError, match="no picture format"):
+    with pytest.raises(InputError, match="not a picture format"):
         picture.save(str(tmp_path / "picture.gif"))
 
 
@@ -176,8 +176,8 @@ def test_search_tells_every_wrong_value_of_fix() -> None:
     with pytest.raises(ArgumentError) as error:
         search(MODEL, CLUSTER, global_batch=16, seq_len=256, fix=wrong)
     assert faults(error) == [
-        "search(fix=): tpp: no field of a plan (did you mean pp, tp or etp?)",
-        "search(fix=): zero: is 7; it must be at most 3",
+        "search(fix=): tpp: is not a field of a plan (did you mean pp, tp or etp?)",
+        "search(fix=): zero: must be at most 3; it is 7",
         (
             "search(fix=): dp_shard: follows from the others "
             "(fix dp_replicate or micro_batch_size; global_batch and seq_len give the rest)"
