@@ -267,7 +267,7 @@ def test_a_list_where_a_word_is_due_is_shown_as_one(tmp_path: Path, capsys: pyte
     file = tmp_path / "ds.json"
     file.write_text('{"zero_optimization": {"stage": [3]}, "train_batch_size": [], "bf16": {"enabled": [true]}}')
     told = " ".join(faults(capsys, "--plan", str(file)))
-    for words in ("stage: [3] is not a whole number", "train_batch_size: [] is no", "enabled: [true] is neither"):
+    for words in ("stage: [3] is not a whole number", "train_batch_size: [] is not", "enabled: [true] is neither"):
         assert words in told
 
 
