@@ -30,6 +30,7 @@ from simulator.studies.search.table import Table, table_of
 
 WINDOW: Final = 6  # candidates on the way at once, whatever the number of processes
 _SCOUTED: Final = 3  # branches of each level of split in which scouts look
+_LIGHT: Final = 2.0  # usual simulations that one of a scout may cost
 _ROUNDS: Final = 6  # of survey, each with the limit that the one before found
 _HOPES: Final = 4  # simulations between two rounds
 _MANY: Final = 1500  # branches of which all are surveyed
@@ -137,7 +138,8 @@ class _Run:
         some = [branch for level in levels for branch in level[:: -(-len(level) // _SCOUTED)]]
         tasks = [self.engine.survey(part, math.inf, scouts=True) for part in _parts(some)]
         found = [prospect for task in tasks for prospect in task.result().prospects]
-        self.open = sorted(found, key=lambda each: (each.floor, each.key))
+        light = [each for each in found if each.work <= _LIGHT] or found
+        self.open = sorted(light, key=lambda each: (each.floor, each.key))
         self._simulate(scouts=True)
         self.open = []  # the survey finds them again
         self.num_scouts = len(self.simulated)

@@ -19,6 +19,7 @@ from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.time_floor import TimeFloor
 from simulator.work.ops import recompute_ops
 
+_USUAL_WORK: Final = 400  # stages × layers
 _UNBOUNDED: Final = ("comm_hook", "zeropp", "sync_every_steps", "hierarchical_gather")
 
 
@@ -27,12 +28,14 @@ class Prospect:
     """A plan that may fit: the least that its objective can be.
 
     layout: how it splits the model and the batch, and whose software does. share: of the memory for tensors, at least.
+    work: of its simulation, in those of a usual plan: a pipeline is played stage by stage and layer by layer.
     """
 
     floor: float
     key: str
     layout: str
     share: float
+    work: float = 1.0
 
     @property
     def surely(self) -> bool:
@@ -162,7 +165,8 @@ class Surveyor:
                 found.num_too_slow += 1
                 continue
             nodes = branch.cluster.num_nodes
-            found.prospects.append(Prospect(floor, key_of(plan, nodes), layout_of(plan, nodes), used / room))
+            work = max(1.0, plan.pp * self.study.space.model.num_layers / _USUAL_WORK)
+            found.prospects.append(Prospect(floor, key_of(plan, nodes), layout_of(plan, nodes), used / room, work))
         found.num_unchecked = sieve.num_dropped if sieve else 0
         return found
 

@@ -97,7 +97,7 @@ class Layouts:
     study: SearchStudy
     fits: float = math.inf
     runs: float = math.inf  # also if it is tight
-    num_chosen: int = 0
+    work: float = 0.0  # of what was chosen
     _best: dict[str, float] = field(default_factory=dict)
     _chosen: set[str] = field(default_factory=set)
     _missed: dict[str, list[float]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Layouts:
     @property
     def ready(self) -> bool:
         scouts = self.study.budget // _SCOUTS
-        return self.num_chosen >= (scouts if self.fits < math.inf else 2 * scouts)
+        return self.work >= (scouts if self.fits < math.inf else 2 * scouts)
 
     def add(self, prospect: Prospect, outcome: PlanOutcome) -> None:
         value = self.study.value_of(outcome)
@@ -133,7 +133,7 @@ class Layouts:
             self.fits = min(self.fits, value)
 
     def choose(self, prospects: list[Prospect], *, hopeful: bool = False) -> Prospect | None:
-        if self.num_chosen >= self.study.budget:
+        if self.work >= self.study.budget:
             return None
         limit, usual = self.limit, self._usual("", 1.0)
         misses = {layout: self._usual(layout, usual) for layout in self._missed}
@@ -145,7 +145,7 @@ class Layouts:
         expected, _, found = min((each.floor * misses.get(each.layout, usual), each.key, each) for each in worth)
         if hopeful and expected >= self.fits:
             return None
-        self.num_chosen += 1
+        self.work += found.work
         self._chosen.add(found.layout)
         prospects.remove(found)
         return found
