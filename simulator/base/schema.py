@@ -39,7 +39,7 @@ else:
 
 _MANY: Final = 48  # names that a message lists at most
 _LIKE_A_FILE: Final = 0.85  # files of one folder often differ in one word
-_PYTHON: Final = "is Python code, and shardwise runs none"
+_PYTHON: Final = "is Python code, which is not read here"
 
 
 class Strict(BaseModel, metaclass=_Called):
@@ -266,7 +266,9 @@ def _read_text(path: Path, error: type[InputError]) -> str:
 
 def is_python(file: str) -> Fault:
     """Python where a file that states a study, a model or a plan is due."""
-    remedy = "describe the model in a config.json or .toml; --plan takes the script or file that launches the job"
+    remedy = (
+        "predict --program captures a training script; models are config.json or .toml, plans what launches the job"
+    )
     return Fault(place=file, problem=_PYTHON, remedy=remedy)
 
 
