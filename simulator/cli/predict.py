@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -17,10 +17,13 @@ from simulator.cli.options import FILE, answer_options, placement_option, set_op
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
-from simulator.predict import Prediction, predict
+from simulator.predict import Prediction, Source, predict
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.checkpoint import saving
+
+if TYPE_CHECKING:
+    from simulator.predict.largest_batch import LargestBatch
 
 _HELP = """Predict one training step of a model under a plan on a cluster.
 
@@ -129,6 +132,9 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     metavar="INTEGER",
     help="Of a --program, by all its ranks: for throughput.",
 )
+@click.option(
+    "--largest-batch", is_flag=True, help="Find the largest micro_batch_size that surely fits, and predict that."
+)
 @click.option("--trace", type=FILE, metavar="OUT.json.gz", help="Also write a Chrome trace, for Perfetto.")
 @click.option("--memory", type=FILE, metavar="OUT.png|OUT.svg", help="Also draw the step's memory by category.")
 @click.option(
@@ -157,21 +163,24 @@ def command(
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
     program, tokens_per_step = flags.pop("program"), flags.pop("tokens_per_step")
+    largest = flags.pop("largest_batch")
     if program is not None:
         from simulator.cli.predict_program import Files, answer
 
         files = Files(trace=trace, memory=memory, links=links, snapshot=snapshot)
-        given = {**flags, "study": study}
+        given = {**flags, "study": study, "largest_batch": largest or None}
         return answer(program, given, settings, files, tokens_per_step or 0, as_json=as_json, plain=plain)
     if tokens_per_step is not None:
         raise click.UsageError("--tokens-per-step needs --program")
     wrong = _unwritable({"--trace": trace, "--snapshot": snapshot}, {"--memory": memory, "--links": links})
+    wrong += _given_sizes(flags, settings) if largest else []
     try:
         asked = study_of(study, flags, settings)
     except InputError as exc:
         raise InputError([*exc.faults, *wrong], exc.ready) from None
     if wrong:
         raise InputError(wrong)
+    asked, found = _with_largest_batch(asked) if largest else (asked, None)
     prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack, advise=True)
     prediction = replace(prediction, sources=(*asked.sources, *prediction.sources))
     if asked.checkpoint is not None:
@@ -180,7 +189,7 @@ def command(
     if as_json:
         from simulator.formats.writers.json_report import to_json
 
-        click.echo(to_json(prediction, asked.inputs()), nl=False)
+        click.echo(to_json(prediction, asked.inputs(), found.report() if found else None), nl=False)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.text import render
@@ -190,6 +199,27 @@ def command(
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
     return prediction.verdict.exit_code
+
+
+def _with_largest_batch(asked: Study) -> tuple[Study, LargestBatch]:
+    """What is asked with the largest micro-batch that surely fits, or with 1; what was found is told on stderr."""
+    from simulator.predict.largest_batch import largest_batch
+
+    found = largest_batch(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    click.echo(f"shardwise: {found.words}", err=True)
+    size = f"micro_batch_size = {found.plan.micro_batch_size} (--largest-batch)"
+    source = Source(what="plan", kind="given", detail=size)
+    kept = [one for one in asked.sources if one.what != "plan.micro_batch_size"]  # what a plan's file leaves open
+    return replace(asked, plan=found.plan, sources=(*kept, source)), found
+
+
+def _given_sizes(flags: Mapping[str, Any], settings: tuple[str, ...]) -> list[Fault]:
+    """A fault for each flag that gives the size of a micro-batch, where the largest one is asked for."""
+    given = [f"--set {one}" for one in settings if one.partition("=")[0].strip() == "plan.micro_batch_size"]
+    if flags["micro_batch_size"] is not None:
+        given.insert(0, f"--micro-batch-size {flags['micro_batch_size']}")
+    problem, remedy = "--largest-batch finds the size itself", "leave out one of the two"
+    return [Fault(place=place, problem=problem, remedy=remedy) for place in given]
 
 
 def _unwritable(files: Mapping[str, Path | None], pictures: Mapping[str, Path | None]) -> list[Fault]:

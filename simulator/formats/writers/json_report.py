@@ -13,9 +13,16 @@ from simulator.predict import Prediction
 SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning; new keys do not raise it
 
 
-def to_json(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> str:
-    """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data."""
-    return json.dumps(report(prediction, inputs), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def to_json(
+    prediction: Prediction, inputs: Mapping[str, Any] | None = None, largest_batch: Mapping[str, Any] | None = None
+) -> str:
+    """One JSON document, keys in a fixed order, ending in a newline. inputs: what was asked, as plain data.
+
+    largest_batch: a key of its own at the end, where it was asked for.
+    """
+    beside = {} if largest_batch is None else {"largest_batch": dict(largest_batch)}
+    document = report(prediction, inputs) | beside
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
