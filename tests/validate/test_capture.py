@@ -13,7 +13,7 @@ from simulator.cli import main
 from simulator.formats.readers.capture import read_capture
 from simulator.work.captured.capture import Capture, Kind
 from simulator.work.captured.script import captured_script
-from simulator.work.script.instructions import Communicate
+from simulator.work.script.instructions import Communicate, Launch
 from validate.players import guard
 
 SCRIPT = Path(__file__).resolve().parents[1] / "data" / "capture" / "llama.py"
@@ -110,6 +110,33 @@ def test_ddp_reduces_every_gradient_once(folder: Path) -> None:
     assert {kind for kind, _ in found} == {"all_reduce"}
     total = sum(size * count for (_, size), count in found.items())
     assert total == 2 * (LAYERS * (LAYER + 2 * WIDTH) + ENDS + WIDTH)
+
+
+VISION = """
+import torch
+from torch import nn
+
+body = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, batch_first=True), 2).cuda()
+patches = nn.Conv2d(3, 512, 16, 16).cuda()
+optimizer = torch.optim.SGD([*body.parameters(), *patches.parameters()], lr=0.1, momentum=0.9)
+while True:
+    image = torch.randn(32, 3, 224, 224, device="cuda")
+    loss = body(patches(image).flatten(2).transpose(1, 2)).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_one_gpu_and_a_model_of_torch_itself(folder: Path) -> None:
+    """Layers that torch copies and moves; patches of 3 x 16 x 16 numbers become 512 channels at 14 x 14 places."""
+    (folder / "vision.py").write_text(VISION)
+    capture = read_capture(captured(folder, "vision", "--ranks=1", script=folder / "vision.py"))
+    products = [
+        one for one in captured_script(capture).step if isinstance(one, Launch) and "convolution #" in one.label
+    ]
+    assert [kernel.flop for one in products for kernel in one.kernels] == [2 * (32 * 14 * 14) * 512 * (3 * 16 * 16)]
+    assert not collectives(capture)
 
 
 def test_the_same_program_gives_the_same_bytes(folder: Path) -> None:

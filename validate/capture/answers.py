@@ -276,14 +276,9 @@ def _tensors(storages: Storages, mode: CaptureMode) -> None:
     torch.Tensor.record_stream = lambda self, stream: storages.record_stream(self, stream.number)
     torch.Tensor.pin_memory = lambda self, *_: self
     torch.Tensor.is_pinned = lambda *_: True
-    swap = torch.utils.swap_tensors
-
-    @wraps(swap)
-    def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
-        mode.fake.fake_tensor_converter.meta_converter.tensor_memo.clear()  # its weak references would forbid it
-        swap(one, other)
-
-    torch.utils.swap_tensors = swap_tensors
+    # torch.utils.swap_tensors, by which modules move to the GPU, refuses tensors with weak references; those of fake
+    # tensors are memos of the fake mode, which may follow the swap
+    torch.utils.weakref = types.SimpleNamespace(getweakrefs=lambda _: [])
     _registered(nn.Module, "register_parameter", mode)
     _registered(nn.Module, "register_buffer", mode)
 
