@@ -31,6 +31,7 @@ from simulator.studies.search.table import Table, table_of
 WINDOW: Final = 6  # candidates on the way at once, whatever the number of processes
 _SCOUTED: Final = 3  # branches of each level of split in which scouts look
 _LIGHT: Final = 2.0  # usual simulations that one of a scout may cost
+_SIMPLE: Final = 4  # levels of split in which the scouts of a table of every plan look
 _ROUNDS: Final = 6  # of survey, each with the limit that the one before found
 _HOPES: Final = 4  # simulations between two rounds
 _MANY: Final = 1500  # branches of which all are surveyed
@@ -135,7 +136,9 @@ class _Run:
 
     def _scout(self, levels: list[list[Branch]]) -> dict[int, float]:
         """Simulate simple plans of a few branches of each level, until the table has a limit; least floor by level."""
-        some = [branch for level in levels for branch in level[:: -(-len(level) // _SCOUTED)]]
+        # those that split most are slow to simulate; a table of every plan surveys them all anyway
+        looked = levels if self.study.layouts else levels[:_SIMPLE]
+        some = [branch for level in looked for branch in level[:: -(-len(level) // _SCOUTED)]]
         tasks = [self.engine.survey(part, math.inf, scouts=True) for part in _parts(some)]
         found = [prospect for task in tasks for prospect in task.result().prospects]
         light = [each for each in found if each.work <= _LIGHT] or found
