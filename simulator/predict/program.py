@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from simulator.base.errors import Fault, InputError
-from simulator.base.kernels import Kernel
+from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.memory.history import History, script_history, step_live_bytes
 from simulator.memory.outside import outside_torch_bytes, workspace_bytes
 from simulator.memory.use import history_memory
@@ -67,20 +67,22 @@ def predict_program(
     memory, trace = history_memory(history, step_live_bytes(history), plan, device, outside)
     played = with_stalls(_played(program), memory, calibration)
     spread = _spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
+    peak_flop_per_s = _peak(script, device)
+    floor_s = script.flop / peak_flop_per_s
     reach = Z90 * math.sqrt(stack.fitted.sigma**2 + sum(one**2 for one in spread.values()))
     return Prediction(
         model=capture.target,
         cluster=cluster.name,
         num_devices=capture.world_size,
         step_s=played.step_s,
-        low_s=played.step_s * math.exp(-reach),
+        low_s=max(played.step_s * math.exp(-reach), min(played.step_s, floor_s)),
         high_s=played.step_s * math.exp(reach),
         lower_s=played.lower_s,
         upper_s=played.upper_s,
         tokens_per_step=tokens_per_step,
         model_flop_per_step=0,
         hardware_flop_per_step=script.flop * capture.world_size,
-        peak_flop_per_s=device.peak("bf16"),
+        peak_flop_per_s=peak_flop_per_s,
         breakdown=dict(played.breakdown),
         communication=dict(played.communication),
         memory=memory,
@@ -133,8 +135,15 @@ def _check(capture: Capture, cluster: Cluster) -> None:
         raise InputError(Fault(place="cluster: exceptions", problem=problem, remedy="a cluster without exceptions"))
 
 
-def _kernels(script: CapturedScript) -> Iterable[tuple[Launch, Kernel]]:
-    return ((one, kernel) for one in script.step if isinstance(one, Launch) for kernel in one.kernels)
+def _kernels(script: CapturedScript) -> Iterable[Kernel]:
+    return (kernel for one in script.step if isinstance(one, Launch) for kernel in one.kernels)
+
+
+def _peak(script: CapturedScript, device: Device) -> float:
+    """The device's peak in the fastest precision that the program multiplies in; in any, where it multiplies nothing."""
+    used = {kernel.dtype for kernel in _kernels(script) if isinstance(kernel, Gemm | Attention)}
+    peaks = [device.peak(dtype) for dtype in used or ("fp16", "bf16", "fp32")]
+    return max(peaks) or device.peak("fp32")
 
 
 def _spread(
@@ -181,7 +190,7 @@ def _unpriced_s(played: SimulatedStep, script: CapturedScript) -> float:
 
 def _extrapolated(script: CapturedScript, calibration: Calibration, stack: Stack) -> tuple[str, ...]:
     """What lies outside the range that the calibration measured."""
-    kernels = dict.fromkeys(kernel for _, kernel in _kernels(script))
+    kernels = dict.fromkeys(_kernels(script))
     notes = (calibration.extrapolated(kernel, stack.attention) for kernel in kernels)
     return tuple(dict.fromkeys(note for note in notes if note))
 

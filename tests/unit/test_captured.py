@@ -14,6 +14,7 @@ from simulator.base.kernels import Attention, Gemm, Stream
 from simulator.formats.readers.capture import capture_of, read_capture, write_capture
 from simulator.memory.history import script_history, step_live_bytes
 from simulator.predict.program import predict_program
+from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.work.captured.capture import Kind
 from simulator.work.captured.kernels import priced
@@ -144,6 +145,26 @@ def test_a_capture_is_predicted_and_its_storages_are_live_bytes() -> None:
     assert live.resident == 1 << 20
 
 
+def test_an_interval_never_starts_below_the_data_sheet() -> None:
+    """Two large products without any loss: their interval would reach below what the device can do."""
+    large = json.loads(json.dumps(MM).replace("512", "8192"))
+    cluster = Cluster.load("hgx-h100-8")
+    one = capture_of(capture(signatures=[large, COPY]), "by hand")
+    found = predict_program(one, cluster, Calibration.ideal())
+    floor_s = 2 * 2 * 8192**3 / cluster.device.peak("bf16")
+    assert found.step_s**2 / found.high_s < floor_s
+    assert found.low_s == pytest.approx(floor_s)
+
+
+def test_a_device_without_the_programs_precision_has_a_peak_all_the_same() -> None:
+    """V100 has no bf16: its fp16 program is measured by its fp16 peak."""
+    half = json.loads(json.dumps(MM).replace("bf16", "fp16"))
+    cluster = Cluster.load("dgx1-v100-8")
+    found = predict_program(capture_of(capture(signatures=[half, COPY]), "by hand"), cluster)
+    assert found.peak_flop_per_s == cluster.device.peak("fp16") > 0
+    assert found.hfu > 0
+
+
 def test_groups_of_a_mesh_are_lattices() -> None:
     """2 × 4 ranks of every eighth pair: 0, 1, 16, 17, …"""
     ranks = [16 * far + near for far in range(4) for near in range(2)]
@@ -180,6 +201,8 @@ def test_a_file_reads_back_and_is_the_same_each_time(tmp_path: Path) -> None:
         ({"events": [[Kind.OPERATOR, 5, 0, 0, 0]]}, "is no event"),
         ({"events": [[Kind.FREE]]}, "is no event"),
         ({"events": ["x"]}, "is no event"),
+        ({"events": [[Kind.FREE, 5]]}, "is no event"),  # what never began
+        ({"events": [[Kind.ALLOCATE, 5, 512, 0], [Kind.ALLOCATE, 5, 512, 0]]}, "is no event"),
     ],
 )
 def test_files_that_are_no_captures(changes: dict[str, Any], problem: str) -> None:

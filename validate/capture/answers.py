@@ -27,7 +27,6 @@ from validate.capture.storages import Storages
 from validate.capture.streams import Event, Recorder, Stream, entered
 from validate.players import guard
 
-_NUM_SMS = 132  # what a program that asks is told; kernels are not chosen by it here
 FLASH_HEAD_DIM = 256  # the widest head that the flash kernel takes (torch 2.13 sdp_utils.cpp)
 
 
@@ -41,6 +40,7 @@ class Machine:
     device_name: str
     capability: tuple[int, int]
     memory_bytes: int
+    num_sms: int
 
     def environment(self) -> dict[str, str]:
         """The variables of torchrun."""
@@ -77,27 +77,20 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
 
 def _cuda(machine: Machine, log: Log) -> None:
     """torch.cuda."""
-    total = machine.memory_bytes
-    properties = types.SimpleNamespace(
-        name=machine.device_name,
-        major=machine.capability[0],
-        minor=machine.capability[1],
-        total_memory=total,
-        multi_processor_count=_NUM_SMS,
-        warp_size=32,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152,
-        L2_cache_size=50 * 2**20,
-        gcnArchName="",
-        uuid="",
-    )
-    state = torch.empty(16, dtype=torch.uint8)
+    answers = {**_streams(), **_device(machine), **_random()}
     numbers: dict[str, Any] = {"memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0}
-    numbers |= {"max_memory_reserved": 0, "memory_cached": 0, "mem_get_info": (total, total), "utilization": 0}
-    answers: dict[str, Any] = {
+    numbers |= {"max_memory_reserved": 0, "memory_cached": 0, "utilization": 0}
+    numbers["mem_get_info"] = (machine.memory_bytes, machine.memory_bytes)
+    answers |= {name: _stated(log, name, value) for name, value in numbers.items()}
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
+    torch.cuda.nccl.version = _stated(log, "nccl.version", (2, 27, 3))
+
+
+def _streams() -> dict[str, Any]:
+    """Streams and events, and waiting for them."""
+    return {
         "Stream": Stream,
         "Event": Event,
         "ExternalStream": Stream,
@@ -106,6 +99,23 @@ def _cuda(machine: Machine, log: Log) -> None:
         "set_stream": lambda stream: Recorder.stack.__setitem__(-1, stream),
         "current_stream": lambda *_: Recorder.stack[-1],
         "default_stream": lambda *_: Recorder.stack[0],
+        "synchronize": lambda *_: Recorder.write(Kind.SYNCHRONIZE, -1),
+        "is_current_stream_capturing": lambda: False,
+    }
+
+
+def _device(machine: Machine) -> dict[str, Any]:
+    """The devices of a node, all alike; what their allocator says."""
+    major, minor = machine.capability
+    properties = types.SimpleNamespace(
+        name=machine.device_name,
+        major=major,
+        minor=minor,
+        total_memory=machine.memory_bytes,
+        multi_processor_count=machine.num_sms,
+        warp_size=32,
+    )
+    return {
         "current_device": lambda: 0,
         "device": _Device,
         "device_count": lambda: min(machine.gpus_per_node, machine.world_size),
@@ -115,7 +125,6 @@ def _cuda(machine: Machine, log: Log) -> None:
         "init": lambda: None,
         "_lazy_init": lambda: None,
         "set_device": lambda *_: None,
-        "synchronize": lambda *_: Recorder.write(Kind.SYNCHRONIZE, -1),
         "ipc_collect": lambda: None,
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda *_: None,
@@ -125,7 +134,15 @@ def _cuda(machine: Machine, log: Log) -> None:
         "get_device_properties": lambda *_: properties,
         "get_device_name": lambda *_: machine.device_name,
         "get_device_capability": lambda *_: machine.capability,
-        "get_arch_list": lambda: ["sm_{}{}".format(*machine.capability)],
+        "get_arch_list": lambda: [f"sm_{major}{minor}"],
+        "set_per_process_memory_fraction": lambda *_: None,
+    }
+
+
+def _random() -> dict[str, Any]:
+    """Seeds and states of random numbers, which nobody draws."""
+    state = torch.empty(16, dtype=torch.uint8)
+    return {
         "manual_seed": lambda *_: None,
         "manual_seed_all": lambda *_: None,
         "seed": lambda: None,
@@ -133,15 +150,7 @@ def _cuda(machine: Machine, log: Log) -> None:
         "get_rng_state_all": lambda: [state.clone()],
         "set_rng_state": lambda *_, **__: None,
         "set_rng_state_all": lambda *_: None,
-        "is_current_stream_capturing": lambda: False,
-        "set_per_process_memory_fraction": lambda *_: None,
     }
-    for name, value in numbers.items():
-        answers[name] = _stated(log, name, value)
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
-    torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
-    torch.cuda.nccl.version = lambda: (2, 27, 3)
 
 
 def _stated(log: Log, name: str, value: object) -> Callable[..., object]:

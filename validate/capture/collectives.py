@@ -54,7 +54,7 @@ _FUNCTIONAL = {
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
 }
-_NAMED = {"all_gather": "all_gather", "reduce_scatter": "reduce_scatter"}  # what memory calls their buffers
+_NAMED = ("all_gather", "reduce_scatter")  # whose buffers memory calls by them
 
 
 class Collectives:
@@ -99,7 +99,7 @@ class Collectives:
         ranks = tuple(dist.get_process_group_ranks(group))
         for tensor in others:
             if kind in _NAMED and tensor.device.type == "cuda":
-                self._storages.name(self._storages.see(tensor), _NAMED[kind])
+                self._storages.name(self._storages.see(tensor), kind)
         Recorder.write(
             Kind.COLLECTIVE, number, self._log.name(kind), self._log.group(ranks), full, Recorder.stack[-1].number
         )
@@ -107,16 +107,15 @@ class Collectives:
             Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
         return number
 
-    def operator(self, func: Any, args: Sequence[Any], found: Any) -> bool:
-        """Write down an operator of torch's functional collectives, or the wait for one. False: it is neither."""
+    def operator(self, func: Any, args: Sequence[Any], found: Any) -> None:
+        """Write down an operator of torch's functional collectives, or the wait for one; nothing where it is neither."""
         if func.namespace != "_c10d_functional":
-            return False
+            return
         name = func._schema.name.split("::")[-1]
         if name == "wait_tensor":
             self._functional_wait(found)
         elif name in _FUNCTIONAL:
             self._functional(_FUNCTIONAL[name], args, found)
-        return True
 
     def _functional(self, kind: str, args: Sequence[Any], found: Any) -> None:
         """A collective whose result is waited for later."""

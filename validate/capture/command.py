@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
-from simulator.formats.readers.capture import capture_of
 from simulator.spec.cluster.device import Device
-from simulator.work.captured.capture import Capture
 from validate.machine import memory_limit
 from validate.supervise import Deadlines, SupervisedOutcome, scratch_folder, supervise
 
@@ -54,13 +52,11 @@ class CaptureError(InputError):
         self.traceback = traceback
 
 
-def capture(job: Job, progress: Callable[[int, str], None] | None = None) -> Capture:
-    """Run the program until its recorded step ends. Raises InputError where the job is wrong, CaptureError where it fails."""
-    return capture_of(captured_json(job, progress), job.target)
-
-
 def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) -> dict[str, Any]:
-    """The same as the file keeps it."""
+    """Run the program until its recorded step ends: the capture as its file keeps it.
+
+    Raises InputError where the job is wrong, CaptureError where the program fails.
+    """
     _check(job)
     with scratch_folder() as scratch:
         out = scratch / "capture.json"
@@ -126,6 +122,7 @@ def _as_json(job: Job, out: Path) -> dict[str, Any]:
             "device_name": device.name,
             "capability": _CAPABILITY[device.architecture],
             "memory_bytes": device.memory_bytes,
+            "num_sms": device.num_sms,
         },
     }
 

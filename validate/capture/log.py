@@ -23,7 +23,6 @@ class Log:
         self.groups: dict[tuple[int, ...], int] = {}
         self.categories: dict[int, str] = {}
         self.answers: dict[str, int] = {}
-        self.unpriced: dict[str, int] = {}
         self.detailed = False
         self.phase = Phase.FORWARD
 

@@ -74,16 +74,31 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
 
 def _check_events(data: Mapping[str, Any], place: str) -> None:
     """Every event has its values, and every number in it means something."""
+    alive: set[int] = set()
     sizes = {"signatures": len(data["signatures"]), "names": len(data["names"]), "groups": len(data["groups"])}
     for index, event in enumerate(data["events"]):
         whole = isinstance(event, list) and bool(event) and all(type(one) is int for one in event)
-        if not whole or event[0] not in ARITY or len(event) - 1 != ARITY[Kind(event[0])] or not _known(event, sizes):
+        if (
+            not whole
+            or event[0] not in ARITY
+            or len(event) - 1 != ARITY[Kind(event[0])]
+            or not _known(event, sizes, alive)
+        ):
             remedy = "capture the program again"
             raise InputError(Fault(place=f"{place}: events[{index}]", problem=f"{event!r} is no event", remedy=remedy))
 
 
-def _known(event: list[int], sizes: Mapping[str, int]) -> bool:
+def _known(event: list[int], sizes: Mapping[str, int], alive: set[int]) -> bool:
+    """What an event names exists. alive: storages, which begin before they end, and never twice at a time."""
     match event:
+        case [Kind.ALLOCATE, storage, size, _]:
+            begins = storage not in alive and size > 0
+            alive.add(storage)
+            return begins
+        case [Kind.FREE, storage]:
+            ends = storage in alive
+            alive.discard(storage)
+            return ends
         case [Kind.OPERATOR, signature, _, module, phase]:
             return 0 <= signature < sizes["signatures"] and 0 <= module < sizes["names"] and phase in (0, 1, 2)
         case [Kind.COLLECTIVE, _, kind, group, size, _]:
