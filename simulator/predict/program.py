@@ -59,7 +59,7 @@ def predict_program(
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
     script = captured_script(capture)
-    plan = Plan(dp_shard=capture.world_size, zero=0 if capture.world_size == 1 else 3)
+    plan = _plan(capture)
     program = script_program(script.step, plan, cluster, stack, calibration, curves)
     device = cluster.device
     history = _history(script, device)
@@ -133,6 +133,14 @@ def _check(capture: Capture, cluster: Cluster) -> None:
     if cluster.exceptions:
         problem = "a captured program is predicted on equal GPUs only"
         raise InputError(Fault(place="cluster: exceptions", problem=problem, remedy="a cluster without exceptions"))
+
+
+def _plan(capture: Capture) -> Plan:
+    """Who there is, and whether hooks around units issue the collectives, which takes the host time: FSDP2's operators say."""
+    hooked = any(name.startswith("fsdp.") for name, _, _ in capture.signatures)
+    if hooked and capture.world_size > 1:
+        return Plan(dp_shard=capture.world_size, zero=3)
+    return Plan(dp_replicate=capture.world_size, zero=0)
 
 
 def _kernels(script: CapturedScript) -> Iterable[Kernel]:
