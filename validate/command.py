@@ -74,7 +74,7 @@ def _task(asked: Study, options: Options) -> Task:
         mode=mode,
         model=asked.model,
         plan=asked.plan,
-        stack=asked.stack or Stack.load(asked.plan.stack),
+        stack=asked.stack or Stack.of(asked.plan),
         device="cuda" if (options["device"] or usual) == "cuda" else "cpu",
         num_steps=options["steps"],
         num_warm_up=options["warm_up"],

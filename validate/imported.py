@@ -38,7 +38,7 @@ def compare(trace: KinetoTrace, study: Path, snapshot: Path | None, out: Path | 
 def run_record(trace: KinetoTrace, asked: Study, memory: dict[str, int] | None) -> Record:
     """The traced step as `validate run` would have written it; phases of a step are not in a trace."""
     durations = [step.duration_s for step in trace.steps] or [float(trace.timeline.step_s)]
-    stack = asked.stack or Stack.load(asked.plan.stack)
+    stack = asked.stack or Stack.of(asked.plan)
     return {
         "kind": "run",
         "schema_version": SCHEMA_VERSION,

@@ -81,7 +81,7 @@ def command(
 
 def job_of(asked: Study) -> Job:
     """The study as a launch sees it."""
-    stack = asked.stack or Stack.load(asked.plan.stack)
+    stack = asked.stack or Stack.of(asked.plan)
     return Job(plan=asked.plan, model=asked.model, stack=stack, gpus_per_node=asked.cluster.gpus_per_node)
 
 

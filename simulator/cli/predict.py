@@ -254,7 +254,7 @@ def _write_memory(asked: Study, prediction: Prediction, picture: Path | None, sn
     """The step's allocations once more, event by event, for the writers that show each."""
     from simulator.memory import device_history
 
-    stack = asked.stack or Stack.load(asked.plan.stack)
+    stack = asked.stack or Stack.of(asked.plan)
     history = device_history(asked.model, asked.plan, stack, asked.cluster.device)
     if picture is not None:
         from simulator.formats.writers.memory_plot import write_memory_plot

@@ -137,7 +137,7 @@ def _predicted(study: Path | None) -> tuple[Sequence, Calibration]:
     from simulator.work.ops import build_blocks
 
     asked = tell_notes(read_study(study, {}, {}, ()))
-    stack = asked.stack or Stack.load(asked.plan.stack)
+    stack = asked.stack or Stack.of(asked.plan)
     device = asked.cluster.device
     blocks = build_blocks(asked.model, stack, asked.plan)
     history = write_history(asked.model, asked.plan, stack, blocks, workspace_bytes(device))

@@ -55,7 +55,7 @@ def predict(
     a second; the command line does).
     Raises PlanError, ModelError, ClusterError, StackError or CalibrationError with every fault found.
     """
-    stack = stack or Stack.load(plan.stack)
+    stack = stack or Stack.of(plan)
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
     lowering = lower(model, plan, cluster, stack, calibration, curves)

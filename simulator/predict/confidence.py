@@ -22,6 +22,32 @@ from simulator.work.script import units
 _LINKS = "communication"
 Z90 = 1.6449  # two-sided 90 % of a normal distribution
 RELEASE = "release"
+HOST = "host"
+SOFTWARE = "software"
+# One sigma of what stacks make of each part of a step, where nobody says which runs: attention kernels of one GPU lie 10 to 50 %
+# apart, eager and fused blocks a factor 2 in what streams over memory (../docs/background/kernels.md). Of software that somebody
+# named and nobody described, overlap is unknown too, and what is left between such programs: experiments/unnamed_software.py
+# predicts each source of runs as if its stack did not exist.
+_UNNAMED = {
+    "attention": 0.35,
+    "gemm": 0.05,
+    _LINKS: 0.25,
+    HOST: 0.0,
+    "bubble": 0.05,
+    "stragglers": 0.0,
+    "recompute": 0.1,
+}
+_UNNAMED_STREAMS = 0.4
+_UNNAMED_EXPOSED = 0.5  # of the hidden communication: the end of the 90 %
+_UNKNOWN_SOFTWARE = 0.25
+# One sigma of the logarithm of a host's time: published costs of an eager operator lie at 5 to 15 us, hosts of one GPU generation
+# within that (../docs/background/host.md); 5 to 15 taken for 90 % of them.
+_HOST_SIGMA = math.log(3) / (2 * Z90)
+_KNOWN = {
+    "described": "",
+    "assumed": ": nobody named the software (--stack), and the interval is wider for it",
+    "unknown": ": no stack describes the software that runs, and the interval is wider for it",
+}
 _PADDED = 1.1  # bytes of shards over those of the parameters from which on a report says so
 
 
@@ -46,10 +72,40 @@ def spread(lowering: Lowering, played: SimulatedStep) -> dict[str, float]:
     for category, weight in shares(played.breakdown, played.step_s).items():
         if category in TRANSFER_SIGMA:
             one = TRANSFER_SIGMA[category]
+        elif category == HOST:
+            continue
         else:
             one = _communication_sigma(lowering, played) if category == _LINKS else _kernel_sigma(lowering, category)
         found[category] = weight * one
+    if lowering.calibration.kind != "ideal":
+        found[HOST] = _host_spread(played)
+        if stack.known != "described":
+            found |= _unnamed(played, unknown=stack.known == "unknown")
     return found
+
+
+def _unnamed(played: SimulatedStep, *, unknown: bool) -> dict[str, float]:
+    """What other software could make of the step, one sigma: by the nature of its parts."""
+    found = dict[str, float]()
+    for category, weight in shares(played.breakdown, played.step_s).items():
+        name = category if category in _UNNAMED else "elementwise"
+        found[name] = found.get(name, 0.0) + weight * _UNNAMED.get(category, _UNNAMED_STREAMS)
+    if unknown:
+        hidden_s = sum(hidden for _, hidden in played.communication.values())
+        found["overlap"] = math.log1p(_UNNAMED_EXPOSED * hidden_s / played.step_s) / Z90
+        found["rest"] = _UNKNOWN_SOFTWARE
+    return {f"{SOFTWARE}: {name}": one for name, one in found.items() if one}
+
+
+def _host_spread(played: SimulatedStep) -> float:
+    """What a slower or faster host makes of the step, one sigma.
+
+    Where the step waits for it, by that share. Where it runs ahead of the device, only once launching the step would take longer than
+    the step: what a host at the end of the 90 % adds.
+    """
+    share = played.breakdown.get(HOST, 0.0) / played.step_s
+    slow = math.exp(Z90 * _HOST_SIGMA) * played.launched_s / played.step_s
+    return max(share * _HOST_SIGMA, math.log(max(1.0, slow)) / Z90)
 
 
 def _kernel_sigma(lowering: Lowering, category: str) -> float:
@@ -120,7 +176,11 @@ def sources(lowering: Lowering) -> tuple[Source, ...]:
         Source(what="device", kind="datasheet", detail=device.name),
         Source(what="kernels", kind=calibration.kind, detail=_kernels_from(lowering)),
         Source(what="links", kind=_links_kind(lowering), detail=_links_detail(lowering)),
-        Source(what="stack", kind="calibrated" if fitted else "assumed", detail=f"{stack.name}{fitted}"),
+        Source(
+            what="stack",
+            kind="calibrated" if fitted else "assumed",
+            detail=f"{stack.name}{fitted}{_KNOWN[stack.known]}",
+        ),
     )
 
 

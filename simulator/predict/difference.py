@@ -18,11 +18,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from simulator.predict.confidence import RELEASE, Z90
+from simulator.predict.confidence import HOST, RELEASE, SOFTWARE, Z90
 from simulator.spec.plan import Plan
 
 _SENT: Final = ("communication", "bubble")  # what hangs on messages
-_COMMON: Final = ("imbalance", RELEASE)  # of the data and of the software, whatever the plan
+_COMMON: Final = ("imbalance", RELEASE, HOST, SOFTWARE)  # of the data, the software and the host, whatever the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ def largest_batch(
     The verdict on what was found, and that on one sequence more, are both predicted. Memory is not assumed to grow
     evenly, but a size that fits beyond one that does not may be missed. Arguments and errors as of `predict`.
     """
-    stack = stack or Stack.load(plan.stack)
+    stack = stack or Stack.of(plan)
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = calibration.links or default_curves()
 

@@ -60,7 +60,7 @@ def link_loads(
 ) -> Loads:
     """The links of a node with what a step of the plan puts on them. Raises as `predict` does, and where nodes differ."""
     cluster.must_be_even("the picture of a node")
-    calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.load(plan.stack)
+    calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
     loads = _loads(lowering)
     links = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -131,6 +132,18 @@ class Prediction:
     def floor_s(self) -> float:
         """No step is faster, whatever is measured: every operation at the data sheet's peak."""
         return self.hfu * self.step_s
+
+    @property
+    def uncertainty(self) -> dict[str, float]:
+        """What the interval is made of: part -> one sigma relative to the step; they add in quadrature.
+
+        Kernels by category, links, the host, the software: a stack's own spread, and what is unknown where it is not named.
+        """
+        parts: dict[str, float] = {}
+        for name, one in ({"stack": self.stack_sigma} | self.spread).items():
+            key = name.partition(":")[0]
+            parts[key] = math.hypot(parts.get(key, 0.0), one)
+        return {name: one for name, one in parts.items() if one}
 
     @property
     def mfu(self) -> float:

@@ -66,7 +66,7 @@ def transfer_schedule(
     model: Model, plan: Plan, cluster: Cluster, calibration: Calibration | None = None, stack: Stack | None = None
 ) -> Schedule:
     """The transfers of a step as it is simulated. Raises as `predict` does."""
-    calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.load(plan.stack)
+    calibration, stack = calibration or Calibration.for_device(cluster.device), stack or Stack.of(plan)
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
     played = play(lowering)
     found: list[Transfer] = []

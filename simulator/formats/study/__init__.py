@@ -233,7 +233,7 @@ def _stack_of(plan: Plan, asked: _Raw) -> Stack:
         from simulator.formats.study.imported import stack_overrides
 
         changes = [*stack_overrides(draft, asked.overrides, asked.given), *changes]
-    return patched(Stack.load(plan.stack), changes, StackError)
+    return patched(Stack.of(plan), changes, StackError)
 
 
 _OF_A_DRAFT: Final = frozenset(

@@ -113,7 +113,7 @@ def read_serving_study(
     stack = requests = None
     if study is not None:
         plan, workload = study.inference, study.workload
-        stack = faults.attempt(lambda: patched(Stack.load(plan.stack), of_root(overrides, "stack"), StackError))
+        stack = faults.attempt(lambda: patched(Stack.of(plan), of_root(overrides, "stack"), StackError))
         if model is not None and cluster is not None:
             faults.attempt(lambda: check(plan, model, cluster))
         requests = faults.attempt(lambda: _requests(workload))

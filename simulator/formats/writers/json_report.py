@@ -43,6 +43,7 @@ def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> d
         "low_s": float(p.low_s),
         "high_s": float(p.high_s),
         "floor_s": p.floor_s,
+        "uncertainty": p.uncertainty,
         "lower_s": float(p.lower_s),
         "upper_s": float(p.upper_s),
         "tokens_per_step": p.tokens_per_step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from textwrap import shorten
 
 from rich.console import Console, Group, RenderableType
@@ -12,7 +13,7 @@ from rich.text import Text
 from simulator.base.fit import Fit
 from simulator.base.units import counted, format_bytes, format_flop_per_s, format_interval, format_seconds
 from simulator.formats.writers import layout
-from simulator.predict import Prediction
+from simulator.predict import Z90, Prediction
 from simulator.work.checkpoint import Saving
 
 _COLORS = {Fit.FITS: "bold green", Fit.TIGHT: "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
@@ -77,6 +78,7 @@ def _speed(p: Prediction) -> Table:
     )
     rows = [
         ("step", format_seconds(p.step_s), format_interval(p.low_s, p.high_s, prefix="90 % interval ")),
+        *([("", "", f"made of {_width(p)}")] if p.uncertainty else []),
         ("overlap", "", overlap),
     ]
     rows += [throughput] if p.tokens_per_step else []
@@ -85,6 +87,12 @@ def _speed(p: Prediction) -> Table:
     else:
         rows.append(("HFU", f"{p.hfu:.1%}", f"{peak}, of all products that the program runs"))
     return layout.table(rows, "lrl")
+
+
+def _width(p: Prediction) -> str:
+    """The three widest parts of the interval; they add in quadrature."""
+    widest = sorted(p.uncertainty.items(), key=lambda item: (-item[1], item[0]))[:3]
+    return ", ".join(f"{name} ± {math.expm1(Z90 * one):.0%}" for name, one in widest)
 
 
 def _memory(p: Prediction) -> Table:

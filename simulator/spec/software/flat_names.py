@@ -53,5 +53,6 @@ FLAT_NAMES: Final = {
     "sigma": "fitted.sigma",
     "experts_sigma": "fitted.experts_sigma",
     "calibration_runs": "fitted.calibration_runs",
+    "known": "known",
     "sources": "sources",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,7 @@ from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.model.experts import StoredExperts
+from simulator.spec.plan import Plan
 from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.flat_names import FLAT_NAMES
 from simulator.spec.software.nccl import Nccl
@@ -81,6 +82,11 @@ class Stack(Nested):
     nccl: NcclSetup = Field(default=USUAL_NCCL, description="NCCL's version and variables; a text alone is the version")
     overlap: Overlap = Field(default=USUAL_OVERLAP, description="what runs beside what; false alone: nothing does")
     fitted: Fitted = Field(default=NOT_FITTED, description="numbers that measured runs decided")
+    known: Literal["described", "assumed", "unknown"] = Field(
+        default="described",
+        description="how well it stands for the software that runs: it is that software; nobody named any; somebody named "
+        "software that no stack describes. The interval of a step widens accordingly",
+    )
     sources: dict[str, str] = Field(default={}, description="where each choice comes from")
 
     @model_validator(mode="after")
@@ -177,6 +183,12 @@ class Stack(Nested):
         word = compiled or (str(found[0].defaults.get("compile", "n")) if found else "n")
         fitting = next((entry for entry in (*found, *generic) if entry.compiles(word)), generic[0])
         return next(name for name, entry in entries if entry is fitting), (found or [fitting])[0]
+
+    @staticmethod
+    def of(plan: Plan) -> Stack:
+        """The plan's stack; `assumed` where the plan does not name it. Raises StackError."""
+        stack = Stack.load(plan.stack)
+        return stack if "stack" in plan.model_fields_set else stack.copy_with(known="assumed")
 
     @staticmethod
     def names() -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_host
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.spec.software.described import Described
+from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.stack import AttentionBackend, Stack
 from simulator.studies.backtest.beyond import inexpressible
 from simulator.studies.backtest.merge import merged
@@ -82,7 +82,7 @@ def resolve(row: RunRow) -> Run:
         model=model,
         plan=plan,
         cluster=cluster,
-        stack=_stack_of(row, stack, cluster.device),
+        stack=_stack_of(row, stack, cluster.device).copy_with(known=_known(row, stack)),
         micro_batches=micro_batches,
     )
 
@@ -211,6 +211,13 @@ def _stack_of(row: RunRow, name: str, device: Device) -> Stack:
         return stack
     data = merged(stack.model_dump(exclude_unset=True), stated)
     return Stack.parse(data, f"line {row.line}", StackError)
+
+
+def _known(row: RunRow, stack: str) -> str:
+    """How well the stack stands for the software that the row names, if any."""
+    if row.stack or named_in(row.framework, _stack(stack).describes):
+        return "described"
+    return "unknown" if row.framework else "assumed"
 
 
 _stack = cache(Stack.load)

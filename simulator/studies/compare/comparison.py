@@ -93,7 +93,7 @@ def compare(subjects: Sequence[Subject], *, ablate: bool = True, run_tokens: int
 
 def _gains(subject: Subject, prediction: Prediction) -> tuple[Gain, ...]:
     inputs = subject.calibration or Calibration.for_device(subject.cluster.device)
-    stack = subject.stack or Stack.load(subject.plan.stack)
+    stack = subject.stack or Stack.of(subject.plan)
     return ablated(subject.model, subject.plan, subject.cluster, inputs, stack, prediction)
 
 

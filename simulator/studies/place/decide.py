@@ -121,7 +121,7 @@ def place(
     trials = Trials(
         model=model,
         cluster=cluster,
-        stack=stack or Stack.load(plan.stack),
+        stack=stack or Stack.of(plan),
         calibration=calibration or Calibration.for_device(cluster.device),
         tell=tell,
     )

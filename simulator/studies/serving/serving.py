@@ -96,7 +96,7 @@ def serve(  # noqa: PLR0913  one a noun
     faster than they are served, are answers.
     Raises PlanError, StackError, CalibrationError, or InputError with every fault found.
     """
-    stack = stack or Stack.load(plan.stack)
+    stack = stack or Stack.of(plan)
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
     check(plan, model, cluster)

@@ -1,0 +1,72 @@
+"""Intervals know what they do not know: software that nobody named, hosts that nobody measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simulator.predict import Prediction, predict
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+
+
+def predicted(known: str | None = None, **plan: Any) -> Prediction:
+    """Llama 3 8B on one node. known: what its stack says of itself; None leaves that to the plan."""
+    fields = {"dp_shard": 8, "seq_len": 4096, "micro_batch_size": 1} | plan
+    parsed = Plan.model_validate(fields)
+    stack = Stack.load(parsed.stack).copy_with(known=known) if known else None
+    return predict(Model.load("llama3-8b"), parsed, Cluster.load("hgx-h100-8"), stack=stack)
+
+
+def width(prediction: Prediction) -> float:
+    return prediction.high_s / prediction.low_s
+
+
+def test_the_less_is_known_of_the_software_the_wider_is_the_interval() -> None:
+    described, assumed, unknown = (predicted(known) for known in ("described", "assumed", "unknown"))
+    assert described.step_s == assumed.step_s == unknown.step_s
+    assert width(described) < width(assumed) < width(unknown)
+    assert "software" not in described.uncertainty
+    assert described.uncertainty.items() <= assumed.uncertainty.items()
+
+
+def test_a_plan_that_names_its_stack_is_described() -> None:
+    unnamed, named = predicted(), predicted(stack=Plan().stack)
+    assert unnamed.step_s == named.step_s
+    assert width(named) < width(unnamed)
+    assert any("nobody named the software" in source.detail for source in unnamed.sources)
+    assert not any("nobody named the software" in source.detail for source in named.sources)
+
+
+def test_a_step_that_a_slower_host_would_lengthen_says_so() -> None:
+    small = predicted("described", tp=8, dp_shard=1, zero=0, seq_len=256)
+    large = predicted("described", tp=8, dp_shard=1, zero=0, seq_len=8192)
+    assert small.uncertainty.get("host", 0.0) > 0.1
+    assert large.uncertainty.get("host", 0.0) < 0.02
+
+
+def test_parts_make_the_interval() -> None:
+    for known in ("described", "unknown"):
+        prediction = predicted(known)
+        total = sum(one**2 for one in prediction.uncertainty.values()) ** 0.5
+        squares = sum(one**2 for one in prediction.spread.values()) + prediction.stack_sigma**2
+        assert total == pytest.approx(squares**0.5)
+        assert prediction.high_s / prediction.step_s == pytest.approx(2.718281828459045 ** (1.6449 * total))
+
+
+def test_software_that_no_file_names_is_unknown_in_a_table() -> None:
+    from simulator.studies.backtest.resolve import resolve
+    from simulator.studies.backtest.rows import RunRow
+
+    row = RunRow(line=2, id="a", framework="Nobody's trainer 3", n_layers=32, d_model=4096, n_heads=32, d_ff=11008, vocab=32000,
+                 mlp_kind="swiglu", seq_len=2048, gpu="H100-80GB-SXM", n_gpus=8, micro_batch=1, global_batch=8, precision="bf16",
+                 zero_or_fsdp="fsdp_full", act_ckpt="none", flash_attn="y", metric="step_time_s", value=1.0)  # fmt: skip
+    from dataclasses import replace
+
+    assert resolve(row).stack.known == "unknown"
+    assert resolve(replace(row, framework="")).stack.known == "assumed"
+    assert resolve(replace(row, framework="torchtitan 2025-06")).stack.known == "described"
+    assert resolve(replace(row, stack="torch-2.11-eager")).stack.known == "described"
