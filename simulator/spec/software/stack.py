@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
@@ -19,7 +19,6 @@ from simulator.base.schema import read_toml, unknown_name
 from simulator.spec.cluster.device import Device
 from simulator.spec.model import Model
 from simulator.spec.model.experts import StoredExperts
-from simulator.spec.plan import Plan
 from simulator.spec.software.described import Described, named_in
 from simulator.spec.software.flat_names import FLAT_NAMES
 from simulator.spec.software.nccl import Nccl
@@ -63,6 +62,15 @@ IN_STEP = 0.99
 # Host time of Transformer Engine's linear layers in fp8 over the same in bf16: scales, maxima, copies and their tensors are Python.
 # "More than 2x" on an H100's host (github.com/NVIDIA/TransformerEngine issue 761).
 NARROW_MODULE = 2.0
+
+
+class _Planned(Protocol):
+    """A plan of training or of inference."""
+
+    stack: str
+
+    @property
+    def model_fields_set(self) -> set[str]: ...
 
 
 class Stack(Nested):
@@ -185,7 +193,7 @@ class Stack(Nested):
         return next(name for name, entry in entries if entry is fitting), (found or [fitting])[0]
 
     @staticmethod
-    def of(plan: Plan) -> Stack:
+    def of(plan: _Planned) -> Stack:
         """The plan's stack; `assumed` where the plan does not name it. Raises StackError."""
         stack = Stack.load(plan.stack)
         return stack if "stack" in plan.model_fields_set else stack.copy_with(known="assumed")
