@@ -28,6 +28,7 @@ from runs_table.published import published
 from runs_table.recipes import published_recipe
 
 from simulator.base.errors import InputError, PlanError
+from simulator.formats.readers.run_settings import column_of
 from simulator.formats.readers.runs_table import COLUMNS, RunRow, read_runs
 from simulator.spec.plan import Plan
 from simulator.studies.backtest.outcome import RefusedError
@@ -175,7 +176,7 @@ def _cells(row: RunRow) -> dict[str, str]:
     """The row as a table writes it; blank cells are left out."""
     metric = f"{row.mem_metric}({row.mem_metric_detail})" if row.mem_metric_detail else row.mem_metric
     columns = {name: getattr(row, name) for name in COLUMNS} | {"mem_metric": metric}
-    settings = {key.removeprefix("plan."): value for key, value in row.settings}
+    settings = {column_of(key): value for key, value in row.settings}
     cells = {name: _cell(value) for name, value in (columns | settings).items()}
     return {name: cell for name, cell in cells.items() if cell}
 

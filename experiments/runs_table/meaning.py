@@ -38,7 +38,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.studies.backtest.beyond import beyond_models
 from simulator.studies.backtest.outcome import RefusedError
-from simulator.studies.backtest.resolve import with_attention
+from simulator.studies.backtest.resolve import as_measured, with_attention
 from simulator.studies.backtest.rows import RunRow
 
 _GROUPS = re.compile(r"zero1_intragroup([0-9]+)")
@@ -155,7 +155,7 @@ def _cluster_of(row: RunRow) -> Cluster:
     else:
         cluster = _preset(preset, num_devices)
     rack = rack_gpus(row)
-    return cluster if rack is None else cluster.model_copy(update={"nvlink_domain_size": rack})
+    return as_measured(cluster if rack is None else cluster.model_copy(update={"nvlink_domain_size": rack}), row)
 
 
 _stack = cache(Stack.load)

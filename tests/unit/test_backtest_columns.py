@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from simulator.base.errors import ModelError, PlanError, StackError
+from simulator.base.errors import ClusterError, ModelError, PlanError, StackError
 from simulator.formats.readers.measured_table import read_measured
 from simulator.formats.readers.runs_table import BadRow, RunRow
 from simulator.spec.model import Model
@@ -135,14 +135,44 @@ def test_an_excluded_row_says_why(tmp_path: Path) -> None:
 
 
 def test_an_unknown_column_costs_that_column_and_is_named(tmp_path: Path) -> None:
-    path = table(tmp_path, inter_allreduce_gbps="92.2", n_layer="3", **{"stack.lose": "x", "model.": "y"})
+    path = table(tmp_path, inter_allreducs_gbps="92.2", n_layer="3", **{"stack.lose": "x", "model.": "y"})
     report = backtest.run(read_measured(path))
     assert isinstance(report, backtest.BacktestReport)
     assert [o.status for o in report.outcomes] == ["ok"]
     named = report.as_json()["unread_columns"]
-    assert [column.split("'")[1] for column in named] == ["inter_allreduce_gbps", "n_layer", "stack.lose", "model."]
+    assert [column.split("'")[1] for column in named] == ["inter_allreducs_gbps", "n_layer", "stack.lose", "model."]
     assert "did you mean n_layers" in named[1]
-    assert "Column not read: 'inter_allreduce_gbps'" in _text(report)
+    assert "Column not read: 'inter_allreducs_gbps'" in _text(report)
+
+
+def test_a_jobs_own_fabric_is_that_of_its_cluster(tmp_path: Path) -> None:
+    cells = {"n_gpus": "32", "inter_allreduce_gbps": "92.2", "intra_allgather_gbps": "330"}
+    measured = run_of(tmp_path, **cells).cluster.fabric.measured
+    found = {(one.collective, one.nodes, one.size_bytes): one.bus_bytes_per_s for one in measured}
+    assert found == {("all_reduce", 4, 2**28): 92.2e9, ("all_gather", 1, 2**28): 330e9}
+    sized = run_of(tmp_path, **cells, fabric_message_bytes="67108864").cluster.fabric.measured
+    assert {one.size_bytes for one in sized} == {2**26}
+    alone = run_of(tmp_path, **{**cells, "n_gpus": "8"}).cluster.fabric.measured
+    assert [one.collective for one in alone] == ["all_gather"]  # no group between nodes
+    assert run_of(tmp_path, inter_allreduce_gbps="", fabric_message_bytes="").cluster.fabric.measured == ()
+
+
+def test_a_slow_fabric_of_the_jobs_own_makes_its_step_slow(tmp_path: Path) -> None:
+    def step_s(**cells: str) -> float:
+        (row,) = backtest.run(read_measured(table(tmp_path, n_gpus="32", **cells))).as_json()["rows"]  # type: ignore[union-attr]
+        assert row["status"] == "ok", row
+        return float(row["predicted_step_s"])
+
+    slow, slower = step_s(inter_allgather_gbps="90"), step_s(inter_allgather_gbps="45")
+    assert step_s() < slow < slower
+
+
+def test_a_fabric_above_the_links_or_below_zero_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="more than the links can give"):
+        run_of(tmp_path, n_gpus="32", inter_allgather_gbps="3200")
+    (row,) = read_measured(table(tmp_path, inter_allgather_gbps="-3")).rows
+    assert isinstance(row, BadRow)
+    assert "inter_allgather_gbps" in row.faults[0].place
 
 
 def test_an_unknown_memory_metric_costs_its_cell_and_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Columns of a table of runs that are keys of a plan (`reduce_dtype`), a stack (`stack.loss`) or a model (`model.norm`).
 
 A key inside a table stands behind a further dot (`offload.optimizer`, `stack.attention.kernel`). Cells are words, numbers,
-`true` and `false`; items of a list are separated by spaces.
+`true` and `false`; items of a list are separated by spaces. Columns of the fabric as the job's own machines gave it are read
+here too: `inter_allreduce_gbps` is the key `fabric.inter.all_reduce`, in GB/s of nccl-tests' bus bandwidth.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from simulator.base.schema import Strict, model_at
-from simulator.formats.readers.csv_table import Parser, text_cell
+from simulator.formats.readers.csv_table import Parser, integer_cell, number_cell, text_cell
+from simulator.spec.cluster.measured import COLLECTIVES
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
@@ -23,10 +25,24 @@ _NOUNS: Final[dict[str, type[BaseModel]]] = {"stack": Stack, "model": Model}
 _INTEGER: Final = re.compile(r"-?[0-9]{1,15}")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,3})?")
 _WORDS: Final = {"true": True, "false": False}
+MESSAGE_BYTES: Final = "fabric_message_bytes"
+_FABRIC: Final = {
+    f"{where}_{name}_gbps": f"fabric.{where}.{kind}"
+    for where in ("inter", "intra")
+    for name, kind in COLLECTIVES.items()
+} | {MESSAGE_BYTES: "fabric.size_bytes"}
+
+
+def column_of(setting: str) -> str:
+    """The column of a key behind its noun: what `setting_of` reads back."""
+    back = {key: column for column, key in _FABRIC.items()}
+    return back.get(setting, setting.removeprefix("plan."))
 
 
 def setting_of(column: str) -> str | None:
     """The key behind its noun (`plan.reduce_dtype`) where the column is one; None where it is none."""
+    if column in _FABRIC:
+        return _FABRIC[column]
     first, _, rest = column.partition(".")
     noun, path = (first, rest) if first in _NOUNS and rest else ("plan", column)
     *tables, key = path.split(".")
@@ -41,6 +57,8 @@ def _written(owner: type[BaseModel]) -> Mapping[str, FieldInfo]:
 
 def setting_parser(setting: str) -> Parser:
     """The parser of its cells; None where blank."""
+    if setting in _FABRIC.values():
+        return integer_cell if setting == _FABRIC[MESSAGE_BYTES] else number_cell
     noun, *tables, key = setting.split(".")
     owner = model_at(_NOUNS.get(noun, Plan), tables)
     assert owner is not None, setting

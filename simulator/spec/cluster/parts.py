@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from simulator.base.schema import Strict
 from simulator.base.units import BytesPerS, Seconds
+from simulator.spec.cluster.measured import Bandwidth, read_measured
 
 HostKind = Literal["pcie3", "pcie4", "pcie5", "c2c"]
 IntraKind = Literal["nvlink2", "nvlink3", "nvlink4", "nvlink5", "xgmi", "pcie3", "pcie4", "pcie5", "loopback"]
@@ -100,12 +101,22 @@ class FabricLevel(Strict):
     oversubscription: float = Field(ge=1, default=1.0)
 
 
+def _measured(given: object, info: ValidationInfo) -> object:
+    """The numbers of any form. Where the cluster's own reader names the faults (structure.py), only the good ones."""
+    found, faults = read_measured(given, "measured")
+    if faults and not (info.context or {}).get("structure_checked"):
+        raise ValueError("; ".join(map(str, faults)))
+    return found
+
+
 class Fabric(Strict):
     """What joins the nodes: leaf switches and a spine, with levels between them where there are any.
 
     rail_optimised: the n-th NICs of `nodes_per_leaf` nodes share a leaf; fat_tree: whole nodes do.
     oversubscription: a leaf's downlinks over its uplinks; 1 = no loss across the spine.
     nodes_used_per_leaf: how many nodes of each leaf are this cluster's; all unless stated. above: levels, lowest first.
+    measured: bus bandwidths that the cluster was seen to give, inside its nodes (nodes = 1) and between them; collectives
+    follow them.
     """
 
     kind: Literal["rail_optimised", "fat_tree"] = "rail_optimised"
@@ -113,6 +124,7 @@ class Fabric(Strict):
     nodes_per_leaf: int = Field(ge=1, default=32)
     nodes_used_per_leaf: int | None = Field(ge=1, default=None)
     above: Annotated[tuple[FabricLevel, ...], Field(strict=False)] = ()
+    measured: Annotated[tuple[Bandwidth, ...], BeforeValidator(_measured)] = ()
 
     @property
     def used_per_leaf(self) -> int:

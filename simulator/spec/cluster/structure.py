@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from simulator.base.errors import Fault
 from simulator.base.units import UnitError, parse_bytes_per_s
 from simulator.spec.cluster.exceptions import exception_faults
+from simulator.spec.cluster.measured import read_measured, wire_faults
 from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.cluster.rank_mapping import rank_mapping_faults
 from simulator.spec.cluster.routing import components
@@ -30,6 +31,7 @@ def structure_faults(data: Mapping[str, object], place: str) -> list[Fault]:
         *_nic_faults(data, place),
         *exception_faults(data, place),
         *_level_faults(data, place),
+        *_measured_faults(data, place),
         *rank_mapping_faults(data, place),
     ]
 
@@ -189,6 +191,28 @@ def _level_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
             problem = f"{nodes} nodes above switches of {below}"
             yield Fault(place=f"{where}.above[{index}]", problem=problem, remedy=f"as {2 * below}: several of them")
         below = nodes
+
+
+def _measured_faults(data: Mapping[str, object], place: str) -> Iterator[Fault]:
+    """Bandwidths that are none, and those that the links cannot give."""
+    given, where = _table(data, "fabric").get("measured"), f"{place}: fabric.measured"
+    if not given:
+        return
+    found, faults = read_measured(given, where)
+    yield from faults
+    gpus, inter = _int(data, "gpus_per_node"), _table(data, "inter")
+    port, card, nics = (
+        _rate(_table(data, "intra").get("bytes_per_s")),
+        _rate(inter.get("nic_bytes_per_s")),
+        inter.get("num_nics"),
+    )
+    if gpus is None or not port:
+        return
+    if any(one.nodes * gpus > (_int(data, "nvlink_domain_size") or gpus) for one in found) and not inter:
+        yield Fault(place=where, problem="numbers of several nodes, but nothing joins the nodes", remedy="add [inter]")
+    node = card * nics if card and isinstance(nics, int) else 0.0
+    domain = _int(data, "nvlink_domain_size") or gpus
+    yield from wire_faults(found, where, gpus_per_node=gpus, domain=domain, port=port, node=node)
 
 
 def _mapping(value: object) -> Mapping[str, object]:

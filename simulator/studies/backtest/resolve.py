@@ -9,7 +9,7 @@ from functools import cache
 from math import ceil, prod
 from typing import Any, Final
 
-from simulator.base.errors import PlanError, StackError
+from simulator.base.errors import ClusterError, PlanError, StackError
 from simulator.parallel.legality import check
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -112,7 +112,26 @@ def _cluster_of(row: RunRow) -> Cluster:
         rate = None if gbps is None else gbps * 1e9 / 8
         cluster = _cluster(row.gpu, row.n_gpus or 0, _node(row), _intra_kind(row), rate)
     domain = row.nvlink_domain_size
-    return cluster if domain is None else cluster.model_copy(update={"nvlink_domain_size": domain})
+    cluster = cluster if domain is None else cluster.model_copy(update={"nvlink_domain_size": domain})
+    return as_measured(cluster, row)
+
+
+def as_measured(cluster: Cluster, row: RunRow) -> Cluster:
+    """The cluster with what the job's own nodes were measured to give: one of them, and all of them."""
+    stated: dict[str, Any] = row.of("fabric")
+    common = {"size_bytes": stated[size]} if (size := "size_bytes") in stated else {}
+    groups = {"intra": (1, cluster.gpus_per_node), "inter": (cluster.num_nodes, cluster.num_nodes)}
+    found = tuple(
+        {"collective": kind, "nodes": groups[where][0], "bus_bytes_per_s": rate * 1e9, **common}
+        for where in groups
+        for kind, rate in stated.get(where, {}).items()
+        if groups[where][1] > 1  # a job on one node has no group between nodes
+    )
+    if not found:
+        return cluster
+    data = {name: getattr(cluster, name) for name in Cluster.model_fields}
+    fabric = cluster.fabric.model_dump() | {"measured": found}
+    return Cluster.parse(data | {"fabric": fabric}, f"line {row.line}", ClusterError)
 
 
 @cache

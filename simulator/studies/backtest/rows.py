@@ -107,7 +107,7 @@ class RunRow:
     unread: tuple[str, ...] = ()
 
     def of(self, noun: str) -> dict[str, object]:
-        """Settings of "plan", "stack" or "model", as nested as its file."""
+        """Settings of "plan", "stack", "model" or "fabric", as nested as its file."""
         found: dict[str, object] = {}
         for key, value in self.settings:
             owner, *path = key.split(".")

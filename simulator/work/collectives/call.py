@@ -15,6 +15,7 @@ from simulator.work.collectives.volumes import Kind
 if TYPE_CHECKING:
     from simulator.parallel.mesh import GroupShape
     from simulator.spec.cluster import Cluster
+    from simulator.work.collectives.stated import Stated
 
 # NCCL's levels as the wiring has them: over PCIe, NVLink levels leave nothing
 _PEER_LEVELS = {
@@ -62,6 +63,7 @@ class Links:
     may do; None where each GPU has its even share. levels: of switches (topology.Fabric.levels). on_rails: the n-th NICs of all nodes share leaves of their own.
     amd: the host's CPUs are AMD's.
     off_rail: part of the group's traffic that changes rails whatever NCCL does, as nodes are cabled otherwise.
+    stated: what the cluster was seen to give in collectives of the call's kind (stated.py).
     """
 
     architecture: str
@@ -82,6 +84,7 @@ class Links:
     on_rails: bool = False
     amd: bool = False
     off_rail: float = 0.0
+    stated: tuple[Stated, ...] = ()
 
     @classmethod
     def of(
@@ -280,3 +283,46 @@ def nic_rules(cluster: Cluster, shape: GroupShape, nccl: Nccl) -> NicRules:
 def nic_share(links: Links) -> Fraction:
     """One GPU's even share of its node's NICs, data sheet."""
     return Fraction(links.nic_bytes_per_s) * links.num_nics / links.gpus_per_node
+
+
+def nic_part(call: Call) -> Fraction:
+    """One rank's part of its domain's NIC traffic, weighted to bytes over a GPU's even share of the NICs.
+
+    A node with idle GPUs leaves their share to the busy ones, but a GPU cannot use more than the NICs on its side
+    (one at least): with one busy GPU of eight and eight NICs it has its own share only. Where the place of the NICs
+    counts (Links.cards), it is what the group reaches.
+    """
+    links, place = call.links, call.place
+    if not links.num_nics:
+        return Fraction(0)
+    if links.nics is not None:
+        return nic_share(links) / Fraction(links.nics.bytes_per_s)
+    even = Fraction(links.num_nics, links.gpus_per_node)
+    usable = min(even * links.islands / place.busy_per_domain, max(Fraction(1), even))
+    return even / max(usable, even) / place.ranks_per_domain
+
+
+def spine(algorithm: str, call: Call) -> Fraction:
+    """Slowdown by uplinks that are slower than the NICs below them, of the worst level of switches.
+
+    A switch of n nodes sends up n/taper nodes' worth. Of its k nodes that are the cluster's, a ring (or a tree over
+    consecutive nodes) leaves it once, with one node's traffic; groups whose nodes lie s apart share it s deep, and leave it
+    with min(s, k). Of an all-to-all's traffic (N − k/s)/(N − 1) leaves the switch of its sender.
+    """
+    links, nodes, stride, nics = call.links, call.place.num_domains, call.place.node_stride, call.links.nics
+    own_rail = algorithm.startswith(("nvls", "collnet"))  # every head of these has one NIC for both ways
+    if links.on_rails and nics is not None and nics.off_rail and not own_rail:  # another rail is another leaf
+        used, size, taper = links.levels[0]
+        return max(Fraction(1), Fraction(taper * nics.off_rail * used / size).limit_denominator(1024))
+    worst = Fraction(1)
+    if links.on_rails and links.off_rail:
+        used, size, taper = links.levels[0]
+        worst = max(worst, Fraction(taper * links.off_rail * min(used, nodes * stride) / size).limit_denominator(1024))
+    for used, size, taper in links.levels:
+        if (nodes - 1) * stride < used:
+            break
+        crossing = Fraction(min(stride, used), size)
+        if algorithm == "p2p":
+            crossing = Fraction(nodes - max(1, used // stride), nodes - 1) * Fraction(used, size)
+        worst = max(worst, Fraction(taper) * crossing)
+    return worst

@@ -26,7 +26,17 @@ from simulator.spec.calibration.collective_curves import (
 )
 from simulator.spec.software.nccl import Nccl
 from simulator.spec.software.nccl.software import NEWEST
-from simulator.work.collectives.call import Call, Links, Placement, network_of, nic_share, with_peer_access
+from simulator.work.collectives.call import (
+    Call,
+    Links,
+    Placement,
+    network_of,
+    nic_part,
+    nic_share,
+    spine,
+    with_peer_access,
+)
+from simulator.work.collectives.follow import Follow, Parts, follow_of
 from simulator.work.collectives.ports import ports_of
 from simulator.work.collectives.proxy_messages import copied, crowd, fabric_of, group_of, posted_channels
 from simulator.work.collectives.settings import (
@@ -36,8 +46,9 @@ from simulator.work.collectives.settings import (
     nic_channel_weight,
     send_ceiling_bytes_per_s,
 )
+from simulator.work.collectives.stated import stated_of
 from simulator.work.collectives.tuning import Pick, pick
-from simulator.work.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, volume
+from simulator.work.collectives.volumes import KINDS, POINT_TO_POINT, Algorithm, Kind, Volume, minimum, volume
 from simulator.work.program import CollectiveCost, Number
 
 if TYPE_CHECKING:
@@ -80,7 +91,10 @@ def collective_cost(
 def call_of(kind: str, size_bytes: int, shape: GroupShape, cluster: Cluster, nccl: Nccl | None = None) -> Call:
     """The call in the cost model's units. Raises PlanError for an unknown kind."""
     nccl = nccl or Nccl()
-    links = Links.of(with_peer_access(cluster, nccl), shape, checked_kind(kind), nccl)
+    cluster = with_peer_access(cluster, nccl)
+    links = Links.of(cluster, shape, checked_kind(kind), nccl)
+    if cluster.fabric.measured:
+        links = replace(links, stated=stated_of(cluster, checked_kind(kind), nccl))
     return Call(checked_kind(kind), size_bytes, Placement.of(shape, links), links, nccl)
 
 
@@ -219,24 +233,58 @@ def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
     if call.place.num_domains > 1 and not call.links.num_nics:
         problem = f"a {call.kind} spans {call.place.num_domains} nodes that no network joins"
         raise ClusterError(Fault(place="cluster: inter", problem=problem, remedy="give `inter`, or one node"))
+    near = call.links.port_link
+    if curves.ideal_links:
+        algorithm = algorithm_of(call, curves)[0]
+        form = form_of(call, algorithm)
+        port_bytes = form.port * call.size_bytes * call.links.detour
+        nic_bytes = form.nic * call.size_bytes * nic_part(call) * spine(algorithm, call)
+        return CollectiveCost(latency_s=Fraction(0), link_bytes=_drop_zero({near: port_bytes, "inter": nic_bytes}))
+    parts, capacities = parts_of(call, curves), _memo(curves).capacity(call.links)
+    weighted: dict[str, Number] = {near: parts.near_s * float(capacities[near])}
+    if call.place.num_domains > 1:
+        weighted["inter"] = parts.far_s * float(capacities["inter"])
+    transfer_s = max((float(b / capacities[k]) for k, b in weighted.items() if b), default=0.0)
+    return CollectiveCost(latency_s=parts.wait_s(transfer_s), link_bytes=_drop_zero(weighted))
+
+
+def parts_of(call: Call, curves: LinkCurves) -> Parts:
+    """What the call takes: by the model, or as its fabric was measured."""
+    return _followed(_model(call, curves), call, curves)[0] if call.links.stated else _model(call, curves)
+
+
+def follows(call: Call, curves: LinkCurves) -> Follow | None:
+    """What the call follows where its own class of links was measured; None where it is the model's alone."""
+    return _followed(_model(call, curves), call, curves)[1] if call.links.stated and not curves.ideal_links else None
+
+
+def _followed(parts: Parts, call: Call, curves: LinkCurves) -> tuple[Parts, Follow | None]:
+    """A call over nodes follows what was measured between them; else its part inside them what was measured there."""
+    several = call.place.num_domains > 1
+    far = follow_of(call, lambda one: _model(one, curves), far=True) if several else None
+    if far is not None:
+        return far.of(parts), far
+    near = follow_of(call, lambda one: _model(one, curves), far=False)
+    if near is None:
+        return parts, None
+    return (
+        (replace(parts, near_s=near.of(replace(parts, far_s=0.0)).near_s), None) if several else (near.of(parts), near)
+    )
+
+
+def _model(call: Call, curves: LinkCurves) -> Parts:
+    """A call apart, by the calibrated curves."""
     chosen, (algorithm, protocol) = choice_of(call, curves), algorithm_of(call, curves)
     form = form_of(call, algorithm)
+    port, network = port_curves(call, curves), network_curves(call, curves) if call.place.num_domains > 1 else None
     port_bytes = form.port * call.size_bytes * call.links.detour
-    nic_bytes = form.nic * call.size_bytes * nic_part(call) * _spine(algorithm, call)
-    if curves.ideal_links:
-        return CollectiveCost(
-            latency_s=Fraction(0), link_bytes=_drop_zero({call.links.port_link: port_bytes, "inter": nic_bytes})
-        )
-    port = port_curves(call, curves)
-    network = network_curves(call, curves) if call.place.num_domains > 1 else None
-    capacities = _memo(curves).capacity(call.links)
     near_s = float(port_bytes) / call.port.bytes_per_s * port_weight(port, algorithm, protocol, form)
     channels, mode = channels_of(call, chosen, curves), port.mode(algorithm, protocol)
     near_s *= channel_weight(call, chosen, port, curves)
     near_s *= buffer_weight(call, protocol, mode, call.port.bytes_per_s, channels)
-    near = call.links.port_link
-    weighted: dict[str, Number] = {near: near_s * float(capacities[near])}
+    far_s = 0.0
     if network is not None:
+        nic_bytes = form.nic * call.size_bytes * nic_part(call) * spine(algorithm, call)
         mode, share = network.mode(algorithm, protocol), float(nic_share(call.links))
         far_s = float(nic_bytes) / share / mode.efficiency * nic_channel_weight(call, chosen, port, curves)
         far_s *= 1 + mode.crowding * crowd(call)
@@ -244,12 +292,21 @@ def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
             far_s, float(form.nic) * call.size_bytes / call.place.ranks_per_domain / send_ceiling_bytes_per_s(call)
         )
         far_s *= buffer_weight(call, protocol, mode, share * call.place.ranks_per_domain, channels)
-        weighted["inter"] = far_s * float(capacities["inter"])
-    transfer_s = max((float(b / capacities[k]) for k, b in weighted.items() if b), default=0.0)
     by_host = network is not None and copied(call, network)
     posted = posted_channels(call, algorithm, protocol)
-    delay_s = latency_s(port, network, algorithm, protocol, form, transfer_s, copied=by_host, channels=posted)
-    return CollectiveCost(latency_s=delay_s, link_bytes=_drop_zero(weighted))
+
+    def wait_s(flow_s: float) -> float:
+        return latency_s(port, network, algorithm, protocol, form, flow_s, copied=by_host, channels=posted)
+
+    return Parts(near_s, far_s, _wire_s(call), wait_s)
+
+
+def _wire_s(call: Call) -> float:
+    """What the data sheets' links take at least, by any algorithm."""
+    least = minimum(call.kind, call.place.num_ranks, call.place.num_domains)
+    near_s = float(least.port * call.size_bytes) / call.links.port_bytes_per_s
+    share = float(nic_share(call.links))
+    return max(near_s, float(least.nic * call.size_bytes * nic_part(call)) / share if share else 0.0)
 
 
 def port_curves(call: Call, curves: LinkCurves) -> PortCurves:
@@ -296,49 +353,6 @@ def latency_s(
         return delay_s + pipeline_fill_s(far, transfer_s)
     every = form.local_steps + form.network_steps
     return delay_s + network.fill_s(far, every, protocol, transfer_s, ring=algorithm in LOOPS)
-
-
-def nic_part(call: Call) -> Fraction:
-    """One rank's part of its domain's NIC traffic, weighted to bytes over a GPU's even share of the NICs.
-
-    A node with idle GPUs leaves their share to the busy ones, but a GPU cannot use more than the NICs on its side
-    (one at least): with one busy GPU of eight and eight NICs it has its own share only. Where the place of the NICs
-    counts (Links.cards), it is what the group reaches.
-    """
-    links, place = call.links, call.place
-    if not links.num_nics:
-        return Fraction(0)
-    if links.nics is not None:
-        return nic_share(links) / Fraction(links.nics.bytes_per_s)
-    even = Fraction(links.num_nics, links.gpus_per_node)
-    usable = min(even * links.islands / place.busy_per_domain, max(Fraction(1), even))
-    return even / max(usable, even) / place.ranks_per_domain
-
-
-def _spine(algorithm: Algorithm, call: Call) -> Fraction:
-    """Slowdown by uplinks that are slower than the NICs below them, of the worst level of switches.
-
-    A switch of n nodes sends up n/taper nodes' worth. Of its k nodes that are the cluster's, a ring (or a tree over
-    consecutive nodes) leaves it once, with one node's traffic; groups whose nodes lie s apart share it s deep, and leave it
-    with min(s, k). Of an all-to-all's traffic (N − k/s)/(N − 1) leaves the switch of its sender.
-    """
-    links, nodes, stride, nics = call.links, call.place.num_domains, call.place.node_stride, call.links.nics
-    own_rail = algorithm.startswith(("nvls", "collnet"))  # every head of these has one NIC for both ways
-    if links.on_rails and nics is not None and nics.off_rail and not own_rail:  # another rail is another leaf
-        used, size, taper = links.levels[0]
-        return max(Fraction(1), Fraction(taper * nics.off_rail * used / size).limit_denominator(1024))
-    worst = Fraction(1)
-    if links.on_rails and links.off_rail:
-        used, size, taper = links.levels[0]
-        worst = max(worst, Fraction(taper * links.off_rail * min(used, nodes * stride) / size).limit_denominator(1024))
-    for used, size, taper in links.levels:
-        if (nodes - 1) * stride < used:
-            break
-        crossing = Fraction(min(stride, used), size)
-        if algorithm == "p2p":
-            crossing = Fraction(nodes - max(1, used // stride), nodes - 1) * Fraction(used, size)
-        worst = max(worst, Fraction(taper) * crossing)
-    return worst
 
 
 def _drop_zero(link_bytes: dict[str, Number]) -> dict[str, Number]:

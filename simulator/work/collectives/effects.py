@@ -15,6 +15,7 @@ from simulator.work.collectives.cost import (
     call_of,
     call_s,
     choice_of,
+    follows,
     form_of,
     network_curves,
     port_curves,
@@ -90,6 +91,9 @@ def sigma(
     if curves.ideal_links:
         return 0.0
     call = call_of(kind, size_bytes, shape, cluster, nccl)
+    followed = follows(call, curves)
+    if followed is not None:
+        return followed.sigma
     port = port_curves(call, curves)
     measured = network_curves(call, curves) if call.place.num_domains > 1 else port
     algorithm, protocol = algorithm_of(call, curves)
@@ -133,4 +137,13 @@ def source(cluster: Cluster, curves: LinkCurves | None = None, *, nccl: Nccl | N
         network = curves.network(kind, software.environment.transport, software.release)
         named = kind in network.kinds
         parts.append(f"{network.name}: {network.source}" + ("" if named else f" (assumed for {kind})"))
-    return "; ".join(parts)
+    return "; ".join([*_as_measured(cluster), *parts])
+
+
+def _as_measured(cluster: Cluster) -> list[str]:
+    """What the cluster states that it was seen to give."""
+    nodes: dict[str, dict[int, None]] = {}
+    for one in cluster.fabric.measured:
+        nodes.setdefault(one.collective, {})[one.nodes] = None
+    told = [f"{kind} on {', '.join(map(str, counts))}" for kind, counts in nodes.items()]
+    return [f"the fabric as measured: {', '.join(told)} nodes"] if told else []

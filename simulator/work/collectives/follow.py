@@ -1,0 +1,159 @@
+"""How a call follows what its fabric was measured to give: factors on the model's own waits and flows.
+
+At a stated group the factors give the stated time back. One number for a group is taken as a plateau: its latencies stay
+the model's, its bytes flow as much slower or faster as makes up the time. Several sizes are followed wherever they lie: the
+measured time is interpolated in log-log between them, and below and above them the model keeps its shape. A collective that
+nobody measured follows the plateau of the nearest one that was. Between stated
+counts of nodes (inside a node: of ranks) the factors' logarithms are interpolated over the count's; beyond the counts the
+nearest factor stays, so that what grows is what the model says grows, and the interval widens with every doubling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Final
+
+from simulator.work.collectives.call import Call, Placement
+from simulator.work.collectives.stated import Stated
+
+# One sigma of log time. A repeated sweep of the same nodes, and another job's placement on them; each doubling of the
+# nodes beyond what was stated; a number of one collective that stands for another's: priors, to be held against sweeps.
+REPEAT_SIGMA: Final = 0.05
+DOUBLING_SIGMA: Final = 0.05
+OTHER_KIND_SIGMA: Final = 0.10
+_STEPS: Final = 60  # of a bisection: to 1e-15 of a range of e^±10
+_RANGE: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A call taken apart: seconds that its bytes take on its port and on the NICs, and at least, by the data sheet.
+
+    wait_s: seconds before they flow, by the seconds that they flow (a pipeline fills the longer, the more there is).
+    """
+
+    near_s: float
+    far_s: float
+    wire_s: float
+    wait_s: Callable[[float], float]
+
+    @property
+    def flow_s(self) -> float:
+        return max(self.near_s, self.far_s)
+
+    @property
+    def time_s(self) -> float:
+        return self.wait_s(self.flow_s) + self.flow_s
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Factors on the model's wait and flow. sigma: of the logarithm of the time that comes of them."""
+
+    wait: float
+    flow: float
+    sigma: float
+
+    def of(self, parts: Parts) -> Parts:
+        """The call as it follows: no faster than the wire. Where the flow grows, it is the outer link that is slow."""
+        flow_s = max(self.flow * parts.flow_s, parts.wire_s)
+        grows = parts.far_s > 0 and (flow_s > parts.flow_s or parts.far_s >= parts.near_s)
+        near_s = min(parts.near_s, flow_s) if parts.far_s else flow_s
+        far_s = flow_s if grows else min(parts.far_s, flow_s)
+        scale = self.flow if self.wait != 1 else 1.0  # of a sweep, both factors are one ratio
+
+        def wait_s(flow_s: float) -> float:
+            return self.wait * parts.wait_s(flow_s / scale)
+
+        return Parts(near_s, far_s, parts.wire_s, wait_s)
+
+
+def follow_of(call: Call, model: Callable[[Call], Parts], *, far: bool) -> Follow | None:
+    """The factors of a call by the numbers stated inside nodes or, `far`, between them; None where there are none.
+
+    model: what calls without any statement take.
+    """
+    mine = [one for one in call.links.stated if (one.place.num_domains > 1) == far]
+    if not mine:
+        return None
+    by_count = _by_count(mine, call.place, far=far)
+    count = _count(call.place, far=far)
+    known = sorted(by_count)
+    below, above = (
+        max((n for n in known if n <= count), default=known[0]),
+        min((n for n in known if n >= count), default=known[-1]),
+    )
+    low, high = (_at(by_count[n], call, model) for n in (below, above))
+    part = math.log(count / below) / math.log(above / below) if above > below and below <= count else 0.0
+    distance = min(abs(math.log2(count / n)) for n in known)
+    other = OTHER_KIND_SIGMA if mine[0].kind != call.kind else 0.0
+    sigma = math.hypot(REPEAT_SIGMA, DOUBLING_SIGMA * distance, other)
+    return Follow(_between(low[0], high[0], part), _between(low[1], high[1], part), sigma)
+
+
+def _count(place: Placement, *, far: bool) -> int:
+    return place.num_domains if far else place.num_ranks
+
+
+def _by_count(stated: Sequence[Stated], place: Placement, *, far: bool) -> dict[int, list[Stated]]:
+    """The numbers of each count; over nodes, those of groups with as many ranks on each, or nearly."""
+
+    def unlike(one: Stated) -> float:
+        return abs(math.log(one.place.ranks_per_domain / place.ranks_per_domain)) if far else 0.0
+
+    found: dict[int, list[Stated]] = {}
+    for one in stated:
+        found.setdefault(_count(one.place, far=far), []).append(one)
+    return {n: [one for one in many if unlike(one) == min(map(unlike, many))] for n, many in found.items()}
+
+
+def _between(low: float, high: float, part: float) -> float:
+    return math.exp((1 - part) * math.log(low) + part * math.log(high))
+
+
+def _at(stated: Sequence[Stated], call: Call, model: Callable[[Call], Parts]) -> tuple[float, float]:
+    """(wait, flow) that give the times stated for one group back."""
+    times, one = dict(_rising(stated)), stated[0]
+    if one.kind != call.kind:  # another's small calls wait for other things
+        times = dict([max(times.items())])
+    if len(times) == 1:
+        size, time_s = next(iter(times.items()))
+        return 1.0, _plateau(model(_call(one, size, call)), time_s)
+    size = min(max(call.size_bytes, min(times)), max(times))
+    ratio = _interpolated(times, size) / model(_call(one, size, call)).time_s
+    return ratio, ratio
+
+
+def _call(one: Stated, size_bytes: int, like: Call) -> Call:
+    return Call(one.kind, size_bytes, one.place, one.links, like.nccl)
+
+
+def _rising(stated: Sequence[Stated]) -> Iterable[tuple[int, float]]:
+    """Size and time; a larger message is never quicker than a smaller one. Of one size, the slowest group's."""
+    by_size = sorted((one.size_bytes, one.time_s) for one in stated)
+    sizes = [size for size, _ in groupby(by_size, key=lambda pair: pair[0])]
+    slowest = [max(time_s for _, time_s in many) for _, many in groupby(by_size, key=lambda pair: pair[0])]
+    return zip(sizes, accumulate(slowest, max), strict=True)
+
+
+def _interpolated(times: dict[int, float], size: int) -> float:
+    """The time of a size between the smallest and the largest, in log-log."""
+    below = max(s for s in times if s <= size)
+    above = min(s for s in times if s >= size)
+    part = math.log(size / below) / math.log(above / below) if above > below else 0.0
+    return _between(times[below], times[above], part)
+
+
+def _plateau(parts: Parts, time_s: float) -> float:
+    """The factor on the flow at which the call takes `time_s`; the least of the range where its waits alone take longer."""
+    if not parts.flow_s:
+        return 1.0
+    low, high = -_RANGE, _RANGE
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        flow_s = math.exp(middle) * parts.flow_s
+        low, high = (low, middle) if parts.wait_s(flow_s) + flow_s > time_s else (middle, high)
+    return math.exp(high)

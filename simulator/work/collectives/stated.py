@@ -1,0 +1,73 @@
+"""Measured calls: the bandwidths that a cluster states (`fabric.measured`), as calls of the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from simulator.work.collectives.call import Links, Placement
+
+if TYPE_CHECKING:
+    from simulator.parallel.mesh import GroupShape
+    from simulator.spec.cluster import Cluster
+    from simulator.spec.software.nccl import Nccl
+    from simulator.work.collectives.volumes import Kind
+
+# Kinds whose numbers stand for one another where a kind has none of its own: what moves its bytes along the same paths
+# first (a ring of neighbours; pairs), then any
+_STANDS_FOR: Final[Mapping[str, tuple[Kind, ...]]] = {
+    "all_reduce": ("all_reduce", "reduce_scatter", "all_gather"),
+    "all_gather": ("all_gather", "reduce_scatter", "broadcast", "all_reduce"),
+    "reduce_scatter": ("reduce_scatter", "all_gather", "reduce", "all_reduce"),
+    "broadcast": ("broadcast", "all_gather", "reduce", "all_reduce"),
+    "reduce": ("reduce", "reduce_scatter", "broadcast", "all_reduce"),
+    "all_to_all": ("all_to_all", "send_recv", "all_gather", "reduce_scatter", "all_reduce"),
+    "send_recv": ("send_recv", "all_gather", "reduce_scatter", "all_to_all", "all_reduce"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """A measured call: the collective, its bytes and seconds, who took part, and the links as they saw them."""
+
+    kind: Kind
+    size_bytes: int
+    time_s: float
+    place: Placement
+    links: Links
+
+
+def stated_of(cluster: Cluster, kind: str, nccl: Nccl) -> tuple[Stated, ...]:
+    """The numbers that `kind` follows inside nodes and between them: its own, or the nearest kind's."""
+    known = {one: _of_kind(cluster, one, nccl) for one in {each.collective for each in cluster.fabric.measured}}
+    found: list[Stated] = []
+    for far in (False, True):
+        mine = ([s for s in known.get(one, ()) if (s.place.num_domains > 1) == far] for one in _STANDS_FOR[kind])
+        found += next(filter(None, mine), [])
+    return tuple(found)
+
+
+def _of_kind(cluster: Cluster, kind: Kind, nccl: Nccl) -> list[Stated]:
+    """Every number of one kind. A group takes the first GPUs of each node, as nccl-tests does."""
+    found, seen = [], dict[tuple[int, int], tuple[Placement, Links]]()
+    for one in cluster.fabric.measured:
+        if one.collective != kind:
+            continue
+        gpus = one.gpus_per_node or cluster.gpus_per_node
+        who = (gpus, one.nodes)
+        if who not in seen:
+            shape = _side_by_side(gpus, one.nodes, spans=one.nodes * cluster.gpus_per_node > cluster.nvlink_domain_size)
+            plain = cluster.model_copy(update={"fabric": cluster.fabric.model_copy(update={"measured": ()})})
+            links = Links.of(plain, shape, kind, nccl)
+            seen[who] = Placement.of(shape, links), links
+        found.append(Stated(kind, one.size_bytes, one.time_s(gpus * one.nodes), *seen[who]))
+    return found
+
+
+def _side_by_side(gpus: int, nodes: int, *, spans: bool) -> GroupShape:
+    from simulator.parallel.mesh import GroupShape
+
+    return GroupShape(
+        num_ranks=gpus * nodes, num_nodes=nodes, ranks_per_node=gpus, num_groups_per_node=1, spans_domain=spans
+    )
