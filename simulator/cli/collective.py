@@ -12,6 +12,7 @@ from simulator.base.errors import ClusterError, Fault, InputError, PlanError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import nearest
 from simulator.base.units import UnitError, parse_bytes
+from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import FILE, write_json
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
@@ -44,6 +45,7 @@ of another choice; the exact sizes stand below the table. --compare puts what nc
 @click.option(
     "--per-node", type=click.IntRange(min=1), metavar="K", help="Groups of K ranks on every node, all at once."
 )
+@fabric_option
 @click.option("--size", default="8B:8GB", show_default=True, metavar="SIZE[:SIZE]", help="One size, or from:to.")
 @click.option("--factor", default=2.0, show_default=True, type=click.FloatRange(min=1.01), help="Between sizes.")
 @click.option("--nccl", default="", metavar="VERSION", help="Of NCCL, as 2.18. [a current one]")
@@ -69,6 +71,7 @@ def command(  # noqa: PLR0913  one an option
     nodes: int | None,
     group: int | None,
     per_node: int | None,
+    fabric: tuple[str, ...],
     size: str,
     factor: float,
     nccl: str,
@@ -99,6 +102,7 @@ def command(  # noqa: PLR0913  one an option
         shape = group_shape(machine, group) if per_node is None else side_by_side(machine, per_node, group)
     else:
         machine, shape = _as_logged(Cluster.load(cluster, nodes or measured.num_nodes), measured)
+    machine = with_fabric(machine, fabric)
     curves, software = _curves(calibration), _software(nccl, env, tuner, stack)
     for name in software.environment.unmodelled:
         click.echo(f"not modelled: {name}", err=True)

@@ -13,6 +13,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
+from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options, tell_notes
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
@@ -116,6 +117,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 @study_options
 @placement_option
 @plan_options
+@fabric_option
 @set_option(
     "Any leaf of plan, model, cluster, device, stack or checkpoint: device.memory_bytes=96GiB. May be repeated."
 )
@@ -162,13 +164,13 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
-    program, tokens_per_step = flags.pop("program"), flags.pop("tokens_per_step")
+    program, tokens_per_step, fabric = flags.pop("program"), flags.pop("tokens_per_step"), flags.pop("fabric")
     largest = flags.pop("largest_batch")
     if program is not None:
         from simulator.cli.predict_program import Files, answer
 
         files = Files(trace=trace, memory=memory, links=links, snapshot=snapshot)
-        given = {**flags, "study": study, "largest_batch": largest or None}
+        given = {**flags, "study": study, "largest_batch": largest or None, "fabric": fabric}
         return answer(program, given, settings, files, tokens_per_step or 0, as_json=as_json, plain=plain)
     if tokens_per_step is not None:
         raise click.UsageError("--tokens-per-step needs --program")
@@ -176,6 +178,7 @@ def command(
     wrong += _given_sizes(flags, settings) if largest else []
     try:
         asked = study_of(study, flags, settings)
+        asked = replace(asked, cluster=with_fabric(asked.cluster, fabric))
     except InputError as exc:
         raise InputError([*exc.faults, *wrong], exc.ready) from None
     if wrong:

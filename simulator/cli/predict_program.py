@@ -11,6 +11,7 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
+from simulator.cli.fabric import with_fabric
 from simulator.formats.drawing import FORMATS
 from simulator.formats.readers.capture import capture_of, read_capture
 from simulator.formats.study import Study, read_study
@@ -60,7 +61,9 @@ def answer(
     """Predict, print, write. The exit code says whether it fits."""
     from simulator.predict.program import predict_program
 
-    asked = _place(flags, settings, files.faults())
+    given = {name: value for name, value in flags.items() if name != "fabric"}
+    asked = _place(given, settings, files.faults())
+    asked = replace(asked, cluster=with_fabric(asked.cluster, flags.get("fabric", ())))
     one = _captured_now(program, asked) if program.suffix == ".py" else read_capture(program)
     found = predict_program(one, asked.cluster, asked.calibration, asked.stack, tokens_per_step=tokens_per_step)
     told = [source for source in asked.sources if not source.what.startswith(("model", "plan"))]

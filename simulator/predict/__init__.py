@@ -11,6 +11,7 @@ from simulator.memory import MemoryUse, simulate_memory
 from simulator.play.lower import Lowering, lower
 from simulator.predict.confidence import Z90, extrapolated, sigma, sources, spread
 from simulator.predict.gpu_kinds import StepMemory, kind_uses, mean_peak_flop_per_s, memory_by_device, worst_fit
+from simulator.predict.network import network_share
 from simulator.predict.play import bounds, play
 from simulator.predict.prediction import Prediction, Remedy, Source
 from simulator.predict.tiers import with_lower_tiers
@@ -52,7 +53,7 @@ def predict(
     calibration: None takes the device's own, or its data sheet where nobody has measured it. stack: None loads the
     plan's. curves: None takes those that came with the calibration, or the published sweeps'. fold: False plays every
     rank and every micro-batch. advise: where the plan does not surely fit, also predict what would make it fit (up to
-    a second; the command line does).
+    a second; the command line does); over several nodes, what hangs on the network between them.
     Raises PlanError, ModelError, ClusterError, StackError or CalibrationError with every fault found.
     """
     stack = stack or Stack.of(plan)
@@ -82,9 +83,8 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
     """The prediction of a lowered plan whose memory is known."""
     model, plan, cluster = lowering.model, lowering.plan, lowering.cluster
     memory = held.memory
-    played = with_stalls(
-        play(lowering, fold=fold), memory, lowering.calibrations.get(held.device, lowering.calibration)
-    )
+    alone = play(lowering, fold=fold)
+    played = with_stalls(alone, memory, lowering.calibrations.get(held.device, lowering.calibration))
     looks = advise and memory.fit is not Fit.FITS and lowering.rank_classes is None
     found = _remedies(lowering, played.step_s, memory) if looks else None
     imbalance = _imbalance_sigma(lowering, played.step_s, fold=fold)
@@ -117,6 +117,7 @@ def prediction_of(lowering: Lowering, held: StepMemory, *, fold: bool = True, ad
         spread=spread(lowering, played) | ({"imbalance": imbalance} if imbalance else {}),
         stack_sigma=lowering.stack.fitted.sigma,
         kinds=kind_uses(lowering, played, held.by_device),
+        network=network_share(lowering, float(alone.step_s), fold=fold) if advise else None,
     )
 
 
@@ -134,5 +135,5 @@ def _imbalance_sigma(lowering: Lowering, step_s: float, *, fold: bool) -> float:
         return 0.0
     more = plan.experts.imbalance * (1 + plan.experts.imbalance_sigma)
     busier = plan.copy_with(expert_imbalance=more)
-    inputs = (lowering.whole, lowering.stack, lowering.calibration, lowering.curves)
+    inputs = (lowering.whole, lowering.asked, lowering.calibration, lowering.curves)
     return float(play(lower(lowering.model, busier, *inputs), fold=fold).step_s / step_s - 1)

@@ -71,6 +71,14 @@ class KindUse:
         return self.memory.fit
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShare:
+    """hangs_s: what the step would be shorter with endless bandwidth between nodes; tenth_less_s: longer with 10 % less."""
+
+    hangs_s: float
+    tenth_less_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Prediction:
     """How long a step takes, what it holds at its peak, how sure that is, and why.
@@ -80,7 +88,8 @@ class Prediction:
     breakdown: category -> seconds on the critical path; the values sum to step_s.
     spread: category -> what its one-sigma error makes of the step, relative to it; stack_sigma: the stack's own.
     communication: kind -> (exposed_s, hidden_s). remedies: what would make it fit, cheapest first, where it does not.
-    kinds: where GPUs differ; memory and verdict are then those of the kind that fits least.
+    kinds: where GPUs differ; memory and verdict are then those of the kind that fits least. network: where several nodes
+    take part and it was asked for (advise).
     """
 
     model: str
@@ -109,6 +118,7 @@ class Prediction:
     spread: dict[str, float] = field(default_factory=dict)
     stack_sigma: float = 0.0
     kinds: tuple[KindUse, ...] = ()
+    network: NetworkShare | None = None
 
     @property
     def verdict(self) -> Fit:

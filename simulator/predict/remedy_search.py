@@ -189,7 +189,7 @@ def remedies(lowering: Lowering, step_s: float, memory: MemoryUse) -> tuple[Reme
     plan, cluster = lowering.plan, lowering.cluster
     search = _Search(
         model=lowering.model,
-        stack=lowering.stack,
+        stack=lowering.asked,
         calibration=lowering.calibration,
         curves=lowering.curves,
         memory=memory,

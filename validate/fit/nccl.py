@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from simulator.spec.calibration.collective_curves import LinkCurves
-from simulator.work.collectives.call import Call, nic_share
-from simulator.work.collectives.call import nic_part
+from simulator.work.collectives.call import Call, nic_part, nic_share
 from simulator.work.collectives.cost import LOOPS, algorithm_of, form_of
 from simulator.work.collectives.proxy_messages import copied, crowd, posted_channels
 from simulator.work.collectives.volumes import Volume

@@ -29,7 +29,7 @@ def cluster_toml(cluster: Cluster) -> str:
 
 def _entries(table: Mapping[str, Any]) -> Iterator[str]:
     for key, value in table.items():
-        if value == () or isinstance(value, dict):  # a tier's sources stand in no file of one node
+        if value == () or isinstance(value, dict) or (key, value) == ("speed", 1.0):  # no tier's sources, no default
             continue
         if isinstance(value, tuple) and isinstance(value[0], dict):
             yield f"{key} = ["

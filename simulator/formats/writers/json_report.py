@@ -58,6 +58,7 @@ def report(prediction: Prediction, inputs: Mapping[str, Any] | None = None) -> d
             kind: {"exposed_s": float(exposed), "hidden_s": float(hidden)}
             for kind, (exposed, hidden) in p.communication.items()
         },
+        **({} if p.network is None else {"network": asdict(p.network)}),
         "checkpoint": None if p.checkpoint is None else {**asdict(p.checkpoint), "total_s": p.checkpoint.total_s},
         "memory": _memory(p.memory),
         "kinds": [

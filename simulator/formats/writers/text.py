@@ -81,6 +81,10 @@ def _speed(p: Prediction) -> Table:
         *([("", "", f"made of {_width(p)}")] if p.uncertainty else []),
         ("overlap", "", overlap),
     ]
+    if p.network is not None:
+        hangs_s, more_s = p.network.hangs_s, p.network.tenth_less_s
+        told = f"{hangs_s / p.step_s:.1%} hangs on bandwidth between nodes; 10 % less costs "
+        rows.append(("network", format_seconds(hangs_s), f"{told}{format_seconds(more_s)} ({more_s / p.step_s:.1%})"))
     rows += [throughput] if p.tokens_per_step else []
     if p.model_flop_per_step:
         rows += [("MFU", f"{p.mfu:.1%}", peak), ("HFU", f"{p.hfu:.1%}", "the same, recomputation counted too")]

@@ -7,7 +7,7 @@ cluster with unequal links goes through `fold`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +43,7 @@ __all__ = ["Lowering", "lower"]
 class Lowering:
     """A plan made concrete: its inputs resolved, its mesh, its blocks; `program(n)` plays n micro-batches.
 
+    stack: at the pace of the cluster's hosts; `asked` is the one to lower again with.
     cluster: without its exceptions, if any; `whole` has them. kinds: of its GPUs, where they differ. others: stages on other devices.
     """
 
@@ -50,6 +51,7 @@ class Lowering:
     plan: Plan
     cluster: Cluster
     stack: Stack
+    asked: Stack
     calibration: Calibration
     device: Device
     curves: LinkCurves
@@ -101,6 +103,14 @@ class Lowering:
     def whole(self) -> Cluster:
         """The cluster with its exceptions."""
         return self.cluster.model_copy(update={"exceptions": self.exceptions}) if self.exceptions else self.cluster
+
+    def on_network(self, speed: float) -> Lowering:
+        """The same where bytes between nodes flow `speed` times as fast."""
+        fabric = self.cluster.fabric
+        faster = fabric.model_copy(update={"speed": fabric.speed * speed})
+        cluster = self.whole.model_copy(update={"fabric": faster})
+        kinds = GpuKinds.of(cluster) if self.kinds is not None else None
+        return replace(self, cluster=cluster.usual, kinds=kinds)
 
     @property
     def _roles(self) -> tuple[str, ...]:
@@ -195,7 +205,7 @@ def lower(
     Raises PlanError with every fault: degrees, divisibilities, and what cannot be modelled yet.
     """
     legal(model, plan, cluster, stack)
-    model, stack = stack.stored(model), _as_hosted(stack, plan, cluster)
+    model, asked, stack = stack.stored(model), stack, _as_hosted(stack, plan, cluster)
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
     blocks = build_blocks(model, stack, plan)
@@ -208,6 +218,7 @@ def lower(
         plan=plan,
         cluster=cluster,
         stack=stack,
+        asked=asked,
         calibration=calibration,
         device=cluster.device,
         curves=curves,

@@ -143,6 +143,12 @@ class Cluster(Strict):
         data = {field: getattr(self, field) for field in type(self).model_fields}
         return self.parse({**data, "num_nodes": num_nodes}, self.name, ClusterError)
 
+    def with_measured(self, found: Sequence[object], place: str) -> Self:
+        """The same with these bandwidths as what its links were seen to give (measured.Bandwidth). Raises ClusterError."""
+        data = {field: getattr(self, field) for field in type(self).model_fields}
+        fabric = self.fabric.model_dump() | {"measured": tuple(found)}
+        return self.parse({**data, "fabric": fabric}, place, ClusterError)
+
     @property
     def usual(self) -> Self:
         """The cluster without its exceptions."""

@@ -116,7 +116,7 @@ class Fabric(Strict):
     oversubscription: a leaf's downlinks over its uplinks; 1 = no loss across the spine.
     nodes_used_per_leaf: how many nodes of each leaf are this cluster's; all unless stated. above: levels, lowest first.
     measured: bus bandwidths that the cluster was seen to give, inside its nodes (nodes = 1) and between them; collectives
-    follow them.
+    follow them. speed: a what-if: bytes between nodes flow as many times as fast as they otherwise would.
     """
 
     kind: Literal["rail_optimised", "fat_tree"] = "rail_optimised"
@@ -125,6 +125,7 @@ class Fabric(Strict):
     nodes_used_per_leaf: int | None = Field(ge=1, default=None)
     above: Annotated[tuple[FabricLevel, ...], Field(strict=False)] = ()
     measured: Annotated[tuple[Bandwidth, ...], BeforeValidator(_measured)] = ()
+    speed: float = Field(gt=0, le=1e6, default=1.0)
 
     @property
     def used_per_leaf(self) -> int:

@@ -9,7 +9,7 @@ from functools import cache
 from math import ceil, prod
 from typing import Any, Final
 
-from simulator.base.errors import ClusterError, PlanError, StackError
+from simulator.base.errors import PlanError, StackError
 from simulator.parallel.legality import check
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
@@ -127,11 +127,7 @@ def as_measured(cluster: Cluster, row: RunRow) -> Cluster:
         for kind, rate in stated.get(where, {}).items()
         if groups[where][1] > 1  # a job on one node has no group between nodes
     )
-    if not found:
-        return cluster
-    data = {name: getattr(cluster, name) for name in Cluster.model_fields}
-    fabric = cluster.fabric.model_dump() | {"measured": found}
-    return Cluster.parse(data | {"fabric": fabric}, f"line {row.line}", ClusterError)
+    return cluster.with_measured(found, f"line {row.line}") if found else cluster
 
 
 @cache

@@ -63,7 +63,7 @@ class Links:
     may do; None where each GPU has its even share. levels: of switches (topology.Fabric.levels). on_rails: the n-th NICs of all nodes share leaves of their own.
     amd: the host's CPUs are AMD's.
     off_rail: part of the group's traffic that changes rails whatever NCCL does, as nodes are cabled otherwise.
-    stated: what the cluster was seen to give in collectives of the call's kind (stated.py).
+    stated: what the cluster was seen to give in collectives of the call's kind (stated.py). network_speed: Fabric.speed.
     """
 
     architecture: str
@@ -85,6 +85,7 @@ class Links:
     amd: bool = False
     off_rail: float = 0.0
     stated: tuple[Stated, ...] = ()
+    network_speed: float = 1.0
 
     @classmethod
     def of(
@@ -119,6 +120,7 @@ class Links:
             fabric.kind == "rail_optimised",
             _amd(cluster),
             0.0 if shape is None else shape.off_rail,
+            network_speed=fabric.speed,
         )
 
 

@@ -250,7 +250,10 @@ def _cost(call: Call, curves: LinkCurves) -> CollectiveCost:
 
 def parts_of(call: Call, curves: LinkCurves) -> Parts:
     """What the call takes: by the model, or as its fabric was measured."""
-    return _followed(_model(call, curves), call, curves)[0] if call.links.stated else _model(call, curves)
+    parts, speed = _model(call, curves), call.links.network_speed
+    if call.links.stated:
+        parts, _ = _followed(parts, call, curves)
+    return parts if speed == 1 else replace(parts, far_s=parts.far_s / speed)
 
 
 def follows(call: Call, curves: LinkCurves) -> Follow | None:

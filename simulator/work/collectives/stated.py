@@ -58,7 +58,9 @@ def _of_kind(cluster: Cluster, kind: Kind, nccl: Nccl) -> list[Stated]:
         who = (gpus, one.nodes)
         if who not in seen:
             shape = _side_by_side(gpus, one.nodes, spans=one.nodes * cluster.gpus_per_node > cluster.nvlink_domain_size)
-            plain = cluster.model_copy(update={"fabric": cluster.fabric.model_copy(update={"measured": ()})})
+            plain = cluster.model_copy(
+                update={"fabric": cluster.fabric.model_copy(update={"measured": (), "speed": 1.0})}
+            )
             links = Links.of(plain, shape, kind, nccl)
             seen[who] = Placement.of(shape, links), links
         found.append(Stated(kind, one.size_bytes, one.time_s(gpus * one.nodes), *seen[who]))

@@ -1,0 +1,25 @@
+"""How much of a step hangs on the bandwidth between nodes: the step played again on networks of other speeds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulator.play.lower import Lowering
+from simulator.predict.play import play
+from simulator.predict.prediction import NetworkShare
+
+_FREE: Final = 1e6  # times as fast: what is left of a collective is its latency
+_TENTH_LESS: Final = 0.9
+
+
+def network_share(lowering: Lowering, step_s: float, *, fold: bool = True) -> NetworkShare | None:
+    """What `step_s`, the step as played, would lose and gain; None where no network joins the plan's devices."""
+    cluster = lowering.whole
+    if cluster.num_nodes == 1 or cluster.num_devices <= cluster.nvlink_domain_size or lowering.curves.ideal_links:
+        return None
+
+    def step_at(speed: float) -> float:
+        return float(play(lowering.on_network(speed), fold=fold).step_s)
+
+    hangs_s, more_s = step_s - step_at(_FREE), step_at(_TENTH_LESS) - step_s
+    return NetworkShare(hangs_s=max(0.0, hangs_s), tenth_less_s=max(0.0, more_s))
