@@ -55,6 +55,31 @@ def test_all_reduce_on_h100_picks_what_logs_show(size: int, ranks: int, expected
     assert (chosen.algorithm, chosen.protocol) == expected
 
 
+def test_steps_of_waiting_chunks_hide_behind_the_transfer_and_those_of_lines_do_not() -> None:
+    """t = launch + max(T, steps, fills): Slingshot's whole chunks; t = launch + steps + max(T, fills): its lines."""
+    curves = LinkCurves.load(DEFAULT_FILE)
+    waits = curves.network("slingshot")
+    mode = waits.modes["ring/simple"].model_copy(update={"fill_s": 1e-5, "fill_half_s": 1e-12})
+
+    def start_s(protocol: str, transfer_s: float, steps_s: float = 1e-3) -> float:
+        return waits.start_s(mode, 1e-4, 11, steps_s, protocol, transfer_s, ring=True)
+
+    assert start_s("simple", 1.0) == pytest.approx(1e-4)
+    assert start_s("simple", 4e-4) == pytest.approx(1e-4 + 6e-4)
+    assert start_s("simple", 4e-5, steps_s=0.0) == pytest.approx(1e-4 + 10 * 1e-5 - 4e-5)  # 11 steps, two in flight
+    assert start_s("ll", 1.0) == pytest.approx(1e-4 + 1e-3)
+
+
+def test_groups_beyond_those_measured_have_wider_intervals() -> None:
+    cluster = Cluster.load("hgx-h100-8", 256)
+    most = LinkCurves.load(DEFAULT_FILE).network("infiniband").max_nodes
+    assert most == 10
+    widths = [sigma("all_reduce", GIB, shape(8 * nodes, nodes), cluster) for nodes in (2, most, 16, 64, 256)]
+    assert widths[0] == widths[1]
+    assert widths[1] < widths[2] < widths[3] < widths[4]
+    assert widths[3] ** 2 - widths[1] ** 2 == pytest.approx((0.04 * 2.678) ** 2, rel=1e-3)  # log2 6.4
+
+
 def test_slow_cards_make_two_nodes_a_tree() -> None:
     """2 × p4de (4 × 100 Gb/s): 79 GB/s of bus bandwidth were measured, a ring could not pass 50.
 

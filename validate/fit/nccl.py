@@ -42,6 +42,9 @@ from validate.fit.link_classes import (
 from validate.fit.sweeps import Sample, band
 
 
+CHUNKS = PORT_MODES.index("ring/simple")  # whose steps go on while other chunks are under way
+
+
 @dataclass(frozen=True)
 class Terms:
     """The samples as arrays: everything of the model that is not a coefficient."""
@@ -127,12 +130,13 @@ def seconds(t: Terms, near: Array, far: Array | None = None) -> Array:
         return start + transfer + near[:, 3] * np.sqrt(transfer / (transfer + near[:, 4]))
     transfer = np.maximum(transfer, t.nic_s / far[:, 0] * (1 + t.crowd * far[:, 8]))
     near_hop = np.where(np.isin(t.mode, RINGS), np.maximum(near[:, 2], t.channels * far[:, 6]), near[:, 2])
-    start = (
-        near[:, 1] + far[:, 1] + t.local_steps * near_hop + t.network_steps * (far[:, 2] + (t.channels - 1) * far[:, 6])
-    )
+    far_hop = far[:, 2] + (t.channels - 1) * far[:, 6]
+    start = near[:, 1] + far[:, 1] + t.local_steps * near_hop + t.network_steps * far_hop
     start = start + t.copied * far[:, 7]
     fill = far[:, 3] * t.depth * np.sqrt(transfer / (transfer + far[:, 4]))
-    return start + np.where(t.waits > 0, np.maximum(transfer, fill), transfer + fill)
+    bound, steps = np.maximum(transfer, fill), t.local_steps * near_hop + t.network_steps * far_hop
+    waits = np.where(t.mode == CHUNKS, np.maximum(bound - steps, 0.0), bound)  # NetworkCurves.start_s
+    return start + np.where(t.waits > 0, waits, transfer + fill)
 
 
 def fit(t: Terms, start: Array, near: Array | None = None) -> Array:
@@ -322,7 +326,8 @@ def network_entry(
 ) -> dict[str, object]:
     """A network as the file has it."""
     network = NETWORKS[name]
-    own = {"waiting": network.waiting, "copied_bytes": network.copied_bytes}
+    nodes = max((s.call.place.num_domains for s in samples), default=0)
+    own = {"waiting": network.waiting, "copied_bytes": network.copied_bytes, "max_nodes": nodes}
     return entry(name, table, samples, error, left_out) | {"kinds": network.kinds, "when": network.when} | own
 
 

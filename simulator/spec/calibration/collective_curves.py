@@ -23,6 +23,8 @@ from simulator.base.schema import Strict, read_json
 PORT_TOLERANCE = 1.15  # a port whose data sheet is within this ratio of a calibrated one counts as the same port
 DEFAULT_FILE = TOPOLOGIES / "calibrations" / "links.calibration.json"
 NO_COPIES = "FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1"  # a setting of the network's own software, among a call's traits
+# One sigma of log time for each doubling of the nodes beyond those of a fit: what fits on fewer nodes were off, docs/scales.md
+DOUBLING_SIGMA = 0.04
 REFIT = "python experiments/fit_collectives.py"
 
 Family = Literal["nvlink", "pcie", "host"]
@@ -128,7 +130,9 @@ class NetworkCurves(LinkClass):
 
     when: further conditions, as `NAME=value` of the environment or `NCCL<2.19`; the class with most conditions wins.
     waiting: protocols in which a ring's message waits if all buffers of a channel are in flight; this wait is a second
-    bound beside that of the bytes. In other protocols no message waits, and a ring fills as a pipeline does.
+    bound beside that of the bytes, and for whole chunks the steps are a third: they go on while other chunks are under
+    way. In other protocols no message waits, and a ring fills as a pipeline does.
+    max_nodes: the largest groups of its sweeps (0: unknown); beyond them a call is an extrapolation.
     copied_bytes: messages up to this size are copied out of GPU memory by the host, one after another (Slingshot's
     immediate data, fi_cxi(7): FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1 forbids it).
     """
@@ -137,10 +141,15 @@ class NetworkCurves(LinkClass):
     when: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     copied_bytes: int = Field(ge=0, default=0)
+    max_nodes: int = Field(ge=0, default=0)
 
     def holds(self, traits: frozenset[str], release: tuple[int, ...]) -> bool:
         """Every condition of `when` does."""
         return applies(self.when, traits, release)
+
+    def beyond_sigma(self, num_nodes: int) -> float:
+        """What groups larger than any that was measured add to the interval."""
+        return DOUBLING_SIGMA * math.log2(max(1.0, num_nodes / self.max_nodes)) if self.max_nodes else 0.0
 
     def fill_depth(self, steps: int, protocol: str, *, ring: bool) -> float:
         """The fill of a call of `steps`, in units of the fill of one step."""
@@ -150,10 +159,16 @@ class NetworkCurves(LinkClass):
         """A ring's messages wait for earlier ones, so their number limits its speed, as the bytes do."""
         return ring and protocol in self.waiting
 
-    def fill_s(self, mode: Mode, steps: int, protocol: str, transfer_s: float, *, ring: bool) -> float:
-        """Seconds of a call over nodes beyond its launch, hops and transfer."""
+    def start_s(  # noqa: PLR0913, PLR0917  what a call over nodes waits for
+        self, mode: Mode, launch_s: float, steps: int, steps_s: float, protocol: str, transfer_s: float, *, ring: bool
+    ) -> float:
+        """Seconds of a call over nodes beyond its transfer: launch, steps and the pipeline's fill."""
         fill = pipeline_fill_s(mode, transfer_s, self.fill_depth(steps, protocol, ring=ring))
-        return max(0.0, fill - transfer_s) if self.waits(protocol, ring=ring) else fill
+        if not self.waits(protocol, ring=ring):
+            return launch_s + steps_s + fill
+        if protocol == "simple":
+            return launch_s + max(0.0, max(fill, steps_s) - transfer_s)
+        return launch_s + steps_s + max(0.0, fill - transfer_s)
 
     def copies(self, message_bytes: float, traits: frozenset[str]) -> bool:
         """Whether the host copies a message of that size out of GPU memory."""

@@ -351,11 +351,11 @@ def latency_s(
     near_hop_s = max(local.hop_s, channels * far.post_s) if algorithm in LOOPS else local.hop_s
     far_hop_s = far.hop_s + (channels - 1) * far.post_s + (far.copied_s if copied else 0.0)
     steps = form.local_steps * near_hop_s + form.network_steps * far_hop_s
-    delay_s = local.base_s + far.base_s + steps
+    launch_s = local.base_s + far.base_s
     if algorithm in ("p2p", "send"):
-        return delay_s + pipeline_fill_s(far, transfer_s)
+        return launch_s + steps + pipeline_fill_s(far, transfer_s)
     every = form.local_steps + form.network_steps
-    return delay_s + network.fill_s(far, every, protocol, transfer_s, ring=algorithm in LOOPS)
+    return network.start_s(far, launch_s, every, steps, protocol, transfer_s, ring=algorithm in LOOPS)
 
 
 def _drop_zero(link_bytes: dict[str, Number]) -> dict[str, Number]:

@@ -95,7 +95,8 @@ def sigma(
     if followed is not None:
         return followed.sigma
     port = port_curves(call, curves)
-    measured = network_curves(call, curves) if call.place.num_domains > 1 else port
+    network = network_curves(call, curves) if call.place.num_domains > 1 else None
+    measured = network or port
     algorithm, protocol = algorithm_of(call, curves)
     environment = call.nccl.environment
     was_set = environment.max_channels is not None or environment.buffer_bytes != DEFAULT_BUFFER_BYTES
@@ -105,6 +106,7 @@ def sigma(
         _HOST_SIGMA if call.links.nics is not None and call.links.nics.in_memory and call.links.rdma else 0.0,
         _PRIOR_SIGMA if f"{algorithm}/{protocol}" in measured.priors else 0.0,
         _SET_SIGMA if was_set else 0.0,
+        network.beyond_sigma(call.place.num_domains) if network else 0.0,
     )
     return math.hypot(_band(measured.quality, size_bytes), measured.quality.between_machines, *added)
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Final
 
+from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
 from simulator.work.collectives.call import Call, Placement
 from simulator.work.collectives.stated import Stated
 
-# One sigma of log time. A repeated sweep of the same nodes, and another job's placement on them; each doubling of the
-# nodes beyond what was stated; a number of one collective that stands for another's: priors, to be held against sweeps.
+# One sigma of log time. A repeated sweep of the same nodes, and another job's placement on them; a number of one collective
+# that stands for another's: priors. Each doubling of the nodes beyond what was stated: docs/scales.md.
 REPEAT_SIGMA: Final = 0.05
-DOUBLING_SIGMA: Final = 0.05
 OTHER_KIND_SIGMA: Final = 0.10
 _STEPS: Final = 60  # of a bisection: to 1e-15 of a range of e^±10
 _RANGE: Final = 10.0
