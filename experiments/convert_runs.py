@@ -81,7 +81,17 @@ def zipped(text: str) -> bytes:
 
 
 def converted(row: RunRow) -> RunRow:
-    """The row in plain columns. Raises AssertionError where they cannot say what the row means."""
+    """The row in plain columns. Raises AssertionError where they cannot say what the row means.
+
+    Keys of plan, stack and model that the table itself states are kept as they stand.
+    """
+    own = dict(row.settings)
+    row = replace(row, settings=tuple(one for one in row.settings if one[0].startswith("fabric.")))
+    found = _converted(row)
+    return _also(found, own) if own else found
+
+
+def _converted(row: RunRow) -> RunRow:
     try:
         meant = meaning.resolve(row)
     except RefusedError as exc:

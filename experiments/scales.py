@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA, default_curves
+from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA, PAIRS_DOUBLING_SIGMA, default_curves
 from simulator.studies.backtest.text import percent
 from simulator.work.collectives.cost import call_s
 from simulator.work.collectives.stated import Stated
@@ -60,6 +60,7 @@ _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 class Cell:
     """Errors of one collective of one machine at so many nodes. doublings: from the largest count that was fitted."""
 
+    kind: str
     errors: Array
     doublings: float
 
@@ -92,7 +93,9 @@ def fewer_nodes(samples: Sequence[Sample], every: list[Cell]) -> Iterator[str]:
             beyond = [s for s in mine if s.call.place.num_domains > most and band(s.call.size_bytes) == "large"]
             for sample, error in zip(beyond, errors(beyond, table, near), strict=True):
                 cells[sample.call.kind, sample.machine, sample.call.place.num_domains].append(float(error))
-            found = {key: Cell(np.array(value), math.log2(key[2] / most)) for key, value in sorted(cells.items())}
+            found = {
+                key: Cell(key[0], np.array(value), math.log2(key[2] / most)) for key, value in sorted(cells.items())
+            }
             by_kind = [text([cell for key, cell in found.items() if key[0] == kind]) for kind in _KINDS]
             predicted = ", ".join(map(str, sorted({key[2] for key in found})))
             yield f"| {name} | {most} | {predicted} | {' | '.join(by_kind)} | {text(list(found.values()))} |"
@@ -115,6 +118,7 @@ def own_numbers(samples: Sequence[Sample]) -> Iterator[str]:
         calls = [replace(s.call, links=replace(s.call.links, stated=stated)) for s in beyond]
         own, shipped = (
             Cell(
+                kind,
                 np.array(
                     [math.log(float(call_s(c, default_curves())) / s.time_s) for c, s in zip(each, beyond, strict=True)]
                 ),
@@ -137,18 +141,24 @@ def _stated(samples: Sequence[Sample]) -> Iterator[Stated]:
         yield Stated(call.kind, size, float(np.median([s.time_s for s in same])), call.place, call.links)
 
 
+def per_doubling(cells: Sequence[Cell]) -> float:
+    """Root mean square of the cells' biases, each for one doubling of the nodes."""
+    return math.sqrt(float(np.mean([(float(np.median(cell.errors)) / cell.doublings) ** 2 for cell in cells])))
+
+
 def page() -> str:
     """The whole page."""
     samples = [sample for sample, _ in read_samples(TABLE) if sample is not None]
     cells: list[Cell] = []
     lines = [HEAD, *fewer_nodes(samples, cells), OWN, *own_numbers(samples)]
-    steps = [float(np.median(cell.errors)) / cell.doublings for cell in cells]
-    spread = math.sqrt(float(np.mean(np.square(steps))))
+    pairs, rings = ([cell for cell in cells if (cell.kind == "all_to_all") == one] for one in (True, False))
     lines.append(
         "\n## How fast an interval widens\n\n"
-        f"The biases of the {len(steps)} cells (a machine's collective at a count of nodes) of the first table, each over the "
-        f"doublings from the largest count that was fitted, have a root mean square of {percent(spread)} a doubling. Intervals "
-        f"of groups beyond what a network was fitted or stated on widen by one sigma of {percent(DOUBLING_SIGMA)} for each.\n"
+        "The biases of the first table's cells (a machine's collective at a count of nodes), each over the doublings from the "
+        f"largest count that was fitted, have a root mean square of {percent(per_doubling(rings))} a doubling in {len(rings)} cells "
+        f"of rings and trees and of {percent(per_doubling(pairs))} in {len(pairs)} of all-to-alls. Intervals of groups beyond what "
+        f"a network was fitted or stated on widen by one sigma of {percent(DOUBLING_SIGMA)} and {percent(PAIRS_DOUBLING_SIGMA)} "
+        "for each.\n"
     )
     return "\n".join(lines)
 

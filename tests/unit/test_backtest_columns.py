@@ -157,6 +157,15 @@ def test_a_jobs_own_fabric_is_that_of_its_cluster(tmp_path: Path) -> None:
     assert run_of(tmp_path, inter_allreduce_gbps="", fabric_message_bytes="").cluster.fabric.measured == ()
 
 
+def test_the_version_of_nccl_is_text_and_changes_what_it_chooses(tmp_path: Path) -> None:
+    for column in ("nccl_version", "stack.nccl.version"):
+        run = run_of(tmp_path, **{column: "2.18"})
+        assert run.stack.nccl.version == "2.18"
+        assert run.stack.software().release == (2, 18)
+    with pytest.raises(StackError, match="nccl"):
+        run_of(tmp_path, nccl_version="newest")
+
+
 def test_a_slow_fabric_of_the_jobs_own_makes_its_step_slow(tmp_path: Path) -> None:
     def step_s(**cells: str) -> float:
         (row,) = backtest.run(read_measured(table(tmp_path, n_gpus="32", **cells))).as_json()["rows"]  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ import pytest
 
 from simulator.base.errors import CalibrationError, ClusterError, PlanError
 from simulator.parallel.mesh import GroupShape
-from simulator.spec.calibration.collective_curves import DEFAULT_FILE
+from simulator.spec.calibration.collective_curves import DEFAULT_FILE, DOUBLING_SIGMA
 from simulator.spec.cluster import Cluster
 from simulator.spec.software.nccl import Nccl
 from simulator.work.collectives import (
@@ -77,7 +77,7 @@ def test_groups_beyond_those_measured_have_wider_intervals() -> None:
     widths = [sigma("all_reduce", GIB, shape(8 * nodes, nodes), cluster) for nodes in (2, most, 16, 64, 256)]
     assert widths[0] == widths[1]
     assert widths[1] < widths[2] < widths[3] < widths[4]
-    assert widths[3] ** 2 - widths[1] ** 2 == pytest.approx((0.04 * 2.678) ** 2, rel=1e-3)  # log2 6.4
+    assert widths[3] ** 2 - widths[1] ** 2 == pytest.approx((DOUBLING_SIGMA * 2.678) ** 2, rel=1e-3)  # log2 6.4
 
 
 def test_slow_cards_make_two_nodes_a_tree() -> None:

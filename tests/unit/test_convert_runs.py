@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
+import fabrics_in_runs
 import pytest
-from convert_runs import PLAIN, RAW, converted, table, zipped
+from convert_runs import PLAIN, RAW, _cells, converted, table, zipped
 from runs_table import meaning
 from runs_table.frameworks import framework_rule
 
@@ -74,3 +77,36 @@ def test_maxtext_counted_half_of_attention_and_all_parameters_before_may_2024() 
     found = step_seconds(row, 8, convention, Model.load("llama2-7b"))
     assert found == pytest.approx(flop / (8 * 492e12), rel=1e-12)
     assert framework_rule(replace(row, notes="")).flop_convention == "full_attention"
+
+
+def test_what_a_job_measured_of_its_fabric_stays_with_its_row() -> None:
+    settings = (("fabric.inter.all_reduce", 92.2), ("fabric.size_bytes", 2**28), ("stack.nccl.version", "2.18.6"))
+    row = replace(LLAMA2_7B, framework="PyTorch FSDP2", n_gpus=32, global_batch=128, settings=settings)
+    plain = converted(row)
+    assert dict(settings).items() <= dict(plain.settings).items()
+    cells = _cells(plain)
+    assert (cells["inter_allreduce_gbps"], cells["fabric_message_bytes"], cells["nccl_version"]) == (
+        "92.2",
+        str(2**28),
+        "2.18.6",
+    )
+    assert [one.bus_bytes_per_s for one in resolve(plain).cluster.fabric.measured] == [92.2e9]
+
+
+def test_rows_with_a_fabric_are_told_by_node_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        replace(LLAMA2_7B, id=str(n), framework="PyTorch FSDP2", n_gpus=8 * n, global_batch=32 * n, source="ours",
+                settings=(("fabric.inter.all_gather", 20.0),))
+        for n in (2, 4)
+    ]  # fmt: skip
+    written = [_cells(converted(row)) for row in rows]
+    path = tmp_path / "runs.csv"
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(written[0]))
+        writer.writeheader()
+        writer.writerows(written)
+    assert fabrics_in_runs.main([str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[2].strip() for line in lines[2:]] == ["2 nodes", "4 nodes", "one stage", "all"]
+    without, with_numbers = (lines[3].split("|")[column] for column in (4, 6))
+    assert without != with_numbers

@@ -41,7 +41,6 @@ from validate.fit.link_classes import (
 )
 from validate.fit.sweeps import Sample, band
 
-
 CHUNKS = PORT_MODES.index("ring/simple")  # whose steps go on while other chunks are under way
 
 

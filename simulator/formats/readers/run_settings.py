@@ -26,23 +26,23 @@ _INTEGER: Final = re.compile(r"-?[0-9]{1,15}")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?(e-?[0-9]{1,3})?")
 _WORDS: Final = {"true": True, "false": False}
 MESSAGE_BYTES: Final = "fabric_message_bytes"
-_FABRIC: Final = {
+_NAMED: Final = {
     f"{where}_{name}_gbps": f"fabric.{where}.{kind}"
     for where in ("inter", "intra")
     for name, kind in COLLECTIVES.items()
-} | {MESSAGE_BYTES: "fabric.size_bytes"}
+} | {MESSAGE_BYTES: "fabric.size_bytes", "nccl_version": "stack.nccl.version"}
 
 
 def column_of(setting: str) -> str:
     """The column of a key behind its noun: what `setting_of` reads back."""
-    back = {key: column for column, key in _FABRIC.items()}
+    back = {key: column for column, key in _NAMED.items()}
     return back.get(setting, setting.removeprefix("plan."))
 
 
 def setting_of(column: str) -> str | None:
     """The key behind its noun (`plan.reduce_dtype`) where the column is one; None where it is none."""
-    if column in _FABRIC:
-        return _FABRIC[column]
+    if column in _NAMED:
+        return _NAMED[column]
     first, _, rest = column.partition(".")
     noun, path = (first, rest) if first in _NOUNS and rest else ("plan", column)
     *tables, key = path.split(".")
@@ -57,14 +57,17 @@ def _written(owner: type[BaseModel]) -> Mapping[str, FieldInfo]:
 
 def setting_parser(setting: str) -> Parser:
     """The parser of its cells; None where blank."""
-    if setting in _FABRIC.values():
-        return integer_cell if setting == _FABRIC[MESSAGE_BYTES] else number_cell
+    if setting.startswith("fabric."):
+        return integer_cell if setting == _NAMED[MESSAGE_BYTES] else number_cell
     noun, *tables, key = setting.split(".")
     owner = model_at(_NOUNS.get(noun, Plan), tables)
     assert owner is not None, setting
-    listed = "tuple" in str(_written(owner)[key].annotation)
+    annotation = _written(owner)[key].annotation
+    listed, is_text = "tuple" in str(annotation), annotation is str
 
     def parse(cell: str) -> object:
+        if is_text:  # NCCL 2.18 is no number
+            return text_cell(cell) or None
         words = [_value(word) for word in text_cell(cell).split()]
         if not words:
             return None

@@ -23,8 +23,9 @@ from simulator.base.schema import Strict, read_json
 PORT_TOLERANCE = 1.15  # a port whose data sheet is within this ratio of a calibrated one counts as the same port
 DEFAULT_FILE = TOPOLOGIES / "calibrations" / "links.calibration.json"
 NO_COPIES = "FI_CXI_DISABLE_NON_INJECT_MSG_IDC=1"  # a setting of the network's own software, among a call's traits
-# One sigma of log time for each doubling of the nodes beyond those of a fit: what fits on fewer nodes were off, docs/scales.md
-DOUBLING_SIGMA = 0.04
+# One sigma of log time for each doubling of the nodes beyond those of a fit, of rings and trees and of all-to-alls, whose
+# streams crowd: what fits on fewer nodes were off, docs/scales.md
+DOUBLING_SIGMA, PAIRS_DOUBLING_SIGMA = 0.035, 0.045
 REFIT = "python experiments/fit_collectives.py"
 
 Family = Literal["nvlink", "pcie", "host"]
@@ -147,9 +148,9 @@ class NetworkCurves(LinkClass):
         """Every condition of `when` does."""
         return applies(self.when, traits, release)
 
-    def beyond_sigma(self, num_nodes: int) -> float:
-        """What groups larger than any that was measured add to the interval."""
-        return DOUBLING_SIGMA * math.log2(max(1.0, num_nodes / self.max_nodes)) if self.max_nodes else 0.0
+    def beyond_sigma(self, kind: str, num_nodes: int) -> float:
+        """What groups larger than any that was measured add to the interval of a collective."""
+        return doubling_sigma(kind) * math.log2(max(1.0, num_nodes / self.max_nodes)) if self.max_nodes else 0.0
 
     def fill_depth(self, steps: int, protocol: str, *, ring: bool) -> float:
         """The fill of a call of `steps`, in units of the fill of one step."""
@@ -159,7 +160,7 @@ class NetworkCurves(LinkClass):
         """A ring's messages wait for earlier ones, so their number limits its speed, as the bytes do."""
         return ring and protocol in self.waiting
 
-    def start_s(  # noqa: PLR0913, PLR0917  what a call over nodes waits for
+    def start_s(
         self, mode: Mode, launch_s: float, steps: int, steps_s: float, protocol: str, transfer_s: float, *, ring: bool
     ) -> float:
         """Seconds of a call over nodes beyond its transfer: launch, steps and the pipeline's fill."""
@@ -224,6 +225,11 @@ class LinkCurves(Strict):
             raise CalibrationError(Fault(place=self.name, problem=problem, remedy=f"run {REFIT}"))
         named = [n for n in self.networks if kind.lower() in n.kinds and n.holds(traits, release)]
         return max(named, key=lambda n: len(n.when), default=self.networks[0])
+
+
+def doubling_sigma(kind: str) -> float:
+    """What each doubling of a collective's nodes beyond those that were measured adds to its interval."""
+    return PAIRS_DOUBLING_SIGMA if kind == "all_to_all" else DOUBLING_SIGMA
 
 
 _RELEASE = "NCCL<"

@@ -106,7 +106,7 @@ def sigma(
         _HOST_SIGMA if call.links.nics is not None and call.links.nics.in_memory and call.links.rdma else 0.0,
         _PRIOR_SIGMA if f"{algorithm}/{protocol}" in measured.priors else 0.0,
         _SET_SIGMA if was_set else 0.0,
-        network.beyond_sigma(call.place.num_domains) if network else 0.0,
+        network.beyond_sigma(call.kind, call.place.num_domains) if network else 0.0,
     )
     return math.hypot(_band(measured.quality, size_bytes), measured.quality.between_machines, *added)
 

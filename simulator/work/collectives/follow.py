@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Final
 
-from simulator.spec.calibration.collective_curves import DOUBLING_SIGMA
+from simulator.spec.calibration.collective_curves import doubling_sigma
 from simulator.work.collectives.call import Call, Placement
 from simulator.work.collectives.stated import Stated
 
@@ -90,7 +90,7 @@ def follow_of(call: Call, model: Callable[[Call], Parts], *, far: bool) -> Follo
     part = math.log(count / below) / math.log(above / below) if above > below and below <= count else 0.0
     distance = min(abs(math.log2(count / n)) for n in known)
     other = OTHER_KIND_SIGMA if mine[0].kind != call.kind else 0.0
-    sigma = math.hypot(REPEAT_SIGMA, DOUBLING_SIGMA * distance, other)
+    sigma = math.hypot(REPEAT_SIGMA, doubling_sigma(call.kind) * distance, other)
     return Follow(_between(low[0], high[0], part), _between(low[1], high[1], part), sigma)
 
 
