@@ -18,7 +18,7 @@ from simulator.predict import predict
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
-from simulator.work.collectives import collective_s
+from simulator.work.collectives import collective_s, copies
 
 H100 = Cluster.load("hgx-h100-8", 4)
 
@@ -209,3 +209,24 @@ def test_playing_a_step_again_does_not_slow_its_hosts_twice() -> None:
     network = predict(Model.load("gpt2"), plan, cluster, advise=True).network
     assert network is not None
     assert network.hangs_s > network.tenth_less_s > 0
+
+
+def test_a_node_with_fewer_cards_gives_less_than_the_usual_ones_were_measured_to() -> None:
+    """All-gathers of 4 nodes run at the pace of the one that has half of its NICs."""
+    stated = with_fabric(H100, ["allgather=200@4", "allgather=300@1"])
+    data = {name: getattr(stated, name) for name in Cluster.model_fields}
+    halved = Cluster.parse(data | {"exceptions": ({"nodes": "3", "num_nics": 4},)}, "test", ClusterError)
+    model, plan = Model.load("llama3-8b"), Plan(dp_shard=32, micro_batch_size=1, seq_len=1024)
+    half = with_fabric(H100, ["allgather=100@4", "allgather=300@1"])
+    assert predict(model, plan, halved).step_s == pytest.approx(predict(model, plan, half).step_s, rel=0.03)
+    assert predict(model, plan, halved).step_s > 1.5 * predict(model, plan, stated).step_s
+
+
+def test_copies_between_gpus_follow_slow_links_and_not_a_quick_library() -> None:
+    def seconds(cluster: Cluster) -> float:
+        cost, _ = copies("all_gather", 2**28, group(1), cluster)
+        return sum(float(b) for b in cost.link_bytes.values())
+
+    usual = seconds(H100)
+    assert seconds(with_fabric(H100, ["allgather=40@1"])) > 5 * usual
+    assert seconds(with_fabric(H100, ["allgather=390@1"])) == usual

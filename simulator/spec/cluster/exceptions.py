@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -18,6 +19,7 @@ from simulator.base.schema import Strict
 from simulator.base.units import Bytes, BytesPerS, UnitError, format_bytes, parse_bytes
 from simulator.spec.cluster.device import Device
 from simulator.spec.cluster.hosts import usual_links
+from simulator.spec.cluster.measured import scaled
 from simulator.spec.cluster.parts import MAX_NODES, IntraKind
 
 if TYPE_CHECKING:
@@ -184,6 +186,14 @@ class GpuKinds:
         if cluster.inter is not None:
             nics = {"num_nics": far.num_nics, "nic_bytes_per_s": far.nic_bytes_per_s}
             changed["inter"] = cluster.inter.model_copy(update=nics)
+        if cluster.fabric.measured:  # of the usual nodes: slower links give as much less
+            inside = near.intra_bytes_per_s / cluster.intra.bytes_per_s
+            between = far.num_nics * far.nic_bytes_per_s / cluster.node_bytes_per_s if cluster.inter else 1.0
+            rate = partial(scaled, near=min(1.0, inside), far=min(1.0, between))
+            measured = tuple(
+                rate(one, domain=cluster.nvlink_domain_size // cluster.gpus_per_node) for one in cluster.fabric.measured
+            )
+            changed["fabric"] = cluster.fabric.model_copy(update={"measured": measured})
         return cluster.model_copy(update=changed)
 
 

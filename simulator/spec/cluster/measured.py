@@ -53,6 +53,12 @@ class Bandwidth(Strict):
         return float(bus_factor(self.collective, num_ranks)) * self.size_bytes / self.bus_bytes_per_s
 
 
+def scaled(one: Bandwidth, *, near: float, far: float, domain: int) -> Bandwidth:
+    """The number on links so many times as fast inside NVLink domains, of so many nodes each, and between them."""
+    factor = near if one.nodes <= max(1, domain) else far
+    return one.model_copy(update={"bus_bytes_per_s": factor * one.bus_bytes_per_s})
+
+
 def canonical(name: str) -> Collective | None:
     """The collective of a name, however it is spelled: allreduce, all_reduce, all-reduce."""
     return COLLECTIVES.get(name.lower().replace("_", "").replace("-", ""))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.work.collectives.call import Call
-from simulator.work.collectives.cost import call_of, link_capacities
+from simulator.work.collectives.cost import call_of, follows, link_capacities
 from simulator.work.collectives.effects import MEMORY_PASSES
 from simulator.work.program import CollectiveCost, Number
 
@@ -45,12 +45,17 @@ def copies(
     num_bytes = Fraction(shape.num_ranks - 1, shape.num_ranks) * size_bytes * call.links.detour
     if curves.ideal_links:
         return CollectiveCost(latency_s=Fraction(0), link_bytes={call.links.port_link: num_bytes}), 0.0
-    seconds = float(num_bytes) / (ENGINE_EFFICIENCY * call.port.bytes_per_s)
+    followed = follows(call, curves)
+    slow = (
+        max(1.0, followed.flow) if followed else 1.0
+    )  # links that slow NCCL slow copies; its speed says nothing of theirs
+    seconds = slow * float(num_bytes) / (ENGINE_EFFICIENCY * call.port.bytes_per_s)
     capacity: Number = link_capacities(cluster, curves)[call.links.port_link]
     cost = CollectiveCost(
         latency_s=(shape.num_ranks - 1) * STEP_S, link_bytes={call.links.port_link: seconds * float(capacity)}
     )
-    return cost, min(0.9, memory_weight * MEMORY_PASSES * _read_bytes_per_s(call) / cluster.device.memory_bytes_per_s)
+    read_bytes_per_s = _read_bytes_per_s(call) / slow
+    return cost, min(0.9, memory_weight * MEMORY_PASSES * read_bytes_per_s / cluster.device.memory_bytes_per_s)
 
 
 def _read_bytes_per_s(call: Call) -> float:
