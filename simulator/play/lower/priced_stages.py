@@ -18,7 +18,7 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.offload import Moves, UnitMoves, moves
 from simulator.work.ops import ModelBlocks, optimizer_kernels
-from simulator.work.script import Hop, UnitComm, agreement, communication, pieces, stepped_numel
+from simulator.work.script import Hop, UnitComm, agreement, communication, last_of, pieces, stepped_numel
 from simulator.work.script.order import Chunk
 
 
@@ -112,7 +112,7 @@ def _units(
     """Embedding, blocks and head of a rank's share in forward order, each with its communication."""
     comms = {comm.unit: comm for comm in communication(shard, plan, node_ranks)}
     if isinstance(shard, ModelShard) and shard.holds_head and not shard.holds_embedding:
-        comms["head"] = replace(comms["embedding"], unit="head")  # FSDP's root, without the embedding
+        comms["head"] = last_of(comms["embedding"], comms["head"])
     every = plan.recompute.every if plan.recompute.mode == "every_k" else 1
     layers = [
         _unit(

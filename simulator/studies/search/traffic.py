@@ -13,7 +13,7 @@ from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.studies.search.blocks import NO_USE, Use, use_of
 from simulator.work.ops import optimizer_kernels
-from simulator.work.script import UnitComm, communication, pieces, stepped_numel
+from simulator.work.script import UnitComm, communication, last_of, pieces, stepped_numel
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def held(shard: Model, units: tuple[UnitGroup, ...]) -> tuple[UnitGroup, ...]:
         return units
     first, *layers, last = units
     if shard.holds_head and not shard.holds_embedding:
-        return *layers, first
+        return *layers, UnitGroup(1, last_of(first.comm, last.comm))
     return (*((first,) if shard.holds_embedding else ()), *layers, *((last,) if shard.holds_head else ()))
 
 

@@ -34,7 +34,7 @@ from simulator.work.script.sharding import (
     stepped_numel,
 )
 from simulator.work.script.step import step_script
-from simulator.work.script.unit_comm import UnitComm
+from simulator.work.script.unit_comm import UnitComm, last_of
 from simulator.work.script.zero_redundancy import ZERO_REDUNDANCY
 
 for _one in (DDP, FSDP1, FSDP2, ZERO_REDUNDANCY, DEEPSPEED, MEGATRON):  # in the order in which people see them
@@ -53,6 +53,7 @@ __all__ = [
     "implementation_of",
     "keeps_layers",
     "keeps_root",
+    "last_of",
     "model_state_bytes",
     "optimizer_tensors",
     "pieces",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulator.base.kernels import Stream
 from simulator.work.script.hops import Hop
@@ -41,3 +41,9 @@ class UnitComm:
     experts: UnitComm | None = None
     hops: tuple[Hop, ...] = ()
     late_all_reduce: bool = False
+
+
+def last_of(root: UnitComm, head: UnitComm) -> UnitComm:
+    """What a stage with the head and without the embedding sends of its end: the head's, or FSDP's root, which holds it."""
+    own = head.reduce_scatter_bytes or head.all_reduce_bytes or head.parameter_gather_bytes or head.hops
+    return head if own else replace(root, unit=head.unit)
