@@ -113,9 +113,9 @@ def _megatron(
 OTHERS: tuple[FrameworkRule, ...] = (
     FrameworkRule(
         pattern=r"nanotron",
-        eager="nanotron-2024",
-        compiled="nanotron-2024",
-        replicated="megatron",
+        eager="nanotron-2025",
+        compiled="nanotron-2025",
+        replicated="nanotron",
         recompute="none",
         reduce_dtype="fp32",
         sequence_parallel=True,

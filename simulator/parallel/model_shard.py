@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from simulator.parallel.pipeline import num_positions, position, stage_layers
+from simulator.parallel.pipeline.balance import dealt
 from simulator.spec.model import BodyKind, LayerKind, Model, Parameter, wide
 from simulator.spec.model.experts import Experts, StoredExperts
 from simulator.spec.model.hybrid import Mamba
@@ -97,7 +98,7 @@ def shard_of(model: Model, plan: Plan, stage: int = 0) -> Model:
     if isinstance(model, ModelShard) or (plan.tp * plan.pp * plan.ep == 1 and not bf16_layers(model, plan)):
         return model
     schedule, pp, chunks = plan.pipeline_schedule, plan.pp, plan.pipeline.virtual_stages
-    held = stage_layers(model.num_layers, pp, chunks, split=plan.split, schedule=schedule)[stage]
+    held = stage_layers(model.num_layers, pp, chunks, split=dealt(model, plan), schedule=schedule)[stage]
     places = [position(schedule, pp, stage, chunk) for chunk in range(chunks)]
     last = num_positions(schedule, pp, chunks) - 1
     fields = {

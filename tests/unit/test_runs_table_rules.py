@@ -93,7 +93,7 @@ def kinds(**changes: Any) -> str:
         ("MaxText (JAX/XLA)", "", None, "maxtext-2024"),
         ("lit-gpt fork, PyTorch FSDP", "", None, "llm-lit"),
         ("DeepSpeed 0.14", "", None, "deepspeed-0.14"),
-        ("nanotron", "", None, "nanotron-2024"),
+        ("nanotron", "", None, "nanotron-2025"),
         ("GPT-NeoX (DeeperSpeed)", "", None, "gpt-neox-2023"),
         ("Colossal-AI 0.3 (Gemini)", "", None, "colossalai-2024"),
         ("torchtune 0.4", "", None, "torchtune-2024"),

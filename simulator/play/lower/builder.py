@@ -308,17 +308,30 @@ class Builder:
         return Work(parts=tuple(parts), host_s=host_s)
 
     def send_message(
-        self, label: str, message: str, size_bytes: int, pair: tuple[int, int], *after: int | None, lane: str = ""
+        self,
+        label: str,
+        message: str,
+        size_bytes: int,
+        pair: tuple[int, int],
+        *after: int | None,
+        lane: str = "",
+        tensors: int = 1,
+        in_turn: bool = False,
     ) -> int:
         """Append this stage's end of a message of `size_bytes` from stage pair[0] to pair[1]; both ends meet.
 
-        message: what tells it from the others between the same ranks. lane: messages of two lanes do not wait for each other. The sender's links are loaded, and where the two
+        message: what tells it from the others between the same ranks. tensors: that it carries, each of which both agree upon first. lane: messages of two lanes do not wait for each other. The sender's links are loaded, and where the two
         GPUs differ, the receiver's way in: the slower one decides.
         """
         (source, target), group_kinds = pair, self._peers.pair(pair)
         sends = self._stage == source
-        one = mine = self._fabric.message(pair, size_bytes, group_kinds)
+        one = self._fabric.message(pair, size_bytes, group_kinds)
+        if agreed_s := tensors * self._fabric.stack.host.message_s:
+            one = replace(one, latency_s=one.latency_s + agreed_s)
+        mine = one
         stream = f"nccl:pp {source} to {target}{lane}"
+        if in_turn:
+            stream = f"nccl:pp {min(pair)} and {max(pair)}"
         if not sends:
             comes_in = one.link_bytes if group_kinds is not None and len(group_kinds.members) > 1 else {}
             mine = CollectiveCost(latency_s=0.0, link_bytes={f"{link}{IN}": size for link, size in comes_in.items()})

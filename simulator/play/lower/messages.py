@@ -3,10 +3,13 @@
 Non-interleaved schedules of Megatron and DeepSpeed exchange with their neighbours between two pieces of compute and wait
 for both directions (megatron/core/pipeline_parallel/p2p_communication.py: batch_isend_irecv, wait, then
 torch.cuda.synchronize(), so the host starts anew each time); interleaved ones, and torch's, send and receive beside
-compute (overlap_p2p_comm).
+compute (overlap_p2p_comm). nanotron's stages wait like Megatron's, and send one message at a time, behind its tensors'
+shapes, which the receiver's host reads (parallel/pipeline_parallel/state.py, run_communication; p2p.py, _recv_meta).
 """
 
 from __future__ import annotations
+
+from typing import TypedDict
 
 from simulator.parallel.pipeline import Action, neighbours
 from simulator.play.lower.builder import Builder
@@ -23,7 +26,7 @@ def receive(build: Builder, stage: Stage, action: Action) -> None:
         source, _ = near.receives
         label = f"receive {action} from stage {source}"
         message, pair = _message(stage.index, action), (source, stage.index)
-        build.hold(build.send_message(label, message, stage.message_bytes, pair, gate, lane=_lane(plan, action)))
+        build.hold(build.send_message(label, message, stage.message_bytes, pair, gate, **_way(stage, action)))
 
 
 def send(build: Builder, stage: Stage, action: Action, end: int) -> None:
@@ -34,9 +37,23 @@ def send(build: Builder, stage: Stage, action: Action, end: int) -> None:
         target, then = near.sends
         label = f"send {then} to stage {target}"
         message, pair = _message(target, then), (stage.index, target)
-        sent = build.send_message(label, message, stage.message_bytes, pair, end, lane=_lane(plan, then))
+        sent = build.send_message(label, message, stage.message_bytes, pair, end, **_way(stage, then))
         if stage.waits_for_messages:
             build.hold(sent)
+
+
+class _Way(TypedDict):
+    """How a message travels."""
+
+    lane: str
+    tensors: int
+    in_turn: bool
+
+
+def _way(stage: Stage, action: Action) -> _Way:
+    plan = stage.plan
+    turn = plan.traits.messages_in_turn and stage.waits_for_messages
+    return {"lane": _lane(plan, action), "tensors": stage.tensors(action), "in_turn": turn}
 
 
 def _lane(plan: Plan, action: Action) -> str:

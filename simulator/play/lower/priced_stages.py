@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from simulator.base.kernels import DTYPE_BYTES, Kernel
 from simulator.memory import activation_bytes
 from simulator.parallel.model_shard import ModelShard, body_names, shard_of
@@ -18,7 +16,16 @@ from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.offload import Moves, UnitMoves, moves
 from simulator.work.ops import ModelBlocks, optimizer_kernels
-from simulator.work.script import Hop, UnitComm, agreement, communication, last_of, pieces, stepped_numel
+from simulator.work.script import (
+    Hop,
+    UnitComm,
+    agreement,
+    communication,
+    last_of,
+    pieces,
+    stepped_numel,
+    update_kernels,
+)
 from simulator.work.script.order import Chunk
 
 
@@ -69,6 +76,7 @@ def _stage(
             for chunk in _chunks(shard, units)
         ),
         message_bytes=_message_bytes(model, plan),
+        activation_tensors=stack.host.activation_tensors,
         tied_bytes=shard.vocab_size * wide if tied and plan.pp > 1 else 0,
     )
 
@@ -166,5 +174,7 @@ def _optimizer(model: Model, plan: Plan, clock: Clock, stack: Stack) -> Work:
     numel = stepped_numel(model, plan)
     tensors = sum(len(shapes) for _, shapes in pieces(model))
     offloaded = plan.offload.optimizer != "none"
-    work = clock.work("optimizer", () if offloaded else optimizer_kernels(numel, tensors, plan))
-    return Work(parts=(*work.parts, ("overhead", stack.fitted.step_overhead_s)), host_s=work.host_s)
+    kernels = () if offloaded else (*update_kernels(model, plan), *optimizer_kernels(numel, tensors, plan))
+    work = clock.work("optimizer", kernels)
+    host_s = work.host_s + tensors * stack.host.parameter_s
+    return Work(parts=(*work.parts, ("overhead", stack.fitted.step_overhead_s)), host_s=host_s)

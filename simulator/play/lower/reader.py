@@ -109,7 +109,7 @@ class StageReader:
 
     def _pass(self, one: Pass) -> None:
         step = self._stage.chunks[one.chunk]
-        if self._stage.folds_pass(one):
+        if self._stage.folds_pass(one) or not step.units:  # a stage without layers hands on what it receives
             self._end = self._folded(one)
             return
         state = _PassState(one, step, Hopping(self._build))

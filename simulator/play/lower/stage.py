@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simulator.parallel.pipeline import Action
 from simulator.play.lower.hops import HopWork
 from simulator.play.lower.work import BlockWork, Phase, Segment, Work
 from simulator.spec.plan import Plan
@@ -66,7 +67,7 @@ class Stage:
     """One pipeline rank: its chunks in their order, each with its units.
 
     message_bytes: activations of a micro-batch, or their gradients, that pass between chunks. tied_bytes: gradients of
-    the matrix that the first and the last stage both hold. folds: what no data-parallel traffic touches is one op.
+    the matrix that the first and the last stage both hold. activation_tensors: in which activations travel. folds: what no data-parallel traffic touches is one op.
     """
 
     index: int
@@ -75,6 +76,11 @@ class Stage:
     message_bytes: int
     tied_bytes: int = 0
     folds: bool = True
+    activation_tensors: int = 1
+
+    def tensors(self, action: Action) -> int:
+        """Tensors of the message that an action needs."""
+        return self.activation_tensors if action.kind == "F" else 1
 
     @property
     def script_chunks(self) -> tuple[Chunk, ...]:

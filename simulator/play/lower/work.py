@@ -199,13 +199,18 @@ class Clock:
         """One phase of a block."""
         match name:
             case "forward":
-                return self.phase(block.ops, forward=True)
+                return self._in_layer(block, self.phase(block.ops, forward=True))
             case "backward":
-                return self.phase(block.ops[::-1], forward=False)
+                return self._in_layer(block, self.phase(block.ops[::-1], forward=False))
             case "inputs":
-                return self.phase(without_weights(block.ops[::-1]), forward=False)
+                return self._in_layer(block, self.phase(without_weights(block.ops[::-1]), forward=False))
             case "weights":
                 return self.phase(only_weights(block.ops[::-1]), forward=False)
+
+    def _in_layer(self, block: Block, phase: Phase) -> Phase:
+        """A layer's phase with what the host spends on it beside its launches, at its begin."""
+        spent_s = 0.0 if block.name in ("embedding", "head") else self._stack.host.layer_s
+        return Phase(segments=(Segment(work=Work(parts=(), host_s=spent_s)),)) + phase if spent_s else phase
 
     def block(self, block: Block, plan: Plan) -> BlockWork:
         """Forward, backward and recomputation of one block."""
@@ -216,7 +221,7 @@ class Clock:
             backward=backward,
             inputs=self.direction(block, "inputs") if splits else backward,
             weights=self.direction(block, "weights") if splits else NO_PHASE,
-            recompute=self.phase(repeated, forward=True).booked_as("recompute"),
+            recompute=self._in_layer(block, self.phase(repeated, forward=True)).booked_as("recompute"),
             flop=sum(kernel.flop for op in block.ops for kernel in (*op.forward, *op.backward)),
             recompute_flop=sum(kernel.flop for op in repeated for kernel in op.forward),
         )

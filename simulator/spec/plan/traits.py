@@ -41,6 +41,10 @@ class Traits:
     # the framework brings the model's code: vocabulary padded for tp, each rank of tp sends its part between stages,
     # plain schedules wait for their messages
     own_model_code: bool = False
+    # two stages exchange one message at a time: activations that are due before the gradient made before them
+    messages_in_turn: bool = False
+    # layers are dealt to stages by what they compute, the head with them (`parallel.pipeline.balance`)
+    balances_stages: bool = False
     # products add weight gradients into the gradient buffer themselves (gradient accumulation fusion)
     fuses_gradient_sums: bool = False
     # experts are sharded and reduced in groups of their own

@@ -52,7 +52,8 @@ class Kernels(Strict):
 
     blocks: Blocks = Field(
         description="how a block is executed: one kernel an operator; fused by a compiler; fused by hand (Transformer Engine, "
-        "apex)"
+        "apex); one kernel an operator in layers of the framework's own, whose linear layers gather and scatter tokens "
+        "themselves (nanotron)"
     )
     norm: Literal["eager", "fused"] = Field(default="fused", description="several kernels and fp32 temporaries, or one")
     rope: Literal["half", "complex_fp32", "fused"] = Field(
@@ -69,9 +70,10 @@ class Kernels(Strict):
         "of its own",
     )
     norm_dtype: Literal["fp32", "compute"] = Field(default="compute", description="what the norm computes in")
-    loss: Literal["fp32_eager", "fp32_compiled", "fp32_in_place", "fused", "in_place"] = Field(
+    loss: Literal["fp32_eager", "fp32_compiled", "fp32_in_place", "fp32_beside", "fused", "in_place"] = Field(
         default="fp32_eager",
-        description="cast to fp32 and separate kernels; the cast fused in; Megatron's without fusion, in one fp32 storage; one "
+        description="cast to fp32 and separate kernels; the cast fused in; Megatron's without fusion, in one fp32 storage, or in a "
+        "second one beside the logits (nanotron); one "
         "kernel (Megatron's own where blocks are fused by hand); one that leaves the gradient where the logits were",
     )
     weight_gradients: Literal["made", "accumulated", "added"] = Field(
@@ -139,6 +141,29 @@ class HostTimes(Strict):
         default=0.0,
         description="host time around the kernels of a linear layer or attention, each way ([host](../background/host.md)): "
         "Transformer Engine's modules are Python, tens of calls around one or two kernels",
+    )
+    layer_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="host time of a layer, each way, for what is no launch, linear layer, attention or collective: views, modules, "
+        "autograd's nodes, Triton's launchers ([host](../background/host.md#eager-pytorch))",
+    )
+    parameter_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="host time of a parameter in the loops of a step's end that run over parameters one by one: norm and "
+        "scale of its gradient, its optimizer's group, its copy",
+    )
+    message_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="what a tensor that one pipeline stage sends another costs both before it travels, while neither computes: "
+        "its shape goes ahead in messages that the receiver's host reads",
+    )
+    activation_tensors: int = Field(
+        ge=1,
+        default=1,
+        description="tensors that travel with a micro-batch's activations (nanotron sends the mask too)",
     )
     kernel_s: Seconds | None = Field(
         ge=0,

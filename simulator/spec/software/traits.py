@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Blocks = Literal["eager", "compiled", "fused"]
+Blocks = Literal["eager", "compiled", "fused", "own_eager"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class StackTraits:
     generic_copies: bool = False
     # Q, K and V come from one product, gate and up from another, whatever the model's own code does
     joins_projections: bool = False
+    # Q, K and V are copied out of their joint product, keys and values twice more on their way into one tensor
+    copies_heads: bool = False
     # Q and K are rotated by one kernel each, written by hand; else `Stack.rope` says how
     rotates_by_hand: bool = False
     # unfused attention: the kernel of scale, mask and softmax takes four matrices a thread block, operators do the rest
@@ -73,6 +75,10 @@ class StackTraits:
     dtensor: bool = False
     # linear layers gather their tokens and reduce their input's gradient themselves; else a step around the region does
     linears_communicate: bool = False
+    # of a product whose input is gathered, the rank's own tokens are multiplied while the others come
+    own_tokens_first: bool = False
+    # gathered tokens stand in two buffers that stay: for products, and for gradients of results
+    gathers_in_buffers: bool = False
     # a layer's activations are [tokens, sequences, channels]
     tokens_first: bool = False
     # `tp_overlap = "userbuffers"`: linear modules cut their products in pieces beside copies
@@ -119,6 +125,20 @@ _COMPILED: Final = StackTraits(
     symmetric_memory=True,
     plans_saved=True,
 )
+# The framework's own layers, of torch's operators: Megatron's tensor parallelism in Python (nanotron)
+_OWN_EAGER: Final = StackTraits(
+    own_layers=True,
+    runs_operators=True,
+    generic_copies=True,
+    joins_projections=True,
+    copies_heads=True,
+    linears_communicate=True,
+    own_tokens_first=True,
+    gathers_in_buffers=True,
+    tokens_first=True,
+    holds_locals=True,
+    holds_dispatched=True,
+)
 # Megatron's layers of hand-written kernels (apex, its own jit, Transformer Engine), and those of its forks
 _FUSED: Final = StackTraits(
     own_layers=True,
@@ -147,4 +167,9 @@ _FUSED: Final = StackTraits(
     holds_dispatched=True,
     graphs_modules=True,
 )
-TRAITS: Final[Mapping[Blocks, StackTraits]] = {"eager": _EAGER, "compiled": _COMPILED, "fused": _FUSED}
+TRAITS: Final[Mapping[Blocks, StackTraits]] = {
+    "eager": _EAGER,
+    "compiled": _COMPILED,
+    "fused": _FUSED,
+    "own_eager": _OWN_EAGER,
+}

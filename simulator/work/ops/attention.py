@@ -48,8 +48,31 @@ def _heads(g: Graph, s: OpContext, x: Value) -> tuple[Value, Value, Value, Value
         q, gate = _query_and_gate(g, s, q)
     if s.model.qk_norm:
         q, k = (_head_norm(g, s, f"{name}_norm", x) for name, x in (("q", q), ("k", k)))
+    if s.stack.traits.copies_heads:
+        q, k, v = (_apart(g, x, copies) for x, copies in ((q, 1), (k, 3), (v, 3)))
     q, k = rotate(g, s, [q, k])
     return q, k, v, gate
+
+
+def _apart(g: Graph, x: Value, copies: int) -> Value:
+    """A tensor of its own for a part of a product: [tokens, sequences] turned around, keys joined to values and put in order.
+
+    nanotron, src/nanotron/models/llama.py: transpose and `contiguous`, then `cat`, `permute` and `contiguous` of both.
+    """
+    out = g.value(f"{x.name}.apart", x.numel, x.dtype)
+    once = stream("strided", x.num_bytes, x.num_bytes, numel=x.numel)
+    g.op(
+        out.name,
+        "elementwise",
+        inputs=(x,),
+        outputs=(out,),
+        forward=(once,) * copies,
+        backward=(once,) * (2 if copies > 1 else 1),
+        grads=(x,),
+        forward_temporary_bytes=x.num_bytes if copies > 1 else 0,
+        backward_temporary_bytes=x.num_bytes if copies > 1 else 0,
+    )
+    return out
 
 
 def _head_norm(g: Graph, s: OpContext, name: str, x: Value) -> Value:

@@ -55,7 +55,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
         "gemm",
         inputs=(x, *weight),
         outputs=(y,),
-        forward=(*casts, *_scaled(s, _product(t, n, k, dtype, comm.pieces)), *comm.sums(whole_output)),
+        forward=(*casts, *_scaled(s, *_forward(s, comm, t, n, k, dtype)), *comm.sums(whole_output)),
         backward=(
             *casts_back,
             *_exact(s, *_scaled(s, *_backward(s, dtype, t, n, k, bias=bias, pieces=comm.backward_pieces))),
@@ -97,6 +97,15 @@ def _exact(s: OpContext, *kernels: Kernel) -> tuple[Kernel, ...]:
     if s.gemm_dtype != "fp8" or s.recipe == "rowwise":
         return kernels
     return tuple(replace(k, split_accumulator=True) if isinstance(k, Gemm) and k.dtype == "fp8" else k for k in kernels)
+
+
+def _forward(s: OpContext, comm: LayerCommunication, t: int, n: int, k: int, dtype: Dtype) -> tuple[Kernel, ...]:
+    """The forward's product; apart of the rank's own tokens, and of those that come before and behind them."""
+    if not comm.own_first:
+        return (_product(t, n, k, dtype, comm.pieces),)
+    own = t // s.plan.tp
+    rest = Gemm(m=t - own, n=n, k=k, dtype=dtype, launches=2 if s.plan.tp > 2 else 1)
+    return Gemm(m=own, n=n, k=k, dtype=dtype), rest
 
 
 def _product(t: int, n: int, k: int, dtype: Dtype, pieces: int, layout: Layout = "tn") -> Gemm:

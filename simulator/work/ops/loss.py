@@ -30,6 +30,8 @@ def cross_entropy(g: Graph, s: OpContext, logits: Value) -> Value:
         loss = _megatron(g, s, logits)
     elif s.stack.kernels.loss == "fp32_in_place":
         loss = _megatron_unfused(g, s, logits)
+    elif s.stack.kernels.loss == "fp32_beside":
+        loss = _beside(g, s, logits)
     elif s.stack.kernels.loss == "in_place":
         loss = _in_place(g, s, logits)
     else:
@@ -255,4 +257,34 @@ def _megatron_unfused(g: Graph, s: OpContext, logits: Value) -> Value:
         forward_exchanges=_rows(s, 7),
     )
     g.hold("loss.scope", [logits, loss])
+    return loss
+
+
+def _beside(g: Graph, s: OpContext, logits: Value) -> Value:
+    """The same behind a cast of its own, whose result the caller holds: subtract into a second fp32 storage, 52 B a logit.
+
+    The backward writes the gradient over what the forward saved (nanotron, parallel/tensor_parallel/functional.py).
+    """
+    wide = g.cast(logits, "fp32", "logits.float", "loss")
+    f, row, loss = wide.num_bytes, 8 * s.tokens, g.value("loss", s.tokens, "fp32")
+    once = stream("elementwise", f, f)
+    g.op(
+        "cross_entropy",
+        "loss",
+        inputs=(wide,),
+        outputs=(loss,),
+        forward=(
+            stream("reduce", f, 0),
+            once,
+            stream("elementwise", row, row, _ROW_LAUNCHES_FORWARD),
+            once,
+            stream("reduce", f, 0),
+            once,
+        ),
+        backward=(stream("elementwise", row, row, _ROW_LAUNCHES_BACKWARD), once),
+        saved=(wide,),
+        overwrites=(wide,),
+        forward_temporary_bytes=f,
+        forward_exchanges=_rows(s, 6),
+    )
     return loss

@@ -141,6 +141,8 @@ def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     p, width = part.prefix, part.width
     if s.stack.traits.joins_projections:
         both = linear(g, s, f"{p}gate_up", x, 2 * width, bias=part.bias, split="columns")
+        if s.stack.traits.runs_operators:
+            return _halves(g, both, p)
         hidden = g.value(f"{p}activation", s.tokens * width, both.dtype)
         return g.pointwise(hidden.name, [both], hidden, saved=[both], grads=[both], op="activation")
     gate = linear(g, s, f"{p}gate", x, width, bias=part.bias, split="columns")
@@ -150,6 +152,16 @@ def _gated(g: Graph, s: OpContext, x: Value, part: _Part) -> Value:
     parts = _SILU_OPERATORS * gate.num_bytes if s.stack.kernels.activation_backward == "operators" else 0
     g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="activation", backward_temporary_bytes=parts)
     return _gate_times_up(g, act, linear(g, s, f"{p}up", x, width, bias=part.bias, split="columns"), p)
+
+
+def _halves(g: Graph, both: Value, prefix: str) -> Value:
+    """Two operators on the halves of one product, whose gradients are joined by a copy."""
+    gate, up = (g.view(f"{prefix}{name}", both, both.numel // 2) for name in ("gate", "up"))
+    joined = (stream("join", both.num_bytes, both.num_bytes, numel=both.numel),)
+    g.op(f"{prefix}halves", "elementwise", inputs=(both,), backward=joined, grads=(both,), views=(gate, up))
+    act = g.value(f"{prefix}activation", gate.numel, gate.dtype)
+    g.pointwise(act.name, [gate], act, saved=[gate], grads=[gate], op="strided")
+    return _gate_times_up(g, act, up, prefix)
 
 
 def _gate_times_up(g: Graph, act: Value, up: Value, prefix: str) -> Value:

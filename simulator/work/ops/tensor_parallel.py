@@ -12,6 +12,9 @@ distributed/_functional_collectives.py, _utils.py).
 Hand-fused stacks do both inside their linear layers: they save the part of the tokens and gather it once more beside
 the data gradient, and send that gradient beside the weight's (Megatron-LM, core/tensor_parallel/layers.py).
 
+nanotron's linear layers do the same in Python, and multiply the rank's own tokens beside the gather that brings the others
+(src/nanotron/parallel/tensor_parallel/functional.py, _ColumnLinearAsyncCommunication).
+
 In pieces. A product whose input is gathered starts with the rank's own part of the tokens and goes on as copies bring the
 others; one whose result is scattered sends each part as it is ready. n parts of g seconds beside copies of c seconds take
 g + (n - 1) max(g, c). Two streams take turns, so that a part's last wave runs beside the next part's first one.
@@ -211,6 +214,8 @@ class LayerCommunication:
         self._cuts_gathers = s.gathers_in_pieces or (s.userbuffers and "all_gather" not in s.stack.overlap.tp_whole)
         self._cuts_scatters = "reduce_scatter" not in s.stack.overlap.tp_whole
         self.gathers_input = self._columns and s.sequence_parallel
+        self.own_first = self.gathers_input and s.stack.traits.own_tokens_first and self._hides
+        self._stays = s.stack.traits.gathers_in_buffers
         self._fed = s.gathers_in_pieces and split == "columns" and name.rpartition(".")[2] in FED
         self.scatters_output = (s.userbuffers or s.symmetric_memory) and split == "rows"
         self._casts = name != "" and self.scatters_output and (s.casts_before_gathers or (self._ub and s.plan.narrow))
@@ -254,7 +259,7 @@ class LayerCommunication:
         """Bytes of the whole input and output; `product` is the index of the matrix product among the kernels."""
         if self.gathers_input:
             if not self._cuts_gathers:
-                return (exchange("all_gather", whole_input, product),)
+                return (exchange("all_gather", whole_input, product, int(self.own_first)),)
             return (self._copied("all_gather", whole_input, product),)
         if not self.scatters_output:
             return ()
@@ -286,12 +291,15 @@ class LayerCommunication:
 
     def forward_temporary_bytes(self, whole_input: int, whole_output: int) -> int:
         """The gathered input, or the output before it is scattered."""
-        return whole_input if self.gathers_input else whole_output if self.scatters_output else 0
+        if self.gathers_input:
+            return 0 if self._stays else whole_input
+        return whole_output if self.scatters_output else 0
 
     def backward_temporary_bytes(self, whole_input: int, gradient: int, whole_output: int) -> int:
         """The input gathered again and its whole gradient, or the output's gathered gradient."""
-        gathered = whole_output // self._narrow
-        return whole_input + gradient if self.gathers_input else gathered if self.scatters_output else 0
+        if self.gathers_input:
+            return gradient + (0 if self._stays else whole_input)
+        return whole_output // self._narrow if self.scatters_output else 0
 
 
 def exchange(kind: Kind, num_bytes: int, at: int = 0, beside: int = 0) -> Exchange:

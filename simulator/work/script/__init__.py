@@ -15,6 +15,7 @@ from simulator.work.script.hops import Hop
 from simulator.work.script.implementation import Implementation, implementation_of, register
 from simulator.work.script.local_sgd import agreement
 from simulator.work.script.megatron import MEGATRON
+from simulator.work.script.nanotron import NANOTRON
 from simulator.work.script.queries import (
     communication,
     gradient_tensors,
@@ -22,6 +23,7 @@ from simulator.work.script.queries import (
     resident_bytes,
     resident_tensors,
     units,
+    update_kernels,
 )
 from simulator.work.script.resident import optimizer_tensors, stepped_numels
 from simulator.work.script.sharding import (
@@ -37,7 +39,15 @@ from simulator.work.script.step import step_script
 from simulator.work.script.unit_comm import UnitComm, last_of
 from simulator.work.script.zero_redundancy import ZERO_REDUNDANCY
 
-for _one in (DDP, FSDP1, FSDP2, ZERO_REDUNDANCY, DEEPSPEED, MEGATRON):  # in the order in which people see them
+for _one in (
+    DDP,
+    FSDP1,
+    FSDP2,
+    ZERO_REDUNDANCY,
+    DEEPSPEED,
+    MEGATRON,
+    NANOTRON,
+):  # in the order in which people see them
     register(_one)
 
 __all__ = [
@@ -65,4 +75,5 @@ __all__ = [
     "stepped_numel",
     "stepped_numels",
     "units",
+    "update_kernels",
 ]

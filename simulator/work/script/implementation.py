@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+from simulator.base.kernels import Stream
 from simulator.base.registry import IMPLEMENTATIONS
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
@@ -30,7 +31,7 @@ class Implementation:
     reduces together. communication: what each piece of the model sends (ranks of a shard group on one node, or None).
     resident: bytes of every tensor between steps by category, before offload. gradients: bytes of every tensor that the
     backward leaves for the optimizer and that did not exist before. buffers: what it holds around the units of a step,
-    with collectives of that library.
+    with collectives of that library. update: passes over gradients before the optimizer's own kernels.
     """
 
     traits: Traits
@@ -40,6 +41,7 @@ class Implementation:
     resident: Callable[[Model, Plan], dict[str, list[int]]]
     gradients: Callable[[Model, Plan], list[int]]
     buffers: Callable[[Plan, Library], MakeBuffers]
+    update: Callable[[Model, Plan], tuple[Stream, ...]] = lambda model, plan: ()  # noqa: ARG005
 
 
 def register(one: Implementation) -> Implementation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simulator.base.kernels import Stream
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.script.implementation import implementation_of
@@ -60,6 +61,11 @@ def resident_bytes(model: Model, plan: Plan, *, granularity_bytes: int = 1) -> d
 def gradient_tensors(model: Model, plan: Plan) -> list[int]:
     """Bytes of every tensor that the backward leaves for the optimizer and that did not exist before the step."""
     return [] if plan.offload.optimizer != "none" else implementation_of(plan).gradients(model, plan)
+
+
+def update_kernels(model: Model, plan: Plan) -> tuple[Stream, ...]:
+    """What a step's end makes of the gradients before the optimizer's own kernels."""
+    return implementation_of(plan).update(model, plan)
 
 
 def model_state_bytes(model: Model, plan: Plan) -> int:

@@ -94,6 +94,7 @@ def _scheduled(passes: _Passes, num_micro_batches: int, stage: int) -> Iterator[
     first = {action.chunk: action for action in reversed(actions) if action.kind == "F"}
     last = {action.chunk: action for action in actions if action.kind != "F"}
     ahead: Pass | None = None  # a forward that runs with the backward behind it
+    received: Action | None = None  # what the stage has received before it sent what came before
     for action, then in zip_longest(actions, actions[1:]):
         one = _pass(passes, action, first=action == first[action.chunk], last=action == last[action.chunk])
         if ahead is not None:
@@ -102,8 +103,12 @@ def _scheduled(passes: _Passes, num_micro_batches: int, stage: int) -> Iterator[
         elif plan.experts.overlap and then is not None and then.beside:
             ahead = one
         else:
-            yield Receive(action)
+            if action != received:
+                yield Receive(action)
             yield one
+            if plan.traits.messages_in_turn and action.kind == "B" and then is not None and then.kind == "F":
+                received = then
+                yield Receive(then)
             yield Send(action)
 
 
