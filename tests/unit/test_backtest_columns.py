@@ -271,3 +271,23 @@ def test_selective_recomputation_of_attention_is_what_a_tiled_kernel_does_anyway
     cells = {"framework": "NeMo 24.07", "act_ckpt": "selective"}
     assert run_of(tmp_path, **cells, flash_attn="y").plan.recompute.mode == "none"
     assert run_of(tmp_path, **cells, flash_attn="n").plan.recompute.mode == "selective"
+
+
+@pytest.mark.parametrize(
+    ("framework", "cells", "micro_batch", "count"),
+    [
+        ("torchtitan 2024-12", {"pp": "4", "micro_batch": "16"}, 4, 4),  # as many micro-batches as stages
+        ("torchtitan 2024-12", {"pp": "4", "micro_batch": ""}, 4, 4),
+        ("torchtitan 2025-06", {"pp": "4", "micro_batch": "16"}, 1, 16),  # one a sequence
+        ("torchtitan 2024-12", {"pp": "4", "micro_batch": "2"}, 2, 8),  # stated: a rank's 16 sequences are cut already
+        ("torchtitan 2024-12", {"pp": "4", "num_micro_batches": "8", "micro_batch": ""}, 2, 8),
+        ("torchtitan 2024-12", {"pp": "1", "micro_batch": "4", "dp": "8"}, 4, 1),  # no pipeline cuts it
+        ("Megatron-LM", {"pp": "4", "micro_batch": "16", "zero_or_fsdp": "zero1"}, 16, 1),
+    ],
+)
+def test_pipelines_cut_a_ranks_batch_as_their_software_does(
+    tmp_path: Path, framework: str, cells: dict[str, str], micro_batch: int, count: int
+) -> None:
+    """Eight GPUs read 32 sequences a step: 16 for each of the two replicas of four stages."""
+    plan = run_of(tmp_path, framework=framework, **cells).plan
+    assert (plan.micro_batch_size, plan.num_micro_batches) == (micro_batch, count)

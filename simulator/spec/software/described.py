@@ -42,6 +42,7 @@ class Described(Strict):
     software: public names; none: whatever no file names. versions: the first that is meant, and the first that no longer is.
     compile: of compiled runs, of others, or (None) of both.
     defaults: what a blank column means by the software's documents; a list holds all that they leave open.
+    pipeline: micro-batches that pipelines cut a rank's whole batch into where none are stated: as many as stages, or one a sequence.
     selective: what its selective recomputation runs again; `attention` is what a tiled kernel runs again by itself.
     """
 
@@ -51,6 +52,7 @@ class Described(Strict):
     data_parallel: Implementations = Implementations()
     defaults: dict[str, Default] = {}
     selective: Literal["operators", "attention"] = "operators"
+    pipeline: Literal["stated", "stages", "sequences"] = "stated"
 
     def holds(self, version: _Version) -> bool:
         first, beyond = map(_numbers, self.versions)

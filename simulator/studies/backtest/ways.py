@@ -36,8 +36,9 @@ def ways_of(row: RunRow) -> tuple[RunRow, ...]:
 
     What has one answer, a documented default, is filled in all of them.
     """
-    defaults = described(row)[1].defaults
-    row = counted(with_sizes(_with_defaults(row, defaults)))
+    software = described(row)[1]
+    defaults = software.defaults
+    row = _cut(counted(with_sizes(_with_defaults(row, defaults))), software)
     ways = product(_micro_batches(row), _shardings(row, defaults), _recomputations(row, defaults))
     return tuple(
         _with_batch(replace(row, micro_batch=size, zero_or_fsdp=word, act_ckpt=again), defaults)
@@ -67,6 +68,17 @@ def _with_defaults(row: RunRow, defaults: Mapping[str, Any]) -> RunRow:
     stated = dict(row.settings)
     keys = {f"plan.{name}": value for name, value in single.items() if name not in _COLUMNS}
     return replace(row, **columns, settings=tuple({**keys, **stated}.items()))
+
+
+def _cut(row: RunRow, software: Described) -> RunRow:
+    """A pipeline's micro-batches by the software's default, where the row states no more than a rank's whole batch."""
+    if software.pipeline == "stated" or (row.pp or 1) == 1 or row.num_micro_batches or not row.global_batch:
+        return row
+    share, rest = divmod(row.global_batch, _ranks(row))
+    parts = share if software.pipeline == "sequences" else row.pp or 1
+    if rest or share % parts or (row.micro_batch or share) != share:
+        return row
+    return replace(row, micro_batch=share // parts)
 
 
 def _ranks(row: RunRow) -> int:
