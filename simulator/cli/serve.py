@@ -35,7 +35,7 @@ _WORKLOAD = {
     "warmup": ("FRACTION", "Of the requests, the first to arrive, that no figure counts. [0.1]"),
 }
 _SLO = {
-    "ttft": "Limit on the time to the first token, as 500ms.",
+    "ttft": "Limit on the time to the first token: 500ms (of the p99), or p95=500ms, or p50=200ms,p99=1s.",
     "tpot": "Limit on the time per output token.",
     "latency": "Limit on the time of a whole request.",
 }
@@ -43,7 +43,7 @@ _SLO = {
 
 def _options(function: Callable[..., int]) -> Callable[..., int]:
     """Flags of the three tables. Values are judged with the file's, so that all faults are told together."""
-    rows = [(f"slo.{name}", "TIME", text) for name, text in _SLO.items()]
+    rows = [(f"slo.{name}", "[PXX=]TIME[,...]", text) for name, text in _SLO.items()]
     rows = [(f"workload.{name}", metavar, text) for name, (metavar, text) in _WORKLOAD.items()] + rows
     plan = [
         (f"inference.{name}", "VALUE", f"default {info.default}" if info.default not in (None, ()) else "")
@@ -63,7 +63,7 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
 @click.option(
     "--highest-rate",
     is_flag=True,
-    help="Instead of --rate: the highest at which the p99 of every --slo holds (plays the requests eight times).",
+    help="Instead of --rate: the highest at which every --slo holds (plays the requests eight times).",
 )
 @price_options
 @answer_options

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo
 
 from simulator.base.errors import Fault, InputError, StackError
 from simulator.base.schema import Strict, faults_of, read_toml
-from simulator.base.units import FROM_FILE, Seconds
+from simulator.base.units import FROM_FILE, UnitError
+from simulator.base.value_errors import Expected
 from simulator.formats.study.loading import calibration_named, loaded_cluster, model_of
 from simulator.formats.study.overrides import Override, literal, parse_overrides, patched
 from simulator.formats.study.provenance import named_sources, of_model, set_by_hand
@@ -23,6 +24,7 @@ from simulator.spec.cluster.parts import MAX_NODES
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
 from simulator.studies.serving import InferencePlan, Request, Slo, Workload, check
+from simulator.studies.serving.slo import USUAL_PERCENTILE, read_times
 
 DEFAULT: Final[Mapping[str, Any]] = {
     "model": "llama3-8b",
@@ -35,12 +37,30 @@ TABLES: Final = ("inference", "workload", "slo")
 _FILES: Final = (("inference", "stack"), ("workload", "trace"))  # keys that may name one
 
 
-class SloTable(Strict):
-    """Limits as they are written: "500ms"."""
+def _times(value: object, info: ValidationInfo) -> object:
+    """A bare "500ms" limits the 99th percentile; "p50=200ms,p95=1s", or a table of these, name theirs."""
+    if isinstance(value, Mapping):
+        value = ",".join(f"{name}={time}" for name, time in value.items())
+    if isinstance(value, str):
+        return read_times(value)
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if (info.context or {}).get("from_file"):
+        raise UnitError(f"must be a time with its unit; it is {value}", f"write '{value}s', or for example '500ms'")
+    return {USUAL_PERCENTILE: value}
 
-    ttft: Seconds | None = Field(gt=0, default=None)
-    tpot: Seconds | None = Field(gt=0, default=None)
-    latency: Seconds | None = Field(gt=0, default=None)
+
+_Times = Annotated[
+    dict[float, float] | None, BeforeValidator(_times), Expected("a time as 500ms, or percentiles as p95=500ms")
+]
+
+
+class SloTable(Strict):
+    """Limits as they are written: "500ms", "p95=500ms"."""
+
+    ttft: _Times = None
+    tpot: _Times = None
+    latency: _Times = None
 
     def limits(self) -> Slo:
         """In seconds."""

@@ -12,6 +12,7 @@ from simulator.base.fit import Fit
 from simulator.base.units import counted, format_bytes, format_interval, format_number, format_seconds
 from simulator.formats.writers import layout
 from simulator.studies.serving import Latencies, Load, Serving, Spread
+from simulator.studies.serving.report import Attainment
 
 _COLORS = {"ok": "bold green", "overloaded": "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
 _DETAIL_WIDTH = 76
@@ -62,13 +63,15 @@ def _latencies(found: Latencies, s: Serving) -> Table:
 
 
 def _attainments(s: Serving) -> Table:
-    rows = [
-        (a.name, f"{format_seconds(a.limit_s)}", f"{a.share:.1%} within", "p99 holds" if a.held else "p99 is above")
-        for a in s.attainments
-    ]
+    rows = [(a.name, f"{format_seconds(a.limit_s)}", f"{a.share:.1%} within", _percentile(a)) for a in s.attainments]
     if s.slo_share is not None and len(rows) > 1:
         rows.append(("all", "", f"{s.slo_share:.1%} within", ""))
     return layout.table(rows, "lrrl")
+
+
+def _percentile(a: Attainment) -> str:
+    above = f" by {format_seconds(a.measured_s - a.limit_s)}" if a.measured_s is not None and not a.held else ""
+    return f"p{a.percentile:g} {'holds' if a.held else f'is above{above}'}"
 
 
 def _load(load: Load) -> Table:

@@ -10,8 +10,9 @@ from simulator.studies.serving.decoding import decode_step
 from simulator.studies.serving.highest_rate import highest_rate
 from simulator.studies.serving.memory import serving_memory
 from simulator.studies.serving.plan import InferencePlan, check
-from simulator.studies.serving.report import Latencies, Load, Serving, Slo, Spread
+from simulator.studies.serving.report import Latencies, Load, Serving, Spread
 from simulator.studies.serving.serving import serve
+from simulator.studies.serving.slo import Limit, Slo
 from simulator.studies.serving.token_costs import token_costs
 from simulator.studies.serving.workload import Choice, Lognormal, Request, Uniform, Workload
 
@@ -21,6 +22,7 @@ __all__ = [
     "Chunk",
     "InferencePlan",
     "Latencies",
+    "Limit",
     "Load",
     "Lognormal",
     "Request",

@@ -1,4 +1,4 @@
-"""The highest rate of arrivals at which every limit's 99th percentile holds."""
+"""The highest rate of arrivals at which every limit holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROUNDS = 7  # of bisection: within a hundredth of the capacity
 
 
 def within(served: Serving) -> bool:
-    """The queue does not grow, and every p99 is in its limit."""
+    """The queue does not grow, and every limit holds."""
     return served.verdict == "ok" and all(each.held for each in served.attainments)
 
 

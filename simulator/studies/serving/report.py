@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from simulator.base.fit import Fit
 from simulator.predict.prediction import Source
 from simulator.studies.serving.memory import ServingMemory
 from simulator.studies.serving.remedies import Remedy
 from simulator.studies.serving.scheduler import RequestState
+from simulator.studies.serving.slo import Figure, Slo
 
 Verdict = Literal["ok", "overloaded", Fit.DOES_NOT_FIT]
 
@@ -28,26 +29,23 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
-    """Limits on a request's time to first token, time per output token, and whole latency; None: no limit."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    latency_s: float | None = None
-
-    @property
-    def any(self) -> bool:
-        return (self.ttft_s, self.tpot_s, self.latency_s) != (None, None, None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Attainment:
-    """One limit: the share of requests within it. held: the 99th percentile is."""
+    """One limit: the share of requests within it. measured_s: the percentile that it limits; held: that is within it.
 
-    name: str
+    measured_s is None where no request has the figure.
+    """
+
+    name: Figure
     limit_s: float
     share: float
     held: bool
+    percentile: float
+    measured_s: float | None
+
+    @property
+    def excess(self) -> float:
+        """The percentile over its limit; 0 where no request has the figure."""
+        return (self.measured_s or 0.0) / self.limit_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,15 +159,16 @@ class Serving:
         return self.memory.fit.runs
 
 
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The nearest rank, of at least one value."""
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
 def spread(values: Iterable[float]) -> Spread:
     """Of at least one value."""
     ordered = sorted(values)
-    n = len(ordered)
-
-    def rank(share: float) -> float:
-        return ordered[max(0, math.ceil(share * n) - 1)]
-
-    return Spread(p50_s=rank(0.5), p90_s=rank(0.9), p99_s=rank(0.99), mean_s=math.fsum(ordered) / n, max_s=ordered[-1])
+    p50, p90, p99 = (percentile(ordered, percent) for percent in (50, 90, 99))
+    return Spread(p50_s=p50, p90_s=p90, p99_s=p99, mean_s=math.fsum(ordered) / len(ordered), max_s=ordered[-1])
 
 
 def ttft_s(job: RequestState) -> float:
@@ -202,17 +201,37 @@ def latencies(jobs: Sequence[RequestState]) -> Latencies:
     )
 
 
-def attained(jobs: Sequence[RequestState], slo: Slo, found: Latencies) -> tuple[tuple[Attainment, ...], float | None]:
+MEASURES: Final[Mapping[Figure, Callable[[RequestState], float | None]]] = {
+    "ttft": ttft_s,
+    "tpot": tpot_s,
+    "latency": latency_s,
+}
+
+
+def attained(jobs: Sequence[RequestState], slo: Slo) -> tuple[tuple[Attainment, ...], float | None]:
     """Each limit with the share of requests within it, and the share within all."""
-    limits = (("ttft", slo.ttft_s, ttft_s, found.ttft), ("tpot", slo.tpot_s, tpot_s, found.tpot))
+    values = {name: [measure(job) for job in jobs] for name, measure in MEASURES.items()}
+    return judged(values, slo)
+
+
+def judged(values: Mapping[Figure, Sequence[float | None]], slo: Slo) -> tuple[tuple[Attainment, ...], float | None]:
+    """The same from every request's figures. A request without a figure is within its limits."""
     rows: list[Attainment] = []
-    within = [True] * len(jobs)
-    for name, limit, measure, measured in (*limits, ("latency", slo.latency_s, latency_s, found.latency)):
-        if limit is None:
-            continue
-        values = [measure(job) for job in jobs]
-        good = [value is None or value <= limit for value in values]
+    within = [True] * len(values["ttft"])
+    for limit in slo.limits:
+        each = values[limit.name]
+        good = [value is None or value <= limit.limit_s for value in each]
         within = [a and b for a, b in zip(within, good, strict=True)]
-        held = measured is None or measured.p99_s <= limit
-        rows.append(Attainment(name=name, limit_s=limit, share=sum(good) / len(good), held=held))
+        known = sorted(value for value in each if value is not None)
+        measured_s = percentile(known, limit.percentile) if known else None
+        rows.append(
+            Attainment(
+                name=limit.name,
+                limit_s=limit.limit_s,
+                share=sum(good) / len(good),
+                held=measured_s is None or measured_s <= limit.limit_s,
+                percentile=limit.percentile,
+                measured_s=measured_s,
+            )
+        )
     return tuple(rows), (sum(within) / len(within) if rows else None)

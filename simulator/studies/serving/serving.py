@@ -24,8 +24,9 @@ from simulator.studies.serving.engine import Engine, Progress, ServedRun
 from simulator.studies.serving.memory import ServingMemory, serving_memory
 from simulator.studies.serving.plan import InferencePlan, check
 from simulator.studies.serving.remedies import remedies
-from simulator.studies.serving.report import Latencies, Load, Serving, Slo, Verdict, attained, latencies
+from simulator.studies.serving.report import Latencies, Load, Serving, Verdict, attained, latencies
 from simulator.studies.serving.scheduler import Limits, RequestState
+from simulator.studies.serving.slo import Slo
 from simulator.studies.serving.sources import assumptions, sources
 from simulator.studies.serving.workload import Request
 
@@ -149,7 +150,7 @@ def _played(setting: _Deployment, asked: _Asked, said: tuple[Source, ...]) -> Se
         for pace in ((1 / spread, spread) if asked.interval else ())
     ]
     found, load = latencies(jobs), _load(setting, played, asked.num_warmup, (capacity, spread))
-    attainments, share = attained(jobs, asked.slo, found)
+    attainments, share = attained(jobs, asked.slo)
     verdict: Verdict = "overloaded" if load.arriving_per_s >= capacity else "ok"
     return Serving(
         **_common(setting, said),
