@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from simulator.studies.serving import Serving
+from simulator.studies.serving.memory import ServingMemory
 
 SCHEMA_VERSION: Final = 2
 
@@ -19,7 +20,9 @@ def to_json(serving: Serving, inputs: Mapping[str, Any] | None = None) -> str:
 
 def report(serving: Serving, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The document as plain data. Units stand in the names."""
-    memory = serving.memory
     told = asdict(serving)
-    told["memory"] |= {"kv_bytes": memory.kv_bytes, "kv_tokens": memory.kv_tokens, "used_bytes": memory.used_bytes}
+    for name in ("memory", "prefill_memory"):
+        memory: ServingMemory | None = getattr(serving, name)
+        if memory is not None:
+            told[name] |= {each: getattr(memory, each) for each in ("kv_bytes", "kv_tokens", "used_bytes")}
     return {"schema_version": SCHEMA_VERSION, "inputs": dict(inputs or {}), "fits": serving.fits, **told}

@@ -12,7 +12,8 @@ from simulator.base.fit import Fit
 from simulator.base.units import counted, format_bytes, format_interval, format_number, format_seconds
 from simulator.formats.writers import layout
 from simulator.studies.serving import Latencies, Load, Serving, Spread
-from simulator.studies.serving.report import Attainment
+from simulator.studies.serving.memory import ServingMemory
+from simulator.studies.serving.report import Attainment, HandedOver
 
 _COLORS = {"ok": "bold green", "overloaded": "bold yellow", Fit.DOES_NOT_FIT: "bold red"}
 _DETAIL_WIDTH = 76
@@ -25,11 +26,13 @@ def render(s: Serving) -> Group:
         parts.append(layout.section("Latency", _latencies(s.latencies, s)))
         if s.attainments:
             parts.append(layout.section("Service level", _attainments(s)))
-        parts.append(layout.section("Throughput", _load(s.load)))
+        parts.append(layout.section("Throughput", _load(s.load, s.handed_over)))
         parts.append(layout.section("Decoding", _decoding(s)))
         if s.costs:
             parts.append(layout.section("What it costs", _costs(s)))
-    parts.append(layout.section("Memory of a GPU", _memory(s)))
+    if s.prefill_memory is not None and s.prefill_memory != s.memory:
+        parts.append(layout.section("Memory of a GPU that computes prompts", _memory(s.prefill_memory)))
+    parts.append(layout.section("Memory of a GPU", _memory(s.memory)))
     parts.append(layout.section("What this rests on", _sources(s)))
     if s.suggestion:
         parts.append(layout.section("To try next", Text(s.suggestion)))
@@ -63,7 +66,7 @@ def _latencies(found: Latencies, s: Serving) -> Table:
 
 
 def _attainments(s: Serving) -> Table:
-    rows = [(a.name, f"{format_seconds(a.limit_s)}", f"{a.share:.1%} within", _percentile(a)) for a in s.attainments]
+    rows: list[tuple[str, ...]] = [(a.name, f"{format_seconds(a.limit_s)}", f"{a.share:.1%} within", _percentile(a)) for a in s.attainments]
     if s.slo_share is not None and len(rows) > 1:
         rows.append(("all", "", f"{s.slo_share:.1%} within", ""))
     return layout.table(rows, "lrrl")
@@ -74,7 +77,7 @@ def _percentile(a: Attainment) -> str:
     return f"p{a.percentile:g} {'holds' if a.held else f'is above{above}'}"
 
 
-def _load(load: Load) -> Table:
+def _load(load: Load, passed: HandedOver | None) -> Table:
     arriving = f"{format_number(load.arriving_per_s)} arrive; " if load.arriving_per_s else ""
     ends = load.low_capacity_per_s, load.high_capacity_per_s
     between = format_interval(*ends, format_number, prefix="90 % interval ")
@@ -89,6 +92,10 @@ def _load(load: Load) -> Table:
         ("cache in use", f"{load.kv_mean:.1%}", f"on average, {load.kv_peak:.1%} at most"),
         ("preemptions", f"{load.preemptions:,}", lost if load.preemptions else ""),
     ]
+    if passed is not None:
+        where = "inside nodes" if passed.near else "over the network"
+        waited = f"after {format_seconds(passed.mean_wait_s)} of waiting, links busy {passed.utilisation:.1%}"
+        rows.append(("handed over", format_seconds(passed.mean_s), f"a prompt's cache, {where}, {waited}"))
     return layout.table(rows, "lrl")
 
 
@@ -125,8 +132,7 @@ def _costs(s: Serving) -> Table:
     return layout.table(rows, "lrrrr")
 
 
-def _memory(s: Serving) -> Table:
-    m = s.memory
+def _memory(m: ServingMemory) -> Table:
     ends = f"embedding {format_bytes(m.embedding_bytes)}, head {format_bytes(m.head_bytes)}"
     longest = f"{m.longest_tokens:,} needed at least"
     rows = [

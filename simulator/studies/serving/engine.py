@@ -43,7 +43,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """Every request's job, in order of arrival, and what was counted."""
+    """Every request's job, in order of arrival, and what was counted. passed: between two pools."""
 
     jobs: tuple[RequestState, ...]
     meter: Meter
@@ -53,39 +53,67 @@ class ServedRun:
     decoded: int
     recomputed: int
     leftover_blocks: int
+    passed: Passed | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Passed:
+    """What passed between the pools: requests, tokens of their prompts, seconds on the links and of waiting for them."""
+
+    requests: int = 0
+    tokens: int = 0
+    link_s: float = 0.0
+    wait_s: float = 0.0
 
 
 class Engine:
-    """dp engines under one stream of requests. `run` plays it to its end."""
+    """Engines under one stream of requests. `run` plays it to its end.
+
+    engines: how many; None: the plan's dp. prefilled: another engine has computed the prompts and made the first tokens.
+    env, handed_on: the clock of several pools, and what hears of each request that this one has finished.
+    """
 
     def __init__(
-        self, costs: StepCosts, limits: Limits, requests: Sequence[Request], window: tuple[float, float]
+        self,
+        costs: StepCosts,
+        limits: Limits,
+        requests: Sequence[Request],
+        window: tuple[float, float],
+        *,
+        engines: int | None = None,
+        prefilled: bool = False,
+        env: simpy.Environment | None = None,
+        handed_on: Callable[[RequestState, Lane], None] | None = None,
     ) -> None:
-        self._costs, self._requests = costs, requests
-        self._env = simpy.Environment()
+        self._env = env or simpy.Environment()
         self.meter = Meter(start_s=window[0], end_s=window[1])
-        plan = costs.plan
-        self._jobs = tuple(RequestState(request=request, index=i) for i, request in enumerate(requests))
+        self.jobs = tuple(_job(request, i, prefilled=prefilled) for i, request in enumerate(requests))
         self._finished = 0
         self._inside, self._changed_s = 0, 0.0
         self._report: Progress | None = None
-        self._lanes: list[_Lane] = []
-        for _ in range(plan.dp):
+        self._handed_on = handed_on
+        self.lanes: list[Lane] = []
+        plan = costs.plan
+        for _ in range(plan.dp if engines is None else engines):
             stages = [simpy.Resource(self._env) for _ in range(plan.pp)]
-            self._lanes += [_Lane(self, self._env, costs, Scheduler(limits), stages) for _ in range(plan.pp)]
+            self.lanes += [Lane(self, self._env, costs, Scheduler(limits), stages) for _ in range(plan.pp)]
+        for lane in self.lanes:
+            self._env.process(lane.run())
 
     def run(self, progress: Progress | None = None) -> ServedRun:
         """Play every request. progress is called after each hundredth of them."""
         self._report = progress
-        self._env.process(self._arrive())
-        for lane in self._lanes:
-            self._env.process(lane.run())
+        self._env.process(arrive(self._env, self.jobs, self.take))
         self._env.run()
-        queues = [lane.scheduler for lane in self._lanes]
+        return self.result(self.jobs)
+
+    def result(self, jobs: tuple[RequestState, ...]) -> ServedRun:
+        """What happened to these requests, in the engines' own figures."""
+        queues = [lane.scheduler for lane in self.lanes]
         return ServedRun(
-            jobs=self._jobs,
+            jobs=jobs,
             meter=self.meter,
-            end_s=max((job.end_s or 0.0 for job in self._jobs), default=0.0),
+            end_s=max((job.end_s or 0.0 for job in jobs), default=0.0),
             preemptions=sum(queue.preemptions for queue in queues),
             prefilled=sum(queue.prefilled for queue in queues),
             decoded=sum(queue.decoded for queue in queues),
@@ -93,33 +121,50 @@ class Engine:
             leftover_blocks=sum(queue.used_blocks for queue in queues),
         )
 
-    def _arrive(self) -> Process:
-        env = self._env
-        for job in self._jobs:
-            delay = job.request.arrival_s - env.now
-            if delay > 0:
-                yield env.timeout(delay)
-            self._count(+1)
-            lane = min(self._lanes, key=lambda each: each.scheduler.unfinished)  # the first of the least
-            lane.scheduler.waiting.append(job)
-            lane.wake()
+    def take(self, job: RequestState) -> None:
+        """A request comes: to the lane with the fewest."""
+        self.give(job, min(self.lanes, key=lambda each: each.scheduler.unfinished))  # the first of the least
 
-    def leave(self, finished: Sequence[RequestState]) -> None:
+    def give(self, job: RequestState, lane: Lane) -> None:
+        """A request comes to this lane."""
+        self._count(+1)
+        lane.scheduler.waiting.append(job)
+        lane.wake()
+
+    def leave(self, finished: Sequence[RequestState], lane: Lane) -> None:
         """Count requests that are answered."""
         self._count(-len(finished))
         before, self._finished = self._finished, self._finished + len(finished)
         if self.meter.start_s <= self._env.now <= self.meter.end_s:
             self.meter.finished += len(finished)
-        total = len(self._jobs)
+        total = len(self.jobs)
         if self._report is not None and before * 100 // total != self._finished * 100 // total:
             self._report(self._finished, total)
+        if self._handed_on is not None:
+            for job in finished:
+                self._handed_on(job, lane)
 
     def _count(self, change: int) -> None:
         self.meter.request_s += self._inside * (self._env.now - self._changed_s)
         self._inside, self._changed_s = self._inside + change, self._env.now
 
 
-class _Lane:
+def _job(request: Request, index: int, *, prefilled: bool) -> RequestState:
+    if not prefilled:
+        return RequestState(request=request, index=index)
+    return RequestState(request=request, index=index, cached=request.prompt_tokens, done=1, first_s=request.arrival_s)
+
+
+def arrive(env: simpy.Environment, jobs: Sequence[RequestState], take: Callable[[RequestState], None]) -> Process:
+    """Every request at its time."""
+    for job in jobs:
+        delay = job.request.arrival_s - env.now
+        if delay > 0:
+            yield env.timeout(delay)
+        take(job)
+
+
+class Lane:
     """One scheduler, and the stages that its steps pass."""
 
     def __init__(
@@ -158,7 +203,7 @@ class _Lane:
             self._measure(begun_s, times[0], prefill, batch.rows)
             finished = scheduler.complete(env.now)
             if finished:
-                self._engine.leave(finished)
+                self._engine.leave(finished, self)
 
     def _pass(self, overhead_s: float, times: Sequence[float]) -> Process:
         """Through every stage, each of which serves one lane at a time, in order of arrival."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -17,6 +18,7 @@ Weights = Literal["bf16", "fp16", "fp8", "int8", "int4"]
 KvDtype = Literal["auto", "bf16", "fp16", "fp8"]
 Part = Literal["embedding", "head"]
 
+_ONE_POOL = {"prefill_tp": 1, "prefill_pp": 1, "prefill_dp": 0}
 MAX_COUNT = 2**20
 DEFAULT_BATCHED_TOKENS = 8192
 
@@ -41,12 +43,18 @@ class InferencePlan(Strict):
     chunked_prefill: prompts are cut to fill what decoding leaves of a step (Sarathi); otherwise whole prompts come first.
     experts: of a mixture, over tp: split, a slice of each on every GPU; dealt, whole ones (expert parallelism).
     expert_imbalance: rows of the busiest GPU's experts over the mean's, where they are dealt.
+    prefill_dp: engines that only compute prompts and hand their cache to the dp others, which only decode (disaggregation);
+    0: every engine does both. prefill_tp, prefill_pp: of these.
     cuda_graphs: steps that only decode are launched as one graph. replicate: parts that every GPU of a tp group holds whole.
     """
 
     tp: int = Field(ge=1, le=MAX_COUNT, default=1)
     pp: int = Field(ge=1, le=MAX_COUNT, default=1)
     dp: int = Field(ge=1, le=MAX_COUNT, default=1)
+
+    prefill_tp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    prefill_pp: int = Field(ge=1, le=MAX_COUNT, default=1)
+    prefill_dp: int = Field(ge=0, le=MAX_COUNT, default=0)
 
     weights: Weights = "bf16"
     kv_cache: KvDtype = "auto"
@@ -70,7 +78,23 @@ class InferencePlan(Strict):
 
     @property
     def num_devices(self) -> int:
-        return self.engine_devices * self.dp
+        return self.engine_devices * self.dp + self.prefill_tp * self.prefill_pp * self.prefill_dp
+
+    @property
+    def num_engines(self) -> int:
+        return self.dp + self.prefill_dp
+
+    @property
+    def decode_pool(self) -> Self:
+        """The engines of dp alone."""
+        return self.model_copy(update=_ONE_POOL) if self.prefill_dp else self
+
+    @property
+    def prefill_pool(self) -> Self | None:
+        """The engines that only compute prompts, as a plan of their own."""
+        if not self.prefill_dp:
+            return None
+        return self.model_copy(update={"tp": self.prefill_tp, "pp": self.prefill_pp, "dp": self.prefill_dp} | _ONE_POOL)
 
     @property
     def compute_dtype(self) -> Literal["bf16", "fp16"]:
@@ -104,8 +128,29 @@ def check(plan: InferencePlan, model: Model, cluster: Cluster) -> None:
         problem = f"{model.name} has Mamba layers, whose states no cache of keys and values holds: serving them is not modelled"
         raise PlanError(Fault(place="model", problem=problem, remedy="a model whose layers all have attention"))
     faults = [*_split_faults(plan, model), *_place_faults(plan, cluster), *_length_faults(plan, model)]
+    faults += _pool_faults(plan, model, cluster)
     if faults:
         raise PlanError(faults)
+
+
+def _pool_faults(plan: InferencePlan, model: Model, cluster: Cluster) -> list[Fault]:
+    """Of the engines that only compute prompts."""
+    pool = plan.prefill_pool
+    if pool is None:
+        degrees = [name for name in ("prefill_tp", "prefill_pp") if getattr(plan, name) > 1]
+        problem, remedy = "there are no engines for prompts alone", "prefill_dp = 1 or more, or leave it out"
+        return [Fault(place=f"inference: {name}", problem=problem, remedy=remedy) for name in degrees]
+    alone = pool.model_copy(update={"dp": 1, "expert_imbalance": 1.0, "replicate": ()})
+    found = [*_split_faults(alone, model), *_group_faults(alone, cluster)]
+    return [
+        replace(fault, place=fault.place.replace(": ", ": prefill_"), remedy=_of_prefill(fault.remedy))
+        for fault in found
+        if fault.place in ("inference: tp", "inference: pp")
+    ]
+
+
+def _of_prefill(remedy: str) -> str:
+    return f"prefill_{remedy}"
 
 
 def legal_tp(model: Model, *, dealt: bool = False) -> tuple[int, ...]:
@@ -161,8 +206,10 @@ def _place_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
     faults: list[Fault] = []
     gpus = cluster.gpus_per_node
     if plan.num_devices > cluster.num_devices:
-        need = f"tp {plan.tp} × pp {plan.pp} × dp {plan.dp} = {plan.num_devices}"
-        fits = cluster.num_devices // plan.engine_devices
+        more = plan.num_devices - plan.engine_devices * plan.dp
+        prompts = f" and {plan.prefill_tp} × {plan.prefill_pp} × {plan.prefill_dp} for prompts" if more else ""
+        need = f"tp {plan.tp} × pp {plan.pp} × dp {plan.dp}{prompts} = {plan.num_devices}"
+        fits = max(0, cluster.num_devices - more) // plan.engine_devices
         remedy = f"dp = {fits}, or " if fits else ""
         faults.append(
             Fault(
@@ -171,11 +218,16 @@ def _place_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
                 remedy=f"{remedy}nodes = {-(-plan.num_devices // gpus)}",
             )
         )
-    if (plan.tp <= gpus and gpus % plan.tp) or (plan.tp > gpus and plan.tp % gpus):
-        near = max(n for n in range(1, min(plan.tp, gpus) + 1) if gpus % n == 0)
-        problem = f"groups of tp = {plan.tp} do not fill nodes of {gpus} GPUs evenly"
-        faults.append(Fault(place="inference: tp", problem=problem, remedy=f"tp = {near}"))
-    return faults
+    return [*faults, *_group_faults(plan, cluster)]
+
+
+def _group_faults(plan: InferencePlan, cluster: Cluster) -> list[Fault]:
+    gpus = cluster.gpus_per_node
+    if not ((plan.tp <= gpus and gpus % plan.tp) or (plan.tp > gpus and plan.tp % gpus)):
+        return []
+    near = max(n for n in range(1, min(plan.tp, gpus) + 1) if gpus % n == 0)
+    problem = f"groups of tp = {plan.tp} do not fill nodes of {gpus} GPUs evenly"
+    return [Fault(place="inference: tp", problem=problem, remedy=f"tp = {near}")]
 
 
 def _length_faults(plan: InferencePlan, model: Model) -> list[Fault]:

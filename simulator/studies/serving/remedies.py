@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from simulator.base.errors import InputError
@@ -56,6 +56,13 @@ def _remedy(change: dict[str, Any], plan: InferencePlan, memory: ServingMemory) 
         kv_tokens=memory.kv_tokens,
         changes_numerics=bool({"weights", "kv_cache"} & change.keys()),
     )
+
+
+def of_prefill(remedy: Remedy) -> Remedy:
+    """The same of the engines that only compute prompts."""
+    names = {name: f"prefill_{name}" if name in ("tp", "pp", "dp") else name for name in remedy.plan}
+    plan = {names[name]: value for name, value in remedy.plan.items()}
+    return replace(remedy, plan=plan, change=", ".join(f"{name} = {value}" for name, value in plan.items()))
 
 
 def _changes(model: Model, plan: InferencePlan, device: Device, memory: ServingMemory) -> Iterator[dict[str, Any]]:

@@ -86,6 +86,22 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver:
+    """Caches that passed from the engines of prompts to those that decode.
+
+    near: inside nodes; otherwise over the network. mean_s: on the links, of a request; mean_wait_s: for them.
+    utilisation: of the links of the smaller pool.
+    """
+
+    near: bool
+    requests: int
+    num_bytes: int
+    mean_s: float
+    mean_wait_s: float
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCost:
     """Money at one price. million_*: of so many tokens at the load that was played; at_capacity: if the queue never emptied.
 
@@ -129,7 +145,8 @@ class Serving:
 
     low_latencies, high_latencies: with every time at the lower and the upper end of its 90 % interval, where that was asked.
     sigma: one-sigma relative uncertainty of a mean step's time. num_requests: played; num_warmup of them are in no figure. slo_share: requests within every limit; None: none is set.
-    costs: where prices were given.
+    costs: where prices were given. prefill_memory, handed_over: where prompts have engines of their own; memory is then of
+    the engines that decode, or of those that do not fit.
     """
 
     model: str
@@ -153,6 +170,8 @@ class Serving:
     assumptions: tuple[str, ...]
     sources: tuple[Source, ...]
     costs: tuple[TokenCost, ...] = ()
+    prefill_memory: ServingMemory | None = None
+    handed_over: HandedOver | None = None
 
     @property
     def fits(self) -> bool:

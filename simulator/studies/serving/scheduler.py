@@ -23,7 +23,10 @@ WATERMARK = 0.01  # vLLM, core/block_manager.py: against admitting a prompt and 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of one scheduler: cache blocks and their tokens, sequences at once, tokens a step."""
+    """Of one scheduler: cache blocks and their tokens, sequences at once, tokens a step.
+
+    hands_over: the blocks of an answered request stay until `release`, as another engine reads them.
+    """
 
     num_blocks: int
     block_size: int
@@ -31,11 +34,15 @@ class Limits:
     max_tokens: int
     chunked: bool
     windows: tuple[int | None, ...] = (None,)
+    hands_over: bool = False
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestState:
-    """A request on its way. `cached` tokens and `done` tokens of its answer were true at decoding step `since`."""
+    """A request on its way. `cached` tokens and `done` tokens of its answer were true at decoding step `since`.
+
+    One that waits with cached tokens comes from an engine that computed its prompt, and only decodes.
+    """
 
     request: Request
     index: int
@@ -110,6 +117,7 @@ class Scheduler:
     def next_batch(self) -> Batch | None:
         """What the next step computes; None if there is nothing to do."""
         self._pieces, self._decodes = [], 0
+        self._take_over()
         if self.limits.chunked:
             calm = self._make_room()
             self._decodes = self._decoding
@@ -125,6 +133,10 @@ class Scheduler:
             return None
         keys = tuple(each.total if self._decodes else 0 for each in self._keys)
         return Batch(decodes=self._decodes, keys=keys, chunks=tuple(chunk for _, chunk in self._pieces))
+
+    def release(self, job: RequestState) -> None:
+        """The blocks of a finished prompt have been read."""
+        self._return_blocks(job.cached)
 
     def complete(self, now_s: float) -> list[RequestState]:
         """The step is over: every sequence in it has its tokens. Returns those that are finished."""
@@ -154,7 +166,8 @@ class Scheduler:
         job.done += 1
         job.first_s = now_s if job.first_s is None else job.first_s
         if job.done == job.request.output_tokens:
-            self._return_blocks(job.cached)
+            if not self.limits.hands_over:
+                self._return_blocks(job.cached)
             finished.append(job)
         else:
             self._join(job)
@@ -208,19 +221,33 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.appendleft(job)
 
+    def _take_over(self) -> None:
+        """Requests whose prompts another engine has computed decode as soon as their blocks are free."""
+        while self.waiting and self.waiting[0].cached and len(self.running) < self.limits.max_sequences:
+            job = self.waiting[0]
+            if not self._admitted(job, job.cached):
+                return
+            self._join(job)
+
+    def _admitted(self, job: RequestState, tokens: int) -> bool:
+        """Take the first that waits, if blocks for so many tokens are free."""
+        blocks = -(-tokens // self.limits.block_size)
+        spare = int(WATERMARK * self.limits.num_blocks) if self.running else 0
+        if blocks + spare > self.free:
+            return False
+        self.waiting.popleft()
+        self.running[job.index] = job
+        self.free -= blocks
+        return True
+
     def _fill(self, tokens: int, *, admit: bool) -> None:
         """Pieces of prompts for at most so many tokens: the one begun, then those that wait."""
         if self._partial is not None:
             tokens -= self._compute(self._partial, tokens)
         while admit and self.waiting and tokens > 0 and len(self.running) < self.limits.max_sequences:
             job = self.waiting[0]
-            blocks = -(-job.known // self.limits.block_size)
-            spare = int(WATERMARK * self.limits.num_blocks) if self.running else 0
-            if blocks + spare > self.free or (not self.limits.chunked and job.known > tokens):
+            if job.cached or (not self.limits.chunked and job.known > tokens) or not self._admitted(job, job.known):
                 return
-            self.waiting.popleft()
-            self.running[job.index] = job
-            self.free -= blocks
             tokens -= self._compute(job, tokens)
 
     def _compute(self, job: RequestState, tokens: int) -> int:

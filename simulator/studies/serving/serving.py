@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,62 +17,21 @@ from simulator.spec.calibration.collective_curves import LinkCurves, default_cur
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.software.stack import Stack
-from simulator.studies.serving.batch import Batch, Chunk
 from simulator.studies.serving.costs import StepCosts
 from simulator.studies.serving.decoding import Z90, batch_of, decode_step, sigma_of
-from simulator.studies.serving.engine import Engine, Progress, ServedRun
-from simulator.studies.serving.memory import ServingMemory, serving_memory
+from simulator.studies.serving.deployment import Deployment, Window
+from simulator.studies.serving.engine import Progress, ServedRun
 from simulator.studies.serving.plan import InferencePlan, check
-from simulator.studies.serving.remedies import remedies
-from simulator.studies.serving.report import Latencies, Load, Serving, Verdict, attained, latencies
-from simulator.studies.serving.scheduler import Limits, RequestState
+from simulator.studies.serving.remedies import of_prefill, remedies
+from simulator.studies.serving.report import HandedOver, Latencies, Load, Serving, Verdict, attained, latencies
+from simulator.studies.serving.scheduler import RequestState
 from simulator.studies.serving.slo import Slo
 from simulator.studies.serving.sources import assumptions, sources
 from simulator.studies.serving.workload import Request
 
-Window = tuple[float, float]
 _SHOWN_FAULTS = 20
-# Capacity is the rate at which a full queue is served. It is read between the first and the third quarter of so many
-# times the sequences that run at once, so that neither filling nor emptying counts.
-_ROUNDS = 8
-_MOST_SATURATING = 20_000
 _NEARLY_FULL = 0.95
 _SETTLED = 10  # mean latencies that a measured time should have
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Deployment:
-    """What every run of one serving question shares."""
-
-    costs: StepCosts
-    memory: ServingMemory
-    calibration: Calibration
-    curves: LinkCurves
-
-    @property
-    def limits(self) -> Limits:
-        plan, model = self.costs.plan, self.costs.model
-        return Limits(
-            num_blocks=self.memory.num_blocks,
-            block_size=plan.block_size,
-            max_sequences=plan.max_sequences,
-            max_tokens=plan.batched_tokens(model),
-            chunked=plan.chunked_prefill,
-            windows=self.costs.windows,
-        )
-
-    def play(
-        self, requests: Sequence[Request], window: Window, progress: Progress | None = None, pace: float = 1.0
-    ) -> ServedRun:
-        """What happens to these requests. window: the time in which figures are counted. pace: a factor on all times."""
-        costs = self.costs if pace == 1.0 else self.costs.at_pace(pace)
-        return Engine(costs, self.limits, requests, window).run(progress)
-
-    def probe(self) -> None:
-        """Price a step of each kind, so that a missing number of the calibration is reported before the simulation."""
-        self.costs.stages_s(batch_of(self.costs, 1, 1))
-        keys = tuple(0 for _ in self.costs.windows)
-        self.costs.stages_s(Batch(decodes=0, keys=keys, chunks=(Chunk(new=1, cached=0),)))
 
 
 def serve(  # noqa: PLR0913  one a noun
@@ -102,12 +61,9 @@ def serve(  # noqa: PLR0913  one a noun
     curves = curves or calibration.links or default_curves()
     check(plan, model, cluster)
     _check_requests(model, plan, requests)
-    costs = StepCosts(model, plan, cluster, stack, calibration, curves)
-    memory = serving_memory(model, plan, cluster.device, stack)
-    setting = _Deployment(costs=costs, memory=memory, calibration=calibration, curves=curves)
-    setting.probe()
-    said = sources(costs, calibration, cluster, curves)
-    if not memory.fit.runs:
+    setting = Deployment.of(model, plan, cluster, stack, calibration, curves)
+    said = sources(setting.costs, calibration, cluster, curves)
+    if not setting.tightest.memory.fit.runs:
         return _does_not_fit(setting, requests, said)
     asked = _Asked(requests=requests, slo=slo or Slo(), warmup=warmup, interval=interval, progress=progress)
     return _played(setting, asked, said)
@@ -134,13 +90,12 @@ class _Asked:
         return begin_s, end_s if end_s > begin_s else math.inf
 
 
-def _played(setting: _Deployment, asked: _Asked, said: tuple[Source, ...]) -> Serving:
+def _played(setting: Deployment, asked: _Asked, said: tuple[Source, ...]) -> Serving:
     """The answer of a plan that fits."""
     requests, costs = asked.requests, setting.costs
-    queue = _full_queue(setting, requests)
-    told = _Progress(asked.progress, (3 if asked.interval else 1) * len(requests) + len(queue))
+    told = _Progress(asked.progress, (3 if asked.interval else 1) * len(requests))
     played = setting.play(requests, asked.window, told.part(len(requests)))
-    capacity = _capacity(queue, setting.play(queue, (0.0, math.inf), told.part(len(queue))))
+    capacity = setting.capacity_per_s(requests)
     jobs = played.jobs[asked.num_warmup :]
     size, context = _mean_step(costs, played, jobs)
     sigma = sigma_of(costs, batch_of(costs, size, context), setting.calibration, setting.curves)
@@ -164,6 +119,7 @@ def _played(setting: _Deployment, asked: _Asked, said: tuple[Source, ...]) -> Se
         high_latencies=ends[1] if ends else None,
         sigma=sigma,
         load=load,
+        handed_over=_handed_over(setting, played),
         attainments=attainments,
         slo_share=share,
         decode_steps=tuple(
@@ -235,27 +191,12 @@ def _shorter(model: Model, plan: InferencePlan, total: int) -> str:
     return f"shorter requests, or a model with more than {model.max_positions} positions"
 
 
-def _full_queue(setting: _Deployment, requests: Sequence[Request]) -> list[Request]:
-    """Requests of the same lengths, all present from the beginning: several times as many as run at once."""
-    memory, plan = setting.memory, setting.costs.plan
-    mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
-    room = max(1, int(memory.num_blocks * memory.block_size / mean))
-    at_once = min(plan.max_sequences, room) * memory.num_schedulers * plan.dp
-    count = min(max(_ROUNDS * at_once, 4), _MOST_SATURATING)
-    return [replace(requests[i % len(requests)], arrival_s=0.0) for i in range(count)]
-
-
-def _capacity(queue: Sequence[Request], played: ServedRun) -> float:
-    """Requests a second that the engines serve when the queue never empties."""
-    ends = sorted(job.end_s or 0.0 for job in played.jobs)
-    first, last = len(queue) // 4, 3 * len(queue) // 4
-    between_s = ends[last - 1] - ends[first - 1]
-    return (last - first) / between_s if between_s > 0 else len(queue) / ends[-1]
-
-
-def _does_not_fit(setting: _Deployment, requests: Sequence[Request], said: tuple[Source, ...]) -> Serving:
-    costs, m = setting.costs, setting.memory
+def _does_not_fit(setting: Deployment, requests: Sequence[Request], said: tuple[Source, ...]) -> Serving:
+    tightest = setting.tightest
+    costs, m = tightest.costs, tightest.memory
     found = remedies(costs.model, costs.plan, costs.cluster, costs.stack, m)
+    if tightest is setting.prefill:
+        found = tuple(of_prefill(remedy) for remedy in found)
     cause = (
         f"{format_bytes(m.missing_bytes)} more than {costs.plan.gpu_memory_utilization:g} of a GPU's memory: a sequence of "
         f"max_model_len = {m.longest_tokens} tokens does not fit beside weights and activations"
@@ -263,6 +204,7 @@ def _does_not_fit(setting: _Deployment, requests: Sequence[Request], said: tuple
         else f"{format_bytes(m.missing_bytes)} more than a GPU has: gpu_memory_utilization = "
         f"{costs.plan.gpu_memory_utilization:g} leaves too little for the CUDA context"
     )
+    cause = f"of a GPU that computes prompts: {cause}" if tightest is setting.prefill else cause
     told = "; ".join(f"{remedy.change} (cache of {remedy.kv_tokens:,} tokens)" for remedy in found)
     return Serving(
         **_common(setting, said),
@@ -284,19 +226,20 @@ def _does_not_fit(setting: _Deployment, requests: Sequence[Request], said: tuple
     )
 
 
-def _common(setting: _Deployment, said: tuple[Source, ...]) -> dict[str, Any]:
+def _common(setting: Deployment, said: tuple[Source, ...]) -> dict[str, Any]:
     costs = setting.costs
     return {
         "model": costs.model.name,
         "cluster": costs.cluster.name,
-        "num_devices": costs.plan.num_devices,
-        "memory": setting.memory,
-        "assumptions": assumptions(costs.model),
+        "num_devices": setting.num_devices,
+        "memory": setting.tightest.memory,
+        "prefill_memory": setting.prefill.memory if setting.prefill else None,
+        "assumptions": assumptions(costs.model, handed_over=setting.prefill is not None),
         "sources": said,
     }
 
 
-def _load(setting: _Deployment, played: ServedRun, skipped: int, capacity: tuple[float, float]) -> Load:
+def _load(setting: Deployment, played: ServedRun, skipped: int, capacity: tuple[float, float]) -> Load:
     """capacity: requests a second, and the factor to the ends of its interval."""
     meter, plan, requests = played.meter, setting.costs.plan, played.jobs
     measured_s = min(meter.end_s, played.end_s) - meter.start_s
@@ -312,7 +255,7 @@ def _load(setting: _Deployment, played: ServedRun, skipped: int, capacity: tuple
         requests_per_s=answered / measured_s,
         output_tokens_per_s=meter.output_tokens / measured_s,
         prompt_tokens_per_s=meter.prefill_tokens / measured_s,
-        utilisation=meter.busy_s / (measured_s * plan.dp),
+        utilisation=meter.busy_s / (measured_s * setting.num_engines),
         num_steps=meter.num_steps,
         sequences=meter.output_tokens / meter.num_steps if meter.num_steps else 0.0,
         kv_mean=meter.block_s / (measured_s * pools),
@@ -320,6 +263,22 @@ def _load(setting: _Deployment, played: ServedRun, skipped: int, capacity: tuple
         in_system=meter.request_s / played.end_s,
         preemptions=played.preemptions,
         recomputed_tokens=played.recomputed,
+    )
+
+
+def _handed_over(setting: Deployment, played: ServedRun) -> HandedOver | None:
+    """What passed between the pools."""
+    passed, place, transfers = played.passed, setting.place, setting.transfers
+    if passed is None or place is None or transfers is None or setting.prefill is None:
+        return None
+    ports = min(setting.plan.dp, setting.prefill.plan.dp)
+    return HandedOver(
+        near=place.near,
+        requests=passed.requests,
+        num_bytes=passed.tokens * transfers.bytes_per_token,
+        mean_s=passed.link_s / max(1, passed.requests),
+        mean_wait_s=passed.wait_s / max(1, passed.requests),
+        utilisation=passed.link_s / (ports * played.end_s),
     )
 
 
@@ -335,8 +294,10 @@ def _cause(verdict: Verdict, load: Load) -> str:
     return f"{arriving} of the {capacity} requests/s that could be served"
 
 
-def _suggestion(setting: _Deployment, verdict: Verdict, load: Load, found: Latencies) -> str:
+def _suggestion(setting: Deployment, verdict: Verdict, load: Load, found: Latencies) -> str:
     plan = setting.costs.plan
+    if verdict == "overloaded" and setting.prefill:
+        return "more engines in both pools: `shardwise serve --search` finds how many"
     if verdict == "overloaded":
         engines = math.ceil(plan.dp * load.arriving_per_s / (0.8 * load.capacity_per_s))
         return f"dp = {engines} keeps 20 % in reserve ({engines * plan.engine_devices} GPUs)"

@@ -26,9 +26,14 @@ _OF_LATENTS: Final = "attention over latents reaches what the attention kernel's
 _OF_MTP: Final = "modules of multi-token prediction are not loaded"
 
 
-def assumptions(model: Model) -> tuple[str, ...]:
+_OF_POOLS: Final = (
+    "a prompt's cache is handed over when all of it is computed, at the speed of NCCL's send and receive",
+)
+
+
+def assumptions(model: Model, *, handed_over: bool = False) -> tuple[str, ...]:
     """Those that this model's answer rests on."""
-    found = list(ASSUMPTIONS)
+    found = [*ASSUMPTIONS, *(_OF_POOLS if handed_over else ())]
     found += [_OF_EXPERTS] if model.experts is not None else []
     found += [_OF_LATENTS] if model.latent is not None else []
     return tuple([*found, _OF_MTP] if model.mtp_layers else found)

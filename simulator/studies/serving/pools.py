@@ -1,0 +1,134 @@
+"""Disaggregated serving: engines that compute prompts, engines that decode, and the links between them, on one clock.
+
+A request's first token leaves the engine of its prompt. Its cache is handed over when the whole prompt is computed, one
+prompt at a time from each engine and to each engine; until then it takes up blocks of the engine that computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import simpy
+
+from simulator.studies.serving.costs import StepCosts
+from simulator.studies.serving.engine import Engine, Lane, Passed, Process, Progress, ServedRun, arrive
+from simulator.studies.serving.scheduler import Limits, RequestState
+from simulator.studies.serving.workload import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Engines of one kind: prices of their steps, and their caches."""
+
+    costs: StepCosts
+    limits: Limits
+
+
+class Pools:
+    """Plays one stream of requests through both. cells: as `placing` finds them. transfer_s: of a prompt of so many tokens."""
+
+    def __init__(
+        self,
+        prefill: Pool,
+        decode: Pool,
+        requests: Sequence[Request],
+        window: tuple[float, float],
+        *,
+        cells: int,
+        transfer_s: Callable[[int], float],
+    ) -> None:
+        self._env = env = simpy.Environment()
+        self._cells, self._transfer_s = cells, transfer_s
+        self._passed = Passed()
+        self._handed_in_window = 0
+        self._jobs = tuple(RequestState(request=request, index=i) for i, request in enumerate(requests))
+        prompts = [replace(request, output_tokens=1) for request in requests]
+        holding = replace(prefill.limits, hands_over=True)
+        self._prefill = Engine(prefill.costs, holding, prompts, window, env=env, handed_on=self._prompt_ends)
+        self._decode = Engine(decode.costs, decode.limits, (), window, env=env, handed_on=self._answered)
+        self._senders = _links(env, self._prefill, prefill.costs.plan.dp)
+        self._receivers = _links(env, self._decode, decode.costs.plan.dp)
+        self._coming = dict.fromkeys(self._decode.lanes, 0)
+        self._cell_of = _cells(self._prefill, cells) | _cells(self._decode, cells)
+        self._progress: Progress | None = None
+        self._done = 0
+
+    def run(self, progress: Progress | None = None) -> ServedRun:
+        """Play every request. Steps and blocks are those of the engines that decode; tokens and busy time are of all."""
+        self._progress = progress
+        self._env.process(arrive(self._env, self._prefill.jobs, self._prefill.take))
+        self._env.run()
+        prompts, found = self._prefill.result(self._prefill.jobs), self._decode.result(self._jobs)
+        meter, other = found.meter, prompts.meter
+        meter.prefill_tokens += other.prefill_tokens
+        meter.output_tokens += other.output_tokens
+        meter.busy_s += other.busy_s
+        meter.finished += other.finished - self._handed_in_window
+        meter.request_s = sum(self._lifetimes())
+        return replace(
+            found,
+            prefilled=found.prefilled + prompts.prefilled,
+            preemptions=found.preemptions + prompts.preemptions,
+            passed=self._passed,
+            leftover_blocks=found.leftover_blocks + prompts.leftover_blocks,
+        )
+
+    def _lifetimes(self) -> list[float]:
+        return [(job.end_s or 0.0) - job.request.arrival_s for job in self._jobs]
+
+    def _prompt_ends(self, prompt: RequestState, lane: Lane) -> None:
+        """The first token is out. More of them come from another engine."""
+        job, now = self._jobs[prompt.index], self._env.now
+        job.first_s = now
+        if job.request.output_tokens == 1:
+            job.done, job.end_s = 1, now
+            lane.scheduler.release(prompt)
+            self._tell()
+            return
+        meter = self._prefill.meter
+        self._handed_in_window += meter.start_s <= now <= meter.end_s
+        self._env.process(self._hand_over(prompt, job, lane))
+
+    def _hand_over(self, prompt: RequestState, job: RequestState, lane: Lane) -> Process:
+        cell = [one for one in self._decode.lanes if self._cell_of[one] == self._cell_of[lane]]
+        target = min(cell, key=lambda one: one.scheduler.unfinished + self._coming[one])
+        self._coming[target] += 1
+        begun_s, tokens = self._env.now, job.request.prompt_tokens
+        seconds = self._transfer_s(tokens)
+        with self._senders[lane].request() as sending:
+            yield sending
+            with self._receivers[target].request() as receiving:
+                yield receiving
+                self._passed.wait_s += self._env.now - begun_s
+                yield self._env.timeout(seconds)
+        self._passed.requests += 1
+        self._passed.tokens += tokens
+        self._passed.link_s += seconds
+        lane.scheduler.release(prompt)
+        lane.wake()
+        self._coming[target] -= 1
+        job.cached, job.done = tokens, 1
+        self._decode.give(job, target)
+
+    def _answered(self, job: RequestState, _: Lane) -> None:
+        del job
+        self._tell()
+
+    def _tell(self) -> None:
+        self._done += 1
+        total = len(self._jobs)
+        if self._progress is not None and (self._done - 1) * 100 // total != self._done * 100 // total:
+            self._progress(self._done, total)
+
+
+def _links(env: simpy.Environment, engine: Engine, count: int) -> dict[Lane, simpy.Resource]:
+    """The port of each engine, by its lanes."""
+    ports = [simpy.Resource(env) for _ in range(count)]
+    lanes = len(engine.lanes) // count
+    return {lane: ports[i // lanes] for i, lane in enumerate(engine.lanes)}
+
+
+def _cells(engine: Engine, cells: int) -> dict[Lane, int]:
+    """The cell of each lane: engines stand in them one after another."""
+    return {lane: i * cells // len(engine.lanes) for i, lane in enumerate(engine.lanes)}

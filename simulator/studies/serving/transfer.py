@@ -1,0 +1,72 @@
+"""Handing a prompt's cache from the engine that computed it to the one that decodes: where both lie, and what it takes.
+
+Engines lie in cells: the smallest groups of engines of both pools in their ratio. A cell that fits a node lies in one, and
+its caches pass the node's links; otherwise prompts and decoding lie on nodes of their own, and caches cross the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from simulator.parallel.mesh import GroupShape
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving.plan import InferencePlan
+from simulator.studies.serving.shards import kv_bytes_per_token, stage_shards
+from simulator.work.collectives import collective_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """cells: groups of engines that hand caches over among themselves. near: each lies in one node."""
+
+    cells: int
+    near: bool
+
+
+def placing(plan: InferencePlan, cluster: Cluster) -> Placing:
+    """Where the pools of a plan lie: all in one node, cells in nodes, or apart."""
+    gpus = cluster.gpus_per_node
+    if plan.num_devices <= gpus:
+        return Placing(cells=1, near=True)
+    cells = gcd(plan.dp, plan.prefill_dp)
+    a_node = gpus // (plan.num_devices // cells)
+    near = a_node > 0 and cells <= a_node * cluster.num_nodes
+    return Placing(cells=cells if near else 1, near=near)
+
+
+class Transfers:
+    """Seconds of handing over a prompt's cache, by its tokens, from one engine to another over links that nobody else uses."""
+
+    def __init__(
+        self, model: Model, plan: InferencePlan, cluster: Cluster, stack: Stack, curves: LinkCurves, *, near: bool
+    ) -> None:
+        pool, receiver = plan.prefill_pool, plan.decode_pool
+        assert pool is not None
+        each = [kv_bytes_per_token(shard, receiver) for shard in stage_shards(model, receiver)]
+        self.bytes_per_token = receiver.tp * sum(each)
+        # A GPU sends its part of what all receive, and receives what its own stage keeps.
+        self.port_bytes_per_token = max(*each, -(-self.bytes_per_token // pool.engine_devices))
+        gpus = cluster.gpus_per_node
+        reach = gpus if near else cluster.num_devices
+        self._shape = GroupShape(
+            num_ranks=2,
+            num_nodes=1 if near else 2,
+            ranks_per_node=2 if near else 1,
+            num_groups_per_node=min(gpus, pool.engine_devices, receiver.engine_devices),
+            spans_domain=reach > cluster.nvlink_domain_size,
+        )
+        self._cluster, self._curves, self._nccl = cluster, curves, stack.software()
+        self._known: dict[int, float] = {}
+
+    def seconds(self, tokens: int) -> float:
+        """Of a prompt of so many tokens."""
+        found = self._known.get(tokens)
+        if found is None:
+            size = tokens * self.port_bytes_per_token
+            spent = collective_s("send_recv", size, self._shape, self._cluster, curves=self._curves, nccl=self._nccl)
+            found = self._known[tokens] = float(spent)
+        return found

@@ -1,0 +1,177 @@
+"""Prompts and answers on engines of their own: conservation, times by hand, bytes by hand, and where pools lie."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.base.errors import PlanError
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.serving import Batch, Chunk, InferencePlan, Request, Uniform, Workload, check, serve
+from simulator.studies.serving.deployment import Deployment
+from simulator.studies.serving.engine import Engine
+from simulator.studies.serving.pools import Pool, Pools
+from simulator.studies.serving.scheduler import Limits
+from simulator.studies.serving.transfer import Transfers, placing
+from tests.examples import examples
+
+
+@pytest.fixture(scope="module")
+def h100() -> Cluster:
+    return Cluster.load("hgx-h100-8").with_nodes(2)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return Model.load("llama3-8b")
+
+
+def deployed(model: Model, plan: InferencePlan, cluster: Cluster) -> Deployment:
+    calibration = Calibration.for_device(cluster.device)
+    curves = calibration.links or default_curves()
+    return Deployment.of(model, plan, cluster, Stack.load(plan.stack), calibration, curves)
+
+
+def test_a_lone_request_is_its_prompt_its_transfer_and_its_steps(llama: Model, h100: Cluster) -> None:
+    setting = deployed(llama, InferencePlan(tp=2, prefill_tp=4, prefill_dp=1), h100)
+    assert setting.prefill is not None
+    assert setting.transfers is not None
+    prompt, answer = 700, 5
+    played = setting.play([Request(arrival_s=1.0, prompt_tokens=prompt, output_tokens=answer)], (0.0, math.inf))
+    costs, before = setting.costs, setting.prefill.costs
+    batch = Batch(decodes=0, keys=(0,), chunks=(Chunk(new=prompt, cached=0),))
+    first_s = before.overhead_s + sum(before.stages_s(batch))
+    steps_s = sum(
+        costs.overhead_s + sum(costs.stages_s(Batch(decodes=1, keys=(prompt + n,)))) for n in range(1, answer)
+    )
+    (job,) = played.jobs
+    assert job.first_s == pytest.approx(1.0 + first_s, rel=1e-12)
+    assert job.end_s == pytest.approx(1.0 + first_s + setting.transfers.seconds(prompt) + steps_s, rel=1e-12)
+
+
+def test_bytes_of_a_transfer_are_keys_and_values_of_the_prompt(llama: Model, h100: Cluster) -> None:
+    """2 (K and V) × 32 layers × 8 heads × 128 × 2 bytes = 131,072 a token; 8 heads on 16 GPUs are held twice."""
+    stack, whole = Stack.load("vllm-2025"), 131_072
+    for tp, prefill_tp, sent, port in ((1, 4, whole, whole), (4, 1, whole, whole), (2, 8, whole, whole // 2)):
+        plan = InferencePlan(tp=tp, prefill_tp=prefill_tp, prefill_dp=1)
+        found = Transfers(llama, plan, h100, stack, LinkCurves.ideal(), near=True)
+        assert (found.bytes_per_token, found.port_bytes_per_token) == (sent, port)
+        link = h100.intra
+        assert found.seconds(1000) == pytest.approx(1000 * port / link.bytes_per_s, rel=0.05)
+    twice = Transfers(
+        llama, InferencePlan(tp=16, prefill_tp=8, prefill_dp=1), h100, stack, LinkCurves.ideal(), near=False
+    )
+    assert (twice.bytes_per_token, twice.port_bytes_per_token) == (2 * whole, whole // 4)
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "prefill_tp", "prefill_dp", "cells", "near"),
+    [
+        (4, 1, 4, 1, 1, True),  # one node
+        (2, 3, 2, 1, 1, True),  # one node, nothing to divide
+        (4, 2, 4, 2, 2, True),  # a cell a node
+        (2, 4, 2, 4, 4, True),  # two cells a node
+        (8, 1, 8, 1, 1, False),  # a node each
+        (4, 3, 4, 1, 1, False),  # the smallest cell is larger than a node
+    ],
+)
+def test_where_pools_lie(
+    h100: Cluster, tp: int, dp: int, prefill_tp: int, prefill_dp: int, cells: int, *, near: bool
+) -> None:
+    found = placing(InferencePlan(tp=tp, dp=dp, prefill_tp=prefill_tp, prefill_dp=prefill_dp), h100)
+    assert (found.cells, found.near) == (cells, near)
+
+
+asked = st.lists(st.tuples(st.floats(0, 2), st.integers(1, 64), st.integers(1, 32)), min_size=1, max_size=30)
+
+
+@examples(60)
+@given(asked=asked, blocks=st.integers(0, 30), sizes=st.tuples(st.integers(1, 2), st.integers(1, 2)))
+def test_nothing_is_lost_between_the_pools(
+    asked: list[tuple[float, int, int]], blocks: int, sizes: tuple[int, int]
+) -> None:
+    """Whatever the caches hold: all answers end, in order of their parts, and every block comes back."""
+    cluster = Cluster.load("hgx-h100-8")
+    plan = InferencePlan(dp=sizes[0] * 2, prefill_dp=sizes[1] * 2, max_sequences=6, max_batched_tokens=40)
+    setting = deployed(Model.load("llama3.2-1b"), plan, cluster)
+    assert setting.prefill is not None
+    requests = [Request(arrival_s=a, prompt_tokens=p, output_tokens=o) for a, p, o in sorted(asked)]
+    limits = replace(setting.limits, num_blocks=96 // plan.block_size + 1 + blocks)
+    pools = Pools(
+        Pool(costs=setting.prefill.costs, limits=limits),
+        Pool(costs=setting.costs, limits=limits),
+        requests,
+        (0.0, math.inf),
+        cells=2,
+        transfer_s=lambda tokens: 1e-4 * tokens,
+    )
+    played = pools.run()
+    assert played.leftover_blocks == 0
+    for job in played.jobs:
+        assert job.first_s is not None
+        assert job.end_s is not None
+        moved_s = 1e-4 * job.request.prompt_tokens if job.request.output_tokens > 1 else 0.0
+        assert job.request.arrival_s < job.first_s <= job.end_s - moved_s + 1e-12
+        assert job.done == job.request.output_tokens
+    longer = [request for request in requests if request.output_tokens > 1]
+    assert played.passed is not None
+    assert (played.passed.requests, played.passed.tokens) == (len(longer), sum(r.prompt_tokens for r in longer))
+    computed = sum(r.prompt_tokens + r.output_tokens - 1 for r in requests)
+    assert played.prefilled + played.decoded == computed + played.recomputed
+
+
+def test_decoding_waits_for_no_prompt(llama: Model, h100: Cluster) -> None:
+    """What disaggregation is for: long prompts stretch no step of those that decode."""
+    prompts = Uniform(distribution="uniform", low=4000, high=8000)
+    workload = Workload(rate=2.0, num_requests=200, prompt_tokens=prompts, output_tokens=64)
+    both = serve(llama, InferencePlan(dp=2), h100, workload.requests())
+    apart = serve(llama, InferencePlan(dp=1, prefill_dp=1), h100, workload.requests())
+    assert both.latencies is not None
+    assert both.latencies.tpot is not None
+    assert apart.latencies is not None
+    assert apart.latencies.tpot is not None
+    assert apart.num_devices == both.num_devices == 2
+    assert apart.latencies.tpot.p99_s < 0.7 * both.latencies.tpot.p99_s
+    assert apart.handed_over is not None
+    assert apart.handed_over.near
+
+
+def test_faults_of_both_pools_are_told_together(h100: Cluster) -> None:
+    plan = InferencePlan(tp=3, prefill_tp=5, prefill_dp=9)
+    with pytest.raises(PlanError) as caught:
+        check(plan, Model.load("llama3-8b"), h100)
+    assert {fault.place for fault in caught.value.faults} == {
+        "inference: tp", "inference: prefill_tp", "inference: degrees",
+    }  # fmt: skip
+    with pytest.raises(PlanError, match="no engines for prompts alone"):
+        check(InferencePlan(prefill_tp=2), Model.load("llama3-8b"), h100)
+
+
+def test_a_pool_that_does_not_fit_is_named(h100: Cluster) -> None:
+    found = serve(
+        Model.load("llama3-70b"), InferencePlan(tp=8, prefill_dp=2), h100, Workload(num_requests=3).requests()
+    )
+    assert not found.fits
+    assert found.cause.startswith("of a GPU that computes prompts")
+    assert all(set(remedy.plan) & {"prefill_tp", "prefill_pp", "weights"} for remedy in found.remedies)
+
+
+def test_requests_taken_over_wait_for_their_blocks(llama: Model, h100: Cluster) -> None:
+    """A cache for one request at a time: they decode one after another, and none is computed again."""
+    setting = deployed(llama, InferencePlan(), h100)
+    limits = Limits(num_blocks=3, block_size=16, max_sequences=8, max_tokens=64, chunked=True)
+    requests = [Request(arrival_s=0.0, prompt_tokens=30, output_tokens=4) for _ in range(3)]
+    played = Engine(setting.costs, limits, requests, (0.0, math.inf), engines=1, prefilled=True).run()
+    ends = sorted(job.end_s or 0.0 for job in played.jobs)
+    assert played.prefilled == played.recomputed == 0
+    assert played.decoded == 9
+    assert ends[1] == pytest.approx(2 * ends[0], rel=1e-3)
+    assert ends[2] == pytest.approx(3 * ends[0], rel=1e-3)
