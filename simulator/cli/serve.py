@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_number
 from simulator.cli.options import answer_options, loaded_prices, price_options, set_option, study_options
+from simulator.cli.serve_search import OF_SEARCH, rate_of_users, refuse_without_search, run_search, search_options
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
@@ -23,7 +25,11 @@ STUDY.toml holds `model`, `cluster`, `nodes`, `calibration` and the tables [infe
 (docs/reference/inference-file.md); flags override it. Without a file the embedded default is served: Llama 3 8B on one H100,
 4 requests a second.
 
-Exit codes: 0 answered (a queue that grows without end is an answer), 2 usage, 3 bad input, 4 it does not fit in memory."""
+--search finds the plans that meet every --slo at the rate on the fewest GPUs: tensor, pipeline and expert parallelism, how
+many engines, and prompts on engines of their own or not. Settings of [inference] that are given are kept.
+
+Exit codes: 0 answered (a queue that grows without end is an answer), 2 usage, 3 bad input, 4 it does not fit in memory, or
+no plan meets the limits, 130 interrupted (what is known is shown)."""
 
 _WORKLOAD = {
     "rate": ("NUMBER", "Requests a second, by a Poisson process; 0: all at once."),
@@ -65,25 +71,36 @@ def _options(function: Callable[..., int]) -> Callable[..., int]:
     is_flag=True,
     help="Instead of --rate: the highest at which every --slo holds (plays the requests eight times).",
 )
+@search_options
 @price_options
 @answer_options
 def command(
     study: Path | None,
     *,
-    prices: Path | None,
-    price_kind: str | None,
     settings: tuple[str, ...],
     interval: bool,
     highest_rate: bool,
     as_json: bool,
     plain: bool,
-    **flags: str | None,
+    users: int | None,
+    between: str | None,
+    **flags: Any,  # noqa: ANN401  one type an option
 ) -> int:
     """Serve, print, and say by the exit code whether it fits."""
+    options = {name: flags.pop(name) for name in (*OF_SEARCH, "searched", "prices", "price_kind")}
     given = {name: text for name, text in flags.items() if text is not None}
     tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
-    asked = read_serving_study(study, {k: v for k, v in given.items() if "__" not in k}, tables, settings)
-    listed = loaded_prices({"prices": prices, "price_kind": price_kind})
+    tables |= rate_of_users(users, between, tables)
+    nouns = {k: v for k, v in given.items() if "__" not in k}
+    if not options["searched"]:
+        refuse_without_search(options)
+    elif interval or highest_rate:
+        flag = "--interval" if interval else "--highest-rate"
+        raise InputError(Fault(place=flag, problem="is of one plan", remedy="leave it out, or --search"))
+    asked = read_serving_study(study, nouns, tables, settings, searched=options["searched"])
+    if options["searched"]:
+        return run_search(asked, options, as_json=as_json, plain=plain)
+    listed = loaded_prices(options)
     if listed is not None:
         listed.of(asked.cluster)  # an error now, not after all requests
     serving = _highest(asked, interval=interval) if highest_rate else _served(asked, interval=interval)

@@ -107,11 +107,17 @@ class ServingStudy:
 
 
 def read_serving_study(
-    file: Path | None, flags: Mapping[str, str], table_flags: Mapping[str, str], settings: Sequence[str]
+    file: Path | None,
+    flags: Mapping[str, str],
+    table_flags: Mapping[str, str],
+    settings: Sequence[str],
+    *,
+    searched: bool = False,
 ) -> ServingStudy:
     """The study of `file` (None: the embedded default) under flags and `--set`s.
 
-    flags: model, cluster, nodes, calibration. table_flags: "inference.tp" and its like -> text.
+    flags: model, cluster, nodes, calibration. table_flags: "inference.tp" and its like -> text. searched: the plan is what
+    a search starts from, so that it need not fit the cluster.
     Raises InputError with every fault of every input.
     """
     faults = Faults()
@@ -134,7 +140,7 @@ def read_serving_study(
     if study is not None:
         plan, workload = study.inference, study.workload
         stack = faults.attempt(lambda: patched(Stack.of(plan), of_root(overrides, "stack"), StackError))
-        if model is not None and cluster is not None:
+        if model is not None and cluster is not None and not searched:
             faults.attempt(lambda: check(plan, model, cluster))
         requests = faults.attempt(lambda: _requests(workload))
     if faults or study is None or model is None or cluster is None or stack is None or requests is None:

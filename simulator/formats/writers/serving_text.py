@@ -66,7 +66,9 @@ def _latencies(found: Latencies, s: Serving) -> Table:
 
 
 def _attainments(s: Serving) -> Table:
-    rows: list[tuple[str, ...]] = [(a.name, f"{format_seconds(a.limit_s)}", f"{a.share:.1%} within", _percentile(a)) for a in s.attainments]
+    rows: list[tuple[str, ...]] = [
+        (a.name, f"{format_seconds(a.limit_s)}", f"{a.share:.1%} within", _percentile(a)) for a in s.attainments
+    ]
     if s.slo_share is not None and len(rows) > 1:
         rows.append(("all", "", f"{s.slo_share:.1%} within", ""))
     return layout.table(rows, "lrrl")

@@ -1,0 +1,237 @@
+"""`shardwise serve --search`: the layouts and numbers of engines that meet a rate and its limits on the fewest GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.exit_codes import ExitCode
+from simulator.base.schema import nearest
+from simulator.base.units import UnitError, format_seconds, parse_seconds
+from simulator.cli.options import FILE, loaded_prices, write_json
+from simulator.cli.progress import StatusLine
+from simulator.cli.terminal import show
+from simulator.formats.study.overrides import literal
+from simulator.formats.study.serving import ServingStudy
+from simulator.studies.search.driver import Progress
+from simulator.studies.serving import InferencePlan
+from simulator.studies.serving_search import (
+    DEGREES,
+    DISAGGREGATED,
+    Notes,
+    SearchInterrupted,
+    ServingSearch,
+    ServingSearchReport,
+    search_serving,
+)
+from simulator.studies.serving_search.text import WIDTH, render
+
+OF_SEARCH: Mapping[str, str] = {  # of --search alone
+    "gpus_needed": "--gpus-needed",
+    "max_gpus": "--max-gpus",
+    "fixes": "--fix",
+    "disaggregated": "--disaggregated",
+    "top": "--top",
+    "every": "--all",
+    "journal": "--journal",
+    "jobs": "--jobs",
+}
+
+
+def search_options(function: Callable[..., int]) -> Callable[..., int]:
+    """Those of `serve` that ask for a search, with the words of `search`."""
+    for option in reversed(
+        (
+            click.option(
+                "--search", "searched", is_flag=True, help="The plans that meet every --slo on the fewest GPUs."
+            ),
+            click.option("--gpus-needed", is_flag=True, help="Of --search: as many nodes as needed, not --nodes."),
+            click.option("--max-gpus", type=click.IntRange(min=1), help="Of --search: no plan on more devices."),
+            click.option(
+                "--fix",
+                "fixes",
+                multiple=True,
+                metavar="FIELD=V[,V...]",
+                help="Of --search: values that a field may take.",
+            ),
+            click.option(
+                "--disaggregated",
+                type=click.Choice(DISAGGREGATED),
+                help="Of --search: prompts on engines of their own. [both]",
+            ),
+            click.option("--top", type=click.IntRange(1, 10_000), help="Of --search: plans in the table. [10]"),
+            click.option("--all", "every", is_flag=True, help="Of --search: every plan that meets the limits."),
+            click.option("--journal", type=FILE, metavar="FILE", help="Of --search: keep, and resume."),
+            click.option("--jobs", type=click.IntRange(1, 1024), help="Of --search: processes. [the machine's cores]"),
+            click.option("--users", type=click.IntRange(min=1), help="Instead of --rate: so many users, ..."),
+            click.option("--every", "between", metavar="TIME", help="... each with a request every so often, as 60s."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def rate_of_users(users: int | None, between: str | None, given: Mapping[str, str]) -> dict[str, str]:
+    """The rate as --rate would give it. Raises InputError with every fault."""
+    if users is None and between is None:
+        return {}
+    faults = []
+    seconds = 0.0
+    if users is None or between is None:
+        place, other = ("--every", "--users 1000") if users is None else ("--users", "--every 60s")
+        faults.append(Fault(place=place, problem="says half of a rate", remedy=other))
+    elif between is not None:
+        try:
+            seconds = parse_seconds(between)
+        except UnitError as exc:
+            faults.append(Fault(place="--every", problem=exc.problem, remedy=exc.remedy))
+        else:
+            if seconds <= 0:
+                faults.append(Fault(place="--every", problem=f"must be above zero; it is {between}"))
+    faults += [
+        Fault(place="--users", problem=f"gives the rate, and so does {flag}", remedy="one of them")
+        for key, flag in (("workload.rate", "--rate"), ("workload.trace", "--trace"))
+        if key in given
+    ]
+    if faults or users is None:
+        raise InputError(faults)
+    return {"workload.rate": repr(users / seconds)}
+
+
+def refuse_without_search(options: Mapping[str, Any]) -> None:
+    """Raises InputError: these say nothing of one plan."""
+    faults = [
+        Fault(place=flag, problem="belongs to --search", remedy="--search, or leave it out")
+        for name, flag in OF_SEARCH.items()
+        if options[name] not in (None, False, ())
+    ]
+    if faults:
+        raise InputError(faults)
+
+
+def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool, plain: bool) -> int:
+    """Search, print, and say by the exit code whether a plan meets the limits."""
+    study = study_of(asked, options)
+    prices = loaded_prices(options)
+    if prices is not None:
+        prices.of(study.cluster)  # an error now, not after the search
+    jobs = options["jobs"] or len(os.sched_getaffinity(0))
+    journal: Path | None = options["journal"]
+    interrupted = False
+    with Notes(journal, study.identity) if journal is not None else nullcontext() as notes, _ended_as_interrupted():
+        try:
+            report = search_serving(study, jobs=jobs, notes=notes, prices=prices, tell=_teller())
+        except SearchInterrupted as stop:
+            report, interrupted = stop.report, True
+    _print(report, as_json=as_json, plain=plain)
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK if report.best is not None else ExitCode.DOES_NOT_FIT
+
+
+def study_of(asked: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
+    """The study of the command line. Raises InputError with every fault."""
+    faults: list[Fault] = []
+    fixed: dict[str, tuple[Any, ...]] = {}
+    for name in DEGREES:
+        if name in asked.plan.model_fields_set:
+            fixed[name] = (getattr(asked.plan, name),)
+    for text in options["fixes"]:
+        name, values, wrong = _fix(text)
+        faults += wrong
+        if name in fixed and name in InferencePlan.model_fields:
+            problem = f"is given twice: {', '.join(map(str, fixed[name]))} too"
+            faults.append(Fault(place=f"--fix {name}", problem=problem, remedy="one of them"))
+        fixed[name] = values
+    try:
+        study = ServingSearch(
+            model=asked.model,
+            cluster=asked.cluster,
+            plan=asked.plan,
+            workload=asked.workload,
+            slo=asked.slo,
+            stack=asked.stack,
+            calibration=asked.calibration,
+            fixed=fixed,
+            max_gpus=options["max_gpus"],
+            any_nodes=options["gpus_needed"],
+            disaggregated=options["disaggregated"] or "both",
+            top=options["top"] or 10,
+            every=options["every"],
+        )
+    except InputError as exc:
+        raise InputError([*faults, *exc.faults]) from None
+    if faults:
+        raise InputError(faults)
+    return study
+
+
+def _fix(text: str) -> tuple[str, tuple[Any, ...], list[Fault]]:
+    """`--fix name=a,b` as the field, its values, and what is wrong with them."""
+    name, equals, values = (part.strip() for part in text.partition("="))
+    name, place = name.replace("-", "_"), f"--fix {name}"
+    if not equals or not values:
+        remedy = "--fix field=value, or several with commas"
+        return name, (), [Fault(place=place, problem="has no value", remedy=remedy)]
+    fields = InferencePlan.model_fields
+    if name not in fields or name == "stack":
+        remedy = "--stack: one software a search" if name == "stack" else nearest(name, list(fields))
+        return (
+            name,
+            (),
+            [
+                Fault(
+                    place=place,
+                    problem="cannot be searched" if name == "stack" else "is no field of a serving plan",
+                    remedy=remedy,
+                )
+            ],
+        )
+    found = tuple(literal(part.strip()) for part in values.split(","))
+    wrong: list[Fault] = []
+    for value in found:
+        try:
+            InferencePlan.parse({name: value}, place, InputError, from_file=True)
+        except InputError as exc:
+            wrong += [Fault(place=place, problem=fault.problem, remedy=fault.remedy) for fault in exc.faults]
+    return name, found, wrong
+
+
+def _print(report: ServingSearchReport, *, as_json: bool, plain: bool) -> None:
+    if as_json:
+        write_json(report.as_json())
+    else:
+        show(render(report), plain=plain, width=WIDTH)
+
+
+def _teller() -> Callable[[Progress], None]:
+    """What is done, and since when."""
+    line, since = StatusLine(), time.monotonic()
+
+    def tell(progress: Progress) -> None:
+        best = "" if progress.best is None else f", fewest so far {progress.best:,.0f} GPUs"
+        line.tell(f"{progress.phase}: {progress.done:,} plays{best}, {format_seconds(time.monotonic() - since)}")
+
+    return tell
+
+
+@contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """A batch system that ends the job gets what is known by then, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,126 @@
+"""What a search over serving plans is asked: the model, the GPUs, the requests, the limits, and what may vary."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from simulator.base.errors import Fault, InputError
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.software.stack import Stack
+from simulator.studies.search.study import software_version
+from simulator.studies.serving import InferencePlan, Slo, Workload
+
+Disaggregated = Literal["both", "yes", "no"]
+DISAGGREGATED: Final[tuple[Disaggregated, ...]] = ("both", "yes", "no")
+DEGREES: Final = (
+    "tp",
+    "pp",
+    "dp",
+    "experts",
+    "prefill_tp",
+    "prefill_pp",
+    "prefill_dp",
+)  # what is searched unless fixed
+MOST_NODES: Final = 1024  # that are looked at where as many as needed may be taken
+_ENGINE_NODES: Final = 8  # of one engine, then
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingSearch:
+    """A search. plan: all fields that are not searched. fixed: field of the plan -> the values it may have.
+
+    max_gpus: no more of the cluster's. any_nodes: as many of its nodes as needed. disaggregated: prompts on engines of
+    their own: yes, no, or both ways. top: rows of the table. every: every layout that meets the limits, and every pair of
+    pools. exhaustive: nothing is pruned or skipped, for tests.
+    Raises InputError where the requests or the limits cannot be searched with.
+    """
+
+    model: Model
+    cluster: Cluster
+    plan: InferencePlan
+    workload: Workload
+    slo: Slo
+    stack: Stack
+    calibration: Calibration | None = None
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    max_gpus: int | None = None
+    any_nodes: bool = False
+    disaggregated: Disaggregated = "both"
+    top: int = 10
+    every: bool = False
+    exhaustive: bool = False
+
+    def __post_init__(self) -> None:
+        faults: list[Fault] = []
+        if not self.slo.any:
+            remedy = "--slo-ttft, --slo-tpot or --slo-latency"
+            faults.append(Fault(place="slo", problem="a search needs a limit to meet", remedy=remedy))
+        if self.workload.trace is not None:
+            remedy = "a rate, and distributions of lengths"
+            faults.append(Fault(place="workload: trace", problem="a trace has its own rate", remedy=remedy))
+        elif not self.workload.rate:
+            problem = "all requests at once: no rate to find GPUs for"
+            faults.append(Fault(place="workload: rate", problem=problem, remedy="requests a second, as 10"))
+        if self.max_gpus is not None and self.max_gpus < 1:
+            faults.append(Fault(place="max_gpus", problem=f"must be at least 1; it is {self.max_gpus}"))
+        if faults:
+            raise InputError(faults)
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.workload.rate
+
+    @property
+    def seen(self) -> Cluster:
+        """The nodes that answers may take."""
+        return self.cluster.with_nodes(MOST_NODES) if self.any_nodes else self.cluster
+
+    @property
+    def most_devices(self) -> int:
+        """GPUs of an answer at most."""
+        return min(self.seen.num_devices, self.max_gpus or self.seen.num_devices)
+
+    @property
+    def largest_engine(self) -> int:
+        """GPUs of one engine at most."""
+        nodes = max(self.cluster.num_nodes, _ENGINE_NODES if self.any_nodes else 0)
+        return min(self.most_devices, nodes * self.cluster.gpus_per_node)
+
+    @property
+    def numbers(self) -> tuple[Calibration, LinkCurves]:
+        """Of kernels and links."""
+        calibration = self.calibration or Calibration.for_device(self.cluster.device)
+        return calibration, calibration.links or default_curves()
+
+    def inputs(self) -> dict[str, Any]:
+        """What was asked, as plain data."""
+        return {
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "nodes": None if self.any_nodes else self.cluster.num_nodes,
+            "calibration": self.calibration.name if self.calibration else None,
+            "inference": self.plan.model_dump(mode="json", exclude=set(DEGREES)),
+            "workload": self.workload.model_dump(mode="json"),
+            "slo": [asdict(limit) for limit in self.slo.limits],
+            "fixed": {name: list(values) for name, values in self.fixed.items()},
+            "max_gpus": self.max_gpus,
+            "disaggregated": self.disaggregated,
+            "top": self.top,
+            "every": self.every,
+        }
+
+    @property
+    def identity(self) -> str:
+        """A hash of everything that a finished part depends on."""
+        context = [self.model, self.cluster, self.stack, self.calibration]
+        given = [None if one is None else one.model_dump(mode="json") for one in context]
+        text = json.dumps([software_version(), "serving", self.inputs(), *given], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,65 @@
+"""Where tasks run: in this process, or on this machine's cores. Answers come in the order of asking."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+from simulator.studies.serving_search.notes import Notes
+from simulator.studies.serving_search.plays import Player
+from simulator.studies.serving_search.study import ServingSearch
+from simulator.studies.serving_search.tasks import Task
+
+
+class Workers:
+    """Answers tasks, from the journal where that knows them. player: of this process."""
+
+    def __init__(self, study: ServingSearch, jobs: int, notes: Notes | None = None) -> None:
+        self.player = Player(study)
+        self._notes = notes
+        self._known = notes.known() if notes is not None else {}
+        self._pool = _pool(study, jobs) if jobs > 1 else None
+
+    def answers(self, tasks: Sequence[Task]) -> list[dict[str, Any]]:
+        """Of each task."""
+        asked = [task for task in tasks if task.key not in self._known]
+        if self._pool is not None:
+            waiting = [self._pool.submit(_run, task) for task in asked]
+            found = (each.result() for each in waiting)
+        else:
+            found = (task.run(self.player) for task in asked)
+        for task, answer in zip(asked, found, strict=True):
+            self._known[task.key] = answer
+            if self._notes is not None:
+                self._notes.keep(task, answer)
+        return [self._known[task.key] for task in tasks]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=kind is None, cancel_futures=True)
+
+
+def _pool(study: ServingSearch, jobs: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("forkserver")
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(study,))
+
+
+_PLAYERS: list[Player] = []  # of this worker
+
+
+def _begin(study: ServingSearch) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which ends its workers
+    _PLAYERS[:] = [Player(study)]
+
+
+def _run(task: Task) -> dict[str, Any]:
+    return task.run(_PLAYERS[0])
