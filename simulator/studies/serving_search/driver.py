@@ -178,7 +178,7 @@ class _Run:
             if survey is None or role not in survey.least:
                 continue
             counts = counts_of(self.study, layout, survey.least[role], self.space.counts[role])
-            if not counts:
+            if not counts or counts[0] * layout.engine_devices + spare > self.study.most_devices:
                 self._became["short"] += 1
             elif counts[0] * layout.engine_devices + spare > self._limit:
                 self._became["pruned"] += 1
