@@ -18,7 +18,7 @@ from typing_extensions import override
 from simulator.base.registry import IMPLEMENTATIONS, VIEWS
 
 if TYPE_CHECKING:
-    from simulator.api import search, serve
+    from simulator.api import search, search_serving, serve
     from simulator.base.errors import InputError
     from simulator.base.fit import Fit
     from simulator.predict import Prediction, bounds, predict
@@ -46,6 +46,7 @@ __all__ = [
     "bounds",
     "predict",
     "search",
+    "search_serving",
     "serve",
 ]
 
@@ -95,7 +96,7 @@ def _public(name: str) -> object:  # noqa: C901, PLR0911, PLR0912  a case a modu
             from simulator.studies import serving
 
             return getattr(serving, name)
-        case "search" | "serve":
+        case "search" | "search_serving" | "serve":
             from simulator import api
 
             return getattr(api, name)

@@ -1,4 +1,4 @@
-"""The questions that need more than one prediction, as functions: `from simulator import search, serve`."""
+"""The questions that need more than one prediction, as functions: `from simulator import search, search_serving, serve`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
+from simulator.spec.prices import Prices
 from simulator.spec.software.stack import Stack
 from simulator.studies.search import (
     Journal,
@@ -31,6 +32,16 @@ from simulator.studies.search import (
 from simulator.studies.search.space import DERIVED, OFFLOADS
 from simulator.studies.serving import InferencePlan, Serving, Slo, Workload
 from simulator.studies.serving import serve as served
+from simulator.studies.serving_search import (
+    DISAGGREGATED,
+    Disaggregated,
+    Notes,
+    ServingSearch,
+    ServingSearchReport,
+    degrees_given,
+    fix_faults,
+)
+from simulator.studies.serving_search import search_serving as find_plans
 
 
 @checked
@@ -108,6 +119,61 @@ def serve(
     return served(
         model, plan, cluster, requests, calibration, stack, slo=slo, warmup=workload.warmup, interval=interval
     )
+
+
+@checked
+def search_serving(  # noqa: PLR0913  an option of the command line each
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    slo: Slo,
+    *,
+    plan: InferencePlan | None = None,
+    gpus_needed: bool = False,
+    max_gpus: int | None = None,
+    fix: Mapping[str, Any] | None = None,
+    disaggregated: Disaggregated = "both",
+    calibration: Calibration | None = None,
+    stack: Stack | None = None,
+    prices: Prices | None = None,
+    top: int = 10,
+    every: bool = False,
+    jobs: int = 1,
+    journal: str | Path | None = None,
+) -> ServingSearchReport:
+    """The plans that meet the limits at the workload's rate on the fewest GPUs, as `shardwise serve --search` finds them.
+
+    plan: what is not searched; degrees that it sets are kept. gpus_needed: as many of the cluster's nodes as needed. fix: a
+    field of InferencePlan -> the value it has, or a list of those it may have. disaggregated: prompts on engines of their
+    own: "yes", "no" or "both" ways. every: every plan that meets the limits. jobs, journal: as `search` takes them.
+    Raises ArgumentError, PlanError where no layout is legal, or InputError; SearchInterrupted, with what is known, on Ctrl-C.
+    """
+    base = plan or InferencePlan()
+    given = {name: tuple(v) if isinstance(v, list | tuple) else (v,) for name, v in (fix or {}).items()}
+    faults = [f for name, values in given.items() for f in fix_faults(name, values, f"search_serving(fix=): {name}")]
+    if disaggregated not in DISAGGREGATED:
+        place, remedy = "search_serving(disaggregated=)", f"one of {', '.join(DISAGGREGATED)}"
+        faults.append(Fault(place=place, problem=f"is {disaggregated!r}", remedy=remedy))
+    if faults:
+        raise ArgumentError(faults)
+    study = ServingSearch(
+        model=model,
+        cluster=cluster,
+        plan=base,
+        workload=workload,
+        slo=slo,
+        stack=stack or Stack.load(base.stack),
+        calibration=calibration,
+        fixed=degrees_given(base) | given,
+        max_gpus=max_gpus,
+        any_nodes=gpus_needed,
+        disaggregated=disaggregated,
+        top=top,
+        every=every,
+    )
+    kept = Notes(Path(journal), study.identity) if journal is not None else nullcontext()
+    with kept as notes:
+        return find_plans(study, jobs=jobs, notes=notes, prices=prices)
 
 
 def _fixed(fix: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:

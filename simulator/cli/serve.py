@@ -13,7 +13,7 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.units import format_number
 from simulator.cli.options import answer_options, loaded_prices, price_options, set_option, study_options
-from simulator.cli.serve_search import OF_SEARCH, rate_of_users, refuse_without_search, run_search, search_options
+from simulator.cli.serve_search import OF_SEARCH, option_faults, rate_of_users, run_search, search_options
 from simulator.formats.study.serving import ServingStudy, flag_of, read_serving_study
 from simulator.predict import Source
 from simulator.studies.serving import InferencePlan, Serving, serve, token_costs
@@ -90,14 +90,15 @@ def command(
     options = {name: flags.pop(name) for name in (*OF_SEARCH, "searched", "prices", "price_kind")}
     given = {name: text for name, text in flags.items() if text is not None}
     tables = {name.replace("__", "."): text for name, text in given.items() if "__" in name}
-    tables |= rate_of_users(users, between, tables)
+    rate, faults = rate_of_users(users, between, tables)
+    faults += option_faults(options, interval=interval, highest_rate=highest_rate)
     nouns = {k: v for k, v in given.items() if "__" not in k}
-    if not options["searched"]:
-        refuse_without_search(options)
-    elif interval or highest_rate:
-        flag = "--interval" if interval else "--highest-rate"
-        raise InputError(Fault(place=flag, problem="is of one plan", remedy="leave it out, or --search"))
-    asked = read_serving_study(study, nouns, tables, settings, searched=options["searched"])
+    try:
+        asked = read_serving_study(study, nouns, tables | rate, settings, searched=options["searched"])
+    except InputError as exc:
+        raise InputError([*exc.faults, *faults]) from None
+    if faults:
+        raise InputError(faults)
     if options["searched"]:
         return run_search(asked, options, as_json=as_json, plain=plain)
     listed = loaded_prices(options)

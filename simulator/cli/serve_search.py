@@ -14,7 +14,6 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
-from simulator.base.schema import nearest
 from simulator.base.units import UnitError, format_seconds, parse_seconds
 from simulator.cli.options import FILE, loaded_prices, write_json
 from simulator.cli.progress import StatusLine
@@ -22,14 +21,14 @@ from simulator.cli.terminal import show
 from simulator.formats.study.overrides import literal
 from simulator.formats.study.serving import ServingStudy
 from simulator.studies.search.driver import Progress
-from simulator.studies.serving import InferencePlan
 from simulator.studies.serving_search import (
-    DEGREES,
     DISAGGREGATED,
     Notes,
     SearchInterrupted,
     ServingSearch,
     ServingSearchReport,
+    degrees_given,
+    fix_faults,
     search_serving,
 )
 from simulator.studies.serving_search.text import WIDTH, render
@@ -79,11 +78,13 @@ def search_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-def rate_of_users(users: int | None, between: str | None, given: Mapping[str, str]) -> dict[str, str]:
-    """The rate as --rate would give it. Raises InputError with every fault."""
+def rate_of_users(
+    users: int | None, between: str | None, given: Mapping[str, str]
+) -> tuple[dict[str, str], list[Fault]]:
+    """The rate as --rate would give it, and what is wrong with it."""
     if users is None and between is None:
-        return {}
-    faults = []
+        return {}, []
+    faults: list[Fault] = []
     seconds = 0.0
     if users is None or between is None:
         place, other = ("--every", "--users 1000") if users is None else ("--users", "--every 60s")
@@ -101,20 +102,20 @@ def rate_of_users(users: int | None, between: str | None, given: Mapping[str, st
         for key, flag in (("workload.rate", "--rate"), ("workload.trace", "--trace"))
         if key in given
     ]
-    if faults or users is None:
-        raise InputError(faults)
-    return {"workload.rate": repr(users / seconds)}
+    return ({"workload.rate": repr((users or 0) / seconds)} if not faults else {}), faults
 
 
-def refuse_without_search(options: Mapping[str, Any]) -> None:
-    """Raises InputError: these say nothing of one plan."""
-    faults = [
+def option_faults(options: Mapping[str, Any], *, interval: bool, highest_rate: bool) -> list[Fault]:
+    """Options that need --search or exclude it, and wrong values of --fix."""
+    if options["searched"]:
+        alone = (("--interval", interval), ("--highest-rate", highest_rate))
+        of_one = [Fault(place=flag, problem="is of one plan", remedy="no --search") for flag, given in alone if given]
+        return of_one + [fault for text in options["fixes"] for fault in _fix(text)[2]]
+    return [
         Fault(place=flag, problem="belongs to --search", remedy="--search, or leave it out")
         for name, flag in OF_SEARCH.items()
         if options[name] not in (None, False, ())
     ]
-    if faults:
-        raise InputError(faults)
 
 
 def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool, plain: bool) -> int:
@@ -138,16 +139,12 @@ def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool
 
 
 def study_of(asked: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
-    """The study of the command line. Raises InputError with every fault."""
+    """The study of the command line, whose options have been judged. Raises InputError with every fault."""
     faults: list[Fault] = []
-    fixed: dict[str, tuple[Any, ...]] = {}
-    for name in DEGREES:
-        if name in asked.plan.model_fields_set:
-            fixed[name] = (getattr(asked.plan, name),)
+    fixed = degrees_given(asked.plan)
     for text in options["fixes"]:
-        name, values, wrong = _fix(text)
-        faults += wrong
-        if name in fixed and name in InferencePlan.model_fields:
+        name, values, _ = _fix(text)
+        if name in fixed:
             problem = f"is given twice: {', '.join(map(str, fixed[name]))} too"
             faults.append(Fault(place=f"--fix {name}", problem=problem, remedy="one of them"))
         fixed[name] = values
@@ -181,28 +178,8 @@ def _fix(text: str) -> tuple[str, tuple[Any, ...], list[Fault]]:
     if not equals or not values:
         remedy = "--fix field=value, or several with commas"
         return name, (), [Fault(place=place, problem="has no value", remedy=remedy)]
-    fields = InferencePlan.model_fields
-    if name not in fields or name == "stack":
-        remedy = "--stack: one software a search" if name == "stack" else nearest(name, list(fields))
-        return (
-            name,
-            (),
-            [
-                Fault(
-                    place=place,
-                    problem="cannot be searched" if name == "stack" else "is no field of a serving plan",
-                    remedy=remedy,
-                )
-            ],
-        )
     found = tuple(literal(part.strip()) for part in values.split(","))
-    wrong: list[Fault] = []
-    for value in found:
-        try:
-            InferencePlan.parse({name: value}, place, InputError, from_file=True)
-        except InputError as exc:
-            wrong += [Fault(place=place, problem=fault.problem, remedy=fault.remedy) for fault in exc.faults]
-    return name, found, wrong
+    return name, found, fix_faults(name, found, place)
 
 
 def _print(report: ServingSearchReport, *, as_json: bool, plain: bool) -> None:

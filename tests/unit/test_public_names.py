@@ -11,7 +11,7 @@ import simulator
 
 NAMES = [
     "Calibration", "Cluster", "Device", "Fit", "InferencePlan", "InputError", "Model", "Plan", "Prediction", "Slo",
-    "Stack", "Workload", "bounds", "predict", "search", "serve",
+    "Stack", "Workload", "bounds", "predict", "search", "search_serving", "serve",
 ]  # fmt: skip
 HEAVY = ("torch", "matplotlib", "scipy", "dask", "validate")
 

@@ -6,7 +6,14 @@
 from simulator.studies.serving_search.answers import Answer, Row, ServingSearchReport
 from simulator.studies.serving_search.driver import SearchInterrupted, search_serving
 from simulator.studies.serving_search.notes import Notes
-from simulator.studies.serving_search.study import DEGREES, DISAGGREGATED, Disaggregated, ServingSearch
+from simulator.studies.serving_search.study import (
+    DEGREES,
+    DISAGGREGATED,
+    Disaggregated,
+    ServingSearch,
+    degrees_given,
+    fix_faults,
+)
 
 __all__ = [
     "DEGREES",
@@ -18,5 +25,7 @@ __all__ = [
     "SearchInterrupted",
     "ServingSearch",
     "ServingSearchReport",
+    "degrees_given",
+    "fix_faults",
     "search_serving",
 ]

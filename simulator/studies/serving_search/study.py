@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
 from simulator.base.errors import Fault, InputError
+from simulator.base.schema import nearest
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
@@ -124,3 +125,24 @@ class ServingSearch:
         given = [None if one is None else one.model_dump(mode="json") for one in context]
         text = json.dumps([software_version(), "serving", self.inputs(), *given], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def degrees_given(plan: InferencePlan) -> dict[str, tuple[Any, ...]]:
+    """Degrees that somebody set in the plan: a search keeps them."""
+    return {name: (getattr(plan, name),) for name in DEGREES if name in plan.model_fields_set}
+
+
+def fix_faults(name: str, values: Sequence[Any], place: str) -> list[Fault]:
+    """What is wrong with values that a field of the plan may take."""
+    if name == "stack":
+        return [Fault(place=place, problem="cannot be searched", remedy="one software a search: stack")]
+    if name not in InferencePlan.model_fields:
+        remedy = nearest(name, list(InferencePlan.model_fields))
+        return [Fault(place=place, problem="is no field of a serving plan", remedy=remedy)]
+    found: list[Fault] = []
+    for value in values:
+        try:
+            InferencePlan.parse({name: value}, place, InputError, from_file=True)
+        except InputError as exc:
+            found += [replace(fault, place=place) for fault in exc.faults]
+    return found
