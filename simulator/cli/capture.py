@@ -31,6 +31,7 @@ Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interru
 @click.option("--cluster", metavar="NAME|FILE", default="hgx-h100-8", show_default=True, help="A preset or a .toml.")
 @click.option("--nodes", type=click.IntRange(1), metavar="INTEGER", help="How many of the cluster's nodes.")
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which of them is captured.")
+@click.option("--check", is_flag=True, help="Capture the last rank too, and compare its collectives.")
 @click.option(
     "--warm-up", type=click.IntRange(1, 1000), default=2, show_default=True, help="Steps before the recorded one."
 )
@@ -45,9 +46,12 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
     where = Cluster.load(options.pop("cluster"), options.pop("nodes"))
     data = captured(target, arguments, where, **options)
     write_capture(out, data)
-    count = len(data["events"]) - data["steady"]
-    click.echo(f"{out}: {count:,} events of a step on rank {data['rank']} of {data['world_size']:,}")
-    for what, times in data["answers"].items():
+    ranks = data["ranks"]
+    count = sum(len(one["events"]) - one["steady"] for one in ranks)
+    who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(one['rank']) for one in ranks)}"
+    click.echo(f"{out}: {count:,} events of a step on {who} of {data['world_size']:,}")
+    answers = [answer for one in ranks for answer in one["answers"].items()]
+    for what, times in dict(sorted(answers, key=lambda one: one[1])).items():
         click.echo(f"shardwise: answered {what}{f' ({times} times)' if times > 1 else ''}", err=True)
     return 0
 
@@ -61,6 +65,7 @@ def captured(
     rank: int,
     warm_up: int,
     minutes: float,
+    check: bool = False,
 ) -> dict[str, Any]:
     """A capture as its file keeps it. Raises InputError; a program's own traceback goes to stderr before."""
     if find_spec("torch") is None:
@@ -74,6 +79,7 @@ def captured(
         gpus_per_node=where.gpus_per_node,
         device=where.device,
         rank=rank,
+        check=check,
         warm_up=warm_up,
         minutes=minutes,
     )

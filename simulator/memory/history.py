@@ -55,8 +55,9 @@ class History:
 
     @cached_property
     def bounds(self) -> list[int]:
-        """Event indices of the steady step between which nothing but one moment happens."""
-        return sorted({self.steady, len(self.events), *(at for at in self.begins if at > self.steady)})
+        """Event indices of the steady step between which nothing but one moment happens: two at least."""
+        later = {len(self.events), *(at for at in self.begins if at > self.steady)}
+        return [self.steady, *(sorted(later - {self.steady}) or [self.steady])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

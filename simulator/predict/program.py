@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from simulator.base.errors import Fault, InputError
+from simulator.base.errors import EngineError, Fault, InputError
 from simulator.base.kernels import Attention, Gemm, Kernel
+from simulator.base.units import format_bytes
 from simulator.memory.history import History, script_history, step_live_bytes
 from simulator.memory.outside import outside_torch_bytes, workspace_bytes
-from simulator.memory.use import history_memory
+from simulator.memory.use import MemoryUse, history_memory
 from simulator.parallel.mesh import Mesh
 from simulator.play.engine import run
 from simulator.play.lower.script import script_program
 from simulator.predict.confidence import Z90, shares
 from simulator.predict.play import SimulatedStep, bounds
-from simulator.predict.prediction import Prediction, Source
-from simulator.predict.verdict import cause_of, with_stalls
+from simulator.predict.prediction import KindUse, Prediction, Source
+from simulator.predict.verdict import cause_of, compute_s, waiting_s, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
 from simulator.spec.cluster import Cluster
@@ -29,10 +30,12 @@ from simulator.spec.cluster.device import Device
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
 from simulator.work.captured.capture import Capture
+from simulator.work.captured.meetings import Column, columns, unlike
 from simulator.work.captured.script import CapturedScript, captured_script
 from simulator.work.collectives import sigma as collective_sigma
-from simulator.work.program import Collective, Program
-from simulator.work.script.instructions import Launch
+from simulator.work.program import COMPUTE_STREAM, Collective, Program
+from simulator.work.script.instructions import Communicate, Launch
+from simulator.work.trace import MemoryTrace, Timeline
 
 STACK = "torch-2.11-eager"  # what an eager program's host takes, unless somebody names another
 UNPRICED_SIGMA = math.log(2)  # of kernels that bytes alone price: assumed, a factor of two either way is one sigma
@@ -58,17 +61,23 @@ def predict_program(
     stack = stack or Stack.load(STACK)
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
-    script = captured_script(capture)
+    column, *others = columns(capture)
+    scripts = {one.rank: captured_script(one, column) for one in column.captures}
     plan = _plan(capture)
-    program = script_program(script.step, plan, cluster, stack, calibration, curves)
+    programs = []
+    for rank, each in scripts.items():
+        part = (rank, column.num_ranks) if len(scripts) > 1 else None
+        programs.append(script_program(each.step, plan, cluster, stack, calibration, curves, part=part))
     device = cluster.device
-    history = _history(script, device)
-    outside = outside_torch_bytes(device, plan, sum(len(group) > 1 for group in capture.groups), stack=stack)
-    memory, trace = history_memory(history, step_live_bytes(history), plan, device, outside)
-    played = with_stalls(_played(program), memory, calibration)
+    played = _played(capture, programs)
+    script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
+    held = _held(capture, scripts, plan, device, stack)
+    memory, trace = min(held.values(), key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))
+    played = with_stalls(played, memory, calibration)
     spread = _spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
-    peak_flop_per_s = _peak(script, device)
-    floor_s = script.flop / peak_flop_per_s
+    peak_flop_per_s = _peak(scripts.values(), device)
+    flop = column.num_ranks * sum(one.flop for one in scripts.values())
+    floor_s = max(one.flop for one in scripts.values()) / peak_flop_per_s
     reach = Z90 * math.sqrt(stack.fitted.sigma**2 + sum(one**2 for one in spread.values()))
     return Prediction(
         model=capture.target,
@@ -81,34 +90,47 @@ def predict_program(
         upper_s=played.upper_s,
         tokens_per_step=tokens_per_step,
         model_flop_per_step=0,
-        hardware_flop_per_step=script.flop * capture.world_size,
+        hardware_flop_per_step=flop,
         peak_flop_per_s=peak_flop_per_s,
         breakdown=dict(played.breakdown),
         communication=dict(played.communication),
         memory=memory,
         cause=cause_of(memory),
         suggestion="",
-        extrapolated=_extrapolated(script, calibration, stack),
-        sources=(*_sources(capture, script), *_inputs(cluster, calibration, stack)),
+        extrapolated=_extrapolated(scripts.values(), calibration, stack),
+        sources=(
+            *_sources(capture, scripts),
+            *_beside(column, others, held),
+            *_inputs(cluster, calibration, stack),
+        ),
         timeline=played.timeline,
         memory_trace=trace,
         spread=spread,
         stack_sigma=stack.fitted.sigma,
+        kinds=_kinds(column, played, held, device),
     )
 
 
-def _played(program: Program) -> SimulatedStep:
-    """The program's step in time."""
-    timeline = run([program])
-    lower_s, upper_s = bounds(program)
+def _played(capture: Capture, programs: Sequence[Program]) -> SimulatedStep:
+    """The programs' step in time, seen from the one that computes longest. Raises InputError where they never end."""
+    try:
+        timeline = run(programs)
+    except EngineError as exc:
+        remedy = "calls in one order on both sides, or batch_isend_irecv for what goes both ways"
+        raise InputError(Fault(place=capture.target, problem=f"as on GPUs, {exc}", remedy=remedy)) from None
+    program = max(programs, key=lambda one: timeline.busy(one.name, COMPUTE_STREAM))
+    limits = [bounds(one) for one in programs]
+    lower_s, upper_s = max(one for one, _ in limits), sum(one for _, one in limits)
     kinds = dict.fromkeys(op.kind for op in program.ops if isinstance(op, Collective))
     waits = {k: (float(timeline.exposed(k, program.name)), float(timeline.hidden(k, program.name))) for k in kinds}
-    step_s = float(timeline.step_s)
+    step_s, breakdown = float(timeline.step_s), _breakdown(timeline, program.name)
+    if "send_recv" in waits and len(programs) > 1:  # waiting for the other end is the bubble
+        waits["send_recv"] = breakdown.get("exposed:send_recv", 0.0), waits["send_recv"][1]
     return SimulatedStep(
         step_s=step_s,
         lower_s=min(float(lower_s), step_s),
         upper_s=max(float(upper_s), step_s),
-        breakdown={name: float(value) for name, value in timeline.breakdown(program.name).items()},
+        breakdown=breakdown,
         communication=waits,
         timeline=timeline,
         program=program,
@@ -116,13 +138,78 @@ def _played(program: Program) -> SimulatedStep:
     )
 
 
+def _breakdown(timeline: Timeline, name: str) -> dict[str, float]:
+    """Where a program's step goes. Waiting for the other end of a message is the bubble of a pipeline."""
+    found = {part: float(value) for part, value in timeline.breakdown(name).items()}
+    if len(timeline.programs) > 1:
+        bubble = sum(found.pop(part, 0.0) for part in ("wait:send_recv", "idle"))
+        found |= {"bubble": bubble} if bubble else {}
+    return found
+
+
 def program_history(capture: Capture, cluster: Cluster) -> History:
-    """The program's allocations and frees, event by event: all until the recorded step, then that step."""
-    return _history(captured_script(capture), cluster.device)
+    """The allocations and frees of the rank that holds most, event by event: all until the recorded step, then that step."""
+    column, *_ = columns(capture)
+    scripts = [captured_script(one, column) for one in (capture, *capture.others)]
+    histories = [_history(one, cluster.device) for one in scripts]
+    return max(histories, key=lambda one: step_live_bytes(one).peak[0])
 
 
 def _history(script: CapturedScript, device: Device) -> History:
     return script_history(script.step, script.before, workspace_bytes(device))
+
+
+def _held(
+    capture: Capture, scripts: Mapping[int, CapturedScript], plan: Plan, device: Device, stack: Stack
+) -> dict[int, tuple[MemoryUse, MemoryTrace]]:
+    """Memory of each captured rank."""
+    found = {}
+    for one in (capture, *capture.others):
+        history = _history(scripts.get(one.rank) or captured_script(one), device)
+        groups = sum(len(group) > 1 and one.rank in group for group in capture.groups)
+        outside = outside_torch_bytes(device, plan, groups, stack=stack)
+        found[one.rank] = history_memory(history, step_live_bytes(history), plan, device, outside)
+    return found
+
+
+def _kinds(
+    column: Column, played: SimulatedStep, held: Mapping[int, tuple[MemoryUse, MemoryTrace]], device: Device
+) -> tuple[KindUse, ...]:
+    """What ranks of each kind do and hold, where there are several kinds."""
+    if len(column.ranks) == 1:
+        return ()
+    parts = {rank: _breakdown(played.timeline, f"rank{rank}") for rank in column.ranks}
+    return tuple(
+        KindUse(
+            kind=f"rank {rank}",
+            device=device.name,
+            num_devices=column.num_ranks,
+            compute_s=compute_s(seconds),
+            waiting_s=waiting_s(seconds),
+            memory=held[rank][0],
+            cause=cause_of(held[rank][0]),
+        )
+        for rank, seconds in parts.items()
+    )
+
+
+def _beside(
+    column: Column, others: Sequence[Column], held: Mapping[int, tuple[MemoryUse, MemoryTrace]]
+) -> list[Source]:
+    """Ranks that are not played, since they do what others do: whether they do, and what they hold."""
+    found = []
+    for other in others:
+        differs = unlike(column, other)
+        does = differs or f"the same collectives as rank{'s' if len(column.ranks) > 1 else ''} {_listed(column.ranks)}"
+        most = max(held[rank][0].peak_allocated_bytes for rank in other.ranks)
+        detail = f"{does}; {format_bytes(most)} allocated at the peak"
+        found.append(Source(what=f"rank {_listed(other.ranks)}", kind="assumed" if differs else "given", detail=detail))
+    return found
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:4]))
+    return shown if len(ranks) <= 4 else f"{shown} … {ranks[-1]}"
 
 
 def _check(capture: Capture, cluster: Cluster) -> None:
@@ -143,13 +230,13 @@ def _plan(capture: Capture) -> Plan:
     return Plan(dp_replicate=capture.world_size, zero=0)
 
 
-def _kernels(script: CapturedScript) -> Iterable[Kernel]:
-    return (kernel for one in script.step if isinstance(one, Launch) for kernel in one.kernels)
+def _kernels(scripts: Iterable[CapturedScript]) -> Iterable[Kernel]:
+    return (kernel for each in scripts for one in each.step if isinstance(one, Launch) for kernel in one.kernels)
 
 
-def _peak(script: CapturedScript, device: Device) -> float:
+def _peak(scripts: Iterable[CapturedScript], device: Device) -> float:
     """The device's peak in the fastest precision that the program multiplies in; in any, where it multiplies nothing."""
-    used = {kernel.dtype for kernel in _kernels(script) if isinstance(kernel, Gemm | Attention)}
+    used = {kernel.dtype for kernel in _kernels(scripts) if isinstance(kernel, Gemm | Attention)}
     peaks = [device.peak(dtype) for dtype in used or ("fp16", "bf16", "fp32")]
     return max(peaks) or device.peak("fp32")
 
@@ -163,18 +250,20 @@ def _spread(
     curves: LinkCurves,
 ) -> dict[str, float]:
     """What each category's error makes of the step: one sigma, relative to it; operators that no rule knows widen it."""
-    worst = {(op.kind, op.stream): op for op in played.program.ops if isinstance(op, Collective)}
+    worst = {
+        (one.kind, one.role): one.size_bytes for one in script.step if isinstance(one, Communicate) and one.size_bytes
+    }
     links = max(
         (
             collective_sigma(
                 kind,
-                op.size_bytes,
-                mesh.group_shape(stream.removeprefix("nccl:")),
+                size,
+                mesh.group_shape(role),
                 mesh.cluster,
                 curves,
                 nccl=stack.software(),
             )
-            for (kind, stream), op in worst.items()
+            for (kind, role), size in worst.items()
         ),
         default=0.0,
     )
@@ -196,25 +285,32 @@ def _unpriced_s(played: SimulatedStep, script: CapturedScript) -> float:
     )
 
 
-def _extrapolated(script: CapturedScript, calibration: Calibration, stack: Stack) -> tuple[str, ...]:
+def _extrapolated(scripts: Iterable[CapturedScript], calibration: Calibration, stack: Stack) -> tuple[str, ...]:
     """What lies outside the range that the calibration measured."""
-    kernels = dict.fromkeys(_kernels(script))
+    kernels = dict.fromkeys(_kernels(scripts))
     notes = (calibration.extrapolated(kernel, stack.attention) for kernel in kernels)
     return tuple(dict.fromkeys(note for note in notes if note))
 
 
-def _sources(capture: Capture, script: CapturedScript) -> list[Source]:
+def _sources(capture: Capture, scripts: Mapping[int, CapturedScript]) -> list[Source]:
     """What is known of the program, and what had to be answered for it."""
-    launched = sum(isinstance(one, Launch) for one in script.step)
-    detail = f"{launched:,} operators with kernels a step, rank {capture.rank} of {capture.world_size:,}, torch {capture.torch}"
+    launched = sum(isinstance(one, Launch) for each in scripts.values() for one in each.step)
+    ranks = tuple(scripts)
+    who = f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)} of {capture.world_size:,}"
+    detail = f"{launched:,} operators with kernels a step, {who}, torch {capture.torch}"
     found = [Source(what="program", kind="given", detail=detail)]
-    for what, times in sorted(capture.answers.items()):
+    answers, unpriced, unmodelled = Counter[str](), Counter[str](), Counter[str]()
+    for one in (capture, *capture.others):
+        answers |= Counter(one.answers)
+    for each in scripts.values():
+        unpriced, unmodelled = unpriced + each.unpriced, unmodelled + each.unmodelled
+    for what, times in sorted(answers.items()):
         found.append(
             Source(what="answered", kind="assumed", detail=f"{what}{f' ({times} times)' if times > 1 else ''}")
         )
     for name, count, how in (
-        *_counted(script.unpriced, "priced by its bytes"),
-        *_counted(script.unmodelled, "no cost model: takes no time here"),
+        *_counted(unpriced, "priced by its bytes"),
+        *_counted(unmodelled, "no cost model: takes no time here"),
     ):
         found.append(Source(what="no rule", kind="assumed", detail=f"{name}, {count} times a step: {how}"))
     return found

@@ -195,7 +195,7 @@ def test_a_file_reads_back_and_is_the_same_each_time(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"format": "other"}, "no capture"),
-        ({"version": 2}, "version 2 of captures"),
+        ({"version": 3}, "version 3 of captures"),
         ({"names": 3}, "names: is no list"),
         ({"events": [[99, 1]]}, "is no event"),
         ({"events": [[Kind.OPERATOR, 5, 0, 0, 0]]}, "is no event"),

@@ -273,6 +273,8 @@ def _paused(function: Callable[..., Any], mode: CaptureMode) -> Callable[..., An
 
 def _tensors(storages: Storages, mode: CaptureMode) -> None:
     """Parameters without values, storages that change size, pinned memory, uses on other streams."""
+    # torch.tensor(..., device="cuda") moves what it made where the mode sees it
+    torch._C._set_only_lift_cpu_tensors(True)  # noqa: FBT003
     resize = torch.UntypedStorage.resize_
 
     @wraps(resize)

@@ -5,6 +5,7 @@ It is the user's own code with the user's rights, on fake tensors: nothing is co
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -13,9 +14,12 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from validate.capture.channel import Channel, NeverSentError
+from validate.capture.ranks import FailedError, Ranks, RefusedError
 from validate.players import guard
 from validate.report import RankReport
 
@@ -24,36 +28,53 @@ class Finished(BaseException):
     """The steps asked for are over."""
 
 
-class Refused(Exception):  # noqa: N818  what ends the capture with a message that is ours
-    """The program cannot be captured; the message says why and what to do."""
-
-
 def main(job_file: str, arguments: list[str]) -> int:
-    """Run the target until its recorded step ends, and leave the capture in the job's file. Exit status: 0 with one."""
+    """Run the target on each rank until its recorded step ends, and leave what was captured in the job's folder."""
     report = RankReport.to_parent()
+    folder = Path(job_file).parent
     try:
         job = json.loads(Path(job_file).read_text(encoding="utf-8"))
         report.phase("load")
-        if guard.needs_guard():
-            guard.stand_in(Path(os.environ.get("SHARDWISE_SCRATCH", ".")))
-        captured = _captured(job, arguments, report)
-        Path(job["out"]).write_text(json.dumps(captured), encoding="utf-8")
-        report.result({"events": len(captured["events"])})
-    except Refused as exc:
-        report.fault("bad_plan", str(exc))
+        _load()
+        ranks = Ranks(folder, partial(_captured, job, arguments), partial(_explained, folder), report)
+        report.result({"ranks": ranks.run(job["ranks"])})
+    except FailedError as exc:
+        report.fault(*exc.args)
         return 1
-    except BaseException as exc:  # noqa: BLE001  whatever the program raises, the parent must be told
-        Path(job_file).with_name("traceback.txt").write_text(_users_part(exc), encoding="utf-8")
-        report.fault("failed", _in_a_line(exc))
+    except BaseException as exc:  # noqa: BLE001  the parent must be told
+        report.fault(*_explained(folder, exc))
         return 1
     return 0
 
 
-def _captured(job: dict[str, Any], arguments: list[str], report: RankReport) -> dict[str, Any]:
+def _load() -> None:
+    """What every rank needs, once: the ranks are forked from this process."""
+    if guard.needs_guard():
+        guard.stand_in(Path(os.environ.get("SHARDWISE_SCRATCH", ".")))
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+    from validate.capture import answers, collectives, mode  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # the ranks share these pages
+
+
+def _explained(folder: Path, error: BaseException) -> tuple[str, str]:
+    """The kind of a fault and its text; the program's own traceback is left in the folder."""
+    if isinstance(error, RefusedError | NeverSentError):
+        return "bad_plan", str(error)
+    (folder / "traceback.txt").write_text(_users_part(error), encoding="utf-8")
+    return "failed", _in_a_line(error)
+
+
+def _captured(
+    job: dict[str, Any], arguments: list[str], rank: int, channel: Channel, tell: Callable[[str], None]
+) -> dict[str, Any]:
     import torch
 
     from validate.capture import answers
-    from validate.capture.collectives import Collectives
+    from validate.capture.collectives import AnyoneError, Collectives
     from validate.capture.log import Log
     from validate.capture.mode import CaptureMode, UnknownShapeError
     from validate.capture.modules import Modules
@@ -64,31 +85,31 @@ def _captured(job: dict[str, Any], arguments: list[str], report: RankReport) -> 
     log = Log()
     Recorder.begin(log)
     storages, modules = Storages(log), Modules()
-    collectives = Collectives(log, storages)
+    collectives = Collectives(log, storages, channel)
     mode = CaptureMode(log, storages, modules, collectives)
-    machine = answers.Machine(**{**job["machine"], "capability": tuple(job["machine"]["capability"])})
+    machine = answers.Machine(**{**job["machine"], "capability": tuple(job["machine"]["capability"]), "rank": rank})
     answers.install(machine, log, storages, mode, collectives)
     _without_network()
-    steps = Steps(log, storages, modules, Finished, job["warm_up"], report.phase)
-    report.phase("begin")
+    steps = Steps(log, storages, modules, Finished, job["warm_up"], tell)
+    tell("begin")
     with mode:
         try:
             _target(job["target"], arguments)()
         except Finished:
             pass
+        except AnyoneError as exc:
+            raise RefusedError(str(exc)) from exc
         except UnknownShapeError as exc:
-            raise Refused(
+            raise RefusedError(
                 f"{exc} gives a result whose shape depends on values, which a capture does not have; "
                 "replace it by an operator of fixed shape (a mask, padding, a stated capacity)"
             ) from exc
         except SystemExit as exc:
             if exc.code not in (None, 0):
-                raise Refused(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
+                raise RefusedError(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
     if not steps.done:
-        raise Refused(_no_step(steps.count, job["warm_up"]))
-    names = ("target", "rank", "world_size", "gpus_per_node", "device")
-    head = {name: job["head"][name] for name in names}
-    return {**head, "torch": torch.__version__, "steady": steps.begin, **log.as_json()}
+        raise RefusedError(_no_step(steps.count, job["warm_up"]))
+    return {"torch": torch.__version__, "rank": rank, "steady": steps.begin, **log.as_json()}
 
 
 def _no_step(count: int, warm_up: int) -> str:
@@ -111,9 +132,9 @@ def _target(name: str, arguments: list[str]) -> Callable[[], Any]:
     try:
         found = getattr(importlib.import_module(module), function)
     except (ModuleNotFoundError, AttributeError) as exc:
-        raise Refused(f"{name}: {exc}; a target is a script.py, or module:function from this folder") from exc
+        raise RefusedError(f"{name}: {exc}; a target is a script.py, or module:function from this folder") from exc
     if not callable(found):
-        raise Refused(f"{name} is no function")
+        raise RefusedError(f"{name} is no function")
     return found  # type: ignore[no-any-return]
 
 

@@ -1,18 +1,23 @@
-"""Collectives of a fake process group: which, among whom, of how many bytes, and who waits for them."""
+"""Collectives and messages of a fake process group: which, among whom, of how many bytes, and who waits for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
+from torch._subclasses.fake_tensor import FakeTensor
 
 from simulator.work.captured.capture import Kind
+from validate.capture import values
+from validate.capture.channel import Channel
 from validate.capture.log import Log
 from validate.capture.storages import Storages
-from validate.capture.streams import Recorder
+from validate.capture.streams import Pending, Recorder
 
 # method of torch's ProcessGroup -> (kind, place of the tensors of the result, place of those that are sent)
 _METHODS: dict[str, tuple[str, int, int]] = {
@@ -36,10 +41,9 @@ _METHODS: dict[str, tuple[str, int, int]] = {
     "alltoall": ("all_to_all", 0, 1),
     "gather": ("gather", 0, 1),
     "scatter": ("scatter", 0, 1),
-    "send": ("send", 0, 0),
-    "recv": ("receive", 0, 0),
     "barrier": ("barrier", -1, -1),
 }
+_SEND, _RECEIVE = 0, 1  # directions of a message
 _FULL_OF_INPUT = ("reduce_scatter", "scatter")  # whose full tensor is what a rank sends
 _FUNCTIONAL = {
     "all_gather_into_tensor": "all_gather",
@@ -60,9 +64,12 @@ _NAMED = ("all_gather", "reduce_scatter")  # whose buffers memory calls by them
 class Collectives:
     """Wraps torch's process groups so that each call is written down."""
 
-    def __init__(self, log: Log, storages: Storages) -> None:
-        self._log, self._storages = log, storages
+    def __init__(self, log: Log, storages: Storages, channel: Channel) -> None:
+        self._log, self._storages, self._channel = log, storages, channel
         self._count = 0
+        self._batches = 0
+        self._batch: _Batch | None = None  # that is being put together
+        self._ranks: dict[str, tuple[int, ...]] = {}
         self._values: dict[int, int] = {}  # functional collectives that nobody waited for yet, by the result's storage
 
     def install(self) -> None:
@@ -71,6 +78,13 @@ class Collectives:
             if not hasattr(dist.ProcessGroup, name):
                 continue  # of another release of torch
             setattr(dist.ProcessGroup, name, self._wrapped(getattr(dist.ProcessGroup, name), kind, out, sent))
+        group = dist.ProcessGroup
+        group.send = self._message(group.send, _SEND)
+        group.recv = self._message(group.recv, _RECEIVE)
+        group.recv_anysource = _from_anyone
+        FakeProcessGroup.supports_coalescing = True  # type: ignore[method-assign, assignment]  # as NCCL
+        group._start_coalescing = lambda *_: self._begin_batch()
+        group._end_coalescing = lambda *_: self._end_batch()
         original = dist.Work.wait
 
         @wraps(original)
@@ -81,10 +95,88 @@ class Collectives:
         dist.Work.wait = wait
 
     def waited(self, work: object) -> None:
-        """The current stream waits for a collective."""
+        """The current stream waits for a collective or a message."""
         held = Recorder.works.pop(id(work), None)
         if held is not None:
-            Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, held[1])
+            for number in held.numbers:
+                Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
+            for arrive in held.arrive:
+                arrive()
+
+    def _message(self, original: Callable[..., Any], way: int) -> Callable[..., Any]:
+        """ProcessGroup.send or .recv, whose peer is a rank in the group."""
+
+        @wraps(original)
+        def call(group: Any, tensors: Sequence[torch.Tensor], peer: int, *_: object) -> Any:
+            ranks = self._ranks_of(group)
+            other = ranks[peer]
+            if other == self._channel.rank:
+                return original(group, tensors, peer, *_)
+            self._channel.want(other)
+            numbers, arrive = [], []
+            for tensor in tensors:
+                if way == _SEND:
+                    self._channel.publish(other, ranks, values.content(tensor))
+                else:
+                    arrive += self._received(tensor, other, ranks)
+                if tensor.device.type == "cuda":
+                    numbers.append(self._written(way, ranks, other, tensor.numel() * tensor.element_size()))
+            work = _over()
+            pending = Pending(work, tuple(numbers), tuple(tensors), tuple(arrive))
+            if self._batch is not None:
+                self._batch.members.append(pending)
+            Recorder.works[id(work)] = pending
+            return work
+
+        return call
+
+    def _written(self, way: int, ranks: tuple[int, ...], other: int, size: int) -> int:
+        """A message on the current stream: its number."""
+        number, self._count = self._count, self._count + 1
+        batch = -1 if self._batch is None else self._batch.number
+        stream = Recorder.stack[-1].number
+        Recorder.write(Kind.MESSAGE, number, way, self._log.group(ranks), other, size, stream, batch)
+        return number
+
+    def _received(self, tensor: torch.Tensor, other: int, ranks: tuple[int, ...]) -> list[Callable[[], None]]:
+        """Give a tensor what it will receive; what is to be done when the program waits for it."""
+        number = self._channel.expect(other, ranks)
+
+        def content() -> bytes:
+            return self._channel.receive(other, ranks, number)
+
+        if tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor):
+            return [lambda: _fill(tensor, content())]
+        if values.may_have(tensor):
+            values.promise(tensor, content)
+        else:
+            values.forget(tensor)
+        return []
+
+    def _begin_batch(self) -> None:
+        self._batch, self._batches = _Batch(self._batches), self._batches + 1
+
+    def _end_batch(self) -> Any:
+        """One handle for everything since the batch began."""
+        batch, self._batch = self._batch, None
+        members = batch.members if batch is not None else []
+        for one in members:
+            Recorder.works.pop(id(one.work), None)
+        work = _over()
+        Recorder.works[id(work)] = Pending(
+            work,
+            tuple(number for one in members for number in one.numbers),
+            tuple(tensor for one in members for tensor in one.tensors),
+            tuple(arrive for one in members for arrive in one.arrive),
+        )
+        return work
+
+    def _ranks_of(self, group: Any) -> tuple[int, ...]:
+        """The ranks of the whole job that are in a group, in its order."""
+        name = group.group_name
+        if name not in self._ranks:
+            self._ranks[name] = tuple(dist.get_process_group_ranks(group))
+        return self._ranks[name]
 
     def bucket(self, buffer: torch.Tensor) -> None:
         """Gradients that DDP reduces together."""
@@ -96,7 +188,7 @@ class Collectives:
         """A collective begins on the current stream; waits: which then waits for it. Its number."""
         number = self._count
         self._count += 1
-        ranks = tuple(dist.get_process_group_ranks(group))
+        ranks = self._ranks_of(group)
         for tensor in others:
             if kind in _NAMED and tensor.device.type == "cuda":
                 self._storages.name(self._storages.see(tensor), kind)
@@ -150,19 +242,44 @@ class Collectives:
             if not any(one.device.type == "cuda" for one in (*results, *inputs)):
                 return original(group, *args, **kwargs)  # agreed upon by hosts
             full = inputs if kind in _FULL_OF_INPUT else results
-            peer = next((one for one in args if isinstance(one, int)), 0) if kind in ("send", "receive") else None
+            for one in results:
+                if isinstance(one, FakeTensor):
+                    values.forget(one)
             number = self.write(
-                kind if peer is None else f"{kind} {peer}",
+                kind,
                 group,
                 sum(one.numel() * one.element_size() for one in full),
                 inputs if kind == "reduce_scatter" else results,
                 waits=not _is_async(args),
             )
             work = _over()
-            Recorder.works[id(work)] = (work, number)
+            pending = Pending(work, (number,))
+            if self._batch is not None:
+                self._batch.members.append(pending)
+            Recorder.works[id(work)] = pending
             return work
 
         return call
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Calls that torch issues together (`batch_isend_irecv`)."""
+
+    number: int
+    members: list[Pending] = field(default_factory=list)
+
+
+class AnyoneError(Exception):
+    """A receive that does not say from whom."""
+
+
+def _from_anyone(*_: object) -> None:
+    raise AnyoneError("recv() without src: NCCL has none, and a capture needs to know the sender")
+
+
+def _fill(tensor: torch.Tensor, content: bytes) -> None:
+    tensor.copy_(torch.frombuffer(bytearray(content), dtype=tensor.dtype).view(tensor.shape))
 
 
 def _over() -> Any:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
+from simulator.formats.readers.capture import VERSION
 from simulator.spec.cluster.device import Device
+from validate.capture.merge import merged
 from validate.machine import memory_limit
 from validate.supervise import Deadlines, SupervisedOutcome, scratch_folder, supervise
 
@@ -38,6 +40,7 @@ class Job:
     gpus_per_node: int
     device: Device
     rank: int = 0
+    check: bool = False  # the last rank too, which stands for the others that look like the first
     warm_up: int = WARM_UP
     minutes: float = MINUTES
 
@@ -59,8 +62,7 @@ def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) 
     """
     _check(job)
     with scratch_folder() as scratch:
-        out = scratch / "capture.json"
-        (scratch / "job.json").write_text(json.dumps(_as_json(job, out)), encoding="utf-8")
+        (scratch / "job.json").write_text(json.dumps(_as_json(job)), encoding="utf-8")
         outcome = supervise(
             [
                 [
@@ -81,7 +83,15 @@ def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) 
         )
         if not outcome.verdict.ok:
             raise _error(job, outcome, scratch)
-        return {"format": "shardwise capture", "version": 1, **json.loads(out.read_text(encoding="utf-8"))}
+        numbers = outcome.results[0]["ranks"]
+        ranks = [json.loads((scratch / f"rank-{rank}.json").read_text(encoding="utf-8")) for rank in numbers]
+        return {
+            "format": "shardwise capture",
+            "version": VERSION,
+            **_head(job),
+            "torch": ranks[0]["torch"],
+            **merged(ranks),
+        }
 
 
 def _check(job: Job) -> None:
@@ -102,21 +112,23 @@ def _check(job: Job) -> None:
         raise InputError(faults)
 
 
-def _as_json(job: Job, out: Path) -> dict[str, Any]:
+def _head(job: Job) -> dict[str, Any]:
+    return {
+        "target": Path(job.target).name if job.target.endswith(".py") else job.target,
+        "world_size": job.world_size,
+        "gpus_per_node": job.gpus_per_node,
+        "device": job.device.name,
+    }
+
+
+def _as_json(job: Job) -> dict[str, Any]:
     device = job.device
+    last = [job.world_size - 1] if job.check else []
     return {
         "target": job.target,
-        "out": str(out),
         "warm_up": job.warm_up,
-        "head": {
-            "target": Path(job.target).name if job.target.endswith(".py") else job.target,
-            "rank": job.rank,
-            "world_size": job.world_size,
-            "gpus_per_node": job.gpus_per_node,
-            "device": device.name,
-        },
+        "ranks": list(dict.fromkeys([job.rank, *last])),
         "machine": {
-            "rank": job.rank,
             "world_size": job.world_size,
             "gpus_per_node": job.gpus_per_node,
             "device_name": device.name,

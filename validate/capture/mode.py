@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simulator.work.captured.capture import Kind
+from validate.capture import values
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
 from validate.capture.modules import Modules
@@ -56,8 +57,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return self._value(args[0])
         if func in _ANSWERS and any(isinstance(one, FakeTensor) for one in tree_leaves(args)):
-            self._log.answer(f"{func}: {_ANSWERS[func]}")
-            return _ANSWERS[func]
+            return self._truth(func, args)
         if not self._is_fake(args, kwargs):
             return func(*args, **kwargs)
         return self._on_gpu(func, args, kwargs)
@@ -74,9 +74,21 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         """A value that the host reads from the GPU, and waits for."""
         if tensor.device.type == "cuda":
             Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)
+        real = values.known(tensor)
+        if real is not None:
+            return real.item()
         value: Any = False if tensor.dtype == torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
         self._log.answer(f"a value read from a {_DTYPES.get(tensor.dtype, tensor.dtype)} tensor: {value}")
         return value
+
+    def _truth(self, func: Any, args: Sequence[Any]) -> bool:
+        """Whether tensors are equal, or one is not zero, which the host waits for."""
+        Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)
+        real = [values.known(one) for one in args]
+        if all(one is not None for one in real):
+            return bool(func(*real))
+        self._log.answer(f"{func}: {_ANSWERS[func]}")
+        return bool(_ANSWERS[func])
 
     def _is_fake(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         leaves = tree_leaves((args, kwargs))
@@ -92,6 +104,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
     def _on_gpu(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         log = self._log
         log.phase = self._modules.phase()
+        given = args, kwargs
         try:
             args, kwargs = tree_map_only(torch.Tensor, self.to_fake, (args, kwargs))
             with self.fake:
@@ -106,7 +119,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
             for one in made:
                 self._storages.see(one)
             self._collectives.operator(func, args, found)
-        return found
+        return values.follow(func, *given, found)
 
     def _write(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
         signature = (str(func), described((args, kwargs)), described(found))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -12,12 +14,22 @@ from validate.capture.log import Log
 _ELAPSED_MS = 1.0  # what an event answers that is asked for a time: none has passed, and programs divide by it
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What a handle stands for: collectives and messages by number, tensors it keeps alive, what waiting for it does."""
+
+    work: object
+    numbers: tuple[int, ...]
+    tensors: tuple[object, ...] = ()
+    arrive: tuple[Callable[[], None], ...] = ()
+
+
 class Recorder:
     """Which stream is current, and where it is written."""
 
     log: ClassVar[Log]
     stack: ClassVar[list[Stream]]
-    works: ClassVar[dict[int, tuple[object, int]]]
+    works: ClassVar[dict[int, Pending]]
 
     @classmethod
     def begin(cls, log: Log) -> None:

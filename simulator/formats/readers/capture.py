@@ -7,17 +7,20 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
 from simulator.work.captured.capture import ARITY, Capture, Kind
 
-VERSION: Final = 1
+VERSION: Final = 2  # version 1 had one rank, beside the tables
 _KEYS: Final = {
-    "target": str, "torch": str, "rank": int, "world_size": int, "gpus_per_node": int, "device": str, "steady": int,
-    "signatures": list, "names": list, "groups": list, "categories": dict, "answers": dict, "events": list,
+    "target": str, "torch": str, "world_size": int, "gpus_per_node": int, "device": str,
+    "signatures": list, "names": list, "groups": list, "ranks": list,
 }  # fmt: skip
+_RANK: Final = {"rank": int, "steady": int, "categories": dict, "answers": dict, "events": list}
+_AGAIN: Final = "capture the program again"
 
 
 def read_capture(path: Path) -> Capture:
@@ -50,33 +53,44 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
     """What the file's JSON says. Raises InputError with every fault."""
     if not isinstance(data, dict) or data.get("format") != "shardwise capture":
         raise InputError(Fault(place=place, problem="no capture", remedy="shardwise capture writes one"))
-    if data.get("version") != VERSION:
+    if data.get("version") not in (1, VERSION):
         problem = f"version {data.get('version')} of captures; this release reads {VERSION}"
-        raise InputError(Fault(place=place, problem=problem, remedy="capture the program again"))
+        raise InputError(Fault(place=place, problem=problem, remedy=_AGAIN))
+    if data["version"] == 1:
+        data = {**data, "ranks": [{name: data[name] for name in _RANK if name in data}]}
+    _check_keys(data, _KEYS, place)
+    for one in data["ranks"]:
+        _check_keys(one, _RANK, f"{place}: ranks")
+        _check_events(data, one["events"], f"{place}: rank {one['rank']}")
+    if not data["ranks"]:
+        raise InputError(Fault(place=f"{place}: ranks", problem="there are none", remedy=_AGAIN))
+    head = {key: data[key] for key in ("target", "torch", "world_size", "gpus_per_node", "device", "names")}
+    head |= {name: [tuple(one) for one in data[name]] for name in ("signatures", "groups")}
+    first, *others = (_of_rank(head, one) for one in data["ranks"])
+    return replace(first, others=tuple(others))
+
+
+def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
+    categories = {int(storage): name for storage, name in one["categories"].items()}
+    return Capture(**head, **{**{name: one[name] for name in _RANK}, "categories": categories})
+
+
+def _check_keys(data: Any, keys: Mapping[str, type], place: str) -> None:  # noqa: ANN401  whatever JSON holds
+    found = data if isinstance(data, dict) else {}
     faults = [
-        Fault(place=f"{place}: {key}", problem=f"is no {kind.__name__}", remedy="capture the program again")
-        for key, kind in _KEYS.items()
-        if type(data.get(key)) is not kind
+        Fault(place=f"{place}: {key}", problem=f"is no {kind.__name__}", remedy=_AGAIN)
+        for key, kind in keys.items()
+        if type(found.get(key)) is not kind
     ]
     if faults:
         raise InputError(faults)
-    _check_events(data, place)
-    return Capture(
-        **{key: data[key] for key in ("target", "torch", "rank", "world_size", "gpus_per_node", "device", "steady")},
-        signatures=[tuple(one) for one in data["signatures"]],
-        names=data["names"],
-        groups=[tuple(one) for one in data["groups"]],
-        categories={int(storage): name for storage, name in data["categories"].items()},
-        answers=data["answers"],
-        events=data["events"],
-    )
 
 
-def _check_events(data: Mapping[str, Any], place: str) -> None:
+def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> None:
     """Every event has its values, and every number in it means something."""
     alive: set[int] = set()
-    sizes = {"signatures": len(data["signatures"]), "names": len(data["names"]), "groups": len(data["groups"])}
-    for index, event in enumerate(data["events"]):
+    sizes = {name: len(data[name]) for name in ("signatures", "names", "groups")}
+    for index, event in enumerate(events):
         whole = isinstance(event, list) and bool(event) and all(type(one) is int for one in event)
         if (
             not whole
@@ -84,8 +98,7 @@ def _check_events(data: Mapping[str, Any], place: str) -> None:
             or len(event) - 1 != ARITY[Kind(event[0])]
             or not _known(event, sizes, alive)
         ):
-            remedy = "capture the program again"
-            raise InputError(Fault(place=f"{place}: events[{index}]", problem=f"{event!r} is no event", remedy=remedy))
+            raise InputError(Fault(place=f"{place}: events[{index}]", problem=f"{event!r} is no event", remedy=_AGAIN))
 
 
 def _known(event: list[int], sizes: Mapping[str, int], alive: set[int]) -> bool:
@@ -103,5 +116,7 @@ def _known(event: list[int], sizes: Mapping[str, int], alive: set[int]) -> bool:
             return 0 <= signature < sizes["signatures"] and 0 <= module < sizes["names"] and phase in (0, 1, 2)
         case [Kind.COLLECTIVE, _, kind, group, size, _]:
             return 0 <= kind < sizes["names"] and 0 <= group < sizes["groups"] and size >= 0
+        case [Kind.MESSAGE, _, way, group, peer, size, _, _]:
+            return way in (0, 1) and 0 <= group < sizes["groups"] and peer >= 0 and size >= 0
         case _:
             return True

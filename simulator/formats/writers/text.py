@@ -49,7 +49,8 @@ def render(p: Prediction) -> Group:
         layout.section("Where the step goes", _breakdown(p)),
     ]
     if p.kinds:
-        parts.append(layout.section("Kinds of GPUs", _kinds(p)))
+        title = "Kinds of ranks" if p.kinds[0].kind.startswith("rank ") else "Kinds of GPUs"
+        parts.append(layout.section(title, _kinds(p)))
     if p.checkpoint is not None:
         parts.append(layout.section("One checkpoint", _checkpoint(p.checkpoint)))
     if p.communication:

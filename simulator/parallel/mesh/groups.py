@@ -124,6 +124,8 @@ class Mesh:
 
     def group_shape(self, axis: str) -> GroupShape:
         """How the groups of an axis or fused axis lie on the nodes."""
+        if axis.startswith("#"):
+            return self._message_shape(axis)
         if self.cluster.seats or self.cluster.rails:
             return GroupShape(**layout(self.cluster, self.groups(axis)))
         lattice, gpus = self._lattice(axis), self.cluster.gpus_per_node
@@ -151,7 +153,22 @@ class Mesh:
         away, width = (other - stage) * self.stride("pp"), self.num_ranks // self.axes["pp"]
         placed = self.cluster.seats or self.cluster.rails
         ranks = self._of_stage(stage, width if placed else min(width, max(gpus, domain)))
-        pairs = [(rank, rank + away) for rank in ranks]
+        return self._pairs_shape([(rank, rank + away) for rank in ranks])
+
+    def _message_shape(self, role: str) -> GroupShape:
+        """The same of two ranks of a captured program: "#3>5@4:1" is from 3 to 5, where each 4 neighbours do likewise."""
+        ends, _, digits = role.removeprefix("#").partition("@")
+        source, target = map(int, ends.split(">"))
+        lattice, widest = self._lattice(f"@{digits}"), max(self.cluster.gpus_per_node, self.cluster.nvlink_domain_size)
+        own = source - lattice.base(source)
+        near = source // widest * widest
+        others = range(self.num_ranks if not self._by_count else min(near + widest, self.num_ranks))
+        senders = [rank for rank in others if rank - lattice.base(rank) == own and (rank >= near or not self._by_count)]
+        pairs = [(rank, rank + target - source) for rank in senders]
+        return self._pairs_shape([pair for pair in pairs if 0 <= pair[1] < self.num_ranks] or [(source, target)])
+
+    def _pairs_shape(self, pairs: list[tuple[int, int]]) -> GroupShape:
+        gpus, domain, away = self.cluster.gpus_per_node, self.cluster.nvlink_domain_size, pairs[0][1] - pairs[0][0]
         if not self._by_count:
             return GroupShape(**pairs_layout(self.cluster, pairs))
         apart = [(a, b) for a, b in pairs if a // gpus != b // gpus]

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from typing import Any
 
 from simulator.parallel.mesh import GroupShape
+from simulator.play.lower.calls import Call, captured_call, ids, issued_s, times
 from simulator.play.lower.fabric import MeshFabric
 from simulator.play.lower.peers import IN, Peers
 from simulator.play.lower.rank_classes import RankClass
 from simulator.play.lower.work import NO_WORK, Phase, Segment, Work
-from simulator.spec.software.stack import Stack
 from simulator.work.collectives import collective_cost, host_traffic, renamed
 from simulator.work.ops import Exchange
 from simulator.work.program import COMPUTE_STREAM, Collective, CollectiveCost, Compute, Program, ProgramOp
+from simulator.work.script.instructions import Communicate
 
 # Categories of the breakdown: a GPU that the cluster says is slow, the slowest of equal ones, a slower peer inside a block
 SLOW, STRAGGLERS, WAITING = "slow_gpu", "stragglers", "slow_peer"
@@ -70,8 +72,9 @@ class Builder:
             return None
         price = fabric.exchanged(exchange, self._peers.group_kinds(axis))
         hooks_s = fabric.stack.host.unit_s if fabric.sharded and not exchange.copied and not exchange.captured else 0.0
-        host_s = _issued_s(exchange, fabric.stack) + hooks_s
-        return self._append(label, exchange.kind, axis, size, price, *after, host_s=host_s, waits=waits)
+        host_s = issued_s(exchange, fabric.stack) + hooks_s
+        named: dict[str, Any] = {"label": label, "kind": exchange.kind, "role": axis, "size_bytes": size}
+        return self._append(Call(**named, cost=price[0], slows=price[1], host_s=host_s, waits=waits), *after)
 
     @property
     def last_compute(self) -> int | None:
@@ -98,7 +101,7 @@ class Builder:
         op = Collective(
             id=len(self._ops),
             stream=kind,
-            after=_ids(after),
+            after=ids(after),
             label=label,
             kind=kind,
             key=f"{kind}:{len(self._ops)}{self._peers.suffix}",
@@ -143,7 +146,7 @@ class Builder:
         op = Compute(
             id=len(self._ops),
             stream=f"stream {beside}" if beside else COMPUTE_STREAM,
-            after=_ids(after),
+            after=ids(after),
             label=label,
             duration_s=work.duration_s,
             parts=work.parts,
@@ -167,38 +170,38 @@ class Builder:
             return None
         price = fabric.price(kind, role, size_bytes // count, self._peers.group_kinds(role))
         host_s = count * fabric.stack.host.collective_s + (fabric.stack.host.unit_s if fabric.sharded else 0.0)
-        return self._append(label, kind, role, size_bytes, price, *after, count=count, host_s=host_s, waits=waits)
+        named: dict[str, Any] = {"label": label, "kind": kind, "role": role, "size_bytes": size_bytes}
+        call = Call(**named, cost=price[0], slows=price[1], host_s=host_s, count=count, waits=waits)
+        return self._append(call, *after)
 
-    def _append(
-        self,
-        label: str,
-        kind: str,
-        role: str,
-        size_bytes: int,
-        price: tuple[CollectiveCost, float],
-        *after: int | None,
-        host_s: float,
-        count: int = 1,
-        waits: bool = False,
-    ) -> int:
-        fabric, (one, slows) = self._fabric, price
+    def communicate(self, one: Communicate, *after: int | None) -> int | None:
+        """Append a captured collective, or one end of a message; None where the group is one rank or nothing moves."""
+        fabric = self._fabric
+        if one.size_bytes == 0 or fabric.shape(one.role).num_ranks == 1:
+            return None
+        return self._append(captured_call(one, fabric), *after)
+
+    def _append(self, call: Call, *after: int | None) -> int:
+        fabric, size_bytes, count = self._fabric, call.size_bytes, call.count
         if not fabric.stack.overlap.communication:
             after = (*after, self._last_compute)
-        one = self._beside_offload(renamed(one, self._peers.suffix), kind, size_bytes // count, fabric.shape(role))
-        group, members = self._peers.group(role)
+        one = renamed(call.cost, self._peers.suffix)
+        one = self._beside_offload(one, call.kind, size_bytes // count, fabric.shape(call.role))
+        group, members = self._peers.group(call.role)
+        key, members = call.meets or (f"{call.role}:{len(self._ops)}{group}", members)
         op = Collective(
             id=len(self._ops),
-            stream=f"nccl:{role}",
-            after=_ids(after),
-            label=label,
-            kind=kind,
-            key=f"{role}:{len(self._ops)}{group}",
+            stream=f"nccl:{call.stream or call.role}",
+            after=ids(after),
+            label=call.label,
+            kind=call.kind,
+            key=key,
             members=members,
-            cost=_times(one, count),
+            cost=times(one, count),
             size_bytes=size_bytes,
-            host_s=host_s,
-            interference=slows,
-            blocking=waits or fabric.synchronous,
+            host_s=call.host_s,
+            interference=call.slows,
+            blocking=call.waits or fabric.synchronous,
         )
         self._ops.append(op)
         self._last_collective = op.id
@@ -300,7 +303,7 @@ class Builder:
             left_s, lost_s = left_s - slowed_s * (1 - slows), lost_s + slowed_s * slows
             end_s += float(one.latency_s) + moving_s
             longest = exchange.kind
-            host_s += _issued_s(exchange, stack)
+            host_s += issued_s(exchange, stack)
         exposed_s = max(end_s - beside_s - lost_s, 0.0)
         parts = [*segment.beside.parts]
         parts += [("interference", lost_s)] if lost_s else []
@@ -361,7 +364,7 @@ class Builder:
         op = Collective(
             id=len(self._ops),
             stream=stream,
-            after=_ids(after),
+            after=ids(after),
             label=label,
             kind=kind,
             key=f"pp:{message}{self._peers.column}",
@@ -388,22 +391,3 @@ def levelled(work: Work, end_s: float) -> Work:
     spare_s = end_s - work.duration_s
     parts = (*work.parts, ("host", spare_s)) if spare_s > 0 else work.parts
     return Work(parts=parts, host_s=0.0, level=True)
-
-
-def _issued_s(exchange: Exchange, stack: Stack) -> float:
-    """Host time to issue it; of copies, each and its signal; none inside a CUDA graph."""
-    if exchange.captured:
-        return 0.0
-    return 2 * exchange.pieces * stack.further_kernel_s() if exchange.copied else stack.host.collective_s
-
-
-def _times(one: CollectiveCost, count: int) -> CollectiveCost:
-    if count == 1:
-        return one
-    share = one.share_bytes and count * one.share_bytes
-    link_bytes = {link: count * size for link, size in one.link_bytes.items()}
-    return CollectiveCost(latency_s=count * one.latency_s, link_bytes=link_bytes, share_bytes=share)
-
-
-def _ids(after: tuple[int | None, ...]) -> tuple[int, ...]:
-    return tuple(sorted({i for i in after if i is not None}))

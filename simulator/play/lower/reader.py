@@ -309,7 +309,7 @@ class StageReader:
     def _op(self, one: Launch | Communicate) -> None:
         after = [self._labels[label] for label in one.after]
         if isinstance(one, Communicate):
-            done = self._build.collective(one.label, one.kind, one.role, one.size_bytes, *after, waits=one.waits)
+            done = self._build.communicate(one, *after)
         else:
             assert self._clock is not None
             work = self._clock.work(one.category, one.kernels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from simulator.parallel.mesh import Mesh
 from simulator.play.lower.builder import Builder
@@ -29,8 +30,13 @@ def script_program(
     stack: Stack,
     calibration: Calibration,
     curves: LinkCurves,
+    *,
+    part: tuple[int, int] | None = None,
 ) -> Program:
-    """The program of all ranks, which are equal. plan: its degrees say who meets whom in a collective's role."""
+    """The program of all ranks, which are equal. plan: its degrees say who meets whom in a collective's role.
+
+    part: of scripts that are played together, which this is, and how many ranks play it; its links are its own.
+    """
     fabric = MeshFabric(
         cluster=cluster,
         mesh=Mesh(plan, cluster),
@@ -40,9 +46,10 @@ def script_program(
         slowdown=0.0 if calibration.kind == "ideal" else slowdown(plan.num_devices),
         nccl=stack.software(),
     )
-    build = Builder(fabric)
+    build = Builder(fabric, stage=None if part is None else part[0])
     script = list(script)
     launched = Counter(kernel for one in script if isinstance(one, Launch) for kernel in one.kernels)
     clock = clock_of(Clock(cluster.device, calibration, stack), launched.items())
     StageReader(build, Stage(index=0, plan=plan, chunks=(), message_bytes=0), clock).read(script)
-    return build.program()
+    program = build.program()
+    return program if part is None else replace(program, name=f"rank{part[0]}", num_ranks=part[1])

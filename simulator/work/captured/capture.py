@@ -1,16 +1,18 @@
-"""Capture files: what one step of a program does on one rank, in host order. gzip of one JSON object (version 1).
+"""Capture files: what one step of a program does on some of its ranks, in host order. gzip of one JSON object (version 2).
 
-    format, version    "shardwise capture", 1
+    format, version    "shardwise capture", 2
     torch, target      version of torch; what was run, as it was given
-    world_size, rank, gpus_per_node, device
+    world_size, gpus_per_node, device
     signatures         each operator once: [name, arguments, results]; a tensor is ["T", dtype, shape, strides]
                        (strides null: contiguous; a fifth entry "cpu" where it is not on the GPU)
     names              paths of modules, kinds of collectives
     groups             ranks of each process group
-    categories         storage -> what it is for, as memory names it
-    answers            what only a real run knows, and was answered: what -> how often
-    events             [kind, ...], see `Kind`
-    steady             index of the event at which the recorded step begins; storages are followed from the begin
+    ranks              one object for each captured rank, the first of its kind:
+      rank             its number
+      categories       storage -> what it is for, as memory names it
+      answers          what only a real run knows, and was answered: what -> how often
+      events           [kind, ...], see `Kind`
+      steady           index of the event at which the recorded step begins; storages are followed from the begin
 
 Written by `validate.capture`, read (`simulator.formats.readers.capture`) without torch.
 """
@@ -38,6 +40,9 @@ class Kind(IntEnum):
     WAIT_HOST = 9  # event: the host waits
     RECORD_STREAM = 10  # storage, stream that uses it
     STEP = 11  # number of the step that ended
+    MESSAGE = (
+        12  # number (counted with the collectives), 0 sent 1 received, group, peer, bytes, stream, batch (-1: alone)
+    )
 
 
 ARITY = {
@@ -53,6 +58,7 @@ ARITY = {
     Kind.WAIT_HOST: 1,
     Kind.RECORD_STREAM: 2,
     Kind.STEP: 1,
+    Kind.MESSAGE: 7,
 }  # fmt: skip  values of each kind of event
 
 
@@ -66,7 +72,10 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """A capture file, read. events: of all steps until the recorded one ended, which begins at `steady`."""
+    """A captured rank. events: of all steps until the recorded one ended, which begins at `steady`.
+
+    others: further ranks of the same file, which have no others themselves.
+    """
 
     target: str
     torch: str
@@ -81,3 +90,4 @@ class Capture:
     answers: Mapping[str, int]
     events: Sequence[Sequence[int]]
     steady: int
+    others: tuple[Capture, ...] = ()

@@ -1,7 +1,8 @@
 """A capture as a StepScript: kernels in the order of the host, collectives that wait for what their streams waited for.
 
 Streams are the program's own, and who waits for whom is read off its events and waits. Collectives of one group run one
-after another, each on the group's stream.
+after another, each on the group's stream. So do messages of one pair of ranks, and batches of messages of one group; the
+messages of a batch run beside one another (torch 2.13, ProcessGroupNCCL::pointToPoint).
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass, field
 
 from simulator.work.captured.capture import Capture, Kind, Phase
 from simulator.work.captured.kernels import Priced, priced
+from simulator.work.captured.meetings import Column, Meetings, lattice
 from simulator.work.captured.tensors import parsed
 from simulator.work.script.instructions import Allocate, Communicate, Free, Instruction, Launch
 
+_HOOKED = "fsdp."  # operators that FSDP2's hooks run before each of its collectives
 _FOLLOWED = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"}
 
 
@@ -33,9 +36,9 @@ class CapturedScript:
     flop: int = 0
 
 
-def captured_script(capture: Capture) -> CapturedScript:
-    """The instructions of a capture."""
-    writer = _Writer(capture)
+def captured_script(capture: Capture, column: Column | None = None) -> CapturedScript:
+    """The instructions of a captured rank. column: the ranks that it is played with; None: it alone."""
+    writer = _Writer(capture, column or Column((capture,), capture.world_size))
     before = list(writer.storages(capture.events[: capture.steady]))
     found = CapturedScript(before=before, step=writer.instructions(capture.events[capture.steady :]))
     found.unpriced, found.unmodelled, found.flop = writer.unpriced, writer.unmodelled, writer.flop
@@ -43,8 +46,12 @@ def captured_script(capture: Capture) -> CapturedScript:
 
 
 class _Writer:
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, column: Column) -> None:
         self._capture = capture
+        self._meetings = Meetings(capture, column)
+        self._batches: dict[int, tuple[int, list[str]]] = {}  # by group: the last batch of messages
+        self._previous: dict[int, tuple[str, ...]] = {}  # by group: the messages of the batch before
+        self._hooked: dict[int, bool] = {}  # by stream: the last operator was one of FSDP2's hooks
         self._priced: dict[int, Priced] = {}
         self._behind: dict[int, set[str]] = {}  # collectives that each stream has waited for, or that ran on it
         self._events: dict[int, set[str]] = {}
@@ -54,7 +61,7 @@ class _Writer:
         self._works: dict[int, set[str]] = {}
         self.unpriced, self.unmodelled = Counter[str](), Counter[str]()
         self.flop = 0
-        self._roles = [_role(group) for group in capture.groups]
+        self._roles = [f"@{lattice(group)}" for group in capture.groups]
 
     def storages(self, events: Sequence[Sequence[int]]) -> Iterator[Instruction]:
         """Allocations and frees alone."""
@@ -74,6 +81,8 @@ class _Writer:
                     self._operator(signature, stream, module, phase)
                 case [Kind.COLLECTIVE, number, kind, group, size, stream]:
                     self._collective(number, kind, group, size, stream)
+                case [Kind.MESSAGE, number, way, group, peer, size, stream, batch]:
+                    self._message(number, way, group, peer, size, stream, batch)
                 case [Kind.ALLOCATE | Kind.FREE, *_]:
                     self._found += self.storages([event])
                 case _:
@@ -85,6 +94,7 @@ class _Writer:
         if signature not in self._priced:
             self._priced[signature] = priced(name, parsed(args), parsed(results))
         one = self._priced[signature]
+        self._hooked[stream] = name.startswith(_HOOKED)
         if not one.known:
             self.unpriced[name] += 1
         if not one.kernels:
@@ -104,8 +114,52 @@ class _Writer:
         if name not in _FOLLOWED:
             self.unmodelled[name] += 1
             return
+        meets, members = self._meetings.collective(group)
         self._last[stream] = len(self._found)
-        self._found.append(Communicate(label, name, self._roles[group], size, tuple(sorted(self._of(stream)))))
+        self._found.append(
+            Communicate(
+                label,
+                name,
+                self._roles[group],
+                size,
+                tuple(sorted(self._of(stream))),
+                meets=meets,
+                members=members,
+                hooked=self._hooked.get(stream, False),
+            )
+        )
+        self._works[number] = {label}
+
+    def _message(self, number: int, way: int, group: int, peer: int, size: int, stream: int, batch: int) -> None:
+        """One end of a message."""
+        met = self._meetings.message(way, group, peer)
+        if met is None:
+            self.unmodelled[f"message {'from' if way else 'to'} rank {peer}"] += 1
+            return
+        label, after = f"{'receive from' if way else 'send to'} {peer} #{number}", self._of(stream)
+        ends = sorted((self._capture.rank, peer))
+        lane = f"messages {ends[0]}-{ends[1]}"
+        if batch >= 0:
+            started, members = self._batches.get(group, (-1, []))
+            if started != batch:
+                self._previous[group], members = tuple(members), []
+            after |= set(self._previous[group])
+            self._batches[group] = batch, [*members, label]
+            lane = f"batch {group}.{len(members)}"
+        self._last[stream] = len(self._found)
+        self._found.append(
+            Communicate(
+                label,
+                "send_recv",
+                met[1],
+                size,
+                tuple(sorted(after)),
+                meets=met[0],
+                members=2,
+                lane=lane,
+                sends=way == 0,
+            )
+        )
         self._works[number] = {label}
 
     def _synchronised(self, event: Sequence[int]) -> None:
@@ -142,15 +196,3 @@ class _Writer:
     def _waits(self, stream: int, labels: set[str]) -> None:
         if labels:
             self._behind.setdefault(stream, set()).update(labels)
-
-
-def _role(ranks: tuple[int, ...]) -> str:
-    """The lattice of a group's ranks, as `simulator.parallel.mesh` reads it: "@8:1,4:16" is 4 × 8 ranks, 16 apart."""
-    digits: list[str] = []
-    rest = [rank - ranks[0] for rank in ranks]
-    while len(rest) > 1:
-        stride = rest[1]
-        count = next((i for i, rank in enumerate(rest) if rank != i * stride), len(rest))
-        digits.append(f"{count}:{stride}")
-        rest = rest[::count]
-    return f"@{','.join(digits)}" if digits else "@1:1"

@@ -149,7 +149,9 @@ class Launch(NamedTuple):
 class Communicate(NamedTuple):
     """A collective of `size_bytes` (of the full tensor) among the ranks of a role (`play.lower.fabric`), on its stream.
 
-    waits: the host, for its end.
+    waits: the host, for its end. meets, members: what it is called among several scripts that are played together, and how
+    many of them meet. lane: its stream, where that is not the role's. sends: of a message, whether this is the sender's
+    end. hooked: hooks around modules issue it, which takes the host their time.
     """
 
     label: str
@@ -158,6 +160,11 @@ class Communicate(NamedTuple):
     size_bytes: int
     after: tuple[str, ...] = ()
     waits: bool = False
+    meets: str = ""
+    members: int = 1
+    lane: str = ""
+    sends: bool = True
+    hooked: bool = False
 
 
 class Allocate(NamedTuple):
