@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from torch._subclasses.fake_tensor import FakeTensor
 
 from simulator.work.captured.capture import Kind
-from validate.capture import values
+from validate.capture import trees, values
 from validate.capture.channel import Channel
 from validate.capture.log import Log
 from validate.capture.storages import Storages
@@ -212,7 +212,7 @@ class Collectives:
     def _functional(self, kind: str, args: Sequence[Any], found: Any) -> None:
         """A collective whose result is waited for later."""
         group = dist.distributed_c10d._resolve_process_group(args[-1])
-        results, inputs = _tensors(found), _tensors(args)
+        results, inputs = trees.tensors(found), trees.tensors(args)
         full = inputs if kind in _FULL_OF_INPUT else results
         size = sum(one.numel() * one.element_size() for one in full)
         number = self.write(kind, group, size, inputs if kind == "reduce_scatter" else results, waits=False)
@@ -221,7 +221,7 @@ class Collectives:
 
     def _functional_wait(self, found: Any) -> None:
         """The current stream waits for the collective that made a tensor."""
-        for one in _tensors(found):
+        for one in trees.tensors(found):
             number = self._values.pop(self._storages.see(one), None)
             if number is not None:
                 Recorder.write(Kind.WAIT_WORK, Recorder.stack[-1].number, number)
@@ -237,8 +237,8 @@ class Collectives:
     def _wrapped(self, original: Callable[..., Any], kind: str, out: int, sent: int) -> Callable[..., Any]:
         @wraps(original)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-            results = _tensors(args[out]) if out >= 0 else []
-            inputs = _tensors(args[sent]) if sent >= 0 else []
+            results = trees.tensors(args[out]) if out >= 0 else []
+            inputs = trees.tensors(args[sent]) if sent >= 0 else []
             if not any(one.device.type == "cuda" for one in (*results, *inputs)):
                 return original(group, *args, **kwargs)  # agreed upon by hosts
             full = inputs if kind in _FULL_OF_INPUT else results
@@ -292,7 +292,3 @@ def _over() -> Any:
 def _is_async(args: Sequence[Any]) -> bool:
     """The caller waits itself: options of a call say asyncOp where Python was asked for a handle."""
     return any(bool(getattr(one, "asyncOp", False)) for one in args)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in torch.utils._pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]

@@ -17,10 +17,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simulator.work.captured.capture import Kind
-from validate.capture import values
+from validate.capture import trees, values
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
 from validate.capture.modules import Modules
@@ -56,11 +55,12 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return self._value(args[0])
-        if func in _ANSWERS and any(isinstance(one, FakeTensor) for one in tree_leaves(args)):
+        read = trees.tensors(args) + trees.tensors(kwargs)
+        if func in _ANSWERS and any(isinstance(one, FakeTensor) for one in read):
             return self._truth(func, args)
-        if not self._is_fake(args, kwargs):
+        if not self._is_fake(args, kwargs, read):
             return func(*args, **kwargs)
-        return self._on_gpu(func, args, kwargs)
+        return self._on_gpu(func, types, args, kwargs, read)
 
     def to_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor without values like a real one."""
@@ -90,36 +90,42 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self._log.answer(f"{func}: {_ANSWERS[func]}")
         return bool(_ANSWERS[func])
 
-    def _is_fake(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        leaves = tree_leaves((args, kwargs))
-        if any(isinstance(one, FakeTensor) for one in leaves):
+    def _is_fake(self, args: Sequence[Any], kwargs: Mapping[str, Any], read: list[torch.Tensor]) -> bool:
+        if any(isinstance(one, FakeTensor) for one in read):
             return True
-        devices = {one.type for one in leaves if isinstance(one, torch.device)}
+        devices = {one.type for one in (*args, *kwargs.values()) if isinstance(one, torch.device)}
         if devices:
             return "cuda" in devices or ("cpu" in devices and _made_elements(args) > LARGEST_REAL)
-        if any(isinstance(one, torch.Tensor) for one in leaves):
-            return False
-        return _made_elements(args) > LARGEST_REAL
+        return not read and _made_elements(args) > LARGEST_REAL
 
-    def _on_gpu(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        log = self._log
+    def _on_gpu(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        read: list[torch.Tensor],
+    ) -> Any:
+        log, given = self._log, (args, kwargs)
         log.phase = self._modules.phase()
-        given = args, kwargs
+        if not all(isinstance(one, FakeTensor) for one in read):
+            args, kwargs = trees.mapped((args, kwargs), self._faked)
         try:
-            args, kwargs = tree_map_only(torch.Tensor, self.to_fake, (args, kwargs))
-            with self.fake:
-                found = func(*args, **kwargs)
+            found = self.fake.dispatch(func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as exc:
             raise UnknownShapeError(str(func)) from exc
-        made = [one for one in tree_leaves(found) if isinstance(one, FakeTensor) and one.device.type == "cuda"]
-        read = [one for one in tree_leaves((args, kwargs)) if isinstance(one, FakeTensor)]
+        results = trees.tensors(found)
+        made = [one for one in results if one.device.type == "cuda"]
         if made or any(one.device.type == "cuda" for one in read):
             if func.namespace not in ("c10d", "_c10d_functional") and log.detailed and not _is_view(func):
                 self._write(func, args, kwargs, found)
             for one in made:
                 self._storages.see(one)
             self._collectives.operator(func, args, found)
-        return values.follow(func, *given, found)
+        return values.follow(func, *given, found, read, results)
+
+    def _faked(self, value: Any) -> Any:
+        return self.to_fake(value) if isinstance(value, torch.Tensor) else value
 
     def _write(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
         signature = (str(func), described((args, kwargs)), described(found))

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from validate.capture import trees
 
 LARGEST = 1 << 16  # elements of a tensor whose values are kept
 _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
@@ -67,10 +68,18 @@ def content(tensor: torch.Tensor) -> bytes | None:
     return None if real is None else bytes(real.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
-def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> Any:
-    """What an operator does to values. args: as the program gave them. The result, with values where it is on the CPU."""
-    read = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-    made = [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
+def follow(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    found: Any,
+    read: list[torch.Tensor],
+    made: list[torch.Tensor],
+) -> Any:
+    """What an operator does to values. args, kwargs: as the program gave them; read, made: the tensors in them and in `found`.
+
+    The result, with values where it is on the CPU.
+    """
     if not made or not all(may_have(one) for one in made) or not all(may_have(one) for one in read):
         return _unknown(func, args, found)
     if func.is_view or _RANDOM in func.tags:
@@ -81,11 +90,10 @@ def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any
     if any(one is None for one in values.values()):
         return _unknown(func, args, found)
     with torch.no_grad():
-        positional, named = tree_map_only(torch.Tensor, lambda one: values[id(one)], (args, kwargs))
-        positional, named = tree_map(_on_cpu, (positional, named))
+        positional, named = trees.mapped((args, dict(kwargs)), lambda one: _on_cpu(values, one))
         named.pop("pin_memory", None)
-        results = tree_leaves(func(*positional, **named))
-    return _with_values(found, read, made, [one for one in results if isinstance(one, torch.Tensor)])
+        results = trees.tensors(func(*positional, **named))
+    return _with_values(found, read, made, results)
 
 
 def _with_values(found: Any, read: list[Any], made: list[Any], results: list[torch.Tensor]) -> Any:
@@ -99,7 +107,7 @@ def _with_values(found: Any, read: list[Any], made: list[Any], results: list[tor
             twin = torch.UntypedStorage(fake.untyped_storage().nbytes())
             torch.empty(0, dtype=real.dtype).set_(twin, *_place(fake)).copy_(real)
             setattr(fake.untyped_storage(), _TWIN, twin)
-    return tree_map_only(torch.Tensor, lambda one: replaced.get(id(one), one), found) if replaced else found
+    return trees.mapped(found, lambda one: replaced.get(id(one), one)) if replaced else found
 
 
 def _unknown(func: Any, args: Sequence[Any], found: Any) -> Any:
@@ -107,7 +115,7 @@ def _unknown(func: Any, args: Sequence[Any], found: Any) -> Any:
     if func._schema.is_mutable:
         for declared, given in zip(func._schema.arguments, args, strict=False):
             if declared.alias_info is not None and declared.alias_info.is_write:
-                for one in tree_leaves(given):
+                for one in trees.tensors(given):
                     if isinstance(one, FakeTensor):
                         forget(one)
     return found
@@ -117,5 +125,8 @@ def _place(tensor: torch.Tensor) -> tuple[int, Sequence[int], Sequence[int]]:
     return tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())
 
 
-def _on_cpu(value: Any) -> Any:
+def _on_cpu(values: Mapping[int, torch.Tensor | None], value: Any) -> Any:
+    """A leaf of an operator's arguments, for the CPU."""
+    if isinstance(value, torch.Tensor):
+        return values[id(value)]
     return torch.device("cpu") if isinstance(value, torch.device) else value
