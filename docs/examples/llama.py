@@ -162,9 +162,9 @@ def build(first: int, last: int, mesh: DeviceMesh) -> Llama:
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
     over = mesh["dp", "cp"]._flatten("dp_cp") if args.cp > 1 else mesh["dp"]  # noqa: SLF001
     sharded = {"mesh": over, "mp_policy": policy}
-    sharded["reshard_after_forward"] = args.zero == 3 and args.pp == 1
+    whole = args.zero < 3 or args.pp > 1  # from forward to backward; the ends of the model always are
     for layer in model.layers.values() if args.zero > 1 else ():
-        fully_shard(layer, **sharded)
+        fully_shard(layer, reshard_after_forward=not whole, **sharded)
     fully_shard(model, **sharded)
     model.to_empty(device=DEVICE)
     model.start()

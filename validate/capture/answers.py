@@ -251,6 +251,8 @@ class _Chunks:
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._dim = tensor, dim
         self._step = -(-tensor.size(dim) // num_chunks)
+        if tensor.size(dim) % num_chunks:
+            Recorder.log.answer("shards of unequal size: the first rank of a group has the largest")
 
     def __getitem__(self, index: int) -> torch.Tensor:
         start, size = index * self._step, self._tensor.size(self._dim)

@@ -22,7 +22,7 @@ from validate.capture.channel import Channel
 from validate.report import RankReport
 
 MOST = 64  # ranks captured: each is a process with the program in it
-_STUCK_S = 20.0  # all ranks wait for one another for so long: they will for ever
+_STUCK_S = 5.0  # all ranks wait for one another for so long: they will for ever
 _ASLEEP_S = 0.5
 
 One = Callable[[int, Channel, Callable[[str], None]], dict[str, Any]]
