@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
 from simulator.work.captured.capture import ARITY, Capture, Kind
+from simulator.work.captured.folding import folded, unfolded
 
 VERSION: Final = 2  # version 1 had one rank, beside the tables
 _KEYS: Final = {
@@ -42,7 +43,7 @@ def write_capture(path: Path, data: Mapping[str, Any]) -> None:
     """The file, whole or not at all; the same capture gives the same bytes. Raises OSError."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        text = json.dumps(data, separators=(",", ":")).encode()
+        text = json.dumps(folded(data) if data.get("version") == VERSION else data, separators=(",", ":")).encode()
         beside.write_bytes(gzip.compress(text, mtime=0))
         beside.replace(path)
     finally:
@@ -58,6 +59,11 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
         raise InputError(Fault(place=place, problem=problem, remedy=_AGAIN))
     if data["version"] == 1:
         data = {**data, "ranks": [{name: data[name] for name in _RANK if name in data}]}
+    if "tokens" in data:
+        try:
+            data = unfolded(data)
+        except (ValueError, TypeError, LookupError, AttributeError) as exc:
+            raise InputError(Fault(place=f"{place}: tokens", problem=f"no events: {exc}", remedy=_AGAIN)) from None
     _check_keys(data, _KEYS, place)
     for one in data["ranks"]:
         _check_keys(one, _RANK, f"{place}: ranks")

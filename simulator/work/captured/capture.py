@@ -11,7 +11,7 @@
       rank             its number
       categories       storage -> what it is for, as memory names it
       answers          what only a real run knows, and was answered: what -> how often
-      events           [kind, ...], see `Kind`
+      events           [kind, ...], see `Kind`; in the file `tokens` of all ranks, see `simulator.work.captured.folding`
       steady           index of the event at which the recorded step begins; storages are followed from the begin
 
 Written by `validate.capture`, read (`simulator.formats.readers.capture`) without torch.

@@ -1,0 +1,240 @@
+"""Folding: what repeats in captured events is stored once: layers, micro-batches, and stages that are alike.
+
+Events become tokens in which numbers that grow (calls, events, the first number of a module's path) are told from where
+they stand, and storages by how many of their category began after them and are alive, so that equal layers have equal
+tokens in both directions. A token [-1, back, count] stands for `count` tokens that
+begin `back` tokens before it, over which it may run (Ziv and Lempel, 1977). All ranks are one row of tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from simulator.work.captured.capture import Kind
+
+_AGAIN = -1
+_SHORTEST = 12  # tokens that are worth a repetition
+_LOOKED_AT = 4  # tokens by which a repetition is found
+_RANK = -2  # the next rank begins
+_NUMBER = "\0"  # in a path, where its first number stood
+_MOST = 1 << 26  # tokens of a file: what claims more is damaged
+
+Token = tuple[int, ...]
+
+# Kinds with a value that counts up, and its place behind the kind: calls (collectives and messages), and events
+_CALLS = {Kind.COLLECTIVE: 0, Kind.WAIT_WORK: 1, Kind.MESSAGE: 0}
+_EVENTS = {Kind.RECORD: 0, Kind.WAIT_EVENT: 1, Kind.WAIT_HOST: 0}
+_ALONE = -(1 << 30)  # in place of a batch
+
+
+def folded(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A capture's JSON as its file keeps it: paths without their first number, and one row of tokens for all ranks."""
+    names, paths = _split(data["names"])
+    kinds = sorted({name for one in data["ranks"] for name in one["categories"].values()})
+    tokens: list[Token] = []
+    for one in data["ranks"]:
+        tokens.append((_RANK,))
+        numbers = {int(storage): kinds.index(name) for storage, name in one["categories"].items()}
+        relative = _Relative(paths, numbers)
+        tokens += [relative.token(event) for event in one["events"]]
+    heads = [
+        {name: value for name, value in one.items() if name not in ("events", "categories")} for one in data["ranks"]
+    ]
+    return {**data, "names": names, "kinds": kinds, "ranks": heads, "tokens": [list(one) for one in _once(tokens)]}
+
+
+def unfolded(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The capture's JSON with every event. Raises ValueError, TypeError, LookupError where the tokens mean nothing."""
+    rows: list[list[Token]] = []
+    for token in _again(data["tokens"]):
+        if token[0] == _RANK:
+            rows.append([])
+        else:
+            rows[-1].append(token)
+    names: dict[str, int] = {}
+    ranks = []
+    for one, row in zip(data["ranks"], rows, strict=True):
+        absolute = _Absolute(data["names"], names)
+        events = [absolute.event(token) for token in row]
+        categories = {str(storage): data["kinds"][kind] for storage, kind in absolute.categories.items()}
+        ranks.append({**one, "events": events, "categories": categories})
+    rest = {name: value for name, value in data.items() if name not in ("tokens", "kinds")}
+    return {**rest, "names": list(names), "ranks": ranks}
+
+
+def _split(names: Iterable[str]) -> tuple[list[str], list[tuple[int, int]]]:
+    """Names with `_NUMBER` for their first number, each once; and of each name (its place there, that number or -1)."""
+    numbers: dict[str, int] = {}
+    paths = []
+    for name in names:
+        found = re.search(r"(?<!\d)(?:0|[1-9]\d{0,8})(?!\d)", name)
+        text = name if found is None else f"{name[: found.start()]}{_NUMBER}{name[found.end() :]}"
+        paths.append((numbers.setdefault(text, len(numbers)), -1 if found is None else int(found[0])))
+    return list(numbers), paths
+
+
+class _Standing:
+    """How far the numbers of a rank have come, and what is alive."""
+
+    def __init__(self) -> None:
+        self.numbers = {"calls": 0, "events": 0, "batches": 0, "born": 0, "again": 0}
+        self.paths: dict[int, int] = {}  # the number that each had last
+        self.categories: dict[int, int] = {}  # by storage
+        self.alive: dict[int, list[int]] = {}  # by category, the newest last
+
+    def place(self, kind: int) -> tuple[int, str]:
+        """Where a kind has its growing value, and what that counts; -1: nowhere."""
+        if kind in _CALLS:
+            return _CALLS[Kind(kind)], "calls"
+        return (_EVENTS[Kind(kind)], "events") if kind in _EVENTS else (-1, "")
+
+    def passed(self, counted: str, value: int) -> None:
+        """A number was seen."""
+        self.numbers[counted] = max(self.numbers[counted], value + 1)
+
+    def begin(self, storage: int, category: int) -> None:
+        """A storage begins, or begins again."""
+        self.numbers["again"] = storage if storage in self.categories else self.numbers["again"]
+        self.categories[storage] = category
+        self.alive.setdefault(category, []).append(storage)
+        self.passed("born", storage)
+
+
+class _Relative:
+    """Events of a rank to tokens. paths: of each name. categories: of each storage."""
+
+    def __init__(self, paths: Sequence[tuple[int, int]], categories: Mapping[int, int]) -> None:
+        self._paths, self._categories, self._at = paths, categories, _Standing()
+
+    def token(self, event: Sequence[int]) -> Token:
+        kind, *told = event
+        at = self._at
+        if kind == Kind.ALLOCATE:
+            return (kind, *self._begun(told[0]), *told[1:])
+        if kind in (Kind.FREE, Kind.RECORD_STREAM):
+            return (kind, *self._found(told[0], ends=kind == Kind.FREE), *told[1:])
+        if kind == Kind.MESSAGE and told[-1] >= 0:
+            batch, told[-1] = told[-1], told[-1] - at.numbers["batches"]
+            at.passed("batches", batch)
+        elif kind == Kind.MESSAGE:
+            told[-1] = _ALONE
+        place, counted = at.place(kind)
+        if place >= 0:
+            value, told[place] = told[place], at.numbers[counted] - told[place]
+            at.passed(counted, value)
+        named = {Kind.OPERATOR: 2, Kind.COLLECTIVE: 1}.get(Kind(kind))
+        if named is not None:
+            told[named : named + 1] = self._path(told[named])
+        return (kind, *told)
+
+    def _begun(self, storage: int) -> tuple[int, int, int]:
+        """(whether it begins again, its number from the newest or from the last that did, its category)."""
+        again, category = storage in self._at.categories, self._categories[storage]
+        told = storage - self._at.numbers["again" if again else "born"]
+        self._at.begin(storage, category)
+        return int(again), told, category
+
+    def _found(self, storage: int, *, ends: bool) -> tuple[int, int]:
+        """(its category, how many of that are newer)."""
+        category = self._categories[storage]
+        row = self._at.alive[category]
+        newer = row[::-1].index(storage)
+        if ends:
+            del row[len(row) - 1 - newer]
+        return category, newer
+
+    def _path(self, name: int) -> tuple[int, int]:
+        path, number = self._paths[name]
+        if number < 0:
+            return path, 0
+        step = number - self._at.paths.get(path, 0)
+        self._at.paths[path] = number
+        return path, step
+
+
+class _Absolute:
+    """Tokens of a rank to events. names: of all ranks, filled on the way."""
+
+    def __init__(self, paths: Sequence[str], names: dict[str, int]) -> None:
+        self._paths, self._names, self._at = paths, names, _Standing()
+        self.categories = self._at.categories
+
+    def event(self, token: Token) -> list[int]:
+        kind, *told = token
+        at = self._at
+        if kind == Kind.ALLOCATE:
+            again, step, category, *rest = told
+            storage = at.numbers["again" if again else "born"] + step
+            at.begin(storage, category)
+            return [kind, storage, *rest]
+        if kind in (Kind.FREE, Kind.RECORD_STREAM):
+            category, newer, *rest = told
+            row = at.alive[category]
+            storage = row.pop(len(row) - 1 - newer) if kind == Kind.FREE else row[len(row) - 1 - newer]
+            return [kind, storage, *rest]
+        named = {Kind.OPERATOR: 2, Kind.COLLECTIVE: 1}.get(Kind(kind))
+        if named is not None:
+            told[named : named + 2] = [self._name(told[named], told[named + 1])]
+        place, counted = at.place(kind)
+        if place >= 0:
+            told[place] = at.numbers[counted] - told[place]
+            at.passed(counted, told[place])
+        if kind == Kind.MESSAGE and told[-1] != _ALONE:
+            told[-1] += at.numbers["batches"]
+            at.passed("batches", told[-1])
+        elif kind == Kind.MESSAGE:
+            told[-1] = -1
+        return [kind, *told]
+
+    def _name(self, path: int, step: int) -> int:
+        text = self._paths[path]
+        if _NUMBER in text:
+            number = self._at.paths[path] = self._at.paths.get(path, 0) + step
+            text = text.replace(_NUMBER, str(number), 1)
+        return self._names.setdefault(text, len(self._names))
+
+
+def _once(tokens: list[Token]) -> list[Token]:
+    """Tokens with repetitions of at least `_SHORTEST` told as such, the nearest one first."""
+    found: list[Token] = []
+    seen: dict[tuple[Token, ...], int] = {}
+    at, back = 0, 0
+    while at < len(tokens):
+        nearest = at - seen.get(tuple(tokens[at : at + _LOOKED_AT]), at)
+        count, distance = max((_alike(tokens, at, one), one) for one in {nearest, back})
+        if count >= _SHORTEST:
+            found.append((_AGAIN, distance, count))
+            back = distance
+        else:
+            found.append(tokens[at])
+            count = 1
+        for index in range(at, at + count):
+            seen[tuple(tokens[index : index + _LOOKED_AT])] = index
+        at += count
+    return found
+
+
+def _alike(tokens: list[Token], at: int, back: int) -> int:
+    """How many tokens from `at` on are those `back` before them."""
+    count = 0
+    if 0 < back <= at:
+        while at + count < len(tokens) and tokens[at + count - back] == tokens[at + count]:
+            count += 1
+    return count
+
+
+def _again(tokens: Iterable[Sequence[int]]) -> list[Token]:
+    """All tokens. Raises ValueError where a repetition begins before the first."""
+    found: list[Token] = []
+    for token in tokens:
+        if token[0] != _AGAIN:
+            found.append(tuple(token))
+            continue
+        _, back, count = token
+        if not 0 < back <= len(found) or not 0 < count <= _MOST - len(found):
+            raise ValueError(f"{token!r} repeats what is not there")
+        for start in range(0, count, back):
+            found += found[-back : len(found) - back + min(back, count - start)]
+    return found
