@@ -58,6 +58,7 @@ _FUNCTIONAL = {
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
 }
+_FROM_CPP = {"broadcast_": "broadcast", "allreduce_": "all_reduce"}  # DDP's buffers; Python's calls never come so far
 _NAMED = ("all_gather", "reduce_scatter")  # whose buffers memory calls by them
 
 
@@ -200,14 +201,21 @@ class Collectives:
         return number
 
     def operator(self, func: Any, args: Sequence[Any], found: Any) -> None:
-        """Write down an operator of torch's functional collectives, or the wait for one; nothing where it is neither."""
+        """Write down an operator of torch's functional collectives, the wait for one, or what C++ called by itself."""
+        name = func._schema.name.split("::")[-1]
+        if func.namespace == "c10d" and name in _FROM_CPP:
+            self._from_cpp(_FROM_CPP[name], args)
         if func.namespace != "_c10d_functional":
             return
-        name = func._schema.name.split("::")[-1]
         if name == "wait_tensor":
             self._functional_wait(found)
         elif name in _FUNCTIONAL:
             self._functional(_FUNCTIONAL[name], args, found)
+
+    def _from_cpp(self, kind: str, args: Sequence[Any]) -> None:
+        """A collective (tensors, group, …) that C++ waits for."""
+        size = sum(one.numel() * one.element_size() for one in args[0])
+        self.write(kind, dist.ProcessGroup.unbox(args[1]), size)
 
     def _functional(self, kind: str, args: Sequence[Any], found: Any) -> None:
         """A collective whose result is waited for later."""

@@ -1,0 +1,164 @@
+"""One rank of a real run on gloo and CPU: `real_rank.py OUT.json PROGRAM.py ARGS`, watched by torch's profiler alone.
+
+Written down: collectives of the step behind two others [kind, bytes of the full tensor] in their order, and the storages
+that are alive at that step's peak [bytes, operator that made it], by the allocator's own events since the program began.
+Buffers of gloo's own are left out: nothing else calls them by their size, and NCCL has none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+KINDS = {
+    "_allgather_base_": "all_gather", "allgather_": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_": "reduce_scatter", "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce", "broadcast_": "broadcast", "alltoall_base_": "all_to_all", "alltoall_": "all_to_all",
+    "reduce_": "reduce", "gather_": "gather", "scatter_": "scatter", "send": "send", "recv_": "receive",
+}  # fmt: skip
+FULL_IS_SECOND = ("_reduce_scatter_base_", "reduce_scatter_", "scatter_")
+ITEM_BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8, "int": 4, "long int": 8, "bool": 1, "unsigned char": 1}
+STEPS = 3
+NUMBER_BYTES = 8
+
+
+def main(out: str, program: str, *arguments: str) -> None:
+    import torch.distributed.fsdp
+    import torch.distributed.tensor  # noqa: F401  every place that knows a mesh's makers by name is there to be marked
+
+    for owner, name in ((DeviceMesh, "__init__"), (DistributedDataParallel, "__init__")):
+        setattr(owner, name, host(getattr(owner, name)))
+    original, marked = device_mesh.init_device_mesh, host(device_mesh.init_device_mesh)
+    for module in list(sys.modules.values()):
+        if vars(module).get("init_device_mesh") is original:
+            vars(module)["init_device_mesh"] = marked
+    sys.argv, sys.path[0] = [program, *arguments], str(Path(program).parent)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler:
+        runpy.run_path(program, run_name="__main__")
+    results = profiler.profiler.kineto_results
+    events = sorted(results.events(), key=lambda one: one.start_ns())
+    steps = [one.end_ns() for one in events if one.name().startswith("Optimizer.step#") and outermost(one, events)]
+    begin, end = steps[STEPS - 2 : STEPS]
+    found = {"collectives": [one for at, *one in collectives(events) if begin <= at < end]}
+    at_peak = peak(list(walk(results.experimental_event_tree(), ())), begin, end)
+    Path(out).write_text(json.dumps(found | {"peak": at_peak}), encoding="utf-8")
+
+
+def host(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What keeps tensors on the CPU wherever the model lies, marked: ranks of a mesh, which parameters DDP saw."""
+
+    @wraps(original)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        with torch.profiler.record_function("host"):
+            return original(*args, **kwargs)
+
+    return marked
+
+
+def outermost(one: Any, events: list[Any]) -> bool:
+    """A step of an optimizer that is not part of another's."""
+    return not any(
+        other is not one
+        and other.name().startswith("Optimizer.step#")
+        and other.start_ns() <= one.start_ns()
+        and one.end_ns() <= other.end_ns()
+        for other in events
+    )
+
+
+def collectives(events: list[Any]) -> Iterator[list[Any]]:
+    """[time, kind, bytes] of each call of a process group. gloo's own event, the next of as many elements, says the dtype."""
+    own = [one for one in events if one.name().startswith("gloo:")]
+    for event in events:
+        name = event.name().removeprefix("c10d::")
+        if name == event.name() or name not in KINDS:
+            continue
+        place = 1 if name in FULL_IS_SECOND else 0
+        shapes, dtype = [event.structured_input_shapes()[place]], event.dtypes()[place]
+        if dtype not in ITEM_BYTES:  # a list of tensors
+            shapes = list(flat(shapes))
+            dtype = next(one.dtypes()[0] for one in own if one.start_ns() >= event.start_ns() and any(one.dtypes()))
+        yield [event.start_ns(), KINDS[name], sum(prod(one) for one in shapes) * ITEM_BYTES[dtype]]
+
+
+def flat(shapes: list[Any]) -> Iterator[list[int]]:
+    """The shapes in nested lists of them."""
+    if shapes and isinstance(shapes[0], list):
+        for one in shapes:
+            yield from flat(one)
+    else:
+        yield shapes
+
+
+def walk(events: list[Any], above: tuple[Any, ...]) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Allocator events with the operators around them."""
+    for event in events:
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            yield event, above
+        yield from walk(event.children, (*above, event))
+
+
+def peak(allocations: list[tuple[Any, tuple[Any, ...]]], begin: int, end: int) -> list[tuple[int, str]]:
+    """What is alive at the peak between two times."""
+    alive: dict[int, tuple[int, str]] = {}
+    best, total, most = [], 0, -1
+    for event, size, name in lives(sorted(allocations, key=lambda one: one[0].start_time_ns)):
+        if event.start_time_ns >= end:
+            break
+        pointer = event.extra_fields.ptr
+        if size > 0:
+            alive[pointer] = (size, name)
+            total += size
+        else:
+            total -= alive.pop(pointer)[0]
+        if event.start_time_ns >= begin and total > most:
+            best, most = list(alive.values()), total
+    return best
+
+
+def lives(allocations: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any, int, str]]:
+    """(event, bytes, operators around it) of the program's own storages: negative bytes for a free.
+
+    A CPU kernel's scratch, freed before its operator returns, and what gloo takes are not the program's.
+    """
+    found: list[tuple[Any, int, str] | None] = []
+    open_: dict[int, tuple[int, int, bool]] = {}  # pointer -> place in found, end of the kernel, whether gloo may free it
+    for event, above in allocations:
+        fields = event.extra_fields
+        names = [one.name for one in above]
+        if fields.alloc_size < 0:
+            at, until, _ = open_.pop(fields.ptr, (-1, 0, False))
+            if at >= 0:
+                found[at] = None if event.start_time_ns < until else found[at]
+                found.append((event, fields.alloc_size, "") if found[at] else None)
+        elif not any(one.startswith(("c10d::", "gloo:")) for one in names):
+            if fields.alloc_size <= NUMBER_BYTES and not (names and names[-1].startswith("aten::")):
+                continue  # a number of Python's beside a tensor, which autograd keeps on the CPU
+            kernel = next((one for one in reversed(above) if not one.name.startswith(_FACTORIES)), None)
+            until = kernel.end_time_ns if kernel is not None and kernel.name.startswith("aten::") else 0
+            open_[fields.ptr] = (len(found), until, bool({"host", "aten::flatten_dense_tensors"}.intersection(names)))
+            found.append((event, fields.alloc_size, " < ".join(reversed(names[-6:]))))
+    for at, _, sent in open_.values():  # nobody saw gloo's threads free what they sent
+        found[at] = None if sent else found[at]
+    yield from (one for one in found if one is not None)
+
+
+_FACTORIES = ("aten::empty", "aten::resize_", "aten::zeros", "aten::new_")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    main(*sys.argv[1:])
