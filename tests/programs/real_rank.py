@@ -12,7 +12,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import cache, wraps
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -147,8 +147,7 @@ def lives(allocations: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any,
         elif not any(one.startswith(("c10d::", "gloo:")) for one in names):
             if fields.alloc_size <= NUMBER_BYTES and not (names and names[-1].startswith("aten::")):
                 continue  # a number of Python's beside a tensor, which autograd keeps on the CPU
-            kernel = next((one for one in reversed(above) if not one.name.startswith(_FACTORIES)), None)
-            until = kernel.end_time_ns if kernel is not None and kernel.name.startswith("aten::") else 0
+            until = next((one.end_time_ns for one in above if is_kernel(one.name)), 0)
             open_[fields.ptr] = (len(found), until, bool({"host", "aten::flatten_dense_tensors"}.intersection(names)))
             found.append((event, fields.alloc_size, " < ".join(reversed(names[-6:]))))
     for at, _, sent in open_.values():  # nobody saw gloo's threads free what they sent
@@ -156,7 +155,15 @@ def lives(allocations: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any,
     yield from (one for one in found if one is not None)
 
 
-_FACTORIES = ("aten::empty", "aten::resize_", "aten::zeros", "aten::new_")
+@cache
+def is_kernel(name: str) -> bool:
+    """An operator that a device runs, not one that is made of others."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None) if name.startswith("aten::") else None
+    made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key
+    return packet is not None and not any(
+        made_of_others(f"{name}.{one}" if one != "default" else name, "CompositeImplicitAutograd")
+        for one in packet.overloads()
+    )
 
 
 if __name__ == "__main__":

@@ -85,6 +85,12 @@ def _cuda(machine: Machine, log: Log) -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.cuda.memory.__dict__.update({name: answers[name] for name in (*numbers, "memory_stats", "empty_cache")})
+    for name, answer in answers.items():
+        if hasattr(torch.accelerator, name):
+            setattr(torch.accelerator, name, answer)
+    torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
+    torch.accelerator.current_device_index = torch.accelerator.current_device_idx = lambda: 0
+    torch.accelerator.set_device_index = torch.accelerator.set_device_idx = lambda *_: None
     torch.cuda.nccl.version = _stated(log, "nccl.version", (2, 27, 3))
 
 

@@ -48,13 +48,15 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs = {**kwargs, "pin_memory": False} if kwargs and kwargs.get("pin_memory") else kwargs or {}
         if any(one not in _OWN for one in types):
             return NotImplemented  # wrappers as DTensor come back here with what they hold
         if self.paused:
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return self._value(args[0])
+        if func is torch.ops.aten.is_pinned.default:
+            return True  # asked by DDP's reducer of memory that it made so
         read = trees.tensors(args) + trees.tensors(kwargs)
         if func in _ANSWERS and any(isinstance(one, FakeTensor) for one in read):
             return self._truth(func, args)

@@ -73,6 +73,9 @@ class Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
     def __enter__(self) -> Self:
         Recorder.stack.append(self)
         return self
