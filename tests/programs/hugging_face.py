@@ -3,8 +3,8 @@
 import sys
 
 import torch
-import with_torchvision  # noqa: F401
 import transformers
+import with_torchvision  # noqa: F401
 from torch import distributed, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -66,7 +66,11 @@ def main(family: str, recipe: str) -> None:
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     with device:
         model = configured(family)
-    model = sharded(model) if recipe == "fsdp2" else DistributedDataParallel(model, find_unused_parameters=family == "llava")
+    model = (
+        sharded(model)
+        if recipe == "fsdp2"
+        else DistributedDataParallel(model, find_unused_parameters=family == "llava")
+    )
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     for _ in range(3):

@@ -4,8 +4,8 @@ import sys
 import tempfile
 
 import torch
-import with_torchvision  # noqa: F401
 import transformers
+import with_torchvision  # noqa: F401
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel

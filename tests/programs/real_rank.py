@@ -30,7 +30,16 @@ KINDS = {
     "reduce_": "reduce", "gather_": "gather", "scatter_": "scatter", "send": "send", "recv_": "receive",
 }  # fmt: skip
 FULL_IS_SECOND = ("_reduce_scatter_base_", "reduce_scatter_", "scatter_")
-ITEM_BYTES = {"float": 4, "c10::BFloat16": 2, "c10::Half": 2, "double": 8, "int": 4, "long int": 8, "bool": 1, "unsigned char": 1}
+ITEM_BYTES = {
+    "float": 4,
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "double": 8,
+    "int": 4,
+    "long int": 8,
+    "bool": 1,
+    "unsigned char": 1,
+}
 STEPS = 3
 NUMBER_BYTES = 8
 
@@ -135,7 +144,9 @@ def lives(allocations: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any,
     A CPU kernel's scratch, freed before its operator returns, and what gloo takes are not the program's.
     """
     found: list[tuple[Any, int, str] | None] = []
-    open_: dict[int, tuple[int, int, bool]] = {}  # pointer -> place in found, end of the kernel, whether gloo may free it
+    open_: dict[
+        int, tuple[int, int, bool]
+    ] = {}  # pointer -> place in found, end of the kernel, whether gloo may free it
     for event, above in allocations:
         fields = event.extra_fields
         names = [one.name for one in above]

@@ -10,8 +10,8 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch import _meta_registrations, nn
+from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param

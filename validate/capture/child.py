@@ -149,7 +149,9 @@ def _without_network() -> None:
 
     socket.socket.connect = connect  # type: ignore[method-assign, assignment]
     os.environ.update({"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "HF_DATASETS_OFFLINE": "1"})
-    os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"  # of values: whether there are as many image tokens as features
+    os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = (
+        "1"  # of values: whether there are as many image tokens as features
+    )
 
 
 def _users_part(error: BaseException) -> str:

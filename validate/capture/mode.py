@@ -45,7 +45,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self._log, self._storages, self._modules, self._collectives = log, storages, modules, collectives
         self.paused = 0
 
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # noqa: PLR0911  a case each
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = {**kwargs, "pin_memory": False} if kwargs and kwargs.get("pin_memory") else kwargs or {}
