@@ -116,3 +116,6 @@ def test_the_interval_widens_away_from_what_was_stated(cluster: Cluster, kind: s
     assert widths == sorted(widths)
     assert widths[0] < widths[1] < widths[2]
     assert sigma(kind, 2**28, whole(2), follows) < sigma(kind, 2**28, whole(2), cluster)
+    assert sigma(kind, 2**20, whole(2), follows) > sigma(
+        kind, 2**28, whole(2), follows
+    )  # small calls: the model's word

@@ -91,12 +91,13 @@ def sigma(
     if curves.ideal_links:
         return 0.0
     call = call_of(kind, size_bytes, shape, cluster, nccl)
-    followed = follows(call, curves)
-    if followed is not None:
-        return followed.sigma
     port = port_curves(call, curves)
     network = network_curves(call, curves) if call.place.num_domains > 1 else None
     measured = network or port
+    followed = follows(call, curves)
+    if followed is not None:
+        small = _band(measured.quality, size_bytes) if size_bytes < followed.least_bytes else 0.0
+        return math.hypot(followed.sigma, small)
     algorithm, protocol = algorithm_of(call, curves)
     environment = call.nccl.environment
     was_set = environment.max_channels is not None or environment.buffer_bytes != DEFAULT_BUFFER_BYTES

@@ -1,7 +1,7 @@
 """How a call follows what its fabric was measured to give: factors on the model's own waits and flows.
 
-At a stated group the factors give the stated time back. One number for a group is taken as a plateau: its latencies stay
-the model's, its bytes flow as much slower or faster as makes up the time. Several sizes are followed wherever they lie: the
+At a stated group the factors give the stated time back. One number for a group of large messages sets the plateau: latencies
+stay nearly the model's, bytes flow as much slower or faster as makes up the time. Several sizes are followed wherever they lie: the
 measured time is interpolated in log-log between them, and below and above them the model keeps its shape. A collective that
 nobody measured follows the plateau of the nearest one that was. Between stated
 counts of nodes (inside a node: of ranks) the factors' logarithms are interpolated over the count's; beyond the counts the
@@ -19,11 +19,13 @@ from typing import Final
 from simulator.spec.calibration.collective_curves import doubling_sigma
 from simulator.work.collectives.call import Call, Placement
 from simulator.work.collectives.stated import Stated
+from simulator.work.collectives.volumes import POINT_TO_POINT
 
 # One sigma of log time. A repeated sweep of the same nodes, and another job's placement on them; a number of one collective
 # that stands for another's: priors. Each doubling of the nodes beyond what was stated: docs/scales.md.
 REPEAT_SIGMA: Final = 0.05
 OTHER_KIND_SIGMA: Final = 0.10
+_NEAR: Final = 4  # sizes within such a factor of a stated one are as good as it
 _STEPS: Final = 60  # of a bisection: to 1e-15 of a range of e^±10
 _RANGE: Final = 10.0
 
@@ -51,11 +53,15 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Factors on the model's wait and flow. sigma: of the logarithm of the time that comes of them."""
+    """Factors on the model's wait and flow.
+
+    sigma: of the logarithm of the time that comes of them, for calls of least_bytes and more; smaller ones are the model's.
+    """
 
     wait: float
     flow: float
     sigma: float
+    least_bytes: float
 
     def of(self, parts: Parts) -> Parts:
         """The call as it follows: no faster than the wire. Where the flow grows, it is the outer link that is slow."""
@@ -63,10 +69,9 @@ class Follow:
         grows = parts.far_s > 0 and (flow_s > parts.flow_s or parts.far_s >= parts.near_s)
         near_s = min(parts.near_s, flow_s) if parts.far_s else flow_s
         far_s = flow_s if grows else min(parts.far_s, flow_s)
-        scale = self.flow if self.wait != 1 else 1.0  # of a sweep, both factors are one ratio
 
         def wait_s(flow_s: float) -> float:
-            return self.wait * parts.wait_s(flow_s / scale)
+            return self.wait * parts.wait_s(flow_s / self.flow)
 
         return Parts(near_s, far_s, parts.wire_s, wait_s)
 
@@ -91,7 +96,8 @@ def follow_of(call: Call, model: Callable[[Call], Parts], *, far: bool) -> Follo
     distance = min(abs(math.log2(count / n)) for n in known)
     other = OTHER_KIND_SIGMA if mine[0].kind != call.kind else 0.0
     sigma = math.hypot(REPEAT_SIGMA, doubling_sigma(call.kind) * distance, other)
-    return Follow(_between(low[0], high[0], part), _between(low[1], high[1], part), sigma)
+    least_bytes = min(one.size_bytes for n in (below, above) for one in by_count[n]) / _NEAR
+    return Follow(_between(low[0], high[0], part), _between(low[1], high[1], part), sigma, least_bytes)
 
 
 def _count(place: Placement, *, far: bool) -> int:
@@ -121,7 +127,9 @@ def _at(stated: Sequence[Stated], call: Call, model: Callable[[Call], Parts]) ->
         times = dict([max(times.items())])
     if len(times) == 1:
         size, time_s = next(iter(times.items()))
-        return 1.0, _plateau(model(_call(one, size, call)), time_s)
+        wait, flow = _shared(model(_call(one, size, call)), time_s)
+        alike = (one.kind in POINT_TO_POINT) == (call.kind in POINT_TO_POINT)
+        return wait if alike else 1.0, flow
     size = min(max(call.size_bytes, min(times)), max(times))
     ratio = _interpolated(times, size) / model(_call(one, size, call)).time_s
     return ratio, ratio
@@ -147,13 +155,19 @@ def _interpolated(times: dict[int, float], size: int) -> float:
     return _between(times[below], times[above], part)
 
 
-def _plateau(parts: Parts, time_s: float) -> float:
-    """The factor on the flow at which the call takes `time_s`; the least of the range where its waits alone take longer."""
-    if not parts.flow_s:
-        return 1.0
+def _shared(parts: Parts, time_s: float) -> tuple[float, float]:
+    """The factors on wait and flow at which the call takes `time_s`.
+
+    One number does not say which of the two is slower. The logarithm of what the call is off is shared as the modelled call
+    is: nearly all goes to the flow of a call that is its bytes, to the waits of one that is its steps.
+    """
+    flow_s, wait_s = parts.flow_s, parts.wait_s(parts.flow_s)
+    if not flow_s:
+        return 1.0, 1.0
+    part = wait_s / (wait_s + flow_s)
     low, high = -_RANGE, _RANGE
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        flow_s = math.exp(middle) * parts.flow_s
-        low, high = (low, middle) if parts.wait_s(flow_s) + flow_s > time_s else (middle, high)
-    return math.exp(high)
+        told = math.exp(part * middle) * wait_s + math.exp((1 - part) * middle) * flow_s
+        low, high = (low, middle) if told > time_s else (middle, high)
+    return math.exp(part * high), math.exp((1 - part) * high)
