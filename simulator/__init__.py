@@ -18,7 +18,7 @@ from typing_extensions import override
 from simulator.base.registry import IMPLEMENTATIONS, VIEWS
 
 if TYPE_CHECKING:
-    from simulator.api import search, search_serving, serve
+    from simulator.api import predict_program, search, search_serving, serve
     from simulator.base.errors import InputError
     from simulator.base.fit import Fit
     from simulator.predict import Prediction, bounds, predict
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from simulator.spec.plan import Plan
     from simulator.spec.software.stack import Stack
     from simulator.studies.serving import InferencePlan, Slo, Workload
+    from simulator.work.captured.cost import KernelCost, kernel_cost
 
 __all__ = [
     "Calibration",
@@ -37,6 +38,7 @@ __all__ = [
     "Fit",
     "InferencePlan",
     "InputError",
+    "KernelCost",
     "Model",
     "Plan",
     "Prediction",
@@ -44,7 +46,9 @@ __all__ = [
     "Stack",
     "Workload",
     "bounds",
+    "kernel_cost",
     "predict",
+    "predict_program",
     "search",
     "search_serving",
     "serve",
@@ -96,10 +100,14 @@ def _public(name: str) -> object:  # noqa: C901, PLR0911, PLR0912  a case a modu
             from simulator.studies import serving
 
             return getattr(serving, name)
-        case "search" | "search_serving" | "serve":
+        case "predict_program" | "search" | "search_serving" | "serve":
             from simulator import api
 
             return getattr(api, name)
+        case "KernelCost" | "kernel_cost":
+            from simulator.work.captured import cost
+
+            return getattr(cost, name)
         case "Model":
             from simulator.spec.model import Model
 

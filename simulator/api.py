@@ -12,6 +12,9 @@ from simulator.base.arguments import checked
 from simulator.base.errors import ArgumentError, Fault, InputError
 from simulator.base.schema import nearest
 from simulator.formats.readers.arrivals_table import read_arrivals
+from simulator.formats.readers.capture import read_capture
+from simulator.predict.prediction import Prediction
+from simulator.predict.program import predict_program as predicted_program
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
@@ -42,6 +45,7 @@ from simulator.studies.serving_search import (
     fix_faults,
 )
 from simulator.studies.serving_search import search_serving as find_plans
+from simulator.work.captured.scaled import scaled
 
 
 @checked
@@ -96,6 +100,42 @@ def search(  # noqa: PLR0913  an option of the command line each
     kept = Journal(Path(journal), study.identity) if journal is not None else nullcontext()
     with kept as notes, Processes(study, jobs) if jobs > 1 else Serial(study) as engine:
         return search_stacks(study, engine, notes)
+
+
+@checked
+def predict_program(
+    program: str | Path,
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    stack: Stack | None = None,
+    *,
+    scale_with: str | Path | None = None,
+    tokens_per_step: int | None = None,
+    expandable_segments: bool = False,
+    advise: bool = False,
+) -> Prediction:
+    """One step of a captured program, as `shardwise predict --program` predicts it (docs/guides/capture.md).
+
+    program: a file that `shardwise capture` wrote. scale_with: one at another number of ranks, where the cluster has neither's:
+    sizes follow from both. tokens_per_step: of all ranks; None: as the file says. stack: None:
+    eager PyTorch's. expandable_segments: of PYTORCH_CUDA_ALLOC_CONF. advise: where it does not surely fit, also predict
+    what would make it fit. Raises InputError with every fault found.
+    """
+    path = Path(program)
+    if path.suffix == ".py":
+        remedy = f"shardwise capture {path} -o {path.stem}.capture.gz, and predict that file"
+        raise InputError(Fault(place=str(path), problem="a script is run by the command line only", remedy=remedy))
+    found = [read_capture(path), *([read_capture(Path(scale_with))] if scale_with is not None else [])]
+    fits = [one for one in found if one.world_size == cluster.num_devices]
+    return predicted_program(
+        fits[0] if fits else scaled(found[0], found[1], cluster.num_devices) if len(found) > 1 else found[0],
+        cluster,
+        calibration,
+        stack,
+        tokens_per_step=tokens_per_step,
+        expandable_segments=expandable_segments,
+        advise=advise,
+    )
 
 
 @checked

@@ -1,7 +1,7 @@
 """Kernels: the work a device does, with exact FLOP and bytes. No times here; `calibration` turns them into seconds.
 
 Four shapes of work cover a training step: a matrix product, fused attention, a stream over memory, and a part of a chunked
-scan, whose small products stand inside a kernel.
+scan, whose small products stand inside a kernel. What somebody wrote himself states its own work.
 A `Kernel` is what one launch does; `launches` counts the launches where a framework splits one idea into several.
 """
 
@@ -170,7 +170,18 @@ class Scan:
         return self.read_bytes + self.write_bytes
 
 
-Kernel = Gemm | Attention | Stream | Scan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """A kernel that its author described: FLOP at `dtype` and bytes moved, or seconds, which then count on any device."""
+
+    flop: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    dtype: Dtype = "bf16"
+    launches: int = 1
+
+
+Kernel = Gemm | Attention | Stream | Scan | Stated
 
 
 def launches(kernel: Kernel) -> int:

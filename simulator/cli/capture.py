@@ -10,7 +10,7 @@ import click
 
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
-from simulator.cli.options import FILE
+from simulator.cli.options import FILE, tokens_option
 
 if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
@@ -35,6 +35,7 @@ Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interru
 @click.option(
     "--warm-up", type=click.IntRange(1, 1000), default=2, show_default=True, help="Steps before the recorded one."
 )
+@tokens_option
 @click.option("--minutes", type=click.FloatRange(0.01, 1440), default=10.0, show_default=True, help="Deadline.")
 @click.option("-o", "--out", type=FILE, required=True, metavar="OUT.capture.gz", help="The file to write.")
 def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: Any) -> int:  # noqa: ANN401
@@ -44,7 +45,8 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
     from simulator.spec.cluster import Cluster
 
     where = Cluster.load(options.pop("cluster"), options.pop("nodes"))
-    data = captured(target, arguments, where, **options)
+    tokens = options.pop("tokens_per_step")
+    data = {**captured(target, arguments, where, **options), **({"tokens_per_step": tokens} if tokens else {})}
     write_capture(out, data)
     ranks = data["ranks"]
     count = sum(len(one["events"]) - one["steady"] for one in ranks)

@@ -19,8 +19,10 @@ from simulator.cli.options import (
     placement_option,
     price_options,
     tell_notes,
+    tokens_option,
     write_json,
 )
+from simulator.cli.programs import is_program, subject_at
 from simulator.cli.terminal import show
 from simulator.formats.drawing import check_picture
 from simulator.formats.study import read_study
@@ -31,7 +33,8 @@ from simulator.spec.prices import Prices
 from simulator.studies.compare import Comparison, Subject, compare, render
 from simulator.studies.compare.text import WIDTH
 
-_HELP = """Compare studies: STUDY.toml files, and variants of the first made by --what-if.
+_HELP = """Compare studies: STUDY.toml files or captured programs (.capture.gz, or a script to capture now), and variants of the
+first made by --what-if.
 
 Each --what-if is one more column: the first study with settings changed, as --set of predict takes them, separated by
 commas: --what-if plan.micro_batch_size=2,plan.num_micro_batches=4 --what-if cluster.inter.nic_bytes_per_s=100Gb/s.
@@ -43,11 +46,12 @@ Exit codes: 0 compared, 2 usage, 3 bad input."""
 
 
 @click.command("compare", help=_HELP)
-@click.argument("studies", nargs=-1, type=click.Path(path_type=Path), metavar="[STUDY.toml]...")
+@click.argument("studies", nargs=-1, type=click.Path(path_type=Path), metavar="[STUDY.toml|CAPTURE]...")
 @click.option(
     "--what-if", "variants", multiple=True, metavar="KEY=VALUE[,KEY=VALUE...]", help="A variant of the first."
 )
 @of_all_studies
+@tokens_option
 @placement_option
 @price_options
 @click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T.")
@@ -66,7 +70,8 @@ def command(
 ) -> int:
     """Predict all, print them side by side."""
     run_tokens, plot, prices = options["run_tokens"], options["plot"], options["prices"]
-    given = {name: options[name] for name in ("model", "cluster", "nodes", "placement") if options[name] is not None}
+    names = ("model", "cluster", "nodes", "placement", "tokens_per_step")
+    given = {name: str(options[name]) for name in names if options[name] is not None}
     files: list[Path | None] = [*studies] if studies else [None]
     if len(files) + len(variants) < 2:
         problem, remedy = "there is nothing to compare with", "two studies, or --what-if KEY=VALUE"
@@ -141,7 +146,7 @@ def _draw(plot: Path, comparison: Comparison) -> None:
 
 def name_of(file: Path | None) -> str:
     """What a study is called."""
-    return "the default" if file is None else file.stem
+    return "the default" if file is None else file.stem.removesuffix(".capture")
 
 
 def split_settings(variant: str) -> list[str]:
@@ -159,9 +164,15 @@ def split_settings(variant: str) -> list[str]:
 def subject_of(
     name: str, file: Path | None, flags: dict[str, str], settings: tuple[str, ...], prices: Prices | None
 ) -> Subject:
-    """A study under flags and settings, with its prices. Raises InputError with every fault."""
+    """A study or a captured program under flags and settings, with its prices. Raises InputError with every fault."""
     priced = [setting for setting in settings if setting.strip().startswith("price.")]
-    study = tell_notes(read_study(file, flags, {}, [setting for setting in settings if setting not in priced]))
+    left = [setting for setting in settings if setting not in priced]
+    if file is not None and is_program(file):
+        places = {name: text for name, text in flags.items() if name != "tokens_per_step"}
+        found = subject_at(name, file, places, left, prices, int(flags.get("tokens_per_step", 0)))
+        return replace(found, prices=other_prices(prices, found.cluster, priced)) if priced else found
+    described = {name: text for name, text in flags.items() if name != "tokens_per_step"}
+    study = tell_notes(read_study(file, described, {}, left))
     return Subject(
         name=name,
         model=study.model,

@@ -13,14 +13,24 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.schema import read_toml
-from simulator.cli.options import answer_options, loaded_prices, price_options, set_option, study_options
+from simulator.cli.options import (
+    answer_options,
+    loaded_prices,
+    price_options,
+    program_options,
+    set_option,
+    study_options,
+)
 from simulator.cli.predict import plan_file_options, plan_options, study_of
+from simulator.cli.programs import checkpoint_of, place_inputs, place_of, program_at, with_tokens
 from simulator.formats.study import Study, nested
 from simulator.formats.study.overrides import literal, parse_overrides
 from simulator.predict import Prediction, predict
+from simulator.predict.program import predict_program
 from simulator.spec.prices import Prices
 from simulator.studies.goodput import Goodput, LongRun, goodput
-from simulator.work.checkpoint import Checkpoint, loading_s, saving
+from simulator.work.captured.capture import Capture
+from simulator.work.checkpoint import Checkpoint, Saving, loading_s, saving
 
 _Made = TypeVar("_Made")
 
@@ -75,6 +85,7 @@ def _run_options(function: Callable[..., int]) -> Callable[..., int]:
 @study_options
 @plan_options
 @set_option("Any leaf of run, plan, model, cluster, device, stack or checkpoint. May be repeated.")
+@program_options
 @answer_options
 def command(
     study: Path | None,
@@ -91,21 +102,29 @@ def command(
     run_flags = {name.removeprefix("run__"): text for name, text in run_given.items() if text is not None}
     faults: list[Fault] = []
     of_run = [setting for setting in settings if setting.partition(".")[0].strip() == "run"]
-    asked = _tried(lambda: study_of(study, flags, tuple(one for one in settings if one not in of_run)), faults)
+    left = tuple(one for one in settings if one not in of_run)
+    program, tokens, other = (flags.pop(name) for name in ("program", "tokens_per_step", "scale_with"))
+    if program is not None:
+        at = {**flags, "study": study if program else None}
+        asked = _tried(lambda: place_of(at, left), faults)
+    else:
+        asked = _tried(lambda: study_of(study, flags, left), faults)
     run = _tried(lambda: read_run(study, run_flags, of_run), faults)
     listed = _tried(lambda: _prices_of({"prices": prices, "price_kind": price_kind}, asked), faults)
     if asked is None or run is None or faults:
         raise InputError(dict.fromkeys(faults))
-    prediction = predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    captured = None if program is None else with_tokens(program_at(program, asked, tokens, other), str(program))
+    prediction = _predicted(asked, captured)
     if not prediction.fits:
         click.echo(f"shardwise: a step does not fit: {prediction.cause}; `shardwise predict` has remedies", err=True)
         return prediction.verdict.exit_code
-    answer = _played(asked, prediction, run, listed)
+    answer = _played(asked, captured, prediction, run, listed)
     answer = replace(answer, sources=(*asked.sources, *prediction.sources, *answer.sources))
     if as_json:
         from simulator.formats.writers.goodput_json import to_json
 
-        click.echo(to_json(answer, asked.inputs() | {"run": run.model_dump(mode="json")}), nl=False)
+        inputs = asked.inputs() if program is None else place_inputs(program, asked)
+        click.echo(to_json(answer, inputs | {"run": run.model_dump(mode="json")}), nl=False)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.goodput_text import render
@@ -156,11 +175,25 @@ def _relabelled(fault: Fault, name: str, places: Mapping[str, str]) -> Fault:
     return replace(fault, place=places.get(field, fault.place))
 
 
-def _played(asked: Study, prediction: Prediction, run: LongRun, prices: Prices | None) -> Goodput:
+def _predicted(asked: Study, captured: Capture | None) -> Prediction:
+    if captured is None:
+        return predict(asked.model, asked.plan, asked.cluster, asked.calibration, asked.stack)
+    return predict_program(captured, asked.cluster, asked.calibration, asked.stack)
+
+
+def _checkpoint(asked: Study, captured: Capture | None) -> tuple[Saving, float]:
+    """One checkpoint, and the seconds to load it."""
+    if captured is not None:
+        return checkpoint_of(captured, asked)
+    inputs = (asked.model, asked.plan, asked.cluster, asked.checkpoint or Checkpoint())
+    return saving(*inputs), loading_s(*inputs)
+
+
+def _played(
+    asked: Study, captured: Capture | None, prediction: Prediction, run: LongRun, prices: Prices | None
+) -> Goodput:
     """The answer, with a progress bar on stderr where that is a terminal."""
-    checkpoint = asked.checkpoint or Checkpoint()
-    saved = saving(asked.model, asked.plan, asked.cluster, checkpoint)
-    load_s = loading_s(asked.model, asked.plan, asked.cluster, checkpoint)
+    saved, load_s = _checkpoint(asked, captured)
     with click.progressbar(length=1, label="runs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
 
         def progress(done: int, total: int) -> None:

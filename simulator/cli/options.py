@@ -82,6 +82,25 @@ def study_options(function: _Command) -> _Command:
     return input_options(_CALIBRATION(function))
 
 
+def tokens_option(function: _Command) -> _Command:
+    """--tokens-per-step, which only a program's author knows."""
+    return click.option(
+        "--tokens-per-step",
+        type=click.IntRange(1),
+        metavar="INTEGER",
+        help="Of a captured program, by all its ranks. [as its capture says]",
+    )(function)
+
+
+def program_options(function: _Command) -> _Command:
+    """--program, --scale-with and --tokens-per-step."""
+    other = "The same program captured at another number of ranks: sizes at the cluster's follow from both."
+    function = click.option("--scale-with", type=FILE, metavar="CAPTURE", help=other)(function)
+    help_text = "A captured program instead of model and plan, or a script to capture now."
+    option = click.option("--program", type=FILE, metavar="CAPTURE|SCRIPT.py", help=help_text)
+    return option(tokens_option(function))
+
+
 def price_options(function: _Command) -> _Command:
     """--prices and --price-kind."""
     from simulator.spec.prices import KINDS

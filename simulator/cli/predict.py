@@ -14,7 +14,15 @@ from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
 from simulator.cli.fabric import fabric_option, with_fabric
-from simulator.cli.options import FILE, answer_options, placement_option, set_option, study_options, tell_notes
+from simulator.cli.options import (
+    FILE,
+    answer_options,
+    placement_option,
+    program_options,
+    set_option,
+    study_options,
+    tell_notes,
+)
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
@@ -122,18 +130,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
     "Any leaf of plan, model, cluster, device, stack or checkpoint: device.memory_bytes=96GiB. May be repeated."
 )
 @answer_options
-@click.option(
-    "--program",
-    type=FILE,
-    metavar="CAPTURE|SCRIPT.py",
-    help="A captured program instead of model and plan, or a script to capture now.",
-)
-@click.option(
-    "--tokens-per-step",
-    type=click.IntRange(1),
-    metavar="INTEGER",
-    help="Of a --program, by all its ranks: for throughput.",
-)
+@program_options
 @click.option(
     "--largest-batch", is_flag=True, help="Find the largest micro_batch_size that surely fits, and predict that."
 )
@@ -164,16 +161,19 @@ def command(
     **flags: Any,  # noqa: ANN401  text of Plan's fields, and a plan's file
 ) -> int:
     """Predict, print, and say by the exit code whether it fits."""
-    program, tokens_per_step, fabric = flags.pop("program"), flags.pop("tokens_per_step"), flags.pop("fabric")
+    names = ("program", "tokens_per_step", "scale_with", "fabric")
+    program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest = flags.pop("largest_batch")
     if program is not None:
         from simulator.cli.predict_program import Files, answer
 
-        files = Files(trace=trace, memory=memory, links=links, snapshot=snapshot)
+        files = Files(trace=trace, memory=memory, links=links, snapshot=snapshot, scale_with=other)
         given = {**flags, "study": study, "largest_batch": largest or None, "fabric": fabric}
-        return answer(program, given, settings, files, tokens_per_step or 0, as_json=as_json, plain=plain)
+        return answer(program, given, settings, files, tokens_per_step, as_json=as_json, plain=plain)
     if tokens_per_step is not None:
         raise click.UsageError("--tokens-per-step needs --program")
+    if other is not None:
+        raise click.UsageError("--scale-with needs --program")
     wrong = _unwritable({"--trace": trace, "--snapshot": snapshot}, {"--memory": memory, "--links": links})
     wrong += _given_sizes(flags, settings) if largest else []
     try:

@@ -12,23 +12,21 @@ import click
 from simulator.base.errors import Fault, InputError
 from simulator.base.schema import check_writable
 from simulator.cli.fabric import with_fabric
+from simulator.cli.programs import place_inputs, place_of, program_at
 from simulator.formats.drawing import FORMATS
-from simulator.formats.readers.capture import capture_of, read_capture
-from simulator.formats.study import Study, read_study
+from simulator.formats.study import Study
 from simulator.work.captured.capture import Capture
-
-_TAKEN = ("cluster", "nodes", "calibration", "stack")
-_OF_PLACE = ("cluster", "device", "stack")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """What else is to be written; None: not."""
+    """What else is to be written; None: not. scale_with: read, beside the program."""
 
     trace: Path | None
     memory: Path | None
     links: Path | None
     snapshot: Path | None
+    scale_with: Path | None = None
 
     def faults(self) -> list[Fault]:
         """What would go wrong with them, told before the prediction."""
@@ -53,7 +51,7 @@ def answer(
     flags: Mapping[str, Any],
     settings: tuple[str, ...],
     files: Files,
-    tokens_per_step: int,
+    tokens_per_step: int | None,
     *,
     as_json: bool,
     plain: bool,
@@ -62,17 +60,15 @@ def answer(
     from simulator.predict.program import predict_program
 
     given = {name: value for name, value in flags.items() if name != "fabric"}
-    asked = _place(given, settings, files.faults())
+    asked = place_of(given, settings, files.faults())
     asked = replace(asked, cluster=with_fabric(asked.cluster, flags.get("fabric", ())))
-    one = _captured_now(program, asked) if program.suffix == ".py" else read_capture(program)
-    found = predict_program(one, asked.cluster, asked.calibration, asked.stack, tokens_per_step=tokens_per_step)
-    told = [source for source in asked.sources if not source.what.startswith(("model", "plan"))]
-    found = replace(found, sources=(*told, *found.sources))
+    one = program_at(program, asked, tokens_per_step, files.scale_with)
+    found = predict_program(one, asked.cluster, asked.calibration, asked.stack, advise=True)
+    found = replace(found, sources=(*asked.sources, *found.sources))
     if as_json:
         from simulator.formats.writers.json_report import to_json
 
-        inputs = {name: value for name, value in asked.inputs().items() if name in ("cluster", "calibration")}
-        click.echo(to_json(found, {"program": str(program), **inputs}), nl=False)
+        click.echo(to_json(found, place_inputs(program, asked)), nl=False)
     else:
         from simulator.cli.terminal import show
         from simulator.formats.writers.text import render
@@ -80,40 +76,6 @@ def answer(
         show(render(found), plain=plain)
     _write(one, asked, found, files)
     return found.verdict.exit_code
-
-
-def _place(flags: Mapping[str, Any], settings: tuple[str, ...], faults: list[Fault]) -> Study:
-    """Where a program is predicted. Raises InputError with every flag and setting that a program decides itself."""
-    given = {name: text for name, text in flags.items() if text not in (None, ())}
-    own = "change the program and capture it again"
-    faults += [
-        Fault(place=_flag(name), problem="a captured program has its own model and plan", remedy=own)
-        for name in given
-        if name not in _TAKEN
-    ]
-    leaves = f"leaves of {', '.join(_OF_PLACE)} can be set"
-    faults += [
-        Fault(place=f"--set {one}", problem="is not known of a captured program", remedy=leaves)
-        for one in settings
-        if one.partition(".")[0] not in _OF_PLACE
-    ]
-    if faults:
-        raise InputError(faults)
-    from simulator.predict.program import STACK
-
-    inputs = {name: text for name, text in given.items() if name != "stack"}
-    return read_study(None, inputs, {"stack": given.get("stack", STACK)}, settings)
-
-
-def _flag(name: str) -> str:
-    return {"study": "STUDY.toml", "plan_file": "--plan"}.get(name, f"--{name.replace('_', '-')}")
-
-
-def _captured_now(script: Path, asked: Study) -> Capture:
-    from simulator.cli.capture import captured
-
-    data = captured(str(script), (), asked.cluster, ranks=None, rank=0, warm_up=2, minutes=10.0)
-    return capture_of(data, str(script))
 
 
 def _write(one: Capture, asked: Study, found: Any, files: Files) -> None:  # noqa: ANN401  a Prediction

@@ -15,7 +15,15 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_seconds
 from simulator.cli.compare import name_of, split_settings
 from simulator.cli.goodput import read_run
-from simulator.cli.options import FILE, answer_options, loaded_prices, of_all_studies, price_options, write_json
+from simulator.cli.options import (
+    FILE,
+    answer_options,
+    loaded_prices,
+    of_all_studies,
+    price_options,
+    tokens_option,
+    write_json,
+)
 from simulator.cli.progress import StatusLine
 from simulator.cli.sensitivity_study import FIGURES, Figure, SensitivityStudy, identity
 from simulator.cli.terminal import show
@@ -36,7 +44,7 @@ Exit codes: 0 answered, 2 usage, 3 bad input, 130 interrupted (--journal keeps w
 
 
 @click.command("sensitivity", help=_HELP)
-@click.argument("studies", nargs=-1, type=click.Path(path_type=Path), metavar="[STUDY.toml]...")
+@click.argument("studies", nargs=-1, type=click.Path(path_type=Path), metavar="[STUDY.toml|CAPTURE]...")
 @click.option(
     "--what-if", "variants", multiple=True, metavar="KEY=VALUE[,KEY=VALUE...]", help="A variant of the first."
 )
@@ -48,6 +56,7 @@ Exit codes: 0 answered, 2 usage, 3 bad input, 130 interrupted (--journal keeps w
 @click.option("--samples", type=click.IntRange(8, 65_536), default=128, show_default=True, help="A power of two.")
 @click.option("--seed", type=click.IntRange(0, 2**62), default=0, show_default=True)
 @of_all_studies
+@tokens_option
 @price_options
 @click.option("--run-tokens", metavar="N", help="Tokens of a training run, as 15T; else the first study's [run].")
 @click.option("--journal", type=FILE, metavar="FILE", help="Keep, and resume.")
@@ -68,7 +77,8 @@ def command(
     files: list[Path | None] = [*studies] if studies else [None]
     asked = [(name_of(file), file, settings) for file in files]
     asked += [(variant, files[0], (*settings, *split_settings(variant))) for variant in variants]
-    flags = {name: options[name] for name in ("model", "cluster", "nodes") if options[name] is not None}
+    names = ("model", "cluster", "nodes", "tokens_per_step")
+    flags = {name: str(options[name]) for name in names if options[name] is not None}
     study = _study(asked, flags, options)
     with Journal(journal, identity(study)) if journal is not None else nullcontext() as kept:
         answer = study.answer(kept, jobs, _Teller())

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from simulator.base.errors import Fault, InputError
 from simulator.cli.compare import subject_of
-from simulator.predict import predict
 from simulator.studies.search import Journal, PlanOutcome
 from simulator.studies.search.engines import begin_worker
 
@@ -78,7 +77,7 @@ def _evaluated(task: Task) -> PlanOutcome:
     try:
         simulated = [one for one in settings if not one.strip().startswith("price.")]
         subject = subject_of(name, file, flags, (*simulated, *json.loads(key)[1]), None)
-        prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)
+        prediction = subject.predicted()
     except InputError as exc:
         return PlanOutcome(key=key, status="failed", reason="; ".join(map(str, exc.faults)))
     status = prediction.verdict

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from itertools import product
 from typing import Final, Literal
@@ -15,6 +15,7 @@ import numpy as np
 
 from simulator.base.errors import Fault, InputError
 from simulator.cli.compare import other_prices, subject_of
+from simulator.cli.programs import checkpoint_of, is_program, place_of, program_at
 from simulator.cli.sensitivity_points import Alternative, Known, Settings, Tell
 from simulator.formats.study import Study, read_study
 from simulator.formats.study.overrides import parse_overrides, patched
@@ -233,7 +234,12 @@ class SensitivityStudy:
         """What a checkpoint of each alternative costs."""
         found = []
         for _, file, settings in self.alternatives:
-            asked: Study = read_study(file, self.flags, {}, [one for one in settings if not one.startswith("price.")])
+            left = [one for one in settings if not one.startswith("price.")]
+            if file is not None and is_program(file):
+                flags = {name: text for name, text in self.flags.items() if name != "tokens_per_step"}
+                found.append(checkpoint_of(program_at(file, place := place_of(flags, left)), place))
+                continue
+            asked: Study = read_study(file, self.flags, {}, left)
             inputs = (asked.model, asked.plan, asked.cluster, asked.checkpoint or Checkpoint())
             found.append((saving(*inputs), loading_s(*inputs)))
         return tuple(found)
@@ -251,5 +257,6 @@ def identity(study: SensitivityStudy) -> str:
         for one in study.subjects
         for noun in (one.model, one.plan, one.cluster, one.calibration, one.stack)
     ]
+    inputs += [asdict(one.program) for one in study.subjects if one.program is not None]
     text = json.dumps([software_version(), "sensitivity", inputs], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -186,7 +186,8 @@ def step_live_bytes(history: History, granularity_bytes: int = CUDA_GRANULARITY_
                 live -= sizes[slot]
         most.append((highest, at))
         ends.append(live)
-    return StepLiveBytes(most=most[1:], ends=ends[1:], resident=ends[0], final=live)
+    still = [(live, len(history.events) - 1)]  # of a step that allocates nothing
+    return StepLiveBytes(most=most[1:] or still, ends=ends[1:] or [live], resident=ends[0], final=live)
 
 
 def live_by_category(history: History, at: int, granularity_bytes: int = CUDA_GRANULARITY_BYTES) -> dict[str, int]:
@@ -225,7 +226,7 @@ def step_reserved_bytes(
         if not reserved and at_steady is not None:
             at_steady()
         reserved.append(allocator.reserved_bytes)
-    return reserved[1:]
+    return reserved[1:] or reserved
 
 
 def moment_of(history: History, index: int) -> tuple[str, int, str, str]:

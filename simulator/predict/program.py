@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from simulator.base.errors import EngineError, Fault, InputError
 from simulator.base.kernels import Attention, Gemm, Kernel
 from simulator.base.units import format_bytes
+from simulator.memory.allocator import AllocatorSettings
 from simulator.memory.history import History, script_history, step_live_bytes
 from simulator.memory.outside import outside_torch_bytes, workspace_bytes
 from simulator.memory.use import MemoryUse, history_memory
@@ -22,6 +23,7 @@ from simulator.play.lower.script import script_program
 from simulator.predict.confidence import Z90, shares
 from simulator.predict.play import SimulatedStep, bounds
 from simulator.predict.prediction import KindUse, Prediction, Source
+from simulator.predict.program_remedies import advised
 from simulator.predict.verdict import cause_of, compute_s, waiting_s, with_stalls
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves, default_curves
@@ -49,13 +51,16 @@ def predict_program(
     stack: Stack | None = None,
     *,
     curves: LinkCurves | None = None,
-    tokens_per_step: int = 0,
+    tokens_per_step: int | None = None,
+    expandable_segments: bool = False,
+    advise: bool = False,
 ) -> Prediction:
     """Predict one step of a captured program.
 
     cluster: as many devices as the capture has ranks; another device than that of the capture is priced as it is, and runs
-    the kernels that were captured. tokens_per_step: of all ranks, for throughput; 0: nobody says. Raises InputError,
-    ClusterError or CalibrationError with every fault found.
+    the kernels that were captured. tokens_per_step: of all ranks, for throughput; None: as the capture says, 0 where nobody
+    does. expandable_segments: as PYTORCH_CUDA_ALLOC_CONF says it. advise: where it does not surely fit, also predict what
+    would make it fit. Raises InputError, ClusterError or CalibrationError with every fault found.
     """
     _check(capture, cluster)
     stack = stack or Stack.load(STACK)
@@ -64,14 +69,11 @@ def predict_program(
     column, *others = columns(capture)
     scripts = {one.rank: captured_script(one, column) for one in column.captures}
     plan = _plan(capture)
-    programs = []
-    for rank, each in scripts.items():
-        part = (rank, column.num_ranks) if len(scripts) > 1 else None
-        programs.append(script_program(each.step, plan, cluster, stack, calibration, curves, part=part))
+    programs = _programs(scripts, column, plan, cluster, stack, calibration, curves)
     device = cluster.device
-    played = _played(capture, programs)
+    played = played_programs(capture.target, programs)
     script = scripts.get(int(played.program.name.removeprefix("rank") or capture.rank), scripts[capture.rank])
-    held = _held(capture, scripts, plan, device, stack)
+    held = _held(capture, scripts, plan, device, stack, AllocatorSettings(expandable_segments=expandable_segments))
     memory, trace = min(held.values(), key=lambda one: (-one[0].fit.rank, one[0].capacity_bytes - one[0].used_bytes))
     played = with_stalls(played, memory, calibration)
     spread = _spread(played, script, stack, calibration, Mesh(plan, cluster), curves)
@@ -79,7 +81,7 @@ def predict_program(
     flop = column.num_ranks * sum(one.flop for one in scripts.values())
     floor_s = max(one.flop for one in scripts.values()) / peak_flop_per_s
     reach = Z90 * math.sqrt(stack.fitted.sigma**2 + sum(one**2 for one in spread.values()))
-    return Prediction(
+    found = Prediction(
         model=capture.target,
         cluster=cluster.name,
         num_devices=capture.world_size,
@@ -88,7 +90,7 @@ def predict_program(
         high_s=played.step_s * math.exp(reach),
         lower_s=played.lower_s,
         upper_s=played.upper_s,
-        tokens_per_step=tokens_per_step,
+        tokens_per_step=capture.tokens_per_step if tokens_per_step is None else tokens_per_step,
         model_flop_per_step=0,
         hardware_flop_per_step=flop,
         peak_flop_per_s=peak_flop_per_s,
@@ -109,15 +111,41 @@ def predict_program(
         stack_sigma=stack.fitted.sigma,
         kinds=_kinds(column, played, held, device),
     )
+    return advised(found, capture, cluster, calibration, stack, curves, predict_program) if advise else found
 
 
-def _played(capture: Capture, programs: Sequence[Program]) -> SimulatedStep:
+def _programs(
+    scripts: Mapping[int, CapturedScript],
+    column: Column,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    calibration: Calibration,
+    curves: LinkCurves,
+) -> list[Program]:
+    found = []
+    for rank, each in scripts.items():
+        part = (rank, column.num_ranks) if len(scripts) > 1 else None
+        found.append(script_program(each.step, plan, cluster, stack, calibration, curves, part=part))
+    return found
+
+
+def lowered_programs(
+    capture: Capture, cluster: Cluster, stack: Stack, calibration: Calibration, curves: LinkCurves
+) -> list[Program]:
+    """What the engine plays."""
+    column, *_ = columns(capture)
+    scripts = {one.rank: captured_script(one, column) for one in column.captures}
+    return _programs(scripts, column, _plan(capture), cluster, stack, calibration, curves)
+
+
+def played_programs(target: str, programs: Sequence[Program]) -> SimulatedStep:
     """The programs' step in time, seen from the one that computes longest. Raises InputError where they never end."""
     try:
         timeline = run(programs)
     except EngineError as exc:
         remedy = "calls in one order on both sides, or batch_isend_irecv for what goes both ways"
-        raise InputError(Fault(place=capture.target, problem=f"as on GPUs, {exc}", remedy=remedy)) from None
+        raise InputError(Fault(place=target, problem=f"as on GPUs, {exc}", remedy=remedy)) from None
     program = max(programs, key=lambda one: timeline.busy(one.name, COMPUTE_STREAM))
     limits = [bounds(one) for one in programs]
     lower_s, upper_s = max(one for one, _ in limits), sum(one for _, one in limits)
@@ -160,7 +188,12 @@ def _history(script: CapturedScript, device: Device) -> History:
 
 
 def _held(
-    capture: Capture, scripts: Mapping[int, CapturedScript], plan: Plan, device: Device, stack: Stack
+    capture: Capture,
+    scripts: Mapping[int, CapturedScript],
+    plan: Plan,
+    device: Device,
+    stack: Stack,
+    settings: AllocatorSettings,
 ) -> dict[int, tuple[MemoryUse, MemoryTrace]]:
     """Memory of each captured rank."""
     found = {}
@@ -168,7 +201,7 @@ def _held(
         history = _history(scripts.get(one.rank) or captured_script(one), device)
         groups = sum(len(group) > 1 and one.rank in group for group in capture.groups)
         outside = outside_torch_bytes(device, plan, groups, stack=stack)
-        found[one.rank] = history_memory(history, step_live_bytes(history), plan, device, outside)
+        found[one.rank] = history_memory(history, step_live_bytes(history), plan, device, outside, settings)
     return found
 
 
@@ -215,7 +248,10 @@ def _listed(ranks: Sequence[int]) -> str:
 def _check(capture: Capture, cluster: Cluster) -> None:
     if capture.world_size != cluster.num_devices:
         problem = f"was captured for {capture.world_size} ranks, and {cluster.name} has {cluster.num_devices} GPUs"
-        remedy = f"shardwise capture … --ranks {cluster.num_devices}, or --nodes for as many GPUs as ranks"
+        remedy = (
+            f"shardwise capture … --ranks {cluster.num_devices}, or --nodes for as many GPUs as ranks, "
+            "or --scale-with a capture at another number of ranks"
+        )
         raise InputError(Fault(place=capture.target, problem=problem, remedy=remedy))
     if cluster.exceptions:
         problem = "a captured program is predicted on equal GPUs only"

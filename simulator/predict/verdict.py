@@ -97,7 +97,7 @@ def suggest(lowering: Lowering, played: SimulatedStep, memory: MemoryUse, remedi
     remedies: None where nobody looked for them.
     """
     if memory.fit is not Fit.FITS:
-        return _fitting(remedies, lowering.plan.num_devices) if lowering.rank_classes is None else _ON_EQUAL_NODES
+        return fitting(remedies, lowering.plan.num_devices) if lowering.rank_classes is None else _ON_EQUAL_NODES
     return _waited_for(lowering, played) or _faster(lowering, played, memory)
 
 
@@ -139,7 +139,7 @@ def _faster(lowering: Lowering, played: SimulatedStep, memory: MemoryUse) -> str
     return "compute dominates: a faster attention kernel or compiled blocks (--stack) is what is left"
 
 
-def _fitting(remedies: Sequence[Remedy] | None, num_devices: int) -> str:
+def fitting(remedies: Sequence[Remedy] | None, num_devices: int) -> str:
     """A line a remedy, cheapest first."""
     if remedies is None:
         return "predict(..., advise=True) looks for what would make it fit"

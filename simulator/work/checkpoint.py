@@ -21,6 +21,7 @@ from simulator.parallel.mesh import Mesh
 from simulator.parallel.model_shard import shard_of
 from simulator.spec.calibration.collective_curves import LinkCurves
 from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.tiers import HostTier
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.work.collectives import collective_s
@@ -71,24 +72,39 @@ def saving(
 
     Raises PlanError where the cluster has no host.
     """
-    tier = cluster.host_tier
-    if tier is None:
-        problem = f"{cluster.name} has no host to save through"
-        raise PlanError(Fault(place="checkpoint", problem=problem, remedy="a [host] link in the cluster file"))
+    _host_tier(cluster, "save")
+    state, on_host = _state_bytes(model, plan, checkpoint)
+    gathered = _gathering(model, plan, cluster, checkpoint, curves) if checkpoint.mode == "gather" else None
+    return saved_state(state, plan.num_devices, cluster, checkpoint, on_host=on_host, gathered=gathered)
+
+
+def saved_state(
+    state: int,
+    num_devices: int,
+    cluster: Cluster,
+    checkpoint: Checkpoint,
+    *,
+    on_host: int = 0,
+    gathered: tuple[float, int] | None = None,
+) -> Saving:
+    """What it costs to save so many bytes of state. on_host: of them below HBM already.
+
+    gathered: (seconds, bytes of HBM) of gathering them to rank 0; None: every rank saves its own share. Raises PlanError
+    where the cluster has no host.
+    """
+    tier = _host_tier(cluster, "save")
     storage = checkpoint.storage_bytes_per_s or tier.nvme_write_bytes_per_s
     process = checkpoint.process_bytes_per_s or tier.process_write_bytes_per_s
-    state, on_host = _state_bytes(model, plan, checkpoint)
-    if checkpoint.mode == "gather":
-        gather_s, extra = _gathering(model, plan, cluster, checkpoint, curves)
+    if gathered is not None:
         host, copied, writers = state, state - on_host, 1
         rate = min(tier.d2h_bytes_per_s, tier.memory_bytes_per_s)
     else:
-        gather_s, extra = 0.0, 0
-        writers = min(cluster.gpus_per_node, plan.num_devices)
-        share = -(-state // plan.num_devices)
+        writers = min(cluster.gpus_per_node, num_devices)
+        share = -(-state // num_devices)
         host = writers * share
         copied = host - on_host * host // state
         rate = min(writers * tier.d2h_bytes_per_s, tier.memory_bytes_per_s)
+    gather_s, extra = gathered or (0.0, 0)
     copy_s, write_s = copied / rate, host / min(writers * process, storage)
     return Saving(
         mode=checkpoint.mode,
@@ -105,18 +121,31 @@ def saving(
 def loading_s(model: Model, plan: Plan, cluster: Cluster, checkpoint: Checkpoint) -> float:
     """Seconds until the saved state is back on the devices: each reads its share, and copies it up.
 
+    Raises PlanError where the cluster has no host.
+    """
+    state, _ = _state_bytes(model, plan, checkpoint)
+    return loaded_state_s(state, plan.num_devices, cluster, checkpoint)
+
+
+def loaded_state_s(state: int, num_devices: int, cluster: Cluster, checkpoint: Checkpoint) -> float:
+    """The same of so many bytes.
+
     Storage is taken to read as fast as it is stated to write, else as the host's drives read. Raises PlanError where the
     cluster has no host.
     """
-    tier = cluster.host_tier
-    if tier is None:
-        problem = f"{cluster.name} has no host to load through"
-        raise PlanError(Fault(place="checkpoint", problem=problem, remedy="a [host] link in the cluster file"))
-    state, _ = _state_bytes(model, plan, checkpoint)
-    readers = min(cluster.gpus_per_node, plan.num_devices)
-    of_node = readers * -(-state // plan.num_devices)
+    tier = _host_tier(cluster, "load")
+    readers = min(cluster.gpus_per_node, num_devices)
+    of_node = readers * -(-state // num_devices)
     read = checkpoint.storage_bytes_per_s or tier.nvme_read_bytes_per_s
     return of_node / read + of_node / min(readers * tier.h2d_bytes_per_s, tier.memory_bytes_per_s)
+
+
+def _host_tier(cluster: Cluster, does: str) -> HostTier:
+    tier = cluster.host_tier
+    if tier is None:
+        problem = f"{cluster.name} has no host to {does} through"
+        raise PlanError(Fault(place="checkpoint", problem=problem, remedy="a [host] link in the cluster file"))
+    return tier
 
 
 def _numel_bytes(plan: Plan) -> tuple[int, int]:

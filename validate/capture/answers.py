@@ -71,7 +71,6 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
     _kernels()
     _attention()
     _loaders(log)
-    _compilers(log)
     _checkpoints()
 
 
@@ -392,17 +391,6 @@ def _loaders(log: Log) -> None:
         original(self, *args[:2], **kwargs)
 
     loader.__init__ = init
-
-
-def _compilers(log: Log) -> None:
-    """What torch.compile would fuse is not known here: programs run as they are written."""
-
-    def compiled(model: Any = None, **kwargs: Any) -> Any:
-        log.answer("torch.compile: not compiled")
-        return (lambda one: compiled(one, **kwargs)) if model is None else model
-
-    torch.compile = compiled
-    nn.Module.compile = lambda *_, **__: log.answer("torch.compile: not compiled")
 
 
 def _checkpoints() -> None:

@@ -75,6 +75,7 @@ def _captured(
 
     from validate.capture import answers
     from validate.capture.collectives import AnyoneError, Collectives
+    from validate.capture.compiled import Compilers
     from validate.capture.log import Log
     from validate.capture.mode import CaptureMode, UnknownShapeError
     from validate.capture.modules import Modules
@@ -89,6 +90,7 @@ def _captured(
     mode = CaptureMode(log, storages, modules, collectives)
     machine = answers.Machine(**{**job["machine"], "capability": tuple(job["machine"]["capability"]), "rank": rank})
     answers.install(machine, log, storages, mode, collectives)
+    Compilers(mode, log, storages, modules).install()
     _without_network()
     steps = Steps(log, storages, modules, Finished, job["warm_up"], tell)
     tell("begin")

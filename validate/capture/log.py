@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from simulator.work.captured.capture import Kind, Phase
+from simulator.work.captured.cost import KernelCost
 
 Signature = tuple[Hashable, ...]
 
@@ -23,6 +24,7 @@ class Log:
         self.groups: dict[tuple[int, ...], int] = {}
         self.categories: dict[int, str] = {}
         self.answers: dict[str, int] = {}
+        self.costs: dict[int, KernelCost] = {}
         self.detailed = False
         self.phase = Phase.FORWARD
 
@@ -54,5 +56,6 @@ class Log:
             "groups": [list(one) for one in self.groups],
             "categories": {str(storage): name for storage, name in sorted(self.categories.items())},
             "answers": dict(sorted(self.answers.items())),
+            **({"costs": {str(number): one.as_json() for number, one in self.costs.items()}} if self.costs else {}),
             "events": self.events,
         }

@@ -14,11 +14,14 @@ def merged(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Tables of all ranks together, and each rank with events that look into them."""
     tables: dict[str, _Table] = {name: _Table() for name in ("signatures", "names", "groups")}
     found = []
+    costs: dict[str, Any] = {}
     for one in ranks:
         new = {name: [table.add(each) for each in one[name]] for name, table in tables.items()}
         events = [_moved(event, new["signatures"], new["names"], new["groups"]) for event in one["events"]]
+        costs |= {str(new["signatures"][int(number)]): cost for number, cost in one.get("costs", {}).items()}
         found.append({**{name: one[name] for name in _RANK}, "events": events})
-    return {**{name: table.entries for name, table in tables.items()}, "ranks": found}
+    told = {"costs": costs} if costs else {}
+    return {**{name: table.entries for name, table in tables.items()}, **told, "ranks": found}
 
 
 def _moved(event: list[int], signatures: list[int], names: list[int], groups: list[int]) -> list[int]:

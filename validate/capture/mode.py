@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.work.captured.capture import Kind
+from simulator.work.captured.cost import cost_of
 from validate.capture import trees, values
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
@@ -49,10 +50,10 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = {**kwargs, "pin_memory": False} if kwargs and kwargs.get("pin_memory") else kwargs or {}
-        if any(one not in _OWN for one in types):
-            return NotImplemented  # wrappers as DTensor come back here with what they hold
         if self.paused:
             return func(*args, **kwargs)
+        if any(one not in _OWN for one in types):
+            return NotImplemented  # wrappers as DTensor come back here with what they hold
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return self._value(args[0])
         if func is torch.ops.aten.is_pinned.default:
@@ -131,7 +132,11 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
 
     def _write(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any) -> None:
         signature = (str(func), described((args, kwargs)), described(found))
+        known = signature in self._log.signatures
         number = self._log.signature(signature)
+        cost = None if known else cost_of(str(func), tuple(args), dict(kwargs))
+        if cost is not None:
+            self._log.costs[number] = cost
         self._log.add(
             Kind.OPERATOR, number, Recorder.stack[-1].number, self._log.name(self._modules.path()), int(self._log.phase)
         )

@@ -38,6 +38,21 @@ class Storages:
         weakref.finalize(storage, self._gone, key, number)
         return number
 
+    def begin(self, num_bytes: int) -> int:
+        """A buffer inside a compiled region, which no tensor holds: its number."""
+        number, self._count = self._count, self._count + 1
+        self._log.categories[number] = "temporaries"
+        self._begin(number, num_bytes)
+        return number
+
+    def end(self, number: int) -> None:
+        """It is not needed on."""
+        self._end(number)
+
+    def size(self, number: int) -> int:
+        """Bytes of a storage that is alive."""
+        return self._sizes[number]
+
     def resize(self, storage: Any, num_bytes: int) -> None:
         """A storage is given another size: FSDP frees and takes parameters this way."""
         number = self._alive.get(storage._cdata)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError
 from simulator.work.captured.capture import ARITY, Capture, Kind
+from simulator.work.captured.cost import KernelCost
 from simulator.work.captured.folding import folded, unfolded
 
 VERSION: Final = 2  # version 1 had one rank, beside the tables
@@ -72,6 +73,7 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
         raise InputError(Fault(place=f"{place}: ranks", problem="there are none", remedy=_AGAIN))
     head = {key: data[key] for key in ("target", "torch", "world_size", "gpus_per_node", "device", "names")}
     head |= {name: [tuple(one) for one in data[name]] for name in ("signatures", "groups")}
+    head |= {"costs": _costs(data, place), "tokens_per_step": _tokens(data, place)}
     first, *others = (_of_rank(head, one) for one in data["ranks"])
     return replace(first, others=tuple(others))
 
@@ -79,6 +81,26 @@ def capture_of(data: Any, place: str) -> Capture:  # noqa: ANN401  whatever JSON
 def _of_rank(head: Mapping[str, Any], one: Mapping[str, Any]) -> Capture:
     categories = {int(storage): name for storage, name in one["categories"].items()}
     return Capture(**head, **{**{name: one[name] for name in _RANK}, "categories": categories})
+
+
+def _costs(data: Mapping[str, Any], place: str) -> dict[int, KernelCost]:
+    """What authors of operators say: absent in files of programs that have none."""
+    told = data.get("costs", {})
+    found: dict[int, KernelCost] = {}
+    for number, one in told.items() if isinstance(told, dict) else [("", told)]:
+        try:
+            found[range(len(data["signatures"]))[int(number)]] = KernelCost(**one)
+        except (TypeError, ValueError, IndexError) as exc:
+            raise InputError(Fault(place=f"{place}: costs.{number}", problem=str(exc), remedy=_AGAIN)) from None
+    return found
+
+
+def _tokens(data: Mapping[str, Any], place: str) -> int:
+    tokens = data.get("tokens_per_step", 0)
+    if type(tokens) is not int or tokens < 0:
+        problem = f"{tokens!r} is no number of tokens"
+        raise InputError(Fault(place=f"{place}: tokens_per_step", problem=problem, remedy=_AGAIN))
+    return tokens
 
 
 def _check_keys(data: Any, keys: Mapping[str, type], place: str) -> None:  # noqa: ANN401  whatever JSON holds

@@ -312,6 +312,6 @@ class StageReader:
             done = self._build.communicate(one, *after)
         else:
             assert self._clock is not None
-            work = self._clock.work(one.category, one.kernels)
+            work = self._clock.launched(one.category, one.kernels)
             done = self._build.compute(one.label, work, *after, waits=one.waits, beside=one.stream)
         self._labels[one.label] = done

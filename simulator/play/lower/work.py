@@ -6,7 +6,7 @@ collective, and the compute that runs beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
@@ -189,6 +189,11 @@ class Clock:
         """All `kernels` under one category."""
         kernels = tuple(kernels)
         return Work(parts=((category, sum(map(self.seconds, kernels))),), host_s=self._host_s(kernels))
+
+    def launched(self, category: str, kernels: Sequence[Kernel]) -> Work:
+        """The same launched one by one: between two kernels of a stream the device stands still (`Overheads.launch_s`)."""
+        work, gaps_s = self.work(category, kernels), self._calibration.overheads.launch_s * sum(map(launches, kernels))
+        return replace(work, parts=(*work.parts, ("launch gaps", gaps_s)) if gaps_s else work.parts)
 
     @property
     def stack(self) -> Stack:

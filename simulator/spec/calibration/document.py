@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from simulator.base.errors import CalibrationError
 from simulator.base.files import write_whole
-from simulator.base.kernels import Gemm, Kernel, Scan, Stream
+from simulator.base.kernels import Gemm, Kernel, Scan, Stated, Stream
 from simulator.base.presets import TOPOLOGIES
 from simulator.base.schema import faults_of, read_json, unknown_name
 from simulator.spec.calibration.curve_set import CurveSet, SpeedOf
@@ -129,6 +129,8 @@ class Calibration(CurveSet, defer_build=False):
             return self._extrapolated_gemm(kernel)
         elif isinstance(kernel, Scan):
             return "scan: borrowed"  # one of its kernels was measured, on Hopper
+        elif isinstance(kernel, Stated):
+            return None  # as its author says
         elif backend is not None and backend.states_speed(kernel.direction):
             return f"attention {kernel.direction}: the stack's own efficiency"
         else:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from simulator.base.errors import CalibrationError, Fault
-from simulator.base.kernels import PARENT, Attention, Dtype, Gemm, Kernel, Scan, Stream, StreamOp
+from simulator.base.kernels import PARENT, Attention, Dtype, Gemm, Kernel, Scan, Stated, Stream, StreamOp
 from simulator.spec.calibration.curve_set import CurveSet
 from simulator.spec.calibration.curves import AttentionCurve, GemmCurve, StreamCurve, curve_dtype
 from simulator.spec.calibration.narrow import BLOCKS, MX_BLOCKS, SPLIT, fp4_fraction
@@ -44,7 +44,9 @@ class Timer:
 
     def tensor_use(self, kernel: Kernel) -> float:
         """Use of the tensor cores by one kernel: 1 for products; attention and scans by their speed; none for streams."""
-        if not isinstance(kernel, Attention | Scan):
+        if isinstance(kernel, Stated) and not kernel.flop:
+            return 0.0
+        if not isinstance(kernel, Attention | Scan | Stated):
             return 1.0 if isinstance(kernel, Gemm) else 0.0
         _, flop_per_s = self._gemm_rate(kernel.dtype)
         seconds = self.kernel_s(kernel)
@@ -64,6 +66,8 @@ class Timer:
             return self._gemm_s(kernel) / speed.get("gemm", 1)
         if isinstance(kernel, Scan):
             return self._scan_s(kernel) / speed.get("scan", 1)
+        if isinstance(kernel, Stated):
+            return kernel.seconds or self._stated_s(kernel)
         return self._attention_s(kernel) / speed.get("attention", 1)
 
     def _stream(self, op: StreamOp) -> StreamCurve:
@@ -92,6 +96,12 @@ class Timer:
         memory_s = self._stream("elementwise").seconds(moved, self.device.memory_bytes_per_s, sms)
         products_s = kernel.flop / self._scan_flop_per_s(kernel)
         return max(products_s, memory_s) if self.calibration.kind == "ideal" else products_s + memory_s
+
+    def _stated_s(self, kernel: Stated) -> float:
+        """As fast as large products, or as a stream over memory: what takes longer."""
+        moved = Stream(op="elementwise", read_bytes=kernel.num_bytes, write_bytes=0, launches=kernel.launches)
+        products_s = kernel.flop / self._gemm_rate(kernel.dtype)[1] if kernel.flop else 0.0
+        return max(products_s, self._compute(moved))
 
     def _scan_flop_per_s(self, kernel: Scan) -> float:
         dtype: Dtype = "tf32" if kernel.dtype == "fp32" and self.device.peak("tf32") else kernel.dtype

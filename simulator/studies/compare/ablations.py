@@ -16,7 +16,8 @@ from typing_extensions import override
 from simulator.play.lower import Lowering, lower
 from simulator.play.lower.builder import Builder
 from simulator.predict import Prediction
-from simulator.predict.play import play
+from simulator.predict.play import SimulatedStep, play
+from simulator.predict.program import lowered_programs, played_programs
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import default_curves
 from simulator.spec.cluster import Cluster
@@ -36,6 +37,7 @@ from simulator.spec.cluster.tiers import (
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
+from simulator.work.captured.capture import Capture
 from simulator.work.program import Collective, Compute, Program
 
 _BEYOND: Final = 1e30  # times the bandwidth: no bytes take any time
@@ -137,15 +139,34 @@ def ablated(
     fragmentation: the retries of the allocator, where the prediction has any, and what it reserves beyond what is live.
     """
     lowering = lower(model, plan, cluster, stack, calibration, calibration.links or default_curves())
-    whole = float(prediction.step_s)
-    stalls = float(prediction.breakdown.get("cuda_malloc", 0.0))
-    found = []
     tried = dict(_PROGRAMS)
     if plan.offload.any:
         tried[_OFFLOAD] = ("copies, drives and the CPU's optimizer take no time", _instant_offload)
+    fields = {key: getattr(lowering, key) for key in lowering.__dataclass_fields__}
+    return _gains(prediction, tried, lambda change: play(_Ablated(**fields, change=change)))
+
+
+def ablated_program(
+    capture: Capture, cluster: Cluster, calibration: Calibration, stack: Stack, prediction: Prediction
+) -> tuple[Gain, ...]:
+    """The same of a captured program."""
+    curves = calibration.links or default_curves()
+    programs = lowered_programs(capture, cluster, stack, calibration, curves)
+    return _gains(
+        prediction, _PROGRAMS, lambda change: played_programs(capture.target, [change(one) for one in programs])
+    )
+
+
+def _gains(
+    prediction: Prediction,
+    tried: Mapping[str, tuple[str, Callable[[Program], Program]]],
+    played: Callable[[Callable[[Program], Program]], SimulatedStep],
+) -> tuple[Gain, ...]:
+    whole = float(prediction.step_s)
+    stalls = float(prediction.breakdown.get("cuda_malloc", 0.0))
+    found = []
     for name, (meaning, change) in tried.items():
-        fields = {key: getattr(lowering, key) for key in lowering.__dataclass_fields__}
-        step_s = min(float(play(_Ablated(**fields, change=change)).step_s) + stalls, whole)
+        step_s = min(float(played(change).step_s) + stalls, whole)
         found.append(Gain(name=name, meaning=meaning, step_s=step_s, gain=1 - step_s / whole))
     held = prediction.memory.peak_reserved_bytes - prediction.memory.peak_allocated_bytes
     for name, meaning, lost_s, num_bytes in (

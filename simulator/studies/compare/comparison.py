@@ -8,27 +8,33 @@ from typing import Any, Final
 
 from simulator.predict import Prediction, predict
 from simulator.predict.difference import Difference, Timed, difference, sharing, timed
+from simulator.predict.program import STACK, predict_program
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.prices import Prices
 from simulator.spec.software.stack import Stack
-from simulator.studies.compare.ablations import Gain, ablated
+from simulator.studies.compare.ablations import Gain, ablated, ablated_program
 from simulator.studies.compare.costs import Cost, costs_of
 from simulator.studies.search.front import pareto
+from simulator.work.captured.capture import Capture
 
 SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning; new keys do not raise it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One column: its inputs and its name. calibration, stack: None as for `predict`; prices: None: no costs."""
+    """One column: its inputs and its name. calibration, stack: None as for `predict`; prices: None: no costs.
+
+    program: what was captured, instead of model and plan; its tokens a step must be known.
+    """
 
     name: str
-    model: Model
-    plan: Plan
+    model: Model | None
+    plan: Plan | None
     cluster: Cluster
+    program: Capture | None = None
     calibration: Calibration | None = None
     stack: Stack | None = None
     prices: Prices | None = None
@@ -36,7 +42,15 @@ class Subject:
     def same_software(self, other: Subject) -> bool:
         """Only machines and prices differ."""
         mine, theirs = (self.model, self.plan, self.stack), (other.model, other.plan, other.stack)
-        return mine == theirs
+        return mine == theirs and self.program == other.program
+
+    def predicted(self) -> Prediction:
+        """Raises as `predict` and `predict_program` do."""
+        if self.program is not None:
+            return predict_program(self.program, self.cluster, self.calibration, self.stack)
+        assert self.model is not None
+        assert self.plan is not None
+        return predict(self.model, self.plan, self.cluster, self.calibration, self.stack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +97,7 @@ def compare(subjects: Sequence[Subject], *, ablate: bool = True, run_tokens: int
     """Predict each and compare it with the first. Raises as `predict` does, and if a cluster has no price."""
     rows: list[Compared] = []
     for subject in subjects:
-        prediction = predict(subject.model, subject.plan, subject.cluster, subject.calibration, subject.stack)
+        prediction = subject.predicted()
         gains = _gains(subject, prediction) if ablate else ()
         row = compared(subject, prediction, rows[0] if rows else None, gains)
         costs = costs_of(prediction, subject.cluster, subject.prices, run_tokens) if subject.prices else ()
@@ -93,6 +107,10 @@ def compare(subjects: Sequence[Subject], *, ablate: bool = True, run_tokens: int
 
 def _gains(subject: Subject, prediction: Prediction) -> tuple[Gain, ...]:
     inputs = subject.calibration or Calibration.for_device(subject.cluster.device)
+    if subject.program is not None:
+        return ablated_program(subject.program, subject.cluster, inputs, subject.stack or Stack.load(STACK), prediction)
+    assert subject.model is not None
+    assert subject.plan is not None
     stack = subject.stack or Stack.of(subject.plan)
     return ablated(subject.model, subject.plan, subject.cluster, inputs, stack, prediction)
 
@@ -112,6 +130,11 @@ def compared(
 
 def _timed(subject: Subject, prediction: Prediction) -> Timed:
     step_s, device = float(prediction.step_s) / prediction.tokens_per_step, subject.cluster.device.name
+    if subject.plan is None:
+        runs = subject.program and (device, *subject.program.signatures)
+        return Timed(
+            step_s=step_s, spread=prediction.spread, stack_sigma=prediction.stack_sigma, kernels=runs, traffic=runs
+        )
     return timed(step_s, prediction.spread, prediction.stack_sigma, subject.plan, device)
 
 

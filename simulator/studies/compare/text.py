@@ -70,7 +70,7 @@ def _figures(rows: tuple[Compared, ...]) -> Table:
         "tokens a step": [f"{row.prediction.tokens_per_step:,}" for row in rows],
         "tokens/s": [f"{row.prediction.tokens_per_s:,.0f}" for row in rows],
         "device-hours a billion tokens": [f"{row.device_s_per_token * 1e9 / 3600:,.1f}" for row in rows],
-        "MFU": [f"{row.prediction.mfu:.1%}" for row in rows],
+        "MFU": [f"{row.prediction.mfu:.1%}" if row.prediction.model_flop_per_step else "-" for row in rows],
         "seconds a token over the first": [_ratio(row) for row in rows],
     }
     for name, values in figures.items():

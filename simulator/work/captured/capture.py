@@ -13,16 +13,20 @@
       answers          what only a real run knows, and was answered: what -> how often
       events           [kind, ...], see `Kind`; in the file `tokens` of all ranks, see `simulator.work.captured.folding`
       steady           index of the event at which the recorded step begins; storages are followed from the begin
+    costs              signature -> what its author says that it costs, where a `kernel_cost` did
+    tokens_per_step    of all ranks, where somebody said so when it was captured
 
 Written by `validate.capture`, read (`simulator.formats.readers.capture`) without torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
+
+from simulator.work.captured.cost import KernelCost
 
 
 class Kind(IntEnum):
@@ -70,6 +74,9 @@ class Phase(IntEnum):
     OPTIMIZER = 2
 
 
+STATE = ("parameters", "optimizer_state")  # categories of what a checkpoint saves
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """A captured rank. events: of all steps until the recorded one ended, which begins at `steady`.
@@ -91,3 +98,27 @@ class Capture:
     events: Sequence[Sequence[int]]
     steady: int
     others: tuple[Capture, ...] = ()
+    costs: Mapping[int, KernelCost] = field(default_factory=dict)
+    tokens_per_step: int = 0
+
+    def resident(self) -> dict[int, int]:
+        """Storages that are there when the recorded step begins -> bytes."""
+        found: dict[int, int] = {}
+        for event in self.events[: self.steady]:
+            if event[0] == Kind.ALLOCATE:
+                found[event[1]] = event[2]
+            elif event[0] == Kind.FREE:
+                del found[event[1]]
+        return found
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all ranks, what several hold counted once: this rank's, times the ranks among which gradients are scattered."""
+        own = sum(size for storage, size in self.resident().items() if self.categories.get(storage) in STATE)
+        return own * max((len(group) for group in self._scatters()), default=1)
+
+    def _scatters(self) -> Iterator[tuple[int, ...]]:
+        """Groups that reduce-scatter; with tensor parallelism among activations too, which no file tells apart."""
+        for event in self.events[self.steady :]:
+            if event[0] == Kind.COLLECTIVE and self.names[event[2]] == "reduce_scatter":
+                yield self.groups[event[3]]

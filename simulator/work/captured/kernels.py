@@ -12,9 +12,12 @@ from math import prod
 from typing import Any, Literal, cast
 
 from simulator.base.kernels import Attention, Dtype, Gemm, Kernel, Layout, Stream, StreamOp
+from simulator.work.captured.cost import KernelCost
+from simulator.work.captured.operators import ACTIVATIONS, BY_BYTES, GATHERS, POINTWISE, REDUCTIONS, SCATTERS
 from simulator.work.captured.tensors import CapturedTensor, tensors
 
 _TENSORS_PER_LAUNCH = 32  # as in simulator.work.ops.optimizer: multi-tensor kernels take their pointers by value
+_NARROWEST = 8  # columns of the smallest product that tensor cores take (mma.m16n8k16, PTX ISA)
 _FEW_ROWS_BYTES = 100_000  # as in simulator.work.ops.loss: shorter rows are still in a cache at log-softmax's last pass
 
 Args = tuple[Any, ...]
@@ -29,8 +32,16 @@ class Priced:
     known: bool = True
 
 
-def priced(name: str, args: Args, results: Any) -> Priced:  # noqa: ANN401
-    """What an operator costs. name: as `aten.mm.default`; args: (positional, named) as the capture file has them."""
+_Rule = Callable[[Args, Args, list[CapturedTensor]], Priced]
+
+
+def priced(name: str, args: Args, results: Any, cost: KernelCost | None = None) -> Priced:  # noqa: ANN401
+    """What an operator costs. name: as `aten.mm.default`; args: (positional, named) as the capture file has them.
+
+    cost: what its author says (`kernel_cost`), which then counts.
+    """
+    if cost is not None:
+        return Priced(category=cost.category, kernels=(cost.kernel,))
     space, _, rest = name.partition(".")
     base = rest.partition(".")[0]
     positional, named = args
@@ -39,15 +50,15 @@ def priced(name: str, args: Args, results: Any) -> Priced:  # noqa: ANN401
     if base in _RULES and space in ("aten", "fsdp"):
         return _RULES[base](positional, named, made)
     if base.startswith(("_foreach", "_amp_foreach")):
-        return _multi_tensor(read, made, named)
-    if base.startswith("_fused_") and base.endswith("_"):
-        return _optimizer(read)
-    known = space == "aten" and (base.rstrip("_") in _POINTWISE or base.rstrip("_") in _ACTIVATIONS)
-    if space == "aten" and base.rstrip("_") in _REDUCTIONS:
+        return _multi_tensor(base, positional, made)
+    in_place, base = base.endswith("_"), base.rstrip("_")
+    if space == "aten" and base in REDUCTIONS:
         return _stream("reduce", "elementwise", read, made)
-    op: StreamOp = "activation" if base.rstrip("_") in _ACTIVATIONS else "elementwise"
-    found = _pointwise(op, read, made, in_place=base.endswith("_"))
-    return Priced(category="elementwise", kernels=found, known=known or base in _BY_BYTES)
+    if space == "aten" and base in GATHERS | SCATTERS:
+        return _moved(base, read, made, in_place=in_place)
+    op: StreamOp = "activation" if base in ACTIVATIONS else "elementwise"
+    known = space == "aten" and (base in POINTWISE or base in ACTIVATIONS or base in BY_BYTES)
+    return Priced(category="elementwise", kernels=_pointwise(op, read, made, in_place=in_place), known=known)
 
 
 def _pointwise(
@@ -66,6 +77,33 @@ def _pointwise(
     return (_of(kind, sum(one.num_bytes for one in read), written, numel),)
 
 
+def _moved(name: str, read: list[CapturedTensor], made: list[CapturedTensor], *, in_place: bool) -> Priced:
+    """Rows or elements by their indices: those that are picked pass once each way, those that are put twice and back.
+
+    Indices are read. What is put into a result of its own is copied first; what falls on one place is added there.
+    """
+    if not read or not made:
+        return Priced(category="elementwise", kernels=())
+    indices = sum(one.num_bytes for one in read[1:] if one.dtype.startswith("int"))
+    if name in GATHERS:
+        size = made[0].num_bytes
+        return Priced(category="elementwise", kernels=(_of("strided", size + indices, size, made[0].numel),))
+    put = next((one for one in reversed(read[1:]) if not one.dtype.startswith("int")), None)
+    numel = put.numel if put is not None else max((one.numel for one in read[1:]), default=1)
+    size = numel * made[0].item_bytes
+    copied = () if in_place else (_of("copy", read[0].num_bytes, made[0].num_bytes, 0),)
+    return Priced(category="elementwise", kernels=(*copied, _of("strided", 2 * size + indices, size, numel)))
+
+
+def _sort(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
+    """Radix sort, eight bits at a time: a histogram, then keys and their places there and back for each byte of a key."""
+    key = next(tensors(p))
+    both = sum(one.num_bytes for one in made)
+    passes = key.item_bytes
+    kernel = _of("elementwise", key.num_bytes + passes * both, passes * both, 0, passes + 1)
+    return Priced(category="elementwise", kernels=(kernel,))
+
+
 def _of(op: StreamOp, read: int, written: int, numel: int, launches: int = 1) -> Stream:
     one_by_one = op in ("strided", "widen", "join")
     return Stream(op=op, read_bytes=read, write_bytes=written, launches=launches, numel=numel if one_by_one else 0)
@@ -81,10 +119,12 @@ def _stream(op: StreamOp, category: str, read: list[CapturedTensor], made: list[
     return Priced(category=category, kernels=(kernel,) if kernel.num_bytes else ())
 
 
-def _multi_tensor(read: list[CapturedTensor], made: list[CapturedTensor], _: Args) -> Priced:
-    written = made or read[: len(read) // 2 or 1]
-    launches = -(-max(1, len(written)) // _TENSORS_PER_LAUNCH)
-    op: StreamOp = "elementwise" if len({one.dtype for one in read}) <= 1 else "cast"
+def _multi_tensor(name: str, p: Args, made: list[CapturedTensor]) -> Priced:
+    """A kernel over lists of tensors. In place the first list is written; what is only copied into is not read."""
+    read = list(tensors(p[1:] if name == "_foreach_copy_" else p))
+    written = made or list(tensors(p[0]))
+    launches = -(-max(1, len(list(tensors(p[0])))) // _TENSORS_PER_LAUNCH)
+    op: StreamOp = "elementwise" if len({one.dtype for one in (*read, *written) if one.numel > 1}) <= 1 else "cast"
     kernel = Stream(
         op=op,
         read_bytes=sum(one.num_bytes for one in read),
@@ -94,10 +134,10 @@ def _multi_tensor(read: list[CapturedTensor], made: list[CapturedTensor], _: Arg
     return Priced(category="elementwise", kernels=(kernel,) if kernel.num_bytes else ())
 
 
-def _optimizer(read: list[CapturedTensor]) -> Priced:
+def _optimizer(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     """A fused update reads parameters, gradients and states, and writes all but the gradients."""
-    large = [one for one in read if one.numel > 1]
-    count = max(1, len(large) // 4)
+    large = [one for one in tensors(p) if one.numel > 1]
+    count = max(1, sum(one.numel > 1 for one in tensors(p[0])))
     size = sum(one.num_bytes for one in large)
     gradients = sum(one.num_bytes for one in large[count : 2 * count])
     kernel = Stream(
@@ -110,7 +150,9 @@ def _optimizer(read: list[CapturedTensor]) -> Priced:
 
 
 def _dtype(one: CapturedTensor) -> Dtype:
-    return cast("Dtype", one.dtype if one.dtype in ("fp32", "bf16", "fp16", "fp8") else "fp32")
+    """int8 products run at the speed of fp8."""
+    narrow = {"int8": "fp8"}.get(one.dtype, one.dtype)
+    return cast("Dtype", narrow if narrow in ("fp32", "bf16", "fp16", "fp8") else "fp32")
 
 
 def _layout(a: CapturedTensor, b: CapturedTensor) -> Layout:
@@ -128,6 +170,13 @@ def _product(a: CapturedTensor, b: CapturedTensor, **more: Any) -> Priced:  # no
 
 def _mm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     return _product(p[0], p[1])
+
+
+def _scaled_mm(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
+    """A product of fp8 operands. More scales than rows: one for each block of a row."""
+    scale = dict(named).get("scale_a", p[2] if len(p) > 2 else None)
+    by_blocks = isinstance(scale, CapturedTensor) and scale.numel > p[0].shape[-2]
+    return _product(p[0], p[1], by_blocks=by_blocks)
 
 
 def _addmm(p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
@@ -160,7 +209,14 @@ def _convolution(p: Args, _n: Args, made: list[CapturedTensor]) -> Priced:
     return Priced(category="gemm", kernels=(_implicit(x, w, made[0], groups),))
 
 
-def _implicit(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> Gemm:
+def _depthwise(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> bool:
+    """A channel or a few of its own for each group: no product for tensor cores, whose tiles are eight wide at least."""
+    return groups > 1 and w.shape[0] // groups < _NARROWEST and x.numel > w.numel < y.numel
+
+
+def _implicit(x: CapturedTensor, w: CapturedTensor, y: CapturedTensor, groups: int) -> Kernel:
+    if _depthwise(x, w, y, groups):
+        return _of("elementwise", x.num_bytes + w.num_bytes, y.num_bytes, 0)
     positions, window = y.numel // y.shape[1], prod(w.shape[1:])
     return Gemm(m=positions, n=max(1, w.shape[0] // groups), k=window, dtype=_dtype(x), batch=groups)
 
@@ -188,25 +244,14 @@ def _attends(
     return Priced(category="attention", kernels=(kernel,))
 
 
-def _flag(p: Args, named: Args, place: int, name: str) -> bool:
-    found = dict(named).get(name, p[place] if len(p) > place else False)
-    return bool(found)
+def _attention(first: int, causal: int, direction: Literal["forward", "backward"]) -> _Rule:
+    """An operator whose queries, keys and values are the arguments from `first` on, and its is_causal the `causal`-th."""
 
+    def rule(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
+        told = dict(named).get("is_causal", p[causal] if len(p) > causal else False)
+        return _attends(*p[first : first + 3], causal=bool(told), direction=direction)
 
-def _flash(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
-    return _attends(p[0], p[1], p[2], causal=_flag(p, named, 4, "is_causal"), direction="forward")
-
-
-def _flash_backward(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
-    return _attends(p[1], p[2], p[3], causal=_flag(p, named, 11, "is_causal"), direction="backward")
-
-
-def _efficient(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
-    return _attends(p[0], p[1], p[2], causal=_flag(p, named, 6, "is_causal"), direction="forward")
-
-
-def _efficient_backward(p: Args, named: Args, _made: list[CapturedTensor]) -> Priced:
-    return _attends(p[1], p[2], p[3], causal=_flag(p, named, 11, "is_causal"), direction="backward")
+    return rule
 
 
 # -- passes over memory
@@ -324,14 +369,17 @@ def _nothing(_p: Args, _n: Args, _made: list[CapturedTensor]) -> Priced:
     return Priced(category="elementwise", kernels=())
 
 
-_Rule = Callable[[Args, Args, list[CapturedTensor]], Priced]
 _RULES: dict[str, _Rule] = {
-    "mm": _mm, "bmm": _mm, "_scaled_mm": _mm, "addmm": _addmm, "baddbmm": _addmm, "linear": _linear,
+    "mm": _mm, "bmm": _mm, "_scaled_mm": _scaled_mm, "_int_mm": _mm, "addmm": _addmm, "baddbmm": _addmm, "linear": _linear,
     "_grouped_mm": _grouped, "_scaled_grouped_mm": _grouped,
     "convolution": _convolution, "cudnn_convolution": _convolution, "convolution_backward": _convolution_backward,
-    "_scaled_dot_product_flash_attention": _flash, "_scaled_dot_product_flash_attention_backward": _flash_backward,
-    "_scaled_dot_product_efficient_attention": _efficient,
-    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_scaled_dot_product_flash_attention": _attention(0, 4, "forward"),
+    "_scaled_dot_product_flash_attention_backward": _attention(1, 11, "backward"),
+    "_scaled_dot_product_cudnn_attention": _attention(0, 6, "forward"),
+    "_scaled_dot_product_cudnn_attention_backward": _attention(1, 14, "backward"),
+    "_scaled_dot_product_efficient_attention": _attention(0, 6, "forward"),
+    "_scaled_dot_product_efficient_attention_backward": _attention(1, 11, "backward"), "sort": _sort,
+    "_fused_adam_": _optimizer, "_fused_adamw_": _optimizer, "_fused_sgd_": _optimizer, "_fused_adagrad_": _optimizer,
     "_to_copy": _copy, "copy_": _copy, "clone": _copy, "contiguous": _copy, "_pin_memory": _nothing,
     "cat": _join, "stack": _join, "constant_pad_nd": _join, "slice_backward": _join,
     "zeros": _filled, "zeros_like": _filled, "ones": _filled, "ones_like": _filled, "full": _filled, "full_like": _filled,
@@ -346,26 +394,4 @@ _RULES: dict[str, _Rule] = {
     "nll_loss_forward": _picked, "nll_loss_backward": _picked_backward,
     "nll_loss2d_forward": _picked, "nll_loss2d_backward": _picked_backward,
     "chunk_cat": _packed, "split_with_sizes_copy": _unpacked, "all_gather_copy_in": _copied_in,
-}  # fmt: skip
-_POINTWISE = {
-    "add", "sub", "rsub", "mul", "div", "neg", "abs", "where", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "eq", "ne",
-    "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not", "masked_fill",
-    "addcmul", "addcdiv", "lerp", "square", "sign", "floor", "ceil", "round", "fmod", "remainder", "isnan", "isinf", "isfinite",
-    "threshold_backward", "relu", "native_dropout", "native_dropout_backward", "bernoulli", "normal", "uniform", "random",
-}  # fmt: skip
-_ACTIVATIONS = {
-    "silu", "silu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward", "exp", "log", "log1p",
-    "sqrt", "rsqrt", "reciprocal", "pow", "sin", "cos", "softplus", "softplus_backward", "erf", "mish", "elu", "hardtanh",
-    "_amp_update_scale",
-    "leaky_relu", "leaky_relu_backward", "expm1", "log_sigmoid_forward", "hardswish",
-}  # fmt: skip
-_REDUCTIONS = {
-    "sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "prod", "var", "var_mean", "std", "norm",
-    "linalg_vector_norm", "logsumexp", "_foreach_norm",
-}  # fmt: skip
-# moved or searched element by element: bytes say less of these, but nothing is forgotten
-_BY_BYTES = {
-    "index", "index_put", "index_put_", "index_add", "index_add_", "index_select", "gather", "scatter", "scatter_", "scatter_add",
-    "scatter_add_", "sort", "topk", "cumsum", "histc", "bincount", "repeat_interleave", "roll", "flip", "repeat", "unique",
-    "select_backward", "expand_backward", "index_select_backward", "gather_backward", "masked_select", "searchsorted", "_index_put_impl_",
 }  # fmt: skip

@@ -92,7 +92,8 @@ class _Writer:
     def _operator(self, signature: int, stream: int, module: int, phase: int) -> None:
         name, args, results = self._capture.signatures[signature]
         if signature not in self._priced:
-            self._priced[signature] = priced(name, parsed(args), parsed(results))
+            cost = self._capture.costs.get(signature)
+            self._priced[signature] = priced(name, parsed(args), parsed(results), cost)
         one = self._priced[signature]
         self._hooked[stream] = name.startswith(_HOOKED)
         if not one.known:

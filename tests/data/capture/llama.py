@@ -1,4 +1,4 @@
-"""A training script of nobody's framework: a Llama under FSDP2, or under DDP. LAYERS WIDTH VOCAB SEQ [ddp]."""
+"""A training script of nobody's framework: a Llama under FSDP2, or under DDP. LAYERS WIDTH VOCAB SEQ [ddp] [checkpoint] [compile]."""
 
 import sys
 
@@ -7,6 +7,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 LAYERS, WIDTH, VOCAB, SEQ = map(int, sys.argv[1:5])
 HEADS, KV_HEADS = WIDTH // 128, max(1, WIDTH // 512)
@@ -70,11 +71,16 @@ class Llama(nn.Module):
         angles = torch.arange(SEQ, device=x.device, dtype=torch.float32)[:, None].expand(SEQ, 128)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = checkpoint(layer, x, cos, sin, use_reentrant=False) if "checkpoint" in sys.argv else layer(x, cos, sin)
         return self.head(self.norm(x))
 
 
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
 def main() -> None:
+    criterion = torch.compile(loss_of) if "compile" in sys.argv else loss_of
     distributed.init_process_group("nccl")
     torch.cuda.set_device(distributed.get_rank() % torch.cuda.device_count())
     if "ddp" in sys.argv:
@@ -82,6 +88,9 @@ def main() -> None:
     else:
         with torch.device("meta"):
             model = Llama()
+        if "compile" in sys.argv:
+            for layer in model.layers:
+                layer.compile()
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for layer in model.layers:
             fully_shard(layer, mp_policy=policy)
@@ -91,7 +100,7 @@ def main() -> None:
     for step in range(1000):
         tokens = torch.randint(0, VOCAB, (1, SEQ + 1)).to("cuda", non_blocking=True)
         logits = model(tokens[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss = criterion(logits, tokens[:, 1:])
         del logits
         loss.backward()
         optimizer.step()

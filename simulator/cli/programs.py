@@ -1,0 +1,145 @@
+"""Captured programs where verbs take studies: what a program decides itself, where it is predicted, and its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from simulator.base.errors import Fault, InputError
+from simulator.formats.readers.capture import capture_of, read_capture
+from simulator.formats.study import Study, read_study
+from simulator.spec.prices import Prices
+from simulator.studies.compare import Subject
+from simulator.work.captured.capture import Capture
+from simulator.work.captured.meetings import columns
+from simulator.work.captured.scaled import scaled
+from simulator.work.checkpoint import Checkpoint, Saving, loaded_state_s, saved_state
+
+_TAKEN = ("cluster", "nodes", "calibration", "stack", "placement")
+_OF_PLACE = ("cluster", "device", "link", "stack", "kernels", "checkpoint")
+
+
+def is_program(file: Path | None) -> bool:
+    """A capture file or a script, not a STUDY.toml."""
+    return file is not None and file.suffix in (".gz", ".py")
+
+
+def place_of(flags: Mapping[str, Any], settings: Sequence[str], faults: Sequence[Fault] = ()) -> Study:
+    """Where a program is predicted. Raises InputError with every flag and setting that a program decides itself."""
+    given = {name: text for name, text in flags.items() if text not in (None, ())}
+    own = "change the program and capture it again"
+    found = [
+        *faults,
+        *(
+            Fault(place=_flag(name), problem="a captured program has its own model and plan", remedy=own)
+            for name in given
+            if name not in _TAKEN
+        ),
+    ]
+    leaves = f"leaves of {', '.join(_OF_PLACE)} can be set"
+    found += [
+        Fault(place=f"--set {one}", problem="is not known of a captured program", remedy=leaves)
+        for one in settings
+        if one.partition(".")[0].strip() not in _OF_PLACE
+    ]
+    if found:
+        raise InputError(found)
+    from simulator.predict.program import STACK
+
+    inputs = {name: text for name, text in given.items() if name != "stack"}
+    study = read_study(None, inputs, {"stack": given.get("stack", STACK)}, settings)
+    told = tuple(one for one in study.sources if not one.what.startswith(("model", "plan")))
+    return replace(study, sources=told)
+
+
+def _flag(name: str) -> str:
+    return {"study": "STUDY.toml", "plan_file": "--plan"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def place_inputs(file: Path, place: Study) -> dict[str, Any]:
+    """What a report says of its inputs."""
+    inputs = {name: value for name, value in place.inputs().items() if name in ("cluster", "calibration")}
+    return {"program": str(file), **inputs}
+
+
+def program_at(file: Path, place: Study, tokens_per_step: int | None = None, scale_with: Path | None = None) -> Capture:
+    """A capture file read, or a script captured now for as many ranks as the place has GPUs. Raises InputError.
+
+    scale_with: a capture at another number of ranks, from which and the file sizes at the place's follow.
+    """
+    if scale_with is not None:
+        files = (file, scale_with)
+        scripts = [Fault(place=str(one), problem="is no capture file") for one in files if one.suffix == ".py"]
+        if scripts:
+            raise InputError(scripts)
+        both = [program_at(one, place, tokens_per_step) for one in files]
+        return next((one for one in both if one.world_size == place.cluster.num_devices), None) or scaled(
+            both[0], both[1], place.cluster.num_devices
+        )
+    found = (
+        _captured_now(file, place)
+        if file.suffix == ".py"
+        else _read(file, file.stat().st_mtime_ns if file.exists() else 0)
+    )
+    return replace(found, tokens_per_step=tokens_per_step) if tokens_per_step else found
+
+
+@cache
+def _read(file: Path, _changed: int) -> Capture:
+    """A study of many predictions reads its file once."""
+    return read_capture(file)
+
+
+def _captured_now(script: Path, place: Study) -> Capture:
+    from simulator.cli.capture import captured
+
+    data = captured(str(script), (), place.cluster, ranks=None, rank=0, warm_up=2, minutes=10.0)
+    return capture_of(data, str(script))
+
+
+def subject_at(
+    name: str,
+    file: Path,
+    flags: Mapping[str, Any],
+    settings: Sequence[str],
+    prices: Prices | None,
+    tokens_per_step: int | None,
+) -> Subject:
+    """A program as a column of a comparison, whose unit is a token. Raises InputError where nobody says how many."""
+    place = place_of(flags, settings)
+    program = program_at(file, place, tokens_per_step)
+    with_tokens(program, str(file))
+    return Subject(
+        name=name,
+        model=None,
+        plan=None,
+        program=program,
+        cluster=place.cluster,
+        calibration=place.calibration,
+        stack=place.stack,
+        prices=prices,
+    )
+
+
+def with_tokens(program: Capture, place: str) -> Capture:
+    """The program, of which somebody said how many tokens a step trains on. Raises InputError where nobody did."""
+    if not program.tokens_per_step:
+        problem = "how many tokens its step trains on is not known"
+        remedy = "--tokens-per-step N, of all ranks; shardwise capture takes it too, and keeps it in the file"
+        raise InputError(Fault(place=place, problem=problem, remedy=remedy))
+    return program
+
+
+def checkpoint_of(program: Capture, place: Study) -> tuple[Saving, float]:
+    """What one checkpoint of a program costs, and the seconds to load it. Raises InputError for one that is gathered."""
+    checkpoint = place.checkpoint or Checkpoint()
+    if checkpoint.mode == "gather":
+        problem = "is not known of a captured program: each rank saves its own share"
+        raise InputError(Fault(place="checkpoint.mode = gather", problem=problem, remedy="checkpoint.mode=sharded"))
+    column, *_ = columns(program)
+    state = sum(one.state_bytes for one in column.captures)
+    size = (state, program.world_size, place.cluster, checkpoint)
+    return saved_state(*size), loaded_state_s(*size)

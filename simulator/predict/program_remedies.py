@@ -1,0 +1,114 @@
+"""What would make a captured program fit: changes that its capture can be rewritten for, each predicted in full.
+
+A program's model and plan are its own, so what can be changed from outside is little: the allocator's settings, checkpoints
+around its repeated modules, what they save kept in host memory, and larger GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from simulator.base.errors import InputError
+from simulator.base.fit import Fit
+from simulator.base.units import format_bytes
+from simulator.predict.changes import EXPANDABLE
+from simulator.predict.prediction import Prediction, Remedy
+from simulator.predict.verdict import fitting
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.cluster import cluster_names
+from simulator.spec.software.stack import Stack
+from simulator.work.captured.capture import Capture
+from simulator.work.captured.changed import checkpointed, offloaded, offloaded_bytes
+
+NUM_REMEDIES = 3
+_CUDA = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")  # of the kernels that were captured
+_NOTHING = (
+    "no change that was tried makes it fit: smaller batches or more ranks to shard over, which the program decides: change it "
+    "and capture it again"
+)
+Predict = Callable[..., Prediction]
+_Tried = tuple[str, str, Callable[[], Prediction]]  # in words, the variable to set, what predicts it
+
+
+def advised(
+    found: Prediction,
+    capture: Capture,
+    cluster: Cluster,
+    calibration: Calibration,
+    stack: Stack,
+    curves: LinkCurves,
+    predict: Predict,
+) -> Prediction:
+    """The prediction with up to three changes under which the program surely fits, the cheapest first; as it is if it does."""
+    if found.verdict is Fit.FITS:
+        return found
+    here = partial(predict, cluster=cluster, calibration=calibration, stack=stack, curves=curves)
+    elsewhere = partial(predict, capture, stack=stack)
+    changes = (_of_the_program(capture, cluster, here), _larger_gpus(found, capture, cluster, elsewhere))
+    remedies = [one for each in changes for one in _fitting(each, found)]
+    remedies.sort(key=lambda remedy: remedy.cost)
+    text = fitting(remedies[:NUM_REMEDIES], found.num_devices) if remedies else _NOTHING
+    return replace(found, remedies=tuple(remedies[:NUM_REMEDIES]), suggestion=text)
+
+
+def _of_the_program(capture: Capture, cluster: Cluster, predict: Predict) -> Iterator[_Tried]:
+    """The allocator's settings, checkpoints, activations in host memory."""
+    yield EXPANDABLE, EXPANDABLE, partial(predict, capture, expandable_segments=True)
+    for every, which in ((2, "every second one"), (1, "each")):
+        changed = checkpointed(capture, every)
+        if changed is not None:
+            what = f"checkpoint {which} of its repeated modules (torch.utils.checkpoint)"
+            yield what, "", partial(predict, changed)
+    tier = cluster.host_tier
+    if tier is None:
+        return
+    ranks = min(cluster.gpus_per_node, capture.world_size)
+    rates = [min(rate, tier.memory_bytes_per_s / ranks) for rate in (tier.d2h_bytes_per_s, tier.h2d_bytes_per_s)]
+    changed, size = offloaded(capture, *rates), offloaded_bytes(capture)
+    if changed is not None and ranks * size <= tier.memory_bytes:
+        what = f"keep what its repeated modules save in host memory ({format_bytes(size)} a rank)"
+        yield what, "", partial(predict, changed)
+
+
+def _larger_gpus(found: Prediction, capture: Capture, cluster: Cluster, predict: Predict) -> Iterator[_Tried]:
+    """As many GPUs with more memory: the preset that has least of it, and enough; of equal ones that of the same family."""
+    needed = found.memory.peak_reserved_bytes + found.memory.outside_torch_bytes
+    larger = [
+        one
+        for one in map(Cluster.load, cluster_names())
+        if one.device.memory_bytes > max(needed, cluster.device.memory_bytes)
+        and one.device.architecture in _CUDA
+        and capture.world_size % one.gpus_per_node == 0
+    ]
+    if larger:
+        family = cluster.name.partition("-")[0]
+        best = min(larger, key=lambda one: (one.device.memory_bytes, not one.name.startswith(family), one.name))
+        where = best.with_nodes(capture.world_size // best.gpus_per_node)
+        yield f"--cluster {best.name}", "", partial(predict, where)
+
+
+def _fitting(changes: Iterable[_Tried], found: Prediction) -> Iterator[Remedy]:
+    """Those under which the program surely fits."""
+    for change, environment, predict in changes:
+        try:
+            one = predict()
+        except InputError:
+            continue
+        if one.verdict is Fit.FITS:
+            yield Remedy(
+                change=change,
+                plan={},
+                environment=environment,
+                num_devices=one.num_devices,
+                tokens_per_step=found.tokens_per_step,
+                step_s=one.step_s,
+                cost=one.step_s / found.step_s,
+                peak_allocated_bytes=one.memory.peak_allocated_bytes,
+                peak_reserved_bytes=one.memory.peak_reserved_bytes,
+                used_bytes=one.memory.used_bytes,
+                changes_numerics=False,
+            )

@@ -1,0 +1,48 @@
+"""Names of torch's operators (ATen, torch 2.13: native_functions.yaml) by what their kernels do; without a trailing underscore."""
+
+from __future__ import annotations
+
+from typing import Final
+
+POINTWISE: Final = {
+    "add", "sub", "rsub", "mul", "div", "neg", "abs", "where", "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min",
+    "clamp_max", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and",
+    "bitwise_or", "bitwise_not", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift", "masked_fill", "addcmul", "addcdiv",
+    "lerp", "square", "sign", "sgn", "floor", "ceil", "round", "trunc", "frac", "fmod", "remainder", "floor_divide", "isnan",
+    "isinf", "isfinite", "isneginf", "isposinf", "nan_to_num", "copysign", "heaviside", "threshold", "threshold_backward", "relu",
+    "native_dropout", "native_dropout_backward", "_fused_dropout", "bernoulli", "normal", "uniform", "random", "exponential",
+    "rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "linspace", "eye", "randperm", "mse_loss",
+    "mse_loss_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "complex", "polar",
+    "masked_scatter", "unfold_backward", "_conj_physical",
+}  # fmt: skip
+ACTIVATIONS: Final = {
+    "silu", "silu_backward", "gelu", "gelu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward", "exp", "exp2",
+    "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "pow", "sin", "cos", "tan", "asin", "acos", "atan", "atan2",
+    "sinh", "cosh", "softplus", "softplus_backward", "erf", "erfc", "erfinv", "mish", "mish_backward", "elu", "elu_backward",
+    "hardtanh", "hardtanh_backward", "hardsigmoid", "hardsigmoid_backward", "hardswish", "hardswish_backward", "leaky_relu",
+    "leaky_relu_backward", "expm1", "log_sigmoid_forward", "log_sigmoid_backward", "logit", "logit_backward", "xlogy", "glu",
+    "glu_backward", "_prelu_kernel", "_prelu_kernel_backward", "logaddexp", "binary_cross_entropy",
+    "binary_cross_entropy_backward", "binary_cross_entropy_with_logits", "_amp_update_scale",
+}  # fmt: skip
+REDUCTIONS: Final = {
+    "sum", "nansum", "mean", "amax", "amin", "aminmax", "max", "min", "argmax", "argmin", "any", "all", "prod", "var", "var_mean",
+    "std", "std_mean", "norm", "linalg_vector_norm", "logsumexp", "count_nonzero", "_foreach_norm", "dot", "vdot", "mv", "addmv",
+    "_weight_norm_interface", "_weight_norm_interface_backward",
+}  # fmt: skip
+# a thread an element of the result, or of what is moved: what their arguments and results hold passes once
+BY_BYTES: Final = {
+    "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "histc", "bincount", "repeat_interleave", "roll", "flip", "repeat",
+    "unique", "select_backward", "expand_backward", "masked_select", "searchsorted", "bucketize", "topk", "kthvalue",
+    "diagonal_backward", "tril_indices", "triu_indices", "im2col", "col2im", "avg_pool2d", "avg_pool2d_backward", "avg_pool3d",
+    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
+    "adaptive_max_pool2d", "upsample_nearest2d", "upsample_nearest2d_backward", "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact2d_backward", "upsample_bilinear2d", "upsample_bilinear2d_backward", "upsample_bicubic2d",
+    "upsample_bicubic2d_backward", "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "grid_sampler_2d",
+    "grid_sampler_2d_backward", "reflection_pad2d", "reflection_pad2d_backward", "replication_pad2d", "pixel_shuffle",
+    "native_channel_shuffle", "channel_shuffle", "multinomial", "_embedding_bag", "take",
+}  # fmt: skip
+GATHERS: Final = {"index", "gather", "index_select", "_unsafe_index", "_unsafe_masked_index"}
+SCATTERS: Final = {
+    "index_put", "_index_put_impl", "_unsafe_index_put", "index_add", "index_copy", "index_fill", "scatter", "scatter_add",
+    "scatter_reduce", "put", "index_select_backward", "gather_backward",
+}  # fmt: skip

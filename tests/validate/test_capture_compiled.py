@@ -1,0 +1,129 @@
+"""torch.compile in captures: what Inductor fuses and what AOTAutograd saves, without a GPU and without Triton."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from simulator.base.exit_codes import ExitCode
+from simulator.cli import main
+from simulator.formats.readers.capture import read_capture
+from simulator.memory.history import step_events
+from simulator.predict.program import predict_program
+from simulator.spec.cluster import Cluster
+from simulator.spec.model import Model
+from simulator.spec.plan import Plan
+from simulator.spec.software.stack import Stack
+from simulator.work.captured.capture import Capture, Kind, Phase
+from simulator.work.captured.changed import forwards
+from simulator.work.ops import build_blocks
+from validate.players import guard
+
+SCRIPT = Path(__file__).resolve().parents[1] / "data" / "capture" / "llama.py"
+LAYERS, WIDTH, VOCAB, SEQ = 2, 2048, 32768, 2048
+MODEL = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": WIDTH, "intermediate_size": 7168,
+    "num_hidden_layers": LAYERS, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": VOCAB,
+    "tie_word_embeddings": False, "max_position_embeddings": SEQ, "rope_theta": 10000.0,
+}  # fmt: skip
+BLOCK = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Block(nn.Module):
+    def __init__(self, d=512, f=1408):
+        super().__init__()
+        self.n = nn.Parameter(torch.ones(d))
+        self.g, self.u, self.d = nn.Linear(d, f, bias=False), nn.Linear(d, f, bias=False), nn.Linear(f, d, bias=False)
+
+    def forward(self, x):
+        y = F.rms_norm(x, (x.shape[-1],), self.n, 1e-5)
+        return x + self.d(F.silu(self.g(y)) * self.u(y))
+
+model = Block().to("cuda", torch.bfloat16)
+model = torch.compile(model)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+while True:
+    x = torch.randn(8, 256, 512, device="cuda", dtype=torch.bfloat16)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+UNTRACEABLE = BLOCK.replace("return x +", "print(float(y.sum())); return x +")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if guard.needs_guard() and guard.compiler() is None:
+        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(folder: Path) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHARDWISE_CACHE", str(folder))
+        yield
+
+
+def captured(script: Path, out: Path, *flags: str, words: tuple[str, ...] = ()) -> Capture:
+    assert main(["capture", str(script), "-o", str(out), *flags, "--", *words]) == ExitCode.OK
+    return read_capture(out)
+
+
+def forward(capture: Capture) -> list[tuple[str, int]]:
+    """Kernels of the forward inside modules: name, and the bytes of those that Inductor made."""
+    found = []
+    for event in capture.events[capture.steady :]:
+        if event[0] == Kind.OPERATOR and event[4] == Phase.FORWARD:
+            name = capture.signatures[event[1]][0].split(".")[1]
+            found.append((name, capture.costs[event[1]].bytes if event[1] in capture.costs else 0))
+    return found
+
+
+def test_a_block_becomes_the_kernels_that_inductor_would_launch(folder: Path) -> None:
+    """Norm in one, three products, silu and product in one, the residual in one; bytes by hand."""
+    (folder / "block.py").write_text(BLOCK)
+    capture = captured(folder / "block.py", folder / "block.capture.gz", "--ranks=1")
+    x, hidden, rows = 8 * 256 * 512 * 2, 8 * 256 * 1408 * 2, 8 * 256
+    norm = 2 * x + 2 * 512 + 4 * rows  # x in, y out; the weight; the inverse root that the backward needs
+    kernels = [one for one in forward(capture) if one[0] in ("fused", "mm")]
+    assert kernels == [("fused", norm), ("mm", 0), ("mm", 0), ("fused", 3 * hidden), ("mm", 0), ("fused", 3 * x)]
+    assert any("Inductor's kernels" in what for what in capture.answers)
+
+
+def test_a_region_that_cannot_be_traced_runs_as_it_is_written(folder: Path) -> None:
+    (folder / "value.py").write_text(UNTRACEABLE)
+    capture = captured(folder / "value.py", folder / "value.capture.gz", "--ranks=1")
+    assert ("silu", 0) in forward(capture)
+    assert any(what.startswith("torch.compile: not compiled") for what in capture.answers)
+
+
+def test_a_compiled_llama_is_the_described_compiled_stack(folder: Path) -> None:
+    """Saved bytes of a block equal to the last one; the step within 5 %, whose products are the same."""
+    words = (*map(str, (LAYERS, WIDTH, VOCAB, SEQ)), "compile")
+    capture = captured(SCRIPT, folder / "llama.capture.gz", words=words)
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    model, stack = Model.load(str(folder / "config.json")), Stack.load("torch-2.11-compiled")
+    plan = Plan(dp_shard=8, zero=3, seq_len=SEQ, stack=stack.name)
+    blocks = build_blocks(model, stack, plan)
+    alive: dict[int, int] = {}
+    for event in step_events(model, plan, stack, blocks):
+        if event.moment[0] == "backward":
+            break
+        if event.kind == "free":
+            alive.pop(event.storage, None)
+        elif event.tag == "activations" and event.moment[2] == "layer1":
+            alive[event.storage] = event.num_bytes
+    one = forwards(capture)[1]
+    result = WIDTH * SEQ * 2
+    assert one.saved_bytes + result == sum(alive.values())
+    cluster = Cluster.load("hgx-h100-8")
+    from simulator.predict import predict
+
+    ours, theirs = predict_program(capture, cluster, stack=stack), predict(model, plan, cluster, stack=stack)
+    assert ours.hardware_flop_per_step == theirs.hardware_flop_per_step
+    assert ours.step_s == pytest.approx(theirs.step_s, rel=0.05)

@@ -1,0 +1,309 @@
+"""torch.compile in a capture: AOTAutograd says what a region saves for its backward, Inductor's scheduler what it fuses.
+
+Neither needs a GPU or Triton: the region is traced on the program's own fake tensors, partitioned, lowered and scheduled as
+Inductor would, up to the point where code would be written. Each scheduled node is then one operator of the capture: a
+product or another library call as ATen names it, or a fused kernel with the bytes that it reads and writes
+(`torch._inductor.scheduler`, torch 2.13). Dynamo is left out: a region is one graph without breaks, for the shapes that it
+is called with. A region that cannot be traced so runs as it is written, and the report says why.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from simulator.work.captured.capture import Kind
+from simulator.work.captured.cost import KernelCost
+from validate.capture.log import Log
+from validate.capture.mode import CaptureMode, described
+from validate.capture.modules import Modules
+from validate.capture.storages import Storages
+from validate.capture.streams import Recorder
+
+# what Inductor asks of a device beside its name and size; the same of all data-centre GPUs since Volta (CUDA programming guide)
+_PROPERTIES = {
+    "type": "cuda",
+    "max_threads_per_multi_processor": 2048,
+    "regs_per_multiprocessor": 65_536,
+    "gcnArchName": "",
+}
+
+
+@dataclass(slots=True)
+class Step:
+    """A kernel of a compiled region. signature: as the log keeps operators; None: no kernel. makes: buffers -> bytes; ends: those not needed on."""
+
+    signature: tuple[Any, ...] | None
+    cost: KernelCost | None
+    makes: dict[str, int] = field(default_factory=dict)
+    ends: tuple[str, ...] = ()
+
+
+class Compilers:
+    """Stands for torch.compile and nn.Module.compile."""
+
+    def __init__(self, mode: CaptureMode, log: Log, storages: Storages, modules: Modules) -> None:
+        self.mode, self.log, self.storages, self.modules = mode, log, storages, modules
+        self.silent = False  # a region is traced: what runs is not the program's
+
+    def install(self) -> None:
+        """In this process."""
+
+        def compiled(model: Any = None, **kwargs: Any) -> Any:
+            if model is None:
+                return lambda one: compiled(one, **kwargs)
+            if isinstance(model, nn.Module):
+                self._module(model)
+                return model
+            return self._region(model, None)
+
+        properties = torch.cuda.get_device_properties(0)
+        properties.__dict__.update(_PROPERTIES)
+        torch.cuda._get_device_properties = lambda *_: properties  # which Inductor's view of devices has kept
+        torch.compile = compiled
+        nn.Module.compile = lambda module, *_, **__: self._module(module)
+
+    def _module(self, module: nn.Module) -> None:
+        """Its forward is a region; hooks around it (FSDP's) run as they are, and so does a checkpoint around it."""
+        inner = module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
+        inner.forward = self._region(inner.forward, inner)
+
+    def _region(self, function: Callable[..., Any], module: nn.Module | None) -> Callable[..., Any]:
+        known: dict[Any, Callable[..., Any] | None] = {}
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            named = {**dict(module.named_parameters()), **dict(module.named_buffers())} if module is not None else {}
+            leaves, _ = tree_flatten((list(named.values()), args, kwargs))
+            if self.mode.paused or not any(isinstance(one, torch.Tensor) and one.is_cuda for one in leaves):
+                return function(*args, **kwargs)
+            key = (torch.is_grad_enabled(), torch.is_autocast_enabled("cuda"), *map(_key, leaves))
+            names = list(named)
+
+            def flat(values: list[Any], args: Any, kwargs: Any) -> Any:
+                if module is None:
+                    return function(*args, **kwargs)
+                with _reparametrize_module(module, dict(zip(names, values, strict=True))):
+                    return function(*args, **kwargs)
+
+            inputs = (list(named.values()), args, kwargs)
+            if key not in known:
+                known[key] = self._traced(flat, inputs)
+            region = known[key]
+            if region is None:
+                return flat(*inputs)
+            self.mode.paused += 1
+            try:
+                return region(*inputs)
+            finally:
+                self.mode.paused -= 1
+
+        return call
+
+    def _traced(self, flat: Callable[..., Any], inputs: Any) -> Callable[..., Any] | None:
+        """The region compiled, or None where Inductor cannot take it.
+
+        It is traced on tensors like its inputs, not on them: a graph keeps what it was traced on.
+        """
+        from torch._functorch.aot_autograd import aot_function
+        from torch._inductor.decomposition import select_decomp_table
+
+        made: Callable[..., Any] = aot_function(
+            flat,
+            fw_compiler=self._compiled,
+            bw_compiler=self._compiled,
+            partition_fn=partitioned,
+            decompositions=select_decomp_table(),
+        )
+        self.mode.paused += 1
+        self.silent = True
+        try:
+            with saved_tensors_hooks(_same, _same):  # a checkpoint around it counts what is saved
+                made(*tree_map_only(torch.Tensor, self._like, inputs))
+        except Exception as exc:  # noqa: BLE001  whatever a compiler raises, the program itself can run
+            said = str(exc).strip().splitlines() or [""]
+            self.log.answer(f"torch.compile: not compiled, {type(exc).__name__}: {said[0][:100]}")
+            return None
+        finally:
+            self.mode.paused -= 1
+            self.silent = False
+        self.log.answer("torch.compile: Inductor's kernels, one graph a region")
+        return made
+
+    def _like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Another tensor of the same shape."""
+        if not tensor.is_cuda:
+            return tensor
+        with self.mode.fake:
+            one = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return one.requires_grad_(tensor.requires_grad)
+
+    def _compiled(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        pinned, torch.Tensor.is_pinned = torch.Tensor.is_pinned, lambda *_: False  # what programs are told of their own
+        try:
+            steps, inputs_of, outputs_of = scheduled(graph, inputs, self.mode.fake)
+        finally:
+            torch.Tensor.is_pinned = pinned
+        return Runner(self, graph, steps, inputs_of, outputs_of)
+
+
+class Runner:
+    """A compiled graph: its values are made at once, its kernels and buffers written down one after another."""
+
+    _boxed_call = True  # AOTAutograd gives a list that may be emptied, so that what is not needed on goes
+
+    def __init__(
+        self, owner: Compilers, graph: Any, steps: Sequence[Step], inputs_of: Sequence[str], outputs_of: Sequence[str]
+    ) -> None:
+        self._owner, self._graph, self._steps = owner, graph, steps
+        self._inputs, self._outputs = inputs_of, outputs_of
+
+    def __call__(self, given: list[Any]) -> Any:
+        owner = self._owner
+        owner.mode.paused += 1
+        try:
+            with owner.mode.fake:
+                made = self._graph(*given)
+        finally:
+            owner.mode.paused -= 1
+        if owner.silent:
+            return made
+        held = dict(zip(self._inputs, given, strict=True))
+        given.clear()
+        results = made if isinstance(made, list | tuple) else (made,)
+        named = {name: one for name, one in zip(self._outputs, results, strict=True) if isinstance(one, torch.Tensor)}
+        owner.log.phase = owner.modules.phase()
+        buffers: dict[str, int] = {}
+        for step in self._steps:
+            self._launch(step)
+            self._ends(step, held, buffers, before=step.makes)
+            for name, size in step.makes.items():
+                if name in named:
+                    owner.storages.see(named[name])
+                else:
+                    buffers[name] = owner.storages.begin(size)
+            self._ends(step, held, buffers, before=None)
+        for number in buffers.values():
+            owner.storages.end(number)
+        return made
+
+    def _ends(
+        self, step: Step, held: dict[str, Any], buffers: dict[str, int], *, before: dict[str, int] | None
+    ) -> None:
+        """Buffers that are not needed on. before: those whose room a result of their size takes over go first."""
+        for name in step.ends:
+            if name in buffers and (before is None or self._owner.storages.size(buffers[name]) in before.values()):
+                self._owner.storages.end(buffers.pop(name))
+            elif before is None:
+                held.pop(name, None)
+
+    def _launch(self, step: Step) -> None:
+        log = self._owner.log
+        if not log.detailed or step.signature is None:
+            return
+        number = log.signature(step.signature)
+        if step.cost is not None:
+            log.costs[number] = step.cost
+        place = log.name(self._owner.modules.path())
+        log.add(Kind.OPERATOR, number, Recorder.stack[-1].number, place, int(log.phase))
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+def _key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype, leaf.requires_grad
+    return leaf if isinstance(leaf, int | float | str | bool | type(None)) else id(leaf)
+
+
+# -- Inductor, as far as it goes without a GPU
+
+
+def partitioned(joint: Any, inputs: Any, **how: Any) -> Any:
+    """Forward and backward of a region: what is cheap is made again in the backward and not saved.
+
+    Of Inductor's passes over both together, those that need no measurement: a loss's gradient is no scatter into zeros.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.fx_passes.joint_graph import pass_patterns
+
+    for patterns in pass_patterns:
+        patterns.apply(joint.graph)
+    return min_cut_rematerialization_partition(joint, inputs, **how)
+
+
+def scheduled(graph: Any, inputs: Sequence[Any], fake: Any) -> tuple[list[Step], list[str], list[str]]:
+    """The kernels that Inductor would launch for a graph, in order, and the names of its inputs and results."""
+    from torch._inductor import scheduler
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    scheduler.has_triton = lambda *_: True  # no code is written
+    own = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    with _disable_current_modes(), V.set_fake_mode(fake):
+        post_grad_passes(own, is_inference=False)
+        lowering = GraphLowering(own, example_inputs=list(inputs))
+        with V.set_graph_handler(lowering), V.set_debug_handler(DebugContext()):
+            lowering.run(*inputs)
+            order = scheduler.Scheduler(lowering.operations)
+            steps = list(_steps(order))
+            return steps, list(lowering.graph_input_names), list(lowering.get_output_names())
+
+
+def _steps(order: Any) -> Iterator[Step]:
+    from torch._inductor import ir, scheduler
+
+    for node in order.nodes:
+        ends = tuple(sorted(node.last_usage))  # what only its own parts read, a fused kernel keeps in registers
+        sizes = {one.get_name(): _bytes(one.node) for one in node.get_outputs()}
+        makes = {name: size for name, size in sizes.items() if size and name not in ends}
+        if isinstance(node, scheduler.NopKernelSchedulerNode) or isinstance(node.node, ir.MultiOutput):
+            yield Step(None, None, makes, ends)  # a part of what a kernel before made, or nothing
+            continue
+        if node.is_extern():
+            yield Step(*_extern(node), makes, ends)
+            continue
+        size = int(node.get_read_write_buffers_sizes())
+        count = len(list(node.get_nodes()))
+        yield Step(
+            ("inductor.fused.default", ((count, size), ()), ()), KernelCost(bytes=size, category="fused"), makes, ends
+        )
+
+
+def _bytes(buffer: Any) -> int:
+    layout = getattr(buffer, "layout", None)
+    if layout is None or not hasattr(layout, "size"):
+        return 0
+    size: int = prod(int(one) for one in layout.size) * layout.dtype.itemsize
+    return size
+
+
+def _extern(node: Any) -> tuple[tuple[Any, ...], KernelCost | None]:
+    """A library's kernel as ATen names it, with the arguments that the graph gives it; else by its bytes."""
+    origins = [node.node.get_origin_node(), *node.node.get_origins()]
+    for one in origins:
+        if one is not None and one.op == "call_function" and "val" in one.meta and _is_library(one.target):
+            args, kwargs = torch.fx.node.map_arg((one.args, one.kwargs), lambda each: each.meta.get("val"))
+            return (str(one.target), described((args, kwargs)), described(one.meta["val"])), None
+    size = max(1, int(node.get_read_write_buffers_sizes()))
+    return ("inductor.extern.default", ((size,), ()), ()), KernelCost(bytes=size, category="fused")
+
+
+def _is_library(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and not target.is_view
