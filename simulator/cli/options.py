@@ -96,8 +96,9 @@ def program_options(function: _Command) -> _Command:
     """--program, --scale-with and --tokens-per-step."""
     other = "The same program captured at another number of ranks: sizes at the cluster's follow from both."
     function = click.option("--scale-with", type=FILE, metavar="CAPTURE", help=other)(function)
-    help_text = "A captured program instead of model and plan, or a script to capture now."
-    option = click.option("--program", type=FILE, metavar="CAPTURE|SCRIPT.py", help=help_text)
+    help_text = "A captured program instead of model and plan, or a script to capture now; of predict also a profiler's trace, or a folder with one of each rank."
+    path = click.Path(path_type=Path)
+    option = click.option("--program", type=path, metavar="CAPTURE|SCRIPT.py|TRACE.json|FOLDER", help=help_text)
     return option(tokens_option(function))
 
 

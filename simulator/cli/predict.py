@@ -13,6 +13,7 @@ from simulator.base.errors import Fault, InputError
 from simulator.base.schema import Strict, check_writable
 from simulator.base.units import format_bytes
 from simulator.base.value_errors import words_of
+from simulator.cli import predict_recorded
 from simulator.cli.fabric import fabric_option, with_fabric
 from simulator.cli.options import (
     FILE,
@@ -23,6 +24,7 @@ from simulator.cli.options import (
     study_options,
     tell_notes,
 )
+from simulator.cli.predict_recorded import recorded_options
 from simulator.formats.drawing import check_picture
 from simulator.formats.readers import PLAN_FORMATS
 from simulator.formats.study import PlanFile, Study, read_study
@@ -131,6 +133,7 @@ def _plan_file_of(flags: dict[str, Any]) -> PlanFile | None:
 )
 @answer_options
 @program_options
+@recorded_options
 @click.option(
     "--largest-batch", is_flag=True, help="Find the largest micro_batch_size that surely fits, and predict that."
 )
@@ -164,12 +167,13 @@ def command(
     names = ("program", "tokens_per_step", "scale_with", "fabric")
     program, tokens_per_step, other, fabric = (flags.pop(name) for name in names)
     largest = flags.pop("largest_batch")
+    of_recording = {name: flags.pop(name) for name in predict_recorded.NAMES}
     if program is not None:
-        from simulator.cli.predict_program import Files, answer
-
-        files = Files(trace=trace, memory=memory, links=links, snapshot=snapshot, scale_with=other)
-        given = {**flags, "study": study, "largest_batch": largest or None, "fabric": fabric}
-        return answer(program, given, settings, files, tokens_per_step, as_json=as_json, plain=plain)
+        told = {**flags, "study": study, "largest_batch": largest or None, "fabric": fabric}
+        written = {"--trace": trace, "--memory": memory, "--links": links, "--snapshot": snapshot}
+        sizes = {"tokens_per_step": tokens_per_step, "scale_with": other}
+        return _program(program, told, of_recording, settings, written, sizes, as_json=as_json, plain=plain)
+    predict_recorded.refuse(of_recording)
     if tokens_per_step is not None:
         raise click.UsageError("--tokens-per-step needs --program")
     if other is not None:
@@ -202,6 +206,32 @@ def command(
     if memory is not None or snapshot is not None:
         _write_memory(asked, prediction, memory, snapshot)
     return prediction.verdict.exit_code
+
+
+def _program(
+    program: Path,
+    flags: dict[str, Any],
+    of_recording: dict[str, Any],
+    settings: tuple[str, ...],
+    written: dict[str, Path | None],
+    sizes: dict[str, Any],
+    *,
+    as_json: bool,
+    plain: bool,
+) -> int:
+    """Of a --program: a recorded one by its own verb's half, a captured one by its own."""
+    from simulator.formats.readers.recording import is_recording
+
+    if is_recording(program):
+        if sizes["scale_with"] is not None:
+            raise click.UsageError("--scale-with: only of a captured --program")
+        told = {**flags, **of_recording, "tokens_per_step": sizes["tokens_per_step"]}
+        return predict_recorded.answer(program, told, settings, written, as_json=as_json, plain=plain)
+    predict_recorded.refuse(of_recording)
+    from simulator.cli.predict_program import Files, answer
+
+    files = Files(**{flag.removeprefix("--"): path for flag, path in written.items()}, scale_with=sizes["scale_with"])
+    return answer(program, flags, settings, files, sizes["tokens_per_step"], as_json=as_json, plain=plain)
 
 
 def _with_largest_batch(asked: Study) -> tuple[Study, LargestBatch]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from io import TextIOWrapper
 from pathlib import Path
@@ -91,7 +92,7 @@ class JsonStream:
         """Read more text; text already used is dropped."""
         try:
             chunk = self._file.read(CHUNK)
-        except (OSError, EOFError) as exc:  # gzip ends early, or is damaged
+        except (OSError, EOFError, zlib.error) as exc:  # gzip ends early, or is damaged
             raise Broken(str(exc)) from None
         self._text = self._text[self._at :] + chunk
         self._at = 0

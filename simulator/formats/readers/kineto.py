@@ -77,6 +77,15 @@ def read_kineto(path: Path, step: int | None = None, progress: Callable[[int], N
     Raises InputError where the file is no trace, has no events of a device, or has no such step.
     """
     events = Events()
+    head = read_events(path, events, progress)
+    if not len(events.starts):
+        problem = f"none of its {events.num_seen:,} events ran on a device"
+        raise InputError(Fault(place=str(path), problem=problem, remedy="profile with ProfilerActivity.CUDA"))
+    return _trace(path, events, head, step)
+
+
+def read_events(path: Path, events: Events, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+    """Give every event of a file to `events`; what stands beside them is returned. Raises InputError."""
     try:
         with open_text(path) as file:
             stream = JsonStream(file, "traceEvents")
@@ -93,15 +102,12 @@ def read_kineto(path: Path, step: int | None = None, progress: Callable[[int], N
                 )
     except OSError as exc:
         raise InputError(Fault(place=str(path), problem=f"cannot be read: {exc.strerror or exc}")) from None
-    if not len(events.starts):
-        problem = f"none of its {events.num_seen:,} events ran on a device"
-        raise InputError(Fault(place=str(path), problem=problem, remedy="profile with ProfilerActivity.CUDA"))
-    return _trace(path, events, stream.head, step)
+    return stream.head
 
 
 def _trace(path: Path, events: Events, head: Mapping[str, Any], number: int | None) -> KinetoTrace:
-    steps = _steps(events)
-    step = _chosen(path, steps, number)
+    steps = traced_steps(events)
+    step = chosen_step(path, steps, number)
     notes = [*events.notes, *(f"{counted(count, 'event')} left out: {why}" for why, count in events.dropped.items())]
     if step is None:
         notes.append("no ProfilerStep in it: all that was recorded is taken as one step")
@@ -127,12 +133,12 @@ def _trace(path: Path, events: Events, head: Mapping[str, Any], number: int | No
         ),
         step=step,
         steps=steps,
-        about=_about(head),
+        about=about(head),
         notes=tuple(notes),
     )
 
 
-def _steps(events: Events) -> tuple[TracedStep, ...]:
+def traced_steps(events: Events) -> tuple[TracedStep, ...]:
     """Profiled steps by the device's own ranges, or the host's where it has none; a step ends where the next begins."""
     ranges = events.device_steps or events.host_steps
     ordered = sorted((start, end, number) for number, (start, end) in ranges.items())
@@ -143,7 +149,8 @@ def _steps(events: Events) -> tuple[TracedStep, ...]:
     return tuple(found)
 
 
-def _chosen(path: Path, steps: tuple[TracedStep, ...], number: int | None) -> TracedStep | None:
+def chosen_step(path: Path, steps: tuple[TracedStep, ...], number: int | None) -> TracedStep | None:
+    """The step of that number, or of median duration; None where none was marked. Raises InputError."""
     if number is not None:
         for step in steps:
             if step.number == number:
@@ -167,7 +174,7 @@ def _spans(events: Events, chosen: list[int], origin: float) -> list[Span]:
     texts, lanes = list(events.texts), list(events.lanes)
     categories = [category_of(text) for text in texts]
     kinds = [collective_of(text) for text in texts]
-    compute = _compute_lanes(events, chosen, kinds)
+    compute = compute_lanes(events, chosen, kinds)
     optimizer = sorted(events.optimizer)
     free: dict[int, float] = {}  # when a stream's last span ends: those of one stream do not overlap
     spans: list[Span] = []
@@ -198,7 +205,7 @@ def _spans(events: Events, chosen: list[int], origin: float) -> list[Span]:
     return _with_causes(spans)
 
 
-def _compute_lanes(events: Events, chosen: list[int], kinds: list[str | None]) -> set[int]:
+def compute_lanes(events: Events, chosen: list[int], kinds: list[str | None]) -> set[int]:
     """Of each device, the stream on which kernels other than collectives take most time."""
     busy: dict[int, float] = {}
     for index in chosen:
@@ -254,7 +261,7 @@ def _memory_trace(events: Events, step: TracedStep | None) -> MemoryTrace | None
     return MemoryTrace(samples=tuple(samples), peak_index=peak, by_category=by_category)
 
 
-def _about(head: Mapping[str, Any]) -> dict[str, Any]:
+def about(head: Mapping[str, Any]) -> dict[str, Any]:
     """What the head of the file says about the job (simple values only)."""
     about: dict[str, Any] = {}
     devices = head.get("deviceProperties")

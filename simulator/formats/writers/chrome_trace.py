@@ -28,6 +28,11 @@ def write_chrome_trace(path: Path, prediction: Prediction) -> None:
     write_whole(path, data, "--trace")
 
 
+def write_timeline(path: Path, timeline: Timeline) -> None:
+    """The same of a timeline without memory."""
+    write_whole(path, chrome_trace(timeline, MemoryTrace(samples=(), peak_index=0, by_category={}), 0), "--trace")
+
+
 def chrome_trace(timeline: Timeline, memory: MemoryTrace, outside_torch_bytes: int) -> bytes:
     """The gzipped file. `memory` belongs to the first program of the timeline."""
     events = [

@@ -131,11 +131,24 @@ class Agree(NamedTuple):
     """Replicas that take steps alone agree on their parameters."""
 
 
+class Measured(NamedTuple):
+    """What a recording says of an op (`play.lower.recorded`): nothing of it is priced.
+
+    seconds: it ran, of a collective from its last member's arrival on. gap_s: passed before with nothing that it is known to
+    have waited for. host_s: until the host had issued it. lane: the stream of a collective.
+    """
+
+    seconds: float
+    gap_s: float = 0.0
+    host_s: float = 0.0
+    lane: str = ""
+
+
 class Launch(NamedTuple):
     """Kernels on a stream. after: labels of launches and collectives on other streams that they wait for.
 
     stream: 0 is the compute stream; what runs on others beside it is not slowed by it, nor slows it. waits: the host, for
-    their end.
+    their end. measured: of a recorded program, which has no kernels to price.
     """
 
     label: str
@@ -144,6 +157,7 @@ class Launch(NamedTuple):
     after: tuple[str, ...] = ()
     stream: int = 0
     waits: bool = False
+    measured: Measured | None = None
 
 
 class Communicate(NamedTuple):
@@ -165,6 +179,7 @@ class Communicate(NamedTuple):
     lane: str = ""
     sends: bool = True
     hooked: bool = False
+    measured: Measured | None = None
 
 
 class Allocate(NamedTuple):

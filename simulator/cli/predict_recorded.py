@@ -1,0 +1,144 @@
+"""`shardwise predict --program TRACE.json`: a recorded step played again, as it was and as it would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from simulator.base.errors import Fault, InputError
+from simulator.base.schema import check_writable
+from simulator.base.units import format_bytes
+from simulator.cli.options import write_json
+
+if TYPE_CHECKING:
+    from simulator.predict.recorded import WhatIf
+
+NAMES = ("step", "recorded_on", "faster", "communication", "no_host", "dp_ranks", "tokens_times")
+_TAKEN = ("cluster", "nodes", "calibration")
+_OF_PLACE = ("cluster", "device")
+
+
+def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
+    """What can be asked of a recorded trace."""
+    for option in reversed(
+        (
+            click.option("--step", type=click.IntRange(0), metavar="N", help="Of a recorded --program: ProfilerStep#N. [the median one]"),
+            click.option("--recorded-on", metavar="NAME|FILE", help="Of a recorded --program: the cluster that it ran on."),
+            click.option("--faster", multiple=True, metavar="REGEX=N", help="What if, of a recorded --program: kernels (by name or category) N times as fast."),
+            click.option("--communication", type=click.Choice(["hidden", "free"]), help="What if, of a recorded --program."),
+            click.option("--no-host", is_flag=True, help="What if, of a recorded --program: launches cost nothing, as from a CUDA graph."),
+            click.option("--dp-ranks", type=click.IntRange(2), metavar="N", help="What if, of a recorded --program: N data-parallel ranks."),
+            click.option("--tokens-times", type=click.FloatRange(min=0, min_open=True), metavar="X", help="What if, of a recorded --program: X times the tokens of a micro-batch."),
+        )
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def refuse(flags: Mapping[str, Any]) -> None:
+    """Raise UsageError where any of these is given of what is no recording."""
+    found = [f"--{name.replace('_', '-')}" for name in NAMES if flags[name] not in (None, (), False)]
+    if found:
+        raise click.UsageError(f"{', '.join(found)}: only of a --program that is a profiler's trace")
+
+
+def answer(
+    program: Path,
+    flags: Mapping[str, Any],
+    settings: tuple[str, ...],
+    files: Mapping[str, Path | None],
+    *,
+    as_json: bool,
+    plain: bool,
+) -> int:
+    """Read, play, print, write."""
+    from simulator.formats.readers.recording import read_recordings
+    from simulator.predict.recorded import replay_recording
+
+    _check(flags, settings, files)
+    asked = _what_if(flags, settings)
+    recordings = read_recordings(
+        program, flags["step"], lambda read: click.echo(f"read {format_bytes(read)}", err=True)
+    )
+    found = replay_recording(recordings, asked)
+    if as_json:
+        from simulator.formats.writers.recorded_text import as_json as data
+
+        write_json(data(found))
+    else:
+        from simulator.cli.terminal import show
+        from simulator.formats.writers.recorded_text import render
+
+        show(render(found), plain=plain)
+    if files["--trace"] is not None:
+        from simulator.formats.writers.chrome_trace import write_timeline
+
+        write_timeline(files["--trace"], found.timeline)
+        click.echo(f"trace written to {files['--trace']}", err=True)
+    return 0
+
+
+def _check(flags: Mapping[str, Any], settings: tuple[str, ...], files: Mapping[str, Path | None]) -> None:
+    """Raise InputError with every flag that a recording cannot take."""
+    own = "a recorded program has its own model, plan and software"
+    faults = [
+        Fault(place=f"--{name.replace('_', '-')}", problem=own, remedy="leave it out")
+        for name, value in flags.items()
+        if value not in (None, (), False) and name not in (*_TAKEN, *NAMES)
+    ]
+    leaves = f"leaves of {' and '.join(_OF_PLACE)} can be set"
+    faults += [
+        Fault(place=f"--set {one}", problem="is not known of a recorded program", remedy=leaves)
+        for one in settings
+        if one.partition(".")[0] not in _OF_PLACE
+    ]
+    for flag, path in files.items():
+        if path is not None and flag != "--trace":
+            faults.append(Fault(place=f"{flag} {path}", problem="is not drawn of a recorded program", remedy="--trace"))
+        elif path is not None:
+            try:
+                check_writable(path, flag)
+            except InputError as exc:
+                faults += exc.faults
+    if faults:
+        raise InputError(faults)
+
+
+def _what_if(flags: Mapping[str, Any], settings: tuple[str, ...]) -> WhatIf:
+    from simulator.formats.study import read_study
+    from simulator.predict.recorded import WhatIf
+    from simulator.spec.cluster import Cluster
+
+    faster = tuple(_times(text) for text in flags["faster"])
+    recorded_on = Cluster.load(flags["recorded_on"]) if flags["recorded_on"] else None
+    named = flags["cluster"] or (flags["recorded_on"] if settings or flags["nodes"] or flags["calibration"] else None)
+    if named is None and (settings or flags["nodes"] or flags["calibration"]):
+        problem = "changes a cluster that is not named"
+        raise InputError(
+            Fault(place="--set, --nodes or --calibration", problem=problem, remedy="--cluster, or --recorded-on")
+        )
+    cluster = calibration = None
+    if named is not None:
+        inputs = {"cluster": named, **{name: flags[name] for name in ("nodes", "calibration") if flags[name]}}
+        asked = read_study(None, inputs, {}, settings)
+        cluster, calibration = asked.cluster, asked.calibration
+    return WhatIf(
+        faster=faster, communication=flags["communication"], without_host=flags["no_host"], cluster=cluster,
+        data_parallel=flags["dp_ranks"], tokens=flags["tokens_times"] or 1.0, calibration=calibration, recorded_on=recorded_on,
+    )  # fmt: skip
+
+
+def _times(text: str) -> tuple[str, float]:
+    """REGEX=N of --faster. Raises InputError."""
+    pattern, _, number = text.rpartition("=")
+    try:
+        times = float(number)
+    except ValueError:
+        times = 0.0
+    if not pattern or not 0 < times < float("inf"):
+        problem = "is not REGEX=N with a number above 0"
+        raise InputError(Fault(place=f"--faster {text}", problem=problem, remedy="--faster gemm=2"))
+    return pattern, times

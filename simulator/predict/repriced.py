@@ -1,0 +1,196 @@
+"""Recorded ops on another device, another fabric, in groups of another size: measured times by the ratio of two predictions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+from simulator.base.errors import Fault, InputError, ShardwiseError
+from simulator.base.kernels import Kernel
+from simulator.parallel.mesh import GroupShape, Mesh
+from simulator.spec.calibration import Calibration
+from simulator.spec.calibration.collective_curves import LinkCurves
+from simulator.spec.cluster import Cluster
+from simulator.spec.cluster.device import Device
+from simulator.spec.plan import Plan
+from simulator.work.captured.kernels import priced
+from simulator.work.captured.tensors import CapturedTensor
+from simulator.work.collectives import choose
+from simulator.work.recorded.recording import RecordedOp
+
+BY_SHAPE, BY_FLOP, BY_BYTES = "by its shapes", "by the devices' peak FLOP/s", "by the devices' memory bandwidth"
+AS_IT_WAS, BY_FABRIC, BY_VOLUME = "as recorded", "by the collective model", "by the bytes of its ring"
+_PRODUCTS = ("gemm", "attention", "scan")
+_OVER_THE_HOST = re.compile(r"^Memcpy (HtoD|DtoH|PtoP)")
+# Names of precisions in kernels of cuBLAS, CUTLASS, cuDNN and flash attention; what names none multiplies in bf16
+_PRECISIONS = (
+    ("fp8", "e4m3|e5m2|fp8|qmma"),
+    ("tf32", "tf32|s1688"),
+    ("fp16", "f16|half"),
+    ("fp32", "sgemm|f32f32_f32f32|ffma"),
+)
+# A flash kernel's own operator has (batch, rows, heads, channels); the operator around it what `priced` knows
+_FLASH: Final = {"_flash_attention_forward": "forward", "_flash_attention_backward": "backward"}
+
+How = tuple[float, str]
+
+
+@dataclass(slots=True)
+class Tally:
+    """How the ops were priced anew: way -> [ops, seconds before, seconds after]; names of ops without shapes -> how often."""
+
+    ways: dict[str, list[float]] = field(default_factory=dict)
+    unshaped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, way: str, before_s: float, factor: float) -> None:
+        """One op."""
+        row = self.ways.setdefault(way, [0, 0.0, 0.0])
+        row[0] += 1
+        row[1] += before_s
+        row[2] += before_s * factor
+
+
+class DeviceRatio:
+    """What ops take on a device, over what they took on the recorded one."""
+
+    def __init__(self, old: Device, new: Device, calibration: Calibration | None) -> None:
+        self._old, self._new = old, new
+        clock = Calibration.for_device(old).timer(old), (calibration or Calibration.for_device(new)).timer(new)
+        self._timers = clock
+        self._known: dict[tuple[str, tuple[Any, ...]], float | None] = {}
+
+    def of(self, op: RecordedOp) -> How:
+        """(factor, way)."""
+        if _OVER_THE_HOST.match(op.name):
+            return 1.0, AS_IT_WAS
+        shaped = self._by_shape(op.operator) if op.operator is not None else None
+        if shaped is not None:
+            return shaped, BY_SHAPE
+        if op.category in _PRODUCTS:
+            dtype = next((name for name, text in _PRECISIONS if re.search(text, op.name, re.IGNORECASE)), "bf16")
+            old, new = self._old.peak(dtype) or self._old.peak("fp32"), self._new.peak(dtype) or self._new.peak("fp32")
+            return old / new, BY_FLOP
+        return self._old.memory_bytes_per_s / self._new.memory_bytes_per_s, BY_BYTES
+
+    def _by_shape(self, operator: tuple[str, tuple[Any, ...]]) -> float | None:
+        if operator not in self._known:
+            self._known[operator] = self._ratio(operator_kernels(*operator))
+        return self._known[operator]
+
+    def _ratio(self, kernels: tuple[Kernel, ...]) -> float | None:
+        try:
+            old_s, new_s = (sum(map(timer.kernel_s, kernels)) for timer in self._timers)
+        except ShardwiseError:  # a precision that one of the devices has no curve for
+            return None
+        return new_s / old_s if old_s > 0 and new_s > 0 else None
+
+
+def operator_kernels(name: str, arguments: tuple[Any, ...]) -> tuple[Kernel, ...]:
+    """Kernels of an operator that a profiler recorded with its arguments; none where its shapes do not say them.
+
+    A profiler does not record results: of what is not a product, the largest argument stands for it.
+    """
+    space, _, base = name.partition("::")
+    found = [one for one in arguments if isinstance(one, CapturedTensor)]
+    listed = [t for one in arguments if isinstance(one, tuple) for t in one if isinstance(t, CapturedTensor)]
+    if space != "aten" or not (found or listed):
+        return ()
+    if base in _FLASH:
+        at = 0 if base.endswith("forward") else 1
+        heads_first = [_heads_first(one) if at <= i < at + 3 else one for i, one in enumerate(arguments)]
+        base, arguments = f"_scaled_dot_product_flash_attention{'' if at == 0 else '_backward'}", tuple(heads_first)
+    result = max(found or listed, key=lambda one: one.numel)
+    try:
+        one = priced(f"aten.{base}.default", (arguments, ()), (CapturedTensor(result.dtype, result.shape),))
+    except (
+        AttributeError,
+        IndexError,
+        TypeError,
+        ValueError,
+        ZeroDivisionError,
+    ):  # arguments that its rule does not expect
+        return ()
+    return one.kernels if one.known else ()
+
+
+def _heads_first(one: Any) -> Any:  # noqa: ANN401
+    if not isinstance(one, CapturedTensor) or len(one.shape) != 4:
+        return one
+    b, s, h, d = one.shape
+    return CapturedTensor(one.dtype, (b, h, s, d))
+
+
+# -- collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """What collectives run on. world: ranks of the job, which fill the cluster."""
+
+    cluster: Cluster
+    world: int
+    curves: LinkCurves
+
+    def seconds(self, kind: str, size_bytes: int, role: str) -> float:
+        """Of one collective alone. Raises ShardwiseError where no model knows it."""
+        shape = self.shape(role)
+        return float(choose(kind, size_bytes, shape, self.cluster, self.curves).time_s)
+
+    def shape(self, role: str) -> GroupShape:
+        """How the groups of a lattice role lie on the nodes."""
+        return Mesh(Plan(dp_replicate=self.world, zero=0), self.cluster).group_shape(role)
+
+
+def sized(cluster: Cluster, world: int, place: str) -> Cluster:
+    """The cluster with as many GPUs as a job has ranks: whole nodes, or a part of one. Raises InputError."""
+    if cluster.num_devices == world:
+        return cluster
+    data = cluster.model_dump(mode="json")
+    if world < cluster.gpus_per_node:
+        per_node = {
+            "gpus_per_node": world,
+            "nvlink_domain_size": min(world, cluster.nvlink_domain_size),
+            "num_nodes": 1,
+        }
+        return Cluster.parse({**data, **per_node}, place, InputError)
+    nodes, rest = divmod(world, cluster.gpus_per_node)
+    if rest:
+        problem = f"has {cluster.gpus_per_node} GPUs a node, which {world} ranks do not fill"
+        raise InputError(Fault(place=f"{place} {cluster.name}", problem=problem, remedy="a cluster that they fill"))
+    return Cluster.parse({**data, "num_nodes": nodes}, place, InputError)
+
+
+def lattice(ranks: tuple[int, ...]) -> str:
+    """Ranks of a group as `simulator.parallel.mesh` reads it: "@4:8" is 4 ranks, 8 apart. Raises ValueError: no lattice."""
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    if stride < 1 or any(b - a != stride for a, b in pairwise(ranks)):
+        msg = f"ranks {ranks} are not evenly apart"
+        raise ValueError(msg)
+    return f"@{len(ranks)}:{stride}"
+
+
+def collective_ratio(
+    op: RecordedOp, old: Fabric, new: Fabric, resized: Callable[[tuple[int, ...]], tuple[int, ...]]
+) -> How:
+    """(factor, way) of a collective whose group becomes `resized`."""
+    carried = op.carried
+    assert carried is not None
+    if carried.size_bytes is None or not carried.size_bytes or len(carried.ranks) < 2:
+        return 1.0, AS_IT_WAS
+    try:
+        before = old.seconds(carried.kind, carried.size_bytes, lattice(carried.ranks))
+        after = new.seconds(carried.kind, carried.size_bytes, lattice(resized(carried.ranks)))
+    except (ShardwiseError, ValueError):
+        return 1.0, AS_IT_WAS
+    return (after / before if before > 0 else 1.0), BY_FABRIC
+
+
+def volume_ratio(kind: str, before: int, after: int) -> How:
+    """(factor, way) where no fabric is known: what a rank sends of a ring, (n - 1)/n of the tensor, twice for an all-reduce."""
+    if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") or before < 2:
+        return 1.0, AS_IT_WAS
+    return ((after - 1) / after) / ((before - 1) / before), BY_VOLUME
