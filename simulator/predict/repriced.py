@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -129,7 +129,7 @@ def _heads_first(one: Any) -> Any:  # noqa: ANN401
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """What collectives run on. world: ranks of the job, which fill the cluster."""
+    """What collectives run on. world: ranks of the job: all of the cluster's GPUs, or of one node some."""
 
     cluster: Cluster
     world: int
@@ -141,27 +141,23 @@ class Fabric:
         return float(choose(kind, size_bytes, shape, self.cluster, self.curves).time_s)
 
     def shape(self, role: str) -> GroupShape:
-        """How the groups of a lattice role lie on the nodes."""
-        return Mesh(Plan(dp_replicate=self.world, zero=0), self.cluster).group_shape(role)
+        """How the groups of a lattice role lie on the nodes; a job smaller than a node leaves its other GPUs idle."""
+        devices = self.cluster.num_devices
+        found = Mesh(Plan(dp_replicate=devices, zero=0), self.cluster).group_shape(role)
+        if self.world == devices:
+            return found
+        return replace(found, num_groups_per_node=max(1, min(found.num_groups_per_node, self.world // found.num_ranks)))
 
 
 def sized(cluster: Cluster, world: int, place: str) -> Cluster:
-    """The cluster with as many GPUs as a job has ranks: whole nodes, or a part of one. Raises InputError."""
-    if cluster.num_devices == world:
-        return cluster
-    data = cluster.model_dump(mode="json")
-    if world < cluster.gpus_per_node:
-        per_node = {
-            "gpus_per_node": world,
-            "nvlink_domain_size": min(world, cluster.nvlink_domain_size),
-            "num_nodes": 1,
-        }
-        return Cluster.parse({**data, **per_node}, place, InputError)
+    """The cluster with as many nodes as a job's ranks fill, or one of which they fill a part. Raises InputError."""
     nodes, rest = divmod(world, cluster.gpus_per_node)
-    if rest:
+    if rest and nodes:
         problem = f"has {cluster.gpus_per_node} GPUs a node, which {world} ranks do not fill"
         raise InputError(Fault(place=f"{place} {cluster.name}", problem=problem, remedy="a cluster that they fill"))
-    return Cluster.parse({**data, "num_nodes": nodes}, place, InputError)
+    if cluster.num_nodes == max(1, nodes):
+        return cluster
+    return Cluster.parse({**cluster.model_dump(mode="json"), "num_nodes": max(1, nodes)}, place, InputError)
 
 
 def lattice(ranks: tuple[int, ...]) -> str:

@@ -49,7 +49,7 @@ class Events:
         if not isinstance(event, dict):
             self.dropped["no objects"] += 1
             return
-        category = event.get("cat")
+        category = _text(event.get("cat"))
         if category in _ON_DEVICE and event.get("ph") == "X":
             self._kernel(event)
         elif category in ("user_annotation", "gpu_user_annotation"):
@@ -117,6 +117,10 @@ class Events:
             self.memory[2].append(reserved)
 
 
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
 def _time(value: object) -> float | None:
     """Microseconds; None where it is no number, NaN or out of all proportion."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else None
@@ -125,6 +129,8 @@ def _time(value: object) -> float | None:
 def _integer(*values: object) -> int:
     """The first that is a whole number, or reads as one."""
     for value in values:
-        if type(value) is int or (isinstance(value, str) and value.isdigit() and len(value) < 18):
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 18:
             return int(value)
+        if type(value) is int and abs(value) < 2**62:
+            return value
     return -1

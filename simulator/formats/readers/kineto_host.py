@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from simulator.formats.readers.kernel_names import collective_of
-from simulator.formats.readers.kineto_events import MAX_EVENTS, MAX_NAMES, NAME_LENGTH, Events, _integer, _time
+from simulator.formats.readers.kineto_events import MAX_EVENTS, MAX_NAMES, NAME_LENGTH, Events, _integer, _text, _time
 
 _CALLS = ("cuda_runtime", "cuda_driver")
 _MOST_TENSORS = 4096  # of one operator: foreach kernels take lists of every parameter
@@ -56,7 +56,7 @@ class HostEvents(Events):
         Events.add(self, event)
         if not isinstance(event, dict) or event.get("ph") != "X":
             return
-        category, args = event.get("cat"), event.get("args")
+        category, args = _text(event.get("cat")), event.get("args")
         args = args if isinstance(args, dict) else {}
         if len(self.correlations) < len(self.starts):
             self.correlations.append(_integer(args.get("correlation")))
