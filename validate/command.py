@@ -21,6 +21,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.software.stack import Stack
 from validate import run_plan
 from validate.launch import Launch
+from validate.machine import count_gpus
 from validate.task import Mode, Task
 from validate.text import comparison_text, run_text
 
@@ -28,7 +29,9 @@ Options = Mapping[str, Any]
 
 
 def run(study: Path | None, options: Options) -> int:
-    """Play the plan, print the record, keep it. The exit code says how it went."""
+    """Play the plan or the program, print the record, keep it. The exit code says how it went."""
+    if options["program"] is not None:
+        return _run_program(study, options)
     asked, out = _asked(study, options), options["out"]
     if out is not None:
         check_writable(out, "-o")
@@ -47,6 +50,41 @@ def run(study: Path | None, options: Options) -> int:
     else:
         click.echo(run_text(record))
     return _status(record["verdict"], kept=kept)
+
+
+def _run_program(study: Path | None, options: Options) -> int:
+    """A program of the user's own instead of a plan."""
+    from validate.capture.played import PlayedProgram, play_program
+
+    told = {
+        "STUDY.toml": study,
+        "--model": options["model"],
+        "--set": options["settings"] or None,
+        "--record": options["record"] or None,
+    }
+    wrong = [name for name, value in told.items() if value is not None]
+    if wrong:
+        raise click.UsageError(f"{', '.join(wrong)}: a --program has its own model and plan")
+    out = options["out"]
+    if out is not None:
+        check_writable(out, "-o")
+    asked = PlayedProgram(
+        target=options["program"], arguments=options["arguments"], ranks=options["ranks"], device=options["device"] or _found_device(),
+        warm_up=options["warm_up"], steps=options["steps"], threads=options["threads"], minutes=options["minutes"],
+        capture=options["capture"], cluster=Cluster.load(options["cluster"] or "hgx-h100-8"),
+        command=shlex.join(["shardwise", *sys.argv[1:]]),
+    )  # fmt: skip
+    record = play_program(asked, files=_stem(out) if out is not None else None, progress=_progress())
+    kept = _keep(out, record)
+    click.echo(
+        json.dumps(record, ensure_ascii=False, allow_nan=False) if options["as_json"] or not kept else run_text(record)
+    )
+    return _status(record["verdict"], kept=kept)
+
+
+def _found_device() -> str:
+    """CUDA where there is a GPU."""
+    return "cuda" if count_gpus() else "cpu"
 
 
 def _asked(study: Path | None, options: Options) -> Study:
@@ -130,6 +168,7 @@ def _must_exist(cluster: str | None, calibration: str | None) -> None:
 
 def compare(runs: Path, options: Options) -> int:
     """Compare every run of a results file with its prediction; bad lines are told, the rest goes on."""
+    from validate.capture.compared import compare_program
     from validate.compare import compare_run
 
     records, faults = run_plan.read_records(runs)
@@ -141,7 +180,10 @@ def compare(runs: Path, options: Options) -> int:
     refused: list[Fault] = []
     for number, record in enumerate(records, 1):
         try:
-            found.append(compare_run(record, **where))
+            if record["mode"] == "program":
+                found.append(compare_program(record, runs.parent, **where))
+            else:
+                found.append(compare_run(record, **where))
         except InputError as exc:
             refused += [replace(fault, place=f"{runs}: run {number}: {fault.place}") for fault in exc.faults]
     if not found:

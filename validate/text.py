@@ -12,6 +12,7 @@ _TABLES = {
     "parts": "step by part",
     "communication": "communication, profiled step",
     "memory": "memory",
+    "collectives": "collectives",
     "categories": "memory at the peak",
 }
 
@@ -47,12 +48,13 @@ def _memory(memory: Mapping[str, Any]) -> list[str]:
         ("after_forward_bytes", "after forward"),
         ("after_backward_bytes", "after backward"),
         ("peak_bytes", "peak"),
+        ("end_bytes", "after the step"),
         ("peak_allocated_bytes", "peak allocated"),
         ("peak_reserved_bytes", "peak reserved"),
         ("device_used_bytes", "device used"),
     ):
         if key in memory:
-            where = f"  in {memory['peak_phase']}" if key == "peak_bytes" else ""
+            where = f"  in {memory['peak_phase']}" if key == "peak_bytes" and "peak_phase" in memory else ""
             lines.append(f"{name:<16}{format_bytes(memory[key]):>12}{where}")
     held = memory.get("tracked", memory).get("by_category", {}).get("peak", {})
     owners = sorted(held.items(), key=lambda item: -item[1])

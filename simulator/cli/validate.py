@@ -28,6 +28,8 @@ full  one process a GPU, NCCL; on several nodes under torchrun
 solo  one GPU plays rank 0 of a job of any size: real kernels, real allocator, collectives that return at once
 cpu   gloo, 1 to 4 processes on this machine
 fake  no arithmetic at all: memory at any size, on any machine
+\b
+--program plays a training script of your own instead, on CUDA or (gloo) on the CPU, and captures it beside.
 
 Ctrl-C, a deadline or a dead rank end the run; what was measured until then is kept and marked as partial.
 
@@ -35,7 +37,15 @@ Exit codes: 0 done, 2 usage, 3 bad input, 5 the run failed, 130 interrupted."""
 
 
 @command.command("run", help=_RUN)
-@click.argument("study", required=False, type=click.Path(path_type=Path), metavar="[STUDY.toml]")
+@click.argument("study", required=False, metavar="[STUDY.toml]")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
+@click.option(
+    "--program",
+    metavar="SCRIPT.py|MODULE:FUNCTION",
+    help="A program instead of a plan, with ARGS; it is captured too, and compared.",
+)
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes of a --program.")
+@click.option("--capture", type=FILE, metavar="FILE", help="The --program's capture. [made now]")
 @click.option("--mode", type=click.Choice(["full", "solo", "cpu", "fake"]), default="fake", show_default=True)
 @click.option("--model", metavar="NAME|FILE", help="As for predict.")
 @click.option("--cluster", metavar="NAME|FILE", help="As for predict; only the comparison uses it.")
@@ -52,13 +62,17 @@ Exit codes: 0 done, 2 usage, 3 bad input, 5 the run failed, 130 interrupted."""
 @click.option("--no-profile", is_flag=True, help="No profiled step.")
 @click.option("-o", "--out", type=FILE, metavar="RUNS.jsonl", help="Add the record to a file.")
 @click.option("--json", "as_json", is_flag=True, help="Write the record as JSON (docs/reference/validate.md).")
-def run(study: Path | None, **options: Any) -> int:  # noqa: ANN401  one type an option
+def run(study: str | None, **options: Any) -> int:  # noqa: ANN401  one type an option
     """Play, print, keep."""
+    if options["program"] is not None:  # what stands behind -- is the program's
+        options["arguments"], study = (*([study] if study is not None else []), *options["arguments"]), None
+    elif options["arguments"]:
+        raise click.UsageError(f"{' '.join(options['arguments'])}: arguments are those of a --program")
     if find_spec("torch") is None:
         raise InputError(Fault(place="torch", problem="is not installed", remedy="pip install 'shardwise[validate]'"))
     from validate.command import run as validate_run
 
-    return validate_run(study, options)
+    return validate_run(Path(study) if study is not None else None, options)
 
 
 _COMPARE = """Compare predictions with the runs in RUNS.jsonl, written by `validate run`.
