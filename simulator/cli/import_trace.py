@@ -10,13 +10,14 @@ import click
 
 from simulator.base.exit_codes import ExitCode
 from simulator.base.units import format_bytes, format_seconds
-from simulator.cli.options import write_json
+from simulator.cli.options import FILE, write_json
 from simulator.formats.readers.kineto import read_kineto, summary
 
 _HELP = """Read a Kineto or Chrome trace (torch.profiler's export_chrome_trace; .json or .json.gz, of any size).
 
 One profiled step of it is broken down as a prediction is. With --study the same plan is predicted and put beside it;
--o adds the step to a file that `shardwise validate compare` reads. --snapshot brings the peaks of a CUDA memory
+-o adds the step to a file that `shardwise validate compare` reads. With --program a capture of the same program is put beside
+it, operator by operator. --snapshot brings the peaks of a CUDA memory
 snapshot of the same run."""
 
 
@@ -25,12 +26,24 @@ snapshot of the same run."""
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="ProfilerStep#N. [that of median duration]")
 @click.option("--study", type=click.Path(path_type=Path), metavar="STUDY.toml", help="What was run, as for predict.")
 @click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE", help="Its CUDA memory snapshot.")
+@click.option("--program", type=FILE, metavar="CAPTURE", help="A capture of the same program: operator by operator.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="RUNS.jsonl", help="Add the run; needs --study.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (docs/reference/replay.md).")
 def command(
-    trace: Path, *, step: int | None, study: Path | None, snapshot: Path | None, out: Path | None, as_json: bool
+    trace: Path,
+    *,
+    step: int | None,
+    study: Path | None,
+    snapshot: Path | None,
+    program: Path | None,
+    out: Path | None,
+    as_json: bool,
 ) -> int:
     """Read, print, compare."""
+    if program is not None:
+        if study is not None:
+            raise click.UsageError("--study and --program are two ways to say what was run")
+        return _beside(trace, step, program, as_json=as_json)
     if study is None and (out is not None or snapshot is not None):
         raise click.UsageError("-o and --snapshot need --study: what was run")
     read = read_kineto(trace, step, _progress)
@@ -49,6 +62,23 @@ def command(
             from validate.text import comparison_text
 
             click.echo("\n" + comparison_text(compared))
+    return ExitCode.OK
+
+
+def _beside(trace: Path, step: int | None, program: Path, *, as_json: bool) -> int:
+    """The trace beside a capture, priced on the device that it was captured for."""
+    from simulator.formats.readers.capture import read_capture
+    from simulator.formats.readers.recorded_operators import read_operators
+    from simulator.formats.writers import lined_up_text
+    from simulator.predict.lined_up import lined_up
+    from simulator.spec.cluster.device import Device
+
+    capture = read_capture(program)
+    found = lined_up(capture, read_operators(trace, step), Device.load(capture.device))
+    if as_json:
+        write_json(lined_up_text.as_json(found))
+    else:
+        click.echo(lined_up_text.text_of(found, program.name, trace.name))
     return ExitCode.OK
 
 

@@ -16,9 +16,12 @@ from simulator.base.errors import InputError
 from simulator.base.exit_codes import ExitCode
 from simulator.base.kernels import Attention, Gemm
 from simulator.cli import main
+from simulator.formats.readers.capture import capture_of
+from simulator.formats.readers.recorded_operators import read_operators
 from simulator.formats.readers.recording import is_recording, read_recording, read_recordings
 from simulator.play.engine import run
 from simulator.play.lower.recorded import recorded_programs
+from simulator.predict.lined_up import lined_up
 from simulator.predict.recorded import ReplayedStep, WhatIf, replay_recording
 from simulator.predict.repriced import operator_kernels
 from simulator.spec.cluster import Cluster
@@ -305,6 +308,52 @@ def test_another_device_prices_by_shape_where_there_are_shapes(tmp_path: Path) -
     assert count == 1
     assert after / before == pytest.approx(3350 / 4800, rel=1e-3)
     assert list(found.unshaped) == ["vectorized_elementwise_kernel"]
+
+
+# -- beside a capture
+
+
+def operator(name: str, at_us: float, *shapes: list[int]) -> Event:
+    args = {"Input Dims": list(shapes), "Input type": ["c10::BFloat16"] * len(shapes)}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at_us, "dur": 8, "args": args}
+
+
+def test_a_recording_lines_up_with_a_capture_of_the_same_program(tmp_path: Path) -> None:
+    """Two products and an activation captured; recorded the products within their layers, another activation, and a copy."""
+    x, w, y = (["T", "bf16", shape, None] for shape in ([64, 128], [128, 256], [64, 256]))
+    data = {
+        "format": "shardwise capture", "version": 1, "target": "train.py", "torch": "2.13.0", "rank": 0, "world_size": 1,
+        "gpus_per_node": 1, "device": "h100-sxm5-80gb", "steady": 0, "names": [""], "groups": [], "categories": {}, "answers": {},
+        "signatures": [["aten.mm.default", [[x, w], []], y], ["aten.silu.default", [[y], []], y]],
+        "events": [[0, 0, 0, 0, 0], [0, 0, 0, 0, 0], [0, 1, 0, 0, 0]],
+    }  # fmt: skip
+    events = [
+        *marked(1, (900, 1000), (1000, 1190)),
+        {**operator("aten::linear", 903, [64, 128], [256, 128]), "dur": 12},
+        operator("aten::mm", 904, [64, 128], [128, 256]),
+        *launched("nvjet_hsh", 905, 1000, 30),
+        operator("aten::mm", 924, [64, 128], [128, 256]),
+        *launched("splitk", 925, 1031, 20, cid=1),
+        *launched("splitk_reduce", 926, 1052, 5, cid=2),
+        operator("aten::gelu", 944, [64, 256]),
+        *launched("gelu_kernel", 945, 1060, 7),
+    ]
+    found = lined_up(
+        capture_of(data, "train.py"),
+        read_operators(write(tmp_path / "a.json", events)),
+        Cluster.load("hgx-h100-8").device,
+    )
+    assert (found.matched, found.in_order) == (2, 2)
+    assert found.rows["mm"][0] == 2
+    assert found.rows["mm"][2] == pytest.approx(55e-6)
+    assert found.captured_only == {"silu": 1}
+    assert list(found.recorded_only) == ["gelu_kernel"]
+    assert found.recorded_only["gelu_kernel"][1] == pytest.approx(7e-6)
+
+
+def test_a_recording_without_shapes_cannot_be_lined_up(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="record_shapes=True"):
+        read_operators(write(tmp_path / "a.json", AHEAD))
 
 
 # -- bad input

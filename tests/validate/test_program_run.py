@@ -55,14 +55,24 @@ def test_fsdp_of_two_ranks_does_what_was_captured(folder: Path, capsys: pytest.C
     assert any("equal in kind, order and bytes" in note for note in found["notes"])
     predicted, measured = by_name(found, "memory")["start_bytes"]
     assert predicted == pytest.approx(measured, abs=1024)  # small tensors that stay on a CPU
-    trace = folder / record["files"]["trace.json.gz"]
+    trace, capture = (folder / record["files"][name] for name in ("trace.json.gz", "capture"))
+    capsys.readouterr()
+    assert main(["import", str(trace), "--program", str(capture), "--json"]) == ExitCode.OK
+    lined = json.loads(capsys.readouterr().out)
+    assert (
+        lined["operators"]["mm"]["matched"] == 24
+    )  # 8 products (7 of the layer, the head), forward and twice backward
+    assert lined["collectives"]["captured"] == lined["collectives"]["recorded"]
+    assert "mm" not in lined["captured_only"]
     assert read_recording(trace).world_size == 2
     assert main(["predict", "--program", str(trace), "--json"]) == ExitCode.OK
     again = json.loads(capsys.readouterr().out)
     assert again["replayed_s"] == pytest.approx(again["recorded_s"], rel=0.01)
 
 
-def test_a_program_without_collectives_holds_what_was_captured(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_without_collectives_holds_what_was_captured(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = folder / "plain.py"
     script.write_text(
         "import torch\n"
@@ -105,7 +115,7 @@ def test_what_fails_says_why(folder: Path, text: str, said: str) -> None:
     assert any(note.startswith("not captured: ") for note in record["notes"])
 
 
-def test_what_a_program_decides_itself_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_program_decides_itself_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     run = ["validate", "run", "--program", str(SCRIPT)]
     assert main([*run, "--model", "llama3-8b"]) == ExitCode.USAGE
     assert "a --program has its own model and plan" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from simulator.formats.readers.kineto_host import HostEvents, HostOp, kind_of
 from simulator.formats.readers.recording_parts import arguments, job, tensors
 from simulator.work.recorded.recording import Carried, RecordedOp, Recording
 
-_WRAPPERS = re.compile(r"^(autograd::|torch::autograd|FSDP::|c10d::|record_param_comms)|^[^:]*$")
+WRAPPERS = re.compile(r"^(autograd::|torch::autograd|FSDP::|c10d::|record_param_comms)|^[^:]*$")
 _FIRST_LANE = 1001  # of gloo's threads, beside those of operators
 
 
@@ -54,7 +54,7 @@ def _operators(events: HostEvents, inside: list[HostOp], main: int, first: float
     threads = {main: 0}
     free: dict[int, float] = {}
     for one in sorted(inside, key=lambda op: (op.start, -op.end)):
-        if _WRAPPERS.match(one.name) or one.start < free.get(one.thread, 0.0):
+        if WRAPPERS.match(one.name) or one.start < free.get(one.thread, 0.0):
             continue
         free[one.thread] = one.end
         ours = any(low.start <= one.start < low.end for low in events.ranges)
