@@ -16,7 +16,7 @@ from simulator.cli.options import write_json
 if TYPE_CHECKING:
     from simulator.predict.recorded import WhatIf
 
-NAMES = ("step", "recorded_on", "faster", "communication", "no_host", "dp_ranks", "tokens_times")
+NAMES = ("step", "recorded_on", "faster", "communication", "graphed_host", "dp_ranks", "tokens_times")
 _TAKEN = ("cluster", "nodes", "calibration")
 _OF_PLACE = ("cluster", "device")
 
@@ -29,7 +29,7 @@ def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
             click.option("--recorded-on", metavar="NAME|FILE", help="Of a recorded --program: the cluster that it ran on."),
             click.option("--faster", multiple=True, metavar="REGEX=N", help="What if, of a recorded --program: kernels (by name or category) N times as fast."),
             click.option("--communication", type=click.Choice(["hidden", "free"]), help="What if, of a recorded --program."),
-            click.option("--no-host", is_flag=True, help="What if, of a recorded --program: launches cost nothing, as from a CUDA graph."),
+            click.option("--graphed-host", is_flag=True, help="What if, of a recorded --program: launches cost nothing, as from a CUDA graph."),
             click.option("--dp-ranks", type=click.IntRange(2), metavar="N", help="What if, of a recorded --program: N data-parallel ranks."),
             click.option("--tokens-times", type=click.FloatRange(min=0, min_open=True), metavar="X", help="What if, of a recorded --program: X times the tokens of a micro-batch."),
         )
@@ -126,7 +126,7 @@ def _what_if(flags: Mapping[str, Any], settings: tuple[str, ...]) -> WhatIf:
         asked = read_study(None, inputs, {}, settings)
         cluster, calibration = asked.cluster, asked.calibration
     return WhatIf(
-        faster=faster, communication=flags["communication"], without_host=flags["no_host"], cluster=cluster,
+        faster=faster, communication=flags["communication"], without_host=flags["graphed_host"], cluster=cluster,
         data_parallel=flags["dp_ranks"], tokens=flags["tokens_times"] or 1.0, calibration=calibration, recorded_on=recorded_on,
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "experiments" / "measured"
 SOLO = MEASURED / "h200-solo-2026-11-20"
 KINETO = MEASURED / "h200-2026-11-20" / "kineto-small.json.gz"
-GLOO = ROOT / "tests" / "data" / "traces"
+GLOO = ROOT / "docs" / "examples" / "traces"
 SPANS = sorted(SOLO.glob("*-spans.json.gz"))
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -447,7 +447,9 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 
 def test_the_command_line_plays_and_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path / "a.json", AHEAD))
-    code, out, _ = answer(capsys, path, "--faster", "gemm=2", "--no-host", "--trace", str(tmp_path / "out.json.gz"))
+    code, out, _ = answer(
+        capsys, path, "--faster", "gemm=2", "--graphed-host", "--trace", str(tmp_path / "out.json.gz")
+    )
     assert code == ExitCode.OK
     assert "gemm 2 times as fast; launches cost the host nothing" in out
     assert is_recording(tmp_path / "out.json.gz")
