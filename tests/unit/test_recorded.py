@@ -157,6 +157,37 @@ def test_a_slower_collective_holds_back_who_waits_for_it(tmp_path: Path) -> None
     assert free.step_s == pytest.approx(200e-6)
 
 
+def test_a_stream_waits_for_as_many_collectives_as_events_oldest_first(tmp_path: Path) -> None:
+    """Two gathers of 20 us and a reduction, all over before the first product that waits for one of them: the first gather."""
+
+    def gathered(call_us: float, start_us: float, name: str = "_allgather_base") -> list[Event]:
+        kernel = NCCL if name == "allreduce" else "ncclDevKernel_AllGather_RING_LL()"
+        told = {
+            "Collective name": name,
+            "In msg nelems": 500,
+            "Out msg nelems": 1000,
+            "Group size": 2,
+            "dtype": "BFloat16",
+        }
+        return launched(kernel, call_us, start_us, 20, 20, **told)
+
+    events = [
+        *marked(1, (900, 1100), (1000, 1190)),
+        *gathered(902, 1000, "allreduce"),
+        *gathered(905, 1021),
+        *gathered(915, 1042),
+        called("cudaStreamWaitEvent", 924),
+        *launched("gemm_a", 925, 1070, 10),
+        called("cudaStreamWaitEvent", 934),
+        *launched("gemm_b", 935, 1081, 10),
+        *launched("multi_tensor_adam", 945, 1092, 10),
+    ]
+    found = played(write(tmp_path / "a.json", events), WhatIf(faster=(("all_gather", 0.1),)))
+    spans = {span.label.partition(" #")[0]: span for span in found.timeline.spans}
+    assert float(spans["gemm_a"].start_s) == pytest.approx((20 + 1 + 200) * 1e-6)
+    assert float(spans["gemm_b"].start_s) == pytest.approx((20 + 1 + 200 + 1 + 200) * 1e-6)
+
+
 def test_recorded_waits_of_the_profiler_come_first(tmp_path: Path) -> None:
     """gemm_c is recorded to wait for the all-reduce, and the optimizer is not."""
     sync = {

@@ -169,8 +169,8 @@ class _Ops:
             call = self._calls.get(i)
             one = self._op(i, call, free)
             if call is not None:
-                marked = bisect_right(marks, call.start) > bisect_right(marks, before)
-                one = replace(one, marked=marked, after=synchronised.get(number, ()))
+                since = bisect_right(marks, call.start) - bisect_right(marks, before)
+                one = replace(one, marks=since, after=synchronised.get(number, ()))
                 before = call.start
             found.append(one)
         return tuple(found)

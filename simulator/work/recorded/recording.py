@@ -25,7 +25,7 @@ class RecordedOp:
     """A kernel, a copy or a collective. stream: 0 is the compute stream.
 
     issued_s: when the host had issued it; None: not recorded. after: indices of ops that it is recorded to have waited for.
-    marked: the host made its stream wait for an event just before. blocks: the host went on at its end.
+    marks: how often the host made a stream wait for an event since the launch before. blocks: the host went on at its end.
     alone_s: of a collective whose members were recorded too, since the last of them came; None: its whole time counts.
     operator: the torch operator that launched it and its arguments as `work.captured` has them, where shapes were recorded.
     """
@@ -39,7 +39,7 @@ class RecordedOp:
     carried: Carried | None = None
     operator: tuple[str, tuple[Any, ...]] | None = None
     after: tuple[int, ...] = ()
-    marked: bool = False
+    marks: int = 0
     blocks: bool = False
     alone_s: float | None = None
 

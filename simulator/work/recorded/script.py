@@ -3,8 +3,8 @@
 An op starts when the op before it on its stream has ended, when what it waits for has ended, and when the host has issued it;
 what is left until its recorded start is its gap. So a script played unchanged gives the recording back, and what a changed
 script gives depends on the waits alone. They are, in this order: those that the profiler recorded; of a collective, the last
-compute that was issued before it; where the host made a stream wait for an event, the oldest collective that nobody has waited
-for; where an op starts late, the op of another stream whose end came last before it. A collective that nothing is found to wait
+compute that was issued before it; where the host made a stream wait for events, as many of the oldest collectives that nobody has
+waited for; where an op starts late, the op of another stream whose end came last before it. A collective that nothing is found to wait
 for is waited for by the optimizer, if it reduces; else by the compute behind its end.
 """
 
@@ -21,6 +21,9 @@ from simulator.work.script.instructions import Communicate, Launch, Measured
 HOST_STREAM = -1
 BEGIN, END = "begin of the step", "end of the step"
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+_LETS_GO_S = (
+    5e-6  # within which a kernel starts that an event held back: assumed, launches queued on one stream take 1 to 2 us
+)
 _SLACK_S = 1e-9  # within which two times of a trace are one
 
 
@@ -49,7 +52,7 @@ class _Writer:
         self._stream_end: dict[int, float] = {}
         self._last: dict[int, int] = {}  # op issued last on each stream
         self._ends: list[tuple[float, int]] = []  # of ops so far, by time
-        self._owed: deque[int] = deque()  # collectives that no stream has waited for
+        self._owed: list[int] = []  # collectives that no stream has waited for
         self._awaited: set[int] = set()
         self._host = 0.0  # when the host is through with what it has issued
         self._collective_streams = {op.stream for op in recording.ops if op.carried is not None}
@@ -121,17 +124,27 @@ class _Writer:
             found.add(before)  # streams that hold both: collectives are played on streams of their own
         if op.carried is not None and not op.after and op.stream != 0:
             found |= {one for one in (self._last.get(0),) if one is not None}
-        elif op.marked and op.carried is None and not op.after:
-            while self._owed and (self._owed[0] in self._awaited or self._one.ops[self._owed[0]].stream == op.stream):
-                self._owed.popleft()
-            found |= {self._owed.popleft()} if self._owed else set()
+        elif op.marks and op.carried is None and not op.after:
+            found |= set(self._collected(op))
         return {one for one in found if self._one.ops[one].end_s <= op.start_s + _SLACK_S}
 
+    def _collected(self, op: RecordedOp) -> list[int]:
+        """Collectives that a stream which waited for as many events may have waited for, the oldest first.
+
+        Results before reductions: those are for the optimizer, which takes all that are left.
+        """
+        ops, updates = self._one.ops, op.category == "optimizer"
+        self._owed = [one for one in self._owed if one not in self._awaited and ops[one].stream != op.stream]
+        over = [one for one in self._owed if ops[one].end_s <= op.start_s + _SLACK_S]
+        over.sort(key=lambda one: _reduces(ops[one]))
+        return over if updates else over[: op.marks]
+
     def _held_by(self, op: RecordedOp, ready: float) -> int | None:
-        """The op of another stream that ended last while this one could have run."""
+        """The op of another stream that ended last while this one could have run; just before it, where launches are known."""
         place = bisect_right(self._ends, (op.start_s + _SLACK_S, len(self._one.ops)))
         for end_s, index in reversed(self._ends[max(0, place - 16) : place]):
-            if end_s <= ready + _SLACK_S:
+            late = op.issued_s is not None and end_s < op.start_s - _LETS_GO_S
+            if late or end_s <= ready + _SLACK_S:
                 return None
             if self._one.ops[index].stream != op.stream:
                 return index
@@ -143,7 +156,7 @@ class _Writer:
         Known only once all other waits are: they are looked up by what the recording's times and marks leave open.
         """
         ops = self._one.ops
-        if any(op.marked or op.after for op in ops):
+        if any(op.marks or op.after for op in ops):
             return {}
         compute = [(op.start_s, i) for i, op in enumerate(ops) if op.stream == 0 and op.carried is None]
         optimizer = [(op.start_s, i) for i, op in enumerate(ops) if op.stream == 0 and op.category == "optimizer"]
@@ -151,7 +164,7 @@ class _Writer:
         for index, op in enumerate(ops):
             if op.carried is None or op.stream == 0:
                 continue
-            takers = optimizer if op.carried.kind in _REDUCTIONS else compute
+            takers = optimizer if _reduces(op) else compute
             place = bisect_right(takers, (op.end_s - _SLACK_S, -1))
             taker = next((i for _, i in takers[place:] if i > index), len(ops))
             found.setdefault(taker, []).append(index)
@@ -184,3 +197,7 @@ class _Writer:
         measured = Measured(0.0, gap_s, host_s)
         after = tuple(self._labels[i] for i in awaited)
         self._found.append(Launch(END, HOST_CATEGORY, (), after, measured=measured))
+
+
+def _reduces(op: RecordedOp) -> bool:
+    return op.carried is not None and op.carried.kind in _REDUCTIONS
