@@ -16,7 +16,7 @@ from simulator.cli.options import write_json
 if TYPE_CHECKING:
     from simulator.predict.recorded import WhatIf
 
-NAMES = ("step", "recorded_on", "faster", "communication", "graphed_host", "dp_ranks", "tokens_times")
+NAMES = ("step", "recorded_on", "faster", "communication", "graphed_host", "dp_ranks", "tokens_times", "no_recompute")
 _TAKEN = ("cluster", "nodes", "calibration")
 _OF_PLACE = ("cluster", "device")
 
@@ -30,6 +30,7 @@ def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
             click.option("--faster", multiple=True, metavar="REGEX=N", help="What if, of a recorded --program: kernels (by name or category) N times as fast."),
             click.option("--communication", type=click.Choice(["hidden", "free"]), help="What if, of a recorded --program."),
             click.option("--graphed-host", is_flag=True, help="What if, of a recorded --program: launches cost nothing, as from a CUDA graph."),
+            click.option("--no-recompute", is_flag=True, help="What if, of a recorded --program: the backward repeats no layer's forward."),
             click.option("--dp-ranks", type=click.IntRange(2), metavar="N", help="What if, of a recorded --program: N data-parallel ranks."),
             click.option("--tokens-times", type=click.FloatRange(min=0, min_open=True), metavar="X", help="What if, of a recorded --program: X times the tokens of a micro-batch."),
         )
@@ -127,6 +128,7 @@ def _what_if(flags: Mapping[str, Any], settings: tuple[str, ...]) -> WhatIf:
         cluster, calibration = asked.cluster, asked.calibration
     return WhatIf(
         faster=faster, communication=flags["communication"], without_host=flags["graphed_host"], cluster=cluster,
+        without_recompute=flags["no_recompute"],
         data_parallel=flags["dp_ranks"], tokens=flags["tokens_times"] or 1.0, calibration=calibration, recorded_on=recorded_on,
     )  # fmt: skip
 

@@ -47,7 +47,8 @@ class WhatIf:
 
     faster: (regular expression, factor): what `what_if.matches` so many times as fast. communication: "hidden" or "free".
     without_host: launches cost nothing, as from a CUDA graph. data_parallel: ranks of the largest groups. tokens: factor of
-    those of a micro-batch: everything on the compute stream but the optimizer takes so many times as long.
+    those of a micro-batch: everything on the compute stream but the optimizer and copies of parameters takes so many times as
+    long. without_recompute: no layer's forward is run again.
     cluster: what it would run on; calibration: of its device. recorded_on: what it did run on.
     """
 
@@ -56,6 +57,7 @@ class WhatIf:
     without_host: bool = False
     data_parallel: int | None = None
     tokens: float = 1.0
+    without_recompute: bool = False
     cluster: Cluster | None = None
     calibration: Calibration | None = None
     recorded_on: Cluster | None = None
@@ -145,6 +147,7 @@ class _Changes:
         self.tally, self.words = Tally(), list[str]()
         self._faults: list[Fault] = []
         self._rules = [(self._compiled(text), factor) for text, factor in asked.faster]
+        self._repeated = 0
         self._found = dict.fromkeys((text for text, _ in asked.faster), 0)
         self._carried = [op.carried for one in ranks.recordings for op in one.ops if op.carried is not None]
         self._widest = max((len(one.ranks) or one.group_size or 0 for one in self._carried), default=0)
@@ -160,6 +163,9 @@ class _Changes:
         """The script's instructions with every change."""
         ops = {label: recording.ops[index] for label, index in script.sources.items()}
         step = what_if.scaled(script.step, lambda one: self._factor(one, ops.get(one.label)))
+        if self._asked.without_recompute:
+            step, repeated = what_if.without_recompute(step)
+            self._repeated += repeated
         if self._asked.without_host:
             step = what_if.without_host(step, on_host=recording.on_host)
         if self._asked.communication == "free":
@@ -167,12 +173,15 @@ class _Changes:
         return what_if.hidden(step) if self._asked.communication == "hidden" else step
 
     def check(self) -> None:
-        """Raise InputError for a pattern that nothing matches."""
+        """Raise InputError for what was asked and is not in it."""
         faults = [
             Fault(place=f"--faster {text}", problem="matches no kernel's name and no category", remedy=self._known())
             for text, count in self._found.items()
             if not count
         ]
+        if self._asked.without_recompute and not self._repeated:
+            problem = "no layer's forward is run again in it, as far as its attention tells"
+            faults.append(Fault(place="--no-recompute", problem=problem, remedy="leave it out"))
         if faults:
             raise InputError(faults)
 
@@ -195,7 +204,7 @@ class _Changes:
             self.tally.add(way, op.duration_s, factor)
             if op.operator is None:
                 self.tally.unshaped[op.name] += 1
-        if op.category != "optimizer" and op.stream == 0:
+        if op.category != "optimizer" and op.stream == 0 and not what_if.OF_PARAMETERS.search(op.name):
             factor *= self._asked.tokens
         elif op.category == "optimizer" and self._asked.data_parallel and self._sharded:
             factor *= self._widest / self._asked.data_parallel
@@ -297,6 +306,7 @@ class _Changes:
         self.words += [f"{text} {factor:g} times as fast" for text, factor in asked.faster]
         if asked.tokens != 1:
             self.words.append(f"{asked.tokens:g} times as many tokens a micro-batch")
+        self.words += ["without recomputation"] if asked.without_recompute else []
         if asked.data_parallel is not None:
             if self._widest < 2:
                 problem = "it has no collective of several ranks"

@@ -162,7 +162,7 @@ def test_a_stream_waits_for_as_many_collectives_as_events_oldest_first(tmp_path:
 
     def gathered(call_us: float, start_us: float, name: str = "_allgather_base") -> list[Event]:
         kernel = NCCL if name == "allreduce" else "ncclDevKernel_AllGather_RING_LL()"
-        told = {
+        told: dict[str, Any] = {
             "Collective name": name,
             "In msg nelems": 500,
             "Out msg nelems": 1000,
@@ -296,15 +296,37 @@ def test_gloos_collectives_are_those_that_were_asked_for() -> None:
 
 
 def test_a_recorded_plan_becomes_another_recorded_plan() -> None:
-    """Of the eleven recorded plans of one H200, those whose difference a what-if can express: batches, the allocator."""
-    b4, b8 = ((next(p for p in SPANS if p.name.startswith(f"llama3.2-1b-s2048-b{b}"))) for b in (4, 8))
-    plain, expandable = (
-        next(p for p in SPANS if p.name.startswith(f"llama3-8b-s8192-b1-full-dp_shard64{x}-spans"))
-        for x in ("", "-expandable")
+    """Of the eleven recorded plans of one H200, those whose difference an option can express."""
+    small, large = (next(p for p in SPANS if p.name.startswith(f"llama3.2-1b-s2048-b{b}")) for b in (4, 8))
+    full, expandable, none = (
+        next(p for p in SPANS if p.name.startswith(f"llama3-8b-s8192-{name}-spans"))
+        for name in ("b1-full-dp_shard64", "b1-full-dp_shard64-expandable", "b2-none-dp_shard64")
     )
-    pairs = [(b4, b8, 2.0), (b8, b4, 0.5), (plain, expandable, 1.0), (expandable, plain, 1.0)]
-    for old, new, tokens in pairs:
-        assert played(old, WhatIf(tokens=tokens)).step_s == pytest.approx(read_recording(new).step_s, rel=0.05)
+    unrolled = WhatIf(without_recompute=True, tokens=2.0)
+    pairs = [
+        (small, large, WhatIf(tokens=2.0)), (large, small, WhatIf(tokens=0.5)), (full, expandable, WhatIf()),
+        (expandable, full, WhatIf()), (full, none, unrolled), (expandable, none, unrolled),
+    ]  # fmt: skip
+    for old, new, asked in pairs:
+        assert played(old, asked).step_s == pytest.approx(read_recording(new).step_s, rel=0.05)
+
+
+def test_what_a_backward_repeats_can_be_left_out(tmp_path: Path) -> None:
+    """Three layers of norm, product, attention, product; the backward repeats the first three, not the copy before them."""
+    forward = [("rms_norm", 5), ("gemm_in", 20), ("flash_fwd", 30), ("gemm_out", 20)]
+    backward = [("split_with_sizes_copy", 3), *forward[:3], ("flash_bwd", 70), ("gemm_back", 80)]
+    kernels = [*forward * 3, ("cross_entropy", 9), *backward * 3]
+    at, events = 1000.0, marked(1, (900, 1000), (1000, 3000))
+    for number, (name, duration) in enumerate(kernels):
+        events += launched(name, 900 + number, at, duration, cid=number + 1)
+        at += duration
+    path = write(tmp_path / "a.json", events, world=1)
+    found, plain = played(path, WhatIf(without_recompute=True)), played(path)
+    assert plain.breakdown["attention"] - found.breakdown["attention"] == pytest.approx(3 * 30e-6)
+    assert plain.breakdown["gemm"] - found.breakdown["gemm"] == pytest.approx(3 * 20e-6)
+    assert plain.breakdown["norm"] - found.breakdown["norm"] == pytest.approx(3 * 5e-6)
+    with pytest.raises(InputError, match="--no-recompute: no layer's forward is run again"):
+        played(SPANS[5], WhatIf(without_recompute=True))
 
 
 def test_kernels_by_the_shapes_of_their_operator() -> None:
