@@ -116,8 +116,8 @@ def _of_device(path: Path, events: HostEvents, head: Mapping[str, Any], number: 
         raise InputError(
             Fault(place=str(path), problem=problem, remedy="one step of a smaller number of micro-batches")
         )
-    device = _one_device(events, inside)
-    inside = [i for i in inside if list(events.lanes)[events.streams[i]][0] == device]
+    device, lanes = _one_device(events, inside), list(events.lanes)
+    inside = [i for i in inside if lanes[events.streams[i]][0] == device]
     calls = {i: events.calls.get(events.correlations[i]) for i in inside if events.correlations[i] >= 0}
     inside.sort(key=lambda i: (call.start if (call := calls.get(i)) else events.starts[i], events.starts[i]))
     host = events.host_steps.get(step.number) if step is not None else None
@@ -210,17 +210,22 @@ class _Ops:
         events = self._events
         if not events.synchronised:
             return {}
-        issued = [self._calls[i].start if i in self._calls else events.starts[i] for i in self._inside]
-        lanes = [list(events.lanes)[events.streams[i]][1] for i in self._inside]
+        lanes = list(events.lanes)
+        issued: dict[int, list[tuple[float, int]]] = {}  # stream -> launches
+        for number, i in enumerate(self._inside):
+            start = self._calls[i].start if i in self._calls else events.starts[i]
+            issued.setdefault(lanes[events.streams[i]][1], []).append((start, number))
         found: dict[int, tuple[int, ...]] = {}
         for wait, record, waits, on in events.synchronised:
             called, recorded = events.calls.get(wait), events.calls.get(record)
             if called is None or recorded is None:
                 continue
-            before = [n for n in range(bisect_right(issued, recorded.start)) if lanes[n] == on or on < 0]
-            taker = next((n for n in range(bisect_right(issued, called.start), len(issued)) if lanes[n] == waits), None)
-            if before and taker is not None:
-                found[taker] = (*found.get(taker, ()), before[-1])
+            before, behind = issued.get(on, []), issued.get(waits, [])
+            last = bisect_right(before, (recorded.start, len(self._inside))) - 1
+            taker = bisect_right(behind, (called.start, len(self._inside)))
+            if last >= 0 and taker < len(behind):
+                number = behind[taker][1]
+                found[number] = (*found.get(number, ()), before[last][1])
         return found
 
 
