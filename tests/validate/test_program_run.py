@@ -90,8 +90,13 @@ def test_a_program_without_collectives_holds_what_was_captured(
     assert record["memory"]["start_bytes"] == 2 * weight + x  # the gradient, too: it is freed behind the step
     assert record["memory"]["peak_bytes"] >= weight + x + y
     found = compared(folder, capsys)
-    predicted, measured = by_name(found, "memory")["start_bytes"]
-    assert predicted == measured
+    lines = by_name(found, "memory")
+    for name in ("start_bytes", "end_bytes"):
+        assert lines[name][0] == lines[name][1]
+    assert lines["peak_bytes"][1] - lines["peak_bytes"][0] in (
+        0,
+        y,
+    )  # a CPU's product may copy the sum's broadcast gradient
     assert any("--cluster names the machine" in note for note in found["notes"])
     found = compared(folder, capsys, "--cluster", "hgx-h100-8")
     assert any("ran on a cpu" in note for note in found["notes"])

@@ -12,7 +12,9 @@ from simulator.formats.readers.capture import read_capture
 from simulator.predict.program import predict_program
 from simulator.spec.calibration import Calibration
 from simulator.spec.cluster import Cluster
+from simulator.spec.software.stack import Stack
 from validate.compare.line import Z90, Line
+from validate.fit.machine import CPU_STACK
 
 _MEMORY = ("start_bytes", "peak_bytes", "end_bytes")
 
@@ -106,8 +108,11 @@ def _step(record: Mapping[str, Any], folder: Path, machine: Cluster, calibration
         raise InputError(
             Fault(place="run: files.capture", problem="is missing", remedy="validate run --program … -o FILE")
         )
+    on_cpu = machine.device.architecture == "cpu"
     numbers = None if calibration is None else _calibration(calibration, machine)
-    predicted = predict_program(read_capture(folder / name), machine, numbers)
+    predicted = predict_program(
+        read_capture(folder / name), machine, numbers, Stack.load(CPU_STACK) if on_cpu else None
+    )
     time = record["time"]
     spread = (predicted.high_s - predicted.low_s) / (2 * Z90)
     return Line(
