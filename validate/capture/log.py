@@ -26,10 +26,13 @@ class Log:
         self.answers: dict[str, int] = {}
         self.costs: dict[int, KernelCost] = {}
         self.detailed = False
+        self.closed = False  # the recorded step is over: what dies with the program is no part of it
         self.phase = Phase.FORWARD
 
     def add(self, kind: Kind, *values: int) -> None:
         """An event as it stands."""
+        if self.closed:
+            return
         self.events.append([kind, *values])
 
     def signature(self, one: Signature) -> int:

@@ -68,7 +68,7 @@ class Steps:
         if self.count == self._warm_up:
             self._log.detailed, self.begin = True, len(self._log.events)
         elif self.count == self._warm_up + 1:
-            self.done = True
+            self.done = self._log.closed = True
             raise self._finished
 
 
