@@ -68,10 +68,10 @@ def command(
 def _beside(trace: Path, step: int | None, program: Path, *, as_json: bool) -> int:
     """The trace beside a capture, priced on the device that it was captured for."""
     from simulator.formats.readers.capture import read_capture
-    from simulator.formats.readers.recorded_operators import read_operators
-    from simulator.formats.writers import lined_up_text
-    from simulator.predict.lined_up import lined_up
     from simulator.spec.cluster.device import Device
+    from validate import lined_up_text
+    from validate.lined_up import lined_up
+    from validate.recorded_operators import read_operators
 
     capture = read_capture(program)
     found = lined_up(capture, read_operators(trace, step), Device.load(capture.device))

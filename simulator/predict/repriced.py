@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Final
 
 from simulator.base.errors import Fault, InputError, ShardwiseError
@@ -18,6 +17,7 @@ from simulator.spec.cluster import Cluster
 from simulator.spec.cluster.device import Device
 from simulator.spec.plan import Plan
 from simulator.work.captured.kernels import priced
+from simulator.work.captured.meetings import lattice
 from simulator.work.captured.tensors import CapturedTensor
 from simulator.work.collectives import choose
 from simulator.work.recorded.recording import RecordedOp
@@ -160,15 +160,6 @@ def sized(cluster: Cluster, world: int, place: str) -> Cluster:
     return Cluster.parse({**cluster.model_dump(mode="json"), "num_nodes": max(1, nodes)}, place, InputError)
 
 
-def lattice(ranks: tuple[int, ...]) -> str:
-    """Ranks of a group as `simulator.parallel.mesh` reads it: "@4:8" is 4 ranks, 8 apart. Raises ValueError: no lattice."""
-    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    if stride < 1 or any(b - a != stride for a, b in pairwise(ranks)):
-        msg = f"ranks {ranks} are not evenly apart"
-        raise ValueError(msg)
-    return f"@{len(ranks)}:{stride}"
-
-
 def collective_ratio(
     op: RecordedOp, old: Fabric, new: Fabric, resized: Callable[[tuple[int, ...]], tuple[int, ...]]
 ) -> How:
@@ -178,9 +169,9 @@ def collective_ratio(
     if carried.size_bytes is None or not carried.size_bytes or len(carried.ranks) < 2:
         return 1.0, AS_IT_WAS
     try:
-        before = old.seconds(carried.kind, carried.size_bytes, lattice(carried.ranks))
-        after = new.seconds(carried.kind, carried.size_bytes, lattice(resized(carried.ranks)))
-    except (ShardwiseError, ValueError):
+        before = old.seconds(carried.kind, carried.size_bytes, f"@{lattice(carried.ranks)}")
+        after = new.seconds(carried.kind, carried.size_bytes, f"@{lattice(resized(carried.ranks))}")
+    except ShardwiseError:
         return 1.0, AS_IT_WAS
     return (after / before if before > 0 else 1.0), BY_FABRIC
 

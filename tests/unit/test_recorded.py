@@ -17,16 +17,16 @@ from simulator.base.exit_codes import ExitCode
 from simulator.base.kernels import Attention, Gemm
 from simulator.cli import main
 from simulator.formats.readers.capture import capture_of
-from simulator.formats.readers.recorded_operators import read_operators
 from simulator.formats.readers.recording import is_recording, read_recording, read_recordings
 from simulator.play.engine import run
 from simulator.play.lower.recorded import recorded_programs
-from simulator.predict.lined_up import lined_up
 from simulator.predict.recorded import ReplayedStep, WhatIf, replay_recording
 from simulator.predict.repriced import operator_kernels
 from simulator.spec.cluster import Cluster
 from simulator.work.captured.tensors import CapturedTensor
 from simulator.work.recorded.script import recorded_script
+from validate.lined_up import lined_up
+from validate.recorded_operators import read_operators
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ROOT / "experiments" / "measured"

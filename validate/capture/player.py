@@ -16,7 +16,8 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from validate.capture.child import Finished, Refused, _in_a_line, _target, _users_part
+from validate.capture.child import Finished, _in_a_line, _target, _users_part
+from validate.capture.ranks import RefusedError
 from validate.report import RankReport, kind_of
 
 _KEPT = (
@@ -39,7 +40,7 @@ def main(job_file: str, arguments: list[str]) -> int:
         job = json.loads(Path(job_file).read_text(encoding="utf-8"))
         report.phase("load")
         report.result(_played(job, arguments, report))
-    except Refused as exc:
+    except RefusedError as exc:
         report.fault("bad_plan", str(exc))
         return 1
     except BaseException as exc:  # noqa: BLE001  whatever the program raises, the parent must be told
@@ -75,12 +76,12 @@ def _played(job: dict[str, Any], arguments: list[str], report: RankReport) -> di
             pass
         except SystemExit as exc:
             if exc.code not in (None, 0):
-                raise Refused(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
+                raise RefusedError(f"the program ended with exit code {exc.code} after {steps.count} steps") from exc
         finally:
             steps.stop()
     if not steps.recorded:
         wanted = job["warm_up"] + 1
-        raise Refused(
+        raise RefusedError(
             f"the program ended after {steps.count} optimizer steps, and the {wanted}th is recorded: let it run longer"
         )
     return {"machine": machine, "memory": steps.memory, "step_times_s": steps.times_s}

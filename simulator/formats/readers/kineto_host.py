@@ -118,4 +118,4 @@ def kind_of(operator: str) -> str | None:
     if not operator.startswith("c10d::") or "barrier" in operator:
         return None
     kind = collective_of("nccl:", operator)
-    return None if kind == "collective" else kind
+    return None if kind in ("collective", "send_recv") else kind

@@ -102,7 +102,7 @@ class _Writer:
         else:
             role = ",".join(map(str, op.carried.ranks)) or op.carried.group
             size = op.carried.size_bytes or 0
-            self._found.append(Communicate(label, op.carried.kind, role, size, after, op.blocks, measured))
+            self._found.append(Communicate(label, op.carried.kind, role, size, after, op.blocks, measured=measured))
             self._owed.append(index)
         self._stream_end[op.stream] = op.end_s
         self._last[op.stream] = index

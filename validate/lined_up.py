@@ -18,7 +18,7 @@ from simulator.spec.cluster.device import Device
 from simulator.work.captured.capture import Capture, Kind
 from simulator.work.captured.kernels import priced
 from simulator.work.captured.tensors import parsed, tensors
-from simulator.work.recorded.operators import RecordedOperator, RecordedOperators
+from validate.recorded_operators import RecordedOperator, RecordedOperators
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from simulator.base.units import counted, format_seconds
-from simulator.predict.lined_up import LinedUp
+from validate.lined_up import LinedUp
 
 _MOST = 15  # lines of a list
 _NAME = 60  # characters of a kernel's name

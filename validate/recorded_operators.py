@@ -1,18 +1,43 @@
-"""Every operator of a recorded step, with the device's time that it launched: what a capture is lined up with."""
+"""Every operator of a recorded step, with the device's time that it launched: what a capture is lined up with. No torch."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from simulator.base.errors import Fault, InputError
 from simulator.formats.readers.kineto import chosen_step, read_events, traced_steps
 from simulator.formats.readers.kineto_host import HostEvents, HostOp, kind_of
 from simulator.formats.readers.recording_host import WRAPPERS
 from simulator.formats.readers.recording_parts import arguments, tensors
-from simulator.work.recorded.operators import RecordedOperator, RecordedOperators
+
+
+class RecordedOperator(NamedTuple):
+    """An operator, or a kernel by its launch. shapes: of its tensors, those without dims left out. start, end: us, on its thread.
+
+    seconds: of the kernels that were launched inside it; on a CPU its own.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    thread: int
+    start: float
+    end: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedOperators:
+    """operators: all, in the order in which they began. kernels: what ran, by the moment of its launch. asked: collectives."""
+
+    operators: tuple[RecordedOperator, ...]
+    kernels: tuple[RecordedOperator, ...]
+    asked: tuple[str, ...]
+    on_host: bool
 
 
 def read_operators(path: Path, step: int | None = None) -> RecordedOperators:
