@@ -79,9 +79,7 @@ def _folded(lowering: Lowering) -> SimulatedStep:
     They need not repeat: a host that launches a little slower than the device works catches up late, and collectives that
     outlast a micro-batch meet each next one elsewhere. Then all are played.
     """
-    count, (most, period) = lowering.plan.num_micro_batches, _repeats(lowering.plan)
-    more = max(0, (count - most) // period)
-    last = count - more * period
+    more, last, period = _split(lowering.plan)
     longer = _play(lowering, last)
     if more == 0:
         return longer
@@ -94,6 +92,19 @@ def _folded(lowering: Lowering) -> SimulatedStep:
         if any(_added_alike(shorter, longer, _play(lowering, other), slack_s) for other in around):
             return _further(shorter, longer, more)
     return _unsettled(lowering, last, more, period)
+
+
+def num_played(plan: Plan) -> int:
+    """Micro-batches that a prediction plays in all, where they repeat as expected: of the longer step and the shorter one."""
+    more, last, period = _split(plan)
+    return last + (last - period if more else 0)
+
+
+def _split(plan: Plan) -> tuple[int, int, int]:
+    """(repetitions that are left out, micro-batches of the step that is played, micro-batches of a repetition)."""
+    count, (most, period) = plan.num_micro_batches, _repeats(plan)
+    more = max(0, (count - most) // period)
+    return more, count - more * period, period
 
 
 def _unsettled(lowering: Lowering, last: int, more: int, period: int) -> SimulatedStep:

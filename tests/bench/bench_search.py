@@ -88,7 +88,7 @@ def cases(names: list[str]) -> None:
         asked, start = SearchStudy(space=space, layouts=True), time.process_time()
         with Serial(asked) as engine:
             report = search(asked, engine)
-        say(report, time.process_time() - start, f"of a core, at most {report.gain:.1%} from the best, {name}")
+        say(report, time.process_time() - start, f"of a core, at most {report.gain or 0:.1%} from the best, {name}")
 
 
 def say(report: SearchReport, seconds: float, where: str) -> None:

@@ -35,7 +35,7 @@ def shares_kv_heads(plan: Plan) -> bool:
 
 
 def _attends(of: OfModel) -> bool:
-    return set(of.model.layer_kinds) != {"mamba"}
+    return any(kind != "mamba" for kind in of.model.layer_kinds)
 
 
 def _has_mlp(of: OfModel) -> bool:

@@ -6,6 +6,7 @@ Legend: D d_model, F d_ff, H heads, K kv heads, C head_dim, V vocabulary, L laye
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from math import prod
 
 from simulator.spec.model.experts import Experts, Latent
@@ -17,6 +18,13 @@ from simulator.spec.model.layer_kinds import BodyKind, LayerKind, ModelPart, Par
 # Where a family registers its norms among a layer's parameters: buckets are filled in registration order.
 _NORMS_BETWEEN = ("gpt2", "gpt3", "mpt")  # ln_1, attention, ln_2, mlp
 _NORMS_FIRST = ("gpt_neox", "falcon")  # all norms, attention, mlp; every other family: attention, mlp, norms
+
+
+@lru_cache(maxsize=4096)
+def _mixed(experts: Experts, layer_numbers: tuple[int, ...]) -> tuple[LayerKind, ...]:
+    """Kinds of these layers of a mixture; a search asks for the same a hundred thousand times."""
+    kinds: dict[bool, LayerKind] = {True: "layer", False: "dense_layer"}
+    return tuple(kinds[experts.in_layer(number)] for number in layer_numbers)
 
 
 class ModelParameters(ModelFields, defer_build=True):
@@ -41,11 +49,9 @@ class ModelParameters(ModelFields, defer_build=True):
         """The kind of each layer, in order."""
         if self.pattern is not None:
             return tuple(KINDS[self.pattern[number]] for number in self.layer_numbers)
-        kinds: dict[bool, LayerKind] = {True: "layer", False: "dense_layer"}
-        experts = self.experts
-        if experts is None:
-            return (kinds[True],) * self.num_layers
-        return tuple(kinds[experts.in_layer(number)] for number in self.layer_numbers)
+        if self.experts is None:
+            return ("layer",) * self.num_layers
+        return _mixed(self.experts, self.layer_numbers)
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:

@@ -1,9 +1,15 @@
 """The search itself: a few scouts, then bounds of the whole space against the scouts, then simulation of what is left.
 
-1. Scouts: simple plans of a few branches of each level of split. Some are simulated, until the table has a limit.
-2. Survey: the whole space, level by level, those first whose scouts are quickest. Plans whose bound exceeds the limit are too slow and are dropped; between two
-   rounds a few of the others are simulated, if they are expected to lower it.
-3. Simulation of what is left, in the order that the table asks for, until nothing left could change it.
+1. Scouts: simple plans of a few branches of each level of split, with their bounds. For a table of layouts some are
+   simulated, so that the survey has a limit.
+2. Survey: the whole space, level by level, those first whose scouts have the lowest bounds, in rounds: each has as many
+   branches as all before it. Plans whose bound exceeds the limit are dropped; after a round some of the others are
+   simulated, if they are expected to lower it.
+3. Simulation of what is left, in the order that the table asks for, until nothing left could change it, or the study's
+   budget is spent.
+
+The budget is of work that is estimated beforehand (`survey.work_of`), so a plan that is slow to simulate counts as much
+as the many that it takes the place of. Before all of the space is known, a part of it may be spent.
 
 Which candidates are simulated depends only on the study, never on timing: candidate i is chosen by the table as it stood
 after candidate i - WINDOW. So any number of processes, and any number of interruptions, ends with the same table.
@@ -26,14 +32,11 @@ from simulator.studies.search.report import SearchReport, make_report
 from simulator.studies.search.space import Branch, Pruned, tightest
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.survey import Prospect, Survey
-from simulator.studies.search.table import Table, table_of
+from simulator.studies.search.table import WINDOW, Table, table_of
 
-WINDOW: Final = 6  # candidates on the way at once, whatever the number of processes
 _SCOUTED: Final = 3  # branches of each level of split in which scouts look
-_LIGHT: Final = 2.0  # usual simulations that one of a scout may cost
-_SIMPLE: Final = 4  # levels of split in which the scouts of a table of every plan look
-_ROUNDS: Final = 6  # of survey, each with the limit that the one before found
-_HOPES: Final = 4  # simulations between two rounds
+_DOUBLINGS: Final = 4  # of what is surveyed, from the first round to the whole space
+_BEFORE: Final = 0.25  # of the budget that scouts may spend, and as much between the rounds of the survey
 _MANY: Final = 1500  # branches of which all are surveyed
 _TOKENS: Final = 4096  # of a sequence on a rank: fewer are rare, as messages then outlast the products between them
 _BRANCHES_A_TASK: Final = 16
@@ -87,6 +90,7 @@ def _report(run: _Run, *, interrupted: bool = False) -> SearchReport:
         num_pruned=0 if interrupted else sum(each.floor > limit for each in run.open),
         num_scouts=run.num_scouts,
         num_left_out=run.num_left_out,
+        work=table.work,
         quickest_open=min((each.floor for each in left), default=None),
         interrupted=interrupted,
     )
@@ -119,9 +123,9 @@ class _Run:
         levels = [list(alike) for _, alike in groupby(branches, key=_split)]
         quickest = self._scout(levels)
         levels.sort(key=lambda level: (quickest.get(_split(level[0]), math.inf), _split(level[0])))
-        for some in _together(levels, len(branches) // _ROUNDS):
+        for some in _doubling(levels, len(branches) >> _DOUBLINGS):
             self._survey(some, len(branches))
-            self._simulate(_HOPES, hopeful=True)
+            self._simulate(_BEFORE * (1 + self.num_surveyed / len(branches)))
         if self.survey.num_legal == 0 and not self._any_legal(branches):
             raise InputError(tightest(self.survey.pruned))
         self._simulate()
@@ -135,17 +139,15 @@ class _Run:
         return kept or branches
 
     def _scout(self, levels: list[list[Branch]]) -> dict[int, float]:
-        """Simulate simple plans of a few branches of each level, until the table has a limit; least floor by level."""
-        # those that split most are slow to simulate; a table of every plan surveys them all anyway
-        looked = levels if self.study.layouts else levels[:_SIMPLE]
-        some = [branch for level in looked for branch in level[:: -(-len(level) // _SCOUTED)]]
+        """Simulate simple plans of a few branches of each level, for a first limit; least floor by level."""
+        some = [branch for level in levels for branch in level[:: -(-len(level) // _SCOUTED)]]
         tasks = [self.engine.survey(part, math.inf, scouts=True) for part in _parts(some)]
         found = [prospect for task in tasks for prospect in task.result().prospects]
-        light = [each for each in found if each.work <= _LIGHT] or found
-        self.open = sorted(light, key=lambda each: (each.floor, each.key))
-        self._simulate(scouts=True)
-        self.open = []  # the survey finds them again
-        self.num_scouts = len(self.simulated)
+        if self.study.layouts:  # a table of every plan is filled from the first round of the survey
+            self.open = sorted(found, key=lambda each: (each.floor, each.key))
+            self._simulate(_BEFORE)
+            self.open = []  # the survey finds them again
+            self.num_scouts = len(self.simulated)
         quickest: dict[int, float] = {}
         for each in found:
             plan, _ = parsed(each.key)
@@ -172,19 +174,17 @@ class _Run:
         plans = (plan for branch in unchecked for plan in self.study.space.plans(branch, self.survey.pruned))
         return next(plans, None) is not None
 
-    def _simulate(self, most: float = math.inf, *, scouts: bool = False, hopeful: bool = False) -> None:
-        """Simulate prospects as the table asks for them. scouts: until its limit is worth a survey."""
+    def _simulate(self, share: float = 1.0) -> None:
+        """Simulate prospects as the table asks for them. share: of the budget that may be spent by now."""
         on_the_way: deque[tuple[Prospect, PlanOutcome | Task]] = deque()
-        count = 0
-        while count < most:
+        while True:
             if len(on_the_way) == WINDOW:
                 self._take(*on_the_way.popleft())
-            prospect = None if scouts and self.table.ready else self.table.choose(self.open, hopeful=hopeful)
+            prospect = self.table.choose(self.open, share)
             if prospect is None:
                 break
             found = self.known.get(prospect.key) or self.engine.evaluate(prospect.key)
             on_the_way.append((prospect, found))
-            count += 1
         for item in on_the_way:
             self._take(*item)
 
@@ -214,13 +214,15 @@ def _common(branch: Branch, seq_len: int) -> bool:
     return within and (fields["cp"] == 1 or seq_len // fields["cp"] >= _TOKENS)
 
 
-def _together(levels: list[list[Branch]], size: int) -> Iterator[list[Branch]]:
-    """Levels one after another, so many that they have at least `size` branches."""
+def _doubling(levels: list[list[Branch]], least: int) -> Iterator[list[Branch]]:
+    """Levels one after another, together as many branches as all before them, and at least so many."""
     some: list[Branch] = []
+    done = 0
     for level in levels:
         some += level
-        if len(some) > size:
+        if len(some) >= max(least, done):
             yield some
+            done += len(some)
             some = []
     if some:
         yield some

@@ -21,7 +21,8 @@ SCHEMA_VERSION: Final = 2  # rises when a key is removed or changes its meaning;
 class Row:
     """One plan of the table. against_best: its step over the best plan's; None for the best itself.
 
-    same: in which fields other plans differ that run exactly as this one does.
+    same: in which fields other plans differ that run exactly as this one does. on_front: no other row is as quick and as
+    small in memory, and quicker or smaller: the Pareto front of the table.
     """
 
     rank: int
@@ -30,6 +31,7 @@ class Row:
     outcome: PlanOutcome
     same: tuple[str, ...]
     against_best: Difference | None
+    on_front: bool = False
 
     @property
     def within_noise(self) -> bool:
@@ -71,7 +73,8 @@ class SearchReport:
     """The answer. failures: reasons of plans that could not be predicted, and how many had each.
 
     quickest_open: no plan that was left out has a lower value; None: the first row is proven to be the best. without:
-    software that has no row, and why. num_left_out: branches of a very large space that were not looked at.
+    software that has no row, and why. num_left_out: branches of a very large space that were not looked at. work: spent
+    on simulations (`SearchStudy.budget`).
     """
 
     study: SearchStudy
@@ -82,10 +85,16 @@ class SearchReport:
     interrupted: bool = False
     without: tuple[tuple[str, str], ...] = ()
     num_left_out: int = 0
+    work: int = 0
 
     @property
-    def gain(self) -> float:
-        """By how much a plan that was not simulated may at most be better than the first row, relative to that; 0: proven."""
+    def gain(self) -> float | None:
+        """The gap: by how much a plan that was not simulated may at most be better than the first row, relative to that.
+
+        0: proven to be the best of what was looked at. None: not known, as the search was interrupted.
+        """
+        if self.interrupted:
+            return None
         if not self.rows or self.quickest_open is None:
             return 0.0
         best = self.study.value_of(self.rows[0].outcome)
@@ -125,6 +134,7 @@ def flat(row: Row) -> dict[str, Any]:
         "implementation": row.plan.implementation,
         "same": list(row.same),
         "within_noise_of_best": row.within_noise,
+        "on_front": row.on_front,
     }
     against = row.against_best
     ratios = {"ratio": against.ratio, "low": against.low, "high": against.high} if against else None
@@ -140,6 +150,7 @@ def make_report(  # noqa: PLR0913  what a search counts
     num_pruned: int = 0,
     num_scouts: int = 0,
     num_left_out: int = 0,
+    work: int = 0,
     quickest_open: float | None = None,
     interrupted: bool = False,
 ) -> SearchReport:
@@ -165,6 +176,7 @@ def make_report(  # noqa: PLR0913  what a search counts
         failures=dict(sorted(Counter(o.reason for o in outcomes if o.status == "failed").items())),
         quickest_open=quickest_open,
         num_left_out=num_left_out,
+        work=work,
         interrupted=interrupted,
     )
 
@@ -189,13 +201,26 @@ def ranked(study: SearchStudy, outcomes: Sequence[PlanOutcome]) -> tuple[Row, ..
 
 
 def compared(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows in this order with their ranks, each against the first."""
+    """The rows in this order with their ranks, each against the first, and which of them are on the Pareto front."""
     best = _timed(rows[0].outcome) if rows else None
+    figures = [_figures(row.outcome) for row in rows]
     found: list[Row] = []
     for rank, row in enumerate(rows, start=1):
         against = difference(_timed(row.outcome), best) if best is not None and rank > 1 else None
-        found.append(replace(row, rank=rank, against_best=against))
+        on_front = not any(_beats(other, figures[rank - 1]) for other in figures)
+        found.append(replace(row, rank=rank, against_best=against, on_front=on_front))
     return tuple(found)
+
+
+def _figures(outcome: PlanOutcome) -> tuple[float, int]:
+    assert outcome.step_s is not None
+    assert outcome.used_bytes is not None
+    return outcome.step_s, outcome.used_bytes
+
+
+def _beats(one: tuple[float, int], other: tuple[float, int]) -> bool:
+    """In neither figure worse, and better in one."""
+    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
 
 
 def _order(study: SearchStudy, outcome: PlanOutcome) -> tuple[int, float]:

@@ -19,7 +19,7 @@ from simulator.studies.search.study import SearchStudy
 
 # What is compared where nobody names a stack: FSDP2 without and with torch.compile, Megatron, DeepSpeed
 USUAL: Final = ("torch-2.11-eager", "torch-2.11-compiled", "megatron-core-2025", "deepspeed-0.14")
-_BUDGET: Final = 72  # simulations of all stacks together
+_MORE: Final = 1.5  # times the budget of one stack, for all of several
 
 
 def usual_stacks(fixed: Mapping[str, tuple[object, ...]]) -> tuple[str, ...]:
@@ -47,7 +47,9 @@ def search_stacks(
             tell(replace(progress, stack=stack))
 
         try:
-            found.append(search(_under(study, stack, len(stacks)), engine, journal, told))
+            left = study.budget * _MORE - sum(report.work for report in found)
+            budget = int(left / (len(stacks) - stacks.index(stack)))  # what others leave is for the next
+            found.append(search(_under(study, stack, budget), engine, journal, told))
         except InputError as exc:
             without[stack] = exc
         except Interrupted as stop:
@@ -58,9 +60,9 @@ def search_stacks(
     return _joined(study, found, without)
 
 
-def _under(study: SearchStudy, stack: str, num_stacks: int) -> SearchStudy:
+def _under(study: SearchStudy, stack: str, budget: int) -> SearchStudy:
     fixed = {**study.space.fixed, "stack": (stack,)}
-    return replace(study, space=replace(study.space, fixed=fixed), budget=_BUDGET // num_stacks)
+    return replace(study, space=replace(study.space, fixed=fixed), budget=budget)
 
 
 def _joined(study: SearchStudy, reports: Sequence[SearchReport], without: dict[str, InputError]) -> SearchReport:
@@ -75,6 +77,7 @@ def _joined(study: SearchStudy, reports: Sequence[SearchReport], without: dict[s
         failures=dict(sum((Counter(report.failures) for report in reports), Counter[str]())),
         quickest_open=min(still, default=None),
         num_left_out=sum(report.num_left_out for report in reports),
+        work=sum(report.work for report in reports),
         interrupted=any(report.interrupted for report in reports),
         without=tuple((stack, str(exc.faults[0])) for stack, exc in without.items())
         + tuple((_stack(report), "no plan fits") for report in reports if not report.rows and not report.interrupted),

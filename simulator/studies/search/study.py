@@ -26,7 +26,8 @@ class SearchStudy:
 
     stack: None for the plans' own by name. objective: step seconds, seconds a token, device-seconds a token, or bytes.
     top: how many plans the table has; no better one is ever pruned. fits_only: even the upper end of a plan's memory
-    must fit. layouts: the best plan of each layout instead, those first that surely fit, after at most `budget` simulations.
+    must fit. layouts: the best plan of each layout instead, those first that surely fit, after simulations that take at most the work of `budget`
+    layers of a micro-batch (`survey.work_of`).
     """
 
     space: Space
@@ -36,7 +37,7 @@ class SearchStudy:
     top: int = 10
     fits_only: bool = False
     layouts: bool = False
-    budget: int = 48
+    budget: int = 20_000
 
     def context(self, cluster: Cluster, stack_name: str) -> SearchContext:
         """What plans under that stack on that many nodes share."""

@@ -10,16 +10,17 @@ from typing import Final
 from simulator.base.errors import PlanError
 from simulator.memory import outside_torch_bytes
 from simulator.memory.use import RESERVED_HIGH
+from simulator.predict.play import num_played
 from simulator.spec.plan import Plan
 from simulator.studies.search.memory_floor import MemoryFloor
-from simulator.studies.search.outcome import key_of, layout_of
+from simulator.studies.search.outcome import key_of, kin_of, layout_of
 from simulator.studies.search.shards import ModelShards
 from simulator.studies.search.space import Branch, Fields, Pruned, plan_at_rest
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.time_floor import TimeFloor
 from simulator.work.ops import recompute_ops
 
-_USUAL_WORK: Final = 400  # stages × layers
+_BESIDES: Final = 4  # layers' worth of playing that a layer's memory and prices cost, as measured (docs/benchmarks.md)
 _UNBOUNDED: Final = ("comm_hook", "zeropp", "sync_every_steps", "hierarchical_gather")
 
 
@@ -28,19 +29,32 @@ class Prospect:
     """A plan that may fit: the least that its objective can be.
 
     layout: how it splits the model and the batch, and whose software does. share: of the memory for tensors, at least.
-    work: of its simulation, in those of a usual plan: a pipeline is played stage by stage and layer by layer.
+    work: of its simulation, see `work_of`; held: the part that tells whether it fits. kin: see `kin_of`.
     """
 
     floor: float
     key: str
     layout: str
     share: float
-    work: float = 1.0
+    work: int = 0
+    held: int = 0
+    kin: str = ""
 
     @property
     def surely(self) -> bool:
         """The upper end of its memory may fit too."""
         return self.share * RESERVED_HIGH <= 1
+
+
+def work_of(plan: Plan, num_layers: int) -> tuple[int, int]:
+    """What a simulation takes, and the part of it that tells whether the plan fits: layers of a micro-batch that are played.
+
+    Layers whose parameters or gradients are communicated by themselves in every micro-batch are played one by one, others
+    a pipeline's chunk at a time.
+    """
+    alone = plan.gathers or plan.syncs_every_micro_batch
+    held = _BESIDES * num_layers
+    return held + num_played(plan) * (num_layers if alone else plan.pp * plan.pipeline.virtual_stages), held
 
 
 def bounded(branch: Branch) -> bool:
@@ -165,8 +179,9 @@ class Surveyor:
                 found.num_too_slow += 1
                 continue
             nodes = branch.cluster.num_nodes
-            work = max(1.0, plan.pp * self.study.space.model.num_layers / _USUAL_WORK)
-            found.prospects.append(Prospect(floor, key_of(plan, nodes), layout_of(plan, nodes), used / room, work))
+            work = work_of(plan, self.study.space.model.num_layers)
+            names = key_of(plan, nodes), layout_of(plan, nodes)
+            found.prospects.append(Prospect(floor, *names, used / room, *work, kin_of(plan)))
         found.num_unchecked = sieve.num_dropped if sieve else 0
         return found
 

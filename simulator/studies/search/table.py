@@ -1,8 +1,8 @@
 """What decides which plan is simulated next: a table of plans, or the best plan of each layout.
 
 `EveryPlan` is exact: the table equals that of a search that simulates everything. `Layouts` looks for the best plan that
-surely fits and for others that are split in another way; it stops after the study's `budget` of simulations, and then says how much quicker
-a plan that it left out may still be.
+surely fits and for others that are split in another way; it stops when the study's `budget` of work is spent, and then
+says how much quicker a plan that it left out may still be.
 """
 
 from __future__ import annotations
@@ -12,32 +12,31 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from simulator.base.fit import Fit
+from simulator.memory.use import RESERVED_HIGH
 from simulator.studies.search.outcome import PlanOutcome
 from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.survey import Prospect
 
-_SCOUTS: Final = 4  # a part of so many of the simulations comes before the whole space is surveyed
-_ROOMY: Final = 0.6  # of the memory: a plan whose floor is below this is tried first, until something fits
-_SLOWEST: Final = 1.1  # a layout this much slower than the best answers nobody's question
+WINDOW: Final = 6  # candidates on the way at once, whatever the number of processes
 
 
 class Table(Protocol):
-    """The state of a search. limit: no plan with a floor above it matters. ready: the limit is worth a survey."""
+    """The state of a search. limit: no plan with a floor above it matters. work: spent."""
+
+    work: int
 
     @property
     def limit(self) -> float: ...
     @property
     def best(self) -> float | None: ...
-    @property
-    def ready(self) -> bool: ...
     def add(self, prospect: Prospect, outcome: PlanOutcome) -> None:
         """A prospect has been simulated."""
         ...
 
-    def choose(self, prospects: list[Prospect], *, hopeful: bool = False) -> Prospect | None:
+    def choose(self, prospects: list[Prospect], share: float = 1.0) -> Prospect | None:
         """Takes the next one to simulate out of what is left, which is sorted by floor; None: nothing is worth it.
 
-        hopeful: only one that is expected to be the best.
+        share: of the budget that may be spent by now; below 1 there are prospects that nobody has seen yet.
         """
         ...
 
@@ -56,6 +55,7 @@ class EveryPlan:
     """The best plans, whatever their layout."""
 
     study: SearchStudy
+    work: int = 0  # without end: not counted
     _values: list[float] = field(default_factory=list)
     _seen: set[object] = field(default_factory=set)
 
@@ -67,18 +67,14 @@ class EveryPlan:
     def best(self) -> float | None:
         return self._values[0] if self._values else None
 
-    @property
-    def ready(self) -> bool:
-        return self.limit < math.inf
-
     def add(self, prospect: Prospect, outcome: PlanOutcome) -> None:  # noqa: ARG002  layouts ask for it
         value = self.study.value_of(outcome)
         if value is not None and outcome.signature not in self._seen:
             self._seen.add(outcome.signature)
             self._values = sorted([*self._values, value])[: self.study.top]
 
-    def choose(self, prospects: list[Prospect], *, hopeful: bool = False) -> Prospect | None:
-        if hopeful and self.ready:
+    def choose(self, prospects: list[Prospect], share: float = 1.0) -> Prospect | None:
+        if share < 1 and self.limit < math.inf:
             return None
         return prospects.pop(0) if prospects and prospects[0].floor <= self.limit else None
 
@@ -87,20 +83,46 @@ class EveryPlan:
 
 
 @dataclass(slots=True)
+class _Missed:
+    """How far plans miss their floors: those of one layout by much the same, else those of its kin, else all."""
+
+    _sums: dict[tuple[str, ...], tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, prospect: Prospect, found: float, floor: float) -> None:
+        for name in _groups(prospect):
+            before = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = before[0] + found, before[1] + floor
+
+    def of(self, prospect: Prospect) -> float:
+        """What was found over its floor; 1 before anything was."""
+        sums = (self._sums.get(name) for name in _groups(prospect))
+        found, floor = next((each for each in sums if each), (1.0, 1.0))
+        return found / floor if floor else 1.0
+
+
+def _groups(prospect: Prospect) -> tuple[tuple[str, ...], ...]:
+    """The closest first."""
+    return (prospect.kin, prospect.layout), (prospect.kin,), ()
+
+
+@dataclass(slots=True)
 class Layouts:
     """The best plan of each layout, and the best that surely fits.
 
-    Plans of one layout miss their floors by much the same, so the next plan is the one with the lowest floor times what
-    its layout missed it by so far (all layouts, where it is the first of its own).
+    A plan is expected to have its floors of time and memory times what its layout missed them by so far. The next one is
+    the best of those that are expected to fit and to stay within the interval of the best; where there is none, the one
+    that the gap depends on.
     """
 
     study: SearchStudy
     fits: float = math.inf
     runs: float = math.inf  # also if it is tight
-    work: float = 0.0  # of what was chosen
+    work: int = 0
+    _reach: float = 1.0  # of the interval of the best plan: its upper end over its middle
     _best: dict[str, float] = field(default_factory=dict)
     _chosen: set[str] = field(default_factory=set)
-    _missed: dict[str, list[float]] = field(default_factory=dict)
+    _values: _Missed = field(default_factory=_Missed)
+    _shares: _Missed = field(default_factory=_Missed)
 
     @property
     def best(self) -> float | None:
@@ -110,55 +132,66 @@ class Layouts:
 
     @property
     def limit(self) -> float:
+        """The worst of a full table, but no layout that is surely slower than what the best may take."""
         if self.fits == math.inf:
             return math.inf
         values = sorted(self._best.values())
         last = values[self.study.top - 1] if len(values) >= self.study.top else math.inf
-        return max(self.fits, min(last, _SLOWEST * self.fits))
-
-    @property
-    def ready(self) -> bool:
-        scouts = self.study.budget // _SCOUTS
-        return self.work >= (scouts if self.fits < math.inf else 2 * scouts)
+        return max(self.fits, min(last, self._reach * self.fits))
 
     def add(self, prospect: Prospect, outcome: PlanOutcome) -> None:
+        if outcome.used_bytes is not None and outcome.capacity_bytes:
+            self._shares.add(prospect, outcome.used_bytes / outcome.capacity_bytes, prospect.share)
+        if outcome.step_s is None:
+            self.work -= prospect.work - prospect.held  # its step was not played
         value = self.study.value_of(outcome)
         if value is None:
             return
-        for layout in (prospect.layout, ""):
-            self._missed.setdefault(layout, []).append(value / max(prospect.floor, 1e-30))
+        self._values.add(prospect, value, prospect.floor)
         self._best[prospect.layout] = min(value, self._best.get(prospect.layout, math.inf))
         self.runs = min(self.runs, value)
-        if outcome.status is Fit.FITS:
-            self.fits = min(self.fits, value)
+        if outcome.status is Fit.FITS and value < self.fits:
+            self.fits = value
+            if self.study.objective != "memory" and outcome.high_s and outcome.step_s:
+                self._reach = outcome.high_s / outcome.step_s
 
-    def choose(self, prospects: list[Prospect], *, hopeful: bool = False) -> Prospect | None:
-        if self.work >= self.study.budget:
-            return None
-        limit, usual = self.limit, self._usual("", 1.0)
-        misses = {layout: self._usual(layout, usual) for layout in self._missed}
-        worth = [each for each in prospects if each.floor <= limit and self._wants(each)]
-        if self.fits == math.inf:
-            worth = [each for each in worth if each.share <= _ROOMY] or worth
-        if not worth:
-            return None
-        expected, _, found = min((each.floor * misses.get(each.layout, usual), each.key, each) for each in worth)
-        if hopeful and expected >= self.fits:
-            return None
-        self.work += found.work
-        self._chosen.add(found.layout)
-        prospects.remove(found)
+    def choose(self, prospects: list[Prospect], share: float = 1.0) -> Prospect | None:
+        budget, limit = self.study.budget, self.limit
+        most = budget * share / WINDOW if share < 1 else budget  # those on the way are chosen blindly
+        left = budget * min(1.0, share if self.fits < math.inf else 2 * share) - self.work
+        worth = [p for p in prospects if p.floor <= limit and p.work <= min(most, left) and self._wants(p)]
+        found = self._best_hope(worth, self.fits if share < 1 else self._reach * self.fits)
+        if found is None and (share == 1 or self.fits == math.inf):
+            found = self._next_proof(worth)
+        if found is not None:
+            self.work += found.work
+            self._chosen.add(found.layout)
+            prospects.remove(found)
         return found
 
-    def _usual(self, layout: str, otherwise: float) -> float:
-        missed = self._missed.get(layout)
-        return sum(missed) / len(missed) if missed else otherwise
+    def _best_hope(self, worth: list[Prospect], below: float) -> Prospect | None:
+        """The one that is expected to be the best, of those that are expected to fit and to have a value below that."""
+        values = ((self._expected(each), each.key, each) for each in worth if self._suffices(each))
+        return min((each for each in values if each[0] < below), default=(0.0, "", None))[2]
+
+    def _next_proof(self, worth: list[Prospect]) -> Prospect | None:
+        """The one with the lowest floor, as the gap is that of the lowest; where nothing fits yet, the one that needs least.
+
+        Then layouts whose floor is within the interval of the best: they may be as good.
+        """
+        ordered = sorted(worth, key=lambda each: each.share) if self.fits == math.inf else worth
+        return next((each for each in ordered if self.may_win(each)), next(iter(ordered), None))
+
+    def _expected(self, prospect: Prospect) -> float:
+        return prospect.floor * self._values.of(prospect)
+
+    def _suffices(self, prospect: Prospect) -> bool:
+        """Its memory is expected to fit surely."""
+        return prospect.share * self._shares.of(prospect) * RESERVED_HIGH <= 1
 
     def _wants(self, prospect: Prospect) -> bool:
-        """It may be the best, or the table has room for its layout."""
-        if self.may_win(prospect):
-            return True
-        return len(self._chosen) < self.study.top and prospect.layout not in self._chosen
+        """It may be the best, or the table may have a row for its layout."""
+        return self.may_win(prospect) or prospect.layout not in self._chosen
 
     def may_win(self, prospect: Prospect) -> bool:
         """No proof says that it is not the best plan that surely fits (where none does: that fits)."""

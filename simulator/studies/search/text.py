@@ -27,6 +27,7 @@ def render(report: SearchReport) -> RenderableType:
             Text(),
             Text(_proof(report)),
             Text(_noise(report)),
+            Text("* no other row is as quick and as small in memory: the Pareto front of step time and memory."),
             *_equal(report),
             Text(),
             Text(_best(report)),
@@ -54,7 +55,7 @@ def _table(report: SearchReport) -> Table:
         assert o.step_s is not None
         assert o.low_s is not None
         assert o.high_s is not None
-        mark = "≈" if row.within_noise else ""
+        mark = ("≈" if row.within_noise else "") + ("*" if row.on_front else "")
         table.add_row(
             f"{row.rank}{mark}",
             format_seconds(o.step_s),
@@ -119,9 +120,13 @@ def _proof(report: SearchReport) -> str:
     if report.interrupted:
         return "Nothing is proven yet."
     sure = " that surely fits" if report.study.layouts and report.rows[0].outcome.status is Fit.FITS else ""
+    seen = " that was looked at" if report.num_left_out else ""
     if report.gain:
-        return f"No plan{sure} can be more than {report.gain:.1%} better than 1: that far, bounds prove it (--all: to the end)."
-    return f"1 is the best plan{sure}: bounds prove it for all that was not simulated."
+        return (
+            f"1 is NOT PROVEN to be the best plan{sure}{seen}. Gap {report.gain:.1%}: bounds prove that none that was not "
+            "simulated is better by more than that (--all goes on until 1 is proven)."
+        )
+    return f"1 is the best plan{sure}{seen}: bounds prove it for all that was not simulated."
 
 
 def _equal(report: SearchReport) -> list[Text]:
