@@ -202,12 +202,11 @@ def _study(options: dict[str, Any]) -> SearchStudy:
     for text in options["fixes"]:
         name, values, wrong = _fix(text)
         faults += wrong
+        if name in fixed:
+            remedy = f"one --fix {name} with all its values, separated by commas"
+            faults.append(Fault(place=f"--fix {name}", problem="is given twice", remedy=remedy))
         fixed[name] = values
-    if options["stack"]:
-        fixed["stack"] = tuple(name.strip() for name in options["stack"].split(",") if name.strip())
-        faults += [fault for name in fixed["stack"] for fault in _stack_faults(str(name))]
-    elif "stack" not in fixed:
-        fixed["stack"] = usual_stacks(fixed)
+    faults += _choose_stacks(fixed, options["stack"])
     if faults or model is None or cluster is None:
         raise InputError(faults)
     objective: Objective = options["objective"]
@@ -227,6 +226,21 @@ def _study(options: dict[str, Any]) -> SearchStudy:
         fits_only=options["fits_only"],
         layouts=not options["every"],
     )
+
+
+def _choose_stacks(fixed: dict[str, tuple[object, ...]], text: str | None) -> list[Fault]:
+    """Fix the software stacks that are named, each once, or the usual ones; what is wrong with them."""
+    if text is None and "stack" not in fixed:
+        fixed["stack"] = usual_stacks(fixed)
+        return []
+    if text is not None and "stack" in fixed:
+        return [Fault(place="--stack", problem="contradicts --fix stack=...", remedy="one of the two")]
+    if text is not None:
+        fixed["stack"] = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not fixed["stack"]:
+        remedy = "a stack, several with commas, or no --stack for the usual four"
+        return [Fault(place="--stack", problem="names none", remedy=remedy)] if text is not None else []
+    return [fault for name in fixed["stack"] for fault in _stack_faults(str(name))]
 
 
 def _stack_faults(name: str) -> Sequence[Fault]:

@@ -85,6 +85,8 @@ def _judged(options: dict[str, Any]) -> tuple[Prices | None, int | None]:
         tokens = parse_count(options["run_tokens"]) if options["run_tokens"] is not None else None
     except UnitError as exc:
         faults.append(Fault(place="--run-tokens", problem=exc.problem, remedy=exc.remedy))
+    if tokens is not None and tokens < 1:
+        faults.append(Fault(place="--run-tokens", problem="a run has at least one token", remedy="--run-tokens 15T"))
     if options["days"] is not None and options["run_tokens"] is None:
         faults.append(Fault(place="--days", problem="of what run?", remedy="--run-tokens 15T"))
     if options["plot"] is not None:

@@ -75,7 +75,8 @@ def _text(report: SearchReport) -> str:
 def test_work_counts_what_is_played(fields: dict[str, object], layers: int) -> None:
     plan = Plan(seq_len=512, data_parallel="megatron", stack=_MEGATRON, **fields)  # type: ignore[arg-type]
     work, held = work_of(plan, MODEL.num_layers)
-    assert work - held == layers
+    assert held == 2 * MODEL.num_layers
+    assert work - 2 * held == layers
     stack = Stack.load(_MEGATRON)
     lowering = lower(MODEL, plan, CLUSTER, stack, Calibration.for_device(CLUSTER.device), default_curves())
     longer = play(lowering).num_played
@@ -124,6 +125,13 @@ def test_several_stacks_share_one_budget_and_a_proven_one_leaves_its_part() -> N
     alone = _found(_study(_MEGATRON, budget=300))
     of_it = [row for row in report.rows if row.plan.stack == _MEGATRON]
     assert of_it[0].outcome.step_s == alone.rows[0].outcome.step_s
+
+
+def test_a_stack_or_value_that_is_given_twice_is_one() -> None:
+    once, twice = _study("deepspeed-0.14"), _study("deepspeed-0.14", "deepspeed-0.14")
+    assert twice.space.fixed == once.space.fixed
+    space = replace(once.space, fixed={**once.space.fixed, "tp": (1, 2, 1), "vocab_parallel": (True, 1)})
+    assert (space.fixed["tp"], space.fixed["vocab_parallel"]) == ((1, 2), (True, 1))
 
 
 def test_what_was_left_out_of_a_large_space_is_no_proof() -> None:
@@ -184,7 +192,19 @@ def test_what_is_expected_not_to_fit_comes_last() -> None:
         _prospect(1.0, "quick", "two", kin="x", share=0.6),
         _prospect(1.5, "slow", "three", kin="x", share=0.2),
     )
-    assert table.choose([quick, slow]) is slow
+    assert table.choose([quick, slow], 0.5) is slow
+
+
+def test_hope_and_proof_share_the_work() -> None:
+    """The best is 3. "likely" may be better, as its kin come close to their floors; the gap depends on "low"."""
+    table = Layouts(_study(budget=1000))
+    table.add(_prospect(1.0, "a", kin="loose"), _outcome(Fit.FITS, 4.0, 50))
+    table.add(_prospect(3.0, "b", "two", kin="close"), _outcome(Fit.FITS, 3.0, 50))
+    low = [_prospect(1.2 + 0.1 * i, f"low {i}", "three", kin="loose", work=100) for i in range(3)]
+    likely = [_prospect(2.9, f"likely {i}", "four", kin="close", work=200) for i in range(3)]
+    left = sorted([*low, *likely], key=lambda each: each.floor)
+    chosen = [table.choose(left) for _ in range(5)]
+    assert [each.key for each in chosen if each] == ["likely 0", "low 0", "low 1", "likely 1", "low 2"]
 
 
 def test_a_layout_that_nobody_tried_is_judged_by_its_kin() -> None:

@@ -50,7 +50,8 @@ class ModelParameters(ModelFields, defer_build=True):
         if self.pattern is not None:
             return tuple(KINDS[self.pattern[number]] for number in self.layer_numbers)
         if self.experts is None:
-            return ("layer",) * self.num_layers
+            plain_kind: LayerKind = "layer"
+            return (plain_kind,) * self.num_layers
         return _mixed(self.experts, self.layer_numbers)
 
     @property

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simulator.base.units import format_interval, format_seconds
+from simulator.base.units import counted, format_interval, format_seconds
 from simulator.spec.prices import Price
 from simulator.studies.search.front import Front, FrontRow
 from simulator.studies.search.text import words
@@ -29,7 +29,7 @@ def enough_text(found: Front, days: float) -> str:
 
 def _size(row: FrontRow) -> str:
     assert row.best is not None
-    return f"{row.best.outcome.num_devices:,} GPUs ({row.nodes:,} nodes)"
+    return f"{counted(row.best.outcome.num_devices, 'GPU')} ({counted(row.nodes, 'node')})"
 
 
 def render_front(found: Front, days: float | None = None) -> RenderableType:

@@ -110,6 +110,11 @@ class Space:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     max_devices: int | None = None
 
+    def __post_init__(self) -> None:
+        """A value that is given twice is one."""
+        once = {name: tuple({repr(value): value for value in values}.values()) for name, values in self.fixed.items()}
+        object.__setattr__(self, "fixed", once)
+
     def branches(self, pruned: Pruned) -> Iterator[Branch]:
         """The branches in order; what is refused on the way is counted in `pruned`."""
         others = [name for name in self.fixed if name not in CHOSEN]

@@ -20,7 +20,10 @@ from simulator.studies.search.study import SearchStudy
 from simulator.studies.search.time_floor import TimeFloor
 from simulator.work.ops import recompute_ops
 
-_BESIDES: Final = 4  # layers' worth of playing that a layer's memory and prices cost, as measured (docs/benchmarks.md)
+_HELD: Final = (
+    2  # layers' worth of playing that a layer's blocks and live tensors cost, as measured (docs/benchmarks.md)
+)
+_RESERVED: Final = 2  # and what the allocator makes of them, where they fit
 _UNBOUNDED: Final = ("comm_hook", "zeropp", "sync_every_steps", "hierarchical_gather")
 
 
@@ -53,8 +56,8 @@ def work_of(plan: Plan, num_layers: int) -> tuple[int, int]:
     a pipeline's chunk at a time.
     """
     alone = plan.gathers or plan.syncs_every_micro_batch
-    held = _BESIDES * num_layers
-    return held + num_played(plan) * (num_layers if alone else plan.pp * plan.pipeline.virtual_stages), held
+    played = num_played(plan) * (num_layers if alone else plan.pp * plan.pipeline.virtual_stages)
+    return (_HELD + _RESERVED) * num_layers + played, _HELD * num_layers
 
 
 def bounded(branch: Branch) -> bool:

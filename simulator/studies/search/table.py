@@ -110,8 +110,8 @@ class Layouts:
     """The best plan of each layout, and the best that surely fits.
 
     A plan is expected to have its floors of time and memory times what its layout missed them by so far. The next one is
-    the best of those that are expected to fit and to stay within the interval of the best; where there is none, the one
-    that the gap depends on.
+    the best of those that are expected to fit and to stay within the interval of the best, or else the one that the gap
+    depends on: both get the same work.
     """
 
     study: SearchStudy
@@ -120,6 +120,9 @@ class Layouts:
     work: int = 0
     _reach: float = 1.0  # of the interval of the best plan: its upper end over its middle
     _best: dict[str, float] = field(default_factory=dict)
+    _hoping: int = 0  # work that was meant to find a better plan
+    _proving: int = 0  # and to lower the gap
+    _charged: dict[str, int] = field(default_factory=dict)
     _chosen: set[str] = field(default_factory=set)
     _values: _Missed = field(default_factory=_Missed)
     _shares: _Missed = field(default_factory=_Missed)
@@ -142,8 +145,8 @@ class Layouts:
     def add(self, prospect: Prospect, outcome: PlanOutcome) -> None:
         if outcome.used_bytes is not None and outcome.capacity_bytes:
             self._shares.add(prospect, outcome.used_bytes / outcome.capacity_bytes, prospect.share)
-        if outcome.step_s is None:
-            self.work -= prospect.work - prospect.held  # its step was not played
+        taken = prospect.held if outcome.step_s is None else prospect.work
+        self.work += taken - self._charged.get(prospect.key, taken)
         value = self.study.value_of(outcome)
         if value is None:
             return
@@ -160,11 +163,14 @@ class Layouts:
         most = budget * share / WINDOW if share < 1 else budget  # those on the way are chosen blindly
         left = budget * min(1.0, share if self.fits < math.inf else 2 * share) - self.work
         worth = [p for p in prospects if p.floor <= limit and p.work <= min(most, left) and self._wants(p)]
-        found = self._best_hope(worth, self.fits if share < 1 else self._reach * self.fits)
-        if found is None and (share == 1 or self.fits == math.inf):
-            found = self._next_proof(worth)
+        hope = self._best_hope(worth, self.fits if share < 1 else self._reach * self.fits)
+        proof = self._next_proof(worth) if share == 1 or self.fits == math.inf else None
+        found = hope if proof is None or (hope is not None and self._hoping <= self._proving) else proof
         if found is not None:
-            self.work += found.work
+            cost = self._charged[found.key] = found.work if self._suffices(found) else found.held
+            self.work += cost
+            self._hoping += cost if found is hope else 0
+            self._proving += cost if found is proof else 0
             self._chosen.add(found.layout)
             prospects.remove(found)
         return found

@@ -99,11 +99,11 @@ def _counts(report: SearchReport) -> str:
     found = ", ".join(f"{count:,} {status}" for status, count in c.simulated.items() if count)
     lines = [
         f"{refused + c.unchecked + c.legal:,} candidates: {refused:,} illegal ({rules or 'none'}), {unchecked}{c.legal:,} legal.",
-        f"Of the legal: {f'{c.equal:,} the same as another, ' if c.equal else ''}{c.too_large:,} pruned by memory, {c.too_slow:,} by the bound, {ran:,} simulated ({found}).",
+        f"Of the legal: {f'{c.equal:,} the same as another, ' if c.equal else ''}{c.too_large:,} pruned by memory, {c.too_slow:,} by the bound, {ran:,} simulated{f' ({found})' if found else ''}.",
     ]
     if c.open:
         lines.append(
-            f"{c.open:,} others that may fit were not simulated."
+            f"Not simulated, though they may fit: {c.open:,}."
             if report.study.layouts
             else f"{c.open:,} were not reached: the table may change."
         )
