@@ -23,6 +23,7 @@ from validate.players import guard
 ROOT = Path(__file__).resolve().parents[2]
 LLAMA = ROOT / "docs" / "examples" / "llama.py"
 DATA = ROOT / "tests" / "data" / "capture"
+ROTATED = 2 * 8 * 2 * 16 * 4  # k and v of eight tokens, two heads of 16, four bytes: as much as of both ranks in bf16
 SIZES = ["--layers=4", "--width=64", "--hidden=128", "--heads=4", "--kv-heads=2", "--vocab=128", "--seq=16"]
 
 
@@ -113,6 +114,27 @@ def test_a_pipeline_by_hand_sends_shapes_before_tensors(tmp_path: Path) -> None:
     real = for_real(tmp_path, DATA / "stages.py", 3)
     for each in (one, *one.others):
         assert calls(each) == real[each.rank]
+
+
+@pytest.mark.parametrize("how", ["by hand", "functional"])
+def test_tokens_go_to_their_experts_and_back(how: str, tmp_path: Path) -> None:
+    """Two all-to-alls in each direction and a reduction of each of the router's gradients, as in a real run."""
+    one = captured(tmp_path, DATA / "experts.py", 2, how)
+    assert Counter(kind for kind, *_ in calls(one)) == {"all_to_all": 4, "all_reduce": 2}
+    assert calls(one) == for_real(tmp_path, DATA / "experts.py", 2, how)[0]
+
+
+def test_ring_attention_sends_keys_and_values_around(tmp_path: Path) -> None:
+    """By hand: a layer gathers k and v of both ranks in bf16 in each direction, and rotates their gradients in fp32 twice.
+
+    torch has no ring attention on a CPU to run for real.
+    """
+    one = captured(tmp_path, LLAMA, 2, "--cp=2", *SIZES)
+    among = Counter((kind, size) for kind, size, ranks in calls(one) if kind != "reduce_scatter" and size == ROTATED)
+    layers = 4
+    assert among == {("all_gather", ROTATED): 2 * layers, ("send_recv", ROTATED): 2 * layers}
+    found = predict_program(one, Cluster.load("hgx-h100-8").model_copy(update={"gpus_per_node": 2}))
+    assert found.communication["send_recv"][0] > 0
 
 
 def test_ranks_that_wait_for_one_another_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

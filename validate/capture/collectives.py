@@ -220,6 +220,8 @@ class Collectives:
     def _functional(self, kind: str, args: Sequence[Any], found: Any) -> None:
         """A collective whose result is waited for later."""
         group = dist.distributed_c10d._resolve_process_group(args[-1])
+        if kind == "all_to_all" and all(_to_one(sizes) for sizes in args[1:3]):
+            kind = "send_recv"  # a rotation: each rank sends to one other (`permute_tensor`)
         results, inputs = trees.tensors(found), trees.tensors(args)
         full = inputs if kind in _FULL_OF_INPUT else results
         size = sum(one.numel() * one.element_size() for one in full)
@@ -284,6 +286,11 @@ class AnyoneError(Exception):
 
 def _from_anyone(*_: object) -> None:
     raise AnyoneError("recv() without src: NCCL has none, and a capture needs to know the sender")
+
+
+def _to_one(sizes: object) -> bool:
+    """Of the parts of an all-to-all, one has everything."""
+    return isinstance(sizes, list | tuple) and len(sizes) > 1 and sum(bool(one) for one in sizes) == 1
 
 
 def _fill(tensor: torch.Tensor, content: bytes) -> None:

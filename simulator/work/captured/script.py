@@ -18,7 +18,7 @@ from simulator.work.captured.tensors import parsed
 from simulator.work.script.instructions import Allocate, Communicate, Free, Instruction, Launch
 
 _HOOKED = "fsdp."  # operators that FSDP2's hooks run before each of its collectives
-_FOLLOWED = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"}
+_FOLLOWED = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "reduce", "send_recv"}
 
 
 @dataclass(slots=True)
