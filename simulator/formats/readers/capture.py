@@ -22,6 +22,8 @@ _KEYS: Final = {
     "signatures": list, "names": list, "groups": list, "ranks": list,
 }  # fmt: skip
 _RANK: Final = {"rank": int, "steady": int, "categories": dict, "answers": dict, "events": list}
+_WHOLE: Final = {int}
+_ARITY: Final[dict[int, int]] = {int(kind): number for kind, number in ARITY.items()}
 _AGAIN: Final = "capture the program again"
 
 
@@ -119,13 +121,8 @@ def _check_events(data: Mapping[str, Any], events: list[Any], place: str) -> Non
     alive: set[int] = set()
     sizes = {name: len(data[name]) for name in ("signatures", "names", "groups")}
     for index, event in enumerate(events):
-        whole = isinstance(event, list) and bool(event) and all(type(one) is int for one in event)
-        if (
-            not whole
-            or event[0] not in ARITY
-            or len(event) - 1 != ARITY[Kind(event[0])]
-            or not _known(event, sizes, alive)
-        ):
+        whole = type(event) is list and set(map(type, event)) == _WHOLE
+        if not whole or _ARITY.get(event[0]) != len(event) - 1 or not _known(event, sizes, alive):
             raise InputError(Fault(place=f"{place}: events[{index}]", problem=f"{event!r} is no event", remedy=_AGAIN))
 
 

@@ -24,8 +24,9 @@ _MOST = 1 << 26  # tokens of a file: what claims more is damaged
 Token = tuple[int, ...]
 
 # Kinds with a value that counts up, and its place behind the kind: calls (collectives and messages), and events
-_CALLS = {Kind.COLLECTIVE: 0, Kind.WAIT_WORK: 1, Kind.MESSAGE: 0}
-_EVENTS = {Kind.RECORD: 0, Kind.WAIT_EVENT: 1, Kind.WAIT_HOST: 0}
+_CALLS: dict[int, int] = {Kind.COLLECTIVE: 0, Kind.WAIT_WORK: 1, Kind.MESSAGE: 0}
+_EVENTS: dict[int, int] = {Kind.RECORD: 0, Kind.WAIT_EVENT: 1, Kind.WAIT_HOST: 0}
+_NAMED: dict[int, int] = {Kind.OPERATOR: 2, Kind.COLLECTIVE: 1}  # where a kind has a name
 _ALONE = -(1 << 30)  # in place of a batch
 
 
@@ -87,8 +88,8 @@ class _Standing:
     def place(self, kind: int) -> tuple[int, str]:
         """Where a kind has its growing value, and what that counts; -1: nowhere."""
         if kind in _CALLS:
-            return _CALLS[Kind(kind)], "calls"
-        return (_EVENTS[Kind(kind)], "events") if kind in _EVENTS else (-1, "")
+            return _CALLS[kind], "calls"
+        return (_EVENTS[kind], "events") if kind in _EVENTS else (-1, "")
 
     def passed(self, counted: str, value: int) -> None:
         """A number was seen."""
@@ -124,7 +125,7 @@ class _Relative:
         if place >= 0:
             value, told[place] = told[place], at.numbers[counted] - told[place]
             at.passed(counted, value)
-        named = {Kind.OPERATOR: 2, Kind.COLLECTIVE: 1}.get(Kind(kind))
+        named = _NAMED.get(kind)
         if named is not None:
             told[named : named + 1] = self._path(told[named])
         return (kind, *told)
@@ -174,7 +175,7 @@ class _Absolute:
             row = at.alive[category]
             storage = row.pop(len(row) - 1 - newer) if kind == Kind.FREE else row[len(row) - 1 - newer]
             return [kind, storage, *rest]
-        named = {Kind.OPERATOR: 2, Kind.COLLECTIVE: 1}.get(Kind(kind))
+        named = _NAMED.get(kind)
         if named is not None:
             told[named : named + 2] = [self._name(told[named], told[named + 1])]
         place, counted = at.place(kind)
