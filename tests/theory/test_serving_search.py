@@ -54,10 +54,10 @@ SPACES = {
         model=Model.load("mixtral-8x7b"),
         max_gpus=8,
         plan=InferencePlan(max_model_len=4096),
-        fixed={"pp": (1,), "prefill_pp": (1,), "prefill_tp": (4,), "max_sequences": (32,)},
+        fixed={"pp": (1,), "prefill_tp": (4,), "max_sequences": (32,)},
         slo=Slo(ttft_s={95: 0.1}, tpot_s={95: 0.02}),
     ),
-    "nothing": study(slo=Slo(tpot_s=1e-4), fixed={"pp": (1,), "prefill_pp": (1,), "max_sequences": (32,)}),
+    "nothing": study(slo=Slo(tpot_s=1e-4), fixed={"pp": (1,), "max_sequences": (32,)}),
 }
 
 

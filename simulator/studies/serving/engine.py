@@ -1,4 +1,4 @@
-"""The serving loop on SimPy's clock: arrivals, a queue and a scheduler for each lane, pipeline stages as resources.
+"""The serving loop on SimPy's clock: arrivals, a queue and a scheduler for each lane, pipeline stages that lanes share.
 
 An engine with pp stages has pp lanes, so that each stage works on another lane's step (vLLM's virtual engines); a request
 goes to the lane with the fewest unfinished requests, the first of them if several have. The host's time between steps
@@ -95,7 +95,7 @@ class Engine:
         self.lanes: list[Lane] = []
         plan = costs.plan
         for _ in range(plan.dp if engines is None else engines):
-            stages = [simpy.Resource(self._env) for _ in range(plan.pp)]
+            stages = [0.0] * plan.pp
             self.lanes += [Lane(self, self._env, costs, Scheduler(limits), stages) for _ in range(plan.pp)]
         for lane in self.lanes:
             self._env.process(lane.run())
@@ -165,7 +165,7 @@ def arrive(env: simpy.Environment, jobs: Sequence[RequestState], take: Callable[
 
 
 class Lane:
-    """One scheduler, and the stages that its steps pass."""
+    """One scheduler. free_s: when each stage that its steps pass is free, of all lanes of an engine."""
 
     def __init__(
         self,
@@ -173,10 +173,10 @@ class Lane:
         env: simpy.Environment,
         costs: StepCosts,
         scheduler: Scheduler,
-        stages: Sequence[simpy.Resource],
+        free_s: list[float],
     ) -> None:
         self._engine, self._env, self._costs = engine, env, costs
-        self.scheduler, self._stages = scheduler, stages
+        self.scheduler, self._free_s = scheduler, free_s
         self._idle: simpy.Event | None = None
 
     def wake(self) -> None:
@@ -195,23 +195,23 @@ class Lane:
                 continue
             begun_s = env.now
             times = costs.stages_s(batch)
-            if len(times) == 1:
-                yield env.timeout(overhead_s + times[0])
-            else:
-                yield from self._pass(overhead_s, times)
+            alone = len(times) == 1
+            yield env.timeout(overhead_s + times[0] if alone else self._passed_s(begun_s + overhead_s, times) - begun_s)
             prefill = sum(chunk.new for chunk in batch.chunks)
             self._measure(begun_s, times[0], prefill, batch.rows)
             finished = scheduler.complete(env.now)
             if finished:
                 self._engine.leave(finished, self)
 
-    def _pass(self, overhead_s: float, times: Sequence[float]) -> Process:
-        """Through every stage, each of which serves one lane at a time, in order of arrival."""
-        yield self._env.timeout(overhead_s)
-        for stage, seconds in zip(self._stages, times, strict=True):
-            with stage.request() as turn:
-                yield turn
-                yield self._env.timeout(seconds)
+    def _passed_s(self, at_s: float, times: Sequence[float]) -> float:
+        """When a step that reaches the first stage then has passed all. Each serves one lane at a time, in order of arrival.
+
+        No lane overtakes another, as all pass the same stages: so what is free when is known as soon as a step begins.
+        """
+        free = self._free_s
+        for stage, seconds in enumerate(times):
+            at_s = free[stage] = max(at_s, free[stage]) + seconds
+        return at_s
 
     def _measure(self, begun_s: float, busy_s: float, prefill: int, rows: int) -> None:
         meter, used = self._engine.meter, self.scheduler.used_blocks

@@ -72,15 +72,15 @@ def _legal(study: ServingSearch, prefix: str, faults: list[Fault]) -> tuple[tupl
 
 
 def _candidates(study: ServingSearch, prefix: str) -> Iterator[InferencePlan]:
-    """Every engine that is small enough."""
+    """Every engine that is small enough. Fixed degrees hold for both pools, unless that of prompts has its own."""
     fixed, most = study.fixed, study.largest_engine
     others = {name: values for name, values in fixed.items() if name not in DEGREES}
     ways: tuple[Any, ...] = fixed.get("experts") or (("split", "dealt") if study.model.experts else ("split",))
     for values in product(*others.values()):
         base = study.plan.model_copy(update=dict(zip(others, values, strict=True)) | _ALONE)
         for way in ways:
-            for tp in fixed.get(f"{prefix}tp") or legal_tp(study.model, dealt=way == "dealt"):
-                for pp in fixed.get(f"{prefix}pp") or _stages(study, most // tp):
+            for tp in fixed.get(f"{prefix}tp") or fixed.get("tp") or legal_tp(study.model, dealt=way == "dealt"):
+                for pp in fixed.get(f"{prefix}pp") or fixed.get("pp") or _stages(study, most // tp):
                     if tp * pp <= most and (way == "split" or tp > 1 or "experts" in fixed):
                         yield _engine(base, tp=tp, pp=pp, experts=way)
 
