@@ -43,6 +43,14 @@ served = serve(model, InferencePlan(tp=2), cluster, Workload(rate=4, num_request
 if served.latencies is not None:
     print(served.verdict, served.latencies.ttft.p99_s, served.memory.kv_tokens)
 
+from simulator import search_serving
+
+plans = search_serving(
+    model, cluster, Workload(rate=40, num_requests=100), Slo(ttft_s={95: 0.3}, tpot_s={95: 0.03}), fix={"pp": 1}, max_gpus=2
+)
+for found in plans.rows:
+    print(found.answer.num_devices, found.answer.plan.tp, found.answer.plan.dp, found.tokens_per_s_gpu)
+
 from simulator import InputError
 
 try:

@@ -94,7 +94,7 @@ def test_no_plan_meets_the_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Nearest: " in told
     assert "tpot p90: " in told
     assert "above 100 us; 0.0% of requests are within" in told
-    assert "To try: more GPUs (--gpus-needed)" in told
+    assert "To try: narrower weights" in told
 
 
 def test_more_than_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from simulator.studies.serving.slo import Limit
 from simulator.studies.serving_search.answers import Answer, Row, ServingSearchReport, degrees_of
 
 WIDTH = 150
+LIGHT = 0.3  # load below which more engines hardly shorten a queue
 FOLDED = (
     "Equal engines are simulated once, at their share of the rate: requests are dealt to them at random, and prompts reach "
     "engines that only decode as a stream of their own."
@@ -177,7 +178,7 @@ def _nearest(report: ServingSearchReport) -> list[str]:
     if near is not None:
         lines.append(f"Nearest: {words(near.plan)} on {counted(near.num_devices, 'GPU')}, which misses")
         lines += [f"  {_missed(each)}" for each in near.attainments if not each.held]
-        lines.append(_advice(near, any_nodes=study.any_nodes))
+        lines.append(_advice(near, more_gpus=not study.any_nodes and study.rate > LIGHT * near.capacity_per_s))
     return lines
 
 
@@ -190,10 +191,10 @@ def _missed(one: Attainment) -> str:
     )
 
 
-def _advice(near: Answer, *, any_nodes: bool) -> str:
+def _advice(near: Answer, *, more_gpus: bool) -> str:
     names = {one.name for one in near.attainments if not one.held}
     changes = ["narrower weights (--fix weights=fp8,int4)"]
     changes += ["smaller steps (--fix max_batched_tokens=512,2048,8192)"] if "tpot" in names else []
     changes += ["shorter prompts"] if "ttft" in names else []
-    more = "" if any_nodes else "more GPUs (--gpus-needed), "
+    more = "more GPUs (--gpus-needed), " if more_gpus else ""
     return f"To try: {more}{', '.join(changes)}, or another --cluster."
