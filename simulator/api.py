@@ -202,7 +202,7 @@ def search_serving(  # noqa: PLR0913  an option of the command line each
         plan=base,
         workload=workload,
         slo=slo,
-        stack=stack or Stack.load(base.stack),
+        stack=stack or Stack.of(base),
         calibration=calibration,
         fixed=degrees_given(base) | given,
         max_gpus=max_gpus,

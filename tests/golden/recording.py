@@ -40,7 +40,10 @@ FIGURES: Final[dict[str, tuple[str, ...]]] = {
         *("breakdown_s.*", "communication.*", "checkpoint.*", "kinds.*.used_bytes", "remedies.*.step_s"),
         *("memory.peak_*", "memory.outside_torch_bytes", "memory.*host_bytes", "memory.by_category.*"),
     ),
-    "serve": ("verdict", "latencies.*", "load.capacity_per_s", "memory.*_bytes", "costs.*.million_tokens"),
+    "serve": (
+        *("verdict", "latencies.*", "load.capacity_per_s", "memory.*_bytes", "costs.*.million_tokens"),
+        *("handed_over.*", "gpus", "least_gpus", "plans.*.gpus", "plans.*.capacity_per_s", "nearest.gpus"),
+    ),
     "search": (
         "counts.*",
         "plans.*.plan.*",
