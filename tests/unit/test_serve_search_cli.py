@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from simulator import Cluster, InferencePlan, Model, Slo, Workload, search_serving
-from simulator.base.errors import ArgumentError
+from simulator import Cluster, InferencePlan, InputError, Model, Slo, Stack, Workload, search_serving
+from simulator.base.errors import ArgumentError, PlanError
 from simulator.base.exit_codes import ExitCode
 from simulator.cli import main
 from simulator.spec.prices import Prices
+from simulator.studies.search.driver import Progress
+from simulator.studies.serving_search import SearchInterrupted, ServingSearch, ServingSearchReport
+from simulator.studies.serving_search import search_serving as find_plans
+from simulator.studies.serving_search.text import render
 
 UNRATED = [
     *("serve", "--search", "--model", "llama3.2-1b", "--max-gpus", "2", "--requests", "30", "--output", "20"),
@@ -159,3 +166,82 @@ def test_from_python(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as caught:
         search_serving(*nouns, Slo(ttft_s=1), fix={"tpp": 1, "weights": ["int3"]}, disaggregated="maybe")  # type: ignore[arg-type]
     assert len(caught.value.faults) == 3
+
+
+def small(**changes: object) -> ServingSearch:
+    usual = ServingSearch(
+        model=Model.load("llama3.2-1b"),
+        cluster=Cluster.load("hgx-h100-8"),
+        plan=InferencePlan(),
+        workload=Workload(rate=20, num_requests=20, output_tokens=10),
+        slo=Slo(ttft_s=1.0),
+        stack=Stack.load("vllm-2025"),
+        fixed={"pp": (1,)},
+        max_gpus=2,
+    )
+    return replace(usual, **changes)
+
+
+def test_answers_of_one_token_and_a_single_request() -> None:
+    """No further token: no speed for a user, no pool that decodes."""
+    found = find_plans(
+        small(workload=Workload(rate=20, num_requests=20, output_tokens=1), slo=Slo(tpot_s=0.1, ttft_s=1))
+    )
+    assert [row.answer.plan.prefill_dp for row in found.rows] == [0, 0]
+    assert [row.answer.tokens_per_s_user for row in found.rows] == [None, None]
+    assert "tpot p99" in told(found)
+    alone = find_plans(small(workload=Workload(rate=0.001, num_requests=1, output_tokens=3)))
+    assert alone.best is not None
+    assert alone.best.answer.num_devices == 1
+
+
+def told(report: ServingSearchReport) -> str:
+    console = Console(file=StringIO(), width=150, no_color=True)
+    console.print(render(report))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_what_no_search_can_answer_is_refused() -> None:
+    with pytest.raises(InputError, match="are 9000, beyond 8192"):
+        find_plans(
+            small(model=Model.load("llama3-8b"), workload=Workload(rate=1, prompt_tokens=8000, output_tokens=1000))
+        )
+    with pytest.raises(PlanError, match="Mamba"):
+        find_plans(small(model=Model.load("nemotron-h-8b")))
+    with pytest.raises(PlanError, match="tp = 7 does not divide"):
+        find_plans(small(fixed={"tp": (7,)}))
+    with pytest.raises(InputError, match="a trace has its own rate"):
+        small(workload=Workload(trace="day.csv"))
+
+
+def test_an_absurd_rate_is_an_answer() -> None:
+    found = find_plans(small(workload=Workload(rate=1e9, num_requests=20, output_tokens=10), fixed={"pp": (1, 2)}))
+    assert found.best is None
+    assert found.counts.plays == 0
+    assert found.least_devices is not None
+    assert found.least_devices > 1e5
+    assert "The queue grows without end" in told(found)
+
+
+def test_what_is_known_is_told_when_interrupted() -> None:
+    def stop(progress: Progress) -> None:
+        if progress.best is not None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(SearchInterrupted) as caught:
+        find_plans(small(), tell=stop)
+    report = caught.value.report
+    assert report.interrupted
+    assert report.rows
+    assert told(report).startswith("INTERRUPTED, best so far: llama3.2-1b")
+    assert report.as_json()["interrupted"] is True
+
+
+def test_numbers_that_are_fixed_are_kept() -> None:
+    found = find_plans(small(fixed={"pp": (1,), "tp": (1,), "dp": (2,), "prefill_dp": (2,)}, max_gpus=4))
+    assert {(row.answer.plan.dp, row.answer.plan.prefill_dp) for row in found.rows} == {(2, 0), (2, 2)}
+    fp8 = find_plans(small(fixed={"pp": (1,), "tp": (1,), "weights": ("bf16", "fp8")}, disaggregated="no"))
+    assert {row.answer.plan.weights for row in fp8.rows} == {"bf16", "fp8"}
+    assert fp8.best is not None
+    assert fp8.best.answer.plan.weights == "fp8"  # as few GPUs, and quicker

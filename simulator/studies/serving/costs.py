@@ -16,6 +16,7 @@ from functools import cached_property
 
 from simulator.base.errors import Fault, StackError
 from simulator.base.kernels import DTYPE_BYTES, Gemm, Kernel, launches
+from simulator.parallel.mesh import GroupShape
 from simulator.play.lower.work import Clock
 from simulator.spec.calibration import Calibration
 from simulator.spec.calibration.collective_curves import LinkCurves
@@ -103,6 +104,7 @@ class StepCosts:
         self._heads: dict[int, Cost] = {}
         self.attention = AttentionCosts(self.shards[0].part, plan, lambda tokens: self._linear_of(tokens)[1])
         self._exchanges: dict[tuple[str, int], float] = {}
+        self._messages: dict[tuple[GroupShape, int], float] = {}
         self._captured: dict[int, tuple[float, ...]] = {}
 
     @cached_property
@@ -256,9 +258,17 @@ class StepCosts:
 
     def _message_s(self, stage: int, tokens: int) -> float:
         """A stage's result to the next one: [n, d_model] in the compute dtype."""
-        size = tokens * self.model.d_model * DTYPE_BYTES[self.plan.compute_dtype]
-        shape = pipeline_shape(self.plan, self.cluster, stage)
-        return float(collective_s("send_recv", size, shape, self.cluster, curves=self._curves, nccl=self._nccl))
+        size, shape = tokens * self.model.d_model * DTYPE_BYTES[self.plan.compute_dtype], self._links[stage]
+        found = self._messages.get((shape, size))
+        if found is None:
+            spent = collective_s("send_recv", size, shape, self.cluster, curves=self._curves, nccl=self._nccl)
+            found = self._messages[shape, size] = float(spent)
+        return found
+
+    @cached_property
+    def _links(self) -> tuple[GroupShape, ...]:
+        """Of each stage and the next."""
+        return tuple(pipeline_shape(self.plan, self.cluster, stage) for stage in range(self.plan.pp - 1))
 
     def _clock_of(self, layer: ForwardOps, tokens: int) -> Clock:
         """The clock that the power cap leaves a step of such layers (simulator.play.lower.power), in hundredths of use."""

@@ -60,7 +60,7 @@ def serve(  # noqa: PLR0913  one a noun
     calibration = calibration or Calibration.for_device(cluster.device)
     curves = curves or calibration.links or default_curves()
     check(plan, model, cluster)
-    _check_requests(model, plan, requests)
+    check_requests(model, plan, requests)
     setting = Deployment.of(model, plan, cluster, stack, calibration, curves)
     said = sources(setting.costs, calibration, cluster, curves)
     if not setting.tightest.memory.fit.runs:
@@ -150,8 +150,8 @@ class _Progress:
         return None if progress is None else lambda done, _: progress(before + done, total)
 
 
-def _check_requests(model: Model, plan: InferencePlan, requests: Sequence[Request]) -> None:
-    """Raise InputError where there are none, where they are out of order, or longer than a sequence may be."""
+def check_requests(model: Model, plan: InferencePlan, requests: Sequence[Request]) -> None:
+    """Raises InputError where there are none, where they are out of order, or longer than a sequence may be."""
     if not requests:
         raise InputError(Fault(place="requests", problem="there are none", remedy="one at least"))
     times = [request.arrival_s for request in requests]

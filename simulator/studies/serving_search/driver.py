@@ -15,6 +15,7 @@ from simulator.spec.prices import Price, Prices
 from simulator.studies.search.driver import Progress
 from simulator.studies.serving import InferencePlan
 from simulator.studies.serving.report import judged
+from simulator.studies.serving.serving import check_requests
 from simulator.studies.serving_search.answers import Answer, Counts, ServingSearchReport, rows_of
 from simulator.studies.serving_search.assurance import surely, wholly
 from simulator.studies.serving_search.floors import Floors, floors_of
@@ -56,8 +57,8 @@ def search_serving(
 ) -> ServingSearchReport:
     """The serving plans that meet the study's limits on the fewest GPUs.
 
-    jobs: processes. notes: a journal of finished parts. Raises PlanError where no layout is legal, InputError where the
-    cluster has no price; SearchInterrupted on Ctrl-C.
+    jobs: processes. notes: a journal of finished parts. Raises PlanError where no layout is legal, InputError where a
+    request is too long or the cluster has no price; SearchInterrupted on Ctrl-C.
     """
     price = min(prices.of(study.cluster), key=lambda one: one.gpu_hour) if prices is not None else None
     with Workers(study, jobs, notes) as workers:
@@ -81,6 +82,8 @@ class _Run:
     def __init__(self, study: ServingSearch, workers: Workers, tell: Tell) -> None:
         self.study, self._workers, self._player, self._tell = study, workers, workers.player, tell
         self.space = layouts(study)
+        for one in {layout.max_model_len: layout for layout in self.space.engines}.values():
+            check_requests(study.model, one, self._player.requests)
         self._single: list[Answer] = []
         self._paired: dict[str, list[Answer]] = {}  # of a layout that decodes, the best or all
         self._done: dict[tuple[Role, str], Side | None] = {}  # what a pool's own limits leave

@@ -98,7 +98,8 @@ class Player:
     def deployed(self, layout: InferencePlan, engines: int) -> Deployment:
         """One engine among so many. Its prices depend on them only where their groups share links."""
         study = self.study
-        plan = layout.model_copy(update={"dp": engines})
+        most = math.lcm(study.cluster.gpus_per_node, study.cluster.nvlink_domain_size)  # further ones lie as these do
+        plan = layout.model_copy(update={"dp": min(engines, most)})
         stages = tuple(pipeline_shape(plan, study.seen, stage) for stage in range(plan.pp - 1))
         key = key_of(layout), tensor_shape(plan, study.seen), stages
         found = self._deployed.get(key)
