@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,19 +19,11 @@ from simulator.cli.options import FILE, loaded_prices, write_json
 from simulator.cli.progress import StatusLine
 from simulator.cli.terminal import show
 from simulator.formats.study.overrides import literal
-from simulator.formats.study.serving import ServingStudy
-from simulator.studies.search.driver import Progress
-from simulator.studies.serving_search import (
-    DISAGGREGATED,
-    Notes,
-    SearchInterrupted,
-    ServingSearch,
-    ServingSearchReport,
-    degrees_given,
-    fix_faults,
-    search_serving,
-)
-from simulator.studies.serving_search.text import WIDTH, render
+
+if TYPE_CHECKING:
+    from simulator.formats.study.serving import ServingStudy
+    from simulator.studies.search.driver import Progress
+    from simulator.studies.serving_search import ServingSearch, ServingSearchReport
 
 OF_SEARCH: Mapping[str, str] = {  # of --search alone
     "gpus_needed": "--gpus-needed",
@@ -63,7 +55,7 @@ def search_options(function: Callable[..., int]) -> Callable[..., int]:
             ),
             click.option(
                 "--disaggregated",
-                type=click.Choice(DISAGGREGATED),
+                type=click.Choice(["both", "yes", "no"]),
                 help="Of --search: prompts on engines of their own. [both]",
             ),
             click.option("--top", type=click.IntRange(1, 10_000), help="Of --search: plans in the table. [10]"),
@@ -120,6 +112,8 @@ def option_faults(options: Mapping[str, Any], *, interval: bool, highest_rate: b
 
 def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool, plain: bool) -> int:
     """Search, print, and say by the exit code whether a plan meets the limits."""
+    from simulator.studies.serving_search import Notes, SearchInterrupted, search_serving
+
     study = study_of(asked, options)
     prices = loaded_prices(options)
     if prices is not None:
@@ -140,6 +134,8 @@ def run_search(asked: ServingStudy, options: Mapping[str, Any], *, as_json: bool
 
 def study_of(asked: ServingStudy, options: Mapping[str, Any]) -> ServingSearch:
     """The study of the command line, whose options have been judged. Raises InputError with every fault."""
+    from simulator.studies.serving_search import ServingSearch, degrees_given
+
     faults: list[Fault] = []
     fixed = degrees_given(asked.plan)
     for text in options["fixes"]:
@@ -178,6 +174,8 @@ def _fix(text: str) -> tuple[str, tuple[Any, ...], list[Fault]]:
     if not equals or not values:
         remedy = "--fix field=value, or several with commas"
         return name, (), [Fault(place=place, problem="has no value", remedy=remedy)]
+    from simulator.studies.serving_search import fix_faults
+
     found = tuple(literal(part.strip()) for part in values.split(","))
     return name, found, fix_faults(name, found, place)
 
@@ -186,6 +184,8 @@ def _print(report: ServingSearchReport, *, as_json: bool, plain: bool) -> None:
     if as_json:
         write_json(report.as_json())
     else:
+        from simulator.studies.serving_search.text import WIDTH, render
+
         show(render(report), plain=plain, width=WIDTH)
 
 
