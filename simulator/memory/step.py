@@ -20,7 +20,7 @@ from simulator.parallel.model_shard import ModelShard, body_names
 from simulator.spec.model import Model
 from simulator.spec.plan import Plan
 from simulator.spec.software.stack import Stack
-from simulator.work.ops import ModelBlocks
+from simulator.work.ops import ModelBlocks, uses_autocast
 from simulator.work.script import resident_tensors, step_script
 from simulator.work.script.buffers import Buffers
 from simulator.work.script.instructions import (
@@ -115,6 +115,7 @@ class StepWriter:
         self._adding = (
             record_tapes(blocks, plan, stack, keep_gradients=False) if plan.num_micro_batches > 1 else self._tapes
         )
+        self._sums_tied = not (uses_autocast(stack, plan) or stack.traits.gradient_buffer)
         self._inputs = 0
         self._workspaces: list[int] = []
         self._made: set[tuple[int, int]] = set()
@@ -342,7 +343,7 @@ class StepWriter:
         writer.play(tape.backward, base, given, state.value)
         state.value = _outside(tape.gradient, base, given, state.value)
         if unit == ROOT and self.model.tied_embeddings:
-            state.own = self._added_to_head(state.own)
+            state.own = self._added_to_head(state)
 
     def _gradient(self, state: _InFlight, one: Pass, unit: int, name: str) -> None:
         """The root's gradients are reduced together, with the embedding's where that is here."""
@@ -355,13 +356,19 @@ class StepWriter:
         own = state.head + state.own if unit == ROOT else state.own
         self.buffers.after_backward(unit, own, sync=one.syncs)
 
-    def _added_to_head(self, gradients: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _added_to_head(self, state: _InFlight) -> list[tuple[int, int]]:
         """A tied matrix has one gradient: the embedding's is added to the head's, and goes.
 
-        DTensor's is the whole table's: the rank's part of it and the sum are tensors of their own.
+        DTensor's is the whole table's: the rank's part of it and the sum are tensors of their own. So is the sum where no cast
+        stands between the head's product and the matrix: its gradient is then the transposed view of another tensor, which
+        autograd does not add to in place (torch 2.13, input_buffer.cpp, can_accumulate_inplace).
         """
-        table = self.model.vocab_size * self.model.d_model
+        gradients, table = state.own, self.model.vocab_size * self.model.d_model
         tied = (table, table * self.plan.tp)
+        if self._sums_tied and any(numel == table for _, numel in gradients):
+            total = self.writer.alloc(table * self._parameter_bytes, "gradients")
+            self.writer.free(*[slot for slot, numel in state.head if numel == table])
+            state.head = [(total if numel == table else slot, numel) for slot, numel in state.head]
         for slot, numel in gradients:
             if numel > table and numel == tied[1]:
                 size = table * self._parameter_bytes

@@ -264,6 +264,27 @@ def test_other_implementations_hold_what_is_predicted(option: str) -> None:
         assert 0 <= predicted.peak_by_phase_bytes[phase] - size <= 24 * model.num_layers, phase
 
 
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a tied table, few tokens": ({"tied_embeddings": True, "vocab_size": 8192}, {"seq_len": 16, "precision": "bf16"}),
+    "a tied table, accumulated": (
+        {"tied_embeddings": True, "vocab_size": 8192},
+        {"seq_len": 16, "precision": "bf16", "num_micro_batches": 2},
+    ),
+    "half of the channels turn": ({"rotary_fraction": 0.5, "num_kv_heads": 4}, {"seq_len": 512, "precision": "bf16"}),
+    "all turn": ({"num_kv_heads": 4}, {"seq_len": 512, "precision": "bf16"}),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_sums_of_tied_tables_and_copies_of_joined_heads(name: str) -> None:
+    """Where the peak is the table's sum, and where attention's result lies by heads, in every phase."""
+    changes, options = LAYOUTS[name]
+    model, asked = Model.model_validate(TINY.model_dump() | changes), plan(dp_shard=4, **options)
+    tracked, predicted = fake.play(model, asked, CPU), borders(model, asked, CPU, granularity_bytes=1)
+    for phase, size in tracked.peak_by_phase_bytes.items():
+        assert 0 <= predicted.peak_by_phase_bytes[phase] - size <= 24 * model.num_layers, phase
+
+
 def test_on_a_cpu_offloaded_states_are_counted_with_the_rest() -> None:
     asked = plan(dp_shard=4, offload=STATES)
     assert fake.play(TINY, asked, CPU) == fake.play(TINY, plan(dp_shard=4), CPU)

@@ -10,7 +10,7 @@ from simulator.work.ops.latent import latent_projections
 from simulator.work.ops.linear import linear
 from simulator.work.ops.norm import norm
 from simulator.work.ops.op_context import OpContext
-from simulator.work.ops.rope import rotate
+from simulator.work.ops.rope import rejoins, rotate
 from simulator.work.ops.tensor_parallel import FED, enter, leave, whole_columns
 
 _SOFTMAX_MATRICES = 4  # of scores, that a thread block of Megatron's fused softmax takes
@@ -189,7 +189,10 @@ def _core_fused(g: Graph, s: OpContext, q: Value, k: Value, v: Value) -> Value:
         backward_exchanges=ring(s, "all_gather", "reduce_scatter"),
         selective_save=True,
     )
-    return o
+    if not rejoins(s):
+        return o
+    merged = g.value("o.merged", o.numel, o.dtype)  # its gradient comes back as a view
+    return g.pointwise("o.merged", [o], merged, aliases=[o], op=_reorder(s))
 
 
 def _rounded(s: OpContext, seq: int) -> int:

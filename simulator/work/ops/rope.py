@@ -28,6 +28,16 @@ def rotate(g: Graph, s: OpContext, values: list[Value]) -> list[Value]:
     return [_half(g, s, x, tables) for x in values]
 
 
+def rejoins(s: OpContext) -> bool:
+    """Operators join turned channels to the others by `cat`, whose result lies by heads, as attention's does then.
+
+    So the heads of a token are put beside each other by a copy; else Q, and with it attention's result, lies by tokens.
+    """
+    m, kernels = s.model, s.stack.kernels
+    turns = m.positions == "rope" and m.rotary_fraction < 1 and m.latent is None
+    return turns and kernels.rope == "half" and s.stack.traits.runs_operators
+
+
 def _tables(g: Graph, s: OpContext) -> list[Value]:
     """Tables of cosines and sines in the compute dtype; the fp32 tables are buffers, so in fp32 nothing is made."""
     if s.dtype == "fp32":
