@@ -206,6 +206,7 @@ def lower(
     """
     legal(model, plan, cluster, stack)
     model, asked, stack = stack.stored(model), stack, _as_hosted(stack, plan, cluster)
+    stack = stack.without_interpreter() if calibration.kind == "ideal" else stack
     exceptions, kinds = cluster.exceptions, GpuKinds.of(cluster) if cluster.exceptions else None
     mesh, cluster = Mesh(plan, cluster), cluster.usual
     blocks = build_blocks(model, stack, plan)

@@ -33,6 +33,8 @@ FLAT_NAMES: Final = {
     "host_launch_s": "host.launch_s",
     "host_module_s": "host.module_s",
     "host_layer_s": "host.layer_s",
+    "host_dtensor_s": "host.dtensor_s",
+    "host_redistribute_s": "host.redistribute_s",
     "host_parameter_s": "host.parameter_s",
     "host_message_s": "host.message_s",
     "activation_tensors": "host.activation_tensors",

@@ -148,6 +148,17 @@ class HostTimes(Strict):
         description="host time of a layer, each way, for what is no launch, linear layer, attention or collective: views, modules, "
         "autograd's nodes, Triton's launchers ([host](../background/host.md#eager-pytorch))",
     )
+    dtensor_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="host time that DTensor adds to a linear layer which tensor parallelism splits, each way: its operators, hooks "
+        "that wrap and unwrap tensors ([host](../background/host.md#tensor-parallelism-by-dtensor))",
+    )
+    redistribute_s: Seconds = Field(
+        ge=0,
+        default=0.0,
+        description="host time that DTensor adds to a tensor-parallel collective: the change of layout around it",
+    )
     parameter_s: Seconds = Field(
         ge=0,
         default=0.0,

@@ -44,6 +44,8 @@ _COEFFICIENTS = (
     "host_launch_s",
     "host_module_s",
     "host_layer_s",
+    "host_dtensor_s",
+    "host_redistribute_s",
     "host_parameter_s",
     "host_message_s",
     "host_kernel_s",
@@ -56,12 +58,17 @@ _COEFFICIENTS = (
     "step_overhead_s",
     "experts_sigma",
 )
+_INTERPRETER = (
+    "host_layer_s",
+    "host_dtensor_s",
+    "host_redistribute_s",
+    "host_parameter_s",
+    "host_message_s",
+)
 _HOST_TIMES = (
     "host_launch_s",
     "host_module_s",
-    "host_layer_s",
-    "host_parameter_s",
-    "host_message_s",
+    *_INTERPRETER,
     "host_kernel_s",
     "host_collective_s",
     "host_unit_s",
@@ -170,6 +177,10 @@ class Stack(Nested):
     def without_host(self) -> Self:
         """The same where one launch starts the whole of forward and backward."""
         return self.copy_with(**dict.fromkeys(_HOST_TIMES, 0.0))
+
+    def without_interpreter(self) -> Self:
+        """The same where nothing but launches, modules and collectives takes the host: what is ideal has no other losses."""
+        return self.copy_with(**dict.fromkeys(_INTERPRETER, 0.0)) if any(map(self.value, _INTERPRETER)) else self
 
     def further_kernel_s(self) -> float:
         """Host time of each kernel of a call after the first."""

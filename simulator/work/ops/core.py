@@ -64,6 +64,7 @@ class Op:
     selective_save: the selective checkpointing policy keeps its outputs instead of running it again.
     captured: in a CUDA graph, which the host launches whole.
     by_torch: its elementwise kernels are torch's own, one an operator, also where the stack's are written by hand.
+    dispatched: DTensor runs it, whose Python takes the host.
     waits: the host waits for its forward's end, for it needs a number that the forward makes.
     """
 
@@ -87,6 +88,7 @@ class Op:
     captured: bool = False
     by_torch: bool = False
     waits: bool = False
+    dispatched: bool = False
 
     @property
     def saves_only_inputs(self) -> bool:

@@ -107,6 +107,7 @@ class Graph:
         selective_save: bool = False,
         by_torch: bool = False,
         waits: bool = False,
+        dispatched: bool = False,
     ) -> None:
         """Append an op. `grads` are the inputs that get a gradient of their own storage, `aliases` those that don't."""
         op = Op(
@@ -129,6 +130,7 @@ class Graph:
             selective_save=selective_save,
             by_torch=by_torch,
             waits=waits,
+            dispatched=dispatched,
         )
         self._ops.append(op)
 

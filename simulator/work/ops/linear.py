@@ -70,6 +70,7 @@ def linear(  # noqa: PLR0913  a product has that many facts
         forward_temporary_bytes=comm.forward_temporary_bytes(whole_input, whole_output),
         backward_temporary_bytes=comm.backward_temporary_bytes(whole_input, t * k * s.element_bytes, whole_output),
         selective_save=True,
+        dispatched=s.plan.tp > 1 and split != "none" and s.stack.traits.dtensor,
     )
     return y
 
