@@ -39,7 +39,7 @@ def step_s(stack: Stack, **fields: object) -> float:
 
 
 @pytest.mark.parametrize("sequences", [False, True])
-def test_a_step_that_waits_for_the_host_takes_what_a_layer_has_of_each(sequences: bool) -> None:
+def test_a_step_that_waits_for_the_host_takes_what_a_layer_has_of_each(*, sequences: bool) -> None:
     """Seven linear layers and the head, there and back; two changes of layout each way a layer, or twice as many."""
     fields = {"tp": 8, "sequence_parallel": sequences}
     base = step_s(PLAIN, **fields)
