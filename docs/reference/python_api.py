@@ -46,7 +46,12 @@ if served.latencies is not None:
 from simulator import search_serving
 
 plans = search_serving(
-    model, cluster, Workload(rate=40, num_requests=100), Slo(ttft_s={95: 0.3}, tpot_s={95: 0.03}), fix={"pp": 1}, max_gpus=2
+    model,
+    cluster,
+    Workload(rate=40, num_requests=100),
+    Slo(ttft_s={95: 0.3}, tpot_s={95: 0.03}),
+    fix={"pp": 1},
+    max_gpus=2,
 )
 for found in plans.rows:
     print(found.answer.num_devices, found.answer.plan.tp, found.answer.plan.dp, found.tokens_per_s_gpu)

@@ -52,7 +52,9 @@ def issued_s(exchange: Exchange, stack: Stack) -> float:
     """Host time to issue it; of copies, each and its signal; none inside a CUDA graph."""
     if exchange.captured:
         return 0.0
-    return 2 * exchange.pieces * stack.further_kernel_s() if exchange.copied else stack.host.collective_s
+    if exchange.copied:
+        return 2 * exchange.pieces * stack.further_kernel_s()
+    return stack.host.collective_s + (stack.host.redistribute_s if exchange.axis == "tp" else 0.0)
 
 
 def times(one: CollectiveCost, count: int) -> CollectiveCost:
