@@ -38,8 +38,29 @@ class Stated:
     links: Links
 
 
+class _Shared(tuple[Stated, ...]):
+    """What all calls of a kind on one cluster share: told apart by identity, as a sweep's hash would cost more than the call."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+
+
+_MOST: Final = 1024  # clusters times kinds that are remembered
+_known: dict[tuple[int, str, Nccl], tuple[Cluster, _Shared]] = {}
+
+
 def stated_of(cluster: Cluster, kind: str, nccl: Nccl) -> tuple[Stated, ...]:
     """The numbers that `kind` follows inside nodes and between them: its own, or the nearest kind's."""
+    key = (id(cluster), kind, nccl)
+    if key not in _known:
+        if len(_known) >= _MOST:
+            _known.clear()
+        _known[key] = cluster, _Shared(_found(cluster, kind, nccl))  # with the cluster, so that the id stays its own
+    return _known[key][1]
+
+
+def _found(cluster: Cluster, kind: str, nccl: Nccl) -> tuple[Stated, ...]:
     known = {one: _of_kind(cluster, one, nccl) for one in {each.collective for each in cluster.fabric.measured}}
     found: list[Stated] = []
     for far in (False, True):
