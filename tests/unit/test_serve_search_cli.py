@@ -210,7 +210,9 @@ def test_what_no_search_can_answer_is_refused() -> None:
     with pytest.raises(PlanError, match="Mamba"):
         find_plans(small(model=Model.load("nemotron-h-8b")))
     with pytest.raises(PlanError, match="tp = 7 does not divide"):
-        find_plans(small(fixed={"tp": (7,)}))
+        find_plans(small(fixed={"tp": (7,)}, max_gpus=8))
+    with pytest.raises(PlanError, match="takes more than 2 GPUs"):
+        find_plans(small(fixed={"tp": (4,)}))
     with pytest.raises(InputError, match="a trace has its own rate"):
         small(workload=Workload(trace="day.csv"))
 

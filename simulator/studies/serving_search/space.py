@@ -37,7 +37,9 @@ def layouts(study: ServingSearch) -> Layouts:
     pooled, fixed = study.disaggregated != "no", study.fixed
     prompts, refused_too = _legal(study, "prefill_", faults) if pooled else ((), 0)
     if not engines or (study.disaggregated == "yes" and not prompts):
-        raise PlanError(list(dict.fromkeys(faults))[:_SHOWN])
+        problem = f"an engine of the degrees that are given takes more than {study.largest_engine} GPUs"
+        none = Fault(place="inference: degrees", problem=problem, remedy="smaller degrees, or more nodes")
+        raise PlanError(list(dict.fromkeys(faults))[:_SHOWN] or none)
     return Layouts(
         engines=engines,
         prompts=prompts,
