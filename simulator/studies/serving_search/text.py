@@ -53,7 +53,8 @@ def _headline(report: ServingSearchReport) -> str:
     state = "INTERRUPTED, best so far: " if report.interrupted else ""
     best = report.best or (report.rows[0] if report.rows else None)
     if best is None:
-        return f"{state}{what}: no layout meets the limits"
+        found = "no plan that meets the limits is known yet" if report.interrupted else "no layout meets the limits"
+        return f"{state}{what}: {found}"
     nodes = -(-best.answer.num_devices // study.cluster.gpus_per_node)
     size = f"{counted(best.answer.num_devices, 'GPU')} ({counted(nodes, 'node')})"
     return f"{state}{what}: {size}, {words(best.answer.plan)}"
