@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from simulator import Cluster, InferencePlan, Model, Slo, Stack, Workload
 from simulator.studies.serving import Batch, Chunk, StepCosts, Uniform, serve
 from simulator.studies.serving.deployment import Deployment
+from simulator.studies.serving.plan import Weights
 from simulator.studies.serving_search import ServingSearch, search_serving
 from simulator.studies.serving_search.floors import Floors, floors_of
 from simulator.studies.serving_search.plays import Player
@@ -20,7 +22,7 @@ from simulator.studies.serving_search.tasks import fewest
 from tests.examples import examples
 
 
-def study(**changes: object) -> ServingSearch:
+def study(**changes: Any) -> ServingSearch:
     """A small model on four GPUs."""
     usual = ServingSearch(
         model=Model.load("llama3.2-1b"),
@@ -151,7 +153,7 @@ MODELS = ("llama3.2-1b", "llama3-8b", "mixtral-8x7b", "deepseek-v3")
     chunks=st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 3000)), max_size=4),
 )
 def test_no_step_beats_its_bound(
-    name: str, cluster: str, tp: int, pp: int, weights: str, decodes: list[int], chunks: list[tuple[int, int]]
+    name: str, cluster: str, tp: int, pp: int, weights: Weights, decodes: list[int], chunks: list[tuple[int, int]]
 ) -> None:
     """Any step takes at least the bound of each request in it: of a token behind its context, and its pieces' share."""
     model, machine = Model.load(name), Cluster.load(cluster)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -168,7 +169,7 @@ def test_from_python(tmp_path: Path) -> None:
     assert len(caught.value.faults) == 3
 
 
-def small(**changes: object) -> ServingSearch:
+def small(**changes: Any) -> ServingSearch:
     usual = ServingSearch(
         model=Model.load("llama3.2-1b"),
         cluster=Cluster.load("hgx-h100-8"),
