@@ -53,6 +53,13 @@ def calls(one: Capture) -> list[list[object]]:
     return found
 
 
+def waited_for(one: Capture) -> bool:
+    """The program waits for every collective and message: nothing computes on what has not arrived."""
+    events = one.events[one.steady :]
+    called = {event[1] for event in events if event[0] in (Kind.COLLECTIVE, Kind.MESSAGE)}
+    return called == {event[2] for event in events if event[0] == Kind.WAIT_WORK}
+
+
 def for_real(tmp_path: Path, script: Path, ranks: int, *arguments: str) -> list[list[list[object]]]:
     """The same of every rank, as torch's dispatcher tells it of a run over gloo."""
     with socket.socket() as one:
@@ -86,6 +93,7 @@ def test_tensor_and_pipeline_parallel_ranks_call_what_a_real_run_calls(tmp_path:
     real = for_real(tmp_path, LLAMA, 4, *flags)
     for rank, each in every.items():
         assert calls(each) == real[rank], rank
+        assert waited_for(each)
     kinds = Counter(kind for kind, *_ in calls(one))
     assert kinds["send"] == kinds["receive"] == 3
     found = predict_program(one, Cluster.load("hgx-h100-8").model_copy(update={"gpus_per_node": 4}))

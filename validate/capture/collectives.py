@@ -225,7 +225,7 @@ class Collectives:
         results, inputs = trees.tensors(found), trees.tensors(args)
         full = inputs if kind in _FULL_OF_INPUT else results
         size = sum(one.numel() * one.element_size() for one in full)
-        number = self.write(kind, group, size, inputs if kind == "reduce_scatter" else results, waits=False)
+        number = self.write(kind, group, size, waits=False)
         for one in results:
             self._values[self._storages.see(one)] = number
 

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simulator.work.captured.capture import Kind
@@ -46,7 +47,7 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         self._log, self._storages, self._modules, self._collectives = log, storages, modules, collectives
         self.paused = 0
 
-    def __torch_dispatch__(  # noqa: PLR0911  a case each
+    def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = {**kwargs, "pin_memory": False} if kwargs and kwargs.get("pin_memory") else kwargs or {}
@@ -54,6 +55,11 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if any(one not in _OWN for one in types):
             return NotImplemented  # wrappers as DTensor come back here with what they hold
+        if func is _WRAP:  # its fake operator would be another tensor, which nobody waits for
+            return AsyncCollectiveTensor(args[0])
+        return self._dispatched(func, types, args, kwargs)
+
+    def _dispatched(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             return self._value(args[0])
         if func is torch.ops.aten.is_pinned.default:
@@ -111,6 +117,9 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         log, given = self._log, (args, kwargs)
         log.phase = self._modules.phase()
+        if func is _WAIT:  # gives its argument back, where the fake operator would make another tensor
+            self._collectives.operator(func, args, args[0])
+            return args[0]
         if not all(isinstance(one, FakeTensor) for one in read):
             args, kwargs = trees.mapped((args, kwargs), self._faked)
         try:
@@ -122,6 +131,8 @@ class CaptureMode(TorchDispatchMode):  # type: ignore[misc]
         if made or any(one.device.type == "cuda" for one in read):
             if func.namespace not in ("c10d", "_c10d_functional") and log.detailed and not _is_view(func):
                 self._write(func, args, kwargs, found)
+            elif func in _COPIED and log.detailed:
+                self._write(aten.clone.default, args[:1], {}, found)
             for one in made:
                 self._storages.see(one)
             self._collectives.operator(func, args, found)
@@ -170,7 +181,10 @@ def _is_view(func: Any) -> bool:
     return func in _NO_KERNEL
 
 
-aten = torch.ops.aten
+aten, functional = torch.ops.aten, torch.ops._c10d_functional
+_WAIT = functional.wait_tensor.default
+_WRAP = getattr(getattr(functional, "_wrap_tensor_autograd", None), "default", None)  # of torch 2.13
+_COPIED = {functional.all_reduce.default, functional.broadcast.default}  # on a copy of what they are given
 _NO_KERNEL = {
     aten._unsafe_view.default, aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
     aten.new_empty.default, aten.new_empty_strided.default, aten.set_.source_Storage, aten.set_.source_Storage_storage_offset,
