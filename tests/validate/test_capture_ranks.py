@@ -155,6 +155,15 @@ def test_ranks_that_wait_for_one_another_are_told(tmp_path: Path, capsys: pytest
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rank_that_raises_ends_all_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(DATA / "stages.py"), "-o", str(tmp_path / "one.capture.gz"), "--ranks", "2", "--", "raises"]
+    assert main(["capture", *arguments]) == ExitCode.BAD_INPUT
+    told = capsys.readouterr().err
+    assert "rank 1: the program raised ValueError: no labels" in told
+    assert 'stages.py", line' in told  # its own traceback, before ours
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_messages_that_would_hang_on_gpus_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both ranks send a large tensor before they receive one; as a batch it goes both ways at once."""
     captured(tmp_path, DATA / "stages.py", 2, "crossed")

@@ -56,6 +56,8 @@ def main() -> None:
             y.backward(torch.ones_like(y) if rank == last else receive(rank + 1))
             if rank:
                 send(x.grad, rank - 1)
+        if FAULT == "raises" and rank:
+            raise ValueError("no labels")
         if FAULT in ("crossed", "batched"):
             crossed(last - rank)
         optimizer.step()
