@@ -16,8 +16,8 @@ from simulator.cli.options import write_json
 if TYPE_CHECKING:
     from simulator.predict.recorded import WhatIf
 
-NAMES = ("step", "recorded_on", "faster", "communication", "graphed_host", "dp_ranks", "tokens_times", "no_recompute")
-_TAKEN = ("cluster", "nodes", "calibration")
+NAMES = ("step", "recorded_on", "faster", "communication", "graphed_host", "dp_ranks", "tokens_times")
+_TAKEN = ("cluster", "nodes", "calibration", "recompute")
 _OF_PLACE = ("cluster", "device")
 
 
@@ -30,7 +30,6 @@ def recorded_options(function: Callable[..., int]) -> Callable[..., int]:
             click.option("--faster", multiple=True, metavar="REGEX=N", help="What if, of a recorded --program: kernels (by name or category) N times as fast."),
             click.option("--communication", type=click.Choice(["hidden", "free"]), help="What if, of a recorded --program."),
             click.option("--graphed-host", is_flag=True, help="What if, of a recorded --program: launches cost nothing, as from a CUDA graph."),
-            click.option("--no-recompute", is_flag=True, help="What if, of a recorded --program: the backward repeats no layer's forward."),
             click.option("--dp-ranks", type=click.IntRange(2), metavar="N", help="What if, of a recorded --program: N data-parallel ranks."),
             click.option("--tokens-times", type=click.FloatRange(min=0, min_open=True), metavar="X", help="What if, of a recorded --program: X times the tokens of a micro-batch."),
         )
@@ -90,6 +89,9 @@ def _check(flags: Mapping[str, Any], settings: tuple[str, ...], files: Mapping[s
         for name, value in flags.items()
         if value not in (None, (), False) and name not in (*_TAKEN, *NAMES)
     ]
+    if flags["recompute"] not in (None, "none"):
+        problem = "what a recording repeats can only be left out"
+        faults.append(Fault(place=f"--recompute {flags['recompute']}", problem=problem, remedy="--recompute none"))
     leaves = f"leaves of {' and '.join(_OF_PLACE)} can be set"
     faults += [
         Fault(place=f"--set {one}", problem="is not known of a recorded program", remedy=leaves)
@@ -128,7 +130,7 @@ def _what_if(flags: Mapping[str, Any], settings: tuple[str, ...]) -> WhatIf:
         cluster, calibration = asked.cluster, asked.calibration
     return WhatIf(
         faster=faster, communication=flags["communication"], without_host=flags["graphed_host"], cluster=cluster,
-        without_recompute=flags["no_recompute"],
+        without_recompute=flags["recompute"] == "none",
         data_parallel=flags["dp_ranks"], tokens=flags["tokens_times"] or 1.0, calibration=calibration, recorded_on=recorded_on,
     )  # fmt: skip
 

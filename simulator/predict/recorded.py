@@ -181,7 +181,7 @@ class _Changes:
         ]
         if self._asked.without_recompute and not self._repeated:
             problem = "no layer's forward is run again in it, as far as its attention tells"
-            faults.append(Fault(place="--no-recompute", problem=problem, remedy="leave it out"))
+            faults.append(Fault(place="--recompute none", problem=problem, remedy="leave it out"))
         if faults:
             raise InputError(faults)
 

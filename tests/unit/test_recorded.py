@@ -325,7 +325,7 @@ def test_what_a_backward_repeats_can_be_left_out(tmp_path: Path) -> None:
     assert plain.breakdown["attention"] - found.breakdown["attention"] == pytest.approx(3 * 30e-6)
     assert plain.breakdown["gemm"] - found.breakdown["gemm"] == pytest.approx(3 * 20e-6)
     assert plain.breakdown["norm"] - found.breakdown["norm"] == pytest.approx(3 * 5e-6)
-    with pytest.raises(InputError, match="--no-recompute: no layer's forward is run again"):
+    with pytest.raises(InputError, match="--recompute none: no layer's forward is run again"):
         played(SPANS[5], WhatIf(without_recompute=True))
 
 
@@ -518,6 +518,8 @@ def test_the_command_line_plays_and_changes(tmp_path: Path, capsys: pytest.Captu
     [
         (["--model", "llama3-8b"], "--model: a recorded program has its own"),
         (["--set", "plan.tp=2"], "--set plan.tp=2"),
+        (["--recompute", "full"], "can only be left out"),
+        (["--recompute", "none"], "no layer's forward is run again"),
         (["--faster", "gemm"], "is not REGEX=N"),
         (["--faster", "(=2"], "no regular expression"),
         (["--faster", "nothing=2"], "matches no kernel"),
