@@ -43,7 +43,7 @@ def test_a_plan_that_names_its_stack_is_described() -> None:
 
 def test_a_step_that_a_slower_host_would_lengthen_says_so() -> None:
     small = predicted("described", tp=8, dp_shard=1, zero=0, seq_len=256)
-    large = predicted("described", tp=8, dp_shard=1, zero=0, seq_len=8192)
+    large = predicted("described", tp=2, dp_shard=1, dp_replicate=4, zero=0, seq_len=8192)
     assert small.uncertainty.get("host", 0.0) > 0.1
     assert large.uncertainty.get("host", 0.0) < 0.02
 
