@@ -353,7 +353,9 @@ REVERSED = {"nodes": "1", "rails": [7, 6, 5, 4, 3, 2, 1, 0]}
 
 
 def test_a_node_with_reversed_cards_beats_the_order_of_ranks() -> None:
-    plan = Plan(tp=8, dp_shard=2, sequence_parallel=True, seq_len=4096)
+    plan = Plan(
+        tp=8, dp_shard=2, sequence_parallel=True, seq_len=4096, stack="torch-2.11-compiled"
+    )  # no DTensor's host
     assert confirmed(plan, racked((REVERSED,))) > 0.3
     found = place(SMALL, plan, racked((REVERSED,)))
     assert found.cluster.seats == (*range(8), *range(15, 7, -1))
