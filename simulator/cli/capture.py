@@ -15,17 +15,19 @@ from simulator.cli.options import FILE, tokens_option
 if TYPE_CHECKING:
     from simulator.spec.cluster import Cluster
 
-_HELP = """Capture one training step of a program: a script as one would give torchrun, or module:function.
+_HELP = """Capture one training step of a program: a script as one would give torchrun, module:function, or a config.json.
 
 The program runs in a process of its own on this machine's CPU, on tensors without values that say they are on CUDA, as one
 rank of as many as asked; it is your code and runs with your rights. Recorded is the step behind --warm-up steps, from one
 optimizer step to the next; then the program is stopped. `shardwise predict --program FILE` predicts the file.
 
+A config.json of Hugging Face's is trained by --recipe: transformers' own model, --micro-batch-size sequences of --seq-len.
+
 Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interrupted."""
 
 
 @click.command("capture", help=_HELP, context_settings={"ignore_unknown_options": True})
-@click.argument("target", metavar="SCRIPT.py|MODULE:FUNCTION")
+@click.argument("target", metavar="SCRIPT.py|MODULE:FUNCTION|CONFIG.json")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
 @click.option("--ranks", type=click.IntRange(1), metavar="INTEGER", help="Of the job. [all GPUs of the cluster]")
 @click.option("--cluster", metavar="NAME|FILE", default="hgx-h100-8", show_default=True, help="A preset or a .toml.")
@@ -37,6 +39,9 @@ Exit codes: 0 written, 2 usage, 3 bad input or a program that fails, 130 interru
 )
 @tokens_option
 @click.option("--minutes", type=click.FloatRange(0.01, 1440), default=10.0, show_default=True, help="Deadline.")
+@click.option("--recipe", type=click.Choice(["fsdp2", "ddp", "zero3"]), help="How a config.json is trained.")
+@click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True, help="With --recipe.")
+@click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True, help="With --recipe.")
 @click.option("-o", "--out", type=FILE, required=True, metavar="OUT.capture.gz", help="The file to write.")
 def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: Any) -> int:  # noqa: ANN401
     """Capture, write, say what was captured."""
@@ -46,6 +51,12 @@ def command(target: str, arguments: tuple[str, ...], *, out: Path, **options: An
 
     where = Cluster.load(options.pop("cluster"), options.pop("nodes"))
     tokens = options.pop("tokens_per_step")
+    sizes = (str(options.pop("seq_len")), str(options.pop("micro_batch_size")))
+    if options["recipe"]:
+        if arguments:
+            problem = "a recipe takes no arguments"
+            raise InputError(Fault(place=f"-- {' '.join(arguments)}", problem=problem, remedy="--seq-len, or a script"))
+        arguments = sizes
     data = {**captured(target, arguments, where, **options), **({"tokens_per_step": tokens} if tokens else {})}
     write_capture(out, data)
     ranks = data["ranks"]
@@ -68,6 +79,7 @@ def captured(
     warm_up: int,
     minutes: float,
     check: bool = False,
+    recipe: str | None = None,
 ) -> dict[str, Any]:
     """A capture as its file keeps it. Raises InputError; a program's own traceback goes to stderr before."""
     if find_spec("torch") is None:
@@ -84,6 +96,7 @@ def captured(
         check=check,
         warm_up=warm_up,
         minutes=minutes,
+        recipe=recipe or "",
     )
     try:
         return captured_json(job, progress=lambda _, phase: click.echo(f"shardwise: {phase}", err=True))

@@ -43,8 +43,10 @@ def configured(family: str) -> nn.Module:
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def sharded(model: nn.Module) -> nn.Module:
+def sharded(model: nn.Module, family: str) -> nn.Module:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if family == "llava":  # layer norms of bf16 keep fp32 statistics on a GPU, and bf16 ones on a CPU
+        policy = MixedPrecisionPolicy()
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             for layer in module:

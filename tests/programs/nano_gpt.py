@@ -24,12 +24,12 @@ def _(x: Tensor) -> Tensor:
 
 squared_relu.register_autograd(
     lambda ctx, grad: grad * 2 * ctx.saved_tensors[0].relu(),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),  # noqa: ARG005
 )
 
 
 class Block(nn.Module):
-    def __init__(self, own: bool) -> None:
+    def __init__(self, *, own: bool) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -47,10 +47,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, own: bool) -> None:
+    def __init__(self, *, own: bool) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCAB, WIDTH), nn.Embedding(SEQ, WIDTH)
-        self.blocks = nn.ModuleList(Block(own) for _ in range(2))
+        self.blocks = nn.ModuleList(Block(own=own) for _ in range(2))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
         self.tokens.weight = self.head.weight
 
@@ -67,7 +67,7 @@ def main(kind: str) -> None:
     device = f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu"
     if on_gpu:
         torch.cuda.set_device(device)
-    model = DistributedDataParallel(GPT(kind == "own").to(device))
+    model = DistributedDataParallel(GPT(own=kind == "own").to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
     for _ in range(3):
         for last in (False, True):  # two micro-batches, reduced with the second

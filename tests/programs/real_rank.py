@@ -95,12 +95,13 @@ def collectives(events: list[Any]) -> Iterator[list[Any]]:
         name = event.name().removeprefix("c10d::")
         if name == event.name() or name not in KINDS:
             continue
-        place = 1 if name in FULL_IS_SECOND else 0
+        place = 1 if name in FULL_IS_SECOND or name == "allgather_" else 0
         shapes, dtype = [event.structured_input_shapes()[place]], event.dtypes()[place]
         if dtype not in ITEM_BYTES:  # a list of tensors
             shapes = list(flat(shapes))
             dtype = next(one.dtypes()[0] for one in own if one.start_ns() >= event.start_ns() and any(one.dtypes()))
-        yield [event.start_ns(), KINDS[name], sum(prod(one) for one in shapes) * ITEM_BYTES[dtype]]
+        ranks = int(os.environ["WORLD_SIZE"]) if name == "allgather_" else 1  # its lists of results are not recorded
+        yield [event.start_ns(), KINDS[name], ranks * sum(prod(one) for one in shapes) * ITEM_BYTES[dtype]]
 
 
 def flat(shapes: list[Any]) -> Iterator[list[int]]:
@@ -155,10 +156,13 @@ def lives(allocations: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any,
             if at >= 0:
                 found[at] = None if event.start_time_ns < until else found[at]
                 found.append((event, fields.alloc_size, "") if found[at] else None)
-        elif not any(one.startswith(("c10d::", "gloo:")) for one in names):
-            if fields.alloc_size <= NUMBER_BYTES and not (names and names[-1].startswith("aten::")):
+        elif not any(one.startswith(("c10d::", "gloo:", "enumerate(DataLoader)")) for one in names):
+            by_itself = not names or not names[-1].startswith(("aten::", "FSDP::"))
+            if fields.alloc_size <= NUMBER_BYTES and by_itself:
                 continue  # a number of Python's beside a tensor, which autograd keeps on the CPU
             until = next((one.end_time_ns for one in above if is_kernel(one.name)), 0)
+            if fields.ptr in open_:  # freed by a thread of gloo's, which nobody watches
+                found[open_[fields.ptr][0]] = None
             open_[fields.ptr] = (len(found), until, bool({"host", "aten::flatten_dense_tensors"}.intersection(names)))
             found.append((event, fields.alloc_size, " < ".join(reversed(names[-6:]))))
     for at, _, sent in open_.values():  # nobody saw gloo's threads free what they sent
@@ -169,12 +173,13 @@ def lives(allocations: list[tuple[Any, tuple[Any, ...]]]) -> Iterator[tuple[Any,
 @cache
 def is_kernel(name: str) -> bool:
     """An operator that a device runs, not one that is made of others."""
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None) if name.startswith("aten::") else None
-    made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key
-    return packet is not None and not any(
-        made_of_others(f"{name}.{one}" if one != "default" else name, "CompositeImplicitAutograd")
-        for one in packet.overloads()
-    )
+    if not name.startswith("aten::"):
+        return False
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+    names = [name if one == "default" else f"{name}.{one}" for one in (packet.overloads() if packet else ())]
+    implicit = torch._C._dispatch_has_kernel_for_dispatch_key
+    known = [one for one in names if torch._C._dispatch_has_kernel(one)]
+    return not any(implicit(one, "CompositeImplicitAutograd") for one in known)
 
 
 if __name__ == "__main__":

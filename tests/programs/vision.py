@@ -3,7 +3,7 @@
 import sys
 
 import torch
-import with_torchvision  # noqa: F401
+import with_torchvision  # noqa: F401  isort: split
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel

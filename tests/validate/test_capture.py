@@ -173,6 +173,30 @@ BAD = {
         "gives a result whose shape depends on values",
     ),
     "network": ("import socket; socket.create_connection(('192.0.2.1', 80), 5)", "no network in a capture"),
+    "package": ("import nosuch_package", "install nosuch_package beside shardwise"),
+    "data": ("open('nosuch/train.bin')", "No such file or directory: 'nosuch/train.bin'; a capture reads your data"),
+    "forks": ("import os; os.fork()", "the program starts processes of its own"),
+    "processes": (
+        "import multiprocessing as mp; mp.Process(target=print).start()",
+        "capture what one of them runs, as a script for torchrun",
+    ),
+    "property": ("import torch; torch.cuda.get_device_properties(0).uuid", "asks for the GPU's uuid"),
+    "sensor": ("import torch; torch.cuda.temperature()", "asks torch.cuda.temperature() of the GPU"),
+    "operator": (
+        """import torch
+@torch.library.custom_op("own::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+twice(torch.ones(3, device="cuda"))""",
+        "torch.library.register_fake",
+    ),
+    "no_optimizer": (
+        """import torch
+p = torch.nn.Linear(4, 4, device="cuda")
+for _ in range(4):
+    p(torch.ones(2, 4, device="cuda")).sum().backward()""",
+        "ended without an optimizer's step",
+    ),
     "one_step": (
         """import torch
 p = torch.nn.Linear(4, 4, device="cuda")
@@ -204,6 +228,80 @@ def test_a_program_that_does_not_end_is_ended(tmp_path: Path, capsys: pytest.Cap
     assert main(["capture", str(tmp_path / "loop.py"), *flags]) == ExitCode.BAD_INPUT
     assert "--minutes gives it more" in capsys.readouterr().err
     assert [one.name for one in tmp_path.iterdir()] == ["loop.py"]
+
+
+VALUES = """
+import torch
+
+p = torch.nn.Linear(4, 4, device="cuda")
+optimizer = torch.optim.SGD(p.parameters(), 1)
+sent = torch.tensor([3, 5], device="cuda")
+assert sent.tolist() == [3, 5] and int(sent[1]) == 5
+copy = sent.clone()
+copy[:1].add_(1)
+assert copy.tolist() == [0, 0]  # written on the GPU: nobody knows
+moved = torch.nn.Parameter(torch.ones(3))
+moved.data = moved.data.to("cuda")
+assert moved.device.type == "cuda"
+for _ in range(3):
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        x = torch.nn.functional.scaled_dot_product_attention(*[p(torch.ones(1, 1, 8, 4, device="cuda"))] * 3)
+    x.sum().backward()
+    optimizer.step()
+"""
+
+
+def test_values_and_places_that_the_host_gave(tmp_path: Path) -> None:
+    """What was put on the GPU comes back, until the GPU writes; `.data =` moves; a chosen kernel of attention is taken."""
+    (tmp_path / "values.py").write_text(VALUES)
+    out = tmp_path / "values.capture.gz"
+    assert main(["capture", str(tmp_path / "values.py"), "-o", str(out), "--ranks", "1"]) == ExitCode.OK
+    names = {name for name, *_ in read_capture(out).signatures}
+    assert "aten._softmax.default" in names or "aten._safe_softmax.default" in names
+    assert not [name for name in names if "efficient" in name or "flash" in name]
+
+
+def test_a_config_without_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every fault of a config.json and its recipe, before anything runs."""
+    config, out = tmp_path / "config.json", tmp_path / "x.capture.gz"
+    for text, flags, problem in (
+        ("{}", [], "says no recipe"),
+        ("{}", ["--recipe", "ddp"], "has no model_type"),
+        ("{", ["--recipe", "fsdp2"], "no config.json"),
+        ("{}", ["--recipe", "ddp", "--", "--lr", "1"], "a recipe takes no arguments"),
+    ):
+        config.write_text(text)
+        assert main(["capture", str(config), "-o", str(out), *flags]) == ExitCode.BAD_INPUT
+        assert problem in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("recipe", ["fsdp2", "ddp", "zero3"])
+def test_a_config_is_trained_by_a_recipe(recipe: str, folder: Path) -> None:
+    """Bytes that a step moves: weights twice and gradients once under ZeRO-3, gradients once under DDP."""
+    pytest.importorskip("transformers")
+    if recipe == "zero3":
+        pytest.importorskip("deepspeed")
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1024}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    (folder / "small.json").write_text(json.dumps({"model_type": "llama", **sizes, **heads}))
+    out = folder / f"{recipe}.capture.gz"
+    flags = ["--recipe", recipe, "--seq-len", "128", "-o", str(out)]
+    assert main(["capture", str(folder / "small.json"), *flags]) == ExitCode.OK
+    matrices = 2 * (4 * 256 * 256 + 3 * 256 * 512) + 2 * 1024 * 256
+    weights = matrices + 5 * 256
+    moved: Counter[str] = Counter()
+    for (kind, size), times in collectives(read_capture(out)).items():
+        moved[kind] += size * times
+    match recipe:
+        case "ddp":
+            assert moved["all_reduce"] == 4 * weights
+        case "fsdp2":
+            assert moved["reduce_scatter"] == 4 * weights
+            blocks = matrices - 2 * 1024 * 256 + 4 * 256
+            assert moved["all_gather"] == 2 * (weights + blocks)  # the root stays from forward to backward
+        case _:
+            assert moved["all_gather"] >= 2 * matrices
 
 
 def test_targets_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,24 +10,23 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import _meta_registrations, nn
 from torch import distributed as dist
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.nn import functional, parallel
+from torch.nn import parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from simulator.work.captured.capture import Kind
+from validate.capture import kernels
 from validate.capture.collectives import Collectives
 from validate.capture.log import Log
 from validate.capture.mode import CaptureMode
+from validate.capture.refusals import Properties, without_sensors
 from validate.capture.storages import Storages
 from validate.capture.streams import Event, Recorder, Stream, entered
-from validate.players import guard
-
-FLASH_HEAD_DIM = 256  # the widest head that the flash kernel takes (torch 2.13 sdp_utils.cpp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +67,7 @@ def install(machine: Machine, log: Log, storages: Storages, mode: CaptureMode, c
     _groups(machine, log, collectives)
     _meshes(mode)
     _tensors(storages, mode)
-    _kernels()
-    _attention()
+    kernels.install()
     _loaders(log)
     _checkpoints()
 
@@ -87,6 +85,9 @@ def _cuda(machine: Machine, log: Log) -> None:
     for name, answer in answers.items():
         if hasattr(torch.accelerator, name):
             setattr(torch.accelerator, name, answer)
+    without_sensors()
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        setattr(torch.cuda.nvtx, name, lambda *_, **__: 0)
     torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
     torch.accelerator.current_device_index = torch.accelerator.current_device_idx = lambda: 0
     torch.accelerator.set_device_index = torch.accelerator.set_device_idx = lambda *_: None
@@ -112,13 +113,16 @@ def _streams() -> dict[str, Any]:
 def _device(machine: Machine) -> dict[str, Any]:
     """The devices of a node, all alike; what their allocator says."""
     major, minor = machine.capability
-    properties = types.SimpleNamespace(
+    properties = Properties(
         name=machine.device_name,
         major=major,
         minor=minor,
         total_memory=machine.memory_bytes,
         multi_processor_count=machine.num_sms,
         warp_size=32,
+        max_threads_per_multi_processor=2048,
+        is_integrated=0,
+        is_multi_gpu_board=0,
     )
     return {
         "current_device": lambda: 0,
@@ -294,6 +298,15 @@ def _tensors(storages: Storages, mode: CaptureMode) -> None:
     torch.Tensor.record_stream = lambda self, stream: storages.record_stream(self, stream.number)
     torch.Tensor.pin_memory = lambda self, *_: self
     torch.Tensor.is_pinned = lambda *_: True
+    # `tensor.data = tensor.to("cuda")` moves a tensor; torch's fake tensors remember where they were made
+    data = torch._C.TensorBase.data
+
+    def move(self: Any, other: Any) -> None:
+        data.__set__(self, other)
+        if isinstance(other, FakeTensor):
+            self.fake_device = other.fake_device
+
+    FakeTensor.data = property(data.__get__, move)
     # torch.utils.swap_tensors, by which modules move to the GPU, refuses tensors with weak references; those of fake
     # tensors are memos of the fake mode, which may follow the swap
     torch.utils.weakref = types.SimpleNamespace(getweakrefs=lambda _: [])
@@ -312,69 +325,6 @@ def _registered(owner: type, name: str, mode: CaptureMode) -> None:
         original(self, key, tensor, *args, **kwargs)
 
     setattr(owner, name, register)
-
-
-_LIBRARIES: list[Any] = []  # what is registered lasts as long as these
-_OWN_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm", "native_channel_shuffle")
-
-
-def _kernels() -> None:
-    """Operators that have kernels of their own on CUDA, which a build without CUDA would take apart instead.
-
-    What is registered says that there is a kernel; the dispatch mode answers before it is called.
-    """
-    if guard.needs_guard():
-        library = torch.library.Library("aten", "IMPL")
-        for name in _OWN_ON_CUDA:
-            library.impl(name, lambda *_: None, "CUDA")
-        _LIBRARIES.append(library)
-    original = _meta_registrations._meta_grouped_mm_common
-
-    @wraps(original)
-    def grouped_mm(mat_a: Any, mat_b: Any, *args: Any, **kwargs: Any) -> Any:
-        if mat_a.dtype != mat_b.dtype or mat_a.dtype not in (torch.float32, torch.float16):
-            return original(mat_a, mat_b, *args, **kwargs)
-        # a product a group, whose sizes the host waits for (torch 2.13 GroupedMMUtils.h); torch knows bf16's shapes only
-        Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)
-        dtype = kwargs["out_dtype"] or mat_a.dtype
-        return _meta_registrations._create_grouped_mm_output_tensor(mat_a, mat_b, kwargs["offs"], dtype)
-
-    _meta_registrations._meta_grouped_mm_common = grouped_mm
-
-
-def _attention() -> None:
-    """The kernel that torch would choose on a GPU: flash where it can, else the memory-efficient one."""
-    original = functional.scaled_dot_product_attention
-
-    @wraps(original)
-    def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,  # noqa: FBT001, FBT002
-        scale: float | None = None, enable_gqa: bool = False,  # noqa: FBT001, FBT002
-    ) -> Any:  # fmt: skip
-        if query.device.type != "cuda":
-            more = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
-            return original(query, key, value, **more, enable_gqa=enable_gqa)
-        half = query.dtype in (torch.float16, torch.bfloat16)
-        if attn_mask is None and half and query.shape[-1] <= FLASH_HEAD_DIM and query.dim() == 4:
-            flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return flash(query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale)[0]
-        if enable_gqa and key.shape[-3] != query.shape[-3]:
-            times = query.shape[-3] // key.shape[-3]
-            key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
-        if attn_mask is not None:
-            attn_mask = _as_bias(attn_mask, query, key)
-        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        return efficient(query, key, value, attn_mask, query.requires_grad, dropout_p, is_causal, scale=scale)[0]
-
-    functional.scaled_dot_product_attention = attention
-    torch._C._nn.scaled_dot_product_attention = attention
-
-
-def _as_bias(mask: Any, query: Any, key: Any) -> Any:
-    """A mask as the memory-efficient kernel takes it: of the query's dtype and whole shape."""
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    return mask.expand(*query.shape[:-2], query.shape[-2], key.shape[-2])
 
 
 def _loaders(log: Log) -> None:

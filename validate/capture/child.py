@@ -64,8 +64,10 @@ def _explained(folder: Path, error: BaseException) -> tuple[str, str]:
     """The kind of a fault and its text; the program's own traceback is left in the folder."""
     if isinstance(error, RefusedError | NeverSentError):
         return "bad_plan", str(error)
+    from validate.capture.refusals import in_a_line
+
     (folder / "traceback.txt").write_text(_users_part(error), encoding="utf-8")
-    return "failed", _in_a_line(error)
+    return "failed", in_a_line(error)
 
 
 def _captured(
@@ -79,6 +81,7 @@ def _captured(
     from validate.capture.log import Log
     from validate.capture.mode import CaptureMode, UnknownShapeError
     from validate.capture.modules import Modules
+    from validate.capture.refusals import without_children
     from validate.capture.steps import Steps
     from validate.capture.storages import Storages
     from validate.capture.streams import Recorder
@@ -92,6 +95,7 @@ def _captured(
     answers.install(machine, log, storages, mode, collectives)
     Compilers(mode, log, storages, modules).install()
     _without_network()
+    without_children()
     steps = Steps(log, storages, modules, Finished, job["warm_up"], tell)
     tell("begin")
     with mode:
@@ -163,11 +167,6 @@ def _users_part(error: BaseException) -> str:
     kept = [one for one in frames if not one.filename.startswith((own, "<frozen runpy>"))]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(kept)]
     return "".join([*lines, *traceback.format_exception_only(error)])
-
-
-def _in_a_line(error: BaseException) -> str:
-    said = str(error).strip().splitlines()
-    return f"the program raised {type(error).__name__}{f': {said[0]}' if said else ''}"
 
 
 if __name__ == "__main__":

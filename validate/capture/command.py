@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ class Job:
     check: bool = False  # the last rank too, which stands for the others that look like the first
     warm_up: int = WARM_UP
     minutes: float = MINUTES
+    recipe: str = ""  # what to do with a config.json: `validate.capture.recipe`, whose arguments are in `arguments`
 
 
 class CaptureError(InputError):
@@ -72,6 +74,7 @@ def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) 
                     "-m",
                     "validate.capture.child",
                     str(scratch / "job.json"),
+                    *((job.target, job.recipe) if job.recipe else ()),
                     *job.arguments,
                 ]
             ],
@@ -96,7 +99,9 @@ def captured_json(job: Job, progress: Callable[[int, str], None] | None = None) 
 
 def _check(job: Job) -> None:
     faults: list[Fault] = []
-    if job.target.endswith(".py"):
+    if job.recipe or job.target.endswith(".json"):
+        faults += _recipe_faults(job)
+    elif job.target.endswith(".py"):
         if not Path(job.target).is_file():
             faults.append(Fault(place=job.target, problem="no such file", remedy="a Python script, or module:function"))
     elif ":" not in job.target:
@@ -112,9 +117,32 @@ def _check(job: Job) -> None:
         raise InputError(faults)
 
 
+_NEEDS: Final = {"fsdp2": ("transformers",), "ddp": ("transformers",), "zero3": ("transformers", "deepspeed")}
+
+
+def _recipe_faults(job: Job) -> list[Fault]:
+    """What is wrong with a config.json or with how it is to be trained."""
+    if not job.recipe:
+        return [Fault(place=job.target, problem="says no recipe", remedy=f"--recipe {'|'.join(_NEEDS)}")]
+    found = [
+        Fault(
+            place=f"--recipe {job.recipe}", problem=f"needs {one}, which is not installed", remedy=f"pip install {one}"
+        )
+        for one in _NEEDS[job.recipe]
+        if find_spec(one) is None
+    ]
+    try:
+        said = json.loads(Path(job.target).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        return [*found, Fault(place=job.target, problem=f"no config.json: {exc}", remedy="one of Hugging Face's")]
+    if not isinstance(said, dict) or not isinstance(said.get("model_type"), str):
+        found.append(Fault(place=job.target, problem="has no model_type", remedy="a config.json of Hugging Face's"))
+    return found
+
+
 def _head(job: Job) -> dict[str, Any]:
     return {
-        "target": Path(job.target).name if job.target.endswith(".py") else job.target,
+        "target": Path(job.target).name if ":" not in job.target else job.target,
         "world_size": job.world_size,
         "gpus_per_node": job.gpus_per_node,
         "device": job.device.name,
@@ -125,7 +153,7 @@ def _as_json(job: Job) -> dict[str, Any]:
     device = job.device
     last = [job.world_size - 1] if job.check else []
     return {
-        "target": job.target,
+        "target": str(Path(__file__).with_name("recipe.py")) if job.recipe else job.target,
         "warm_up": job.warm_up,
         "ranks": list(dict.fromkeys([job.rank, *last])),
         "machine": {

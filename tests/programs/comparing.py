@@ -1,0 +1,158 @@
+"""Programs that others wrote, captured and run for real: `python -m tests.programs.comparing [NAME ...]` prints a table.
+
+Each program runs its three steps twice: captured as rank 0 of 2 on tensors without values, and as two real ranks on gloo
+and CPU under torch's profiler (`real_rank.py`). Of the third step: collectives, and what is alive at its peak.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from simulator.cli import main as shardwise
+from simulator.formats.readers.capture import read_capture
+from simulator.work.captured.capture import Capture, Kind
+
+HERE = Path(__file__).resolve().parent
+RANKS = 2
+DEADLINE_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program of this folder, its arguments, and the packages that it needs beside torch."""
+
+    name: str
+    file: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+    def missing(self) -> list[str]:
+        return [one for one in self.needs if find_spec(one) is None]
+
+
+_FAMILIES = ("llama", "qwen3", "qwen3_moe", "gpt_oss", "mamba2", "llava")
+PROGRAMS = {
+    one.name: one
+    for one in (
+        Program("nanogpt-ddp", "nano_gpt.py", ("gpt",)),
+        Program("own-operator-ddp", "nano_gpt.py", ("own",)),
+        *(
+            Program(f"{family}-{recipe}", "hugging_face.py", (family, recipe), ("transformers",))
+            for family in _FAMILIES
+            for recipe in ("fsdp2", "ddp")
+        ),
+        Program("accelerate-fsdp2", "launched.py", ("accelerate",), ("transformers", "accelerate")),
+        Program("trainer-ddp", "launched.py", ("trainer",), ("transformers", "accelerate")),
+        Program("lora-ddp", "launched.py", ("lora",), ("transformers", "accelerate", "peft")),
+        Program("vit-ddp", "vision.py", ("vit",), ("timm",)),
+        Program("dit-ddp", "vision.py", ("dit",), ("diffusers",)),
+        *(
+            Program(f"deepspeed-zero{stage}", "deepspeed_engine.py", (str(stage),), ("deepspeed",))
+            for stage in (1, 2, 3)
+        ),
+        Program("unet-ddp", "vision.py", ("unet",), ("diffusers",)),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Collectives of a step in order, [kind, bytes of the full tensor]; bytes alive at its peak, largest first."""
+
+    collectives: list[list[object]]
+    at_peak: list[int]
+
+
+def captured(program: Program, folder: Path) -> Step:
+    """The third step, captured."""
+    out = folder / "step.capture.gz"
+    told = shardwise(
+        ["capture", str(HERE / program.file), "-o", str(out), "--ranks", str(RANKS), "--", *program.arguments]
+    )
+    if told:
+        raise RuntimeError(f"{program.name} was not captured: exit code {told}")
+    return step_of(read_capture(out))
+
+
+def step_of(capture: Capture) -> Step:
+    """What a capture says of its recorded step."""
+    alive: dict[int, int] = {}
+    total, most, at_peak = 0, -1, list[int]()
+    for index, (kind, *values) in enumerate(capture.events):
+        if kind == Kind.ALLOCATE:
+            alive[values[0]] = values[1]
+            total += values[1]
+        elif kind == Kind.FREE:
+            total -= alive.pop(values[0])
+        if index >= capture.steady and total > most:
+            most, at_peak = total, list(alive.values())
+    found = [
+        [capture.names[event[2]], event[4]] for event in capture.events[capture.steady :] if event[0] == Kind.COLLECTIVE
+    ]
+    return Step(found, sorted(at_peak, reverse=True))
+
+
+def real(program: Program, folder: Path) -> Step:
+    """The third step of rank 0 of a real run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    ranks = [_rank(program, folder, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(RANKS)]
+    try:
+        told = [one.communicate(timeout=DEADLINE_S)[0] for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+    if any(one.returncode for one in ranks):
+        raise RuntimeError(f"{program.name} failed on gloo: {told[0].decode(errors='replace')[-2000:]}")
+    found = json.loads((folder / "rank0.json").read_text(encoding="utf-8"))
+    return Step(found["collectives"], sorted((size for size, _ in found["peak"]), reverse=True))
+
+
+def _rank(program: Program, folder: Path, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+    out = folder / f"rank{variables['RANK']}.json"
+    command = [sys.executable, "-W", "ignore", str(HERE / "real_rank.py"), str(out)]
+    own = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    own["DS_ACCELERATOR"] = "cpu"  # DeepSpeed looks for a device by itself
+    return subprocess.Popen(
+        [*command, str(HERE / program.file), *program.arguments],
+        env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def main(names: list[str]) -> int:
+    """A row for each program; exit status 1 where one differs."""
+    differs = False
+    heads = ("program", "collectives", "equal", "bytes at peak, captured", "real", "equal")
+    print(f"| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
+    for name in names or PROGRAMS:
+        program = PROGRAMS[name]
+        if missing := program.missing():
+            print(f"| {name} | needs {', '.join(missing)} | | | | |", flush=True)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            one, other = captured(program, Path(folder)), real(program, Path(folder))
+        same = one.collectives == other.collectives, sum(one.at_peak) == sum(other.at_peak)
+        differs |= not all(same)
+        said = ["yes" if each else "no" for each in same]
+        count, sizes = len(one.collectives), (sum(one.at_peak), sum(other.at_peak))
+        print(f"| {name} | {count} | {said[0]} | {sizes[0]:,} | {sizes[1]:,} | {said[1]} |", flush=True)
+    return int(differs)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,23 @@
+"""Programs that others wrote: a captured step has the collectives and the live bytes of a real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.programs.comparing import PROGRAMS, captured, real
+from validate.players import guard
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_captured_step_is_the_real_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = PROGRAMS[name]
+    if missing := program.missing():
+        pytest.skip(f"needs {', '.join(missing)}: pip install 'shardwise[programs]'")
+    if guard.needs_guard() and guard.compiler() is None:
+        pytest.skip("needs a CUDA build of torch, or a C++ compiler for the device guard")
+    monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path.parent))
+    one, other = captured(program, tmp_path), real(program, tmp_path)
+    assert one.collectives == other.collectives
+    assert one.at_peak == other.at_peak

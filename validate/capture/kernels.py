@@ -1,0 +1,95 @@
+"""Kernels that CUDA has and a build without CUDA lacks, and which of its kernels torch would choose for attention."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import _meta_registrations
+from torch.backends import cuda
+from torch.nn import functional
+
+from simulator.work.captured.capture import Kind
+from validate.capture.streams import Recorder
+from validate.players import guard
+
+FLASH_HEAD_DIM = 256  # the widest head that the flash kernel takes (torch 2.13 sdp_utils.cpp)
+_LIBRARIES: list[Any] = []  # what is registered lasts as long as these
+_OWN_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm", "native_channel_shuffle")
+
+
+def install() -> None:
+    """Operators that have kernels of their own on CUDA, which a build without CUDA would take apart instead.
+
+    What is registered says that there is a kernel; the dispatch mode answers before it is called.
+    """
+    if guard.needs_guard():
+        library = torch.library.Library("aten", "IMPL")
+        for name in _OWN_ON_CUDA:
+            library.impl(name, lambda *_: None, "CUDA")
+        _LIBRARIES.append(library)
+    _grouped_products()
+    _attention()
+
+
+def _grouped_products() -> None:
+    """Products of groups in fp32 and fp16: a product a group, whose sizes the host waits for (torch 2.13 GroupedMMUtils.h)."""
+    original = _meta_registrations._meta_grouped_mm_common
+
+    @wraps(original)
+    def grouped_mm(mat_a: Any, mat_b: Any, *args: Any, **kwargs: Any) -> Any:
+        if mat_a.dtype != mat_b.dtype or mat_a.dtype not in (torch.float32, torch.float16):
+            return original(mat_a, mat_b, *args, **kwargs)
+        # torch's own says bf16's shapes only
+        Recorder.write(Kind.SYNCHRONIZE, Recorder.stack[-1].number)
+        dtype = kwargs["out_dtype"] or mat_a.dtype
+        return _meta_registrations._create_grouped_mm_output_tensor(mat_a, mat_b, kwargs["offs"], dtype)
+
+    _meta_registrations._meta_grouped_mm_common = grouped_mm
+
+
+def _attention() -> None:
+    """The kernel that torch would choose on a GPU: flash where it can, else the memory-efficient one."""
+    original = functional.scaled_dot_product_attention
+
+    @wraps(original)
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,  # noqa: FBT001, FBT002
+        scale: float | None = None, enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:  # fmt: skip
+        if query.device.type != "cuda":
+            more = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+            return original(query, key, value, **more, enable_gqa=enable_gqa)
+        if not (cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.cudnn_sdp_enabled()):
+            more = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+            return torch.ops.aten._scaled_dot_product_attention_math(query, key, value, **more, enable_gqa=enable_gqa)[
+                0
+            ]
+        half = query.dtype in (torch.float16, torch.bfloat16)
+        if (
+            cuda.flash_sdp_enabled()
+            and attn_mask is None
+            and half
+            and query.shape[-1] <= FLASH_HEAD_DIM
+            and query.dim() == 4
+        ):
+            flash = torch.ops.aten._scaled_dot_product_flash_attention
+            return flash(query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale)[0]
+        if enable_gqa and key.shape[-3] != query.shape[-3]:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+        if attn_mask is not None:
+            attn_mask = _as_bias(attn_mask, query, key)
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, attn_mask, query.requires_grad, dropout_p, is_causal, scale=scale)[0]
+
+    functional.scaled_dot_product_attention = attention
+    torch._C._nn.scaled_dot_product_attention = attention
+
+
+def _as_bias(mask: Any, query: Any, key: Any) -> Any:
+    """A mask as the memory-efficient kernel takes it: of the query's dtype and whole shape."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    return mask.expand(*query.shape[:-2], query.shape[-2], key.shape[-2])

@@ -1,0 +1,81 @@
+"""What ends a capture, in words: what the program asked for that nobody here has, and what to do instead."""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import os
+import sys
+from typing import Any, Never
+
+import torch
+
+from validate.capture.ranks import RefusedError
+
+
+def in_a_line(error: BaseException) -> str:
+    """An exception of the program's: what happened, and what to do where that is known."""
+    said = str(error).strip().splitlines()
+    line = f"the program raised {type(error).__name__}{f': {said[0]}' if said else ''}"
+    if len(line) > _LONGEST:
+        line = f"{line[:_LONGEST]} …"
+    return f"{line}; {remedy}" if (remedy := _remedy(error, str(error))) else line
+
+
+_LONGEST = 300  # characters of somebody else's message: torch lists every backend that it knows
+
+
+def _remedy(error: BaseException, said: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        return f"install {package} beside shardwise: {sys.executable} -m pip install …"
+    if isinstance(error, FileNotFoundError):
+        return "a capture reads your data: give the path from this folder, or let the script make data up"
+    if "data pointer" in said:
+        return "a kernel of your own has no address to work on: make it a torch.library.custom_op with register_fake"
+    if (
+        type(error).__name__ in ("UnsupportedOperatorException", "UnsupportedFakeTensorException")
+        or "fake impl" in said
+    ):
+        return 'say what the operator returns: torch.library.register_fake("NAME")(function of the same arguments)'
+    if isinstance(error, NotImplementedError) and "'CUDA' backend" in said:
+        return "there is no GPU to run it: its tensors must be made inside the capture, by torch's own operators"
+    return ""
+
+
+def without_children() -> None:
+    """A program that starts copies of itself is none of one rank: no fork, no multiprocessing."""
+
+    def refused(*_: object, **__: object) -> Never:
+        raise RefusedError(
+            "the program starts processes of its own (fork, multiprocessing, mp.spawn), and a capture is of one rank: "
+            "capture what one of them runs, as a script for torchrun or as module:function"
+        )
+
+    os.fork = os.forkpty = refused
+    multiprocessing.process.BaseProcess.start = refused  # type: ignore[method-assign]
+
+
+class Properties:
+    """torch.cuda.get_device_properties: what the cluster's device is known by."""
+
+    def __init__(self, **known: object) -> None:
+        vars(self).update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = ", ".join(vars(self))
+        raise RefusedError(f"the program asks for the GPU's {name}, and a capture has no GPU; known are {known}")
+
+
+def without_sensors() -> None:
+    """What only a GPU's own sensors could say."""
+    for name in ("temperature", "power_draw", "clock_rate", "device_memory_used", "list_gpu_processes"):
+        setattr(torch.cuda, name, _asked(name))
+
+
+def _asked(name: str) -> Any:
+    def answer(*_: object, **__: object) -> Never:
+        raise RefusedError(f"the program asks torch.cuda.{name}() of the GPU, and a capture has none: leave it out")
+
+    return answer
