@@ -75,11 +75,8 @@ def captured(
     where: Cluster,
     *,
     ranks: int | None,
-    rank: int,
-    warm_up: int,
-    minutes: float,
-    check: bool = False,
     recipe: str | None = None,
+    **how: Any,  # noqa: ANN401  other fields of Job
 ) -> dict[str, Any]:
     """A capture as its file keeps it. Raises InputError; a program's own traceback goes to stderr before."""
     if find_spec("torch") is None:
@@ -92,11 +89,8 @@ def captured(
         world_size=ranks or where.num_devices,
         gpus_per_node=where.gpus_per_node,
         device=where.device,
-        rank=rank,
-        check=check,
-        warm_up=warm_up,
-        minutes=minutes,
         recipe=recipe or "",
+        **how,
     )
     try:
         return captured_json(job, progress=lambda _, phase: click.echo(f"shardwise: {phase}", err=True))

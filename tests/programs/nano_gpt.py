@@ -24,7 +24,7 @@ def _(x: Tensor) -> Tensor:
 
 squared_relu.register_autograd(
     lambda ctx, grad: grad * 2 * ctx.saved_tensors[0].relu(),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),  # noqa: ARG005
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
 )
 
 
