@@ -27,12 +27,16 @@ DEADLINE_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program of this folder, its arguments, and the packages that it needs beside torch."""
+    """A program of this folder, its arguments, and the packages that it needs beside torch.
+
+    memory: a real run on a CPU is known to hold what a GPU would.
+    """
 
     name: str
     file: str
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    memory: bool = True
 
     def missing(self) -> list[str]:
         return [one for one in self.needs if find_spec(one) is None]
@@ -55,7 +59,7 @@ PROGRAMS = {
         Program("vit-ddp", "vision.py", ("vit",), ("timm",)),
         Program("dit-ddp", "vision.py", ("dit",), ("diffusers",)),
         *(
-            Program(f"deepspeed-zero{stage}", "deepspeed_engine.py", (str(stage),), ("deepspeed",))
+            Program(f"deepspeed-zero{stage}", "deepspeed_engine.py", (str(stage),), ("deepspeed",), memory=False)
             for stage in (1, 2, 3)
         ),
         Program("unet-ddp", "vision.py", ("unet",), ("diffusers",)),

@@ -69,7 +69,7 @@ def main(family: str, recipe: str) -> None:
     with device:
         model = configured(family)
     model = (
-        sharded(model)
+        sharded(model, family)
         if recipe == "fsdp2"
         else DistributedDataParallel(model, find_unused_parameters=family == "llava")
     )

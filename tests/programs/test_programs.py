@@ -20,4 +20,5 @@ def test_a_captured_step_is_the_real_one(name: str, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("SHARDWISE_CACHE", str(tmp_path.parent))
     one, other = captured(program, tmp_path), real(program, tmp_path)
     assert one.collectives == other.collectives
-    assert one.at_peak == other.at_peak
+    if program.memory:
+        assert one.at_peak == other.at_peak
