@@ -57,12 +57,12 @@ PROGRAMS = {
         Program("trainer-ddp", "launched.py", ("trainer",), ("transformers", "accelerate")),
         Program("lora-ddp", "launched.py", ("lora",), ("transformers", "accelerate", "peft")),
         Program("vit-ddp", "vision.py", ("vit",), ("timm",)),
-        Program("dit-ddp", "vision.py", ("dit",), ("diffusers",)),
+        Program("dit-ddp", "vision.py", ("dit",), ("diffusers",), memory=False),
         *(
             Program(f"deepspeed-zero{stage}", "deepspeed_engine.py", (str(stage),), ("deepspeed",), memory=False)
             for stage in (1, 2, 3)
         ),
-        Program("unet-ddp", "vision.py", ("unet",), ("diffusers",)),
+        Program("unet-ddp", "vision.py", ("unet",), ("diffusers",), memory=False),
     )
 }
 
