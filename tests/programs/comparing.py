@@ -67,7 +67,7 @@ PROGRAMS = {
         Program("dit-ddp", "vision.py", ("dit",), ("diffusers",), memory=False),
         *(
             Program(f"deepspeed-zero{stage}", "deepspeed_engine.py", (str(stage),), ("deepspeed",), memory=False)
-            for stage in (1, 2)
+            for stage in (1, 2, 3)
         ),
         Program("unet-ddp", "vision.py", ("unet",), ("diffusers",), memory=False),
     )

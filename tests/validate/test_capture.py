@@ -237,6 +237,9 @@ p = torch.nn.Linear(4, 4, device="cuda")
 optimizer = torch.optim.SGD(p.parameters(), 1)
 sent = torch.tensor([3, 5], device="cuda")
 assert sent.tolist() == [3, 5] and int(sent[1]) == 5
+torch.distributed.init_process_group("nccl")
+torch.distributed.broadcast(sent, 0)
+assert sent.tolist() == [3, 5]  # rank 0 has what it sends
 copy = sent.clone()
 copy[:1].add_(1)
 assert copy.tolist() == [4, 5]

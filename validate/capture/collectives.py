@@ -252,7 +252,8 @@ class Collectives:
             if not any(one.device.type == "cuda" for one in (*results, *inputs)):
                 return original(group, *args, **kwargs)  # agreed upon by hosts
             full = inputs if kind in _FULL_OF_INPUT else results
-            for one in results:
+            sends = kind == "broadcast" and any(getattr(one, "rootRank", -1) == group.rank() for one in args)
+            for one in results if not sends else ():  # who broadcasts keeps what it has
                 if isinstance(one, FakeTensor):
                     values.forget(one)
             number = self.write(
