@@ -16,8 +16,9 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-from validate.capture.child import Finished, _in_a_line, _target, _users_part
+from validate.capture.child import Finished, _target, _users_part
 from validate.capture.ranks import RefusedError
+from validate.capture.refusals import in_a_line
 from validate.report import RankReport, kind_of
 
 _KEPT = (
@@ -45,7 +46,7 @@ def main(job_file: str, arguments: list[str]) -> int:
         return 1
     except BaseException as exc:  # noqa: BLE001  whatever the program raises, the parent must be told
         Path(job_file).with_name(f"traceback-{os.environ['RANK']}.txt").write_text(_users_part(exc), encoding="utf-8")
-        report.fault(kind_of(exc), _in_a_line(exc))
+        report.fault(kind_of(exc), in_a_line(exc))
         return 1
     return 0
 
