@@ -156,14 +156,19 @@ def _close(value: object, words: Iterable[object]) -> str:
 def close_names(name: str, known: Iterable[str], most: int = 3, cutoff: float = 0.6) -> list[str]:
     """The known names nearest to what was written, best first; case, `-`, `_`, `.` and blanks do not count.
 
-    cutoff: least share of letters in common (difflib's ratio). A name in which a word begins with the whole text is nearer.
+    cutoff: least share of letters in common (difflib's ratio). A name of the same letters, or in which a word begins with the whole text, is nearer.
     """
     wanted = _folded(name)
+    letters = sorted(wanted)
     matchers = [difflib.SequenceMatcher(None, "", text) for text in (wanted, name.lower())]
 
     def likeness(other: str) -> float:
         words = _SEPARATORS.split(other.lower())
-        part = len(wanted) > 1 and any("".join(words[n:]).startswith(wanted) for n in range(len(words)))
+        part = (
+            sorted(_folded(other)) == letters
+            or len(wanted) > 1
+            and any("".join(words[n:]).startswith(wanted) for n in range(len(words)))
+        )
         for matcher, text in zip(matchers, (_folded(other), other.lower()), strict=True):
             matcher.set_seq1(text)
         # bounds from above, the cheaper first

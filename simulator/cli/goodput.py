@@ -108,6 +108,9 @@ def command(
         at = {**flags, "study": study if program else None}
         asked = _tried(lambda: place_of(at, left), faults)
     else:
+        alone = {"--tokens-per-step": tokens, "--scale-with": other}
+        if found := [flag for flag, value in alone.items() if value is not None]:
+            raise click.UsageError(f"{', '.join(found)}: only of a --program")
         asked = _tried(lambda: study_of(study, flags, left), faults)
     run = _tried(lambda: read_run(study, run_flags, of_run), faults)
     listed = _tried(lambda: _prices_of({"prices": prices, "price_kind": price_kind}, asked), faults)

@@ -68,6 +68,8 @@ def run(study: str | None, **options: Any) -> int:  # noqa: ANN401  one type an 
         options["arguments"], study = (*([study] if study is not None else []), *options["arguments"]), None
     elif options["arguments"]:
         raise click.UsageError(f"{' '.join(options['arguments'])}: arguments are those of a --program")
+    elif options["capture"] is not None:
+        raise click.UsageError("--capture: only of a --program")
     if find_spec("torch") is None:
         raise InputError(Fault(place="torch", problem="is not installed", remedy="pip install 'shardwise[validate]'"))
     from validate.command import run as validate_run

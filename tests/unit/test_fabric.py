@@ -155,7 +155,10 @@ def test_a_kind_that_nobody_measured_follows_the_nearest() -> None:
 
 
 def test_slow_links_of_a_node_slow_its_tensor_parallelism_and_no_network() -> None:
-    model, plan = Model.load("llama3-8b"), Plan(tp=8, dp_shard=4, micro_batch_size=1, seq_len=4096)
+    model, plan = (
+        Model.load("llama3-8b"),
+        Plan(tp=8, dp_shard=4, micro_batch_size=1, seq_len=4096, stack="torch-2.11-compiled"),
+    )  # no host that lags
     usual = predict(model, plan, H100).step_s
     slow = predict(model, plan, with_fabric(H100, ["allreduce=45@1"])).step_s
     assert slow > 1.5 * usual

@@ -10,8 +10,8 @@ import pytest
 import simulator
 
 NAMES = [
-    "Calibration", "Cluster", "Device", "Fit", "InferencePlan", "InputError", "Model", "Plan", "Prediction", "Slo",
-    "Stack", "Workload", "bounds", "predict", "search", "search_serving", "serve",
+    "Calibration", "Cluster", "Device", "Fit", "InferencePlan", "InputError", "KernelCost", "Model", "Plan", "Prediction",
+    "Slo", "Stack", "Workload", "bounds", "kernel_cost", "predict", "predict_program", "search", "search_serving", "serve",
 ]  # fmt: skip
 HEAVY = ("torch", "matplotlib", "scipy", "dask", "validate")
 
