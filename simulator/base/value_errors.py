@@ -164,10 +164,8 @@ def close_names(name: str, known: Iterable[str], most: int = 3, cutoff: float = 
 
     def likeness(other: str) -> float:
         words = _SEPARATORS.split(other.lower())
-        part = (
-            sorted(_folded(other)) == letters
-            or len(wanted) > 1
-            and any("".join(words[n:]).startswith(wanted) for n in range(len(words)))
+        part = sorted(_folded(other)) == letters or (
+            len(wanted) > 1 and any("".join(words[n:]).startswith(wanted) for n in range(len(words)))
         )
         for matcher, text in zip(matchers, (_folded(other), other.lower()), strict=True):
             matcher.set_seq1(text)
