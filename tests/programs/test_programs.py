@@ -25,4 +25,9 @@ def test_a_captured_step_is_the_real_one(name: str, tmp_path: Path, monkeypatch:
     other = real(program, tmp_path)
     assert one.collectives == other.collectives
     if program.memory:
-        assert one.at_peak == other.at_peak
+        assert beyond_scalars(one.at_peak) == beyond_scalars(other.at_peak)
+
+
+def beyond_scalars(sizes: list[int]) -> list[int]:
+    """Without single numbers: whether gloo's thread has freed one of its own by the peak is a race."""
+    return [size for size in sizes if size > 8]

@@ -55,6 +55,10 @@ def without_children() -> None:
     multiprocessing.process.BaseProcess.start = refused  # type: ignore[method-assign]
 
 
+class UnknownPropertyError(RefusedError, AttributeError):
+    """Libraries ask with hasattr() and go on without."""
+
+
 class Properties:
     """torch.cuda.get_device_properties: what the cluster's device is known by."""
 
@@ -65,7 +69,9 @@ class Properties:
         if name.startswith("__"):
             raise AttributeError(name)
         known = ", ".join(vars(self))
-        raise RefusedError(f"the program asks for the GPU's {name}, and a capture has no GPU; known are {known}")
+        raise UnknownPropertyError(
+            f"the program asks for the GPU's {name}, and a capture has no GPU; known are {known}"
+        )
 
 
 def without_sensors() -> None:
